@@ -49,7 +49,7 @@ func readHeads(ctx context.Context, r *repo.Repo) (headset, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		switch {
-		case broken(err):
+		case isUnreadable(err):
 			out.bad = append(out.bad, DamagedHead{Object: "heads/" + id.String(), Reason: err.Error(), id: id, err: err})
 		case err != nil:
 			return err
@@ -81,8 +81,8 @@ func (s headset) isBad(r *repo.Repo, volume string) bool {
 	return err == nil && slices.ContainsFunc(s.bad, func(d DamagedHead) bool { return d.id == id })
 }
 
-// damagedVolume is the error of a command that needs a head that cannot be read.
-func damagedVolume(op, name string, err error) error {
+// damagedVolumeError is the error of a command that needs a head that cannot be read.
+func damagedVolumeError(op, name string, err error) error {
 	return errs.New(errs.KindOf(err), op, name, "cannot read its list of points on the remote: %w", err).
 		WithHint("rebuild the list from the points with %s", errs.Run("remote repair", "REMOTE"))
 }

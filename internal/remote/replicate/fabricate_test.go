@@ -133,11 +133,11 @@ func (b *bench) push(
 	if base != nil {
 		pins = append(pins, base.manifest.ID)
 	}
-	sctx, l, err := begin(ctx, r, repo.Push, []string{volume}, repo.Writer{Pool: "pool", Host: "host"}, pins...)
+	sctx, l, err := beginSession(ctx, r, repo.Push, []string{volume}, repo.Writer{Pool: "pool", Host: "host"}, pins...)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = l.end(ctx) }()
+	defer func() { _ = l.endSession(ctx) }()
 	m := &made{volume: volume, point: point, content: map[int64][]byte{}}
 	m.manifest = repo.Manifest{
 		ID: repo.NewID(), Volume: volume, Point: point, Content: repo.Block, FS: "none", SizeBytes: size, Sector: 512,

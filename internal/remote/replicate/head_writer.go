@@ -31,9 +31,9 @@ type headWriter struct {
 	remote string // its name, for hints
 	me     repo.Writer
 
-	tokens  tokenLog          // of this pool's writes
-	free    *sync.Map         // by reference there: pages of points in which the name is not
-	replace map[string]uint64 // by reference there: the number of a point that is pushed once more; see inPlace
+	tokens     tokenLog          // of this pool's writes
+	freeNames  *sync.Map         // by reference there: pages of points in which the name is not
+	replaceSeq map[string]uint64 // by reference there: the number of a point that is pushed once more; see inPlace
 
 	memory         headMemory // what this pool remembers of heads
 	acceptRollback bool       // go on with a head that is older than that
@@ -51,10 +51,10 @@ type claim struct{ epoch uint64 }
 
 func (h headState) claim() claim { return claim{h.Epoch} }
 
-// listed finds the point of a manifest that was pushed just now: it is a recent one, or in the place of an older one.
-func (w *headWriter) listed(ctx context.Context, h headState, m *repo.Manifest) (repo.Point, bool, error) {
-	seq := w.replace[h.Name+"@"+m.Point]
-	return findPoint(ctx, w.repo, h.Head, holding(seq), func(x repo.Point) bool { return x.Manifest == m.ID })
+// findListed finds the point of a manifest that was pushed just now: it is a recent one, or in the place of an older one.
+func (w *headWriter) findListed(ctx context.Context, h headState, m *repo.Manifest) (repo.Point, bool, error) {
+	seq := w.replaceSeq[h.Name+"@"+m.Point]
+	return findPoint(ctx, w.repo, h.Head, pageHolding(seq), func(x repo.Point) bool { return x.Manifest == m.ID })
 }
 
 // readHead reads a head; one that is not there is a zero one.
@@ -69,13 +69,13 @@ func (w *headWriter) readHead(ctx context.Context, name string) (headState, erro
 		return headState{Head: repo.Head{Name: name, NextSeq: 1}}, nil
 	}
 	if errs.Is(err, errs.Damaged) {
-		err = damagedVolume(opPush, name, err)
+		err = damagedVolumeError(opPush, name, err)
 	}
 	if err != nil {
 		return headState{}, err
 	}
 
-	own, err := w.judge(before, &h)
+	own, err := w.judgeOwnership(before, &h)
 	return headState{h, v, own}, err
 }
 
@@ -83,15 +83,15 @@ func (w *headWriter) readHead(ctx context.Context, name string) (headState, erro
 // tell sessions that they are too late.
 func (h headState) unclaimed() bool { return h.Gone || h.Writer.Pool == "" }
 
-// mayWrite is nil if this pool may write the head. Conflict.
-func (w *headWriter) mayWrite(h headState) error {
+// checkWriter is nil if this pool may write the head. Conflict.
+func (w *headWriter) checkWriter(h headState) error {
 	if h.version == "" || h.unclaimed() {
 		return nil
 	}
 
 	if h.Writer.Pool == w.me.Pool {
-		if h.own == foreignWrite && w.older(h) == "" {
-			return w.copied(opPush, h.Head)
+		if h.own == foreignWrite && w.rollbackReason(h) == "" {
+			return w.copiedPoolError(opPush, h.Head)
 		}
 		return nil
 	}
@@ -104,8 +104,8 @@ func (w *headWriter) mayWrite(h headState) error {
 			errs.Run("pull", w.remote, h.Name, errs.Param("take-over"), errs.Param("update")))
 }
 
-// copied is the error of a pool that has the ID of a head's writer and has not written it last. Conflict.
-func (w *headWriter) copied(op string, h repo.Head) error {
+// copiedPoolError is the error of a pool that has the ID of a head's writer and has not written it last. Conflict.
+func (w *headWriter) copiedPoolError(op string, h repo.Head) error {
 	return errs.New(errs.Conflict, op, h.Name,
 		"another pool with the same ID as this one has pushed the volume since: "+
 			"one is a copy of the other, or this one was restored from a backup").
@@ -115,9 +115,9 @@ func (w *headWriter) copied(op string, h repo.Head) error {
 			errs.Run("pull", w.remote, h.Name, errs.Param("take-over"), errs.Param("update")), errs.Param("as", "NAME"))
 }
 
-// holds is nil if this pool may go on with what it began under a claim. Conflict.
-func (w *headWriter) holds(h headState, c claim) error {
-	if err := w.mayWrite(h); err != nil {
+// checkClaim is nil if this pool may go on with what it began under a claim. Conflict.
+func (w *headWriter) checkClaim(h headState, c claim) error {
+	if err := w.checkWriter(h); err != nil {
 		return err
 	}
 	if h.Epoch == c.epoch {
@@ -128,9 +128,9 @@ func (w *headWriter) holds(h headState, c claim) error {
 		WithHint("push again; run %s to list the writer of each volume", errs.Run("remote ls", w.remote))
 }
 
-// notOlder is nil if a head is as new as the one that this pool remembers. Damaged.
-func (w *headWriter) notOlder(h headState) error {
-	why := w.older(h)
+// checkNotOlder is nil if a head is as new as the one that this pool remembers. Damaged.
+func (w *headWriter) checkNotOlder(h headState) error {
+	why := w.rollbackReason(h)
 	if why == "" || w.acceptRollback {
 		return nil
 	}
@@ -148,18 +148,18 @@ func (w *headWriter) notOlder(h headState) error {
 		errs.Param("accept-rollback"))
 }
 
-// older says in which way a head is older than this pool remembers; "" if it is not.
-func (w *headWriter) older(h headState) string {
-	why := w.memory.older(&h.Head, h.version != "")
+// rollbackReason says in which way a head is older than this pool remembers; "" if it is not.
+func (w *headWriter) rollbackReason(h headState) string {
+	why := w.memory.rollbackReason(&h.Head, h.version != "")
 	if why == "" && h.own == retiredWrite {
 		why = retiredReason
 	}
 	return why
 }
 
-// fits is nil if a point can go into a head. Conflict, Exists, Damaged.
-func (w *headWriter) fits(ctx context.Context, h headState, pt engine.Point) error {
-	if err := cmp.Or(w.mayWrite(h), w.notOlder(h)); err != nil {
+// checkFits is nil if a point can go into a head. Conflict, Exists, Damaged.
+func (w *headWriter) checkFits(ctx context.Context, h headState, pt engine.Point) error {
+	if err := cmp.Or(w.checkWriter(h), w.checkNotOlder(h)); err != nil {
 		return err
 	}
 
@@ -184,15 +184,15 @@ func (w *headWriter) fits(ctx context.Context, h headState, pt engine.Point) err
 	// So must the name of the point.
 
 	another := func(x repo.Point) bool { return x.Name == pt.Name && x.Source != string(pt.ID) }
-	_, taken, err := findPoint(ctx, w.repo, h.Head, w.mayName(h.Name, pt.Name), another)
+	_, taken, err := findPoint(ctx, w.repo, h.Head, w.pagesThatMayName(h.Name, pt.Name), another)
 	if taken {
 		return errs.New(errs.Exists, opPush, pt.Ref, "the remote already has a different point named %s@%s",
 			h.Name, pt.Name).
 			WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
 	}
 
-	if err == nil && w.free != nil {
-		w.free.Store(h.Name+"@"+pt.Name, h.Pages)
+	if err == nil && w.freeNames != nil {
+		w.freeNames.Store(h.Name+"@"+pt.Name, h.Pages)
 	}
 
 	return err
@@ -206,13 +206,13 @@ func kindOfHead(golden bool) string {
 	return "volume"
 }
 
-// mayName selects the pages of a head in which a point of a name can be. Names that pushes make tell when that was, so
+// pagesThatMayName selects the pages of a head in which a point of a name can be. Names that pushes make tell when that was, so
 // that an ordinary push reads no page; for others each page is read once.
-func (w *headWriter) mayName(head, name string) pageFilter {
+func (w *headWriter) pagesThatMayName(head, name string) pageFilter {
 	made, auto := pushTime(name)
 	var free []repo.PointPage
-	if w.free != nil {
-		known, _ := w.free.Load(head + "@" + name)
+	if w.freeNames != nil {
+		known, _ := w.freeNames.Load(head + "@" + name)
 		free, _ = known.([]repo.PointPage)
 	}
 
@@ -224,11 +224,11 @@ func (w *headWriter) mayName(head, name string) pageFilter {
 	}
 }
 
-// commit adds a manifest to the head, if this session and this pool may still do so: h is as
+// commitPoint adds a manifest to the head, if this session and this pool may still do so: h is as
 // it was read after the session had begun, c the claim of when it was first read. A manifest
-// that is listed already is a commit whose answer was lost. errEnded, and the kinds of holds
-// and fits.
-func (w *headWriter) commit(
+// that is listed already is a commit whose answer was lost. errEnded, and the kinds of checkClaim
+// and checkFits.
+func (w *headWriter) commitPoint(
 	ctx context.Context, l *lease, c claim, h headState, pt engine.Point, m *repo.Manifest,
 ) (headState, repo.Point, error) {
 	for again := false; ; again = true {
@@ -237,7 +237,7 @@ func (w *headWriter) commit(
 			if h, err = w.readHead(ctx, h.Name); err != nil {
 				return h, repo.Point{}, err
 			}
-			if at, ok, err := w.listed(ctx, h, m); ok || err != nil {
+			if at, ok, err := w.findListed(ctx, h, m); ok || err != nil {
 				return h, at, err
 			}
 
@@ -248,11 +248,11 @@ func (w *headWriter) commit(
 			}
 		}
 
-		if err := w.holds(h, c); err != nil {
+		if err := w.checkClaim(h, c); err != nil {
 			return h, repo.Point{}, err
 		}
 
-		if err := w.fits(ctx, h, pt); err != nil {
+		if err := w.checkFits(ctx, h, pt); err != nil {
 			return h, repo.Point{}, err
 		}
 
@@ -260,7 +260,7 @@ func (w *headWriter) commit(
 			return h, repo.Point{}, errEnded
 		}
 
-		next, at, err := w.withPoint(ctx, l, h, pt, m)
+		next, at, err := w.addPoint(ctx, l, h, pt, m)
 		if err != nil {
 			return h, repo.Point{}, err
 		}
@@ -275,12 +275,12 @@ func (w *headWriter) commit(
 	}
 }
 
-// withPoint is the head with one more point; what is too much for the head is in pages then. Only a head that is
-// nobody's gets a writer by this: see holds.
-func (w *headWriter) withPoint(
+// addPoint is the head with one more point; what is too much for the head is in pages then. Only a head that is
+// nobody's gets a writer by this: see checkClaim.
+func (w *headWriter) addPoint(
 	ctx context.Context, l *lease, h headState, pt engine.Point, m *repo.Manifest,
 ) (headState, repo.Point, error) {
-	back := w.older(h) != ""
+	back := w.rollbackReason(h) != ""
 	switch {
 	case h.Gone:
 		h.Writer = w.me
@@ -322,7 +322,7 @@ func (w *headWriter) withPoint(
 		return h, at, err
 	}
 
-	if h.Latest = 0; any && older(pt, now) {
+	if h.Latest = 0; any && isOlderState(pt, now) {
 		h.Latest = now.Seq
 	}
 
@@ -330,9 +330,9 @@ func (w *headWriter) withPoint(
 	return h, at, pages.Shrink(ctx, &h.Head)
 }
 
-// older reports whether a point is an older state than the newest that a head has. The
+// isOlderState reports whether a point is an older state than the newest that a head has. The
 // snapshot that a push has taken never is, whatever the clocks say.
-func older(pt engine.Point, newest repo.Point) bool {
+func isOlderState(pt engine.Point, newest repo.Point) bool {
 	if pt.Golden {
 		n, _ := strconv.Atoi(pt.Name)
 		return n < generationOf(newest)
@@ -357,16 +357,16 @@ func (w *headWriter) takeOver(
 			return false, err
 		}
 
-		if why := w.memory.older(h, true); why != "" {
+		if why := w.memory.rollbackReason(h, true); why != "" {
 			return false, errs.New(errs.Damaged, opPull, name, "%s", why).
 				WithHint("restore the newer state of the remote if you can; to continue from the older one, run %s",
 					errs.Run("remote prune", w.remote, errs.Param("accept-rollback")))
 		}
 
 		if h.Writer.Pool == w.me.Pool {
-			own, err := w.judge(before, h)
+			own, err := w.judgeOwnership(before, h)
 			if err == nil && own == foreignWrite {
-				err = w.copied(opPull, *h)
+				err = w.copiedPoolError(opPull, *h)
 			}
 			return false, err // even if an earlier try took effect and only its answer was lost
 		}

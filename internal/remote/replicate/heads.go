@@ -27,16 +27,16 @@ func changePoints(
 	ctx context.Context, r *repo.Repo, op, name string, change func(*repo.Head, repo.PagePutter) (bool, error),
 ) (repo.Head, error) {
 	pages := newPageWriter(r, name)
-	defer pages.end(ctx)
+	defer pages.endSession(ctx)
 
 	for range headTries {
 		h, v, err := r.Head(ctx, name)
 		if err != nil {
-			return repo.Head{}, noVolume(err, r, op, name)
+			return repo.Head{}, noVolumeError(err, r, op, name)
 		}
 
 		read := h
-		do, err := change(&h, pages.putter())
+		do, err := change(&h, pages.pagePutter())
 		var fault *pageFault
 		if errs.Is(err, errs.NotFound) && errors.As(err, &fault) {
 			if now, _, herr := r.Head(ctx, name); herr == nil && now.WriteID != read.WriteID {
@@ -44,15 +44,15 @@ func changePoints(
 			}
 		}
 		if err != nil || !do {
-			return h, damagedPage(op, name, err)
+			return h, damagedPageError(op, name, err)
 		}
 
-		if err := pages.admits(read); err != nil {
+		if err := pages.checkNotFenced(read); err != nil {
 			return repo.Head{}, err
 		}
 
 		_, err = r.PutHead(ctx, h, v)
-		pages.wrote(err)
+		pages.noteOutcome(err)
 		if err == nil {
 			return h, nil
 		}
@@ -65,10 +65,10 @@ func changePoints(
 		WithHint("retry when they have finished")
 }
 
-// damagedPage words the error of reading a page of points; others it leaves as they are.
-func damagedPage(op, name string, err error) error {
+// damagedPageError words the error of reading a page of points; others it leaves as they are.
+func damagedPageError(op, name string, err error) error {
 	var fault *pageFault
-	if !errors.As(err, &fault) || !broken(err) {
+	if !errors.As(err, &fault) || !isUnreadable(err) {
 		return err
 	}
 	kind := errs.KindOf(err)
@@ -79,14 +79,14 @@ func damagedPage(op, name string, err error) error {
 		WithHint("rebuild the list from the points with %s", errs.Run("remote repair", "REMOTE"))
 }
 
-// noVolume words the error of reading a head.
-func noVolume(err error, r *repo.Repo, op, name string) error {
+// noVolumeError words the error of reading a head.
+func noVolumeError(err error, r *repo.Repo, op, name string) error {
 	if errs.Is(err, errs.NotFound) {
 		return errs.New(errs.NotFound, op, name, "no volume with this name in %s", r.Store()).
 			WithHint("run %s to list the volumes on the remote", errs.Run("remote ls"))
 	}
 	if errs.Is(err, errs.Damaged) {
-		return damagedVolume(op, name, err)
+		return damagedVolumeError(op, name, err)
 	}
 	return errs.Wrap(op, name, err)
 }
@@ -95,7 +95,7 @@ func noVolume(err error, r *repo.Repo, op, name string) error {
 func newestOf(ctx context.Context, r *repo.Repo, h repo.Head) (repo.Point, bool, error) {
 	pt, ok, err := r.Newest(ctx, h)
 	var fault *pageFault
-	if errors.As(err, &fault) && broken(err) {
+	if errors.As(err, &fault) && isUnreadable(err) {
 		// What was pushed last is the best that is known.
 		if n := len(h.Recent); n > 0 {
 			return h.Recent[n-1], true, nil
@@ -104,9 +104,9 @@ func newestOf(ctx context.Context, r *repo.Repo, h repo.Head) (repo.Point, bool,
 	return pt, ok, err
 }
 
-// pointOf finds what a reference names in a head: the newest point, or the newest
+// resolvePoint finds what a reference names in a head: the newest point, or the newest
 // of that name. NotFound, Damaged.
-func pointOf(ctx context.Context, r *repo.Repo, h repo.Head, op string, q ref.Ref) (repo.Point, error) {
+func resolvePoint(ctx context.Context, r *repo.Repo, h repo.Head, op string, q ref.Ref) (repo.Point, error) {
 	if h.Gone {
 		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has been removed from the remote", h.Name).
 			WithHint("run %s to list the volumes on the remote", errs.Run("remote ls"))
@@ -115,7 +115,7 @@ func pointOf(ctx context.Context, r *repo.Repo, h repo.Head, op string, q ref.Re
 	newest, any, err := newestOf(ctx, r, h)
 	switch {
 	case err != nil:
-		return repo.Point{}, damagedPage(op, q.Name, err)
+		return repo.Point{}, damagedPageError(op, q.Name, err)
 	case !any:
 		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "the remote has no points of %s", h.Name).
 			WithHint("push %s again", h.Name)
@@ -134,7 +134,7 @@ func pointOf(ctx context.Context, r *repo.Repo, h repo.Head, op string, q ref.Re
 	}
 
 	if len(bad) > 0 {
-		return repo.Point{}, damagedPage(op, q.String(), bad[0])
+		return repo.Point{}, damagedPageError(op, q.String(), bad[0])
 	}
 
 	return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has no point %q on the remote", h.Name, q.At).

@@ -30,8 +30,8 @@ type writerIdentity struct {
 	MadeAt time.Time `json:"made_at"`
 }
 
-// writer is who this pool is, to a head: the pool's ID, or the one that NewWriter has given it. Damaged, TooNew.
-func writer(e *engine.Engine) (repo.Writer, error) {
+// writerOf is who this pool is, to a head: the pool's ID, or the one that NewWriter has given it. Damaged, TooNew.
+func writerOf(e *engine.Engine) (repo.Writer, error) {
 	me := repo.Writer{Pool: e.PoolID(), Host: hostLabel()}
 	path := filepath.Join(e.Dir(), writerDir, identityFile)
 	b, err := os.ReadFile(path)
@@ -68,7 +68,7 @@ type WriterIdentity struct {
 
 // Writer says who a pool is. Damaged, TooNew.
 func Writer(e *engine.Engine) (WriterIdentity, error) {
-	me, err := writer(e)
+	me, err := writerOf(e)
 	return WriterIdentity{ID: me.Pool, Host: me.Host}, err
 }
 
@@ -84,7 +84,7 @@ func NewWriter(ctx context.Context, e *engine.Engine) (WriterIdentity, error) {
 
 	defer unlock()
 
-	old, err := writer(e)
+	old, err := writerOf(e)
 	if errs.Is(err, errs.TooNew) {
 		return WriterIdentity{}, err
 	}

@@ -400,10 +400,10 @@ func (m *modelHost) tryPush(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := p.mayWrite(h); err != nil {
+	if err := p.checkWriter(h); err != nil {
 		return err
 	}
-	if why := p.older(h); why != "" {
+	if why := p.rollbackReason(h); why != "" {
 		return errors.New(why)
 	}
 	if !m.took {
@@ -412,11 +412,11 @@ func (m *modelHost) tryPush(ctx context.Context) error {
 	x := &pointPush{name: modelHead, claim: h.claim()}
 	x.pt = engine.Point{Ref: modelHead + "@" + m.source, Volume: modelHead, Name: m.source, Lineage: "lineage-of-v"}
 	x.pt.ID = x.pt.Lineage
-	ctx, l, err := begin(ctx, m.w.repo, repo.Push, []string{modelHead}, m.w.me)
+	ctx, l, err := beginSession(ctx, m.w.repo, repo.Push, []string{modelHead}, m.w.me)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = l.end(ctx) }()
+	defer func() { _ = l.endSession(ctx) }()
 	if h, _, err = p.confirmListed(ctx, x, base{}); err != nil {
 		return err
 	}
@@ -428,7 +428,7 @@ func (m *modelHost) tryPush(ctx context.Context) error {
 		return err
 	}
 	m.pushed = man.ID
-	_, _, err = p.commit(ctx, l, x.claim, h, x.pt, &man)
+	_, _, err = p.commitPoint(ctx, l, x.claim, h, x.pt, &man)
 	return err
 }
 

@@ -214,7 +214,7 @@ func listedVolume(
 
 	newest, _, err := newestOf(ctx, r, h)
 	if err != nil {
-		return l, damagedPage(opList, h.Name, err)
+		return l, damagedPageError(opList, h.Name, err)
 	}
 
 	l.Newest, l.FS, l.SizeBytes, l.LogicalBytes = newest.Name, newest.FS, newest.SizeBytes, newest.Logical
@@ -237,7 +237,7 @@ func addPageSessions(
 ) error {
 	for id, work := range pins {
 		m, err := r.Manifest(ctx, id)
-		if broken(err) {
+		if isUnreadable(err) {
 			continue
 		}
 		if err != nil {

@@ -50,7 +50,7 @@ func TestCommandsListOnce(t *testing.T) {
 			return err
 		},
 		"ls":     func(r *repo.Repo) error { _, err := listVolumes(t.Context(), r); return err },
-		"repair": func(r *repo.Repo) error { _, err := (&repairer{repo: r}).run(t.Context()); return err },
+		"repair": func(r *repo.Repo) error { _, err := (&repairer{repo: r}).runRepair(t.Context()); return err },
 		"delete": func(r *repo.Repo) error {
 			_, err := removeVolume(t.Context(), r, ref.Ref{Name: "w"})
 			return err

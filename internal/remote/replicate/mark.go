@@ -16,17 +16,17 @@ import (
 
 // marker collects what manifests need. Its methods may be called concurrently.
 type marker struct {
-	repo *repo.Repo
-	room *semaphore.Weighted // for pages
+	repo   *repo.Repo
+	memory *semaphore.Weighted // for pages
 
-	mu       sync.Mutex
-	segments map[repo.Segment]*marked
-	pages    map[pageKey]bool // that were read, or are in todo
-	todo     []repo.Page
-	nodes    []ownedNode // that are to be read
-	lost     []lostNode  // that cannot be read, at most maxLostNodes
-	blind    error       // why what is marked is not all; nil: it is
-	unread   error       // why what segments are needed is not all that is marked: manifests of version 2 do not tell it
+	mu              sync.Mutex
+	segments        map[repo.Segment]*marked
+	pages           map[pageKey]bool // that were read, or are in todo
+	todo            []repo.Page
+	nodes           []ownedNode // that are to be read
+	lost            []lostNode  // that cannot be read, at most maxLostNodes
+	inexact         error       // why what is marked is not all; nil: it is
+	segmentsUnknown error       // why what segments are needed is not all that is marked: manifests of version 2 do not tell it
 }
 
 // ownedNode is a node of the map of a manifest, the first of those that have it.
@@ -53,16 +53,17 @@ type pageKey struct {
 
 func newMarker(r *repo.Repo) *marker {
 	return &marker{
-		repo: r, room: semaphore.NewWeighted(pagesInMemory), segments: map[repo.Segment]*marked{}, pages: map[pageKey]bool{},
+		repo: r, memory: semaphore.NewWeighted(pagesInMemory),
+		segments: map[repo.Segment]*marked{}, pages: map[pageKey]bool{},
 	}
 }
 
-// add marks what a manifest itself says. What its pages say is marked by walk.
-func (k *marker) add(m *repo.Manifest) {
+// addManifest marks what a manifest itself says. What its pages say is marked by walk.
+func (k *marker) addManifest(m *repo.Manifest) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, p := range m.Pages {
-		k.of(p.Frame.Segment).whole(p.Frame)
+		k.segment(p.Frame.Segment).markWhole(p.Frame)
 		key := pageKey{p.Frame.Segment, p.Frame.Index, p.Region}
 		if !k.pages[key] {
 			k.pages[key] = true
@@ -71,7 +72,7 @@ func (k *marker) add(m *repo.Manifest) {
 	}
 
 	for _, f := range m.Stream {
-		k.of(f.Segment).whole(f)
+		k.segment(f.Segment).markWhole(f)
 	}
 
 	k.addNode(ownedNode{m.Root(), m.ID})
@@ -83,8 +84,8 @@ func (k *marker) addNode(n ownedNode) {
 	if n.IsZero() {
 		return
 	}
-	s := k.of(n.Frame.Segment)
-	s.whole(n.Frame)
+	s := k.segment(n.Frame.Segment)
+	s.markWhole(n.Frame)
 	if f := s.frame(n.Frame); !f.node {
 		f.node = true
 		k.nodes = append(k.nodes, n)
@@ -115,24 +116,24 @@ func (k *marker) walkNodes(ctx context.Context) error {
 
 		k.mu.Lock()
 		for i, r := range got {
-			k.node(todo[i], r)
+			k.markNode(todo[i], r)
 		}
 
 		k.mu.Unlock()
 	}
 }
 
-// node marks what a node needs. The caller holds the lock.
-func (k *marker) node(at ownedNode, r repo.ReadNode) {
+// markNode marks what a node needs. The caller holds the lock.
+func (k *marker) markNode(at ownedNode, r repo.ReadNode) {
 	switch {
 	case r.Err != nil:
 		if len(k.lost) < maxLostNodes {
 			k.lost = append(k.lost, lostNode{at, r.Err})
 		}
-		k.blind, k.unread = cmp.Or(k.blind, r.Err), cmp.Or(k.unread, r.Err)
+		k.inexact, k.segmentsUnknown = cmp.Or(k.inexact, r.Err), cmp.Or(k.segmentsUnknown, r.Err)
 	case r.Children == nil:
 		for _, x := range r.Pieces {
-			k.of(x.Frame.Segment).part(x.Frame, x.Within, x.Length)
+			k.segment(x.Frame.Segment).markPart(x.Frame, x.Within, x.Length)
 		}
 	default:
 		for slot, ref := range r.Children {
@@ -147,7 +148,7 @@ func needsOf(ctx context.Context, r *repo.Repo, all ...*repo.Manifest) (map[repo
 	out := map[repo.Segment]bool{}
 	for _, m := range all {
 		if m.Version == 2 {
-			k.add(m)
+			k.addManifest(m)
 			continue
 		}
 		for _, u := range m.Uses {
@@ -155,7 +156,7 @@ func needsOf(ctx context.Context, r *repo.Repo, all ...*repo.Manifest) (map[repo
 		}
 	}
 
-	err := k.walk(ctx)
+	err := k.walkMaps(ctx)
 	for s := range k.segments {
 		out[s] = true
 	}
@@ -163,9 +164,9 @@ func needsOf(ctx context.Context, r *repo.Repo, all ...*repo.Manifest) (map[repo
 	return out, err
 }
 
-// walk reads the pages that were added, several at once, and marks what they need. A page that cannot be read is no
-// error, but a reason to trust nothing but what was marked: see exact.
-func (k *marker) walk(ctx context.Context) error {
+// walkMaps reads the pages that were added, several at once, and marks what they need. A page that cannot be read is no
+// error, but a reason to trust nothing but what was marked: see checkExact.
+func (k *marker) walkMaps(ctx context.Context) error {
 	if err := k.walkNodes(ctx); err != nil {
 		return err
 	}
@@ -183,41 +184,41 @@ func (k *marker) walk(ctx context.Context) error {
 		slices.SortFunc(todo, func(a, b repo.Page) int {
 			return cmp.Or(compareSegment(a.Frame.Segment, b.Frame.Segment), cmp.Compare(a.Frame.Index, b.Frame.Index))
 		})
-		if err := eachOf(ctx, todo, k.page); err != nil {
+		if err := eachOf(ctx, todo, k.markPage); err != nil {
 			return err
 		}
 	}
 }
 
-// page reads a page and marks what it needs.
-func (k *marker) page(ctx context.Context, p repo.Page) error {
+// markPage reads a page and marks what it needs.
+func (k *marker) markPage(ctx context.Context, p repo.Page) error {
 	room := pageRoom(p)
-	if err := k.room.Acquire(ctx, room); err != nil {
+	if err := k.memory.Acquire(ctx, room); err != nil {
 		return err
 	}
 
-	defer k.room.Release(room)
+	defer k.memory.Release(room)
 	pieces, err := k.repo.ReadPage(ctx, p)
-	if err != nil && !broken(err) {
+	if err != nil && !isUnreadable(err) {
 		return err
 	}
 
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err != nil {
-		k.blind = cmp.Or(k.blind, err)
+		k.inexact = cmp.Or(k.inexact, err)
 		return nil
 	}
 
 	for _, x := range pieces {
-		k.of(x.Frame.Segment).part(x.Frame, x.Within, x.Length)
+		k.segment(x.Frame.Segment).markPart(x.Frame, x.Within, x.Length)
 	}
 
 	return nil
 }
 
-// of is what is marked of a segment. The caller holds the lock.
-func (k *marker) of(s repo.Segment) *marked {
+// segment is what is marked of a segment. The caller holds the lock.
+func (k *marker) segment(s repo.Segment) *marked {
 	m := k.segments[s]
 	if m == nil {
 		m = &marked{}
@@ -226,38 +227,38 @@ func (k *marker) of(s repo.Segment) *marked {
 	return m
 }
 
-// has reports whether something of a segment is marked.
-func (k *marker) has(s repo.Segment) bool {
+// hasSegment reports whether something of a segment is marked.
+func (k *marker) hasSegment(s repo.Segment) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.segments[s] != nil
 }
 
-// complete is nil if all segments that are needed are known, and else says why not. Manifests of version 1 say it
+// checkSegmentsKnown is nil if all segments that are needed are known, and else says why not. Manifests of version 1 say it
 // themselves.
-func (k *marker) complete() error {
+func (k *marker) checkSegmentsKnown() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.unread
+	return k.segmentsUnknown
 }
 
-// exact is nil if all that was added could be read. Else something that is not marked may be needed.
-func (k *marker) exact() error {
+// checkExact is nil if all that was added could be read. Else something that is not marked may be needed.
+func (k *marker) checkExact() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.blind
+	return k.inexact
 }
 
-// needed is how many bytes of a segment of size bytes are needed: of a frame of which only some blocks are, their
+// neededBytes is how many bytes of a segment of size bytes are needed: of a frame of which only some blocks are, their
 // share.
-func (k *marker) needed(s repo.Segment, size int64) int64 {
+func (k *marker) neededBytes(s repo.Segment, size int64) int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	m := k.segments[s]
 	if m == nil {
 		return 0
 	}
-	return min(size, m.bytes()+repo.SegmentOverhead)
+	return min(size, m.neededBytes()+repo.SegmentOverhead)
 }
 
 // markedFrame is what of a frame is needed.
@@ -283,7 +284,7 @@ func (m *marked) frame(f repo.Frame) *markedFrame {
 
 	i, found := n, false
 	if n > 0 && m.frames[n-1].index > f.Index {
-		i, found = m.find(f.Index)
+		i, found = m.findFrame(f.Index)
 	}
 	if !found {
 		m.frames = slices.Insert(m.frames, i, markedFrame{index: f.Index, stored: f.Stored, total: uint32(f.Blocks())})
@@ -292,25 +293,25 @@ func (m *marked) frame(f repo.Frame) *markedFrame {
 	return &m.frames[i]
 }
 
-// find is the place of a frame.
-func (m *marked) find(index uint32) (int, bool) {
+// findFrame is the place of a frame.
+func (m *marked) findFrame(index uint32) (int, bool) {
 	return slices.BinarySearchFunc(m.frames, index, func(f markedFrame, i uint32) int { return cmp.Compare(f.index, i) })
 }
 
-// whole marks all of a frame.
-func (m *marked) whole(f repo.Frame) { m.frame(f).blocks = repo.AllBlocks }
+// markWhole marks all of a frame.
+func (m *marked) markWhole(f repo.Frame) { m.frame(f).blocks = repo.AllBlocks }
 
-// part marks a part of the content of a frame.
-func (m *marked) part(f repo.Frame, within uint32, length int64) {
+// markPart marks a part of the content of a frame.
+func (m *marked) markPart(f repo.Frame, within uint32, length int64) {
 	if f.Plain > repo.FrameBytes { // more than can be told apart
-		m.whole(f)
+		m.markWhole(f)
 		return
 	}
 	m.frame(f).blocks.Add(int64(within), int64(within)+length)
 }
 
-// bytes is what the frames take.
-func (m *marked) bytes() (n int64) {
+// neededBytes is what the frames take.
+func (m *marked) neededBytes() (n int64) {
 	for i := range m.frames {
 		f := &m.frames[i]
 		total := int64(f.total)

@@ -25,7 +25,7 @@ func TestMarkerIsExact(t *testing.T) {
 	want := map[place]bool{}
 	for _, points := range b.truth {
 		for _, m := range points {
-			k.add(&m.manifest)
+			k.addManifest(&m.manifest)
 			for _, p := range m.manifest.Pages {
 				want[place{p.Frame.Segment, p.Frame.Index, -1}] = true
 			}
@@ -42,8 +42,8 @@ func TestMarkerIsExact(t *testing.T) {
 			}
 		}
 	}
-	if err := k.walk(t.Context()); err != nil || k.exact() != nil {
-		t.Fatal(err, k.exact())
+	if err := k.walkMaps(t.Context()); err != nil || k.checkExact() != nil {
+		t.Fatal(err, k.checkExact())
 	}
 
 	for s, m := range k.segments {
@@ -83,9 +83,9 @@ func TestMarkerReadsPagesOnce(t *testing.T) {
 	r, f := b.faulty()
 	k := newMarker(r)
 	for _, m := range b.truth["v"] {
-		k.add(&m.manifest)
+		k.addManifest(&m.manifest)
 	}
-	if err := k.walk(t.Context()); err != nil {
+	if err := k.walkMaps(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if n := f.Count(storetest.Get); n > 2*23 { // a page may take a second request, for the key of its segment

@@ -25,13 +25,13 @@ type pageFault = repo.PageError
 // pageFilter selects pages of points; nil: all.
 type pageFilter func(repo.PointPage) bool
 
-// holding selects the page in which the point of a number is.
-func holding(seq uint64) pageFilter {
+// pageHolding selects the page in which the point of a number is.
+func pageHolding(seq uint64) pageFilter {
 	return func(p repo.PointPage) bool { return p.First <= seq && seq <= p.Last }
 }
 
-// near selects pages in which a point can be that was made at a time.
-func near(at time.Time) pageFilter {
+// pagesNear selects pages in which a point can be that was made at a time.
+func pagesNear(at time.Time) pageFilter {
 	return func(p repo.PointPage) bool { return p.Near(at) }
 }
 
@@ -114,7 +114,7 @@ func followPages(
 		again = false
 		for read := range r.ReadPages(ctx, *h, left()) {
 			if read.Err != nil {
-				now, is, err := moved(ctx, r, *h, read)
+				now, is, err := headMovedOn(ctx, r, *h, read)
 				if err != nil {
 					return false, err
 				}
@@ -122,7 +122,7 @@ func followPages(
 					*h, again = now, true
 					break
 				}
-				note(bad, read.Err)
+				appendPageFault(bad, read.Err)
 			}
 
 			if !fn(read) {
@@ -134,12 +134,14 @@ func followPages(
 	return true, nil
 }
 
-// moved finds out why a page could not be read. True: the head does not name it any more; now is the head as it is.
-func moved(ctx context.Context, r *repo.Repo, h repo.Head, read repo.PageRead) (now repo.Head, is bool, err error) {
+// headMovedOn finds out why a page could not be read. True: the head does not name it any more; now is the head as it is.
+func headMovedOn(
+	ctx context.Context, r *repo.Repo, h repo.Head, read repo.PageRead,
+) (now repo.Head, is bool, err error) {
 	if ctx.Err() != nil {
 		return h, false, ctx.Err()
 	}
-	if !broken(read.Err) {
+	if !isUnreadable(read.Err) {
 		return h, false, read.Err
 	}
 	if !errs.Is(read.Err, errs.NotFound) {
@@ -148,21 +150,21 @@ func moved(ctx context.Context, r *repo.Repo, h repo.Head, read repo.PageRead) (
 
 	now, _, err = r.Head(ctx, h.Name)
 	switch {
-	case broken(err):
+	case isUnreadable(err):
 		return h, false, nil
 	case err != nil:
 		return h, false, err
 	}
 
-	return now, !names(now, read.Page.ID), nil
+	return now, !headNamesPage(now, read.Page.ID), nil
 }
 
-// names reports whether a head names a page.
-func names(h repo.Head, page repo.ID) bool {
+// headNamesPage reports whether a head names a page.
+func headNamesPage(h repo.Head, page repo.ID) bool {
 	return slices.ContainsFunc(h.Pages, func(p repo.PointPage) bool { return p.ID == page })
 }
 
-func note(bad *[]*pageFault, err error) {
+func appendPageFault(bad *[]*pageFault, err error) {
 	var f *pageFault
 	if bad != nil && errors.As(err, &f) {
 		*bad = append(*bad, f)
@@ -202,16 +204,16 @@ func findPoint(
 	return repo.Point{}, false, nil
 }
 
-// lists reports whether a head lists a point as it was read before. It reads at most one page; one that cannot be read
+// headLists reports whether a head lists a point as it was read before. It reads at most one page; one that cannot be read
 // does not count.
-func lists(ctx context.Context, r *repo.Repo, h repo.Head, pt repo.Point) (bool, error) {
+func headLists(ctx context.Context, r *repo.Repo, h repo.Head, pt repo.Point) (bool, error) {
 	if h.Gone {
 		return false, nil
 	}
 	if slices.ContainsFunc(h.Recent, func(x repo.Point) bool { return x.Manifest == pt.Manifest }) {
 		return true, nil
 	}
-	_, is, err := findPoint(ctx, r, h, holding(pt.Seq), func(x repo.Point) bool { return x.Manifest == pt.Manifest })
+	_, is, err := findPoint(ctx, r, h, pageHolding(pt.Seq), func(x repo.Point) bool { return x.Manifest == pt.Manifest })
 	return is, err
 }
 
@@ -231,12 +233,12 @@ func newPageWriter(r *repo.Repo, head string) *pageWriter {
 	return &pageWriter{repo: r, head: head, writer: repo.Writer{Host: hostLabel()}}
 }
 
-func (w *pageWriter) putter() repo.PagePutter {
+func (w *pageWriter) pagePutter() repo.PagePutter {
 	return repo.PagePutter{Repo: w.repo, Session: func(ctx context.Context) (repo.ID, error) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if w.lease == nil {
-			_, l, err := begin(context.WithoutCancel(ctx), w.repo, repo.Push, []string{w.head}, w.writer)
+			_, l, err := beginSession(context.WithoutCancel(ctx), w.repo, repo.Push, []string{w.head}, w.writer)
 			if err != nil {
 				return repo.ID{}, err
 			}
@@ -246,27 +248,27 @@ func (w *pageWriter) putter() repo.PagePutter {
 	}}
 }
 
-// admits is nil if what was written may be committed over a head. errEnded.
-func (w *pageWriter) admits(h repo.Head) error {
+// checkNotFenced is nil if what was written may be committed over a head. errEnded.
+func (w *pageWriter) checkNotFenced(h repo.Head) error {
 	if w.lease != nil && slices.Contains(h.Fenced, w.lease.id) {
 		return errEnded
 	}
 	return nil
 }
 
-// wrote notes what came of writing the head that names the pages.
-func (w *pageWriter) wrote(err error) {
+// noteOutcome notes what came of writing the head that names the pages.
+func (w *pageWriter) noteOutcome(err error) {
 	w.unsure = err != nil && (objstore.Temporary(err) || !errs.Is(err, errs.Conflict))
 }
 
-// end ends the session, if there is one. What is left of it, a prune ends; so it does that of a head of which nobody
+// endSession ends the session, if there is one. What is left of it, a prune ends; so it does that of a head of which nobody
 // knows whether it was written: the pages must stay until that head cannot be written any more.
-func (w *pageWriter) end(ctx context.Context) {
+func (w *pageWriter) endSession(ctx context.Context) {
 	switch {
 	case w.lease == nil:
 	case w.unsure:
 		w.lease.abandon()
 	default:
-		_ = w.lease.end(ctx)
+		_ = w.lease.endSession(ctx)
 	}
 }

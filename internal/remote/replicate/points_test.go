@@ -64,8 +64,8 @@ func lengthen(t testing.TB, rp *repo.Repo, name string, n, manifests int) {
 	}
 	h.NextSeq, h.Latest = uint64(len(h.Recent)+1), 0
 	pages := newPageWriter(rp, name)
-	defer pages.end(ctx)
-	if err := pages.putter().Shrink(ctx, &h); err != nil {
+	defer pages.endSession(ctx)
+	if err := pages.pagePutter().Shrink(ctx, &h); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := rp.PutHead(ctx, h, v); err != nil {
@@ -212,7 +212,7 @@ func TestPagedPointsDamaged(t *testing.T) {
 				t.Fatal(err)
 			}
 			for name, kind := range map[string]errs.Kind{"": "", "h1": "", "h4500": errs.Damaged} {
-				_, err := pointOf(t.Context(), b.repo, h, "", ref.Ref{Name: "v", At: name})
+				_, err := resolvePoint(t.Context(), b.repo, h, "", ref.Ref{Name: "v", At: name})
 				if errs.KindOf(err) != kind && (err != nil || kind != "") {
 					t.Errorf("point %q: %v", name, err)
 				}

@@ -70,9 +70,9 @@ func (x retained) generation() int {
 	return n
 }
 
-// keeps says for each point of a volume, the oldest first, whether it stays by the
+// selectKept says for each point of a volume, the oldest first, whether it stays by the
 // rules alone or by what is always kept of one volume. newest is the number of the newest.
-func (p Policy) keeps(points []retained, newestSeq uint64, golden bool) []bool {
+func (p Policy) selectKept(points []retained, newestSeq uint64, golden bool) []bool {
 	keep := make([]bool, len(points))
 	isNewest := func(i int) bool { return points[i].seq == newestSeq }
 	if len(points) == 0 {

@@ -70,7 +70,7 @@ func TestPolicyKeeps(t *testing.T) {
 			pt.Seq = uint64(i + 1)
 			points = append(points, retainedOf(pt))
 		}
-		for i, k := range c.policy.keeps(points, uint64(len(points)), false) {
+		for i, k := range c.policy.selectKept(points, uint64(len(points)), false) {
 			if k {
 				got = append(got, c.points[i].Name)
 			}

@@ -193,7 +193,7 @@ func prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
 		return nil, err
 	}
 
-	if err := p.run(ctx); err != nil {
+	if err := p.runPrune(ctx); err != nil {
 		return nil, errs.Wrap(opRemotePrune, "", err)
 	}
 
@@ -209,9 +209,9 @@ type pruner struct {
 	retired map[repo.ID]bool // dry run: manifests of points that would be gone
 }
 
-func (p *pruner) run(ctx context.Context) error {
+func (p *pruner) runPrune(ctx context.Context) error {
 	p.Tracker.Start("reading lists of points", 0, 0)
-	if err := p.retire(ctx); err != nil {
+	if err := p.retirePoints(ctx); err != nil {
 		return err
 	}
 
@@ -229,7 +229,7 @@ func (p *pruner) run(ctx context.Context) error {
 		return err
 	}
 
-	now, need, err := p.allNeeds(ctx, objects)
+	now, need, err := p.findAllNeeds(ctx, objects)
 	if err != nil {
 		return err
 	}
@@ -238,12 +238,12 @@ func (p *pruner) run(ctx context.Context) error {
 		return err
 	}
 
-	manifests, segments, err := p.garbage(ctx, objects, now, need)
+	manifests, segments, err := p.findGarbage(ctx, objects, now, need)
 	if err != nil {
 		return err
 	}
 
-	named, unnamed := p.packGarbage(objects, now, need)
+	named, unnamed := p.findPackGarbage(objects, now, need)
 	p.out.NeededBytes = p.out.UsedBytes - p.out.PartlyUsedBytes
 	if p.out.KeptAll != "" {
 		p.out.HeldBytes += p.out.FreedBytes
@@ -259,7 +259,7 @@ func (p *pruner) run(ctx context.Context) error {
 		return err
 	}
 
-	if err := p.remove(ctx, manifests, segments); err != nil {
+	if err := p.deleteGarbage(ctx, manifests, segments); err != nil {
 		return err
 	}
 
@@ -275,5 +275,5 @@ func (p *pruner) run(ctx context.Context) error {
 		return nil
 	}
 
-	return p.tidy(ctx, objects, need)
+	return p.deleteStaleTables(ctx, objects, need)
 }

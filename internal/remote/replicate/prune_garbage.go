@@ -68,8 +68,8 @@ func presentSegments(ctx context.Context, r *repo.Repo) (map[repo.Segment]int64,
 	return o.present(), err
 }
 
-// garbage says what of the listed objects goes.
-func (p *pruner) garbage(
+// findGarbage says what of the listed objects goes.
+func (p *pruner) findGarbage(
 	ctx context.Context,
 	o objects,
 	now scene,
@@ -89,7 +89,7 @@ func (p *pruner) garbage(
 	}
 
 	err = readManifests(ctx, p.repo, maybe, func(m repo.Manifest) {
-		if !now.works(m.Session) {
+		if !now.hasSession(m.Session) {
 			manifests = append(manifests, m.ID)
 		}
 	}, func(_ repo.ID, err error) error {
@@ -103,7 +103,7 @@ func (p *pruner) garbage(
 	}
 
 	for s, size := range o.segments {
-		used, is := n.segments[s], n.has(s)
+		used, is := n.segments[s], n.hasSegment(s)
 		switch {
 		case is && o.places[s].Generation > 0 && !o.unsound[s]: // it was moved, by who did not get as far as to delete it
 			segments = append(segments, s)
@@ -111,8 +111,8 @@ func (p *pruner) garbage(
 			p.out.FreedBytes += size
 		case is:
 			p.out.UsedBytes += size
-			p.out.PartlyUsedBytes += size - n.bytes(s, size, used)
-		case now.works(s.Session):
+			p.out.PartlyUsedBytes += size - n.neededBytes(s, size, used)
+		case now.hasSession(s.Session):
 			p.out.HeldBytes += size
 		default:
 			segments = append(segments, s)
@@ -125,8 +125,8 @@ func (p *pruner) garbage(
 	return manifests, segments, nil
 }
 
-// remove deletes manifests first, so that none is there whose segments are not.
-func (p *pruner) remove(ctx context.Context, manifests []repo.ID, segments []repo.Segment) error {
+// deleteGarbage deletes manifests first, so that none is there whose segments are not.
+func (p *pruner) deleteGarbage(ctx context.Context, manifests []repo.ID, segments []repo.Segment) error {
 	p.Tracker.Start("deleting", int64(len(manifests)+len(segments)), 0)
 	err := eachOf(ctx, manifests, func(ctx context.Context, id repo.ID) error {
 		p.Tracker.Add(1, 0)

@@ -19,8 +19,8 @@ type scene struct {
 	manifests []repo.ID // that heads name
 }
 
-// works reports whether a session is there.
-func (s scene) works(id repo.ID) bool {
+// hasSession reports whether a session is there.
+func (s scene) hasSession(id repo.ID) bool {
 	return slices.ContainsFunc(s.sessions, func(x repo.SessionState) bool { return x.Session.ID == id })
 }
 
@@ -29,56 +29,56 @@ func (s scene) same(o scene) bool {
 	return (headset{s.heads, s.damaged}).same(headset{o.heads, o.damaged})
 }
 
-// lookForNeeds finds what is there and what of it must stay. If something that must stay is
+// findNeeds finds what is there and what of it must stay. If something that must stay is
 // gone, somebody may have removed it just then: it looks again, as long as the heads change.
-func (p *pruner) lookForNeeds(ctx context.Context) (scene, need, error) {
+func (p *pruner) findNeeds(ctx context.Context) (scene, need, error) {
 	damaged := p.out.Damaged
-	now, err := p.look(ctx)
+	now, err := p.readScene(ctx)
 	for range headTries {
 		if err != nil {
 			return now, need{}, err
 		}
-		n, err := p.needed(ctx, now)
+		n, err := p.needsOfScene(ctx, now)
 		if err == nil || !errs.Is(err, errs.Damaged) {
 			return now, n, err
 		}
 		p.out.Damaged = damaged
-		again, lerr := p.look(ctx)
+		again, lerr := p.readScene(ctx)
 		if lerr != nil || now.same(again) {
 			return now, n, cmp.Or(lerr, err)
 		}
 		now = again
 	}
 
-	return now, need{}, tooBusy()
+	return now, need{}, tooBusyError()
 }
 
-// allNeeds is lookForNeeds, and what damaged heads and maps need. If a map cannot be read, somebody may have removed it
+// findAllNeeds is lookForNeeds, and what damaged heads and maps need. If a map cannot be read, somebody may have removed it
 // just then: it looks again, as long as the heads change. If it is damaged, nobody knows what it needs, and everything
 // is kept.
-func (p *pruner) allNeeds(ctx context.Context, o objects) (scene, need, error) {
+func (p *pruner) findAllNeeds(ctx context.Context, o objects) (scene, need, error) {
 	damaged, kept := p.out.Damaged, p.out.KeptAll
 	for try := 0; ; try++ {
 		p.out.Damaged, p.out.KeptAll = damaged, kept
-		now, n, err := p.lookForNeeds(ctx)
+		now, n, err := p.findNeeds(ctx)
 		if err == nil {
-			err = p.needOfDamaged(ctx, o, now, &n)
+			err = p.addNeedsOfDamaged(ctx, o, now, &n)
 		}
 		if err == nil {
 			p.Tracker.Start("reading maps", 0, 0)
-			err = n.walk(ctx)
+			err = n.walkMaps(ctx)
 		}
 		if err != nil {
 			return now, n, err
 		}
 
-		why := n.marks.complete()
+		why := n.marks.checkSegmentsKnown()
 		if why == nil {
 			return now, n, nil
 		}
 
 		was := p.out.Damaged
-		again, err := p.look(ctx)
+		again, err := p.readScene(ctx)
 		p.out.Damaged = was
 		if err != nil {
 			return now, n, err
@@ -88,7 +88,7 @@ func (p *pruner) allNeeds(ctx context.Context, o objects) (scene, need, error) {
 			if err := p.nameUnreadable(ctx, now, n.marks.lost); err != nil {
 				return now, n, err
 			}
-			p.out.KeptAll = cmp.Or(p.out.KeptAll, p.out.whyUnreadable(why))
+			p.out.KeptAll = cmp.Or(p.out.KeptAll, p.out.unreadableReason(why))
 			return now, n, nil
 		}
 	}
@@ -125,8 +125,8 @@ func (p *pruner) nameUnreadable(ctx context.Context, now scene, lost []lostNode)
 	return nil
 }
 
-// whyUnreadable says whose maps cannot be read.
-func (out *Pruned) whyUnreadable(why error) string {
+// unreadableReason says whose maps cannot be read.
+func (out *Pruned) unreadableReason(why error) string {
 	var points []string
 	for _, x := range out.Unreadable {
 		if name := x.Volume + "@" + x.Point; x.Volume != "" && !slices.Contains(points, name) {
@@ -146,14 +146,14 @@ func (out *Pruned) whyUnreadable(why error) string {
 	return fmt.Sprintf("cannot tell which data %s needs: a part of its map cannot be read (%v)", whose, why)
 }
 
-// tooBusy is why a prune gives up.
-func tooBusy() error {
+// tooBusyError is why a prune gives up.
+func tooBusyError() error {
 	return errs.New(errs.Conflict, opRemotePrune, "", "no data was deleted, because pushes kept changing the remote").
 		WithHint("run the prune again to free the space: the points themselves have been removed")
 }
 
-// look reads sessions between two readings of the heads that are the same.
-func (p *pruner) look(ctx context.Context) (scene, error) {
+// readScene reads sessions between two readings of the heads that are the same.
+func (p *pruner) readScene(ctx context.Context) (scene, error) {
 	heads, err := readHeads(ctx, p.repo)
 	if err != nil {
 		return scene{}, err
@@ -194,7 +194,7 @@ func (p *pruner) look(ctx context.Context) (scene, error) {
 		heads = again
 	}
 
-	return scene{}, tooBusy()
+	return scene{}, tooBusyError()
 }
 
 // need is what must stay.
@@ -206,33 +206,33 @@ type need struct {
 	todo []repo.ID // manifests whose own needs are not yet noted
 }
 
-// add adds a manifest that must stay.
-func (n *need) add(id repo.ID) {
+// addManifest adds a manifest that must stay.
+func (n *need) addManifest(id repo.ID) {
 	if !id.IsZero() && !n.manifests[id] {
 		n.manifests[id] = true
 		n.todo = append(n.todo, id)
 	}
 }
 
-// uses notes what a manifest needs.
-func (n *need) uses(m *repo.Manifest) {
+// addUses notes what a manifest needs.
+func (n *need) addUses(m *repo.Manifest) {
 	if m.Version < 2 { // else it is marked
 		for _, u := range m.Uses {
 			n.segments[u.Segment] = max(n.segments[u.Segment], u.Bytes)
 		}
 	}
-	n.marks.add(m)
+	n.marks.addManifest(m)
 	if m.Content.Chained() {
-		n.add(m.Parent)
+		n.addManifest(m.Parent)
 	}
 }
 
-// has reports whether something of a segment is needed.
-func (n *need) has(s repo.Segment) bool { return n.segments[s] > 0 || n.marks.has(s) }
+// hasSegment reports whether something of a segment is needed.
+func (n *need) hasSegment(s repo.Segment) bool { return n.segments[s] > 0 || n.marks.hasSegment(s) }
 
-// walk reads the maps of what must stay.
-func (n *need) walk(ctx context.Context) error {
-	if err := n.marks.walk(ctx); err != nil {
+// walkMaps reads the maps of what must stay.
+func (n *need) walkMaps(ctx context.Context) error {
+	if err := n.marks.walkMaps(ctx); err != nil {
 		return err
 	}
 	for s := range n.marks.segments {
@@ -243,30 +243,30 @@ func (n *need) walk(ctx context.Context) error {
 	return nil
 }
 
-// bytes is how many of the bytes of a segment are needed. If not all maps could be read it is what manifests say, used.
-func (n *need) bytes(s repo.Segment, size, used int64) int64 {
-	if n.marks.exact() != nil {
+// neededBytes is how many of the bytes of a segment are needed. If not all maps could be read it is what manifests say, used.
+func (n *need) neededBytes(s repo.Segment, size, used int64) int64 {
+	if n.marks.checkExact() != nil {
 		return min(size, used)
 	}
-	return n.marks.needed(s, size)
+	return n.marks.neededBytes(s, size)
 }
 
-// needed reads the manifests that must stay and notes the segments that they name:
+// needsOfScene reads the manifests that must stay and notes the segments that they name:
 // those in heads, those that sessions pin, and whatever a stream among them is the
 // difference from.
-func (p *pruner) needed(ctx context.Context, now scene) (need, error) {
+func (p *pruner) needsOfScene(ctx context.Context, now scene) (need, error) {
 	n := need{manifests: map[repo.ID]bool{}, segments: map[repo.Segment]int64{}, marks: newMarker(p.repo)}
 	p.Tracker.Start("reading manifests", 0, 0)
 
 	// What heads name must be there.
 	for _, id := range now.manifests {
 		if !p.DryRun || !p.retired[id] {
-			n.add(id)
+			n.addManifest(id)
 		}
 	}
 
-	if err := p.readNeeds(ctx, &n, func(id repo.ID, err error) error {
-		return p.unreadable(ctx, now, id, err)
+	if err := p.readNeededManifests(ctx, &n, func(id repo.ID, err error) error {
+		return p.unreadableManifestError(ctx, now, id, err)
 	}); err != nil {
 		return n, err
 	}
@@ -275,26 +275,26 @@ func (p *pruner) needed(ctx context.Context, now scene) (need, error) {
 	// from: who has pinned it finds that out.
 	for _, s := range now.sessions {
 		for _, id := range s.Session.Pins {
-			n.add(id)
+			n.addManifest(id)
 		}
 	}
 
-	return n, p.readNeeds(ctx, &n, func(id repo.ID, err error) error {
+	return n, p.readNeededManifests(ctx, &n, func(id repo.ID, err error) error {
 		if errs.Is(err, errs.NotFound) {
 			return nil
 		}
-		return p.unreadable(ctx, now, id, err)
+		return p.unreadableManifestError(ctx, now, id, err)
 	})
 }
 
-// readNeeds reads the manifests that were added, and notes what they need, also of others.
-func (p *pruner) readNeeds(ctx context.Context, n *need, failed func(repo.ID, error) error) error {
+// readNeededManifests reads the manifests that were added, and notes what they need, also of others.
+func (p *pruner) readNeededManifests(ctx context.Context, n *need, failed func(repo.ID, error) error) error {
 	for len(n.todo) > 0 {
 		batch := n.todo
 		n.todo = nil
 		err := readManifests(ctx, p.repo, batch, func(m repo.Manifest) {
 			p.Tracker.Add(1, 0)
-			n.uses(&m)
+			n.addUses(&m)
 		}, failed)
 		if err != nil {
 			return err
@@ -304,9 +304,9 @@ func (p *pruner) readNeeds(ctx context.Context, n *need, failed func(repo.ID, er
 	return nil
 }
 
-// needOfDamaged adds what volumes need whose heads cannot be read, or are lost: all manifests of them that are there.
+// addNeedsOfDamaged adds what volumes need whose heads cannot be read, or are lost: all manifests of them that are there.
 // Heads are never deleted, so one is lost if a manifest names its volume and nobody is about to make it.
-func (p *pruner) needOfDamaged(ctx context.Context, o objects, now scene, n *need) error {
+func (p *pruner) addNeedsOfDamaged(ctx context.Context, o objects, now scene, n *need) error {
 	damaged := map[repo.ID]int{}
 	for i, d := range now.damaged {
 		damaged[d.id] = i
@@ -325,8 +325,9 @@ func (p *pruner) needOfDamaged(ctx context.Context, o objects, now scene, n *nee
 	)
 	kept := ""
 	unread := func(id repo.ID, err error) error {
-		if broken(err) {
-			kept = fmt.Sprintf("cannot read manifest %s, which may belong to a volume whose list of points is damaged or lost", id)
+		if isUnreadable(err) {
+			kept = fmt.Sprintf("cannot read manifest %s, which may belong to a volume whose list of points is damaged or lost",
+				id)
 			return nil
 		}
 		return err
@@ -339,7 +340,7 @@ func (p *pruner) needOfDamaged(ctx context.Context, o objects, now scene, n *nee
 		}
 
 		i, is := damaged[id]
-		if !is && now.works(m.Session) {
+		if !is && now.hasSession(m.Session) {
 			return // the first push of a volume, which is about to make its head
 		}
 
@@ -351,13 +352,13 @@ func (p *pruner) needOfDamaged(ctx context.Context, o objects, now scene, n *nee
 
 		p.out.Damaged[i].Volume = m.Volume
 		n.manifests[m.ID] = true
-		n.uses(&m)
+		n.addUses(&m)
 	}, unread)
 	if err != nil {
 		return err
 	}
 
-	if err := p.readNeeds(ctx, n, unread); err != nil {
+	if err := p.readNeededManifests(ctx, n, unread); err != nil {
 		return err
 	}
 
@@ -368,8 +369,8 @@ func (p *pruner) needOfDamaged(ctx context.Context, o objects, now scene, n *nee
 	return nil
 }
 
-// unreadable words why nothing is deleted.
-func (p *pruner) unreadable(ctx context.Context, now scene, id repo.ID, err error) error {
+// unreadableManifestError words why nothing is deleted.
+func (p *pruner) unreadableManifestError(ctx context.Context, now scene, id repo.ID, err error) error {
 	what := id.String()
 	for _, h := range now.heads {
 		pt, is, ferr := findPoint(ctx, p.repo, h.Head, nil, func(x repo.Point) bool { return x.Manifest == id })

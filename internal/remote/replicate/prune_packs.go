@@ -10,10 +10,10 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// packGarbage says which of the listed packs go, and counts the others. Those that no table names go only after
+// findPackGarbage says which of the listed packs go, and counts the others. Those that no table names go only after
 // fencePack.
-func (p *pruner) packGarbage(o objects, now scene, n need) (named, unnamed []repo.Pack) {
-	in, lost := packsOf(o), p.lacks(o, n)
+func (p *pruner) findPackGarbage(o objects, now scene, n need) (named, unnamed []repo.Pack) {
+	in, lost := packsOf(o), p.mayLackTable(o, n)
 	for _, pk := range slices.SortedFunc(maps.Keys(o.moved.Packs), repo.Pack.Compare) {
 		size := o.moved.Packs[pk]
 		live, needed, known := int64(0), false, false
@@ -21,11 +21,11 @@ func (p *pruner) packGarbage(o objects, now scene, n need) (named, unnamed []rep
 			known = true
 			for _, s := range m.Segments {
 				at, placed := o.places[s.Segment]
-				if !n.has(s.Segment) || placed && at.Pack != pk && !o.unsound[s.Segment] {
+				if !n.hasSegment(s.Segment) || placed && at.Pack != pk && !o.unsound[s.Segment] {
 					continue
 				}
 				needed = true // even if the pack is damaged: something of it may be saved
-				live += n.marks.needed(s.Segment, s.Bytes)
+				live += n.marks.neededBytes(s.Segment, s.Bytes)
 			}
 		}
 
@@ -33,7 +33,7 @@ func (p *pruner) packGarbage(o objects, now scene, n need) (named, unnamed []rep
 		case needed:
 			p.out.UsedBytes += size
 			p.out.PartlyUsedBytes += max(0, size-live)
-		case !known && (now.works(pk.Session) || lost):
+		case !known && (now.hasSession(pk.Session) || lost):
 			p.out.HeldBytes += size
 		case known:
 			named = append(named, pk)
@@ -68,7 +68,7 @@ func (p *pruner) checkCopies(ctx context.Context, o *objects, n need) error {
 
 	var todo []repo.Segment
 	for s := range o.places {
-		if older[s] && n.has(s) {
+		if older[s] && n.hasSegment(s) {
 			todo = append(todo, s)
 		}
 	}
@@ -78,7 +78,7 @@ func (p *pruner) checkCopies(ctx context.Context, o *objects, n need) error {
 	var mu sync.Mutex
 	return eachOf(ctx, todo, func(ctx context.Context, s repo.Segment) error {
 		err := p.repo.CheckPlace(ctx, s, o.places[s])
-		if !broken(err) {
+		if !isUnreadable(err) {
 			return err
 		}
 		mu.Lock()
@@ -88,8 +88,8 @@ func (p *pruner) checkCopies(ctx context.Context, o *objects, n need) error {
 	})
 }
 
-// lacks reports whether a table may be damaged or lost: then a pack that no table names may be needed, until a repair.
-func (p *pruner) lacks(o objects, n need) bool {
+// mayLackTable reports whether a table may be damaged or lost: then a pack that no table names may be needed, until a repair.
+func (p *pruner) mayLackTable(o objects, n need) bool {
 	if len(o.moved.Damaged) > 0 {
 		return true
 	}
@@ -152,7 +152,7 @@ func (p *pruner) fencePack(ctx context.Context, pk repo.Pack) (bool, error) {
 		return err == nil, err
 	}
 	packs, err := p.repo.ReadTable(ctx, pk.Table())
-	if broken(err) {
+	if isUnreadable(err) {
 		return false, nil // nobody knows; the next prune tries again
 	}
 	return err == nil && !slices.ContainsFunc(packs, func(m repo.MovedPack) bool { return m.Pack == pk }), err
@@ -177,7 +177,7 @@ func staleTables(m repo.Moved, o objects, n need) (out []repo.Table) {
 	only := func(s repo.SegmentState) bool {
 		_, there := o.segments[s.Segment]
 		_, moved := places[s.Segment]
-		return n.has(s.Segment) && !there && !moved
+		return n.hasSegment(s.Segment) && !there && !moved
 	}
 
 	for t, packs := range m.Tables {

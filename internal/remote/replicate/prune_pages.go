@@ -22,7 +22,7 @@ func (p *pruner) readPoints(ctx context.Context, now *scene) (bool, error) {
 
 	now.manifests = make([]repo.ID, 0, count)
 	for _, h := range now.heads {
-		fault, err := p.named(ctx, h.Head, now)
+		fault, err := p.addNamedManifests(ctx, h.Head, now)
 		if err != nil {
 			return false, err
 		}
@@ -33,7 +33,7 @@ func (p *pruner) readPoints(ctx context.Context, now *scene) (bool, error) {
 		}
 
 		is, _, err := p.repo.Head(ctx, h.Head.Name)
-		if err != nil && !broken(err) {
+		if err != nil && !isUnreadable(err) {
 			return false, err
 		}
 		if err != nil || is.WriteID != h.Head.WriteID {
@@ -54,14 +54,14 @@ func (p *pruner) readPoints(ctx context.Context, now *scene) (bool, error) {
 	return true, nil
 }
 
-// named adds the manifests that a head names, exactly as it was read.
-func (p *pruner) named(ctx context.Context, h repo.Head, now *scene) (*pageFault, error) {
+// addNamedManifests adds the manifests that a head names, exactly as it was read.
+func (p *pruner) addNamedManifests(ctx context.Context, h repo.Head, now *scene) (*pageFault, error) {
 	var bad []*pageFault
 	for read := range p.repo.ReadPages(ctx, h, h.Pages) {
-		if read.Err != nil && !broken(read.Err) {
+		if read.Err != nil && !isUnreadable(read.Err) {
 			return nil, read.Err
 		}
-		note(&bad, read.Err)
+		appendPageFault(&bad, read.Err)
 		for _, pt := range read.Points {
 			now.manifests = append(now.manifests, pt.Manifest)
 		}
@@ -110,13 +110,13 @@ func (p *pruner) removePages(ctx context.Context, listed []repo.ID, now scene) e
 
 		if writing { // a session may be about to commit a head that names it
 			session, err := p.repo.PageSession(ctx, id)
-			if broken(err) && !errs.Is(err, errs.NotFound) {
+			if isUnreadable(err) && !errs.Is(err, errs.NotFound) {
 				return nil // nobody knows whose it is: it stays until nobody is at work
 			}
 			if err != nil && !errs.Is(err, errs.NotFound) {
 				return err
 			}
-			if now.works(session) {
+			if now.hasSession(session) {
 				return nil
 			}
 		}

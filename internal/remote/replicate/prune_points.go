@@ -47,7 +47,7 @@ func (p *pruner) readVolume(ctx context.Context, h repo.Head) (*prunedVolume, er
 	}
 
 	v.newest = newest.Seq
-	v.keep = p.Policy.keeps(v.points, v.newest, h.Golden)
+	v.keep = p.Policy.selectKept(v.points, v.newest, h.Golden)
 	if len(p.Names) > 0 && !slices.Contains(p.Names, h.Name) {
 		for i := range v.keep {
 			v.keep[i] = true
@@ -57,9 +57,9 @@ func (p *pruner) readVolume(ctx context.Context, h repo.Head) (*prunedVolume, er
 	return v, nil
 }
 
-// going takes the points that are not kept, in order, in the place of all: there may be millions. kept is how many the
+// takeRemoved takes the points that are not kept, in order, in the place of all: there may be millions. kept is how many the
 // others are.
-func (v *prunedVolume) going() (gone []retained, kept int) {
+func (v *prunedVolume) takeRemoved() (gone []retained, kept int) {
 	gone = v.points[:0]
 	for i, pt := range v.points {
 		if !v.keep[i] {
@@ -71,8 +71,8 @@ func (v *prunedVolume) going() (gone []retained, kept int) {
 	return gone, kept
 }
 
-// retire takes points out of the heads. A dry run only notes them.
-func (p *pruner) retire(ctx context.Context) error {
+// retirePoints takes points out of the heads. A dry run only notes them.
+func (p *pruner) retirePoints(ctx context.Context) error {
 	all, err := readHeads(ctx, p.repo)
 	if err != nil {
 		return err
@@ -87,16 +87,16 @@ func (p *pruner) retire(ctx context.Context) error {
 		return err
 	}
 
-	if err := p.witness.see(ctx, all); err != nil {
+	if err := p.witness.rememberHeads(ctx, all); err != nil {
 		return err
 	}
 
 	for _, n := range p.Names {
 		if all.isBad(p.repo, n) {
-			return damagedVolume(opRemotePrune, n, errs.New(errs.Damaged, "", "", "the list is damaged"))
+			return damagedVolumeError(opRemotePrune, n, errs.New(errs.Damaged, "", "", "the list is damaged"))
 		}
 		if !slices.ContainsFunc(all.good, func(h repo.HeadState) bool { return h.Head.Name == n && !h.Head.Gone }) {
-			return noVolume(errs.New(errs.NotFound, "", "", ""), p.repo, opRemotePrune, n)
+			return noVolumeError(errs.New(errs.NotFound, "", "", ""), p.repo, opRemotePrune, n)
 		}
 	}
 
@@ -109,18 +109,18 @@ func (p *pruner) retire(ctx context.Context) error {
 		v, err := p.readVolume(ctx, s.Head)
 		var fault *pageFault
 		switch {
-		case errors.As(err, &fault) && broken(err) && !slices.Contains(p.Names, s.Head.Name):
-			p.out.Kept += s.Head.Count() // none of its points goes: see look
+		case errors.As(err, &fault) && isUnreadable(err) && !slices.Contains(p.Names, s.Head.Name):
+			p.out.Kept += s.Head.Count() // none of its points goes: see readScene
 			continue
 		case err != nil:
-			return damagedPage(opRemotePrune, s.Head.Name, err)
+			return damagedPageError(opRemotePrune, s.Head.Name, err)
 		}
 		volumes = append(volumes, v)
 	}
 
 	keepParents(volumes)
 	for _, v := range volumes {
-		if err := p.retireOf(ctx, v); err != nil {
+		if err := p.retireVolume(ctx, v); err != nil {
 			return err
 		}
 	}
@@ -158,10 +158,10 @@ func keepParents(volumes []*prunedVolume) {
 	}
 }
 
-// retireOf takes the points of a volume out of its head that are not kept. The newest never is one of them, so what a
+// retireVolume takes the points of a volume out of its head that are not kept. The newest never is one of them, so what a
 // push adds makes no difference but to be kept.
-func (p *pruner) retireOf(ctx context.Context, v *prunedVolume) error {
-	gone, kept := v.going()
+func (p *pruner) retireVolume(ctx context.Context, v *prunedVolume) error {
+	gone, kept := v.takeRemoved()
 	if len(gone) == 0 && !v.fragmented || p.DryRun {
 		p.out.Kept += kept
 		p.noteRetired(v.head.Name, gone)
@@ -174,7 +174,7 @@ func (p *pruner) retireOf(ctx context.Context, v *prunedVolume) error {
 		if h.WriteID != planned {
 			// Others may have removed points: what is the newest now stays.
 			var err error
-			if gone, err = p.stillGoing(ctx, *h, gone); err != nil {
+			if gone, err = p.stillRemovable(ctx, *h, gone); err != nil {
 				return false, err
 			}
 			planned = h.WriteID
@@ -195,8 +195,8 @@ func (p *pruner) retireOf(ctx context.Context, v *prunedVolume) error {
 	return nil
 }
 
-// stillGoing is what of points that were to go still may, as a head is now.
-func (p *pruner) stillGoing(ctx context.Context, h repo.Head, gone []retained) ([]retained, error) {
+// stillRemovable is what of points that were to go still may, as a head is now.
+func (p *pruner) stillRemovable(ctx context.Context, h repo.Head, gone []retained) ([]retained, error) {
 	if h.Gone {
 		return nil, nil
 	}
@@ -211,7 +211,7 @@ func (p *pruner) stillGoing(ctx context.Context, h repo.Head, gone []retained) (
 		planned[pt.manifest] = true
 	}
 
-	left, _ := now.going()
+	left, _ := now.takeRemoved()
 	return slices.DeleteFunc(left, func(pt retained) bool { return !planned[pt.manifest] }), nil
 }
 

@@ -37,18 +37,18 @@ type unit struct {
 // isPack reports whether the unit is a pack.
 func (u *unit) isPack() bool { return u.gen > 0 }
 
-// units are the objects that may be repacked: those that are needed, and that no session is still writing.
-func (p *pruner) units(o objects, now scene, n need) (out []unit) {
+// repackableUnits are the objects that may be repacked: those that are needed, and that no session is still writing.
+func (p *pruner) repackableUnits(o objects, now scene, n need) (out []unit) {
 	for s, size := range o.segments {
-		if _, moved := o.places[s]; moved || !n.marks.has(s) || now.works(s.Session) {
+		if _, moved := o.places[s]; moved || !n.marks.hasSegment(s) || now.hasSession(s.Session) {
 			continue
 		}
-		out = append(out, unit{segment: s, size: size, live: n.marks.needed(s, size), parts: []repo.Segment{s}})
+		out = append(out, unit{segment: s, size: size, live: n.marks.neededBytes(s, size), parts: []repo.Segment{s}})
 	}
 
 	packs := map[repo.Pack]*unit{}
 	for s, at := range o.places {
-		if !n.marks.has(s) {
+		if !n.marks.hasSegment(s) {
 			continue
 		}
 		u := packs[at.Pack]
@@ -56,7 +56,7 @@ func (p *pruner) units(o objects, now scene, n need) (out []unit) {
 			u = &unit{pack: at.Pack, gen: at.Generation, size: at.PackBytes}
 			packs[at.Pack] = u
 		}
-		u.live += n.marks.needed(s, at.Bytes)
+		u.live += n.marks.neededBytes(s, at.Bytes)
 		u.parts = append(u.parts, s)
 	}
 
@@ -100,9 +100,9 @@ func (p *pruner) weighPacks(ctx context.Context, all []unit, n need) error {
 			if !parts[f.Segment] {
 				return repo.BlockSet{}
 			}
-			return n.marks.blocks(f)
+			return n.marks.neededBlocks(f)
 		})
-		if err != nil && !broken(err) {
+		if err != nil && !isUnreadable(err) {
 			return err
 		}
 
@@ -118,10 +118,10 @@ func (p *pruner) weighPacks(ctx context.Context, all []unit, n need) error {
 	})
 }
 
-// choose says which of the units are repacked: those with the least that is needed first, until all together have at
+// chooseUnits says which of the units are repacked: those with the least that is needed first, until all together have at
 // most goalStored of that, if they have more than mostStored; and small ones, if there are many. It ends when it has
 // chosen most bytes; negative: it does not.
-func choose(all []unit, most int64) []unit {
+func chooseUnits(all []unit, most int64) []unit {
 	stored, live, small, much := int64(0), int64(0), 0, wasteful(all)
 	for _, u := range all {
 		stored, live = stored+u.size, live+u.live
@@ -164,25 +164,25 @@ func choose(all []unit, most int64) []unit {
 
 // repack moves what is needed out of objects of which little is.
 func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error {
-	units := p.units(o, now, n)
+	units := p.repackableUnits(o, now, n)
 	if p.MaxRepack != 0 && wasteful(units) {
 		if err := p.weighPacks(ctx, units, n); err != nil {
 			return err
 		}
 	}
 
-	if p.MaxRepack == 0 || n.marks.exact() != nil || len(o.moved.Damaged) > 0 {
+	if p.MaxRepack == 0 || n.marks.checkExact() != nil || len(o.moved.Damaged) > 0 {
 		return nil
 	}
 
-	chosen := choose(units, p.MaxRepack)
+	chosen := chooseUnits(units, p.MaxRepack)
 	if len(chosen) == 0 {
 		return nil
 	}
 
 	if p.DryRun {
 		for _, u := range chosen {
-			p.out.repacked(u.size, u.live)
+			p.out.countRepacked(u.size, u.live)
 			p.out.RepackedObjects++
 		}
 		return nil
@@ -205,27 +205,27 @@ func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error
 
 	// (2) A session tells other prunes to leave the packs alone which no table names yet. Only that: see Prune.
 	host, _ := os.Hostname()
-	sctx, l, err := begin(ctx, p.repo, repo.Repack, nil, repo.Writer{Host: host})
+	sctx, l, err := beginSession(ctx, p.repo, repo.Repack, nil, repo.Writer{Host: host})
 	if err != nil {
 		return err
 	}
 
 	x := &repacker{pruner: p, marks: n.marks, session: l.id, places: o.places}
-	err = x.run(sctx, chosen)
+	err = x.repackUnits(sctx, chosen)
 	if cause := context.Cause(sctx); errors.Is(cause, errEnded) {
 		err = errs.New(errs.Conflict, opRemotePrune, "", "another prune ended this one, because its session had expired").
 			WithHint("run it again")
 	}
 
-	if eerr := l.end(ctx); err == nil {
+	if eerr := l.endSession(ctx); err == nil {
 		err = eerr
 	}
 
 	return err
 }
 
-// repacked counts what was moved.
-func (out *Pruned) repacked(was, is int64) {
+// countRepacked counts what was moved.
+func (out *Pruned) countRepacked(was, is int64) {
 	out.RepackedBytes += was
 	out.PackedBytes += is
 	out.FreedBytes += was - is
@@ -253,8 +253,8 @@ type source struct {
 	whole bool // all that is needed was moved
 }
 
-// run moves what is needed of units, and deletes them.
-func (x *repacker) run(ctx context.Context, units []unit) error {
+// repackUnits moves what is needed of units, and deletes them.
+func (x *repacker) repackUnits(ctx context.Context, units []unit) error {
 	total := int64(0)
 	for _, u := range units {
 		total += u.size
@@ -262,17 +262,17 @@ func (x *repacker) run(ctx context.Context, units []unit) error {
 
 	x.Tracker.Start("repacking", int64(len(units)), total)
 	for _, u := range units {
-		if err := x.move(ctx, u); err != nil {
+		if err := x.moveUnit(ctx, u); err != nil {
 			return err
 		}
 		x.Tracker.Add(1, u.size)
 	}
 
-	return x.commit(ctx)
+	return x.finishPacks(ctx)
 }
 
-// move moves what is needed of one unit. What is damaged stays as it is.
-func (x *repacker) move(ctx context.Context, u unit) error {
+// moveUnit moves what is needed of one unit. What is damaged stays as it is.
+func (x *repacker) moveUnit(ctx context.Context, u unit) error {
 	var src *repo.Source
 	var err error
 	if u.isPack() {
@@ -280,7 +280,7 @@ func (x *repacker) move(ctx context.Context, u unit) error {
 	} else {
 		src, err = x.repo.OpenSegment(ctx, u.segment)
 	}
-	if broken(err) { // or another prune was faster
+	if isUnreadable(err) { // or another prune was faster
 		return nil
 	}
 	if err != nil {
@@ -294,12 +294,12 @@ func (x *repacker) move(ctx context.Context, u unit) error {
 
 	whole := true
 	for _, s := range u.parts {
-		if !x.marks.within(s, has[s]) {
+		if !x.marks.coveredBy(s, has[s]) {
 			whole = false // something is needed of it that it does not have: verify says what
 			continue
 		}
-		err := x.add(ctx, src, s, u.gen)
-		if broken(err) {
+		err := x.addSegment(ctx, src, s, u.gen)
+		if isUnreadable(err) {
 			whole = false
 			continue
 		}
@@ -312,9 +312,9 @@ func (x *repacker) move(ctx context.Context, u unit) error {
 	return nil
 }
 
-// add moves what is needed of one segment, into the pack in the making or a new one.
-func (x *repacker) add(ctx context.Context, src *repo.Source, s repo.Segment, gen uint64) error {
-	keep := func(f repo.Frame) repo.BlockSet { return x.marks.blocks(f) }
+// addSegment moves what is needed of one segment, into the pack in the making or a new one.
+func (x *repacker) addSegment(ctx context.Context, src *repo.Source, s repo.Segment, gen uint64) error {
+	keep := func(f repo.Frame) repo.BlockSet { return x.marks.neededBlocks(f) }
 	for range 2 {
 		if x.pack == nil {
 			var err error
@@ -373,8 +373,8 @@ func (x *repacker) closePack(ctx context.Context) error {
 	return nil
 }
 
-// commit writes what is not yet written, and deletes what was moved.
-func (x *repacker) commit(ctx context.Context) error {
+// finishPacks writes what is not yet written, and deletes what was moved.
+func (x *repacker) finishPacks(ctx context.Context) error {
 	if err := x.closePack(ctx); err != nil {
 		return err
 	}
@@ -410,7 +410,7 @@ func (x *repacker) commitTable(ctx context.Context) error {
 
 	for _, m := range packs {
 		x.out.Packs++
-		x.out.repacked(0, m.Bytes)
+		x.out.countRepacked(0, m.Bytes)
 		for _, s := range m.Segments {
 			x.places[s.Segment] = repo.Place{Pack: m.Pack, Generation: m.Generation, PackBytes: m.Bytes, Bytes: s.Bytes}
 		}
@@ -434,7 +434,7 @@ func (x *repacker) deleteSources(ctx context.Context) error {
 
 	x.sources = left
 	for _, s := range gone {
-		x.out.repacked(s.size, 0)
+		x.out.countRepacked(s.size, 0)
 		x.out.RepackedObjects++
 	}
 
@@ -446,8 +446,8 @@ func (x *repacker) deleteSources(ctx context.Context) error {
 	})
 }
 
-// tidy deletes the tables that say nothing any more.
-func (p *pruner) tidy(ctx context.Context, o objects, n need) error {
+// deleteStaleTables deletes the tables that say nothing any more.
+func (p *pruner) deleteStaleTables(ctx context.Context, o objects, n need) error {
 	m, err := p.repo.MovedAndPacks(ctx)
 	if err != nil {
 		return err
@@ -455,8 +455,8 @@ func (p *pruner) tidy(ctx context.Context, o objects, n need) error {
 	return eachOf(ctx, staleTables(m, o, n), p.repo.DeleteTable)
 }
 
-// within reports whether all that is needed of a segment is in these frames.
-func (k *marker) within(s repo.Segment, frames []repo.Frame) bool {
+// coveredBy reports whether all that is needed of a segment is in these frames.
+func (k *marker) coveredBy(s repo.Segment, frames []repo.Frame) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	m := k.segments[s]
@@ -482,15 +482,15 @@ func (k *marker) within(s repo.Segment, frames []repo.Frame) bool {
 	return true
 }
 
-// blocks is what is needed of a frame.
-func (k *marker) blocks(f repo.Frame) repo.BlockSet {
+// neededBlocks is what is needed of a frame.
+func (k *marker) neededBlocks(f repo.Frame) repo.BlockSet {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	m := k.segments[f.Segment]
 	if m == nil {
 		return repo.BlockSet{}
 	}
-	if i, found := m.find(f.Index); found {
+	if i, found := m.findFrame(f.Index); found {
 		return m.frames[i].blocks
 	}
 	return repo.BlockSet{}

@@ -443,7 +443,7 @@ func (b *bench) repairedTable() {
 		b.t.Errorf("%d packs are left of %d", n, packs)
 	}
 	for _, dry := range []bool{true, false} {
-		out, err := (&repairer{RepairRequest: RepairRequest{DryRun: dry}, repo: r}).run(b.t.Context())
+		out, err := (&repairer{RepairRequest: RepairRequest{DryRun: dry}, repo: r}).runRepair(b.t.Context())
 		if err != nil || len(out.Tables) != 1 {
 			b.t.Fatalf("repair: %+v, %v", out, err)
 		}

@@ -65,7 +65,7 @@ func (p *pruner) endSessions(ctx context.Context) error {
 			}
 		}
 
-		if ended, err := p.fence(ctx, s, sessions); err != nil {
+		if ended, err := p.fenceSession(ctx, s, sessions); err != nil {
 			return err
 		} else if !ended {
 			seen.Sessions = append(seen.Sessions, first)
@@ -92,10 +92,10 @@ func headNames(ctx context.Context, r *repo.Repo) (out []string, err error) {
 	return out, err
 }
 
-// fence makes sure that a session never commits again, and removes it. A head that
+// fenceSession makes sure that a session never commits again, and removes it. A head that
 // is not there yet is made, so that the session cannot make it. False: one of its heads
 // is damaged or lost and cannot tell it, so that it stays.
-func (p *pruner) fence(ctx context.Context, s repo.SessionState, all []repo.SessionState) (bool, error) {
+func (p *pruner) fenceSession(ctx context.Context, s repo.SessionState, all []repo.SessionState) (bool, error) {
 	add := func(h *repo.Head) bool {
 		if slices.Contains(h.Fenced, s.Session.ID) {
 			return false
@@ -148,9 +148,9 @@ func (p *pruner) isLost(ctx context.Context, volume string, sessions []repo.Sess
 
 	now := scene{sessions: sessions}
 	err = readManifests(ctx, p.repo, all, func(m repo.Manifest) {
-		lost = lost || m.Volume == volume && !now.works(m.Session)
+		lost = lost || m.Volume == volume && !now.hasSession(m.Session)
 	}, func(_ repo.ID, err error) error {
-		if !broken(err) {
+		if !isUnreadable(err) {
 			return err
 		}
 		lost = lost || !errs.Is(err, errs.NotFound)

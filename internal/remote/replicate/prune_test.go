@@ -178,7 +178,7 @@ func TestPruneKeepsWhatSessionsNeed(t *testing.T) {
 	last := b.history(rnd, "v", nil, 3)
 	first := b.truth["v"]["p1"]
 	ctx := t.Context()
-	_, l, err := begin(ctx, b.repo, repo.Push, []string{"v", "new"}, repo.Writer{Pool: "pool", Host: "host"},
+	_, l, err := beginSession(ctx, b.repo, repo.Push, []string{"v", "new"}, repo.Writer{Pool: "pool", Host: "host"},
 		first.manifest.ID)
 	if err != nil {
 		t.Fatal(err)
@@ -231,10 +231,10 @@ func TestPruneKeepsWhatSessionsNeed(t *testing.T) {
 	if now, v, err := b.repo.Head(ctx, "new"); err != nil || v == "" || !slices.Contains(now.Fenced, l.id) {
 		t.Errorf("a volume that is not there yet can be made by a fenced session: %v", err)
 	}
-	if err := l.pin(ctx, last.manifest.ID); !errors.Is(err, errEnded) {
+	if err := l.pinManifests(ctx, last.manifest.ID); !errors.Is(err, errEnded) {
 		t.Errorf("the session goes on: %v", err)
 	}
-	_ = l.end(ctx)
+	_ = l.endSession(ctx)
 	b.whole()
 }
 
@@ -244,11 +244,11 @@ func TestPruneFailsClosed(t *testing.T) {
 	b := newBench(t)
 	b.history(rnd, "v", nil, 3)
 	b.history(rnd, "w", b.truth["v"]["p2"], 2)
-	_, l, err := begin(t.Context(), b.repo, repo.Pull, nil, repo.Writer{}, b.truth["v"]["p1"].manifest.ID)
+	_, l, err := beginSession(t.Context(), b.repo, repo.Pull, nil, repo.Writer{}, b.truth["v"]["p1"].manifest.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = l.end(context.Background()) }()
+	defer func() { _ = l.endSession(context.Background()) }()
 	if _, err := removeVolume(t.Context(), b.repo, ref.Ref{Name: "v", At: "p3"}); err != nil {
 		t.Fatal(err)
 	}
@@ -437,11 +437,11 @@ func TestPruneRaces(t *testing.T) {
 		if m == nil {
 			return nil
 		}
-		sctx, l, err := begin(ctx, r, repo.Pull, nil, repo.Writer{}, m.manifest.ID)
+		sctx, l, err := beginSession(ctx, r, repo.Pull, nil, repo.Writer{}, m.manifest.ID)
 		if err != nil {
 			return err
 		}
-		defer func() { _ = l.end(ctx) }()
+		defer func() { _ = l.endSession(ctx) }()
 		if h, _, err := r.Head(sctx, m.volume); err != nil ||
 			!slices.ContainsFunc(h.Recent, func(x repo.Point) bool { return x.Manifest == m.manifest.ID }) {
 			return err
@@ -504,11 +504,12 @@ func TestPruneBesideRemoval(t *testing.T) {
 
 	// Two sessions have pinned what is gone.
 	for range 2 {
-		_, l, err := begin(t.Context(), b.repo, repo.Push, []string{"v"}, repo.Writer{Pool: "pool", Host: "host"}, first)
+		w := repo.Writer{Pool: "pool", Host: "host"}
+		_, l, err := beginSession(t.Context(), b.repo, repo.Push, []string{"v"}, w, first)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() { _ = l.end(context.Background()) }()
+		defer func() { _ = l.endSession(context.Background()) }()
 	}
 	if _, err := prune(t.Context(), b.repo, PruneRequest{}); err != nil {
 		t.Errorf("beside two sessions that pin what is gone: %v", err)
@@ -539,7 +540,7 @@ func TestPruneNamesWhatItCannotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.repo = b.reopened()
-	if _, _, err := begin(t.Context(), b.repo, repo.Pull, nil, repo.Writer{Host: "dead"}); err != nil {
+	if _, _, err := beginSession(t.Context(), b.repo, repo.Pull, nil, repo.Writer{Host: "dead"}); err != nil {
 		t.Fatal(err)
 	}
 	b.prune(PruneRequest{Patience: -1})

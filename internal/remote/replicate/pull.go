@@ -125,14 +125,14 @@ func (p *puller) pullRef(ctx context.Context) error {
 
 	h, _, err := p.repo.Head(ctx, p.Ref.Name)
 	if err != nil {
-		return noVolume(err, p.repo, opPull, p.Ref.Name)
+		return noVolumeError(err, p.repo, opPull, p.Ref.Name)
 	}
 
-	if why := headMemory(p.heads).older(&h, true); why != "" {
+	if why := headMemory(p.heads).rollbackReason(&h, true); why != "" {
 		p.addNote("%s", why)
 	}
 
-	pt, err := pointOf(ctx, p.repo, h, opPull, p.Ref)
+	pt, err := resolvePoint(ctx, p.repo, h, opPull, p.Ref)
 	if err != nil {
 		return err
 	}
@@ -159,7 +159,7 @@ func (p *puller) pullRef(ctx context.Context) error {
 			return err
 		}
 
-		if pt, err = pointOf(ctx, p.repo, h, opPull, p.Ref); err != nil {
+		if pt, err = resolvePoint(ctx, p.repo, h, opPull, p.Ref); err != nil {
 			return err
 		}
 
@@ -449,12 +449,12 @@ func (p *puller) describeResult(ctx context.Context, pt repo.Point) error {
 
 // fetch pulls under a session, so that nothing of it is pruned meanwhile.
 func (p *puller) fetchPoint(ctx context.Context, h repo.Head, pt repo.Point, here local) error {
-	me, err := writer(p.e)
+	me, err := writerOf(p.e)
 	if err != nil {
 		return err
 	}
 
-	sctx, l, err := begin(ctx, p.repo, repo.Pull, nil, me, pt.Manifest)
+	sctx, l, err := beginSession(ctx, p.repo, repo.Pull, nil, me, pt.Manifest)
 	switch {
 	case errs.Is(err, errs.Permission):
 		sctx = ctx
@@ -464,15 +464,15 @@ func (p *puller) fetchPoint(ctx context.Context, h repo.Head, pt repo.Point, her
 	default:
 		p.lease = l
 		// What cannot be removed now, a prune ends.
-		defer func() { _ = l.end(ctx) }()
+		defer func() { _ = l.endSession(ctx) }()
 	}
 
 	// Pinned first, then looked at again: now it stays.
 	if h, _, err = p.repo.Head(sctx, h.Name); err != nil {
-		return noVolume(err, p.repo, opPull, h.Name)
+		return noVolumeError(err, p.repo, opPull, h.Name)
 	}
 
-	is, err := lists(sctx, p.repo, h, pt)
+	is, err := headLists(sctx, p.repo, h, pt)
 	if err != nil {
 		return err
 	}
@@ -507,7 +507,7 @@ func (p *puller) removedError(pt repo.Point) error {
 func (p *puller) missingError(ctx context.Context, pt repo.Point, err error) error {
 	h, _, herr := p.repo.Head(ctx, p.Ref.Name)
 	if herr == nil {
-		if is, lerr := lists(ctx, p.repo, h, pt); lerr == nil && !is {
+		if is, lerr := headLists(ctx, p.repo, h, pt); lerr == nil && !is {
 			return p.removedError(pt)
 		}
 	}
@@ -530,13 +530,13 @@ func (p *puller) recordHead(ctx context.Context, h repo.Head, pt repo.Point) err
 
 // takeOver makes this pool the writer of the volume, unless it is that already.
 func (p *puller) takeOver(ctx context.Context) (h repo.Head, err error) {
-	me, err := writer(p.e)
+	me, err := writerOf(p.e)
 	if err != nil {
 		return h, err
 	}
 	w := headWriter{repo: p.repo, remote: p.remote, me: me, tokens: newTokenFiles(p.e.Dir(), p.repo), memory: p.heads}
 	h, p.out.TookOver, err = w.takeOver(ctx, p.Ref.Name, func(h repo.Head) error {
-		_, err := pointOf(ctx, p.repo, h, opPull, p.Ref)
+		_, err := resolvePoint(ctx, p.repo, h, opPull, p.Ref)
 		return err
 	})
 	return h, err

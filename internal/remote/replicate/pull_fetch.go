@@ -178,7 +178,7 @@ func (x *restore) mixedParts(ctx context.Context, fn func(part) error) error {
 			var err error
 			*y.to, err = regionPieces(ctx, x.repo, cache.Read, y.m, region)
 			switch {
-			case y.m == x.base && broken(err):
+			case y.m == x.base && isUnreadable(err):
 				*y.to = unknownPieces(m.from, min(m.to, x.base.SizeBytes))
 			case err != nil:
 				return x.rangeError(m.from, m.to-m.from, err)
@@ -251,7 +251,7 @@ func (x *restore) readPages(ctx context.Context, regions []uint32) ([]part, erro
 
 			g.Go(func() error {
 				pieces, err := readRegion(ctx, x.repo, m, region)
-				if m == x.base && m != x.now && broken(err) {
+				if m == x.base && m != x.now && isUnreadable(err) {
 					pieces, err = unknownPieces(regionStart(region), regionEnd(region, m.SizeBytes)), nil
 				}
 				if err != nil {

@@ -262,7 +262,7 @@ func (p *puller) chooseBase(
 	// not next to nothing.
 	o, err := p.repo.Manifest(ctx, opt.Manifest)
 	if err != nil {
-		if broken(err) {
+		if isUnreadable(err) {
 			p.addNote("cannot read %s, which it was cloned from: their common data is not shared in this pool", pt.OriginRef)
 			return best, object, nil
 		}
@@ -335,13 +335,13 @@ func (p *puller) canClone(ctx context.Context, id driver.ObjectID, b, m *repo.Ma
 // it, the point is zero, and there is a note.
 func (p *puller) findOrigin(ctx context.Context, pt repo.Point) (repo.Head, repo.Point, error) {
 	if p.lease != nil {
-		if err := p.lease.pin(ctx, pt.OriginID); err != nil {
+		if err := p.lease.pinManifests(ctx, pt.OriginID); err != nil {
 			return repo.Head{}, repo.Point{}, err
 		}
 	}
 
 	oh, _, err := p.repo.Head(ctx, pt.OriginVol)
-	if err != nil && !broken(err) {
+	if err != nil && !isUnreadable(err) {
 		return oh, repo.Point{}, err
 	}
 

@@ -34,7 +34,7 @@ func (p *puller) estimateShared(ctx context.Context, a, b *repo.Manifest) (n int
 	}
 
 	differ, err := estimateDiffering(ctx, p.repo, a, b)
-	if err != nil && !broken(err) {
+	if err != nil && !isUnreadable(err) {
 		return 0, err
 	}
 	if err == nil && b.Logical > 0 {

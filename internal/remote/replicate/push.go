@@ -96,7 +96,7 @@ func (p *pusher) pushTarget(ctx context.Context, t target) error {
 		return err
 	}
 
-	if err := cmp.Or(p.mayWrite(head), p.notOlder(head)); err != nil {
+	if err := cmp.Or(p.checkWriter(head), p.checkNotOlder(head)); err != nil {
 		return err
 	}
 
@@ -147,7 +147,7 @@ func (p *pusher) pushImmutable(ctx context.Context, pt engine.Point, head headSt
 func (x *pointPush) pushPoint(ctx context.Context) error {
 	// 5. This pool may write the head, and the point fits into it.
 	x.claim = x.head.claim()
-	if err := x.p.fits(ctx, x.head, x.pt); err != nil {
+	if err := x.p.checkFits(ctx, x.head, x.pt); err != nil {
 		return x.discardPush(ctx, err)
 	}
 
@@ -212,7 +212,7 @@ func (x *pointPush) tryBase(ctx context.Context) error {
 	}
 
 	leased, l := newLease(ctx, x.p.repo, x.session)
-	l.note = x.j.appendToken
+	l.noteToken = x.j.appendToken
 	x.lease = l
 
 	// 12. All data is on the remote, and the base is pinned and still listed.
@@ -237,7 +237,7 @@ func (x *pointPush) tryBase(ctx context.Context) error {
 	}
 
 	// 16. This pool remembers the point. Session, journal and the snapshots of earlier pushes are gone.
-	return x.rememberPoint(ctx, m.ID, x.lease.end)
+	return x.rememberPoint(ctx, m.ID, x.lease.endSession)
 }
 
 // finishIfThere finishes the push of a point that the head lists already, and that is whole: its content was pushed or
@@ -355,7 +355,7 @@ func (x *pointPush) storeContent(ctx context.Context) error {
 
 // confirmBase writes the session, which lives as long as ctx, and then makes sure that the base is still listed.
 func (x *pointPush) confirmBase(ctx, gctx context.Context) error {
-	err := x.lease.begin(ctx)
+	err := x.lease.start(ctx)
 	if errors.Is(err, errEnded) && x.resume != nil {
 		return errStale
 	}
@@ -401,7 +401,7 @@ func (x *pointPush) putManifest(ctx context.Context) (*repo.Manifest, error) {
 
 // commitHead makes the head list the point. From here on it is there, whatever comes of the rest.
 func (x *pointPush) commitHead(ctx context.Context, m *repo.Manifest) error {
-	head, at, err := x.p.commit(ctx, x.lease, x.claim, x.head, x.pt, m)
+	head, at, err := x.p.commitPoint(ctx, x.lease, x.claim, x.head, x.pt, m)
 	if err != nil {
 		return err
 	}
@@ -482,11 +482,11 @@ func (x *pointPush) endAttempt(ctx context.Context, err error) (retry bool, _ er
 	switch l := x.lease; {
 	case err == nil || l == nil:
 	case unchanged:
-		if err := l.end(ctx); err != nil {
+		if err := l.endSession(ctx); err != nil {
 			return false, err
 		}
 	case ended, (stale || gone || damaged || isPermanent(err)) && !(x.wroteManifest && !x.p.mayEndSession(ctx, x.name)):
-		_ = l.end(ctx) // else a prune does, sometime
+		_ = l.endSession(ctx) // else a prune does, sometime
 	default:
 		l.abandon()
 	}
@@ -533,5 +533,5 @@ func (x *pointPush) refreshBase(ctx context.Context) (err error) {
 		return err
 	}
 
-	return x.p.holds(x.head, x.claim)
+	return x.p.checkClaim(x.head, x.claim)
 }

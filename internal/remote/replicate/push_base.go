@@ -40,7 +40,7 @@ func (p *pusher) loadLinks(ctx context.Context) (links, error) {
 
 // alreadyThere finds a point in a head: by where it came from, or by a link.
 func (p *pusher) findPushed(ctx context.Context, h headState, pt engine.Point, l links) (repo.Point, bool, error) {
-	return findPoint(ctx, p.repo, h.Head, near(pt.CreatedAt), func(x repo.Point) bool {
+	return findPoint(ctx, p.repo, h.Head, pagesNear(pt.CreatedAt), func(x repo.Point) bool {
 		return x.Source == string(pt.ID) || slices.Contains(l.manifest[pt.ID], x.Manifest)
 	})
 }
@@ -110,7 +110,7 @@ func (p *pusher) findInHead(
 	if err != nil {
 		return base{}, false, nil
 	}
-	x, ok, err := findPoint(ctx, p.repo, h.Head, near(pt.CreatedAt), func(x repo.Point) bool {
+	x, ok, err := findPoint(ctx, p.repo, h.Head, pagesNear(pt.CreatedAt), func(x repo.Point) bool {
 		return x.Content == content && (x.Source == string(id) || slices.Contains(l.manifest[id], x.Manifest))
 	})
 	if !ok || err != nil {
@@ -182,7 +182,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 			return h, nil
 		}
 		h, err := p.readHead(ctx, name)
-		if broken(err) { // what is wrong with another volume must not keep this one from being pushed
+		if isUnreadable(err) { // what is wrong with another volume must not keep this one from being pushed
 			x.note = "cannot read the list of points of " + name + " on the remote: no data is shared with it"
 			unread[name], err = true, nil
 		}
@@ -248,7 +248,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 		return base{}, err
 	}
 
-	if err := p.fits(ctx, golden, gp); err != nil {
+	if err := p.checkFits(ctx, golden, gp); err != nil {
 		x.note = "its golden " + pt.BaseRef + " was not pushed, so all data of the volume was sent: " + err.Error()
 		return base{}, nil
 	}
@@ -324,7 +324,7 @@ func (p *pusher) confirmListed(ctx context.Context, x *pointPush, b base) (h hea
 		return h, false, err
 	}
 
-	if err := p.holds(h, x.claim); err != nil || b.head == "" {
+	if err := p.checkClaim(h, x.claim); err != nil || b.head == "" {
 		return h, true, err
 	}
 
@@ -335,6 +335,6 @@ func (p *pusher) confirmListed(ctx context.Context, x *pointPush, b base) (h hea
 		}
 	}
 
-	listed, err = lists(ctx, p.repo, of.Head, b.point)
+	listed, err = headLists(ctx, p.repo, of.Head, b.point)
 	return h, listed, err
 }

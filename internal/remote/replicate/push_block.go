@@ -105,7 +105,7 @@ func (c *imageContent) storeSegments(ctx context.Context) error {
 
 	pl := &pipeline{
 		repo: p.repo, session: c.session.ID, first: first, journal: j, mapper: pages, stats: c.stats,
-		ready: c.lease.ready,
+		ready: c.lease.waitBegun,
 	}
 	err = pl.storeAll(ctx, r.produce)
 	c.root = pl.root
@@ -121,7 +121,7 @@ func (c *imageContent) readBase(ctx context.Context) (nodes *repo.NodeCache, err
 	case !id.IsZero():
 		c.baseManifest, err = p.repo.Manifest(ctx, id)
 	}
-	if broken(err) {
+	if isUnreadable(err) {
 		err = errBaseGone
 	}
 	if err != nil {

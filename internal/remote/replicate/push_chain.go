@@ -26,7 +26,7 @@ func (p *pusher) canExtendChain(ctx context.Context, h headState, b base) (bool,
 		}
 		sum += at.added
 		below, err := p.chainLinkOf(ctx, h, at.parent)
-		if broken(err) {
+		if isUnreadable(err) {
 			return false, nil
 		}
 		if err != nil {

@@ -33,8 +33,8 @@ func pageOut(t *testing.T, rp *repo.Repo, name string) {
 	h.Recent, h.NextSeq = append(h.Recent, newest), newest.Seq+1
 
 	pages := newPageWriter(rp, name)
-	defer pages.end(t.Context())
-	if err := pages.putter().Shrink(t.Context(), &h); err != nil {
+	defer pages.endSession(t.Context())
+	if err := pages.pagePutter().Shrink(t.Context(), &h); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := rp.PutHead(t.Context(), h, v); err != nil {

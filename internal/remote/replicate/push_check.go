@@ -47,7 +47,7 @@ func (p *pusher) findLost(ctx context.Context, id repo.ID) (lost, error) {
 
 	for depth := 0; !id.IsZero() && depth <= maxChain; depth++ {
 		m, err := p.repo.Manifest(ctx, id)
-		if broken(err) {
+		if isUnreadable(err) {
 			out.manifest = true
 			return out, nil
 		}
@@ -298,22 +298,22 @@ func (p *pusher) preparePushAgain(ctx context.Context, x *pointPush, at repo.Poi
 		return err
 	}
 	x.resuming, x.portable = false, at.Content == repo.Tree
-	if p.replace == nil {
-		p.replace = map[string]uint64{}
+	if p.replaceSeq == nil {
+		p.replaceSeq = map[string]uint64{}
 	}
-	p.replace[x.name+"@"+at.Name] = at.Seq
+	p.replaceSeq[x.name+"@"+at.Name] = at.Seq
 	return nil
 }
 
 // inPlace puts a point into the place of the one that it replaces. False: there is none.
 func (w *headWriter) replacePoint(ctx context.Context, pages repo.PagePutter, h *headState, at *repo.Point) (bool, error) {
-	seq, is := w.replace[h.Name+"@"+at.Name]
+	seq, is := w.replaceSeq[h.Name+"@"+at.Name]
 	if !is {
 		return false, nil
 	}
 
 	was, err := w.repo.Point(ctx, h.Head, seq)
-	if broken(err) || err == nil && was.Name != at.Name {
+	if isUnreadable(err) || err == nil && was.Name != at.Name {
 		return false, nil // nothing to replace: it is added
 	}
 	if err != nil {
@@ -321,7 +321,7 @@ func (w *headWriter) replacePoint(ctx context.Context, pages repo.PagePutter, h 
 	}
 
 	at.Seq, at.Keep = seq, was.Keep
-	err = pages.Edit(ctx, &h.Head, holding(seq), func(points []repo.Point) []repo.Point {
+	err = pages.Edit(ctx, &h.Head, pageHolding(seq), func(points []repo.Point) []repo.Point {
 		if i := slices.IndexFunc(points, func(x repo.Point) bool { return x.Seq == seq }); i >= 0 {
 			points[i] = *at
 		}
@@ -336,7 +336,7 @@ func (a *pagePrefetcher) skipLostSegments(gone map[repo.Segment]bool) {
 	read := a.readPieces
 	a.readPieces = func(ctx context.Context, region uint32) ([]repo.Piece, error) {
 		pieces, err := read(ctx, region)
-		if broken(err) {
+		if isUnreadable(err) {
 			return nil, nil
 		}
 		var left []repo.Piece
@@ -354,7 +354,7 @@ func (a *pagePrefetcher) requireIntactMap() {
 	read := a.readPieces
 	a.readPieces = func(ctx context.Context, region uint32) ([]repo.Piece, error) {
 		pieces, err := read(ctx, region)
-		if broken(err) {
+		if isUnreadable(err) {
 			err = errors.Join(errBaseDamaged, err)
 		}
 		return pieces, err

@@ -36,7 +36,7 @@ func (p *pusher) planTree(ctx context.Context, x *pointPush, b base) (base, driv
 // versions, or came here so and was encrypted with the key of this pool. What cannot be read is no base.
 func (p *pusher) wasRaw(ctx context.Context, b base) (bool, error) {
 	m, err := p.repo.Manifest(ctx, b.point.Manifest)
-	if broken(err) {
+	if isUnreadable(err) {
 		return false, nil
 	}
 	return m.Raw, err

@@ -156,7 +156,7 @@ type pusher struct {
 
 // open opens the repository, and reads what is remembered of it. The caller closes it.
 func (p *pusher) openRepo(ctx context.Context) error {
-	me, err := writer(p.e)
+	me, err := writerOf(p.e)
 	if err != nil {
 		return err
 	}
@@ -168,10 +168,10 @@ func (p *pusher) openRepo(ctx context.Context) error {
 
 	p.repoID = rp.ID().String()
 	p.headWriter = headWriter{
-		repo: rp, remote: p.r.Name, me: me, tokens: newTokenFiles(p.e.Dir(), rp), free: &sync.Map{},
+		repo: rp, remote: p.r.Name, me: me, tokens: newTokenFiles(p.e.Dir(), rp), freeNames: &sync.Map{},
 		acceptRollback: p.q.AcceptRollback,
 	}
-	if p.memory, err = remembered(ctx, p.e, rp); err != nil {
+	if p.memory, err = rememberedHeads(ctx, p.e, rp); err != nil {
 		rp.Close()
 	}
 

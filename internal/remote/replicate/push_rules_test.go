@@ -296,7 +296,7 @@ func TestPushOlder(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := pointOf(t.Context(), rp, h, "", ref.Ref{Name: head})
+		p, err := resolvePoint(t.Context(), rp, h, "", ref.Ref{Name: head})
 		if err != nil || len(h.Recent) != points || p.Name != want && !(want == "push" && pushNames().MatchString(p.Name)) {
 			t.Errorf("the newest of %s is %q, not %q, of %+v (%v)", head, p.Name, want, h.Recent, err)
 		}

@@ -212,7 +212,7 @@ func (p *pusher) findOnRemote(ctx context.Context, h headState, l links, c candi
 		if name != h.Name {
 			var err error
 			if of, err = p.readHead(ctx, name); err != nil {
-				if broken(err) {
+				if isUnreadable(err) {
 					err = nil // it cannot be built upon
 				}
 				return base{}, err
@@ -229,7 +229,7 @@ func (p *pusher) findOnRemote(ctx context.Context, h headState, l links, c candi
 
 	for _, id := range slices.Backward(l.manifest[c.ID]) {
 		m, err := p.repo.Manifest(ctx, id)
-		if broken(err) {
+		if isUnreadable(err) {
 			continue
 		}
 		if err != nil {

@@ -89,7 +89,7 @@ func (p *pusher) endPlannedSession(ctx context.Context, j *journal) error {
 	switch {
 	case errs.Is(err, errs.NotFound):
 		return nil
-	case broken(err) || err == nil && !j.ownsSession(s.Session):
+	case isUnreadable(err) || err == nil && !j.ownsSession(s.Session):
 		return nil // a prune ends it, if nobody is at work there
 	case err != nil:
 		return err
@@ -103,7 +103,7 @@ func (p *pusher) endPlannedSession(ctx context.Context, j *journal) error {
 // lost. A prune ends the session, and makes the head.
 func (p *pusher) mayEndSession(ctx context.Context, head string) bool {
 	_, _, err := p.repo.Head(ctx, head)
-	return err == nil || broken(err) && !errs.Is(err, errs.NotFound)
+	return err == nil || isUnreadable(err) && !errs.Is(err, errs.NotFound)
 }
 
 // named makes an error about an object one about what people call it.

@@ -89,7 +89,7 @@ func (c *filesContent) reportResult(out *Pushed) {
 
 // store runs the pipeline over the stream.
 func (c *filesContent) storeSegments(ctx context.Context) error {
-	pl := &pipeline{repo: c.p.repo, session: c.session.ID, stats: c.stats, ready: c.lease.ready}
+	pl := &pipeline{repo: c.p.repo, session: c.session.ID, stats: c.stats, ready: c.lease.waitBegun}
 	c.p.q.Tracker.Start("pushing "+c.pt.Ref, 0, c.expected.Bytes)
 	err := pl.storeAll(ctx, c.produce)
 	c.frames = pl.frames

@@ -40,12 +40,12 @@ func removeVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error)
 	_, err := changePoints(ctx, r, opForget, q.Name, func(h *repo.Head, pages repo.PagePutter) (bool, error) {
 		out.Points, out.Whole = []string{}, q.At == ""
 		if h.Gone || q.At != "" {
-			p, err := pointOf(ctx, r, *h, opForget, q)
+			p, err := resolvePoint(ctx, r, *h, opForget, q)
 			if err != nil {
 				return false, err
 			}
 			out.Points = append(out.Points, p.Name)
-			err = pages.Edit(ctx, h, holding(p.Seq), func(all []repo.Point) []repo.Point {
+			err = pages.Edit(ctx, h, pageHolding(p.Seq), func(all []repo.Point) []repo.Point {
 				return slices.DeleteFunc(all, func(x repo.Point) bool { return x.Seq == p.Seq })
 			})
 			return true, err

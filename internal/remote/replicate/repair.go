@@ -94,9 +94,9 @@ func Repair(ctx context.Context, e *engine.Engine, r *Remote, q RepairRequest) (
 
 	defer rp.Close()
 
-	x := &repairer{RepairRequest: q, e: e, repo: rp, keep: filepath.Join(r.dir, damagedDir)}
+	x := &repairer{RepairRequest: q, e: e, repo: rp, copyDir: filepath.Join(r.dir, damagedDir)}
 	if e != nil {
-		if x.writer, err = writer(e); err != nil {
+		if x.writer, err = writerOf(e); err != nil {
 			return nil, err
 		}
 		if x.names, err = NamesOf(ctx, e, r); err != nil {
@@ -104,7 +104,7 @@ func Repair(ctx context.Context, e *engine.Engine, r *Remote, q RepairRequest) (
 		}
 	}
 
-	out, err := x.run(ctx)
+	out, err := x.runRepair(ctx)
 	if out != nil {
 		out.ConfigRestored = restored
 	}
@@ -114,11 +114,11 @@ func Repair(ctx context.Context, e *engine.Engine, r *Remote, q RepairRequest) (
 
 type repairer struct {
 	RepairRequest
-	e      *engine.Engine // nil: no pool
-	repo   *repo.Repo
-	writer repo.Writer
-	names  []string // that heads may have
-	keep   string   // directory for copies; "": none
+	e       *engine.Engine // nil: no pool
+	repo    *repo.Repo
+	writer  repo.Writer
+	names   []string // that heads may have
+	copyDir string   // directory for copies; "": none
 
 	objects   objects                // as they were listed, once
 	segments  map[repo.Segment]int64 // that are there: bytes
@@ -128,7 +128,7 @@ type repairer struct {
 	out       *Repaired
 }
 
-func (x *repairer) run(ctx context.Context) (*Repaired, error) {
+func (x *repairer) runRepair(ctx context.Context) (*Repaired, error) {
 	x.out = &Repaired{Volumes: []RepairedVolume{}, Lost: []string{}, Tables: []string{}, DryRun: x.DryRun}
 
 	// Sessions before and after manifests: whose session was there when its manifest was found is still at work, and what
@@ -148,7 +148,7 @@ func (x *repairer) run(ctx context.Context) (*Repaired, error) {
 		return nil, err
 	}
 
-	if err := x.read(ctx, heads); err != nil {
+	if err := x.readUnnamedManifests(ctx, heads); err != nil {
 		return nil, err
 	}
 
@@ -159,16 +159,16 @@ func (x *repairer) run(ctx context.Context) (*Repaired, error) {
 
 	now := scene{sessions: append(sessions, later...)}
 	for _, f := range x.faults {
-		done, err := x.points(ctx, f, now)
+		done, err := x.repairPages(ctx, f, now)
 		if err != nil {
 			return nil, err
 		}
 		x.out.Volumes = append(x.out.Volumes, done)
 	}
 
-	volumes := x.volumes(heads, now)
+	volumes := x.findLostHeads(heads, now)
 	for _, v := range volumes {
-		done, is, err := x.volume(ctx, v)
+		done, is, err := x.repairHead(ctx, v)
 		if err != nil {
 			return nil, err
 		}
@@ -182,8 +182,8 @@ func (x *repairer) run(ctx context.Context) (*Repaired, error) {
 	return x.out, nil
 }
 
-// read reads the manifests, of those that were listed, that no readable head names.
-func (x *repairer) read(ctx context.Context, heads headset) error {
+// readUnnamedManifests reads the manifests, of those that were listed, that no readable head names.
+func (x *repairer) readUnnamedManifests(ctx context.Context, heads headset) error {
 	x.Tracker.Start("reading manifests", 0, 0)
 	named := map[repo.ID]bool{}
 	for _, h := range heads.good {
@@ -194,7 +194,7 @@ func (x *repairer) read(ctx context.Context, heads headset) error {
 			}
 			named[pt.Manifest] = true
 		}
-		x.note(h.Head, bad)
+		x.notePageFaults(h.Head, bad)
 	}
 
 	o := x.objects
@@ -209,7 +209,7 @@ func (x *repairer) read(ctx context.Context, heads headset) error {
 		if errs.Is(err, errs.NotFound) {
 			return nil // pruned meanwhile
 		}
-		if broken(err) {
+		if isUnreadable(err) {
 			x.out.Lost = append(x.out.Lost, "manifests/"+id.String())
 			return nil
 		}
@@ -247,13 +247,13 @@ func (x *repairer) hasSegments(m *repo.Manifest) bool {
 	}
 
 	for _, p := range m.Pages {
-		if !x.has(p.Frame) {
+		if !x.hasFrame(p.Frame) {
 			return false
 		}
 	}
 
 	for _, f := range m.Stream {
-		if !x.has(f) {
+		if !x.hasFrame(f) {
 			return false
 		}
 	}
@@ -261,8 +261,8 @@ func (x *repairer) hasSegments(m *repo.Manifest) bool {
 	return true
 }
 
-// has reports whether the segment of a frame is there, and long enough.
-func (x *repairer) has(f repo.Frame) bool {
+// hasFrame reports whether the segment of a frame is there, and long enough.
+func (x *repairer) hasFrame(f repo.Frame) bool {
 	return x.segments[f.Segment] >= int64(f.Offset)+int64(f.Stored)
 }
 
@@ -285,7 +285,7 @@ func (x *repairer) wholeMaps(ctx context.Context) error {
 			last = nil
 		}
 
-		whole := m.Map.IsZero() || x.has(m.Map.Frame)
+		whole := m.Map.IsZero() || x.hasFrame(m.Map.Frame)
 		d := &treeDiff{
 			nodes: x.repo.ReadNodes, old: last, now: m, wantLeaf: noLeaf,
 			onBroken: func(_ repo.NodeAt, old bool, _ error) error {
@@ -296,7 +296,7 @@ func (x *repairer) wholeMaps(ctx context.Context) error {
 
 		err := d.eachPart(ctx, func(p part) error {
 			for _, y := range p.now {
-				whole = whole && x.has(y.Frame)
+				whole = whole && x.hasFrame(y.Frame)
 			}
 			return nil
 		})
@@ -320,8 +320,8 @@ type lostHead struct {
 	manifests []*repo.Manifest
 }
 
-// volumes finds the heads that are to be made anew, by name.
-func (x *repairer) volumes(heads headset, now scene) []lostHead {
+// findLostHeads finds the heads that are to be made anew, by name.
+func (x *repairer) findLostHeads(heads headset, now scene) []lostHead {
 	lost := map[repo.ID]*lostHead{}
 	for _, d := range heads.bad {
 		if errs.Is(d.err, errs.TooNew) {
@@ -356,7 +356,7 @@ func (x *repairer) volumes(heads headset, now scene) []lostHead {
 			continue
 		}
 		if lost[id] == nil {
-			if now.works(m.Session) {
+			if now.hasSession(m.Session) {
 				continue // the first push of a volume, which is about to make its head
 			}
 			lost[id] = &lostHead{id: id}
@@ -376,8 +376,8 @@ func (x *repairer) volumes(heads headset, now scene) []lostHead {
 	return out
 }
 
-// volume makes one head anew. is is false if that can be read now: a push that was under way has made it, say.
-func (x *repairer) volume(ctx context.Context, l lostHead) (out RepairedVolume, is bool, err error) {
+// repairHead makes one head anew. is is false if that can be read now: a push that was under way has made it, say.
+func (x *repairer) repairHead(ctx context.Context, l lostHead) (out RepairedVolume, is bool, err error) {
 	out = RepairedVolume{
 		Volume: l.name, Object: "heads/" + l.id.String(), Missing: l.damaged == nil, Reason: "missing",
 		Points: []string{}, Broken: []string{},
@@ -391,8 +391,8 @@ func (x *repairer) volume(ctx context.Context, l lostHead) (out RepairedVolume, 
 		return out, true, nil
 	}
 
-	head := x.head(ctx, l, &out)
-	if err := x.remembered(ctx, &head); err != nil {
+	head := x.rebuildHead(ctx, l, &out)
+	if err := x.raiseEpoch(ctx, &head); err != nil {
 		return out, true, err
 	}
 
@@ -412,20 +412,20 @@ func (x *repairer) volume(ctx context.Context, l lostHead) (out RepairedVolume, 
 		if _, err := x.repo.HeadByID(ctx, l.id); !errs.Is(err, errs.Damaged) {
 			return out, false, err
 		}
-		if out.Copy, err = x.copy(l.id, object); err != nil {
+		if out.Copy, err = x.keepCopy(l.id, object); err != nil {
 			return out, true, err
 		}
 	}
 
 	pages := newPageWriter(x.repo, l.name)
-	defer pages.end(ctx)
+	defer pages.endSession(ctx)
 
-	if err := pages.putter().Shrink(ctx, &head); err != nil {
+	if err := pages.pagePutter().Shrink(ctx, &head); err != nil {
 		return out, true, err
 	}
 
 	_, err = x.repo.PutHead(ctx, head, version)
-	pages.wrote(err)
+	pages.noteOutcome(err)
 	if err != nil {
 		return out, true, err
 	}
@@ -434,20 +434,20 @@ func (x *repairer) volume(ctx context.Context, l lostHead) (out RepairedVolume, 
 	return out, true, nil
 }
 
-// copy keeps a damaged head.
-func (x *repairer) copy(id repo.ID, object []byte) (string, error) {
-	if x.keep == "" {
+// keepCopy keeps a damaged head.
+func (x *repairer) keepCopy(id repo.ID, object []byte) (string, error) {
+	if x.copyDir == "" {
 		return "", nil
 	}
-	path := filepath.Join(x.keep, "head-"+id.String()+"-"+strconv.FormatInt(time.Now().Unix(), 10))
-	if err := os.MkdirAll(x.keep, 0o700); err != nil {
-		return "", errs.Wrap(opRepair, x.keep, err)
+	path := filepath.Join(x.copyDir, "head-"+id.String()+"-"+strconv.FormatInt(time.Now().Unix(), 10))
+	if err := os.MkdirAll(x.copyDir, 0o700); err != nil {
+		return "", errs.Wrap(opRepair, x.copyDir, err)
 	}
 	return path, errs.Wrap(opRepair, path, durable.WriteFile(path, object))
 }
 
-// head is what a head must have been, as far as manifests tell.
-func (x *repairer) head(ctx context.Context, l lostHead, out *RepairedVolume) repo.Head {
+// rebuildHead is what a head must have been, as far as manifests tell.
+func (x *repairer) rebuildHead(ctx context.Context, l lostHead, out *RepairedVolume) repo.Head {
 	h := repo.Head{Name: l.name, NextSeq: 1, Golden: len(l.manifests) > 0, Epoch: uint64(time.Now().Unix()),
 		Gone: len(l.manifests) == 0}
 	for _, m := range l.manifests {
@@ -456,7 +456,7 @@ func (x *repairer) head(ctx context.Context, l lostHead, out *RepairedVolume) re
 		}
 	}
 
-	for _, m := range x.inOrder(l.manifests, h.Golden) {
+	for _, m := range x.pushOrder(l.manifests, h.Golden) {
 		pt := pointFrom(m, h.NextSeq)
 		h.NextSeq++
 		h.Recent = append(h.Recent, pt)
@@ -483,8 +483,8 @@ func (x *repairer) head(ctx context.Context, l lostHead, out *RepairedVolume) re
 	return h
 }
 
-// remembered raises the epoch above the one that this pool has seen.
-func (x *repairer) remembered(ctx context.Context, h *repo.Head) error {
+// raiseEpoch raises the epoch above the one that this pool has seen.
+func (x *repairer) raiseEpoch(ctx context.Context, h *repo.Head) error {
 	if x.e == nil {
 		return nil
 	}
@@ -512,10 +512,10 @@ func pointFrom(m *repo.Manifest, seq uint64) repo.Point {
 	return at
 }
 
-// inOrder is the manifests of one volume, each point once, in the order in which they were pushed, as far as that can
+// pushOrder is the manifests of one volume, each point once, in the order in which they were pushed, as far as that can
 // be
 // told: by generation or by time, and none before what it was compared with.
-func (x *repairer) inOrder(all []*repo.Manifest, golden bool) []*repo.Manifest {
+func (x *repairer) pushOrder(all []*repo.Manifest, golden bool) []*repo.Manifest {
 	slices.SortFunc(all, func(a, b *repo.Manifest) int {
 		if golden {
 			an, _ := strconv.Atoi(a.Point)

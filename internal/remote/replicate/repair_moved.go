@@ -30,7 +30,7 @@ func (x *repairer) repairTables(ctx context.Context) error {
 		}
 
 		m, err := x.repo.DescribePack(ctx, repo.PackState{Pack: pk, Bytes: o.moved.Packs[pk]})
-		if broken(err) {
+		if isUnreadable(err) {
 			continue
 		}
 		if err != nil {

@@ -15,29 +15,29 @@ type pointsFault struct {
 	bad  []*pageFault
 }
 
-// note notes pages that cannot be read.
-func (x *repairer) note(h repo.Head, bad []*pageFault) {
+// notePageFaults notes pages that cannot be read.
+func (x *repairer) notePageFaults(h repo.Head, bad []*pageFault) {
 	if len(bad) > 0 {
 		x.faults = append(x.faults, pointsFault{h, bad})
 		x.out.Checked--
 	}
 }
 
-// points makes pages of points of a head anew that cannot be read, from the manifests of its volume that nothing names.
+// repairPages makes pages of points of a head anew that cannot be read, from the manifests of its volume that nothing names.
 // The rest of the head stays as it is.
-func (x *repairer) points(ctx context.Context, f pointsFault, now scene) (RepairedVolume, error) {
+func (x *repairer) repairPages(ctx context.Context, f pointsFault, now scene) (RepairedVolume, error) {
 	out := RepairedVolume{
 		Volume: f.head.Name, Object: f.bad[0].Page.Object(), Part: true, Missing: errs.Is(f.bad[0], errs.NotFound),
-		Points: []string{}, Broken: []string{}, Reason: f.bad[0].Error(), Writer: x.writes(f.head),
+		Points: []string{}, Broken: []string{}, Reason: f.bad[0].Error(), Writer: x.isWriter(f.head),
 	}
 	var found []*repo.Manifest
 	for _, m := range x.manifests {
-		if m.Volume == f.head.Name && !now.works(m.Session) {
+		if m.Volume == f.head.Name && !now.hasSession(m.Session) {
 			found = append(found, m)
 		}
 	}
 
-	found = x.inOrder(found, f.head.Golden)
+	found = x.pushOrder(found, f.head.Golden)
 
 	again := map[repo.ID][]repo.Point{}
 	for _, fault := range f.bad {
@@ -45,7 +45,7 @@ func (x *repairer) points(ctx context.Context, f pointsFault, now scene) (Repair
 			return out, nil // a newer pando reads it
 		}
 		var points []repo.Point
-		points, found = x.fill(fault.Page, found)
+		points, found = x.fillPage(fault.Page, found)
 		again[fault.Page.ID] = points
 		for _, pt := range points {
 			if x.whole[pt.Manifest] {
@@ -87,13 +87,13 @@ func (x *repairer) points(ctx context.Context, f pointsFault, now scene) (Repair
 	return out, err
 }
 
-// writes reports whether this pool may push a volume.
-func (x *repairer) writes(h repo.Head) bool { return x.e != nil && h.Writer.Pool == x.writer.Pool }
+// isWriter reports whether this pool may push a volume.
+func (x *repairer) isWriter(h repo.Head) bool { return x.e != nil && h.Writer.Pool == x.writer.Pool }
 
-// fill takes those of manifests, which are in order, that can have been in a page, and gives them its numbers. The
+// fillPage takes those of manifests, which are in order, that can have been in a page, and gives them its numbers. The
 // others are left. Points that were removed and not yet pruned may be among them; of too many, those that are whole
 // are taken.
-func (x *repairer) fill(page repo.PointPage, found []*repo.Manifest) (points []repo.Point, left []*repo.Manifest) {
+func (x *repairer) fillPage(page repo.PointPage, found []*repo.Manifest) (points []repo.Point, left []*repo.Manifest) {
 	var fit []*repo.Manifest
 	for _, m := range found {
 		if page.Near(m.CreatedAt) {

@@ -40,8 +40,9 @@ func (b *bench) headKey(volume string) string {
 
 func (b *bench) repair(dry bool) *Repaired {
 	b.t.Helper()
-	x := &repairer{RepairRequest: RepairRequest{DryRun: dry}, repo: b.repo, keep: filepath.Join(b.t.TempDir(), "copies")}
-	out, err := x.run(b.t.Context())
+	copies := filepath.Join(b.t.TempDir(), "copies")
+	x := &repairer{RepairRequest: RepairRequest{DryRun: dry}, repo: b.repo, copyDir: copies}
+	out, err := x.runRepair(b.t.Context())
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -150,11 +151,11 @@ func TestRepairOfWhatIsGone(t *testing.T) {
 	}
 
 	// A session that has just written a manifest is about to make the head of a new volume.
-	_, l, err := begin(t.Context(), b.repo, repo.Push, []string{"new"}, repo.Writer{})
+	_, l, err := beginSession(t.Context(), b.repo, repo.Push, []string{"new"}, repo.Writer{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = l.end(context.Background()) }()
+	defer func() { _ = l.endSession(context.Background()) }()
 	m := &made{volume: "new", point: "p1", content: map[int64][]byte{}}
 	m.manifest = b.truth["v"]["p1"].manifest
 	m.manifest.ID, m.manifest.Volume, m.manifest.Session = repo.NewID(), "new", l.id
@@ -171,7 +172,7 @@ func TestRepairOfWhatIsGone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p, err := pointOf(t.Context(), b.repo, h, "", ref.Ref{Name: "v"}); err != nil || p.Name != "p2" {
+	if p, err := resolvePoint(t.Context(), b.repo, h, "", ref.Ref{Name: "v"}); err != nil || p.Name != "p2" {
 		t.Errorf("the newest point is %s, %v", p.Name, err)
 	}
 	b.prune(PruneRequest{})
@@ -186,7 +187,7 @@ func TestDamagedSession(t *testing.T) {
 	b := newBench(t)
 	b.history(rnd, "v", nil, 1)
 	b.must("v", "p2", small, nil, randomChange(rand.New(rand.NewPCG(1, 2)), small, 20), false)
-	_, l, err := begin(t.Context(), b.repo, repo.Push, []string{"v"}, repo.Writer{})
+	_, l, err := beginSession(t.Context(), b.repo, repo.Push, []string{"v"}, repo.Writer{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +268,7 @@ func TestLostHead(t *testing.T) {
 	if err := b.store.Delete(t.Context(), b.headKey("v")); err != nil {
 		t.Fatal(err)
 	}
-	_, l, err := begin(t.Context(), b.repo, repo.Push, []string{"new"}, repo.Writer{})
+	_, l, err := beginSession(t.Context(), b.repo, repo.Push, []string{"new"}, repo.Writer{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +289,7 @@ func TestLostHead(t *testing.T) {
 			t.Errorf("prune: %+v", pruned)
 		}
 	}
-	if err := l.end(t.Context()); err != nil {
+	if err := l.endSession(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.repo.DeleteManifest(t.Context(), m.ID); err != nil {
@@ -337,7 +338,7 @@ func TestRepairBesideFirstPush(t *testing.T) {
 				Do:    begin,
 			})
 			x := &repairer{repo: watched}
-			out, err := x.run(t.Context())
+			out, err := x.runRepair(t.Context())
 			if err != nil || len(out.Volumes) > 0 {
 				t.Errorf("it repaired %+v, %v", out.Volumes, err)
 			}

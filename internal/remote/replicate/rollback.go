@@ -39,15 +39,15 @@ func newWitness(ctx context.Context, e *engine.Engine, r *repo.Repo) (w witness,
 		return w, nil
 	}
 	w.own = headWriter{repo: r, tokens: newTokenFiles(e.Dir(), r)}
-	if w.own.me, err = writer(e); err != nil {
+	if w.own.me, err = writerOf(e); err != nil {
 		return w, err
 	}
-	w.memory, err = remembered(ctx, e, r)
+	w.memory, err = rememberedHeads(ctx, e, r)
 	return w, err
 }
 
-// remembered reads what a pool remembers of a repository; a nil engine remembers nothing.
-func remembered(ctx context.Context, e *engine.Engine, r *repo.Repo) (headMemory, error) {
+// rememberedHeads reads what a pool remembers of a repository; a nil engine remembers nothing.
+func rememberedHeads(ctx context.Context, e *engine.Engine, r *repo.Repo) (headMemory, error) {
 	out := headMemory{}
 	if e == nil {
 		return out, nil
@@ -59,8 +59,8 @@ func remembered(ctx context.Context, e *engine.Engine, r *repo.Repo) (headMemory
 	return out, err
 }
 
-// older says in which way a head is older than the one that is remembered; "" if it is not. there: the head exists.
-func (m headMemory) older(h *repo.Head, there bool) string {
+// rollbackReason says in which way a head is older than the one that is remembered; "" if it is not. there: the head exists.
+func (m headMemory) rollbackReason(h *repo.Head, there bool) string {
 	known := m[h.Name]
 	switch {
 	case known.Epoch == 0:
@@ -90,7 +90,7 @@ type rollback struct {
 // rollbacks lists heads that are missing or older than remembered, by name. One that cannot be read is neither.
 func (w *witness) rollbacks(ctx context.Context, all headset) ([]rollback, error) {
 	r, m := w.repo, w.memory
-	out, err := w.retired(ctx, all)
+	out, err := w.retiredRollbacks(ctx, all)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +123,7 @@ func (w *witness) rollbacks(ctx context.Context, all headset) ([]rollback, error
 			h = &repo.Head{Name: name}
 		}
 
-		if why := m.older(h, is); why != "" {
+		if why := m.rollbackReason(h, is); why != "" {
 			out = slices.DeleteFunc(out, func(b rollback) bool { return b.volume == name })
 			out = append(out, rollback{volume: name, object: "heads/" + id.String(), lost: !is, reason: why})
 		}
@@ -133,16 +133,16 @@ func (w *witness) rollbacks(ctx context.Context, all headset) ([]rollback, error
 	return out, nil
 }
 
-func (w *witness) accept(name string) {
+func (w *witness) acceptHead(name string) {
 	if w.accepted == nil {
 		w.accepted = map[string]bool{}
 	}
 	w.accepted[name] = true
 }
 
-// retired lists heads with a token that this pool has replaced. They are read again: another process of this pool may
+// retiredRollbacks lists heads with a token that this pool has replaced. They are read again: another process of this pool may
 // have replaced it after they were read.
-func (w *witness) retired(ctx context.Context, all headset) (out []rollback, err error) {
+func (w *witness) retiredRollbacks(ctx context.Context, all headset) (out []rollback, err error) {
 	for _, s := range all.good {
 		h := s.Head
 		if w.e == nil || w.accepted[h.Name] || h.Token.IsZero() || h.Gone || h.Writer.Pool != w.own.me.Pool {
@@ -158,7 +158,7 @@ func (w *witness) retired(ctx context.Context, all headset) (out []rollback, err
 		}
 
 		now, _, err := w.repo.Head(ctx, h.Name)
-		if broken(err) || err == nil && now.Token != h.Token {
+		if isUnreadable(err) || err == nil && now.Token != h.Token {
 			continue
 		}
 		if err != nil {
@@ -181,8 +181,8 @@ const (
 	retiredReason = wasRolledBack + ": this pool has since written a newer list of points for the volume"
 )
 
-// see remembers heads that were read and are newer than what is remembered, also in the pool unless that is nil.
-func (w *witness) see(ctx context.Context, all headset) error {
+// rememberHeads remembers heads that were read and are newer than what is remembered, also in the pool unless that is nil.
+func (w *witness) rememberHeads(ctx context.Context, all headset) error {
 	id, m := w.repo.ID().String(), w.memory
 	var fresh []engine.RemoteHead
 	for _, s := range all.good {
@@ -237,14 +237,14 @@ func (p *pruner) acceptRollback(ctx context.Context, all headset) error {
 		p.out.Accepted = append(p.out.Accepted, b.volume)
 		known := p.witness.memory[b.volume]
 		delete(p.witness.memory, b.volume)
-		p.witness.accept(b.volume)
+		p.witness.acceptHead(b.volume)
 		switch {
 		case p.DryRun:
 		case b.lost:
 			err = p.Pool.DropRemoteHead(ctx, known.Repo, b.volume)
 		default:
 			_, err = changeHead(ctx, p.repo, opRemotePrune, b.volume, func(h *repo.Head) (bool, error) {
-				if (headMemory{b.volume: known}).older(h, true) == "" && (b.token.IsZero() || h.Token != b.token) {
+				if (headMemory{b.volume: known}).rollbackReason(h, true) == "" && (b.token.IsZero() || h.Token != b.token) {
 					return false, nil
 				}
 				h.Epoch, h.Token = max(h.Epoch, known.Epoch)+1, repo.ID{} // which the writer may have replaced since

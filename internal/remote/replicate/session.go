@@ -34,25 +34,25 @@ type lease struct {
 	begun  chan struct{} // closed when the session is written, or cannot be
 	failed error         // why it cannot; set before begun is closed
 
-	mu   sync.Mutex // one write of the object at a time
-	s    repo.Session
-	note func(repo.ID) error // makes the token of a write durable, before it; nil: writes have none
+	mu        sync.Mutex // one write of the object at a time
+	s         repo.Session
+	noteToken func(repo.ID) error // makes the token of a write durable, before it; nil: writes have none
 
 	emu   sync.Mutex
 	ended error
 }
 
-// begin writes a new session that pins manifests, and keeps it alive until end,
+// beginSession writes a new session that pins manifests, and keeps it alive until end,
 // abandon, or the end of ctx. The context it returns ends with errEnded as its cause
 // when the session is found to be gone: nothing that was written under it may be
 // committed then.
-func begin(
+func beginSession(
 	ctx context.Context, r *repo.Repo, kind repo.SessionKind, heads []string, w repo.Writer, pins ...repo.ID,
 ) (context.Context, *lease, error) {
 	s := r.NewSession(kind, heads, w)
 	s.Pins = slices.Clone(pins)
 	ctx, l := newLease(ctx, r, s)
-	if err := l.begin(ctx); err != nil {
+	if err := l.start(ctx); err != nil {
 		l.abandon()
 		return nil, nil, err
 	}
@@ -67,20 +67,20 @@ func newLease(ctx context.Context, r *repo.Repo, s repo.Session) (context.Contex
 	return ctx, l
 }
 
-// begin writes the session, and keeps it alive until ctx ends. It is called once. errEnded: a session that was left is
+// start writes the session, and keeps it alive until ctx ends. It is called once. errEnded: a session that was left is
 // gone.
-func (l *lease) begin(ctx context.Context) error {
+func (l *lease) start(ctx context.Context) error {
 	defer close(l.begun)
 	if l.failed = l.beat(ctx); l.failed != nil {
 		close(l.done)
 		return l.failed
 	}
-	go l.keep(ctx)
+	go l.keepAlive(ctx)
 	return nil
 }
 
-// ready waits until the session is written: what is written under it must not be there before.
-func (l *lease) ready(ctx context.Context) error {
+// waitBegun waits until the session is written: what is written under it must not be there before.
+func (l *lease) waitBegun(ctx context.Context) error {
 	select {
 	case <-l.begun:
 		return l.failed
@@ -89,8 +89,8 @@ func (l *lease) ready(ctx context.Context) error {
 	}
 }
 
-// keep renews the session until ctx ends.
-func (l *lease) keep(ctx context.Context) {
+// keepAlive renews the session until ctx ends.
+func (l *lease) keepAlive(ctx context.Context) {
 	defer close(l.done)
 	t := time.NewTicker(beatEvery)
 	defer t.Stop()
@@ -113,18 +113,18 @@ func (l *lease) keep(ctx context.Context) {
 func (l *lease) beat(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.put(ctx)
+	return l.putSession(ctx)
 }
 
-// put writes the session; the caller holds mu.
-func (l *lease) put(ctx context.Context) error {
-	if err := l.gone(); err != nil {
+// putSession writes the session; the caller holds mu.
+func (l *lease) putSession(ctx context.Context) error {
+	if err := l.endedError(); err != nil {
 		return err
 	}
 
-	if l.note != nil && l.s.Beat > 0 { // the first write has the token of the plan
+	if l.noteToken != nil && l.s.Beat > 0 { // the first write has the token of the plan
 		id := repo.NewID()
-		if err := l.note(id); err != nil {
+		if err := l.noteToken(id); err != nil {
 			return err
 		}
 		l.s.Token = id
@@ -141,16 +141,16 @@ func (l *lease) put(ctx context.Context) error {
 	return err
 }
 
-// gone is errEnded if the session is known to be gone.
-func (l *lease) gone() error {
+// endedError is errEnded if the session is known to be gone.
+func (l *lease) endedError() error {
 	l.emu.Lock()
 	defer l.emu.Unlock()
 	return l.ended
 }
 
-// pin adds manifests to what the session pins. When it returns they are pinned; the
+// pinManifests adds manifests to what the session pins. When it returns they are pinned; the
 // caller then reads the head again.
-func (l *lease) pin(ctx context.Context, ids ...repo.ID) error {
+func (l *lease) pinManifests(ctx context.Context, ids ...repo.ID) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := len(l.s.Pins)
@@ -164,7 +164,7 @@ func (l *lease) pin(ctx context.Context, ids ...repo.ID) error {
 		return nil
 	}
 
-	err := l.put(ctx)
+	err := l.putSession(ctx)
 	if err != nil {
 		l.s.Pins = l.s.Pins[:n]
 	}
@@ -179,15 +179,15 @@ func (l *lease) abandon() {
 	<-l.done
 }
 
-// end removes the session. What was written under it and is not committed is garbage
+// endSession removes the session. What was written under it and is not committed is garbage
 // from then on. It works also when ctx has ended, for a while.
-func (l *lease) end(ctx context.Context) error {
+func (l *lease) endSession(ctx context.Context) error {
 	l.abandon()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.gone() != nil {
+	if l.endedError() != nil {
 		return nil
 	}
 	return l.repo.EndSession(ctx, &l.s)

@@ -34,11 +34,11 @@ type tokens struct {
 	retired []repo.ID // the newest last
 }
 
-// live reports whether a head may have this token now.
-func (t *tokens) live(id repo.ID) bool { return t.current == id || slices.Contains(t.pending, id) }
+// isLive reports whether a head may have this token now.
+func (t *tokens) isLive(id repo.ID) bool { return t.current == id || slices.Contains(t.pending, id) }
 
-// has reports whether a token was made by this pool.
-func (t *tokens) has(id repo.ID) bool { return t.live(id) || slices.Contains(t.retired, id) }
+// isOwn reports whether a token was made by this pool.
+func (t *tokens) isOwn(id repo.ID) bool { return t.isLive(id) || slices.Contains(t.retired, id) }
 
 // apply adds a record.
 func (t *tokens) apply(kind byte, id repo.ID) {
@@ -129,11 +129,11 @@ func (l tokenFiles) load(head string) (tokens, error) {
 
 func (l tokenFiles) pend(head string) (repo.ID, error) {
 	id := repo.NewID()
-	return id, l.add(head, func(tokens) (byte, repo.ID) { return tokenPending, id }, true)
+	return id, l.addRecord(head, func(tokens) (byte, repo.ID) { return tokenPending, id }, true)
 }
 
 func (l tokenFiles) confirm(head string, id repo.ID) error {
-	return l.add(head, func(t tokens) (byte, repo.ID) {
+	return l.addRecord(head, func(t tokens) (byte, repo.ID) {
 		if !slices.Contains(t.pending, id) {
 			return 0, id
 		}
@@ -141,8 +141,8 @@ func (l tokenFiles) confirm(head string, id repo.ID) error {
 	}, false)
 }
 
-// add adds a record, under the lock of the file; kind 0: none.
-func (l tokenFiles) add(head string, record func(tokens) (byte, repo.ID), sync bool) (err error) {
+// addRecord adds a record, under the lock of the file; kind 0: none.
+func (l tokenFiles) addRecord(head string, record func(tokens) (byte, repo.ID), sync bool) (err error) {
 	path, err := l.path(head)
 	if err != nil {
 		return err
@@ -150,7 +150,7 @@ func (l tokenFiles) add(head string, record func(tokens) (byte, repo.ID), sync b
 
 	defer func() { err = errs.Wrap(opPush, head, err) }()
 
-	f, err := l.open(path)
+	f, err := l.openLocked(path)
 	if err != nil {
 		return err
 	}
@@ -202,8 +202,8 @@ func (l tokenFiles) add(head string, record func(tokens) (byte, repo.ID), sync b
 	return l.syncDirs() // until a write has succeeded, nobody knows whether this was done
 }
 
-// open opens a file, makes it if there is none, and locks it.
-func (l tokenFiles) open(path string) (*os.File, error) {
+// openLocked opens a file, makes it if there is none, and locks it.
+func (l tokenFiles) openLocked(path string) (*os.File, error) {
 	if err := os.MkdirAll(l.dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -300,9 +300,9 @@ const (
 	foreignWrite                  // of a pool with this one's ID that is not this one
 )
 
-// judge says whose the last write of a head is that was read after the tokens were. Other processes of this pool
+// judgeOwnership says whose the last write of a head is that was read after the tokens were. Other processes of this pool
 // may have written it in between.
-func (w *headWriter) judge(before tokens, h *repo.Head) (ownership, error) {
+func (w *headWriter) judgeOwnership(before tokens, h *repo.Head) (ownership, error) {
 	if h.Token.IsZero() || h.Gone || h.Writer.Pool != w.me.Pool {
 		return ownWrite, nil
 	}
@@ -324,7 +324,7 @@ func (w *headWriter) judge(before tokens, h *repo.Head) (ownership, error) {
 		return ownWrite, err
 	case slices.Contains(after.pending, h.Token):
 		return ownWrite, w.tokens.confirm(h.Name, h.Token)
-	case after.has(h.Token):
+	case after.isOwn(h.Token):
 		return ownWrite, nil
 	}
 

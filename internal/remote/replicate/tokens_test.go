@@ -199,7 +199,7 @@ func TestTokenFilesOfSeveral(t *testing.T) {
 		t.Fatalf("%d of %d tokens are there, %v", len(is.pending), len(made), err)
 	}
 	for _, id := range made {
-		if !is.live(id) {
+		if !is.isLive(id) {
 			t.Errorf("%s is lost", id)
 		}
 	}
@@ -240,7 +240,7 @@ func TestLateConfirmation(t *testing.T) {
 	}
 	judge := func(before tokens, h repo.Head) {
 		t.Helper()
-		if own, err := w.judge(before, &h); own != ownWrite || err != nil {
+		if own, err := w.judgeOwnership(before, &h); own != ownWrite || err != nil {
 			t.Errorf("judged %v, %v", own, err)
 		}
 	}

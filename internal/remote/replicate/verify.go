@@ -196,8 +196,8 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 	v := &verifier{
 		repo: rp, VerifyRequest: q, number: map[repo.Segment]uint32{}, sizes: map[repo.Segment]uint32{},
 		named: map[repo.ID]bool{}, chained: map[repo.ID][]owner{},
-		room: semaphore.NewWeighted(pagesInMemory), expectations: expectations{dir: q.scratch, limit: expectedInMemory},
-		broken: map[repo.NodeRef]string{}, faults: map[expected]string{}, findings: map[findingKey]*finding{},
+		memory: semaphore.NewWeighted(pagesInMemory), expectations: expectations{dir: q.scratch, limit: expectedInMemory},
+		unreadableNodes: map[repo.NodeRef]string{}, faults: map[expected]string{}, findings: map[findingKey]*finding{},
 		spoilt: map[string]string{},
 		out:    &Verified{Unknown: []string{}, Warnings: []Problem{}, Problems: []Problem{}},
 	}
@@ -213,7 +213,7 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 		v.Seed = rand.Uint64()
 	}
 
-	if err := v.run(ctx); err != nil {
+	if err := v.runVerify(ctx); err != nil {
 		return nil, errs.Wrap(opVerify, rp.Store().String(), err)
 	}
 
@@ -228,59 +228,59 @@ type verifier struct {
 	out     *Verified
 	witness witness
 
-	room    *semaphore.Weighted // for pages
+	memory  *semaphore.Weighted // for pages
 	spans   []span
 	ages    map[repo.ID]int64   // of the points that are checked: see age
 	sibling map[repo.ID]repo.ID // the oldest clone of a point
 
-	mu           sync.Mutex
-	segments     []segmentState          // that are needed
-	number       map[repo.Segment]uint32 // their place in segments
-	sizes        map[repo.Segment]uint32 // of segments, as the manifests of their sessions say, needed or not
-	expectations expectations
-	parents      []checked                   // of streams, to look at
-	chained      map[repo.ID][]owner         // streams, by the manifest that they are the difference from
-	named        map[repo.ID]bool            // manifests that heads or streams name
-	listed       map[repo.Segment]int64      // bytes of segments that are there; of moved ones, those that they had
-	moved        map[repo.Segment]repo.Place // segments that are in packs
-	packsRead    map[repo.Pack]bool
-	unreadTables bool                        // a table cannot be read, so that something seems to be missing
-	lostPacks    map[repo.Segment]repo.Place // that were moved to packs which are missing or cut
-	tables       map[repo.Segment]lostTable  // of segments that are in packs, which nothing tells any more
-	spoilt       map[string]string           // objects that are damaged, of which there may be another copy, and why
-	problems     []Problem
-	over         int // problems that are not in the list
-	findings     map[findingKey]*finding
-	affected     int // points in all findings together
+	mu              sync.Mutex
+	segments        []segmentState          // that are needed
+	number          map[repo.Segment]uint32 // their place in segments
+	sizes           map[repo.Segment]uint32 // of segments, as the manifests of their sessions say, needed or not
+	expectations    expectations
+	parents         []checked                   // of streams, to look at
+	chained         map[repo.ID][]owner         // streams, by the manifest that they are the difference from
+	named           map[repo.ID]bool            // manifests that heads or streams name
+	listed          map[repo.Segment]int64      // bytes of segments that are there; of moved ones, those that they had
+	moved           map[repo.Segment]repo.Place // segments that are in packs
+	packsRead       map[repo.Pack]bool
+	unreadTables    bool                        // a table cannot be read, so that something seems to be missing
+	lostPacks       map[repo.Segment]repo.Place // that were moved to packs which are missing or cut
+	tables          map[repo.Segment]lostTable  // of segments that are in packs, which nothing tells any more
+	spoilt          map[string]string           // objects that are damaged, of which there may be another copy, and why
+	problems        []Problem
+	droppedProblems int // problems that are not in the list
+	findings        map[findingKey]*finding
+	affected        int // points in all findings together
 
 	// What is wrong, and for whom is looked for in the end.
-	damaged   bool                    // segments are missing, of another size, or cannot be read
-	broken    map[repo.NodeRef]string // pages and nodes that cannot be read, and why; of a page only the frame
-	faults    map[expected]string
-	usesWrong bool // a manifest does not list a segment
+	damaged         bool                    // segments are missing, of another size, or cannot be read
+	unreadableNodes map[repo.NodeRef]string // pages and nodes that cannot be read, and why; of a page only the frame
+	faults          map[expected]string
+	usesWrong       bool // a manifest does not list a segment
 }
 
-func (v *verifier) run(ctx context.Context) error {
+func (v *verifier) runVerify(ctx context.Context) error {
 	v.Tracker.Start("reading manifests", 0, 0)
-	heads, err := v.heads(ctx)
+	heads, err := v.readHeads(ctx)
 	if err != nil {
 		return err
 	}
 
-	if err := v.plan(ctx, heads); err != nil {
+	if err := v.planSpans(ctx, heads); err != nil {
 		return err
 	}
 
-	if err := v.points(ctx); err != nil {
+	if err := v.checkPoints(ctx); err != nil {
 		return err
 	}
 
 	v.Tracker.Start("listing objects", 0, 0)
-	if err := v.list(ctx); err != nil {
+	if err := v.listAndCount(ctx); err != nil {
 		return err
 	}
 
-	if _, _, err := v.repo.Seen(ctx); broken(err) {
+	if _, _, err := v.repo.Seen(ctx); isUnreadable(err) {
 		v.out.Warnings = append(v.out.Warnings, Problem{Object: "prune/seen",
 			Message: fmt.Sprintf("the next prune replaces it: %v", err)})
 	} else if err != nil {
@@ -291,22 +291,22 @@ func (v *verifier) run(ctx context.Context) error {
 		return err
 	}
 
-	v.present()
+	v.countSegments()
 	if v.ReadPercent > 0 {
 		if err := v.readData(ctx); err != nil {
 			return err
 		}
 	}
 
-	if err := v.blame(ctx); err != nil {
+	if err := v.blamePoints(ctx); err != nil {
 		return err
 	}
 
-	return v.settle(ctx)
+	return v.concludeProblems(ctx)
 }
 
-// heads reads all heads, and says which cannot be read.
-func (v *verifier) heads(ctx context.Context) ([]repo.Head, error) {
+// readHeads reads all heads, and says which cannot be read.
+func (v *verifier) readHeads(ctx context.Context) ([]repo.Head, error) {
 	all, err := readHeads(ctx, v.repo)
 	if err != nil {
 		return nil, err
@@ -318,15 +318,15 @@ func (v *verifier) heads(ctx context.Context) ([]repo.Head, error) {
 		switch {
 		case i >= 0:
 			p.Volume = v.Names[i]
-			v.problem(p)
+			v.report(p)
 		case len(v.Names) == 0:
-			v.problem(p)
+			v.report(p)
 		default:
 			v.out.Warnings = append(v.out.Warnings, p)
 		}
 	}
 
-	if err := v.rollbacks(ctx, all); err != nil {
+	if err := v.reportRollbacks(ctx, all); err != nil {
 		return nil, err
 	}
 
@@ -337,15 +337,15 @@ func (v *verifier) heads(ctx context.Context) ([]repo.Head, error) {
 
 	for _, n := range v.Names {
 		if !slices.ContainsFunc(heads, func(h repo.Head) bool { return h.Name == n && !h.Gone }) && len(v.problems) == 0 {
-			return nil, noVolume(errs.New(errs.NotFound, "", "", ""), v.repo, opVerify, n)
+			return nil, noVolumeError(errs.New(errs.NotFound, "", "", ""), v.repo, opVerify, n)
 		}
 	}
 
 	return heads, nil
 }
 
-// rollbacks says which heads are missing or older than this pool remembers, and remembers the others.
-func (v *verifier) rollbacks(ctx context.Context, all headset) error {
+// reportRollbacks says which heads are missing or older than this pool remembers, and remembers the others.
+func (v *verifier) reportRollbacks(ctx context.Context, all headset) error {
 	back, err := v.witness.rollbacks(ctx, all)
 	if err != nil {
 		return err
@@ -353,11 +353,11 @@ func (v *verifier) rollbacks(ctx context.Context, all headset) error {
 
 	for _, b := range back {
 		if len(v.Names) == 0 || slices.Contains(v.Names, b.volume) {
-			v.problem(Problem{Volume: b.volume, Object: b.object, Message: b.reason, Rollback: !b.lost, token: b.token})
+			v.report(Problem{Volume: b.volume, Object: b.object, Message: b.reason, Rollback: !b.lost, token: b.token})
 		}
 	}
 
-	if err := v.witness.see(ctx, all); err != nil { // of the catalogue: what is on the remote is not affected
+	if err := v.witness.rememberHeads(ctx, all); err != nil { // of the catalogue: what is on the remote is not affected
 		v.out.Warnings = append(
 			v.out.Warnings,
 			Problem{
@@ -369,39 +369,39 @@ func (v *verifier) rollbacks(ctx context.Context, all headset) error {
 	return nil
 }
 
-// broken reports whether err says that an object is not as it was written.
-func broken(err error) bool {
+// isUnreadable reports whether err says that an object is not as it was written.
+func isUnreadable(err error) bool {
 	return errs.Is(err, errs.Damaged) || errs.Is(err, errs.TooNew) || errs.Is(err, errs.NotFound)
 }
 
-func (v *verifier) problem(p Problem) {
+func (v *verifier) report(p Problem) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.add(p)
+	v.reportLocked(p)
 }
 
-// add is problem for who holds the lock.
-func (v *verifier) add(p Problem) {
+// reportLocked is problem for who holds the lock.
+func (v *verifier) reportLocked(p Problem) {
 	if strings.HasPrefix(p.Object, "segments/") && !p.manifest.IsZero() {
 		if p.whole {
-			p = v.ofTable(p)
+			p = v.blameTable(p)
 		}
 		v.addFinding(p)
 		return
 	}
 
 	if len(v.problems) >= 8*maxProblems { // some of them may turn out to be none
-		v.over++
+		v.droppedProblems++
 		return
 	}
 
 	v.problems = append(v.problems, p)
 }
 
-// list lists everything and counts what nothing needs.
-func (v *verifier) list(ctx context.Context) error {
+// listAndCount lists everything and counts what nothing needs.
+func (v *verifier) listAndCount(ctx context.Context) error {
 	sessions := map[repo.ID]bool{}
-	if err := v.sessions(ctx, sessions); err != nil {
+	if err := v.addSessions(ctx, sessions); err != nil {
 		return err
 	}
 
@@ -436,7 +436,7 @@ func (v *verifier) list(ctx context.Context) error {
 		return err
 	}
 
-	if len(v.Names) > 0 || len(v.problems) > 0 || len(v.broken) > 0 {
+	if len(v.Names) > 0 || len(v.problems) > 0 || len(v.unreadableNodes) > 0 {
 		return nil // what the rest needs was not looked at, or is not known
 	}
 
@@ -468,7 +468,7 @@ func (v *verifier) list(ctx context.Context) error {
 		}
 	}
 
-	if err := v.sessions(ctx, sessions); err != nil {
+	if err := v.addSessions(ctx, sessions); err != nil {
 		return err
 	}
 
@@ -490,7 +490,7 @@ func (v *verifier) list(ctx context.Context) error {
 		fresh,
 		func(m repo.Manifest) { read = append(read, &m) },
 		func(_ repo.ID, err error) error {
-			if broken(err) {
+			if isUnreadable(err) {
 				return nil // the next verify says it, if it is still needed
 			}
 			return err
@@ -516,7 +516,7 @@ func (v *verifier) list(ctx context.Context) error {
 		used[s] = true
 	}
 
-	v.packGarbage(packs, used, sessions)
+	v.countPackGarbage(packs, used, sessions)
 
 	for s, n := range v.listed {
 		_, moved := v.moved[s]
@@ -570,18 +570,18 @@ func (v *verifier) lostHeads(ctx context.Context, unnamed []repo.ID, now headset
 			return
 		}
 		there[id] = true // it is said once
-		v.problem(Problem{Volume: m.Volume, Object: "heads/" + id.String(),
+		v.report(Problem{Volume: m.Volume, Object: "heads/" + id.String(),
 			Message: "the volume's list of points is missing, but some of its points still exist"})
 	}, func(_ repo.ID, err error) error {
-		if broken(err) {
+		if isUnreadable(err) {
 			return nil // no volume that is there needs it
 		}
 		return err
 	})
 }
 
-// sessions adds those that are there, and says which cannot be read.
-func (v *verifier) sessions(ctx context.Context, found map[repo.ID]bool) error {
+// addSessions adds those that are there, and says which cannot be read.
+func (v *verifier) addSessions(ctx context.Context, found map[repo.ID]bool) error {
 	for id, err := range v.repo.SessionIDs(ctx) {
 		if err != nil {
 			return err
@@ -593,8 +593,8 @@ func (v *verifier) sessions(ctx context.Context, found map[repo.ID]bool) error {
 		_, err := v.repo.Session(ctx, id)
 		switch {
 		case errs.Is(err, errs.NotFound):
-		case broken(err):
-			v.problem(Problem{Object: "sessions/" + id.String(),
+		case isUnreadable(err):
+			v.report(Problem{Object: "sessions/" + id.String(),
 				Message: fmt.Sprintf("prunes delete nothing, because they cannot tell which data this session needs: %v", err)})
 		case err != nil:
 			return err
@@ -606,9 +606,9 @@ func (v *verifier) sessions(ctx context.Context, found map[repo.ID]bool) error {
 	return nil
 }
 
-// settle drops problems with what volumes do not need any more: somebody has removed
+// concludeProblems drops problems with what volumes do not need any more: somebody has removed
 // it while we looked.
-func (v *verifier) settle(ctx context.Context) error {
+func (v *verifier) concludeProblems(ctx context.Context) error {
 	v.noteSpoilt()
 	if len(v.problems) == 0 && len(v.findings) == 0 && len(v.spoilt) == 0 {
 		return nil
@@ -630,7 +630,7 @@ func (v *verifier) settle(ctx context.Context) error {
 		}
 
 		h, err := v.repo.HeadByID(ctx, id)
-		if broken(err) {
+		if isUnreadable(err) {
 			continue
 		}
 		if err != nil {
@@ -638,7 +638,7 @@ func (v *verifier) settle(ctx context.Context) error {
 		}
 
 		readable["heads/"+id.String()] = true
-		older["heads/"+id.String()] = v.witness.memory.older(&h.Head, true) != ""
+		older["heads/"+id.String()] = v.witness.memory.rollbackReason(&h.Head, true) != ""
 		tokens["heads/"+id.String()] = h.Head.Token
 		var bad []*pageFault
 		for pt, err := range allPoints(ctx, v.repo, h.Head, &bad) {
@@ -666,14 +666,14 @@ func (v *verifier) settle(ctx context.Context) error {
 		switch {
 		case err == nil:
 			streams = append(streams, m.Parent)
-		case !broken(err):
+		case !isUnreadable(err):
 			return err
 		}
 	}
 
 	v.blameChains(named)
 	left := map[string]bool{}
-	found := v.found(named)
+	found := v.listFindings(named)
 	tables := map[string]bool{} // with which points are affected
 	for _, p := range found {
 		tables[p.Object] = strings.HasPrefix(p.Object, "moved/")
@@ -705,7 +705,7 @@ func (v *verifier) settle(ctx context.Context) error {
 	}
 
 	if v.out.TotalProblems > 0 {
-		v.out.TotalProblems += v.over
+		v.out.TotalProblems += v.droppedProblems
 	}
 
 	slices.SortStableFunc(v.out.Problems, func(a, b Problem) int {

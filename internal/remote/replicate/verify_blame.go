@@ -34,7 +34,7 @@ func (v *verifier) noteUses(m *repo.Manifest) {
 			v.sizes[u.Segment] = max(v.sizes[u.Segment], u.Size)
 			continue
 		}
-		s := &v.segments[v.place(u.Segment)]
+		s := &v.segments[v.segmentPlace(u.Segment)]
 		s.size = max(s.size, u.Size)
 	}
 }
@@ -63,7 +63,7 @@ func (v *verifier) findSizes(ctx context.Context) error {
 			defer v.mu.Unlock()
 			s.cut, v.damaged = true, true
 			return nil
-		case broken(err): // it was listed: somebody has just removed it
+		case isUnreadable(err): // it was listed: somebody has just removed it
 			return nil
 		}
 
@@ -71,8 +71,8 @@ func (v *verifier) findSizes(ctx context.Context) error {
 	})
 }
 
-// present notes which of the segments that are needed are missing or have another size.
-func (v *verifier) present() {
+// countSegments notes which of the segments that are needed are missing or have another size.
+func (v *verifier) countSegments() {
 	packs := map[repo.Pack]bool{}
 	for i := range v.segments {
 		s := &v.segments[i]
@@ -81,12 +81,12 @@ func (v *verifier) present() {
 			v.out.Segments++
 			v.out.SegmentBytes += v.storedBytes(s.Segment, n, packs)
 		}
-		v.damaged = v.damaged || v.lost(s.Segment) != ""
+		v.damaged = v.damaged || v.lostReason(s.Segment) != ""
 	}
 }
 
-// lost says why a segment is not as it was written, by the list of what there is; "" if it is.
-func (v *verifier) lost(s repo.Segment) string {
+// lostReason says why a segment is not as it was written, by the list of what there is; "" if it is.
+func (v *verifier) lostReason(s repo.Segment) string {
 	n, ok := v.listed[s]
 	if at, moved := v.lostPacks[s]; !ok && moved {
 		return fmt.Sprintf("the segment was moved to packs/%s, which is missing or truncated", at.Pack)
@@ -116,18 +116,18 @@ func (v *verifier) lost(s repo.Segment) string {
 	return ""
 }
 
-// lacks says why a frame cannot be in its segment.
-func (v *verifier) lacks(f repo.Frame) string {
+// missingFrameReason says why a frame cannot be in its segment.
+func (v *verifier) missingFrameReason(f repo.Frame) string {
 	if n, ok := v.listed[f.Segment]; ok && int64(f.Offset)+int64(f.Stored) <= n {
 		return ""
 	}
-	return v.lost(f.Segment)
+	return v.lostReason(f.Segment)
 }
 
-// wrong says what is wrong with a frame, or with what is expected of it; "" if nothing is known. whole: with all of
+// faultReason says what is wrong with a frame, or with what is expected of it; "" if nothing is known. whole: with all of
 // its segment.
-func (v *verifier) wrong(f repo.Frame, within, length uint32, sum repo.Sum) (why string, whole bool) {
-	if why := v.lacks(f); why != "" {
+func (v *verifier) faultReason(f repo.Frame, within, length uint32, sum repo.Sum) (why string, whole bool) {
+	if why := v.missingFrameReason(f); why != "" {
 		return why, true
 	}
 
@@ -137,7 +137,7 @@ func (v *verifier) wrong(f repo.Frame, within, length uint32, sum repo.Sum) (why
 	}
 
 	if s := v.segments[n]; s.fault != "" {
-		return cmp.Or(v.lost(f.Segment), s.fault), true
+		return cmp.Or(v.lostReason(f.Segment), s.fault), true
 	}
 
 	if len(v.faults) == 0 {
@@ -147,9 +147,9 @@ func (v *verifier) wrong(f repo.Frame, within, length uint32, sum repo.Sum) (why
 	return v.faults[expected{n, f.Index, f.Offset, f.Stored, f.Plain<<1 | uint32(f.Codec), within, length, sum}], false
 }
 
-// blame reports what is wrong, for all points that it affects.
-func (v *verifier) blame(ctx context.Context) error {
-	if !v.damaged && len(v.broken) == 0 && len(v.faults) == 0 && !v.usesWrong {
+// blamePoints reports what is wrong, for all points that it affects.
+func (v *verifier) blamePoints(ctx context.Context) error {
+	if !v.damaged && len(v.unreadableNodes) == 0 && len(v.faults) == 0 && !v.usesWrong {
 		return nil
 	}
 	v.Tracker.Start("finding affected points", 0, 0)
@@ -164,7 +164,7 @@ func (v *verifier) blameSpan(ctx context.Context, s span) error {
 		m, err := v.repo.Manifest(ctx, c.manifest)
 		v.Tracker.Add(1, 0)
 		switch {
-		case broken(err):
+		case isUnreadable(err):
 			continue // that was said before, or somebody has removed it
 		case err != nil:
 			return err
@@ -223,22 +223,22 @@ func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Pa
 		return b, nil
 	}
 
-	if why, whole := v.wrong(page.Frame, 0, 0, repo.Sum{}); whole {
+	if why, whole := v.faultReason(page.Frame, 0, 0, repo.Sum{}); whole {
 		return unread(why, true)
-	} else if why = cmp.Or(v.broken[repo.NodeRef{Frame: page.Frame}], why); why != "" {
+	} else if why = cmp.Or(v.unreadableNodes[repo.NodeRef{Frame: page.Frame}], why); why != "" {
 		return unread(why, false)
 	}
 
 	room := pageRoom(page)
-	if err := v.room.Acquire(ctx, room); err != nil {
+	if err := v.memory.Acquire(ctx, room); err != nil {
 		return b, err
 	}
 
-	defer v.room.Release(room)
+	defer v.memory.Release(room)
 
 	pieces, err := readRegion(ctx, v.repo, m, page.Region)
 	switch {
-	case broken(err): // it could be read before: somebody has removed it, or it was damaged just now
+	case isUnreadable(err): // it could be read before: somebody has removed it, or it was damaged just now
 		return unread(err.Error(), false)
 	case err != nil:
 		return b, err
@@ -246,7 +246,7 @@ func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Pa
 
 	b.ranges = v.wrongPieces(pieces)
 	if v.usesWrong {
-		b.segments = unlisted(&repo.Manifest{}, page, pieces) // all of them
+		b.segments = unlistedSegments(&repo.Manifest{}, page, pieces) // all of them
 	}
 
 	return b, nil
@@ -255,7 +255,7 @@ func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Pa
 // wrongPieces lists the ranges of pieces with which something is wrong.
 func (v *verifier) wrongPieces(pieces []repo.Piece) (ranges []Problem) {
 	for _, x := range pieces {
-		why, whole := v.wrong(x.Frame, x.Within, uint32(x.Length), x.Sum)
+		why, whole := v.faultReason(x.Frame, x.Within, uint32(x.Length), x.Sum)
 		if why == "" {
 			continue
 		}
@@ -281,11 +281,11 @@ func (v *verifier) wrongPieces(pieces []repo.Piece) (ranges []Problem) {
 func (v *verifier) blamePoint(o owner, m *repo.Manifest, b blamed) {
 	for _, r := range b.ranges {
 		r.Volume, r.Point, r.manifest = o.volume, o.point, o.manifest
-		v.problem(r)
+		v.report(r)
 	}
 	for _, s := range b.segments {
-		if !uses(m, s) {
-			v.problem(o.problem("segments/"+s.String(),
+		if !listsSegment(m, s) {
+			v.report(o.problem("segments/"+s.String(),
 				"the manifest does not list this segment, although the point needs it: a prune may remove it"))
 		}
 	}
@@ -295,10 +295,10 @@ func (v *verifier) blamePoint(o owner, m *repo.Manifest, b blamed) {
 func (v *verifier) blameStream(o owner, m *repo.Manifest) {
 	at := int64(0)
 	for _, f := range m.Stream {
-		if why, whole := v.wrong(f, 0, f.Plain, repo.Sum{}); why != "" {
+		if why, whole := v.faultReason(f, 0, f.Plain, repo.Sum{}); why != "" {
 			p := o.problem("segments/"+f.Segment.String(), "%s", why)
 			p.Offset, p.Length, p.whole = at, int64(f.Plain), whole
-			v.problem(p)
+			v.report(p)
 		}
 		at += int64(f.Plain)
 	}

@@ -38,8 +38,8 @@ func (x expected) compare(y expected) int {
 		cmp.Compare(x.packed, y.packed), slices.Compare(x.sum[:], y.sum[:]))
 }
 
-// is reports whether a frame is at the place and of the length that is expected.
-func (x expected) is(f repo.Frame) bool {
+// matchesFrame reports whether a frame is at the place and of the length that is expected.
+func (x expected) matchesFrame(f repo.Frame) bool {
 	return x.index == f.Index && x.offset == f.Offset && x.stored == f.Stored && x.packed == f.Plain<<1|uint32(f.Codec)
 }
 
@@ -75,8 +75,8 @@ type expectations struct {
 	runs   []int64 // where each ends in file, in bytes
 }
 
-// add adds what is expected.
-func (e *expectations) add(all []expected) error {
+// addExpected adds what is expected.
+func (e *expectations) addExpected(all []expected) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for len(all) > 0 {
@@ -115,7 +115,7 @@ func (e *expectations) spill() error {
 		}
 	}
 
-	w := bufio.NewWriterSize(io.NewOffsetWriter(e.file, e.spilled()), runBuffer)
+	w := bufio.NewWriterSize(io.NewOffsetWriter(e.file, e.spilledBytes()), runBuffer)
 	var b [expectedBytes]byte
 	for _, x := range e.memory {
 		if _, err := w.Write(x.appendTo(b[:0])); err != nil {
@@ -127,13 +127,13 @@ func (e *expectations) spill() error {
 		return errs.Wrap(opVerify, "", err)
 	}
 
-	e.runs = append(e.runs, e.spilled()+int64(len(e.memory))*expectedBytes)
+	e.runs = append(e.runs, e.spilledBytes()+int64(len(e.memory))*expectedBytes)
 	e.memory = e.memory[:0]
 	return nil
 }
 
-// spilled is how many bytes are in the file.
-func (e *expectations) spilled() int64 {
+// spilledBytes is how many bytes are in the file.
+func (e *expectations) spilledBytes() int64 {
 	if len(e.runs) == 0 {
 		return 0
 	}

@@ -31,7 +31,7 @@ func TestExpectationsSpill(t *testing.T) {
 	for _, limit := range []int{64, 1000, len(all) + 1} {
 		e := expectations{dir: dir, limit: limit}
 		for part := range slices.Chunk(all, 100) {
-			if err := e.add(part); err != nil {
+			if err := e.addExpected(part); err != nil {
 				t.Fatal(err)
 			}
 			if len(e.memory) > limit {

@@ -35,7 +35,7 @@ func (v *verifier) addFinding(p Problem) {
 	f := v.findings[key]
 	if f == nil {
 		if len(v.findings) >= 8*maxProblems {
-			v.over++
+			v.droppedProblems++
 			return
 		}
 		f = &finding{points: map[repo.ID]Problem{}}
@@ -55,8 +55,8 @@ func (v *verifier) addFinding(p Problem) {
 	f.points[p.manifest] = p
 }
 
-// found lists the findings that affect points which are still named, each with the first of these and their number.
-func (v *verifier) found(named map[repo.ID]bool) (out []Problem) {
+// listFindings lists the findings that affect points which are still named, each with the first of these and their number.
+func (v *verifier) listFindings(named map[repo.ID]bool) (out []Problem) {
 	for _, f := range v.findings {
 		maps.DeleteFunc(f.points, func(id repo.ID, _ Problem) bool { return !named[id] })
 		if len(f.points) == 0 {
@@ -93,10 +93,10 @@ func (v *verifier) blameUses(o owner, m *repo.Manifest) {
 		return // the map says what it needs
 	}
 	for _, u := range m.Uses {
-		if why := v.lost(u.Segment); why != "" {
+		if why := v.lostReason(u.Segment); why != "" {
 			p := o.problem("segments/"+u.Segment.String(), "%s", why)
 			p.whole = true
-			v.problem(p)
+			v.report(p)
 		}
 	}
 }

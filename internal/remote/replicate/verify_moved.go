@@ -29,7 +29,7 @@ func (v *verifier) listMoved(ctx context.Context, tables int) error {
 	for t, err := range m.Damaged {
 		v.unreadTables = true
 		why := fmt.Sprintf("cannot read this table of moved data: %v", err)
-		v.problem(Problem{Object: "moved/" + t.String(), Message: why})
+		v.report(Problem{Object: "moved/" + t.String(), Message: why})
 	}
 
 	for s, at := range m.Places() {
@@ -95,7 +95,7 @@ func (v *verifier) findTables(ctx context.Context, m repo.Moved) error {
 	v.tables = map[repo.Segment]lostTable{}
 	return eachOf(ctx, unnamed, func(ctx context.Context, p repo.PackState) error {
 		described, err := v.repo.DescribePack(ctx, p)
-		if broken(err) {
+		if isUnreadable(err) {
 			return nil // then its segments are missing
 		}
 		if err != nil {
@@ -141,8 +141,8 @@ func tableOf(m repo.Moved, p repo.Pack) lostTable {
 	return lostTable{"moved/" + t.String(), why + effect}
 }
 
-// ofTable makes a problem with a segment that is missing one with the table that says where it is.
-func (v *verifier) ofTable(p Problem) Problem {
+// blameTable makes a problem with a segment that is missing one with the table that says where it is.
+func (v *verifier) blameTable(p Problem) Problem {
 	s, is := segmentOf(p.Object)
 	if t, lost := v.tables[s]; is && lost {
 		p.Object, p.Message, p.Offset, p.Length, p.whole = t.object, t.why, 0, 0, true
@@ -164,7 +164,7 @@ func (v *verifier) noteSpoilt() {
 func (v *verifier) spoiltCopies(ctx context.Context) (out []Problem, err error) {
 	for object, why := range v.spoilt {
 		_, err := v.repo.Store().Stat(ctx, object)
-		if broken(err) {
+		if isUnreadable(err) {
 			continue
 		}
 		if err != nil {
@@ -189,8 +189,8 @@ func (v *verifier) storedBytes(s repo.Segment, n int64, counted map[repo.Pack]bo
 	return at.PackBytes
 }
 
-// packGarbage counts the packs that nothing needs.
-func (v *verifier) packGarbage(packs map[repo.Pack]int64, used map[repo.Segment]bool, sessions map[repo.ID]bool) {
+// countPackGarbage counts the packs that nothing needs.
+func (v *verifier) countPackGarbage(packs map[repo.Pack]int64, used map[repo.Segment]bool, sessions map[repo.ID]bool) {
 	needed := map[repo.Pack]bool{}
 	for s, at := range v.moved {
 		needed[at.Pack] = needed[at.Pack] || used[s]

@@ -21,8 +21,8 @@ type owner struct {
 	size          int64
 }
 
-// of is the owner of something that it needs.
-func (o owner) of(id repo.ID) owner { o.manifest = id; return o }
+// withManifest is the owner of something that it needs.
+func (o owner) withManifest(id repo.ID) owner { o.manifest = id; return o }
 
 func (o owner) problem(object string, format string, args ...any) Problem {
 	return Problem{Volume: o.volume, Point: o.point, Object: object, Message: fmt.Sprintf(format, args...),
@@ -63,8 +63,8 @@ func checkedOf(volume string, pt repo.Point, before checked) checked {
 	return c
 }
 
-// is reports whether a manifest is what the head says of the point.
-func (c *checked) is(m *repo.Manifest) bool {
+// matchesManifest reports whether a manifest is what the head says of the point.
+func (c *checked) matchesManifest(m *repo.Manifest) bool {
 	return c.said == nil || m.Content == c.said.content && m.SizeBytes == c.size && m.FS == c.said.fs &&
 		(m.Parent == c.parent || !m.Content.Chained())
 }
@@ -91,14 +91,14 @@ func (a age) compare(b age) int {
 	return cmp.Or(cmp.Compare(a.at, b.at), slices.Compare(a.id[:], b.id[:]))
 }
 
-// age is that of a point that is checked.
-func (v *verifier) age(id repo.ID) (age, bool) {
+// ageOf is that of a point that is checked.
+func (v *verifier) ageOf(id repo.ID) (age, bool) {
 	at, ok := v.ages[id]
 	return age{at, id}, ok
 }
 
-// plan notes what heads name, and divides the points of volumes into spans.
-func (v *verifier) plan(ctx context.Context, heads []repo.Head) error {
+// planSpans notes what heads name, and divides the points of volumes into spans.
+func (v *verifier) planSpans(ctx context.Context, heads []repo.Head) error {
 	v.ages, v.sibling = map[repo.ID]int64{}, map[repo.ID]repo.ID{}
 	for _, h := range heads {
 		all := !h.Gone && (len(v.Names) == 0 || slices.Contains(v.Names, h.Name))
@@ -117,7 +117,7 @@ func (v *verifier) plan(ctx context.Context, heads []repo.Head) error {
 			}
 		}
 
-		v.pageFaults(h, bad, all)
+		v.reportPageFaults(h, bad, all)
 		if !all {
 			continue
 		}
@@ -130,27 +130,27 @@ func (v *verifier) plan(ctx context.Context, heads []repo.Head) error {
 		v.spans = append(v.spans, span{points: points})
 	}
 
-	v.origins()
-	v.cut()
+	v.noteOrigins()
+	v.cutSpans()
 	return nil
 }
 
-// pageFaults notes pages of points that cannot be read.
-func (v *verifier) pageFaults(h repo.Head, bad []*pageFault, asked bool) {
+// reportPageFaults notes pages of points that cannot be read.
+func (v *verifier) reportPageFaults(h repo.Head, bad []*pageFault, asked bool) {
 	for _, f := range bad {
 		p := Problem{Volume: h.Name, Object: f.Page.Object()}
 		p.Message = "cannot read a part of the volume's list of points: " + f.Error()
 		p.Volumes, p.Points = 1, f.Page.Count
 		if asked {
-			v.problem(p)
+			v.report(p)
 		} else {
 			v.out.Warnings = append(v.out.Warnings, p)
 		}
 	}
 }
 
-// origins notes which points have one that is gone, and what was cloned from the same.
-func (v *verifier) origins() {
+// noteOrigins notes which points have one that is gone, and what was cloned from the same.
+func (v *verifier) noteOrigins() {
 	for _, s := range v.spans {
 		for _, pt := range s.points {
 			origin := pt.said.origin
@@ -169,8 +169,8 @@ func (v *verifier) origins() {
 	}
 }
 
-// cut divides what is planned into spans of bounded length.
-func (v *verifier) cut() {
+// cutSpans divides what is planned into spans of bounded length.
+func (v *verifier) cutSpans() {
 	length := min(max(v.out.Points/(2*requests), shortestSpan), longestSpan)
 	var cut []span
 	for _, s := range v.spans {
@@ -190,8 +190,8 @@ func (v *verifier) addSibling(origin, id repo.ID) {
 	}
 }
 
-// points reads the manifests of all points, and their pages.
-func (v *verifier) points(ctx context.Context) error {
+// checkPoints reads the manifests of all points, and their pages.
+func (v *verifier) checkPoints(ctx context.Context) error {
 	if err := eachOf(ctx, v.spans, v.checkSpan); err != nil {
 		return err
 	}
@@ -217,21 +217,21 @@ func (v *verifier) points(ctx context.Context) error {
 // checkSpan reads the manifests of a span, and notes what they expect.
 func (v *verifier) checkSpan(ctx context.Context, s span) error {
 	w := &pageWalk{v: v}
-	defer w.drop()
+	defer w.reset()
 
 	for _, c := range s.points {
 		m, err := v.repo.Manifest(ctx, c.manifest)
 		v.Tracker.Add(1, 0)
 		switch {
-		case broken(err):
-			v.problem(c.owner.problem("manifests/"+c.manifest.String(), "%v", err))
+		case isUnreadable(err):
+			v.report(c.owner.problem("manifests/"+c.manifest.String(), "%v", err))
 			continue
 		case err != nil:
 			return err
 		}
 
-		if !c.is(&m) {
-			v.problem(c.owner.problem("manifests/"+c.manifest.String(), "it contradicts the volume's list of points"))
+		if !c.matchesManifest(&m) {
+			v.report(c.owner.problem("manifests/"+c.manifest.String(), "it contradicts the volume's list of points"))
 		}
 
 		v.noteUses(&m)
@@ -260,15 +260,15 @@ func (v *verifier) baseOf(ctx context.Context, before repo.ID, m *repo.Manifest)
 		candidates = append(candidates, m.Origin.Manifest, v.sibling[m.Origin.Manifest])
 	}
 
-	own, listed := v.age(m.ID)
+	own, listed := v.ageOf(m.ID)
 	for _, id := range candidates {
 		// One that is not checked itself, or later, is none.
-		if is, ok := v.age(id); !ok || !listed || is.compare(own) >= 0 {
+		if is, ok := v.ageOf(id); !ok || !listed || is.compare(own) >= 0 {
 			continue
 		}
 		b, err := v.repo.Manifest(ctx, id)
 		switch {
-		case broken(err): // that is said of it
+		case isUnreadable(err): // that is said of it
 		case err != nil:
 			return nil, err
 		case b.Content == repo.Block:
@@ -289,31 +289,31 @@ func (v *verifier) checkStream(o owner, m *repo.Manifest) error {
 
 	if !m.Parent.IsZero() && !v.named[m.Parent] {
 		v.named[m.Parent] = true
-		v.parents = append(v.parents, checked{owner: o.of(m.Parent)})
+		v.parents = append(v.parents, checked{owner: o.withManifest(m.Parent)})
 	}
 
 	all := make([]expected, 0, min(len(m.Stream), 4096))
 	for _, f := range m.Stream {
-		if all = append(all, v.expect(f, 0, f.Plain, repo.Sum{})); len(all) == cap(all) {
-			if err := v.note(all); err != nil {
+		if all = append(all, v.expectFrame(f, 0, f.Plain, repo.Sum{})); len(all) == cap(all) {
+			if err := v.noteExpected(all); err != nil {
 				return err
 			}
 			all = all[:0]
 		}
 	}
 
-	return v.note(all)
+	return v.noteExpected(all)
 }
 
-// expect says what is expected of a frame, and that so much of its segment must be there. The caller holds the lock.
-func (v *verifier) expect(f repo.Frame, within, length uint32, sum repo.Sum) expected {
-	n := v.place(f.Segment)
+// expectFrame says what is expected of a frame, and that so much of its segment must be there. The caller holds the lock.
+func (v *verifier) expectFrame(f repo.Frame, within, length uint32, sum repo.Sum) expected {
+	n := v.segmentPlace(f.Segment)
 	v.segments[n].end = max(v.segments[n].end, f.Offset+f.Stored)
 	return expected{n, f.Index, f.Offset, f.Stored, f.Plain<<1 | uint32(f.Codec), within, length, sum}
 }
 
-// place is that of a segment in v.segments. The caller holds the lock.
-func (v *verifier) place(s repo.Segment) uint32 {
+// segmentPlace is that of a segment in v.segments. The caller holds the lock.
+func (v *verifier) segmentPlace(s repo.Segment) uint32 {
 	n, ok := v.number[s]
 	if !ok {
 		n = uint32(len(v.segments))
@@ -322,12 +322,12 @@ func (v *verifier) place(s repo.Segment) uint32 {
 	return n
 }
 
-// note keeps what is expected until data is read.
-func (v *verifier) note(all []expected) error {
+// noteExpected keeps what is expected until data is read.
+func (v *verifier) noteExpected(all []expected) error {
 	if v.ReadPercent == 0 {
 		return nil
 	}
-	return v.expectations.add(all)
+	return v.expectations.addExpected(all)
 }
 
 // pagesInMemory bounds the pages that all spans hold at once, in bytes.
@@ -357,7 +357,7 @@ type mapOf struct {
 	pieces []repo.Piece
 }
 
-func (w *pageWalk) drop() { *w = pageWalk{v: w.v} }
+func (w *pageWalk) reset() { *w = pageWalk{v: w.v} }
 
 // checkMap is check for maps of either version. One of the other version is no base.
 func (w *pageWalk) checkMap(ctx context.Context, m *repo.Manifest) error {
@@ -367,12 +367,12 @@ func (w *pageWalk) checkMap(ctx context.Context, m *repo.Manifest) error {
 	if m.Version == 2 {
 		return w.checkTree(ctx, m)
 	}
-	return w.check(ctx, m)
+	return w.checkPages(ctx, m)
 }
 
-// check reads the pages of a manifest that its base does not have, notes what they expect, and makes the manifest the
+// checkPages reads the pages of a manifest that its base does not have, notes what they expect, and makes the manifest the
 // next base.
-func (w *pageWalk) check(ctx context.Context, m *repo.Manifest) error {
+func (w *pageWalk) checkPages(ctx context.Context, m *repo.Manifest) error {
 	for _, region := range differentRegions(w.base, m) {
 		page, ok := findPage(m, region)
 		if !ok {
@@ -404,15 +404,15 @@ func (w *pageWalk) checkPage(ctx context.Context, m *repo.Manifest, page repo.Pa
 		room += pageRoom(old)
 	}
 
-	if err := v.room.Acquire(ctx, room); err != nil {
+	if err := v.memory.Acquire(ctx, room); err != nil {
 		return err
 	}
 
-	defer v.room.Release(room)
+	defer v.memory.Release(room)
 
 	pieces, err := readRegion(ctx, v.repo, m, page.Region)
 	switch {
-	case broken(err):
+	case isUnreadable(err):
 		v.pageBroken(page, err)
 		return nil
 	case err != nil:
@@ -422,7 +422,7 @@ func (w *pageWalk) checkPage(ctx context.Context, m *repo.Manifest, page repo.Pa
 	var was []repo.Piece
 	if has {
 		if was = w.kept.pieces; w.kept.page != old {
-			if was, err = readRegion(ctx, v.repo, w.base, page.Region); broken(err) {
+			if was, err = readRegion(ctx, v.repo, w.base, page.Region); isUnreadable(err) {
 				was = nil // that is said of it
 			} else if err != nil {
 				return err
@@ -449,7 +449,7 @@ func (v *verifier) notePieces(page repo.Page, pieces, was []repo.Piece) error {
 	defer v.mu.Unlock()
 	all := make([]expected, 0, 1024)
 	if page.Frame.Stored > 0 { // else the pieces are of a leaf, which was noted when it was read
-		all = append(all, v.expect(page.Frame, 0, 0, repo.Sum{}))
+		all = append(all, v.expectFrame(page.Frame, 0, 0, repo.Sum{}))
 	}
 
 	for _, x := range pieces {
@@ -459,34 +459,34 @@ func (v *verifier) notePieces(page repo.Page, pieces, was []repo.Piece) error {
 		if len(was) > 0 && was[0] == x {
 			continue
 		}
-		if all = append(all, v.expect(x.Frame, x.Within, uint32(x.Length), x.Sum)); len(all) == cap(all) {
-			if err := v.note(all); err != nil {
+		if all = append(all, v.expectFrame(x.Frame, x.Within, uint32(x.Length), x.Sum)); len(all) == cap(all) {
+			if err := v.noteExpected(all); err != nil {
 				return err
 			}
 			all = all[:0]
 		}
 	}
 
-	return v.note(all)
+	return v.noteExpected(all)
 }
 
 // countUses notes if a manifest does not say that it needs a segment that a page of it needs.
 func (v *verifier) countUses(m *repo.Manifest, page repo.Page, pieces []repo.Piece) {
-	if len(unlisted(m, page, pieces)) > 0 {
+	if len(unlistedSegments(m, page, pieces)) > 0 {
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		v.usesWrong = true
 	}
 }
 
-// unlisted are the segments that a page needs and its manifest does not list.
-func unlisted(m *repo.Manifest, page repo.Page, pieces []repo.Piece) (out []repo.Segment) {
+// unlistedSegments are the segments that a page needs and its manifest does not list.
+func unlistedSegments(m *repo.Manifest, page repo.Page, pieces []repo.Piece) (out []repo.Segment) {
 	good := map[repo.Segment]bool{}
 	look := func(s repo.Segment) {
 		if _, seen := good[s]; seen {
 			return
 		}
-		if good[s] = uses(m, s); !good[s] {
+		if good[s] = listsSegment(m, s); !good[s] {
 			out = append(out, s)
 		}
 	}
@@ -503,8 +503,8 @@ func unlisted(m *repo.Manifest, page repo.Page, pieces []repo.Piece) (out []repo
 	return out
 }
 
-// uses reports whether a manifest lists a segment.
-func uses(m *repo.Manifest, s repo.Segment) bool {
+// listsSegment reports whether a manifest lists a segment.
+func listsSegment(m *repo.Manifest, s repo.Segment) bool {
 	_, has := slices.BinarySearchFunc(m.Uses, s, func(u repo.Use, s repo.Segment) int {
 		return compareSegment(u.Segment, s)
 	})
@@ -521,7 +521,7 @@ func (w *pageWalk) checkUses(ctx context.Context, m *repo.Manifest) error {
 
 	lost := map[repo.Segment]int64{}
 	for _, u := range w.base.Uses {
-		if !uses(m, u.Segment) {
+		if !listsSegment(m, u.Segment) {
 			lost[u.Segment] = u.Bytes
 		}
 	}
@@ -573,14 +573,14 @@ func (w *pageWalk) withPage(
 	}
 
 	room := pageRoom(page)
-	if err := w.v.room.Acquire(ctx, room); err != nil {
+	if err := w.v.memory.Acquire(ctx, room); err != nil {
 		return err
 	}
 
-	defer w.v.room.Release(room)
+	defer w.v.memory.Release(room)
 	pieces, err := readRegion(ctx, w.v.repo, m, region)
 	switch {
-	case broken(err):
+	case isUnreadable(err):
 		w.v.pageBroken(page, err)
 	case err != nil:
 		return err
@@ -600,8 +600,8 @@ func (v *verifier) pageBroken(p repo.Page, err error) {
 func (v *verifier) nodeBroken(n repo.NodeRef, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if len(v.broken) < maxFaults {
-		v.broken[n] = err.Error()
+	if len(v.unreadableNodes) < maxFaults {
+		v.unreadableNodes[n] = err.Error()
 	}
 }
 

@@ -21,7 +21,7 @@ const maxGroup = 128 << 10
 // readData reads segments that volumes need, all or a sample of them, each once, and compares them with what the
 // volumes expect.
 func (v *verifier) readData(ctx context.Context) error {
-	chosen := v.choose()
+	chosen := v.chooseSegments()
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(readers)
 	var group []expected
@@ -54,8 +54,8 @@ func (v *verifier) readData(ctx context.Context) error {
 	return g.Wait()
 }
 
-// choose says which segments are read.
-func (v *verifier) choose() []bool {
+// chooseSegments says which segments are read.
+func (v *verifier) chooseSegments() []bool {
 	var all []int
 	for i, s := range v.segments {
 		if _, ok := v.listed[s.Segment]; ok { // of others it is said that they are missing
@@ -89,7 +89,7 @@ func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) er
 	left, blamed := all, false
 	fail := func(x expected, why string) {
 		blamed = true
-		v.fault(x, why)
+		v.noteFault(x, why)
 	}
 	err := v.repo.ScanSegment(ctx, s, func(f repo.Frame, content repo.FrameContent, err error) error {
 		for ; len(left) > 0 && left[0].index <= f.Index; left = left[1:] {
@@ -97,19 +97,19 @@ func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) er
 			switch {
 			case x.index < f.Index:
 				fail(x, "the segment has no such frame")
-			case !x.is(f):
+			case !x.matchesFrame(f):
 				fail(x, "the map and the segment describe the frame differently")
 			case err != nil:
 				fail(x, err.Error())
 			default:
-				if why := v.differs(x, content); why != "" {
+				if why := v.contentFault(x, content); why != "" {
 					fail(x, why)
 				}
 			}
 		}
-		if err != nil && !blamed && v.lost(s) == "" {
+		if err != nil && !blamed && v.lostReason(s) == "" {
 			blamed = true
-			v.problem(Problem{Object: "segments/" + s.String(),
+			v.report(Problem{Object: "segments/" + s.String(),
 				Message: "damaged in a part that no checked point needs: " + err.Error()})
 		}
 
@@ -117,7 +117,7 @@ func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) er
 	})
 
 	switch {
-	case broken(err):
+	case isUnreadable(err):
 		v.mu.Lock()
 		v.segments[n].fault, v.damaged = err.Error(), true
 		v.mu.Unlock()
@@ -143,8 +143,8 @@ func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) er
 	return nil
 }
 
-// differs says why the content of a frame is not what is expected of it, "" if it is.
-func (v *verifier) differs(x expected, c repo.FrameContent) string {
+// contentFault says why the content of a frame is not what is expected of it, "" if it is.
+func (v *verifier) contentFault(x expected, c repo.FrameContent) string {
 	length := int64(x.length)
 	if length == 0 { // all of a page
 		length = int64(c.Frame.Plain) - int64(x.within)
@@ -161,8 +161,8 @@ func (v *verifier) differs(x expected, c repo.FrameContent) string {
 	return ""
 }
 
-// fault notes that something is not as it is expected.
-func (v *verifier) fault(x expected, why string) {
+// noteFault notes that something is not as it is expected.
+func (v *verifier) noteFault(x expected, why string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(v.faults) >= maxFaults {

@@ -49,11 +49,11 @@ func TestEveryFlipIsNoticed(t *testing.T) {
 	b := newBench(t)
 	v := b.history(rnd, "v", nil, 2)
 	b.history(rnd, "fork", v, 1)
-	_, l, err := begin(t.Context(), b.repo, repo.Push, []string{"v"}, repo.Writer{}, v.manifest.ID)
+	_, l, err := beginSession(t.Context(), b.repo, repo.Push, []string{"v"}, repo.Writer{}, v.manifest.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = l.end(context.Background()) }()
+	defer func() { _ = l.endSession(context.Background()) }()
 	b.prune(PruneRequest{}) // which leaves what it has seen
 	seen := map[string]int{}
 	for _, o := range b.objects() {
@@ -441,17 +441,18 @@ func TestVolumes(t *testing.T) {
 	if _, err := removeVolume(t.Context(), b.repo, ref.Ref{Name: "gone"}); err != nil {
 		t.Fatal(err)
 	}
-	_, push, err := begin(t.Context(), b.repo, repo.Push, []string{"v", "new"}, repo.Writer{Pool: "p", Host: "pusher"})
+	w := repo.Writer{Pool: "p", Host: "pusher"}
+	_, push, err := beginSession(t.Context(), b.repo, repo.Push, []string{"v", "new"}, w)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = push.end(context.Background()) }()
-	_, pull, err := begin(t.Context(), b.repo, repo.Pull, nil, repo.Writer{Pool: "p", Host: "puller"},
+	defer func() { _ = push.endSession(context.Background()) }()
+	_, pull, err := beginSession(t.Context(), b.repo, repo.Pull, nil, repo.Writer{Pool: "p", Host: "puller"},
 		b.truth["fork"]["p1"].manifest.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = pull.end(context.Background()) }()
+	defer func() { _ = pull.endSession(context.Background()) }()
 	listing, err := listVolumes(t.Context(), b.repo)
 	if err != nil {
 		t.Fatal(err)

@@ -14,11 +14,11 @@ const treeRoom = 8 << 20
 // the next base.
 func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 	v := w.v
-	if err := v.room.Acquire(ctx, treeRoom); err != nil {
+	if err := v.memory.Acquire(ctx, treeRoom); err != nil {
 		return err
 	}
 
-	defer v.room.Release(treeRoom)
+	defer v.memory.Release(treeRoom)
 
 	if w.nodes == nil {
 		w.nodes = v.repo.NewNodeCache(nodeBatch)
@@ -34,7 +34,7 @@ func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 		nodes: w.nodes.Read, old: w.base, now: m,
 		wantLeaf: func(f repo.Frame) bool { return v.ReadPercent > 0 && w.nodes.Has(f) }, // else the same is noted again
 		onBroken: func(n repo.NodeAt, old bool, err error) error {
-			if !broken(err) {
+			if !isUnreadable(err) {
 				return err
 			}
 			if !old { // of the base that was said
@@ -53,7 +53,7 @@ func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 
 	err := d.eachPart(ctx, func(p part) error {
 		if n := len(p.now); n > 0 && p.now[n-1].End() > m.SizeBytes {
-			v.problem(Problem{
+			v.report(Problem{
 				Volume: m.Volume, Point: m.Point, Object: "manifests/" + m.ID.String(), manifest: m.ID,
 				Message: "its map describes bytes past the end of the volume",
 			})
@@ -69,7 +69,7 @@ func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 func (v *verifier) noteNode(n repo.NodeAt) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.note([]expected{v.expect(n.Frame, 0, 0, repo.Sum{})})
+	return v.noteExpected([]expected{v.expectFrame(n.Frame, 0, 0, repo.Sum{})})
 }
 
 // treeBlame remembers of the inner nodes of points that are looked at one after the other below which of them nothing
@@ -89,17 +89,17 @@ func (v *verifier) blameTree(ctx context.Context, o owner, m *repo.Manifest, t *
 	if m.Map.IsZero() {
 		return nil
 	}
-	if err := v.room.Acquire(ctx, treeRoom); err != nil {
+	if err := v.memory.Acquire(ctx, treeRoom); err != nil {
 		return err
 	}
-	defer v.room.Release(treeRoom)
-	_, err := t.nodes(ctx, o, m, []repo.NodeAt{m.Root()})
+	defer v.memory.Release(treeRoom)
+	_, err := t.blameNodes(ctx, o, m, []repo.NodeAt{m.Root()})
 	return err
 }
 
-// nodes reports what is wrong with nodes and what is below them, which are of one level. It returns for each whether
+// blameNodes reports what is wrong with nodes and what is below them, which are of one level. It returns for each whether
 // nothing is.
-func (t *treeBlame) nodes(ctx context.Context, o owner, m *repo.Manifest, all []repo.NodeAt) ([]bool, error) {
+func (t *treeBlame) blameNodes(ctx context.Context, o owner, m *repo.Manifest, all []repo.NodeAt) ([]bool, error) {
 	clean := make([]bool, len(all))
 	var todo []repo.NodeAt
 	var place []int
@@ -107,9 +107,9 @@ func (t *treeBlame) nodes(ctx context.Context, o owner, m *repo.Manifest, all []
 		if clean[i] = t.clean[n.NodeRef]; clean[i] {
 			continue
 		}
-		why, whole := t.v.wrong(n.Frame, 0, 0, repo.Sum{})
-		if why = cmp.Or(why, t.v.broken[n.NodeRef]); why != "" {
-			t.report(o, m, n, why, whole)
+		why, whole := t.v.faultReason(n.Frame, 0, 0, repo.Sum{})
+		if why = cmp.Or(why, t.v.unreadableNodes[n.NodeRef]); why != "" {
+			t.reportNode(o, m, n, why, whole)
 			continue
 		}
 		todo, place = append(todo, n), append(place, i)
@@ -123,15 +123,15 @@ func (t *treeBlame) nodes(ctx context.Context, o owner, m *repo.Manifest, all []
 	for i, r := range got {
 		n := todo[i]
 		if r.Err != nil { // it could be read before: somebody has removed it, or it was damaged just now
-			t.report(o, m, n, r.Err.Error(), false)
+			t.reportNode(o, m, n, r.Err.Error(), false)
 			continue
 		}
 
-		if clean[place[i]], err = t.below(ctx, o, m, n, r.Node); err != nil {
+		if clean[place[i]], err = t.blameBelow(ctx, o, m, n, r.Node); err != nil {
 			return nil, err
 		}
 
-		if t.lost(o, n.Frame.Segment) {
+		if t.reportLost(o, n.Frame.Segment) {
 			clean[place[i]] = false
 		}
 		if clean[place[i]] && !n.IsLeaf() && len(t.clean) < maxClean {
@@ -142,8 +142,8 @@ func (t *treeBlame) nodes(ctx context.Context, o owner, m *repo.Manifest, all []
 	return clean, nil
 }
 
-// below reports what is wrong with what a node says.
-func (t *treeBlame) below(
+// blameBelow reports what is wrong with what a node says.
+func (t *treeBlame) blameBelow(
 	ctx context.Context,
 	o owner,
 	m *repo.Manifest,
@@ -157,7 +157,7 @@ func (t *treeBlame) below(
 		for _, x := range n.Pieces {
 			if x.Frame.Segment != last {
 				last = x.Frame.Segment
-				clean = !t.lost(o, last) && clean
+				clean = !t.reportLost(o, last) && clean
 			}
 		}
 		return clean, nil
@@ -170,7 +170,7 @@ func (t *treeBlame) below(
 		}
 	}
 
-	each, err := t.nodes(ctx, o, m, children)
+	each, err := t.blameNodes(ctx, o, m, children)
 	clean = err == nil
 	for _, c := range each {
 		clean = clean && c
@@ -179,23 +179,23 @@ func (t *treeBlame) below(
 	return clean, err
 }
 
-// lost reports that a segment is missing or has another size, and whether that is so.
-func (t *treeBlame) lost(o owner, s repo.Segment) bool {
-	why := t.v.lost(s)
+// reportLost reports that a segment is missing or has another size, and whether that is so.
+func (t *treeBlame) reportLost(o owner, s repo.Segment) bool {
+	why := t.v.lostReason(s)
 	if why != "" {
 		p := o.problem("segments/"+s.String(), "%s", why)
 		p.whole = true
-		t.v.problem(p)
+		t.v.report(p)
 	}
 	return why != ""
 }
 
-// report reports that a node cannot be read.
-func (t *treeBlame) report(o owner, m *repo.Manifest, n repo.NodeAt, why string, whole bool) {
+// reportNode reports that a node cannot be read.
+func (t *treeBlame) reportNode(o owner, m *repo.Manifest, n repo.NodeAt, why string, whole bool) {
 	if !whole {
 		why = "cannot read the point's map: " + why
 	}
 	p := o.problem("segments/"+n.Frame.Segment.String(), "%s", why)
 	p.Offset, p.Length, p.whole = n.From(), max(0, min(n.To(), m.SizeBytes)-n.From()), whole
-	t.v.problem(p)
+	t.v.report(p)
 }
