@@ -232,7 +232,7 @@ func (r *run) settledAll(ctx context.Context) (pool.Space, map[string]int64, err
 		return pool.Space{}, nil, err
 	}
 
-	s, err := r.pool.Settle(ctx, 20*time.Second)
+	s, err := r.pool.WaitFreed(ctx, 20*time.Second)
 	if err != nil {
 		return s, nil, err
 	}
@@ -329,7 +329,7 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 		// rows come soon.
 		err := cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 			for _, row := range rows {
-				if err := tx.Put(row); err != nil {
+				if err := tx.PutObject(row); err != nil {
 					return err
 				}
 			}

@@ -422,7 +422,7 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 
 	r.att.MadeDir = true
 	if err := e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
-		if err := tx.Put(r.row); err != nil {
+		if err := tx.PutObject(r.row); err != nil {
 			return err
 		}
 		return tx.RecordMount(r.att)
@@ -596,7 +596,7 @@ func (e *Engine) undoReplace(ctx context.Context, r *replacement) {
 	}
 
 	r.removeBare()
-	e.ledger.Undo(ctx, r.row.ID)
+	e.ledger.DestroyUnfinished(ctx, r.row.ID)
 }
 
 // removeBare removes the directory that was made at aside, if it is empty.

@@ -65,7 +65,7 @@ func (e *Engine) lockGolden(
 func (e *Engine) awaitGolden(ctx context.Context, name string, t *progress.Tracker) (bool, error) {
 	building := false
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		marks, err := tx.Blocking("", name, false)
+		marks, err := tx.BlockingMarks("", name, false)
 		for _, m := range marks {
 			building = building || m.Op == opImport || m.Op == opPublish || m.Op == opPull
 		}
@@ -145,7 +145,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 		b.gen.Golden, b.gen.Generation, b.gen.Keep = name, g.Next, g.Keep
 		marks := []catalog.Mark{{ID: b.scratch.ID, Op: op, Name: name}, {ID: b.gen.ID, Op: op}}
 		if q.reads != nil {
-			row, ok, err := tx.Get(q.reads.ID)
+			row, ok, err := tx.Object(q.reads.ID)
 			if err != nil {
 				return nil, err
 			}
@@ -174,7 +174,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 }
 
 // abandon takes everything back.
-func (b *build) abandon(ctx context.Context) { b.e.ledger.Undo(ctx, b.ids...) }
+func (b *build) abandon(ctx context.Context) { b.e.ledger.DestroyUnfinished(ctx, b.ids...) }
 
 // publish makes the generation of the filled scratch volume, and current.
 func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) {
@@ -233,7 +233,7 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 	g.Current, g.Next = b.gen.Generation, b.gen.Generation+1
 	based := driver.ObjectID("")
 	err = e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
-		if err := tx.Put(row); err != nil {
+		if err := tx.PutObject(row); err != nil {
 			return err
 		}
 

@@ -125,7 +125,7 @@ func (r repairs) Succeed(ctx context.Context, op string, find func(*catalog.Tx) 
 		err = s.commit(ctx)
 	}
 	if err != nil {
-		e.ledger.Undo(ctx, s.next.ID)
+		e.ledger.DestroyUnfinished(ctx, s.next.ID)
 		_ = e.ledger.Unmark(ctx, s.vol.ID)
 		return "", errs.Wrap(op, s.vol.Name, err)
 	}

@@ -430,7 +430,7 @@ func (e *Engine) commitClones(ctx context.Context, q CloneRequest, origin catalo
 	// An ephemeral volume may be lost with the power; its row too.
 	return e.cat.Update(ctx, catalog.Durability(!q.Ephemeral), func(tx *catalog.Tx) error {
 		for _, p := range plans {
-			if err := tx.Put(p.row); err != nil {
+			if err := tx.PutObject(p.row); err != nil {
 				return err
 			}
 
@@ -469,7 +469,7 @@ func (e *Engine) undoClones(ctx context.Context, plans []*clonePlan) {
 		}
 		ids = append(ids, p.row.ID)
 	}
-	e.ledger.Undo(ctx, ids...)
+	e.ledger.DestroyUnfinished(ctx, ids...)
 }
 
 func roundUp(n int64) int64 { return (n + 4095) / 4096 * 4096 }

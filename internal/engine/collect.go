@@ -76,7 +76,7 @@ type freed struct {
 const settlePatience = 5 * time.Second
 
 func (e *Engine) settled(ctx context.Context) (pool.Space, error) {
-	return e.pool.Settle(ctx, settlePatience)
+	return e.pool.WaitFreed(ctx, settlePatience)
 }
 
 // remove makes the driver remove an object that has no name any more. During a

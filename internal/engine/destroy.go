@@ -262,7 +262,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 		case it.skip:
 		case it.failed != nil:
 			for _, r := range it.rows() {
-				e.ledger.LetGo(ctx, r.ID, it.failed)
+				e.ledger.UnmarkFailed(ctx, r.ID, it.failed)
 			}
 			report.Failed = append(report.Failed, errs.Wrap("destroy", it.ref, it.failed))
 		default:
@@ -290,7 +290,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 	if err != nil {
 		for _, it := range going {
 			for _, r := range it.rows() {
-				e.ledger.LetGo(ctx, r.ID, err) // it is unmounted already, which recovery will note
+				e.ledger.UnmarkFailed(ctx, r.ID, err) // it is unmounted already, which recovery will note
 			}
 			report.Failed = append(report.Failed, errs.Wrap("destroy", it.ref, err))
 		}
@@ -383,7 +383,7 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne, o destro
 		var marks []catalog.Mark
 		for _, it := range items {
 			it.skip, it.with = false, nil
-			row, ok, err := tx.Get(it.row.ID)
+			row, ok, err := tx.Object(it.row.ID)
 			if err != nil {
 				return nil, err
 			}
@@ -525,7 +525,7 @@ func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog
 // putTombstones replaces the rows by tombstones.
 func (it *destroyOne) putTombstones(tx *catalog.Tx) error {
 	for _, r := range it.rows() {
-		if err := tx.Delete(r.ID); err != nil {
+		if err := tx.DeleteObject(r.ID); err != nil {
 			return err
 		}
 		if err := tx.AddTombstone(catalog.Tombstone{ID: r.ID, Ref: it.refOf(r), Bytes: r.Usage.ExclusiveBytes,

@@ -255,7 +255,7 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 // close lets the objects go. What cannot be removed now, the next command will.
 func (v *view) close(ctx context.Context) {
 	for _, s := range v.sides {
-		v.e.ledger.Undo(ctx, s.copy.ID)
+		v.e.ledger.DestroyUnfinished(ctx, s.copy.ID)
 	}
 }
 
@@ -448,7 +448,7 @@ func ancestry(tx *catalog.Tx, r catalog.Row) ([]catalog.Row, error) {
 	out := []catalog.Row{r}
 	for seen := map[driver.ObjectID]bool{r.ID: true}; r.OriginID != "" && !seen[r.OriginID]; {
 		seen[r.OriginID] = true
-		next, ok, err := tx.Get(r.OriginID)
+		next, ok, err := tx.Object(r.OriginID)
 		if err != nil {
 			return nil, err
 		}

@@ -77,7 +77,7 @@ func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Opt
 	readOnly := slices.Contains(options, ReadOnly)
 	e := &Engine{pool: p, shortLived: slices.Contains(options, ShortLived), readOnly: readOnly}
 	switch {
-	case readOnly && !p.Usable():
+	case readOnly && !p.IsMounted():
 		return nil, errs.New(errs.Unsupported, "open pool", p.Dir, "the pool is not mounted").
 			WithHint("run %s: any command that works with the pool mounts it", errs.Run("ls"))
 	case readOnly:
@@ -142,7 +142,7 @@ func (d Drivers) names() string {
 // Close releases the pool, when all calls have returned, and leaves no descriptor open; but see ShortLived.
 func (e *Engine) Close() {
 	if e.shortLived {
-		e.cat.Leave()
+		e.cat.RemoveIdleLiveFiles()
 		return
 	}
 	if c, ok := e.drv.(io.Closer); ok {

@@ -134,7 +134,7 @@ func (e *Engine) replaceByCopy(
 		err = s.commit(ctx)
 	}
 	if err != nil {
-		e.ledger.Undo(ctx, s.next.ID)
+		e.ledger.DestroyUnfinished(ctx, s.next.ID)
 		_ = e.ledger.Unmark(ctx, s.vol.ID)
 		return catalog.Row{}, errs.Wrap(opFlatten, q.Volume.String(), err)
 	}

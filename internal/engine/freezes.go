@@ -65,7 +65,7 @@ func (e *Engine) copyLive(ctx context.Context, l content.Live, id driver.Identit
 func (e *Engine) thawFor(ctx context.Context, id driver.ObjectID) error {
 	var l content.Live
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		row, ok, err := tx.Get(id)
+		row, ok, err := tx.Object(id)
 		if err == nil && ok {
 			l, err = e.content.FindLive(tx, row, FreezeAlways)
 		}

@@ -124,7 +124,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 		return nil, errs.Wrap("init", dir, err)
 	}
 
-	if err := p.Activate(ctx); err != nil {
+	if err := p.MountData(ctx); err != nil {
 		return nil, err // the pool is there; the next command tries again
 	}
 
@@ -330,7 +330,7 @@ func Deinit(ctx context.Context, dir string, force bool, drivers Drivers) (*Dein
 	}
 
 	report := &DeinitReport{Dir: abs}
-	if !pool.Interrupted(abs) {
+	if !pool.DeinitInterrupted(abs) {
 		if err = emptyPool(ctx, abs, force, drivers, report); err != nil {
 			return nil, err
 		}
@@ -514,7 +514,7 @@ func (e *Engine) umountOne(ctx context.Context, row catalog.Row) error {
 	}
 
 	if err := e.content.Unmount(ctx, reasonFor(opDeinit), row, att, false); err != nil {
-		e.ledger.LetGo(ctx, row.ID, err)
+		e.ledger.UnmarkFailed(ctx, row.ID, err)
 		return errs.Wrap(opDeinit, row.Name, err)
 	}
 

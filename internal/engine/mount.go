@@ -90,7 +90,7 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	ledger.NoteCommitted(e.drv, row.ID) // should its maker have died before
 	att, err = e.content.Mount(ctx, row, t)
 	if err != nil {
-		e.ledger.LetGo(ctx, row.ID, err)
+		e.ledger.UnmarkFailed(ctx, row.ID, err)
 		return Info{}, errs.Wrap("mount", name, err)
 	}
 
@@ -192,7 +192,7 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 		err = e.content.Unmount(ctx, reasonFor("umount"), row, att, true)
 	}
 	if err != nil {
-		e.ledger.LetGo(ctx, row.ID, err)
+		e.ledger.UnmarkFailed(ctx, row.ID, err)
 		return Info{}, errs.Wrap("umount", name, err)
 	}
 

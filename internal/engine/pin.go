@@ -111,7 +111,7 @@ func (e *Engine) matchIdentity(ctx context.Context, id driver.ObjectID) error {
 	var row catalog.Row
 	var ok bool
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		if row, ok, err = tx.Get(id); err != nil || !ok {
+		if row, ok, err = tx.Object(id); err != nil || !ok {
 			return err
 		}
 		row.Identity, err = wholeIdentity(tx, row)
@@ -138,7 +138,7 @@ func (e *Engine) restoreIdentity(ctx context.Context, id driver.ObjectID) error 
 
 	var want driver.Identity
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		row, ok, err := tx.Get(id)
+		row, ok, err := tx.Object(id)
 		if err == nil && !ok {
 			err = errs.New(errs.NotFound, opFsck, string(id), "it has just been destroyed")
 		}

@@ -298,7 +298,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 			if err != nil {
 				return false, err
 			}
-			n, err := tx.Based(row.Golden, row.Generation)
+			n, err := tx.CountDescendants(row.Golden, row.Generation)
 			if err != nil {
 				return false, err
 			}

@@ -87,7 +87,7 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 	}
 
 	if err := r.run(ctx, &out); err != nil {
-		e.ledger.Undo(ctx, r.s.next.ID)
+		e.ledger.DestroyUnfinished(ctx, r.s.next.ID)
 		_ = e.ledger.Unmark(ctx, r.vol.ID)
 		return out, r.explain(err)
 	}

@@ -183,7 +183,7 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 		}
 	case hasRec:
 		// An umount that was killed between unmounting a frozen filesystem and putting it back.
-		if err := e.content.PutBackFrozen(ctx, reasonFor("recover"), row, rec); err != nil && !errs.Is(err, errs.InUse) {
+		if err := e.content.RestoreFrozen(ctx, reasonFor("recover"), row, rec); err != nil && !errs.Is(err, errs.InUse) {
 			return err
 		}
 	case m.Mountpoint != "":

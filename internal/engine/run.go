@@ -102,7 +102,7 @@ func (e *Engine) endRun(ctx context.Context, keep bool, r *RunResult, id driver.
 	var att catalog.MountRecord
 	var exists, has bool
 	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		if row, exists, err = tx.Get(id); err != nil {
+		if row, exists, err = tx.Object(id); err != nil {
 			return err
 		}
 		att, has, err = tx.MountRecord(id)

@@ -80,7 +80,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 			return nil, err
 		}
 
-		id = id.SnapshotOf(vol.Identity, q.Name.String(), l.Worth())
+		id = id.SnapshotOf(vol.Identity, q.Name.String(), l.CopyConsistency())
 		return []catalog.Mark{{ID: id.ID, Op: opSnapshot, Name: full, Reads: vol.ID, Freezes: l.Freezes()}}, nil
 	})
 	if err != nil {
@@ -91,14 +91,14 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 	row := catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, l.Row), MeasuredAt: l.Row.MeasuredAt}
 	if err = e.copyLive(ctx, l, id, true); err == nil {
 		err = e.cat.Update(ctx, catalog.Durability(!id.Ephemeral), func(tx *catalog.Tx) error {
-			if err := tx.Put(row); err != nil {
+			if err := tx.PutObject(row); err != nil {
 				return err
 			}
 			return tx.Unmark(id.ID)
 		})
 	}
 	if err != nil {
-		e.ledger.Undo(ctx, id.ID)
+		e.ledger.DestroyUnfinished(ctx, id.ID)
 		return Info{}, errs.Wrap(opSnapshot, full, err)
 	}
 
@@ -255,7 +255,7 @@ func (e *Engine) rewindIdle(
 		err = s.commit(ctx)
 	}
 	if err != nil {
-		e.ledger.Undo(ctx, s.next.ID)
+		e.ledger.DestroyUnfinished(ctx, s.next.ID)
 		_ = e.ledger.Unmark(ctx, vol.ID)
 		return Rewound{}, errs.Wrap(opRewind, q.Volume.At(q.Snapshot).String(), err)
 	}

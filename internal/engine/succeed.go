@@ -80,7 +80,7 @@ func (s *succession) commit(ctx context.Context) error {
 
 	old := catalog.Row{Identity: s.vol.Identity.Predecessor(s.next.Before)}
 	if err := e.cat.Update(ctx, catalog.Durability(!s.next.Ephemeral), func(tx *catalog.Tx) error {
-		if err := tx.Replace(s.vol.ID, old, s.row); err != nil {
+		if err := tx.ReplaceVolume(s.vol.ID, old, s.row); err != nil {
 			return err
 		}
 		if s.also != nil {
@@ -123,7 +123,7 @@ func (e *Engine) dropPredecessor(ctx context.Context, s *succession) {
 	var old catalog.Row
 	var ok bool
 	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		old, ok, err = tx.Get(s.vol.ID)
+		old, ok, err = tx.Object(s.vol.ID)
 		return err
 	})
 	if err == nil && ok {

@@ -33,7 +33,7 @@ func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, rows map[driver.Obj
 
 // sweepDevice takes away a device that nothing accounts for, and reports one that is held.
 func (e *Engine) sweepDevice(ctx context.Context, s *Sweep, d content.StrayDevice) error {
-	gone, err := e.content.TakeAway(ctx, d)
+	gone, err := e.content.DetachStray(ctx, d)
 	if gone {
 		s.Loops++
 	}

@@ -484,7 +484,7 @@ func (e *Engine) SeeRemoteHeads(ctx context.Context, repo string, heads []Remote
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		for _, h := range heads {
 			seen := catalog.RemoteHead{Repo: repo, Name: h.Name, Epoch: h.Epoch, NextSeq: h.NextSeq, At: now}
-			if err := tx.SeeRemoteHead(seen); err != nil {
+			if err := tx.PutSeenRemoteHead(seen); err != nil {
 				return err
 			}
 		}

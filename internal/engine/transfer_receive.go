@@ -112,7 +112,7 @@ func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
 
 	info, err := r.run(ctx)
 	if err != nil {
-		e.ledger.Undo(ctx, r.made...)
+		e.ledger.DestroyUnfinished(ctx, r.made...)
 		if r.next != nil {
 			_ = e.ledger.Unmark(ctx, r.next.vol.ID)
 		}
@@ -331,7 +331,7 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 			return nil, err
 		}
 		p.Volume, p.OriginID = fresh.ID, fresh.ID
-		origin, _, err := tx.Get(q.OriginID)
+		origin, _, err := tx.Object(q.OriginID)
 		if err != nil {
 			return nil, err
 		}
@@ -461,7 +461,7 @@ func (r *receive) run(ctx context.Context) (Info, error) {
 
 	vol := catalog.Row{Identity: r.volume, UsedAt: time.Now(), Usage: cloneUsage(e.caps, row), MeasuredAt: row.MeasuredAt}
 	return volumeInfo(vol, e.caps.Name, ""), e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
-		if err := tx.Put(vol); err != nil {
+		if err := tx.PutObject(vol); err != nil {
 			return err
 		}
 		return r.record(tx, row)
@@ -500,7 +500,7 @@ func (r *receive) measured(ctx context.Context, id driver.Identity) (catalog.Row
 
 // record writes the row of the point and the links, and ends the marks.
 func (r *receive) record(tx *catalog.Tx, row catalog.Row) error {
-	if err := tx.Put(row); err != nil {
+	if err := tx.PutObject(row); err != nil {
 		return err
 	}
 

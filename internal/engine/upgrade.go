@@ -29,7 +29,7 @@ func (e *Engine) upgradePool(ctx context.Context) error {
 		if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 			marks, err := tx.Marks()
 			for _, m := range marks {
-				_, has, gerr := tx.Get(m.ID)
+				_, has, gerr := tx.Object(m.ID)
 				if gerr != nil {
 					return gerr
 				}

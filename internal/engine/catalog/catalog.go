@@ -223,7 +223,7 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	// Before it is known whether there is a log: what is seen by then is in the database, or
 	// in a log that is there.
 	seen := seenOf(dir)
-	noted := seen.read()
+	noted := seen.readCommits()
 	source := "file:" + (&url.URL{Path: path}).EscapedPath() + "?mode=ro&_pragma=busy_timeout(5000)"
 	if log, err := os.Stat(path + "-wal"); errors.Is(err, fs.ErrNotExist) || err == nil && log.Size() == 0 {
 		// Nobody has it open, and SQLite would make a log to read it with. Who begins to
@@ -274,17 +274,17 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 // Open opens the catalogue of the pool in dir. Damaged if it is missing or not
 // a catalogue of this pool, TooNew, NoSpace.
 func Open(ctx context.Context, dir, poolID string) (*Catalog, error) {
-	return open(ctx, dir, poolID, "")
+	return openWritable(ctx, dir, poolID, "")
 }
 
 // OpenAlone is Open where there is not even room for the index of the log, which processes
 // share: this one has the catalogue for itself until it is closed. InUse after 20 s if others
 // have it open.
 func OpenAlone(ctx context.Context, dir, poolID string) (*Catalog, error) {
-	return open(ctx, dir, poolID, "&_pragma=locking_mode(exclusive)")
+	return openWritable(ctx, dir, poolID, "&_pragma=locking_mode(exclusive)")
 }
 
-func open(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
+func openWritable(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
 	path := filepath.Join(dir, "catalog.db")
 	if _, err := os.Stat(path); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -322,7 +322,7 @@ func open(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
 	}
 
 	var pool string
-	noted := c.seen.read() // first: other processes may commit before the catalogue is read
+	noted := c.seen.readCommits() // first: other processes may commit before the catalogue is read
 	if version == Version {
 		var commits int64
 		err = db.QueryRowContext(ctx, poolQuery).Scan(&pool, &commits)
@@ -346,14 +346,14 @@ func open(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
 // database, and waits for the disk. A process that is about to end can save that:
 // the log stays for the next one, and the kernel closes the files.
 func (c *Catalog) Close() error {
-	c.Leave()
-	c.seen.close()
+	c.RemoveIdleLiveFiles()
+	c.seen.closeFile()
 	return wrap("close catalogue", c.path, c.db.Close())
 }
 
-// Leave is Close for a process that is about to end: it only removes the proofs of life that operations have
+// RemoveIdleLiveFiles is Close for a process that is about to end: it only removes the proofs of life that operations have
 // left to the next ones, which the kernel would not. An operation that ends later removes its own.
-func (c *Catalog) Leave() { c.idle.close() }
+func (c *Catalog) RemoveIdleLiveFiles() { c.idle.removeLiveFiles() }
 
 // Tx is a transaction. It holds the write lock of the catalogue: be quick, and
 // never call a driver from inside.
@@ -372,20 +372,20 @@ type Tx struct {
 // and its error is returned. fn may be run more than once: see OnFull.
 func (c *Catalog) Update(ctx context.Context, d Durability, fn func(*Tx) error) error {
 	for {
-		err := c.update(ctx, d, fn)
+		err := c.updateOnce(ctx, d, fn)
 		if !errs.Is(err, errs.NoSpace) || c.onFull == nil || !c.onFull(ctx) {
 			return err
 		}
 	}
 }
 
-func (c *Catalog) update(ctx context.Context, d Durability, fn func(*Tx) error) error {
+func (c *Catalog) updateOnce(ctx context.Context, d Durability, fn func(*Tx) error) error {
 	conn, err := c.db.Conn(ctx)
 	if err != nil {
 		return wrap("open catalogue", c.path, err)
 	}
 
-	defer c.prepare(ctx) // when the connection is free again
+	defer c.prepareDue(ctx) // when the connection is free again
 	defer conn.Close()
 
 	sync := "PRAGMA synchronous=NORMAL"
@@ -410,7 +410,7 @@ func (c *Catalog) update(ctx context.Context, d Durability, fn func(*Tx) error) 
 	}
 
 	if d == Durable {
-		c.seen.note(commits)
+		c.seen.recordCommits(commits)
 	}
 	if len(put) > 0 && c.onCommit != nil {
 		c.onCommit(put)
@@ -425,7 +425,7 @@ func (c *Catalog) View(ctx context.Context, fn func(*Tx) error) error {
 	if err != nil {
 		return wrap("open catalogue", c.path, err)
 	}
-	defer c.prepare(ctx) // when the connection is free again
+	defer c.prepareDue(ctx) // when the connection is free again
 	defer conn.Close()
 	return c.transact(ctx, conn, &sql.TxOptions{ReadOnly: true}, fn)
 }
@@ -479,7 +479,7 @@ func (c *Catalog) begin(ctx context.Context, conn *sql.Conn, o *sql.TxOptions) (
 func (t *Tx) exec(query string, args ...any) (int64, error) {
 	var r sql.Result
 	var err error
-	if s, _ := t.prepared(query, false); s != nil {
+	if s, _ := t.statementFor(query, false); s != nil {
 		r, err = s.ExecContext(t.ctx, args...)
 	} else {
 		r, err = t.tx.ExecContext(t.ctx, query, args...)

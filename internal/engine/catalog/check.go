@@ -25,7 +25,7 @@ var schemaNames = sync.OnceValue(func() *regexp.Regexp {
 func (c *Catalog) Check(ctx context.Context) ([]string, error) {
 	var out []string
 	err := c.View(ctx, func(tx *Tx) error {
-		if err := tx.each(`PRAGMA integrity_check(20)`, nil, func(s scanner) error {
+		if err := tx.eachRow(`PRAGMA integrity_check(20)`, nil, func(s scanner) error {
 			var line string
 			err := s.Scan(&line)
 			if err == nil && line != "ok" {
@@ -37,7 +37,7 @@ func (c *Catalog) Check(ctx context.Context) ([]string, error) {
 		}
 
 		have := map[string]bool{}
-		if err := tx.each(`SELECT name FROM sqlite_schema`, nil, func(s scanner) error {
+		if err := tx.eachRow(`SELECT name FROM sqlite_schema`, nil, func(s scanner) error {
 			var name string
 			err := s.Scan(&name)
 			have[name] = true
@@ -70,9 +70,9 @@ func (t *Tx) SetIdentity(id driver.Identity) error {
 	return err
 }
 
-// Living reports whether the operation behind an owner of marks is at work. It
+// IsLive reports whether the operation behind an owner of marks is at work. It
 // changes nothing.
-func (c *Catalog) Living(owner string) (bool, error) {
+func (c *Catalog) IsLive(owner string) (bool, error) {
 	path := filepath.Join(c.dir, "live", owner)
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -109,7 +109,7 @@ func (c *Catalog) StaleOwners(marks []Mark) ([]string, error) {
 		if named[e.Name()] || isSpare(e.Name()) {
 			continue
 		}
-		if living, err := c.Living(e.Name()); err != nil {
+		if living, err := c.IsLive(e.Name()); err != nil {
 			return nil, err
 		} else if !living {
 			out = append(out, e.Name())

@@ -40,7 +40,7 @@ func openDatabase(path, source string) (*database, error) {
 
 	d := &database{in: in}
 	if d.DB, err = sql.Open("sqlite", source); err != nil {
-		d.forget()
+		d.uncount()
 		return nil, err
 	}
 
@@ -53,11 +53,11 @@ func openDatabase(path, source string) (*database, error) {
 // Close closes the database. Repeated, it does nothing.
 func (d *database) Close() error {
 	err := d.DB.Close()
-	d.once.Do(d.forget)
+	d.once.Do(d.uncount)
 	return err
 }
 
-func (d *database) forget() {
+func (d *database) uncount() {
 	opened.Lock()
 	defer opened.Unlock()
 	if opened.count[d.in]--; opened.count[d.in] == 0 {

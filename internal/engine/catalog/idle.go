@@ -22,8 +22,8 @@ type idle struct {
 // maxIdle is how many are kept.
 const maxIdle = 4
 
-// put keeps a file, unless there are enough.
-func (i *idle) put(f *os.File) bool {
+// putLiveFile keeps a file, unless there are enough.
+func (i *idle) putLiveFile(f *os.File) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.closed || len(i.files) >= maxIdle {
@@ -33,8 +33,8 @@ func (i *idle) put(f *os.File) bool {
 	return true
 }
 
-// take returns a file that is locked and has its name, nil if there is none.
-func (i *idle) take() *os.File {
+// takeLiveFile returns a file that is locked and has its name, nil if there is none.
+func (i *idle) takeLiveFile() *os.File {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for len(i.files) > 0 {
@@ -45,25 +45,25 @@ func (i *idle) take() *os.File {
 		if err := unix.Fstat(int(f.Fd()), &st); err == nil && st.Nlink == 1 {
 			return f
 		}
-		unlock(f)
+		unlockLiveFile(f)
 	}
 
 	return nil
 }
 
-// close removes what is there, and keeps nothing from then on.
-func (i *idle) close() {
+// removeLiveFiles removes what is there, and keeps nothing from then on.
+func (i *idle) removeLiveFiles() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, f := range i.files {
 		_ = os.Remove(f.Name()) // as in End
-		unlock(f)
+		unlockLiveFile(f)
 	}
 	i.files, i.closed = nil, true
 }
 
-// isClean reports whether it is sure that no mark names the operation, nor will. The caller holds o.mu.
-func (o *Operation) isClean() bool {
+// leavesNoMarks reports whether it is sure that no mark names the operation, nor will. The caller holds o.mu.
+func (o *Operation) leavesNoMarks() bool {
 	return o.marks == 0 && o.running == 0 && !o.unsure && !o.spare
 }
 
@@ -72,8 +72,8 @@ func (o *Operation) isClean() bool {
 // knows
 // whether it was committed.
 func beginCounting(ctx context.Context) (ended func(marked int, err error)) {
-	at, _ := ctx.Value(workerKey{}).(workerAt)
-	o, ok := at.worker.(*Operation)
+	at, _ := ctx.Value(markOwnerKey{}).(markOwnerIn)
+	o, ok := at.markOwner.(*Operation)
 	if !ok {
 		return func(int, error) {}
 	}

@@ -61,7 +61,7 @@ func TestProofOfLifeIsLeftToTheNext(t *testing.T) {
 		id := driver.NewID()
 		op := c.Begin()
 		op.update(t, markOf(id))
-		token := op.named()
+		token := op.liveFileName()
 		if i == 0 {
 			first = token
 		}
@@ -82,7 +82,7 @@ func TestProofOfLifeIsLeftToTheNext(t *testing.T) {
 	a, b := c.Begin(), c.Begin()
 	a.update(t, markOf(driver.NewID()))
 	b.update(t, markOf(driver.NewID()))
-	if a.named() == b.named() {
+	if a.liveFileName() == b.liveFileName() {
 		t.Error("two operations share a proof")
 	}
 	a.End()
@@ -149,14 +149,14 @@ func TestMarkOfTheEndedIsDead(t *testing.T) {
 			c := openNew(t)
 			op, id := c.Begin(), driver.NewID()
 			leave(t, op, id)
-			token := op.named()
+			token := op.liveFileName()
 			op.End()
 			c.dead(t, token)
 
 			next := c.Begin()
 			defer next.End()
 			next.update(t, markOf(driver.NewID()))
-			if next.named() == token {
+			if next.liveFileName() == token {
 				t.Error("the next operation has the same proof of life")
 			}
 			c.dead(t, token)
@@ -167,7 +167,7 @@ func TestMarkOfTheEndedIsDead(t *testing.T) {
 // dead fails if the operation looks alive.
 func (c *Catalog) dead(t *testing.T, token string) {
 	t.Helper()
-	if living, err := c.Living(token); err != nil || living {
+	if living, err := c.IsLive(token); err != nil || living {
 		t.Errorf("%q looks alive (%v)", token, err)
 	}
 }
@@ -178,7 +178,7 @@ func TestUnsureProofGoes(t *testing.T) {
 	op, id := c.Begin(), driver.NewID()
 	op.update(t, markOf(id))
 	op.update(t, unmarkOf(id))
-	token := op.named()
+	token := op.liveFileName()
 	beginCounting(op.In(t.Context()))(0, errors.New("commit: input/output error"))
 	op.End()
 	c.dead(t, token)
@@ -209,12 +209,12 @@ func TestEndedTakesNoMarkOfTheNext(t *testing.T) {
 	c := openNew(t)
 	op, next, id := c.Begin(), c.Begin(), driver.NewID()
 	op.update(t, markOf(id))
-	token := op.named()
+	token := op.liveFileName()
 	op.update(t, unmarkOf(id))
 	op.End()
 	next.update(t, markOf(id))
 	defer next.End()
-	if next.named() != token {
+	if next.liveFileName() != token {
 		t.Fatal("the next operation has another proof: this shows nothing")
 	}
 
@@ -237,7 +237,7 @@ func TestRemovedProofIsNotUsed(t *testing.T) {
 	op, id := c.Begin(), driver.NewID()
 	op.update(t, markOf(id))
 	op.update(t, unmarkOf(id))
-	token := op.named()
+	token := op.liveFileName()
 	op.End()
 	if err := os.Remove(filepath.Join(c.dir, "live", token)); err != nil {
 		t.Fatal(err)
@@ -246,7 +246,7 @@ func TestRemovedProofIsNotUsed(t *testing.T) {
 	next := c.Begin()
 	defer next.End()
 	next.update(t, markOf(id))
-	if living, err := c.Living(next.named()); err != nil || !living {
+	if living, err := c.IsLive(next.liveFileName()); err != nil || !living {
 		t.Errorf("an operation at work looks dead (%v)", err)
 	}
 }

@@ -24,17 +24,17 @@ func scanMark(s scanner) (Mark, error) {
 //
 // The operation is that of the context: see Operation.In.
 func (t *Tx) Mark(m Mark) error {
-	w, err := t.worker()
+	w, err := t.markOwner()
 	if err != nil {
 		return err
 	}
 
-	token, err := w.owner()
+	token, err := w.ensureLiveFile()
 	if err != nil {
 		return err
 	}
 
-	p := self()
+	p := thisProcess()
 	_, err = t.exec(`INSERT INTO marks (`+markColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)`,
 		m.ID, m.Op, m.Name, m.Reads, m.Mountpoint, m.MadeDir, m.Freezes, token, p.PID, int64(p.Start), p.BootID, toNano(time.Now()))
 	if err == nil {
@@ -47,19 +47,19 @@ func (t *Tx) Mark(m Mark) error {
 // Unmark removes a mark of the context's operation, or of the orphan that it holds locked. Absent is success, and so is
 // one of somebody else, who is at work on the object by now: that stays.
 func (t *Tx) Unmark(id driver.ObjectID) error {
-	w, err := t.worker()
+	w, err := t.markOwner()
 	if err != nil {
 		return err
 	}
-	n, err := t.exec(`DELETE FROM marks WHERE id = ? AND owner = ?`, id, w.named())
+	n, err := t.exec(`DELETE FROM marks WHERE id = ? AND owner = ?`, id, w.liveFileName())
 	t.marked -= int(n)
 	return err
 }
 
-// worker is whom marks belong to that are made and removed in this transaction.
-func (t *Tx) worker() (worker, error) {
-	if at, ok := t.ctx.Value(workerKey{}).(workerAt); ok && at.dir == t.c.dir {
-		return at.worker, nil
+// markOwner is whom marks belong to that are made and removed in this transaction.
+func (t *Tx) markOwner() (markOwner, error) {
+	if at, ok := t.ctx.Value(markOwnerKey{}).(markOwnerIn); ok && at.dir == t.c.dir {
+		return at.markOwner, nil
 	}
 	return nil, errs.New(errs.Internal, "mark", "", "no operation has begun")
 }
@@ -77,18 +77,18 @@ func (t *Tx) MarkFreezes(id driver.ObjectID) error {
 }
 
 // Marks lists all marks, living or dead.
-func (t *Tx) Marks() ([]Mark, error) { return t.marks(`1`) }
+func (t *Tx) Marks() ([]Mark, error) { return t.queryMarks(`1`) }
 
-// Blocking lists the marks that work on object id, read it, or reserve name.
+// BlockingMarks lists the marks that work on object id, read it, or reserve name.
 // Either may be "".
-func (t *Tx) Blocking(id driver.ObjectID, name string, readers bool) ([]Mark, error) {
-	return t.marks(`(id = ?1 AND ?1 <> '') OR (name = ?2 AND ?2 <> '') OR (?3 AND reads = ?1 AND ?1 <> '')`, id, name,
+func (t *Tx) BlockingMarks(id driver.ObjectID, name string, readers bool) ([]Mark, error) {
+	return t.queryMarks(`(id = ?1 AND ?1 <> '') OR (name = ?2 AND ?2 <> '') OR (?3 AND reads = ?1 AND ?1 <> '')`, id, name,
 		readers)
 }
 
-func (t *Tx) marks(where string, args ...any) ([]Mark, error) {
+func (t *Tx) queryMarks(where string, args ...any) ([]Mark, error) {
 	var out []Mark
-	err := t.each(`SELECT `+markColumns+` FROM marks WHERE `+where, args, func(s scanner) error {
+	err := t.eachRow(`SELECT `+markColumns+` FROM marks WHERE `+where, args, func(s scanner) error {
 		m, err := scanMark(s)
 		out = append(out, m)
 		return wrap("read catalogue", t.c.path, err)
@@ -97,7 +97,7 @@ func (t *Tx) marks(where string, args ...any) ([]Mark, error) {
 }
 
 // MarksOf lists the marks of one operation.
-func (t *Tx) MarksOf(owner string) ([]Mark, error) { return t.marks(`owner = ?`, owner) }
+func (t *Tx) MarksOf(owner string) ([]Mark, error) { return t.queryMarks(`owner = ?`, owner) }
 
 // RemoveStaleOwners removes the live files of dead processes that left no work.
 func (c *Catalog) RemoveStaleOwners(marks []Mark) error {

@@ -46,33 +46,33 @@ type Process struct {
 // Begin begins an operation, which costs nothing before its first mark.
 func (c *Catalog) Begin() *Operation { return &Operation{c: c} }
 
-// worker is whom marks belong to: an operation, or what is left of one.
-type worker interface {
-	owner() (string, error) // the name of the live file, which is there
-	named() string          // the same, "" if there is none yet
+// markOwner is whom marks belong to: an operation, or what is left of one.
+type markOwner interface {
+	ensureLiveFile() (string, error) // the name of the live file, which is there
+	liveFileName() string            // the same, "" if there is none yet
 }
 
-// workerAt is a worker in the pool in dir.
-type workerAt struct {
-	worker
+// markOwnerIn is a worker in the pool in dir.
+type markOwnerIn struct {
+	markOwner
 	dir string
 }
 
-type workerKey struct{}
+type markOwnerKey struct{}
 
 // In returns a context whose transactions mark and unmark for the operation.
 func (o *Operation) In(ctx context.Context) context.Context {
-	return context.WithValue(ctx, workerKey{}, workerAt{o, o.c.dir})
+	return context.WithValue(ctx, markOwnerKey{}, markOwnerIn{o, o.c.dir})
 }
 
-func (o *Operation) named() string {
+func (o *Operation) liveFileName() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.token
 }
 
-// owner returns the name of the live file, making it at first use.
-func (o *Operation) owner() (string, error) {
+// ensureLiveFile returns the name of the live file, making it at first use.
+func (o *Operation) ensureLiveFile() (string, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 
@@ -83,7 +83,7 @@ func (o *Operation) owner() (string, error) {
 		return o.token, nil
 	}
 
-	if f := o.c.idle.take(); f != nil {
+	if f := o.c.idle.takeLiveFile(); f != nil {
 		o.f, o.token = f, filepath.Base(f.Name())
 		return o.token, nil
 	}
@@ -153,7 +153,7 @@ func (o *Operation) End() {
 
 	f := o.f
 	o.f = nil
-	if o.isClean() && o.c.idle.put(f) {
+	if o.leavesNoMarks() && o.c.idle.putLiveFile(f) {
 		o.token = "" // marks of that name are the next one's
 		return
 	}
@@ -163,11 +163,11 @@ func (o *Operation) End() {
 		_ = os.Remove(path) // a file that stays is nobody's when it is not locked, and collected
 	}
 
-	unlock(f)
+	unlockLiveFile(f)
 }
 
-// unlock ends what a live file proves, and closes it.
-func unlock(f *os.File) {
+// unlockLiveFile ends what a live file proves, and closes it.
+func unlockLiveFile(f *os.File) {
 	// A program that is just being started has the file open as well, until it is executed.
 	_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
 	_ = f.Close() // nothing was written
@@ -184,11 +184,11 @@ type Orphan struct {
 
 // In returns a context whose transactions mark and unmark for the orphaned operation.
 func (g *Orphan) In(ctx context.Context) context.Context {
-	return context.WithValue(ctx, workerKey{}, workerAt{g, g.dir})
+	return context.WithValue(ctx, markOwnerKey{}, markOwnerIn{g, g.dir})
 }
 
-func (g *Orphan) owner() (string, error) { return g.named(), nil }
-func (g *Orphan) named() string          { return filepath.Base(g.path) }
+func (g *Orphan) ensureLiveFile() (string, error) { return g.liveFileName(), nil }
+func (g *Orphan) liveFileName() string            { return filepath.Base(g.path) }
 
 // LockOrphan takes charge of what the operation behind token left. It returns nil if that is at work, or if somebody else
 // is in charge already.
@@ -272,7 +272,7 @@ func (c *Catalog) removeStaleOwners(named map[string]bool) error {
 	return nil
 }
 
-func self() Process {
+func thisProcess() Process {
 	pid := os.Getpid()
 	return Process{PID: pid, Start: selfStart(), BootID: kernel.BootID()}
 }

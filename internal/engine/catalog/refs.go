@@ -111,7 +111,7 @@ func (t *Tx) RefOf(r Row) string {
 
 // ResolvePoint finds a snapshot or generation by its ID. NotFound; Invalid if it is a volume.
 func (t *Tx) ResolvePoint(op string, id driver.ObjectID) (Row, error) {
-	row, ok, err := t.Get(id)
+	row, ok, err := t.Object(id)
 	switch {
 	case err != nil:
 		return row, err
@@ -128,7 +128,7 @@ func (t *Tx) ResolvePoint(op string, id driver.ObjectID) (Row, error) {
 func (c *Catalog) RefOf(ctx context.Context, id driver.ObjectID) string {
 	name := string(id)
 	_ = c.View(ctx, func(tx *Tx) error {
-		r, ok, err := tx.Get(id)
+		r, ok, err := tx.Object(id)
 		if err == nil && ok {
 			name = tx.RefOf(r)
 		}

@@ -44,7 +44,7 @@ func (t *Tx) PutRemotePoint(p RemotePoint) error {
 // of all.
 func (t *Tx) RemotePoints(repo string) ([]RemotePoint, error) {
 	var out []RemotePoint
-	err := t.each(`SELECT repo, manifest, object, at FROM remote_points WHERE repo = ?1 OR ?1 = '' ORDER BY at, manifest, object`, []any{repo}, func(s scanner) error {
+	err := t.eachRow(`SELECT repo, manifest, object, at FROM remote_points WHERE repo = ?1 OR ?1 = '' ORDER BY at, manifest, object`, []any{repo}, func(s scanner) error {
 		var p RemotePoint
 		var at int64
 		err := s.Scan(&p.Repo, &p.Manifest, &p.Object, &at)
@@ -89,9 +89,9 @@ func (t *Tx) PutRemoteHead(h RemoteHead) error {
 	return err
 }
 
-// SeeRemoteHead remembers the epoch and the next point of a head that was only seen.
+// PutSeenRemoteHead remembers the epoch and the next point of a head that was only seen.
 // What was pushed or pulled of it stays.
-func (t *Tx) SeeRemoteHead(h RemoteHead) error {
+func (t *Tx) PutSeenRemoteHead(h RemoteHead) error {
 	_, err := t.exec(insertHead+newest, h.Repo, h.Name, "", int64(h.Epoch), "", toNano(h.At), int64(h.NextSeq))
 	return err
 }
@@ -100,7 +100,7 @@ func (t *Tx) SeeRemoteHead(h RemoteHead) error {
 // repo "" of all.
 func (t *Tx) RemoteHeads(repo string) ([]RemoteHead, error) {
 	var out []RemoteHead
-	err := t.each(
+	err := t.eachRow(
 		`SELECT repo, name, lineage, epoch, manifest, at, next FROM remote_heads WHERE repo = ?1 OR ?1 = '' ORDER BY repo, name`,
 		[]any{repo},
 		func(s scanner) error {

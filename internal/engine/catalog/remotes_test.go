@@ -43,7 +43,7 @@ func TestRemotes(t *testing.T) {
 	}
 	update(func(tx *Tx) error {
 		for _, id := range []driver.ObjectID{"a", "b"} {
-			if err := tx.Put(Row{Identity: driver.Identity{ID: id, Kind: driver.Volume, Name: string(id)}}); err != nil {
+			if err := tx.PutObject(Row{Identity: driver.Identity{ID: id, Kind: driver.Volume, Name: string(id)}}); err != nil {
 				return err
 			}
 		}
@@ -73,7 +73,7 @@ func TestRemotes(t *testing.T) {
 	}); !errs.Is(err, errs.NotFound) {
 		t.Errorf("a row about no object: %v", err)
 	}
-	update(func(tx *Tx) error { return tx.Delete("b") })
+	update(func(tx *Tx) error { return tx.DeleteObject("b") })
 	want("one object destroyed", 1, 1)
 	update(func(tx *Tx) error { return tx.DropRemotePoint("r", "m1") })
 	want("one manifest dropped", 0, 1)
@@ -133,7 +133,7 @@ func TestRemoteHeadNeverGoesBack(t *testing.T) {
 		if err := c.Update(ctx, Soft, func(tx *Tx) (err error) {
 			put := tx.PutRemoteHead
 			if step.saw {
-				put = tx.SeeRemoteHead
+				put = tx.PutSeenRemoteHead
 			}
 			if err := put(h); err != nil {
 				return err

@@ -97,8 +97,8 @@ func fromNano(n int64) time.Time {
 	return time.Unix(0, n).UTC()
 }
 
-// Put adds an object. Exists if its name is taken.
-func (t *Tx) Put(r Row) error {
+// PutObject adds an object. Exists if its name is taken.
+func (t *Tx) PutObject(r Row) error {
 	_, err := t.exec(`INSERT INTO objects (`+objectColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
 		r.ID, r.Kind, r.Name, r.Golden, r.Generation, r.Volume, r.FS, r.SizeBytes, r.Sector, r.Origin, r.OriginID,
 		toNano(r.CreatedAt), toNano(r.ExpiresAt), r.Ephemeral, r.BootID, toNano(r.UsedAt),
@@ -107,9 +107,9 @@ func (t *Tx) Put(r Row) error {
 	return err
 }
 
-// Delete removes an object, its attachment, and what is known of it in remotes.
+// DeleteObject removes an object, its attachment, and what is known of it in remotes.
 // Absent is success.
-func (t *Tx) Delete(id driver.ObjectID) error {
+func (t *Tx) DeleteObject(id driver.ObjectID) error {
 	if _, err := t.exec(`DELETE FROM objects WHERE id = ?`, id); err != nil {
 		return err
 	}
@@ -144,9 +144,9 @@ func (t *Tx) SetBase(id driver.ObjectID, golden string, generation int) error {
 	return err
 }
 
-// Replace gives the name of the volume old to next, which lineage continues, and
+// ReplaceVolume gives the name of the volume old to next, which lineage continues, and
 // makes old a snapshot as it says.
-func (t *Tx) Replace(old driver.ObjectID, asSnapshot, next Row) error {
+func (t *Tx) ReplaceVolume(old driver.ObjectID, asSnapshot, next Row) error {
 	if _, err := t.exec(`UPDATE objects SET kind='snapshot', name=?, volume=?, consistency=?, pinned=0, expires_at=0 WHERE id=?`,
 		asSnapshot.Name, asSnapshot.Volume, asSnapshot.Consistency, old); err != nil {
 		return err
@@ -154,15 +154,15 @@ func (t *Tx) Replace(old driver.ObjectID, asSnapshot, next Row) error {
 	if err := t.ForgetMount(old); err != nil {
 		return err
 	}
-	return t.Put(next)
+	return t.PutObject(next)
 }
 
 // LineageHolder finds the volume whose snapshots name lineage as their volume.
 func (t *Tx) LineageHolder(lineage driver.ObjectID) (Row, bool, error) {
-	if r, ok, err := t.Get(lineage); err != nil || ok && r.Kind == driver.Volume && r.Volume == "" {
+	if r, ok, err := t.Object(lineage); err != nil || ok && r.Kind == driver.Volume && r.Volume == "" {
 		return r, ok, err
 	}
-	return t.one(`kind = 'volume' AND volume = ? AND volume <> ''`, lineage)
+	return t.findRow(`kind = 'volume' AND volume = ? AND volume <> ''`, lineage)
 }
 
 // SetUsed records when an object was last used.
@@ -171,8 +171,8 @@ func (t *Tx) SetUsed(id driver.ObjectID, at time.Time) error {
 	return err
 }
 
-func (t *Tx) one(where string, args ...any) (Row, bool, error) {
-	r, err := scanRow(t.row(`SELECT `+objectColumns+` FROM objects WHERE `+where, args...))
+func (t *Tx) findRow(where string, args ...any) (Row, bool, error) {
+	r, err := scanRow(t.queryRow(`SELECT `+objectColumns+` FROM objects WHERE `+where, args...))
 	if errors.Is(err, sql.ErrNoRows) {
 		return Row{}, false, nil
 	}
@@ -182,22 +182,22 @@ func (t *Tx) one(where string, args ...any) (Row, bool, error) {
 	return r, true, nil
 }
 
-// Get looks an object up by ID.
-func (t *Tx) Get(id driver.ObjectID) (Row, bool, error) { return t.one(`id = ?`, id) }
+// Object looks an object up by ID.
+func (t *Tx) Object(id driver.ObjectID) (Row, bool, error) { return t.findRow(`id = ?`, id) }
 
 // Volume looks a volume up by name.
 func (t *Tx) Volume(name string) (Row, bool, error) {
-	return t.one(`kind = 'volume' AND name = ?`, name)
+	return t.findRow(`kind = 'volume' AND name = ?`, name)
 }
 
 // Generation looks a generation up by number.
 func (t *Tx) Generation(golden string, n int) (Row, bool, error) {
-	return t.one(`kind = 'generation' AND golden = ? AND generation = ?`, golden, n)
+	return t.findRow(`kind = 'generation' AND golden = ? AND generation = ?`, golden, n)
 }
 
 // Snapshot looks a snapshot up by name, given the lineage of its volume.
 func (t *Tx) Snapshot(volume driver.ObjectID, name string) (Row, bool, error) {
-	return t.one(`kind = 'snapshot' AND volume = ? AND name = ?`, volume, name)
+	return t.findRow(`kind = 'snapshot' AND volume = ? AND name = ?`, volume, name)
 }
 
 // Rows calls fn for every object of a kind, in order of name and number; with
@@ -218,16 +218,16 @@ func (t *Tx) Rows(kind driver.Kind, fn func(Row) error) error {
 		q += ` WHERE kind = 'snapshot' ORDER BY volume, created_at`
 	}
 
-	return t.each(q, args, func(s scanner) error {
+	return t.eachRow(q, args, func(s scanner) error {
 		var text string
 		if err := s.Scan(&text); err != nil {
 			return wrap("read catalogue", t.c.path, err)
 		}
-		return t.parsed(text, fn)
+		return t.callWithRow(text, fn)
 	})
 }
 
-func (t *Tx) parsed(text string, fn func(Row) error) error {
+func (t *Tx) callWithRow(text string, fn func(Row) error) error {
 	r, err := parseRow(text)
 	if err != nil {
 		return errs.New(errs.Damaged, "read catalogue", t.c.path, "%w", err).WithHint("%s", damagedHint)
@@ -238,7 +238,7 @@ func (t *Tx) parsed(text string, fn func(Row) error) error {
 // mostlyVolumes reports whether there are many objects, and most of them are volumes.
 func (t *Tx) mostlyVolumes() (bool, error) {
 	var volumes, others int
-	err := t.row(`SELECT (SELECT count(*) FROM objects WHERE kind = 'volume'),
+	err := t.queryRow(`SELECT (SELECT count(*) FROM objects WHERE kind = 'volume'),
 		(SELECT count(*) FROM objects WHERE kind = 'snapshot') + (SELECT count(*) FROM objects WHERE kind = 'generation')`).Scan(&volumes, &others)
 	return volumes > 1000 && volumes > others, wrap("read catalogue", t.c.path, err)
 }
@@ -250,7 +250,7 @@ func (t *Tx) mostlyVolumes() (bool, error) {
 func (t *Tx) scanVolumes(fn func(Row) error) error {
 	type named struct{ name, text string }
 	var all []named
-	if err := t.each(`SELECT name, `+rowText+` FROM objects WHERE +kind = 'volume'`, nil, func(s scanner) error {
+	if err := t.eachRow(`SELECT name, `+rowText+` FROM objects WHERE +kind = 'volume'`, nil, func(s scanner) error {
 		var v named
 		err := s.Scan(&v.name, &v.text)
 		all = append(all, v)
@@ -261,7 +261,7 @@ func (t *Tx) scanVolumes(fn func(Row) error) error {
 
 	slices.SortFunc(all, func(a, b named) int { return strings.Compare(a.name, b.name) })
 	for _, v := range all {
-		if err := t.parsed(v.text, fn); err != nil {
+		if err := t.callWithRow(v.text, fn); err != nil {
 			return err
 		}
 	}
@@ -321,7 +321,7 @@ func parseRow(text string) (Row, error) {
 // Expired lists at most limit volumes whose time is over and which are not pinned.
 func (t *Tx) Expired(now time.Time, limit int) ([]Row, error) {
 	var out []Row
-	err := t.each(`SELECT `+objectColumns+` FROM objects WHERE expires_at > 0 AND expires_at <= ?1 AND pinned <= ?1 AND kind = 'volume' LIMIT ?2`,
+	err := t.eachRow(`SELECT `+objectColumns+` FROM objects WHERE expires_at > 0 AND expires_at <= ?1 AND pinned <= ?1 AND kind = 'volume' LIMIT ?2`,
 		[]any{toNano(now), limit}, func(s scanner) error {
 			r, err := scanRow(s)
 			out = append(out, r)
@@ -333,7 +333,7 @@ func (t *Tx) Expired(now time.Time, limit int) ([]Row, error) {
 // Generations lists the generations of a golden in order.
 func (t *Tx) Generations(golden string) ([]Row, error) {
 	var out []Row
-	err := t.each(`SELECT `+objectColumns+` FROM objects WHERE kind = 'generation' AND golden = ? ORDER BY generation`,
+	err := t.eachRow(`SELECT `+objectColumns+` FROM objects WHERE kind = 'generation' AND golden = ? ORDER BY generation`,
 		[]any{golden}, func(s scanner) error {
 			r, err := scanRow(s)
 			out = append(out, r)
@@ -345,7 +345,7 @@ func (t *Tx) Generations(golden string) ([]Row, error) {
 // Snapshots lists the snapshots of a volume, given its lineage, oldest first.
 func (t *Tx) Snapshots(volume driver.ObjectID) ([]Row, error) {
 	var out []Row
-	err := t.each(`SELECT `+objectColumns+` FROM objects WHERE kind = 'snapshot' AND volume = ? ORDER BY created_at`,
+	err := t.eachRow(`SELECT `+objectColumns+` FROM objects WHERE kind = 'snapshot' AND volume = ? ORDER BY created_at`,
 		[]any{volume}, func(s scanner) error {
 			r, err := scanRow(s)
 			out = append(out, r)
@@ -354,8 +354,8 @@ func (t *Tx) Snapshots(volume driver.ObjectID) ([]Row, error) {
 	return out, err
 }
 
-func (t *Tx) each(q string, args []any, fn func(scanner) error) error {
-	rows, release, err := t.query(q, args...)
+func (t *Tx) eachRow(q string, args []any, fn func(scanner) error) error {
+	rows, release, err := t.queryRows(q, args...)
 	if err != nil {
 		return wrap("read catalogue", t.c.path, err)
 	}
@@ -375,7 +375,7 @@ func (t *Tx) each(q string, args []any, fn func(scanner) error) error {
 func (t *Tx) Golden(name string) (Golden, bool, error) {
 	g := Golden{Name: name}
 	var created int64
-	err := t.row(`SELECT current, next, created_at, keep FROM goldens WHERE name = ?`, name).Scan(&g.Current, &g.Next,
+	err := t.queryRow(`SELECT current, next, created_at, keep FROM goldens WHERE name = ?`, name).Scan(&g.Current, &g.Next,
 		&created, &g.Keep)
 	if errors.Is(err, sql.ErrNoRows) {
 		return Golden{}, false, nil
@@ -387,7 +387,7 @@ func (t *Tx) Golden(name string) (Golden, bool, error) {
 // Goldens lists all goldens in order of name.
 func (t *Tx) Goldens() ([]Golden, error) {
 	var out []Golden
-	err := t.each(`SELECT name, current, next, created_at, keep FROM goldens ORDER BY name`, nil, func(s scanner) error {
+	err := t.eachRow(`SELECT name, current, next, created_at, keep FROM goldens ORDER BY name`, nil, func(s scanner) error {
 		var g Golden
 		var created int64
 		err := s.Scan(&g.Name, &g.Current, &g.Next, &created, &g.Keep)
@@ -442,7 +442,7 @@ func scanMountRecord(s scanner) (MountRecord, error) {
 
 // MountRecord looks up where an object is attached.
 func (t *Tx) MountRecord(id driver.ObjectID) (MountRecord, bool, error) {
-	a, err := scanMountRecord(t.row(`SELECT `+mountRecordColumns+` FROM attachments WHERE id = ?`, id))
+	a, err := scanMountRecord(t.queryRow(`SELECT `+mountRecordColumns+` FROM attachments WHERE id = ?`, id))
 	if errors.Is(err, sql.ErrNoRows) {
 		return MountRecord{}, false, nil
 	}
@@ -452,7 +452,7 @@ func (t *Tx) MountRecord(id driver.ObjectID) (MountRecord, bool, error) {
 // MountRecords lists all attachments by object.
 func (t *Tx) MountRecords() (map[driver.ObjectID]MountRecord, error) {
 	out := map[driver.ObjectID]MountRecord{}
-	err := t.each(`SELECT `+mountRecordColumns+` FROM attachments`, nil, func(s scanner) error {
+	err := t.eachRow(`SELECT `+mountRecordColumns+` FROM attachments`, nil, func(s scanner) error {
 		a, err := scanMountRecord(s)
 		out[a.ID] = a
 		return wrap("read catalogue", t.c.path, err)
@@ -481,7 +481,7 @@ func (t *Tx) Unreclaimed(limit int) ([]Tombstone, error) {
 	}
 
 	var out []Tombstone
-	err := t.each(`SELECT id, ref, bytes, at FROM tombstones WHERE reclaimed = 0 LIMIT ?`, []any{limit},
+	err := t.eachRow(`SELECT id, ref, bytes, at FROM tombstones WHERE reclaimed = 0 LIMIT ?`, []any{limit},
 		func(s scanner) error {
 			var b Tombstone
 			var at int64
@@ -497,14 +497,14 @@ func (t *Tx) Unreclaimed(limit int) ([]Tombstone, error) {
 // HasTombstone looks a tombstone up.
 func (t *Tx) HasTombstone(id driver.ObjectID) (bool, error) {
 	var n int
-	err := t.row(`SELECT count(*) FROM tombstones WHERE id = ?`, id).Scan(&n)
+	err := t.queryRow(`SELECT count(*) FROM tombstones WHERE id = ?`, id).Scan(&n)
 	return n > 0, wrap("read catalogue", t.c.path, err)
 }
 
 // TombstoneIDs lists the IDs of all tombstones.
 func (t *Tx) TombstoneIDs() (map[driver.ObjectID]bool, error) {
 	out := map[driver.ObjectID]bool{}
-	err := t.each(`SELECT id FROM tombstones`, nil, func(s scanner) error {
+	err := t.eachRow(`SELECT id FROM tombstones`, nil, func(s scanner) error {
 		var id driver.ObjectID
 		err := s.Scan(&id)
 		out[id] = true
@@ -523,7 +523,7 @@ func (t *Tx) ForgetReclaimed(before time.Time) error {
 // Meta reads a value; "" if it was never set.
 func (t *Tx) Meta(key string) (string, error) {
 	var v string
-	err := t.row(`SELECT value FROM meta WHERE key = ?`, key).Scan(&v)
+	err := t.queryRow(`SELECT value FROM meta WHERE key = ?`, key).Scan(&v)
 	if errors.Is(err, sql.ErrNoRows) {
 		return "", nil
 	}
@@ -550,7 +550,7 @@ func (t *Tx) Summary() (Summary, error) {
 	var s Summary
 	var total int
 	var at string
-	err := t.row(`SELECT coalesce((SELECT value FROM meta WHERE key = 'boot'), ''),
+	err := t.queryRow(`SELECT coalesce((SELECT value FROM meta WHERE key = 'boot'), ''),
 		coalesce((SELECT value FROM meta WHERE key = 'boot_at'), ''),
 		(SELECT count(*) FROM marks), (SELECT count(*) FROM tombstones WHERE reclaimed = 0), (SELECT count(*) FROM tombstones),
 		(SELECT count(*) FROM objects WHERE expires_at > 0 AND expires_at <= ?1 AND pinned <= ?1)`, toNano(time.Now())).
@@ -565,16 +565,16 @@ type Counts struct{ Volumes, Snapshots, Goldens, Generations, Mounted int }
 // Count counts.
 func (t *Tx) Count() (Counts, error) {
 	var n Counts
-	err := t.row(`SELECT (SELECT count(*) FROM objects WHERE kind='volume'), (SELECT count(*) FROM objects WHERE kind='snapshot'),
+	err := t.queryRow(`SELECT (SELECT count(*) FROM objects WHERE kind='volume'), (SELECT count(*) FROM objects WHERE kind='snapshot'),
 		(SELECT count(*) FROM goldens), (SELECT count(*) FROM objects WHERE kind='generation'), (SELECT count(*) FROM attachments)`).
 		Scan(&n.Volumes, &n.Snapshots, &n.Goldens, &n.Generations, &n.Mounted)
 	return n, wrap("read catalogue", t.c.path, err)
 }
 
-// Based counts the volumes and snapshots that descend from a generation.
-func (t *Tx) Based(golden string, generation int) (int, error) {
+// CountDescendants counts the volumes and snapshots that descend from a generation.
+func (t *Tx) CountDescendants(golden string, generation int) (int, error) {
 	var n int
-	err := t.row(`SELECT count(*) FROM objects WHERE kind <> 'generation' AND golden = ? AND generation = ?`, golden,
+	err := t.queryRow(`SELECT count(*) FROM objects WHERE kind <> 'generation' AND golden = ? AND generation = ?`, golden,
 		generation).Scan(&n)
 	return n, wrap("read catalogue", t.c.path, err)
 }
@@ -582,7 +582,7 @@ func (t *Tx) Based(golden string, generation int) (int, error) {
 // ClonesByOrigin counts the volumes of each origin.
 func (t *Tx) ClonesByOrigin() (map[driver.ObjectID]int, error) {
 	out := map[driver.ObjectID]int{}
-	err := t.each(`SELECT origin_id, count(*) FROM objects WHERE kind = 'volume' GROUP BY origin_id`, nil,
+	err := t.eachRow(`SELECT origin_id, count(*) FROM objects WHERE kind = 'volume' GROUP BY origin_id`, nil,
 		func(s scanner) error {
 			var id driver.ObjectID
 			var n int
@@ -598,7 +598,7 @@ func (t *Tx) ClonesByOrigin() (map[driver.ObjectID]int, error) {
 // gone, it is the generation at its root, or of a generation the one before; and if that is gone as well, what several
 // objects made from the same share counts once.
 func (t *Tx) TotalUsage() (logical, physical int64, err error) {
-	err = t.row(`WITH o AS (
+	err = t.queryRow(`WITH o AS (
 		SELECT x.id, x.origin_id, x.exclusive, x.logical - x.exclusive AS shared, coalesce(origin.logical, base.logical) AS known
 		FROM objects x
 		LEFT JOIN objects origin ON origin.id = x.origin_id AND origin.id <> x.id

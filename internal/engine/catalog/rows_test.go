@@ -24,7 +24,7 @@ func TestManyVolumesInOrder(t *testing.T) {
 				if kind == driver.Volume {
 					want = append(want, r)
 				}
-				if err := tx.Put(r); err != nil {
+				if err := tx.PutObject(r); err != nil {
 					return err
 				}
 			}

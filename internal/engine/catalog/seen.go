@@ -40,8 +40,8 @@ func formatSeen(n int64) []byte {
 	return fmt.Appendf(nil, seenFormat, n, crc32.ChecksumIEEE(fmt.Appendf(nil, "%020d", n)))
 }
 
-// read returns 0 if there is no such file, or none that is whole: then nothing is known.
-func (s *seen) read() int64 {
+// readCommits returns 0 if there is no such file, or none that is whole: then nothing is known.
+func (s *seen) readCommits() int64 {
 	f, err := os.Open(s.path)
 	if err != nil {
 		return 0
@@ -72,9 +72,9 @@ func readSeen(f *os.File) int64 {
 	return n
 }
 
-// note writes n, unless more was seen already. Not being able to costs a warning that
+// recordCommits writes n, unless more was seen already. Not being able to costs a warning that
 // might be given later, and is no error.
-func (s *seen) note(n int64) {
+func (s *seen) recordCommits(n int64) {
 	deadline := time.Now().Add(seenWait)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,7 +97,7 @@ func (s *seen) note(n int64) {
 	}
 }
 
-func (s *seen) close() {
+func (s *seen) closeFile() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.f != nil {
@@ -162,11 +162,11 @@ func (c *Catalog) LostError() error {
 	}
 	return errs.New(errs.Damaged, "open catalogue", c.path,
 		"it lost its last %s on the disk: its log was damaged, or it is an old copy. Nothing is made or destroyed until "+
-			"it is mended", changes(c.lost)).
+			"it is mended", lostChangesText(c.lost)).
 		WithHint("%s brings back what it lacks; %s lists that", errs.Run("init", errs.Param("rebuild")), errs.Run("fsck"))
 }
 
-func changes(n int64) string {
+func lostChangesText(n int64) string {
 	if n == 1 {
 		return "change, which was"
 	}
@@ -184,15 +184,15 @@ func (c *Catalog) checkSeen(seen, commits int64) {
 
 // countCommit counts a durable commit, in its transaction.
 func (t *Tx) countCommit() (n int64, err error) {
-	err = t.row(`INSERT INTO meta VALUES ('commits', '1') ON CONFLICT (key) DO UPDATE SET value = CAST(value AS INTEGER) + 1
+	err = t.queryRow(`INSERT INTO meta VALUES ('commits', '1') ON CONFLICT (key) DO UPDATE SET value = CAST(value AS INTEGER) + 1
 		RETURNING CAST(value AS INTEGER)`).Scan(&n)
 	return n, wrap("write catalogue", t.c.path, err)
 }
 
-// Mended notes that what the catalogue of the pool in dir has lost was found out and
+// SetMended notes that what the catalogue of the pool in dir has lost was found out and
 // brought back as far as possible: from here on it counts as whole.
-func (t *Tx) Mended(dir string) error {
-	_, err := t.exec(`INSERT INTO meta VALUES ('commits', ?1) ON CONFLICT (key) DO UPDATE SET value = ?1 WHERE CAST(value AS INTEGER) < ?1`, seenOf(dir).read())
+func (t *Tx) SetMended(dir string) error {
+	_, err := t.exec(`INSERT INTO meta VALUES ('commits', ?1) ON CONFLICT (key) DO UPDATE SET value = ?1 WHERE CAST(value AS INTEGER) < ?1`, seenOf(dir).readCommits())
 	return err
 }
 

@@ -18,7 +18,7 @@ func TestSeenOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := seenOf(dir)
-	s.note(7)
+	s.recordCommits(7)
 	st, err := os.Lstat(s.path)
 	if err != nil {
 		t.Fatal(err)
@@ -26,7 +26,7 @@ func TestSeenOwner(t *testing.T) {
 	if o := st.Sys().(*syscall.Stat_t); o.Uid != 1234 || o.Gid != 5678 || st.Mode() != 0o600 {
 		t.Errorf("%d:%d %v", o.Uid, o.Gid, st.Mode())
 	}
-	if n := s.read(); n != 7 {
+	if n := s.readCommits(); n != 7 {
 		t.Errorf("it says %d", n)
 	}
 }
@@ -34,13 +34,13 @@ func TestSeenOwner(t *testing.T) {
 // TestSeenManyWriters: whoever is slower does not put an older count back.
 func TestSeenManyWriters(t *testing.T) {
 	s := seenOf(t.TempDir())
-	s.note(1)
+	s.recordCommits(1)
 	var all sync.WaitGroup
 	for n := range int64(200) {
-		all.Go(func() { s.note(n + 1) })
+		all.Go(func() { s.recordCommits(n + 1) })
 	}
 	all.Wait()
-	if n := s.read(); n != 200 {
+	if n := s.readCommits(); n != 200 {
 		t.Errorf("it says %d", n)
 	}
 }

@@ -53,13 +53,13 @@ func Preallocate(dir string) {
 		return
 	}
 
-	allocate(path, like, logBytes) // SQLite has no lock on the log
+	preallocateFile(path, like, logBytes) // SQLite has no lock on the log
 
-	ifClosed(dir, func() { allocate(filepath.Join(dir, "catalog.db-shm"), like, indexBytes) })
+	ifClosed(dir, func() { preallocateFile(filepath.Join(dir, "catalog.db-shm"), like, indexBytes) })
 }
 
-// allocate takes blocks for a file, and makes it, empty, if it is missing.
-func allocate(path string, like fs.FileInfo, bytes int64) {
+// preallocateFile takes blocks for a file, and makes it, empty, if it is missing.
+func preallocateFile(path string, like fs.FileInfo, bytes int64) {
 	f, err := openInPlace(path, like)
 	if err != nil {
 		return
@@ -132,7 +132,7 @@ func isSpare(name string) bool { return strings.HasPrefix(name, sparePrefix) }
 // needs neither a block nor an inode. NoSpace if none is left.
 func takeSpare(dir, token string) (*os.File, error) {
 	for n := range spares {
-		if f, err := trySpare(dir, n, token); err != nil || f != nil {
+		if f, err := takeOneSpare(dir, n, token); err != nil || f != nil {
 			return f, err
 		}
 	}
@@ -141,8 +141,8 @@ func takeSpare(dir, token string) (*os.File, error) {
 		WithHint("free space or inodes on the filesystem of the pool directory")
 }
 
-// trySpare takes one spare; nil if it is missing or somebody else takes it now.
-func trySpare(dir string, n int, token string) (*os.File, error) {
+// takeOneSpare takes one spare; nil if it is missing or somebody else takes it now.
+func takeOneSpare(dir string, n int, token string) (*os.File, error) {
 	path := sparePath(dir, n)
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {

@@ -99,7 +99,7 @@ func TestFullDisk(t *testing.T) {
 				t.Fatal(err)
 			}
 			op.End()
-			c.Leave()
+			c.RemoveIdleLiveFiles()
 			if names := live(t, dir); !slices.Equal(names, spares) {
 				t.Errorf("in live/ are %v, wanted %v", names, spares)
 			}

@@ -24,9 +24,9 @@ type statement struct {
 	busy bool      // its rows are being read: it cannot be run a second time meanwhile
 }
 
-// prepared returns a query as a statement of the transaction, or nil if it is
+// statementFor returns a query as a statement of the transaction, or nil if it is
 // to be run as it is. With hold, nobody else gets the statement until release.
-func (t *Tx) prepared(query string, hold bool) (stmt *sql.Stmt, release func()) {
+func (t *Tx) statementFor(query string, hold bool) (stmt *sql.Stmt, release func()) {
 	s := &t.c.stmts
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -40,7 +40,7 @@ func (t *Tx) prepared(query string, hold bool) (stmt *sql.Stmt, release func()) 
 	}
 
 	if k.stmt != nil {
-		return k.take(&s.mu, hold, func() *sql.Stmt { return t.tx.StmtContext(t.ctx, k.stmt) })
+		return k.acquire(&s.mu, hold, func() *sql.Stmt { return t.tx.StmtContext(t.ctx, k.stmt) })
 	}
 
 	if k.runs++; k.runs == prepareAt {
@@ -51,12 +51,12 @@ func (t *Tx) prepared(query string, hold bool) (stmt *sql.Stmt, release func()) 
 		return nil, func() {}
 	}
 
-	own := t.prepareHere(query)
-	return own.take(&s.mu, hold, func() *sql.Stmt { return own.stmt })
+	own := t.prepareForTx(query)
+	return own.acquire(&s.mu, hold, func() *sql.Stmt { return own.stmt })
 }
 
-// take returns the statement by get, unless its rows are being read. The caller holds mu.
-func (k *statement) take(mu *sync.Mutex, hold bool, get func() *sql.Stmt) (stmt *sql.Stmt, release func()) {
+// acquire returns the statement by get, unless its rows are being read. The caller holds mu.
+func (k *statement) acquire(mu *sync.Mutex, hold bool, get func() *sql.Stmt) (stmt *sql.Stmt, release func()) {
 	if k.busy {
 		return nil, func() {}
 	}
@@ -72,9 +72,9 @@ func (k *statement) take(mu *sync.Mutex, hold bool, get func() *sql.Stmt) (stmt 
 	}
 }
 
-// prepareHere prepares a query for this transaction alone: one that runs thousands of
+// prepareForTx prepares a query for this transaction alone: one that runs thousands of
 // times in it cannot wait for its end.
-func (t *Tx) prepareHere(query string) *statement {
+func (t *Tx) prepareForTx(query string) *statement {
 	if k := t.own[query]; k != nil {
 		return k
 	}
@@ -92,9 +92,9 @@ func (t *Tx) prepareHere(query string) *statement {
 	return k
 }
 
-// prepare prepares the queries that have become due. The connection must be
+// prepareDue prepares the queries that have become due. The connection must be
 // free. What cannot be prepared goes on being run as it is.
-func (c *Catalog) prepare(ctx context.Context) {
+func (c *Catalog) prepareDue(ctx context.Context) {
 	s := &c.stmts
 	s.mu.Lock()
 	due := s.due
@@ -111,13 +111,13 @@ func (c *Catalog) prepare(ctx context.Context) {
 	}
 }
 
-// query runs a query that returns rows. Call release when they are closed.
-func (t *Tx) query(query string, args ...any) (rows *sql.Rows, release func(), err error) {
-	stmt, release := t.prepared(query, true)
+// queryRows runs a query that returns rows. Call release when they are closed.
+func (t *Tx) queryRows(queryRows string, args ...any) (rows *sql.Rows, release func(), err error) {
+	stmt, release := t.statementFor(queryRows, true)
 	if stmt != nil {
 		rows, err = stmt.QueryContext(t.ctx, args...)
 	} else {
-		rows, err = t.tx.QueryContext(t.ctx, query, args...)
+		rows, err = t.tx.QueryContext(t.ctx, queryRows, args...)
 	}
 	if err != nil {
 		release()
@@ -125,9 +125,9 @@ func (t *Tx) query(query string, args ...any) (rows *sql.Rows, release func(), e
 	return rows, release, err
 }
 
-// row runs a query that returns one row, which must be scanned at once.
-func (t *Tx) row(query string, args ...any) *sql.Row {
-	if stmt, _ := t.prepared(query, false); stmt != nil {
+// queryRow runs a query that returns one row, which must be scanned at once.
+func (t *Tx) queryRow(query string, args ...any) *sql.Row {
+	if stmt, _ := t.statementFor(query, false); stmt != nil {
 		return stmt.QueryRowContext(t.ctx, args...)
 	}
 	return t.tx.QueryRowContext(t.ctx, query, args...)

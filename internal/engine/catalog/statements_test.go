@@ -33,7 +33,7 @@ func putVolumes(t *testing.T, c *Catalog, n int) {
 	t.Helper()
 	for i := range n {
 		if err := c.Update(t.Context(), Soft, func(tx *Tx) error {
-			return tx.Put(Row{Identity: driver.Identity{ID: driver.NewID(), Kind: driver.Volume, Name: fmt.Sprintf("v%03d", i),
+			return tx.PutObject(Row{Identity: driver.Identity{ID: driver.NewID(), Kind: driver.Volume, Name: fmt.Sprintf("v%03d", i),
 				FS: driver.Ext4}})
 		}); err != nil {
 			t.Fatal(err)
@@ -94,14 +94,14 @@ func TestPreparedQueriesSurviveErrors(t *testing.T) {
 	putVolumes(t, c, prepareAt+2)
 	for range prepareAt + 2 {
 		if err := c.Update(t.Context(), Durable, func(tx *Tx) error {
-			return tx.Put(Row{Identity: driver.Identity{ID: driver.NewID(), Kind: driver.Volume, Name: "v000"}})
+			return tx.PutObject(Row{Identity: driver.Identity{ID: driver.NewID(), Kind: driver.Volume, Name: "v000"}})
 		}); err == nil {
 			t.Fatal("a taken name was given again")
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		if err := c.Update(ctx, Durable, func(tx *Tx) error {
 			cancel()
-			return tx.Put(Row{Identity: driver.Identity{ID: driver.NewID(), Kind: driver.Volume, Name: "never"}})
+			return tx.PutObject(Row{Identity: driver.Identity{ID: driver.NewID(), Kind: driver.Volume, Name: "never"}})
 		}); err == nil {
 			t.Fatal("a cancelled transaction succeeded")
 		}
@@ -135,7 +135,7 @@ func TestPreparedQueriesConcurrently(t *testing.T) {
 				name := fmt.Sprintf("g%d-%d", g, i)
 				id := driver.NewID()
 				if err := c.Update(t.Context(), Soft, func(tx *Tx) error {
-					return tx.Put(Row{Identity: driver.Identity{ID: id, Kind: driver.Volume, Name: name}})
+					return tx.PutObject(Row{Identity: driver.Identity{ID: id, Kind: driver.Volume, Name: name}})
 				}); err != nil {
 					t.Error(err)
 				}
@@ -169,11 +169,11 @@ func TestRowsAreAsLookedUp(t *testing.T) {
 		{Identity: driver.Identity{Kind: driver.Snapshot, Name: "s", Volume: driver.NewID(), FS: driver.Native}},
 	} {
 		r.ID = driver.NewID()
-		if err := c.Update(t.Context(), Soft, func(tx *Tx) error { return tx.Put(r) }); err != nil {
+		if err := c.Update(t.Context(), Soft, func(tx *Tx) error { return tx.PutObject(r) }); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.View(t.Context(), func(tx *Tx) error {
-			want, ok, err := tx.Get(r.ID)
+			want, ok, err := tx.Object(r.ID)
 			if err != nil || !ok || want != r {
 				t.Errorf("row %d: looked up %+v, %v, put %+v", i, want, err, r)
 			}

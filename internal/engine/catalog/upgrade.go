@@ -40,7 +40,7 @@ var upgrades = []func(*Tx) error{func(t *Tx) error {
 func (t *Tx) addColumn(table, definition string) error {
 	name, _, _ := strings.Cut(definition, " ")
 	var n int
-	if err := t.row(`SELECT count(*) FROM pragma_table_info(?) WHERE name = ?`, table, name).Scan(&n); err != nil ||
+	if err := t.queryRow(`SELECT count(*) FROM pragma_table_info(?) WHERE name = ?`, table, name).Scan(&n); err != nil ||
 		n > 0 {
 		return wrap("upgrade catalogue", t.c.path, err)
 	}
@@ -52,7 +52,7 @@ func (t *Tx) addColumn(table, definition string) error {
 func (c *Catalog) upgrade(ctx context.Context, from int) error {
 	return c.Update(ctx, Durable, func(tx *Tx) error {
 		// Another process may have been faster.
-		if err := tx.row(`PRAGMA user_version`).Scan(&from); err != nil {
+		if err := tx.queryRow(`PRAGMA user_version`).Scan(&from); err != nil {
 			return wrap("upgrade catalogue", c.path, err)
 		}
 		for v := from; v < Version; v++ {

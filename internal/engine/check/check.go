@@ -53,8 +53,8 @@ type Finding struct {
 // fix repairs what was found, and says what it has done; "": nothing.
 type fix func(context.Context) (done string, err error)
 
-// say says what was found, and what can be done about it.
-func (f *Finding) say(severity, code string, message, repair errs.Message) {
+// describe says what was found, and what can be done about it.
+func (f *Finding) describe(severity, code string, message, repair errs.Message) {
 	f.Severity, f.Code, f.Message, f.Repair = severity, code, message, repair
 }
 
@@ -157,25 +157,25 @@ func Run(ctx context.Context, p Pool, q Request) (*Report, error) {
 
 	whole, err := c.checkPool(ctx)
 	if err != nil || !whole {
-		return c.done(), err
+		return c.finishReport(), err
 	}
 
 	if err := c.checkInside(ctx); err != nil {
 		return nil, err
 	}
 
-	return c.done(), ctx.Err()
+	return c.finishReport(), ctx.Err()
 }
 
 // Unreadable is the report on a pool whose catalogue cannot be opened, for that reason.
 func Unreadable(p *pool.Pool, reason error) *Report {
 	c := newFsck(Pool{Pool: p}, Request{})
 	c.damagedCatalog(reason.Error())
-	return c.done()
+	return c.finishReport()
 }
 
-// done says whether all is well in the end.
-func (c *fsck) done() *Report {
+// finishReport says whether all is well in the end.
+func (c *fsck) finishReport() *Report {
 	c.report.OK = true
 	for _, f := range c.report.Findings {
 		if f.Severity != sevNote && f.Repaired == "" {
@@ -185,8 +185,8 @@ func (c *fsck) done() *Report {
 	return c.report
 }
 
-// note adds a note to the report: what was not checked, and why.
-func (c *fsck) note(format string, args ...any) {
+// addNote adds a note to the report: what was not checked, and why.
+func (c *fsck) addNote(format string, args ...any) {
 	c.report.Notes = append(c.report.Notes, fmt.Sprintf(format, args...))
 }
 
@@ -245,11 +245,11 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 			if err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() }); err != nil {
 				return false, err
 			}
-			c.note("first use since the host started: %d objects removed that had not been finished or were ephemeral",
+			c.addNote("first use since the host started: %d objects removed that had not been finished or were ephemeral",
 				removed)
 		} else {
 			c.before = last.BootID
-			c.note("this is the first use since the host started: what the next command cleans up is reported here")
+			c.addNote("this is the first use since the host started: what the next command cleans up is reported here")
 		}
 	}
 
@@ -264,7 +264,7 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if c.take(ctx, found) == 0 {
+		if c.addFindings(ctx, found) == 0 {
 			return true, nil
 		}
 	}
@@ -282,9 +282,9 @@ func (c *fsck) lostCommits() {
 	})
 }
 
-// take adds findings to the report, and repairs them if that is wanted. It
+// addFindings adds findings to the report, and repairs them if that is wanted. It
 // returns how many repairs succeeded.
-func (c *fsck) take(ctx context.Context, found []Finding) (repaired int) {
+func (c *fsck) addFindings(ctx context.Context, found []Finding) (repaired int) {
 	for _, f := range found {
 		if c.seen[f.key()] {
 			continue
@@ -356,7 +356,7 @@ func (c *fsck) checkDirs() ([]Finding, error) {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			f := Finding{Ref: path}
-			f.say(sevWarning, "pool-missing", "the directory is missing", "make it")
+			f.describe(sevWarning, "pool-missing", "the directory is missing", "make it")
 			f.fix = func(context.Context) (string, error) { return "made", os.Mkdir(path, 0o700) }
 			if !dirs[d] {
 				f.Severity, f.Repair, f.fix = sevError, "by hand: the objects were in it", nil
@@ -366,7 +366,7 @@ func (c *fsck) checkDirs() ([]Finding, error) {
 			return nil, errs.Wrap(opFsck, path, err)
 		case !st.IsDir():
 			f := Finding{Ref: path}
-			f.say(sevError, "pool-missing", "it is not a directory", "by hand: move it away")
+			f.describe(sevError, "pool-missing", "it is not a directory", "by hand: move it away")
 			out = append(out, f)
 		default:
 			out = append(out, wrongMode(path, st, 0o700)...)
@@ -391,7 +391,7 @@ func wrongMode(path string, st fs.FileInfo, want fs.FileMode) []Finding {
 		return nil
 	}
 	f := Finding{Ref: path}
-	f.say(sevWarning, "pool-mode", errs.Messagef("its mode is %04o, not %04o", st.Mode().Perm(), want), "set the mode")
+	f.describe(sevWarning, "pool-mode", errs.Messagef("its mode is %04o, not %04o", st.Mode().Perm(), want), "set the mode")
 	f.fix = func(context.Context) (string, error) { return "set", errs.Wrap(opFsck, path, os.Chmod(path, want)) }
 	return []Finding{f}
 }

@@ -33,9 +33,9 @@ type poolView struct {
 	busy         map[driver.ObjectID]bool // marked, also by a dead process, but not only by a run
 }
 
-// read reads the pool, then the catalogue: what is made meanwhile has its mark
+// readView reads the pool, then the catalogue: what is made meanwhile has its mark
 // or row by then.
-func (c *fsck) read(ctx context.Context) (*poolView, error) {
+func (c *fsck) readView(ctx context.Context) (*poolView, error) {
 	v := &poolView{
 		objects: map[driver.ObjectID]driver.Object{}, rows: map[driver.ObjectID]catalog.Row{},
 		wants: map[driver.ObjectID]driver.Identity{},
@@ -113,7 +113,7 @@ func (c *fsck) read(ctx context.Context) (*poolView, error) {
 		alive, known := living[m.Owner]
 		if !known {
 			var err error
-			if alive, err = c.Catalog.Living(m.Owner); err != nil {
+			if alive, err = c.Catalog.IsLive(m.Owner); err != nil {
 				return nil, err
 			}
 			living[m.Owner] = alive
@@ -138,7 +138,7 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 		return nil, err
 	}
 
-	v, err := c.read(ctx)
+	v, err := c.readView(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +149,7 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 
 	for _, m := range v.dead {
 		f := Finding{Ref: cmp.Or(m.Name, v.refs[m.ID], string(m.ID)), ID: string(m.ID)}
-		f.say(sevNote, "mark", errs.Messagef("a %s was interrupted", m.Op),
+		f.describe(sevNote, "mark", errs.Messagef("a %s was interrupted", m.Op),
 			"undo or finish it, as the next command would")
 		f.fix = func(ctx context.Context) (string, error) { return c.fixMark(ctx, m) }
 		out = append(out, f)
@@ -190,7 +190,7 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 
 	for _, s := range stale {
 		f := Finding{Ref: "live/" + s}
-		f.say(sevNote, "live", "its process is dead and left nothing else", "remove it")
+		f.describe(sevNote, "live", "its process is dead and left nothing else", "remove it")
 		f.fix = func(context.Context) (string, error) { return "removed", c.Catalog.RemoveStaleOwners(v.marks) }
 		out = append(out, f)
 	}
@@ -247,7 +247,7 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 	var out []Finding
 	add := func(severity, code string, message, repair errs.Message, fix fix) {
 		f := Finding{ID: string(o.ID), Ref: cmp.Or(v.refs[o.ID], string(o.ID)), fix: fix}
-		f.say(severity, code, message, repair)
+		f.describe(severity, code, message, repair)
 		out = append(out, f)
 	}
 
@@ -294,23 +294,23 @@ func (c *fsck) compareUnknown(v *poolView, o driver.Object) []Finding {
 		return nil // compareTombstones
 	case c.before != "" && o.Err == nil && c.Ledger.IsGarbage(o, false):
 		// The mark that told of it went with the power; see sweep.
-		f.say(sevNote, "object-half", "it was being made, or ephemeral, when the host went down",
+		f.describe(sevNote, "object-half", "it was being made, or ephemeral, when the host went down",
 			"remove it, as the next command will")
 	case whole && c.Catalog.Lost() == 0 && ledger.IsUnfinished(o):
 		f.Ref = cmp.Or(ledger.Describe(o.Identity), string(o.ID))
-		f.say(sevNote, "object-unfinished", c.Ledger.StrayText(o), "none needed")
+		f.describe(sevNote, "object-unfinished", c.Ledger.StrayText(o), "none needed")
 	case errs.Is(o.Err, errs.TooNew):
-		f.say(sevWarning, "identity-too-new", errs.Messagef("%v", o.Err), "by hand: upgrade pando")
+		f.describe(sevWarning, "identity-too-new", errs.Messagef("%v", o.Err), "by hand: upgrade pando")
 	case o.Err != nil:
-		f.say(sevError, "identity-unreadable", errs.Messagef("not in the catalogue, and %v", o.Err),
+		f.describe(sevError, "identity-unreadable", errs.Messagef("not in the catalogue, and %v", o.Err),
 			"by hand: only whoever knows what it was can tell")
 	case !whole:
-		f.say(sevWarning, "object-half", "half made or half destroyed, by nobody who is known",
+		f.describe(sevWarning, "object-half", "half made or half destroyed, by nobody who is known",
 			errs.Messagef("remove it, as %s would", errs.Run("gc")))
 		f.fix = func(ctx context.Context) (string, error) { return c.fixHalf(ctx, o.ID) }
 	default:
 		f.Ref = cmp.Or(ledger.Describe(o.Identity), string(o.ID))
-		f.say(sevError, "object-unknown",
+		f.describe(sevError, "object-unknown",
 			errs.Messagef("a whole %s is in the pool but not in the catalogue", string(o.Identity.Kind)),
 			"add it to the catalogue")
 		f.fix = func(ctx context.Context) (string, error) { return c.fixUnknown(ctx, o.Identity) }
@@ -444,18 +444,18 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 		f := Finding{ID: string(id), Ref: v.refs[id]}
 		switch {
 		case r.Kind == driver.Snapshot && !lineages[r.Volume]:
-			f.say(sevError, "snapshot-orphan", "its volume is gone, so nothing can reach it", "make it a volume")
+			f.describe(sevError, "snapshot-orphan", "its volume is gone, so nothing can reach it", "make it a volume")
 			f.fix = func(ctx context.Context) (string, error) { return c.fixOrphan(ctx, r) }
 			out = append(out, f)
 		case r.Kind != driver.Snapshot && r.Kind != driver.Volume && r.Kind != driver.Generation, !driver.ValidID(string(id)):
-			f.say(sevError, "catalogue", errs.Messagef("a row of kind %q and ID %q", string(r.Kind), string(id)),
+			f.describe(sevError, "catalogue", errs.Messagef("a row of kind %q and ID %q", string(r.Kind), string(id)),
 				byHandRebuild)
 			out = append(out, f)
 		}
 
 		name := v.refs[id]
 		if _, twice := names[name]; twice || r.Kind == driver.Volume && v.goldens[name].Name != "" {
-			f.say(sevError, "catalogue", "two things have this name", byHandRebuild+" gives one another")
+			f.describe(sevError, "catalogue", "two things have this name", byHandRebuild+" gives one another")
 			f.fix = nil
 			out = append(out, f)
 		}
@@ -469,12 +469,12 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 		f.fix = func(ctx context.Context) (string, error) { return c.fixGolden(ctx, v, name) }
 		switch {
 		case !ok:
-			f.say(sevError, "golden-missing", "it has generations but is not in the catalogue", "add it")
+			f.describe(sevError, "golden-missing", "it has generations but is not in the catalogue", "add it")
 		case !generations[ref.Generation(name, g.Current)]:
-			f.say(sevError, "golden-current", errs.Messagef("its current generation %d does not exist", g.Current),
+			f.describe(sevError, "golden-current", errs.Messagef("its current generation %d does not exist", g.Current),
 				errs.Messagef("make generation %d the current one", top))
 		case g.Next <= top:
-			f.say(sevWarning, "golden-next",
+			f.describe(sevWarning, "golden-next",
 				errs.Messagef("the next generation would get number %d, but there is a %d", g.Next, top),
 				errs.Messagef("set the next number to %d", top+1))
 		default:
@@ -487,7 +487,7 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 	for name := range v.goldens {
 		if _, has := highest[name]; !has {
 			f := Finding{Ref: name}
-			f.say(sevError, "golden-empty", "it has no generation", "forget it")
+			f.describe(sevError, "golden-empty", "it has no generation", "forget it")
 			f.fix = func(ctx context.Context) (string, error) { return c.fixGolden(ctx, v, name) }
 			out = append(out, f)
 		}
@@ -512,7 +512,7 @@ func (c *fsck) compareTombstones(v *poolView) []Finding {
 			continue
 		}
 		f := Finding{Ref: cmp.Or(name, string(id)), ID: string(id)}
-		f.say(sevNote, "tombstone", "it is destroyed, but its space is not yet returned", "remove it")
+		f.describe(sevNote, "tombstone", "it is destroyed, but its space is not yet returned", "remove it")
 		f.fix = func(ctx context.Context) (string, error) { return c.fixTombstone(ctx, id) }
 		out = append(out, f)
 	}
@@ -532,17 +532,17 @@ func (c *fsck) compareMountRecords(ctx context.Context, v *poolView) ([]Finding,
 		switch {
 		case v.busy[id]:
 		case !known:
-			f.say(sevWarning, "attachment-orphan",
+			f.describe(sevWarning, "attachment-orphan",
 				errs.Messagef("something that is not in the catalogue is recorded as mounted at %s", a.Mountpoint),
 				"forget that")
 			out = append(out, f)
 		case c.Content.MountState(row, a) == content.NotMounted:
-			f.say(sevNote, "attachment-gone",
+			f.describe(sevNote, "attachment-gone",
 				errs.Messagef("recorded as mounted at %s, but it is not mounted any more", a.Mountpoint), "forget that")
 			out = append(out, f)
 		case c.Content.MountState(row, a) == content.HeldElsewhere:
 			f.fix = nil
-			f.say(sevNote, "attachment-elsewhere", errs.Messagef(
+			f.describe(sevNote, "attachment-elsewhere", errs.Messagef(
 				"recorded as mounted at %s, but mounted elsewhere, or in another mount namespace", a.Mountpoint),
 				errs.Messagef("none: %s says who holds it", errs.Run("show")))
 			out = append(out, f)
@@ -582,7 +582,7 @@ func (c *fsck) compareMountRecords(ctx context.Context, v *poolView) ([]Finding,
 			continue
 		}
 		f := Finding{Ref: v.refs[id], ID: string(id)}
-		f.say(sevWarning, "loop",
+		f.describe(sevWarning, "loop",
 			errs.Messagef("%s is on its image, and no attachment accounts for that", b.Path), "detach it")
 		f.fix = func(ctx context.Context) (string, error) { return c.fixLoop(ctx, id, b) }
 		if b.Auto {
@@ -609,8 +609,8 @@ func (c *fsck) activeDevices(ctx context.Context, a driver.Activator, v *poolVie
 			continue
 		}
 		f := Finding{Ref: v.refs[id], ID: string(id)}
-		f.say(sevWarning, "device", "its block device is there, and no attachment accounts for that", "take it away")
-		f.fix = func(ctx context.Context) (string, error) { return c.fixActive(ctx, a, id) }
+		f.describe(sevWarning, "device", "its block device is there, and no attachment accounts for that", "take it away")
+		f.fix = func(ctx context.Context) (string, error) { return c.fixActiveDevice(ctx, a, id) }
 		out = append(out, f)
 	}
 

@@ -92,7 +92,7 @@ func (c *fsck) checkInside(ctx context.Context) error {
 	for _, row := range rows { // in order, and one after the other
 		if f, ok := byRef[string(row.ID)]; ok {
 			c.q.Tracker.Start("repairing "+f.Ref, 0, 0)
-			c.take(ctx, []Finding{f})
+			c.addFindings(ctx, []Finding{f})
 		}
 	}
 
@@ -106,7 +106,7 @@ func (c *fsck) checkImage(ctx context.Context, row catalog.Row, name string) (_ 
 	if scratch == "" {
 		return f, false, err
 	}
-	defer c.Ledger.Undo(ctx, scratch)
+	defer c.Ledger.DestroyUnfinished(ctx, scratch)
 	v, err := c.judge(ctx, scratch, row.FS)
 	if err != nil {
 		return nil, false, err
@@ -131,7 +131,7 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 
 	scratch := c.scratchOf(row, name)
 	err := c.Ledger.ClaimNow(ctx, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
-		if _, ok, err := tx.Get(row.ID); err != nil || !ok {
+		if _, ok, err := tx.Object(row.ID); err != nil || !ok {
 			return nil, cmp.Or(err, error(errs.New(errs.NotFound, opFsck, name, "it has just been destroyed")))
 		}
 		reads, err := c.unlessDead(tx, row.ID)
@@ -153,7 +153,7 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 	// Of one moment, also while programs write: as after a power loss, which a
 	// journal is made to survive.
 	if err := c.Driver.Clone(ctx, row.ID, scratch); err != nil {
-		c.Ledger.Undo(ctx, scratch.ID)
+		c.Ledger.DestroyUnfinished(ctx, scratch.ID)
 		switch {
 		case ctx.Err() != nil:
 			return "", nil, ctx.Err()
@@ -166,7 +166,7 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 	if err := c.Catalog.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		return tx.StopReading(scratch.ID)
 	}); err != nil {
-		c.Ledger.Undo(ctx, scratch.ID)
+		c.Ledger.DestroyUnfinished(ctx, scratch.ID)
 		return "", nil, err
 	}
 
@@ -223,12 +223,12 @@ func (c *fsck) finding(row catalog.Row, name string, v verdict) *Finding {
 // unlessDead is what a mark says that it reads: nothing if dead processes have
 // marks on that, which a mere check does not clean up. Nobody is in its way then.
 func (c *fsck) unlessDead(tx *catalog.Tx, id driver.ObjectID) (driver.ObjectID, error) {
-	marks, err := tx.Blocking(id, "", false)
+	marks, err := tx.BlockingMarks(id, "", false)
 	if err != nil || len(marks) == 0 || c.q.Repair {
 		return id, err
 	}
 	for _, m := range marks {
-		if alive, err := c.Catalog.Living(m.Owner); err != nil || alive {
+		if alive, err := c.Catalog.IsLive(m.Owner); err != nil || alive {
 			return id, err
 		}
 	}
@@ -254,7 +254,7 @@ func Checker(fs driver.FS) string { return mender[fs] }
 // keeps it as it is as a snapshot. A volume in use is left alone.
 func (c *fsck) fixInside(ctx context.Context, row catalog.Row) (string, error) {
 	find := func(tx *catalog.Tx) (catalog.Row, error) {
-		vol, ok, err := tx.Get(row.ID)
+		vol, ok, err := tx.Object(row.ID)
 		if err == nil && (!ok || vol.Kind != driver.Volume) {
 			err = errs.New(errs.Conflict, opFsck, row.Name, "it has just been replaced or destroyed").
 				WithHint("try again")

@@ -129,7 +129,7 @@ func writeCatalog(
 		if err := fillCatalog(ctx, tx, d, whole, r); err != nil {
 			return err
 		}
-		if err := tx.Mended(p.Dir); err != nil {
+		if err := tx.SetMended(p.Dir); err != nil {
 			return err
 		}
 		return tx.SetSwept()
@@ -368,7 +368,7 @@ func fillCatalog(ctx context.Context, tx *catalog.Tx, d driver.Driver, whole []d
 			addGeneration(g, id)
 		}
 
-		if err := tx.Put(row); err != nil {
+		if err := tx.PutObject(row); err != nil {
 			return err
 		}
 	}

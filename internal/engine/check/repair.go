@@ -21,13 +21,13 @@ import (
 // nothingToDo is what a repair has done if there was no need any more.
 const nothingToDo = "not needed any more"
 
-// holding does something with an object of the catalogue under a mark. InUse if
+// withMark does something with an object of the catalogue under a mark. InUse if
 // another process is at work on it.
-func (c *fsck) holding(
+func (c *fsck) withMark(
 	ctx context.Context, op string, id driver.ObjectID, check func(*catalog.Tx, catalog.Row) error, do func() error,
 ) error {
 	if err := c.Ledger.ClaimNow(ctx, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
-		row, ok, err := tx.Get(id)
+		row, ok, err := tx.Object(id)
 		if err == nil && !ok {
 			err = errs.New(errs.NotFound, opFsck, string(id), "it has just been destroyed")
 		}
@@ -49,7 +49,7 @@ func (c *fsck) holding(
 
 // notMarked refuses what somebody is at work on.
 func notMarked(tx *catalog.Tx, id driver.ObjectID) error {
-	marks, err := tx.Blocking(id, "", true)
+	marks, err := tx.BlockingMarks(id, "", true)
 	if err == nil && len(marks) > 0 {
 		err = errs.New(errs.InUse, opFsck, string(id), "another pando (pid %d) is at work on it: %s",
 			marks[0].PID, marks[0].Op).
@@ -81,12 +81,12 @@ func (c *fsck) fixMark(ctx context.Context, m catalog.Mark) (string, error) {
 }
 
 func (c *fsck) fixIdentity(ctx context.Context, id driver.ObjectID) (string, error) {
-	return "written", c.holding(ctx, opFsck, id, nil, func() error { return c.Verbs.RestoreIdentity(ctx, id) })
+	return "written", c.withMark(ctx, opFsck, id, nil, func() error { return c.Verbs.RestoreIdentity(ctx, id) })
 }
 
 // fixSize notes the size that an image has.
 func (c *fsck) fixSize(ctx context.Context, row catalog.Row, size int64) (string, error) {
-	return "noted", c.holding(ctx, opFsck, row.ID, c.notMounted, func() error {
+	return "noted", c.withMark(ctx, opFsck, row.ID, c.notMounted, func() error {
 		if err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 			row.SizeBytes = size
 			return tx.SetIdentity(row.Identity)
@@ -106,7 +106,7 @@ func (c *fsck) fixMissing(ctx context.Context, r catalog.Row, name string) (stri
 	}
 
 	err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
-		row, ok, err := tx.Get(r.ID)
+		row, ok, err := tx.Object(r.ID)
 		if err != nil || !ok {
 			return err
 		}
@@ -120,7 +120,7 @@ func (c *fsck) fixMissing(ctx context.Context, r catalog.Row, name string) (stri
 			return err
 		}
 
-		if err := tx.Delete(r.ID); err != nil {
+		if err := tx.DeleteObject(r.ID); err != nil {
 			return err
 		}
 
@@ -156,7 +156,7 @@ func (c *fsck) fixTombstone(ctx context.Context, id driver.ObjectID) (string, er
 // fixHalf removes half an object that nobody knows.
 func (c *fsck) fixHalf(ctx context.Context, id driver.ObjectID) (string, error) {
 	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) error {
-		if _, known, err := tx.Get(id); err != nil || known {
+		if _, known, err := tx.Object(id); err != nil || known {
 			return cmp.Or(err, error(errs.New(errs.Conflict, opFsck, string(id), "it has become part of the catalogue")))
 		}
 		return notMarked(tx, id)
@@ -171,7 +171,7 @@ func (c *fsck) fixHalf(ctx context.Context, id driver.ObjectID) (string, error) 
 func (c *fsck) fixUnknown(ctx context.Context, id driver.Identity) (string, error) {
 	was, what := id, ""
 	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) (err error) {
-		id, what, err = placeFor(tx, id)
+		id, what, err = nameFor(tx, id)
 		return err
 	}); err != nil {
 		return "", err
@@ -203,7 +203,7 @@ func (c *fsck) fixUnknown(ctx context.Context, id driver.Identity) (string, erro
 			}
 		}
 
-		if err := tx.Put(row); err != nil {
+		if err := tx.PutObject(row); err != nil {
 			return err
 		}
 
@@ -224,8 +224,8 @@ func (c *fsck) fixUnknown(ctx context.Context, id driver.Identity) (string, erro
 	return "added as " + what, err
 }
 
-// placeFor finds a name for an object that is to be added, as a rebuild would.
-func placeFor(tx *catalog.Tx, id driver.Identity) (driver.Identity, string, error) {
+// nameFor finds a name for an object that is to be added, as a rebuild would.
+func nameFor(tx *catalog.Tx, id driver.Identity) (driver.Identity, string, error) {
 	if id.Kind == driver.Generation {
 		return id, "golden " + ledger.Describe(id), nil
 	}
@@ -265,7 +265,7 @@ func placeFor(tx *catalog.Tx, id driver.Identity) (driver.Identity, string, erro
 // fixOrphan makes a volume of a snapshot whose volume is gone.
 func (c *fsck) fixOrphan(ctx context.Context, r catalog.Row) (string, error) {
 	id, back := orphanVolume(r.Identity), false
-	err := c.holding(ctx, opFsck, r.ID, func(tx *catalog.Tx, row catalog.Row) (err error) {
+	err := c.withMark(ctx, opFsck, r.ID, func(tx *catalog.Tx, row catalog.Row) (err error) {
 		if _, back, err = tx.LineageHolder(row.Volume); err != nil || back {
 			return err
 		}
@@ -342,7 +342,7 @@ func (c *fsck) fixMountRecord(ctx context.Context, id driver.ObjectID, name stri
 	var a catalog.MountRecord
 	var has, known bool
 	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) (err error) {
-		if _, known, err = tx.Get(id); err == nil {
+		if _, known, err = tx.Object(id); err == nil {
 			a, has, err = tx.MountRecord(id)
 		}
 		return err
@@ -365,7 +365,7 @@ func (c *fsck) fixMountRecord(ctx context.Context, id driver.ObjectID, name stri
 	done := "forgotten"
 
 	// A mark of an umount: if this process dies, the next goes on as after one.
-	err := c.holding(ctx, "umount", id, nil, func() error {
+	err := c.withMark(ctx, "umount", id, nil, func() error {
 		row := catalog.Row{Identity: driver.Identity{ID: id, Name: name}}
 		if c.Content.MountState(row, a) != content.NotMounted {
 			done = nothingToDo
@@ -377,9 +377,9 @@ func (c *fsck) fixMountRecord(ctx context.Context, id driver.ObjectID, name stri
 	return done, err
 }
 
-// fixActive takes a driver's block device away, if still nothing accounts for it.
-func (c *fsck) fixActive(ctx context.Context, a driver.Activator, id driver.ObjectID) (string, error) {
-	return "taken away", c.holding(ctx, opFsck, id, func(tx *catalog.Tx, _ catalog.Row) error {
+// fixActiveDevice takes a driver's block device away, if still nothing accounts for it.
+func (c *fsck) fixActiveDevice(ctx context.Context, a driver.Activator, id driver.ObjectID) (string, error) {
+	return "taken away", c.withMark(ctx, opFsck, id, func(tx *catalog.Tx, _ catalog.Row) error {
 		if _, has, err := tx.MountRecord(id); err != nil || has {
 			return cmp.Or(err, error(errs.New(errs.InUse, opFsck, string(id), "it has just been attached")))
 		}
@@ -390,7 +390,7 @@ func (c *fsck) fixActive(ctx context.Context, a driver.Activator, id driver.Obje
 // fixLoop detaches a loop device that nothing accounts for.
 func (c *fsck) fixLoop(ctx context.Context, id driver.ObjectID, b loopdev.Bound) (string, error) {
 	done := "detached"
-	err := c.holding(ctx, opFsck, id, func(tx *catalog.Tx, _ catalog.Row) error {
+	err := c.withMark(ctx, opFsck, id, func(tx *catalog.Tx, _ catalog.Row) error {
 		if a, has, err := tx.MountRecord(id); err != nil || has && a.Loop == b.Index {
 			return cmp.Or(err, error(errs.New(errs.InUse, opFsck, b.Path, "it has just been attached")))
 		}

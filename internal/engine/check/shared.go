@@ -182,7 +182,7 @@ func (k *imageCheck) sharedCheck(
 		return nil, false, err
 	}
 
-	defer k.Ledger.Undo(ctx, reference)
+	defer k.Ledger.DestroyUnfinished(ctx, reference)
 
 	address, err := k.Driver.(driver.Addresser).Address(ctx, reference)
 	if err != nil || address == "" {
@@ -230,7 +230,7 @@ func (k *imageCheck) judgeCopy(
 	}); err != nil {
 		return v, err
 	}
-	defer k.Ledger.Undo(ctx, scratch.ID)
+	defer k.Ledger.DestroyUnfinished(ctx, scratch.ID)
 	if v.err = k.Driver.Clone(ctx, reference, scratch); v.err != nil {
 		return v, ctx.Err()
 	}

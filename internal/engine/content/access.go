@@ -32,7 +32,7 @@ func (acc *Access) openDevice(
 	ctx context.Context, id driver.ObjectID, w driver.Attachment, o loopdev.Options,
 ) (*blockDevice, error) {
 	if w.Block {
-		f, err := acc.activate(ctx, id)
+		f, err := acc.activateDevice(ctx, id)
 		if err != nil {
 			return nil, err
 		}
@@ -65,7 +65,7 @@ func (acc *Access) openDevice(
 	return &blockDevice{path: d.Path, loop: d.Index, dev: st.Dev, ino: st.Ino, close: d.Close}, nil
 }
 
-func (acc *Access) activate(ctx context.Context, id driver.ObjectID) (*os.File, error) {
+func (acc *Access) activateDevice(ctx context.Context, id driver.ObjectID) (*os.File, error) {
 	a, ok := acc.drv.(driver.Activator)
 	if !ok {
 		return nil, errs.New(errs.Unsupported, "attach", string(id), "the %s driver has no block devices", acc.caps.Name)
@@ -90,7 +90,7 @@ func (acc *Access) releaseDevice(
 		return true, nil
 	}
 	if going {
-		return acc.waitUnheld(ctx, a, id, most)
+		return acc.waitDeviceUnheld(ctx, a, id, most)
 	}
 
 	err := a.Deactivate(ctx, id)
@@ -101,7 +101,7 @@ func (acc *Access) releaseDevice(
 	return err == nil, err
 }
 
-func (acc *Access) waitUnheld(
+func (acc *Access) waitDeviceUnheld(
 	ctx context.Context, a driver.Activator, id driver.ObjectID, most time.Duration,
 ) (bool, error) {
 	deadline := time.Now().Add(most)
@@ -132,7 +132,7 @@ func (acc *Access) OpenPath(ctx context.Context, id driver.ObjectID) (path strin
 		return w.Image, func() error { return nil }, nil
 	}
 
-	f, err := acc.activate(ctx, id)
+	f, err := acc.activateDevice(ctx, id)
 	if err != nil {
 		return "", nil, err
 	}

@@ -58,19 +58,19 @@ func (acc *Access) mountSource(a catalog.MountRecord, what driver.Attachment, t 
 		return a, err
 	}
 	defer m.Close()
-	return a, acc.putAt(m, &a, t)
+	return a, acc.placeMount(m, &a, t)
 }
 
 func (acc *Access) mountTree(a catalog.MountRecord, what driver.Attachment, t Target) (catalog.MountRecord, error) {
 	if t.link {
-		return a, acc.linkTo(what.Tree, t.Path)
+		return a, acc.makeMountLink(what.Tree, t.Path)
 	}
 	m, err := mount.Tree(what.Tree, false)
 	if err != nil {
 		return a, err
 	}
 	defer m.Close()
-	return a, acc.putAt(m, &a, t)
+	return a, acc.placeMount(m, &a, t)
 }
 
 func (acc *Access) mountImage(
@@ -86,7 +86,7 @@ func (acc *Access) mountImage(
 	a.Loop, a.Dev, a.Ino = dev.loop, dev.dev, dev.ino
 	if raw {
 		a.Mountpoint = dev.path
-		if err := acc.linkTo(dev.path, t.Path); err != nil {
+		if err := acc.makeMountLink(dev.path, t.Path); err != nil {
 			if !what.Block {
 				_ = acc.clearLoops(what.Image)
 			}
@@ -101,7 +101,7 @@ func (acc *Access) mountImage(
 	}
 
 	defer m.Close()
-	return a, acc.putAt(m, &a, t)
+	return a, acc.placeMount(m, &a, t)
 }
 
 // State says how an attachment stands now.
@@ -178,7 +178,7 @@ func (acc *Access) Unmount(ctx context.Context, why Reason, row catalog.Row, a c
 	case NotMounted:
 		return acc.RemoveTarget(ctx, row.Name, a)
 	case HeldElsewhere:
-		if err := acc.PutBackFrozen(ctx, why, row, a); err != nil {
+		if err := acc.RestoreFrozen(ctx, why, row, a); err != nil {
 			return err
 		}
 		return acc.heldError(ctx, why, row, a, w)
@@ -186,7 +186,7 @@ func (acc *Access) Unmount(ctx context.Context, why Reason, row catalog.Row, a c
 
 	if a.MountID == 0 {
 		if a.Loop >= 0 || a.Dev != 0 {
-			if err := acc.clearRaw(ctx, why, row, a, w); err != nil {
+			if err := acc.releaseRawDevice(ctx, why, row, a, w); err != nil {
 				return err
 			}
 		}
@@ -194,7 +194,7 @@ func (acc *Access) Unmount(ctx context.Context, why Reason, row catalog.Row, a c
 	}
 
 	copied, err := acc.unmountFilesystem(ctx, why, row, &a, w, stays)
-	if copied && !why.Gentle && acc.copiesEnd(ctx, a, w) {
+	if copied && !why.Gentle && acc.waitCopiesGone(ctx, a, w) {
 		_, err = acc.unmountFilesystem(ctx, why, row, &a, w, stays)
 	}
 	if err != nil {
@@ -225,7 +225,7 @@ func (acc *Access) unmountFilesystem(
 	// Each command tries what is expired, and must not be slower for that.
 	err = acc.unmountAt(a.Mountpoint, a.MountID, why.Gentle)
 	if errs.Is(err, errs.InUse) {
-		return false, acc.heldBy(ctx, why, row, *a, w, dev)
+		return false, acc.holdersError(ctx, why, row, *a, w, dev)
 	}
 	if err != nil && !errs.Is(err, errs.NotFound) {
 		return false, err
@@ -235,7 +235,7 @@ func (acc *Access) unmountFilesystem(
 	}
 
 	AtStep("unmounted")
-	if err := acc.putBackFrozen(ctx, why, row, a, w, attrs); err != nil {
+	if err := acc.restoreFrozen(ctx, why, row, a, w, attrs); err != nil {
 		return false, err
 	}
 
@@ -244,7 +244,7 @@ func (acc *Access) unmountFilesystem(
 		return false, nil
 	}
 
-	failed := acc.mountAgain(ctx, row, a, w, attrs)
+	failed := acc.restoreUnmounted(ctx, row, a, w, attrs)
 	if errs.Is(failed, errs.NotFound) {
 		return false, nil // it has been released after all
 	}
@@ -252,7 +252,7 @@ func (acc *Access) unmountFilesystem(
 		return false, errors.Join(err, failed)
 	}
 
-	held := acc.heldBy(ctx, why, row, *a, w, dev)
+	held := acc.holdersError(ctx, why, row, *a, w, dev)
 	if failed != nil {
 		return false, errs.New(errs.InUse, why.Op, row.Name, "%w; it could not be mounted at %s again: %w",
 			errors.Unwrap(held), a.Mountpoint, failed).
@@ -284,20 +284,20 @@ func Trim(dir string) {
 		return
 	}
 	defer f.Close()
-	settleDeleted(f)
+	waitDeletedFreed(f)
 	_, _ = kernel.Trim(f, trimMinBytes)
 }
 
-// How long settleDeleted waits for free space that does not come, and altogether.
+// How long waitDeletedFreed waits for free space that does not come, and altogether.
 const (
 	deletedQuiet = 2 * time.Millisecond
 	deletedMost  = 100 * time.Millisecond
 )
 
-// settleDeleted waits while an XFS frees deleted files, which it does in the background, also
+// waitDeletedFreed waits while an XFS frees deleted files, which it does in the background, also
 // after a sync; asking for its free space hurries it. What it has not freed by then stays
 // with the volume until it is unmounted the next time.
-func settleDeleted(f *os.File) {
+func waitDeletedFreed(f *os.File) {
 	var last uint64
 	var still time.Duration
 	const step = time.Millisecond
@@ -315,8 +315,8 @@ func settleDeleted(f *os.File) {
 	}
 }
 
-// clearRaw takes a raw block device away. InUse: it stays as it was.
-func (acc *Access) clearRaw(
+// releaseRawDevice takes a raw block device away. InUse: it stays as it was.
+func (acc *Access) releaseRawDevice(
 	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
 ) error {
 	if !w.Block {
@@ -360,11 +360,11 @@ func (acc *Access) heldError(
 		if !w.Block && w.Image+w.Source+w.Tree == "" {
 			w, _ = acc.attachmentOf(ctx, row) // of what is gone nothing can be frozen
 		}
-		if err := acc.frozenAside(ctx, why, row, a, w); err != nil {
+		if err := acc.frozenElsewhereError(ctx, why, row, a, w); err != nil {
 			return err
 		}
 	}
-	return acc.heldBy(ctx, why, row, a, w, deviceOf(a, w))
+	return acc.holdersError(ctx, why, row, a, w, deviceOf(a, w))
 }
 
 // deviceOf is the st_dev of what is in an attached image, or of what is mounted by
@@ -382,8 +382,8 @@ func deviceOf(a catalog.MountRecord, w driver.Attachment) uint64 {
 	return 0
 }
 
-// heldBy names the processes and mount namespaces that keep a volume attached.
-func (acc *Access) heldBy(
+// holdersError names the processes and mount namespaces that keep a volume attached.
+func (acc *Access) holdersError(
 	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment, dev uint64,
 ) error {
 	if why.Gentle {
@@ -396,7 +396,7 @@ func (acc *Access) heldBy(
 		dev = deviceOf(a, w)
 	}
 
-	holders, herr := mount.Holders(ctx, queryFor(a, w, dev))
+	holders, herr := mount.Holders(ctx, holdersQuery(a, w, dev))
 	msg := "it is in use"
 	if len(holders) > 0 {
 		msg += ": " + mount.FormatHolders(holders)
@@ -408,8 +408,8 @@ func (acc *Access) heldBy(
 	return errs.New(errs.InUse, why.Op, row.Name, "%s", msg).WithHint("end what holds it, then try again")
 }
 
-// queryFor asks who holds an attached volume.
-func queryFor(a catalog.MountRecord, w driver.Attachment, dev uint64) mount.Query {
+// holdersQuery asks who holds an attached volume.
+func holdersQuery(a catalog.MountRecord, w driver.Attachment, dev uint64) mount.Query {
 	if w.Tree != "" {
 		return mount.Query{Tree: w.Tree, At: a.Mountpoint}
 	}
@@ -434,7 +434,7 @@ func (acc *Access) Holders(ctx context.Context, row catalog.Row, a catalog.Mount
 		return ""
 	}
 
-	q := queryFor(a, w, dev)
+	q := holdersQuery(a, w, dev)
 	holders, _ := mount.Holders(ctx, q) // those that could be found
 	if len(holders) == 0 {
 		return ""

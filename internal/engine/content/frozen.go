@@ -112,7 +112,7 @@ func (acc *Access) copyFrozen(
 		switch {
 		case errors.Is(err, freeze.ErrBroken):
 			broken++
-			return false, failIf(broken == freezeTries, err)
+			return false, errorIf(broken == freezeTries, err)
 		case !errors.Is(err, freeze.ErrFrozen):
 			return err == nil, err
 		}
@@ -128,7 +128,7 @@ func (acc *Access) copyFrozen(
 			foreign = time.Now()
 		}
 
-		return false, failIf(time.Since(foreign) > foreignWait, frozenError(l))
+		return false, errorIf(time.Since(foreign) > foreignWait, frozenError(l))
 	})
 }
 
@@ -139,7 +139,7 @@ func frozenError(l Live) error {
 			l.Record.Mountpoint, errs.Param("no-freeze"))
 }
 
-func failIf(cond bool, err error) error {
+func errorIf(cond bool, err error) error {
 	if cond {
 		return err
 	}

@@ -73,7 +73,7 @@ func (acc *Access) treeState(row catalog.Row, a catalog.MountRecord) State {
 		return HeldElsewhere // its driver would have to run a program to tell more
 	}
 
-	t, err := acc.tables.recent()
+	t, err := acc.tables.recentTables()
 	if err != nil {
 		return HeldElsewhere
 	}
@@ -119,9 +119,9 @@ type tablesCache struct {
 	till time.Time
 }
 
-// recent returns tables that are at most ten times as old as reading them took: so whoever
+// recentTables returns tables that are at most ten times as old as reading them took: so whoever
 // asks time and again spends no more than a tenth of the time on them.
-func (c *tablesCache) recent() (*mount.Tables, error) {
+func (c *tablesCache) recentTables() (*mount.Tables, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	start := time.Now()
@@ -197,7 +197,7 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 				out[i] = err
 				continue
 			}
-			used = len(found) > 0 && (why.Gentle || !acc.copiesEnd(ctx, v.Record, w))
+			used = len(found) > 0 && (why.Gentle || !acc.waitCopiesGone(ctx, v.Record, w))
 		}
 
 		if used {
@@ -245,9 +245,9 @@ func (acc *Access) releaseUnheld(
 	return acc.releaseDevice(ctx, row.ID, w, ReleaseWait, going)
 }
 
-// copiesEnd waits a moment for the copies of a mount in other namespaces to end, as those of a
+// waitCopiesGone waits a moment for the copies of a mount in other namespaces to end, as those of a
 // container that is just being started do.
-func (acc *Access) copiesEnd(ctx context.Context, a catalog.MountRecord, w driver.Attachment) bool {
+func (acc *Access) waitCopiesGone(ctx context.Context, a catalog.MountRecord, w driver.Attachment) bool {
 	for end := time.Now().Add(copyPatience); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(copyPoll) {
 		t, err := mount.ReadTables(ctx)
 		if err != nil {
@@ -260,31 +260,31 @@ func (acc *Access) copiesEnd(ctx context.Context, a catalog.MountRecord, w drive
 	return false
 }
 
-// mountAgain puts a volume back that Unmount has unmounted, but that another mount namespace
+// restoreUnmounted puts a volume back that Unmount has unmounted, but that another mount namespace
 // keeps: the same device at the same place, with the same options. If this process is killed
 // before it has recorded the new mount, MountState recognizes it.
-func (acc *Access) mountAgain(
+func (acc *Access) restoreUnmounted(
 	ctx context.Context, row catalog.Row, a *catalog.MountRecord, w driver.Attachment, attrs mount.Attributes,
 ) error {
 	ctx = context.WithoutCancel(ctx)
-	m, err := acc.openAgain(ctx, row, *a, w, attrs.ReadOnly())
+	m, err := acc.remountDetached(ctx, row, *a, w, attrs.ReadOnly())
 	if err != nil {
 		return err
 	}
 	defer m.Close()
-	return acc.putBack(ctx, m, a, attrs)
+	return acc.restoreMount(ctx, m, a, attrs)
 }
 
-// openAgain mounts the filesystem of an attached image once more, where nobody sees it. maybeReadOnly: it may be
+// remountDetached mounts the filesystem of an attached image once more, where nobody sees it. maybeReadOnly: it may be
 // read-only as a whole, and is then mounted so. NotFound: its block device is gone.
-func (acc *Access) openAgain(
+func (acc *Access) remountDetached(
 	ctx context.Context, row catalog.Row, a catalog.MountRecord, w driver.Attachment, maybeReadOnly bool,
 ) (*mount.Detached, error) {
 	// The open device keeps its number, and what is behind it, until the mount holds it.
 	var f *os.File
 	var err error
 	if w.Block {
-		f, err = acc.activate(ctx, row.ID)
+		f, err = acc.activateDevice(ctx, row.ID)
 	} else if f, err = os.Open(loopdev.DevicePath(a.Loop)); err == nil && !loopHolds(a) {
 		f.Close()
 		err = errs.New(errs.NotFound, "mount", row.Name, "its block device is gone")
@@ -308,8 +308,8 @@ func (acc *Access) openAgain(
 	return m, err
 }
 
-// putBack mounts what openAgain has mounted at the volume's place, and records it.
-func (acc *Access) putBack(ctx context.Context, m *mount.Detached, a *catalog.MountRecord, attrs mount.Attributes) error {
+// restoreMount mounts what remountDetached has mounted at the volume's place, and records it.
+func (acc *Access) restoreMount(ctx context.Context, m *mount.Detached, a *catalog.MountRecord, attrs mount.Attributes) error {
 	if err := m.SetAttributes(attrs); err != nil {
 		return err
 	}

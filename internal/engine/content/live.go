@@ -66,8 +66,8 @@ func (l Live) mounted() bool {
 // CopyLive finds out, and says so in the mark.
 func (l Live) Freezes() bool { return l.mounted() && l.freeze == FreezeAlways }
 
-// Worth says what a copy of it is worth.
-func (l Live) Worth() driver.Consistency {
+// CopyConsistency says what a copy of it is worth.
+func (l Live) CopyConsistency() driver.Consistency {
 	switch {
 	case !l.InUse(), l.mounted() && l.freeze != FreezeNever:
 		return driver.Clean
@@ -93,7 +93,7 @@ func (acc *Access) Stall(row catalog.Row) time.Duration {
 }
 
 // CopyLive makes an object with the content of a volume, snapshot or generation, also while
-// programs write to it; see Live.Worth. The caller has marked id.ID. Kinds as driver.Driver.Clone;
+// programs write to it; see Live.CopyConsistency. The caller has marked id.ID. Kinds as driver.Driver.Clone;
 // InUse and Unsupported if it cannot be frozen, Conflict if it was thawed too early, or a copy
 // that takes its time was overtaken by writes; NoSpace or IO if something that programs have
 // written could not be stored in the pool.
@@ -117,7 +117,7 @@ func (acc *Access) CopyLive(ctx context.Context, l Live, id driver.Identity, imm
 		}
 		return acc.copyMounted(ctx, l, id, immutable, lc, others)
 	case l.Row.FS.IsImage():
-		if err := acc.flush(ctx, l); err != nil {
+		if err := acc.flushBeforeCopy(ctx, l); err != nil {
 			return err
 		}
 		return simple()
@@ -183,7 +183,7 @@ func (acc *Access) mustFreeze(ctx context.Context, l Live, immutable bool) (bool
 
 	path := w.Image
 	if w.Block {
-		dev, err := acc.activate(ctx, l.Row.ID)
+		dev, err := acc.activateDevice(ctx, l.Row.ID)
 		if err != nil {
 			return false, err
 		}
@@ -233,9 +233,9 @@ func (acc *Access) checkFrozenCopy(ctx context.Context, l Live, root *os.File) e
 	return acc.copyWriteBack(ctx, l, root)
 }
 
-// flush writes what programs have written to an image that is in use, as far as
+// flushBeforeCopy writes what programs have written to an image that is in use, as far as
 // can be without waiting for them.
-func (acc *Access) flush(ctx context.Context, l Live) error {
+func (acc *Access) flushBeforeCopy(ctx context.Context, l Live) error {
 	if l.Row.FS != driver.None && l.state != Mounted {
 		return nil
 	}
@@ -279,7 +279,7 @@ func (acc *Access) openMounted(ctx context.Context, l Live) (*os.File, func(), e
 		return nil, nil, err
 	}
 
-	dev, done, err := acc.deviceAgain(ctx, l, w)
+	dev, done, err := acc.reopenDevice(ctx, l, w)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -299,11 +299,11 @@ func (acc *Access) openMounted(ctx context.Context, l Live) (*os.File, func(), e
 	return f, func() { f.Close(); m.Close() }, nil
 }
 
-// deviceAgain is the block device that a volume's image is attached as, open until
+// reopenDevice is the block device that a volume's image is attached as, open until
 // done.
-func (acc *Access) deviceAgain(ctx context.Context, l Live, w driver.Attachment) (path string, done func(), err error) {
+func (acc *Access) reopenDevice(ctx context.Context, l Live, w driver.Attachment) (path string, done func(), err error) {
 	if w.Block {
-		f, err := acc.activate(ctx, l.Row.ID)
+		f, err := acc.activateDevice(ctx, l.Row.ID)
 		if err != nil {
 			return "", nil, err
 		}

@@ -24,10 +24,10 @@ import (
 // restricted are the attributes of a mount that is put back, if nobody knows those that it had.
 const restricted = mount.Attributes(unix.MOUNT_ATTR_NOATIME | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV)
 
-// PutBackFrozen mounts a volume at its place again if somebody has unmounted its frozen filesystem, as an
+// RestoreFrozen mounts a volume at its place again if somebody has unmounted its frozen filesystem, as an
 // umount does that was killed before it noticed. InUse if it is frozen: at its place again, or not, as the error says.
 // nil if it is not frozen; then it changes nothing. The caller has marked the volume.
-func (acc *Access) PutBackFrozen(ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord) error {
+func (acc *Access) RestoreFrozen(ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord) error {
 	ns, err := kernel.MountNamespace()
 	if err != nil || ns != a.MountNS || a.MountID == 0 || kernel.EarlierBoot(a.BootID, a.At) {
 		return nil
@@ -41,11 +41,11 @@ func (acc *Access) PutBackFrozen(ctx context.Context, why Reason, row catalog.Ro
 		return nil // it is damaged or gone
 	}
 
-	return acc.putBackFrozen(ctx, why, row, &a, w, restricted)
+	return acc.restoreFrozen(ctx, why, row, &a, w, restricted)
 }
 
-// putBackFrozen is PutBackFrozen for a mount that had these attributes. It updates a.
-func (acc *Access) putBackFrozen(
+// restoreFrozen is RestoreFrozen for a mount that had these attributes. It updates a.
+func (acc *Access) restoreFrozen(
 	ctx context.Context, why Reason, row catalog.Row, a *catalog.MountRecord, w driver.Attachment, attrs mount.Attributes,
 ) error {
 	m := acc.openFrozen(ctx, row, *a, w)
@@ -55,7 +55,7 @@ func (acc *Access) putBackFrozen(
 
 	defer m.Close()
 
-	if err := acc.putBack(ctx, m, a, attrs); err != nil {
+	if err := acc.restoreMount(ctx, m, a, attrs); err != nil {
 		return errs.New(errs.InUse, why.Op, row.Name, "its filesystem is frozen; it could not be mounted at %s again: %w",
 			a.Mountpoint, err).
 			WithHint("%s", thawElsewhere(row.FS, deviceOf(*a, w)))
@@ -75,7 +75,7 @@ func (acc *Access) openFrozen(
 		return nil
 	}
 
-	m, err := acc.openAgain(ctx, row, a, w, true)
+	m, err := acc.remountDetached(ctx, row, a, w, true)
 	if err != nil {
 		return nil
 	}
@@ -88,8 +88,8 @@ func (acc *Access) openFrozen(
 	return m
 }
 
-// frozenAside is the error that a volume's frozen filesystem is not mounted where it was, nil if it is not frozen.
-func (acc *Access) frozenAside(
+// frozenElsewhereError is the error that a volume's frozen filesystem is not mounted where it was, nil if it is not frozen.
+func (acc *Access) frozenElsewhereError(
 	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
 ) error {
 	m := acc.openFrozen(ctx, row, a, w)

@@ -73,7 +73,7 @@ func (acc *Access) strayLoops(ctx context.Context, rows map[driver.ObjectID]cata
 		return nil, err
 	}
 
-	loops = acc.unaccounted(ctx, loops, rows, records)
+	loops = acc.unrecordedLoops(ctx, loops, rows, records)
 	if len(loops) == 0 {
 		return nil, nil
 	}
@@ -90,18 +90,18 @@ func (acc *Access) strayLoops(ctx context.Context, rows map[driver.ObjectID]cata
 	return strays, nil
 }
 
-// TakeAway detaches a stray device, on an object that nobody else works on. It is InUse, and stays, while something
+// DetachStray detaches a stray device, on an object that nobody else works on. It is InUse, and stays, while something
 // holds it.
-func (acc *Access) TakeAway(ctx context.Context, s StrayDevice) (gone bool, err error) {
+func (acc *Access) DetachStray(ctx context.Context, s StrayDevice) (gone bool, err error) {
 	if s.loop != nil {
-		return takeLoop(*s.loop)
+		return detachStrayLoop(*s.loop)
 	}
 	err = acc.drv.(driver.Activator).Deactivate(ctx, s.ID)
 	return err == nil, err
 }
 
-// takeLoop is TakeAway of a loop device.
-func takeLoop(b loopdev.Bound) (gone bool, err error) {
+// detachStrayLoop is DetachStray for a loop device.
+func detachStrayLoop(b loopdev.Bound) (gone bool, err error) {
 	now, err := loopdev.Lookup(b.Index)
 	switch {
 	case errs.Is(err, errs.NotFound), err == nil && (now.Dev != b.Dev || now.Ino != b.Ino):
@@ -133,9 +133,9 @@ func loopsOn(image string) ([]loopdev.Bound, error) {
 // fileID is a file, whatever its path.
 type fileID struct{ dev, ino uint64 }
 
-// unaccounted leaves out loop devices that are recorded, and those on files of other
+// unrecordedLoops leaves out loop devices that are recorded, and those on files of other
 // filesystems than the pool's: what remains is worth a look at every image.
-func (acc *Access) unaccounted(ctx context.Context, loops []loopdev.Bound, rows map[driver.ObjectID]catalog.Row,
+func (acc *Access) unrecordedLoops(ctx context.Context, loops []loopdev.Bound, rows map[driver.ObjectID]catalog.Row,
 	records map[driver.ObjectID]catalog.MountRecord) []loopdev.Bound {
 
 	dev, known := acc.imageDevice(ctx, rows)

@@ -143,8 +143,8 @@ func (acc *Access) CheckOutside(op, abs string) error {
 	return nil
 }
 
-// putAt moves a detached mount to its place, whose directory it makes.
-func (acc *Access) putAt(m *mount.Detached, a *catalog.MountRecord, t Target) error {
+// placeMount moves a detached mount to its place, whose directory it makes.
+func (acc *Access) placeMount(m *mount.Detached, a *catalog.MountRecord, t Target) error {
 	AtStep("target checked")
 	p, err := acc.OpenPlace(t.Path)
 	if err != nil {
@@ -154,7 +154,7 @@ func (acc *Access) putAt(m *mount.Detached, a *catalog.MountRecord, t Target) er
 	defer p.Close()
 
 	AtStep("place opened")
-	if err := restrict(m, p, t.May); err != nil {
+	if err := restrictMount(m, p, t.May); err != nil {
 		return err
 	}
 
@@ -195,8 +195,8 @@ func (acc *Access) putAt(m *mount.Detached, a *catalog.MountRecord, t Target) er
 	return nil
 }
 
-// restrict takes from a mount that others will be able to get to what was not asked for.
-func restrict(m *mount.Detached, p *mountpoint.Place, may Rights) error {
+// restrictMount takes from a mount that others will be able to get to what was not asked for.
+func restrictMount(m *mount.Detached, p *mountpoint.Place, may Rights) error {
 	if may.Dev && may.SUID {
 		return nil
 	}
@@ -313,8 +313,8 @@ func withRoot(m *mount.Detached, fn func(root *os.File) error) error {
 	return fn(root)
 }
 
-// linkTo makes path, a default mount point, a symbolic link, in the place of an older one.
-func (acc *Access) linkTo(to, path string) error {
+// makeMountLink makes path, a default mount point, a symbolic link, in the place of an older one.
+func (acc *Access) makeMountLink(to, path string) error {
 	p, err := acc.OpenPlace(path)
 	if err != nil {
 		return err

@@ -85,7 +85,7 @@ func (acc *Access) undoMount(ctx context.Context, m catalog.Mark, name string) e
 // deviceIs reports whether the block device with number dev is an object's image.
 func (acc *Access) deviceIs(ctx context.Context, id driver.ObjectID, w driver.Attachment, dev uint64) (bool, error) {
 	if w.Block {
-		f, err := acc.activate(ctx, id)
+		f, err := acc.activateDevice(ctx, id)
 		if err != nil {
 			return false, err
 		}

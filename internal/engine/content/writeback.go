@@ -87,7 +87,7 @@ func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catal
 		u.cause = fmt.Errorf("writes failed before %s", lost.At.Local().Format(time.DateTime))
 		_ = acc.records.TellLostWrites(context.WithoutCancel(ctx), a, lost)
 	default:
-		acc.noteLost(ctx, a, u, true)
+		acc.recordLostWrites(ctx, a, u, true)
 	}
 
 	then := errs.Messagef("a second %s gives up the rest", errs.Run("umount", row.Name))
@@ -101,7 +101,7 @@ func (acc *Access) copyWriteBack(ctx context.Context, l Live, root *os.File) err
 	if u.cause == nil {
 		return nil
 	}
-	acc.noteLost(ctx, l.Record, u, false)
+	acc.recordLostWrites(ctx, l.Record, u, false)
 	return acc.lostError(ctx, l.Record, u, errs.Messagef("have programs write it again"))
 }
 
@@ -120,14 +120,14 @@ func (acc *Access) FlushToMeasure(ctx context.Context, row catalog.Row, a catalo
 	if u.cause == nil {
 		return
 	}
-	acc.noteLost(ctx, a, u, false)
+	acc.recordLostWrites(ctx, a, u, false)
 	warnings.AddEach(ctx, "%s: %v", row.Name, acc.lostError(ctx, a, u, ""))
 }
 
-// noteLost records that writes were lost in an attachment: the kernel does not say so again.
+// recordLostWrites records that writes were lost in an attachment: the kernel does not say so again.
 // Trees share the pool's filesystem, which does not say whose writes it has lost: it is
 // recorded of all that are attached. told: the umount of this one fails because of it.
-func (acc *Access) noteLost(ctx context.Context, a catalog.MountRecord, u unwritten, told bool) {
+func (acc *Access) recordLostWrites(ctx context.Context, a catalog.MountRecord, u unwritten, told bool) {
 	l := catalog.Loss{Told: told, Stopped: u.stopped}
 	if acc.sharesFilesystem(a) {
 		l.Shared = acc.sharesFilesystem

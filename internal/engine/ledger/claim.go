@@ -42,10 +42,10 @@ func (l *Ledger) claim(ctx context.Context, patience time.Duration, op string, r
 	c := &claim{Ledger: l, op: op, readers: readers, check: check}
 	w := waiting.Wait{
 		Op: op, What: "another pando's work", Limit: patience,
-		GiveUp:  func() error { return c.giveUp(ctx) },
+		GiveUp:  func() error { return c.blockedError(ctx) },
 		Holders: func() []waiting.Process { return Processes(c.blocking) },
 	}
-	return w.Until(ctx, func() (bool, error) { return c.try(ctx) })
+	return w.Until(ctx, func() (bool, error) { return c.tryMark(ctx) })
 }
 
 // claim is a claim that is being tried.
@@ -61,8 +61,8 @@ type claim struct {
 
 var errBlocked = errs.New(errs.InUse, "", "", "blocked")
 
-// try marks what is to be marked, and reports whether it could.
-func (c *claim) try(ctx context.Context) (bool, error) {
+// tryMark marks what is to be marked, and reports whether it could.
+func (c *claim) tryMark(ctx context.Context) (bool, error) {
 	for {
 		err := c.cat.Update(ctx, catalog.Soft, c.markUnlessBlocked)
 		if err != errBlocked {
@@ -79,7 +79,7 @@ func (c *claim) try(ctx context.Context) (bool, error) {
 		}
 
 		// What is not in use does not change by waiting.
-		if err := c.stuck(ctx); err != nil && !errs.Is(err, errs.InUse) {
+		if err := c.cleanUpError(ctx); err != nil && !errs.Is(err, errs.InUse) {
 			return false, err
 		}
 
@@ -97,7 +97,7 @@ func (c *claim) markUnlessBlocked(tx *catalog.Tx) error {
 	}
 
 	for _, m := range marks {
-		b, err := tx.Blocking(m.ID, m.Name, c.readers)
+		b, err := tx.BlockingMarks(m.ID, m.Name, c.readers)
 		if err != nil {
 			return err
 		}
@@ -107,7 +107,7 @@ func (c *claim) markUnlessBlocked(tx *catalog.Tx) error {
 			continue
 		}
 
-		if b, err = tx.Blocking(m.Reads, "", false); err != nil {
+		if b, err = tx.BlockingMarks(m.Reads, "", false); err != nil {
 			return err
 		}
 
@@ -132,9 +132,9 @@ func (c *claim) markUnlessBlocked(tx *catalog.Tx) error {
 	return nil
 }
 
-// giveUp explains what was in the way.
-func (c *claim) giveUp(ctx context.Context) error {
-	if err := c.stuck(ctx); err != nil {
+// blockedError explains what was in the way.
+func (c *claim) blockedError(ctx context.Context) error {
+	if err := c.cleanUpError(ctx); err != nil {
 		return err
 	}
 
@@ -150,9 +150,9 @@ func (c *claim) giveUp(ctx context.Context) error {
 		WithHint("wait until it is done, or end it")
 }
 
-// stuck explains that what a dead operation has left is in the way, and could not be cleaned up; nil if it is not so.
+// cleanUpError explains that what a dead operation has left is in the way, and could not be cleaned up; nil if it is not so.
 // It has the kind of the failure, and its hint.
-func (c *claim) stuck(ctx context.Context) error {
+func (c *claim) cleanUpError(ctx context.Context) error {
 	for _, b := range c.blocking {
 		if err := c.done.Failed[b.ID]; err != nil {
 			return (&errs.Error{Kind: errs.KindOf(err), Op: c.op, Ref: cmp.Or(b.Name, c.cat.RefOf(ctx, b.ID)),
@@ -189,18 +189,18 @@ func (l *Ledger) Unmark(ctx context.Context, ids ...driver.ObjectID) error {
 	})
 }
 
-// LetGo removes the mark of a failed operation, unless the failure has left something that only cleaning up can put
+// UnmarkFailed removes the mark of a failed operation, unless the failure has left something that only cleaning up can put
 // right: then the mark stays for the next command, as if this process had died here.
-func (l *Ledger) LetGo(ctx context.Context, id driver.ObjectID, failure error) {
+func (l *Ledger) UnmarkFailed(ctx context.Context, id driver.ObjectID, failure error) {
 	switch errs.KindOf(failure) {
 	case errs.InUse, errs.Canceled, errs.Invalid, errs.NotFound, errs.Conflict:
 		_ = l.Unmark(ctx, id)
 	}
 }
 
-// Undo destroys objects that were being made and removes their marks, even if ctx has ended. Work it cannot finish is
+// DestroyUnfinished destroys objects that were being made and removes their marks, even if ctx has ended. Work it cannot finish is
 // left to the next command.
-func (l *Ledger) Undo(ctx context.Context, ids ...driver.ObjectID) {
+func (l *Ledger) DestroyUnfinished(ctx context.Context, ids ...driver.ObjectID) {
 	ctx = context.WithoutCancel(ctx)
 	var done []driver.ObjectID
 	for _, id := range ids {

@@ -67,7 +67,7 @@ func (l *Ledger) cleanUpOrphan(ctx context.Context, owner string, done *Cleaned)
 			all = false
 			return err
 		}
-		failed := l.finishSome(ctx, batch)
+		failed := l.finishBatch(ctx, batch)
 		done.Marks += len(batch) - len(failed)
 		for _, m := range batch {
 			if err := failed[m.ID]; err != nil {
@@ -85,8 +85,8 @@ func (l *Ledger) cleanUpOrphan(ctx context.Context, owner string, done *Cleaned)
 // one, all of it: each mark goes in the commit that brings its tombstone.
 var cleanUpBatch = 256 // tests compare
 
-// finishSome brings interrupted operations to the state before them or after them, and returns what failed.
-func (l *Ledger) finishSome(ctx context.Context, marks []catalog.Mark) (failed map[driver.ObjectID]error) {
+// finishBatch brings interrupted operations to the state before them or after them, and returns what failed.
+func (l *Ledger) finishBatch(ctx context.Context, marks []catalog.Mark) (failed map[driver.ObjectID]error) {
 	failed = map[driver.ObjectID]error{}
 	rows := make(map[driver.ObjectID]catalog.Row, len(marks))
 	hasTombstone := make(map[driver.ObjectID]bool, len(marks))
@@ -99,7 +99,7 @@ func (l *Ledger) finishSome(ctx context.Context, marks []catalog.Mark) (failed m
 
 	if err := l.cat.View(ctx, func(tx *catalog.Tx) error {
 		for _, m := range marks {
-			row, exists, err := tx.Get(m.ID)
+			row, exists, err := tx.Object(m.ID)
 			if err != nil {
 				return err
 			}
@@ -124,7 +124,7 @@ func (l *Ledger) finishSome(ctx context.Context, marks []catalog.Mark) (failed m
 		}
 
 		row, exists := rows[m.ID]
-		remove, err := l.prepare(ctx, m, hasTombstone[m.ID], exists)
+		remove, err := l.undoSideEffects(ctx, m, hasTombstone[m.ID], exists)
 		switch {
 		case err != nil:
 			failed[m.ID] = err
@@ -173,9 +173,9 @@ func (l *Ledger) finishSome(ctx context.Context, marks []catalog.Mark) (failed m
 	return failed
 }
 
-// prepare takes back what an operation did besides making or removing an object, and reports whether that is to be
+// undoSideEffects takes back what an operation did besides making or removing an object, and reports whether that is to be
 // removed: it was being made, or it was being destroyed and no longer exists.
-func (l *Ledger) prepare(ctx context.Context, m catalog.Mark, hasTombstone, exists bool) (remove bool, err error) {
+func (l *Ledger) undoSideEffects(ctx context.Context, m catalog.Mark, hasTombstone, exists bool) (remove bool, err error) {
 	if m.Freezes {
 		if err := l.work.Thaw(ctx, m.Reads); err != nil {
 			return false, err

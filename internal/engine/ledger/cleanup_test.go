@@ -138,7 +138,7 @@ func TestBatchKeepsWhatIsNotGarbage(t *testing.T) {
 	ids := b.abandon(7)
 	recorded, committed, stuck := ids[1], ids[3], ids[5]
 	if err := b.cat.Update(t.Context(), catalog.Durable, func(tx *catalog.Tx) error {
-		return tx.Put(catalog.Row{Identity: recorded, UsedAt: time.Now()})
+		return tx.PutObject(catalog.Row{Identity: recorded, UsedAt: time.Now()})
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -25,8 +25,8 @@ func ReclaimUntil(ctx context.Context, t time.Time) context.Context {
 	return context.WithValue(ctx, untilKey{}, t)
 }
 
-// bounded ends when a call may not go on removing what was destroyed before it.
-func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+// withReclaimBound ends when a call may not go on removing what was destroyed before it.
+func withReclaimBound(ctx context.Context) (context.Context, context.CancelFunc) {
 	until, has := ctx.Value(untilKey{}).(time.Time)
 	switch {
 	case !has:
@@ -41,13 +41,13 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 // as the call may. It returns how many it has removed. What cannot be removed is a warning, and stays for the next
 // command.
 func (l *Ledger) Reclaim(ctx context.Context, tombstones []catalog.Tombstone) (removed int) {
-	bounded, cancel := bounded(ctx)
+	bounded, cancel := withReclaimBound(ctx)
 	defer cancel()
 	for batch := range slices.Chunk(tombstones, cleanUpBatch) {
 		if bounded.Err() != nil {
 			break
 		}
-		removed += l.reclaimSome(ctx, bounded, batch)
+		removed += l.reclaimBatch(ctx, bounded, batch)
 	}
 	return removed
 }
@@ -55,13 +55,13 @@ func (l *Ledger) Reclaim(ctx context.Context, tombstones []catalog.Tombstone) (r
 // removeWorkers objects are removed at once.
 const removeWorkers = 4
 
-// reclaimSome is Reclaim of a batch, which shares its transactions. Objects are removed until bounded ends.
-func (l *Ledger) reclaimSome(ctx, bounded context.Context, tombstones []catalog.Tombstone) int {
+// reclaimBatch is Reclaim of a batch, which shares its transactions. Objects are removed until bounded ends.
+func (l *Ledger) reclaimBatch(ctx, bounded context.Context, tombstones []catalog.Tombstone) int {
 	free := make([]catalog.Tombstone, 0, len(tombstones)) // of those that are removing them
 	if err := l.cat.View(ctx, func(tx *catalog.Tx) error {
 		free = free[:0]
 		for _, g := range tombstones {
-			m, err := tx.Blocking(g.ID, "", false)
+			m, err := tx.BlockingMarks(g.ID, "", false)
 			if err != nil {
 				return err
 			}

@@ -117,7 +117,7 @@ func Prepare(
 			unlock()
 			return "", false, nil, nil, err
 		}
-		if err := removeOne(filepath.Join(abs, removingName)); err != nil {
+		if err := removeEntry(filepath.Join(abs, removingName)); err != nil {
 			unlock()
 			return "", false, nil, nil, err
 		}
@@ -125,7 +125,7 @@ func Prepare(
 
 	abort = func() {
 		// pool.json goes first: it may be there, but not be known to be durable.
-		if removeOne(filepath.Join(abs, configName)) != nil ||
+		if removeEntry(filepath.Join(abs, configName)) != nil ||
 			removeRemains(context.WithoutCancel(ctx), abs, unmake) != nil ||
 			removeMarkers(abs) != nil {
 			return // the marker is still there: the next init finishes
@@ -219,7 +219,7 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 		return nil, errs.Wrap("init", dir, err)
 	}
 
-	if err := syncFS(data); err != nil {
+	if err := syncFilesystem(data); err != nil {
 		return nil, errs.Wrap("init", dir, err)
 	}
 
@@ -242,12 +242,12 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 	return p, nil
 }
 
-// Activate mounts a pool that Make has just made. The caller holds the lock.
-func (p *Pool) Activate(ctx context.Context) error {
-	if p.Config.Backing == nil || p.active() {
+// MountData mounts a pool that Make has just made. The caller holds the lock.
+func (p *Pool) MountData(ctx context.Context) error {
+	if p.Config.Backing == nil || p.isMounted() {
 		return nil
 	}
-	return p.activate(ctx)
+	return p.mountData(ctx)
 }
 
 func (p *Pool) makeBacking(ctx context.Context) (*mount.Detached, error) {
@@ -316,8 +316,8 @@ func Remove(ctx context.Context, dir string, unmake Unmake) error {
 	return nil
 }
 
-// Interrupted reports whether a deinit was begun in dir and not finished.
-func Interrupted(dir string) bool { return exists(filepath.Join(dir, removingName)) }
+// DeinitInterrupted reports whether a deinit was begun in dir and not finished.
+func DeinitInterrupted(dir string) bool { return exists(filepath.Join(dir, removingName)) }
 
 // removeRemains removes everything of a pool but the directory, the lock, and the
 // names that say that something was interrupted.
@@ -359,7 +359,7 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 			return errs.Wrap("deinit", dir, err)
 		}
 		for _, e := range entries {
-			remove := func() error { return removeOne(filepath.Join(dir, name, e.Name())) }
+			remove := func() error { return removeEntry(filepath.Join(dir, name, e.Name())) }
 			if name == "mnt" {
 				remove = func() error { return removeMountPoint(dir, e.Name()) }
 			}
@@ -384,7 +384,7 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 	}
 
 	for _, path := range old {
-		if err := removeOne(path); err != nil {
+		if err := removeEntry(path); err != nil {
 			return err
 		}
 	}
@@ -392,7 +392,7 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 	for _, name := range []string{backingName, "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.db-journal",
 		"catalog.seen", reserveName, configName + ".new",
 		"live", "locks", "mnt", "data/.pando-probe", "data/objects", "data/" + outsideName, "data/" + markerName, "data"} {
-		if err := removeOne(filepath.Join(dir, name)); err != nil {
+		if err := removeEntry(filepath.Join(dir, name)); err != nil {
 			return err
 		}
 	}
@@ -403,14 +403,14 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 // removeMarkers removes, last of all, what says that something was interrupted.
 func removeMarkers(dir string) error {
 	for _, name := range []string{"lock", initingName, removingName} {
-		if err := removeOne(filepath.Join(dir, name)); err != nil {
+		if err := removeEntry(filepath.Join(dir, name)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func syncFS(path string) error {
+func syncFilesystem(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
@@ -424,14 +424,14 @@ func containsMadeDir(config []byte) bool {
 	return json.Unmarshal(config, &c) == nil && c.MadeDir
 }
 
-// removeOne removes a file, a symbolic link or an empty directory.
-func removeOne(path string) error {
+// removeEntry removes a file, a symbolic link or an empty directory.
+func removeEntry(path string) error {
 	err := os.Remove(path)
 	switch {
 	case err == nil, errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
 		return nil
 	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EBUSY):
-		return foreign(path)
+		return foreignFileError(path)
 	}
 	return errs.Wrap("deinit", path, err)
 }

@@ -40,7 +40,7 @@ func (p *Pool) OnlyMountPoints() error {
 		}
 		inside, _ := os.ReadDir(path) // a volume whose filesystem has failed says nothing
 		if !d.IsDir() || len(inside) > 0 {
-			return foreign(path)
+			return foreignFileError(path)
 		}
 	}
 
@@ -53,9 +53,9 @@ func removeMountPoint(dir, name string) error {
 	path := filepath.Join(dir, "mnt", name)
 	if to, err := os.Readlink(path); err == nil {
 		if IsMountLink(to) {
-			return removeOne(path)
+			return removeEntry(path)
 		}
-		return foreign(path)
+		return foreignFileError(path)
 	}
 
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
@@ -63,25 +63,25 @@ func removeMountPoint(dir, name string) error {
 	case errors.Is(err, unix.ENOENT):
 		return nil
 	case errors.Is(err, unix.ENOTDIR):
-		return foreign(path)
+		return foreignFileError(path)
 	case err != nil:
 		return errs.Wrap("deinit", path, err)
 	}
 
 	defer f.Close()
 	if m, err := kernel.MountAt(unix.AT_FDCWD, path); err == nil && m.Root {
-		return foreign(path) // not even a flag of what is mounted there is ours
+		return foreignFileError(path) // not even a flag of what is mounted there is ours
 	}
 
 	if _, err := kernel.SetImmutable(f, false); err != nil {
 		return errs.Wrap("deinit", path, err)
 	}
 
-	return removeOne(path)
+	return removeEntry(path)
 }
 
-// foreign is about what is not the pool's, or is in use.
-func foreign(path string) error {
+// foreignFileError is about what is not the pool's, or is in use.
+func foreignFileError(path string) error {
 	return errs.New(errs.InUse, "deinit", path, "it holds something that is not the pool's, or is mounted").
 		WithHint("move it away or unmount it, then run %s again", errs.Run("deinit"))
 }

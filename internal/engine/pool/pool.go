@@ -171,7 +171,7 @@ func Open(ctx context.Context, dir string) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.Config.Backing == nil || p.active() {
+	if p.Config.Backing == nil || p.isMounted() {
 		return p, nil
 	}
 
@@ -181,29 +181,29 @@ func Open(ctx context.Context, dir string) (*Pool, error) {
 	}
 
 	defer unlock()
-	if p.active() {
+	if p.isMounted() {
 		return p, nil
 	}
 
-	if err := p.activate(ctx); err != nil {
+	if err := p.mountData(ctx); err != nil {
 		return nil, err
 	}
 
 	return p, nil
 }
 
-// Usable reports whether Open would find the pool usable as it is: it is not a
+// IsMounted reports whether Open would find the pool usable as it is: it is not a
 // loop-backed one that nobody has mounted yet.
-func (p *Pool) Usable() bool { return p.Config.Backing == nil || p.active() }
+func (p *Pool) IsMounted() bool { return p.Config.Backing == nil || p.isMounted() }
 
-// active reports whether the pool's own filesystem is mounted on data/.
-func (p *Pool) active() bool {
+// isMounted reports whether the pool's own filesystem is mounted on data/.
+func (p *Pool) isMounted() bool {
 	id, err := os.Readlink(filepath.Join(p.DataDir(), markerName))
 	return err == nil && id == p.Config.ID
 }
 
-// activate mounts the backing file on data/. The caller holds the lock.
-func (p *Pool) activate(ctx context.Context) error {
+// mountData mounts the backing file on data/. The caller holds the lock.
+func (p *Pool) mountData(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return errs.New(errs.Permission, "open pool", p.Dir, "the pool is not mounted, and mounting it needs root").
 			WithHint("run it as root")
@@ -251,7 +251,7 @@ func (p *Pool) mountBacking(ctx context.Context) (*mount.Detached, error) {
 			return nil, err
 		}
 
-		if d, err := p.mountElsewhere(f); d != nil || err != nil {
+		if d, err := p.mountExistingDevice(f); d != nil || err != nil {
 			return d, err
 		}
 
@@ -268,8 +268,8 @@ func (p *Pool) mountBacking(ctx context.Context) (*mount.Detached, error) {
 // detachWait is how long the kernel may take to detach a device that nobody uses any more.
 const detachWait = 5 * time.Second
 
-// mountElsewhere mounts the device that the backing file is already; nil if it is none.
-func (p *Pool) mountElsewhere(f *os.File) (*mount.Detached, error) {
+// mountExistingDevice mounts the device that the backing file is already; nil if it is none.
+func (p *Pool) mountExistingDevice(f *os.File) (*mount.Detached, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, errs.Wrap("open pool", p.Dir, err)
@@ -364,7 +364,7 @@ func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 			break
 		}
 		if try%4 == 0 {
-			p.hurryFrees(ctx)
+			p.hurryFreeing(ctx)
 		}
 
 		select {
@@ -389,10 +389,10 @@ func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 	return (&errs.Error{Kind: errs.NoSpace, Op: op, Ref: what, Err: msg}).WithHint("%s", hint)
 }
 
-// hurryFrees makes a btrfs return space that was freed, which takes a commit to
+// hurryFreeing makes a btrfs return space that was freed, which takes a commit to
 // begin and another to end. XFS does it by itself. It reports whether there is
 // more to come, as far as that can be known.
-func (p *Pool) hurryFrees(ctx context.Context) bool {
+func (p *Pool) hurryFreeing(ctx context.Context) bool {
 	if p.Room != nil {
 		if p.Hurry != nil {
 			_ = p.Hurry(ctx)
@@ -412,11 +412,11 @@ func (p *Pool) hurryFrees(ctx context.Context) bool {
 	return err == nil && more
 }
 
-// Settle hurries what the filesystem frees in the background, waits until no more
+// WaitFreed hurries what the filesystem frees in the background, waits until no more
 // comes back, for at most patience, and measures the pool.
-func (p *Pool) Settle(ctx context.Context, patience time.Duration) (Space, error) {
+func (p *Pool) WaitFreed(ctx context.Context, patience time.Duration) (Space, error) {
 	const step, quiet = 20 * time.Millisecond, 4
-	more := p.hurryFrees(ctx)
+	more := p.hurryFreeing(ctx)
 	least, err := p.Space(ctx)
 	deadline := time.Now().Add(patience)
 	for still := 0; err == nil && still < quiet && time.Now().Before(deadline); still++ {
@@ -427,7 +427,7 @@ func (p *Pool) Settle(ctx context.Context, patience time.Duration) (Space, error
 		}
 
 		was := more
-		more = p.hurryFrees(ctx)
+		more = p.hurryFreeing(ctx)
 		var s Space
 		if s, err = p.Space(ctx); err == nil {
 			if more || was || s.UsedBytes < least.UsedBytes {

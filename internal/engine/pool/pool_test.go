@@ -57,7 +57,7 @@ func TestRemoveStopsAtForeignFiles(t *testing.T) {
 			t.Errorf("%s is lost: %v", foreign, err)
 		}
 		// Once it is out of the way the removal goes on where it stopped.
-		if !Interrupted(dir) {
+		if !DeinitInterrupted(dir) {
 			t.Errorf("%s: the removal is not known to be unfinished", foreign)
 		}
 		if err := os.Remove(filepath.Join(dir, foreign)); err != nil {

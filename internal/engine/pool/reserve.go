@@ -31,7 +31,7 @@ type reserve struct {
 
 func (p *Pool) reserves() []reserve {
 	all := []reserve{{filepath.Join(p.Dir, reserveName), reserveBytes, false}}
-	if p.Config.Backing != nil && p.active() {
+	if p.Config.Backing != nil && p.isMounted() {
 		all = append(all, reserve{filepath.Join(p.DataDir(), "."+reserveName), innerReserveBytes, true})
 	}
 	return all
@@ -101,12 +101,12 @@ func (r reserve) make() error {
 func (p *Pool) SpendReserve(bytes int64) bool {
 	spent := false
 	for _, r := range p.reserves() {
-		spent = spend(r.path, bytes) || spent
+		spent = shrinkReserve(r.path, bytes) || spent
 	}
 	return spent
 }
 
-func spend(path string, bytes int64) bool {
+func shrinkReserve(path string, bytes int64) bool {
 	st, err := os.Lstat(path)
 	if err != nil || !st.Mode().IsRegular() {
 		return false

@@ -29,7 +29,7 @@ func checkSite(dir string) error {
 				dir)
 	}
 
-	real, err := existing(dir)
+	real, err := nearestExisting(dir)
 	if err != nil {
 		return errs.Wrap("init", dir, err)
 	}
@@ -60,9 +60,9 @@ func isPool(dir string) bool {
 	return err == nil || errs.Is(err, errs.TooNew) || exists(filepath.Join(dir, markerName))
 }
 
-// existing returns the real path of the nearest directory above dir, or dir itself, that
+// nearestExisting returns the real path of the nearest directory above dir, or dir itself, that
 // there is.
-func existing(dir string) (string, error) {
+func nearestExisting(dir string) (string, error) {
 	for {
 		real, err := filepath.EvalSymlinks(dir)
 		if !errors.Is(err, fs.ErrNotExist) || dir == "/" {
