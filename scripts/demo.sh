@@ -127,7 +127,7 @@ demo() {
   say "source: $DEMO_SOURCE, $files files and directories"
   say "host:   Linux $(uname -r), $(nproc) CPUs, $top is on $(findmnt -n -o FSTYPE -T "$top")"
 
-  step 'Make a pool, with the best driver that works here'
+  step 'Create a pool with the best driver for this host'
   run pando init
 
   step 'Import the tree once, as a golden'

@@ -23,8 +23,8 @@ func (a *App) remoteAccess() (replicate.Access, error) {
 	if v := os.Getenv(attemptsVariable); v != "" {
 		n, err := strconv.Atoi(v)
 		if err != nil || n < 1 {
-			return access, errs.New(errs.Invalid, "open remote", attemptsVariable, "%q is not a number from 1", v).
-				WithHint("leave it away for %d, which rides out some 45 seconds", replicate.DefaultAttempts)
+			return access, errs.New(errs.Invalid, "open remote", attemptsVariable, "must be a number of at least 1 (got %q)", v).
+				WithHint("unset it: the default, %d attempts, covers outages of about 45 s", replicate.DefaultAttempts)
 		}
 		access.Attempts = n
 	}

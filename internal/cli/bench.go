@@ -17,7 +17,7 @@ func (a *App) benchCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "bench",
 		GroupID: "tools",
-		Short:   "Measure what Pando claims, here",
+		Short:   "Measure clones, reclaim, replication and syncs on this host",
 		Args:    usage(cobra.NoArgs),
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -32,22 +32,23 @@ func (a *App) benchCloneCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "clone [GOLDEN|DIRECTORY]",
 		Short: "Measure clones, destroys, imports and commands on this pool",
-		Long: `Measures, on the current pool, what clones cost in time, processor time, bytes
-written and later writes, beside a copy by cp, a copy by reflinks and a bare
-program that makes the same system calls (the raw floor); how they depend on the
-number of volumes; what whole commands take; and what another volume's writes
-feel meanwhile. It ends with a verdict on each target: PASS, FAIL, or why there is
-none. The exit code says only whether it could measure.
+		Long: `Measure what clones cost on this pool in time, processor time, bytes written and
+later writes, beside copies with cp and with reflinks, and a bare program that
+makes the same system calls (the raw floor). The report also shows how these
+figures depend on the number of volumes, how long whole commands take, and how
+much the writes of another volume slow down. It ends with a verdict for each
+target: PASS, FAIL, or the reason why there is none. The exit code tells only
+whether pando could measure.
 
-It clones GOLDEN, or imports DIRECTORY and clones that, or without an argument
-makes a tree of --files files sized like source code in $TMPDIR and imports that.
-A word that is both is the golden. The pool needs room for a few full copies of
-the tree; with the default of 1,000 volumes it takes a few minutes. Figures are
-those of a machine that does nothing else, or they are not worth much.
+pando clones GOLDEN, or imports DIRECTORY and clones that. Without an argument,
+it creates a tree of --files files, sized like source code, in $TMPDIR and
+imports that. If the argument is both, the golden is used. The pool needs space
+for a few full copies of the tree. With the default of 1,000 volumes, the
+benchmark takes a few minutes. Run it on a host that does nothing else.
 
-Everything it makes in the pool has a name that begins with ` + bench.Prefix + ` and is removed
-at the end, also when it is interrupted or fails. If it is killed, the next
-` + "`pando bench clone`" + ` removes what is left, and --clean does only that.`,
+The names of everything it creates in the pool begin with ` + bench.Prefix + `, and it removes
+all of that at the end, even if it is interrupted or fails. If it is killed, the
+next ` + "`pando bench clone`" + ` removes what is left; --clean does only that.`,
 		Example: `  pando bench clone
   pando bench clone /srv/repo --volumes 10000
   pando bench clone web --json > clone.json`,
@@ -59,14 +60,14 @@ at the end, also when it is interrupted or fails. If it is killed, the next
 	}
 
 	f := c.Flags()
-	f.IntVar(&q.Clones, "clones", 100, "clones in each series")
-	f.IntVar(&q.Volumes, "volumes", 1000, "volumes in the pool for the second half of the figures")
-	f.IntVar(&q.Rounds, "rounds", 3, "repeat copies, imports and the neighbour's phases")
-	f.IntVar(&q.Files, "files", 10_000, "files in the tree that is made if there is no argument")
+	f.IntVar(&q.Clones, "clones", 100, "create `N` clones in each series")
+	f.IntVar(&q.Volumes, "volumes", 1000, "measure again with `N` volumes in the pool")
+	f.IntVar(&q.Rounds, "rounds", 3, "repeat copies, imports and measurements of the neighbour `N` times")
+	f.IntVar(&q.Files, "files", 10_000, "create `N` files if there is no argument")
 	f.DurationVar(&q.Tail, "tail", time.Minute, "wait at most this `DURATION` for writes to end after an operation")
-	f.DurationVar(&q.Idle, "idle", 3*time.Second, "`DURATION` of each phase in which the neighbour is alone")
-	f.BoolVar(&q.Keep, "keep", false, "leave the golden and the volumes")
-	f.BoolVar(&clean, "clean", false, "only remove what killed runs have left")
+	f.DurationVar(&q.Idle, "idle", 3*time.Second, "measure the neighbour alone for this `DURATION` in each phase")
+	f.BoolVar(&q.Keep, "keep", false, "keep the golden and the volumes")
+	f.BoolVar(&clean, "clean", false, "only remove leftovers of killed runs")
 
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
 		q.Engine, q.Drivers, q.TempDir = e, a.Drivers, os.TempDir()
@@ -94,7 +95,7 @@ func (a *App) benchClone(ctx context.Context, q bench.Config, clean bool) error 
 	var report *bench.Report
 	var removed []string
 	err := a.track(func(t *progress.Tracker) (err error) {
-		t.Start("removing what killed runs have left", 0, 0)
+		t.Start("removing leftovers of killed runs", 0, 0)
 		if removed, err = bench.Clean(ctx, q.Engine); err != nil || clean {
 			return err
 		}
@@ -104,7 +105,7 @@ func (a *App) benchClone(ctx context.Context, q bench.Config, clean bool) error 
 	})
 
 	for _, name := range removed {
-		a.note("removed what is left of %s, which was killed", name)
+		a.note("removed leftovers of %s, which was killed", name)
 	}
 
 	switch {
@@ -115,7 +116,7 @@ func (a *App) benchClone(ctx context.Context, q bench.Config, clean bool) error 
 	case clean:
 		return nil
 	case report.Kept != "":
-		a.note("kept the volumes and goldens whose names begin with %s: `pando destroy '%s-*'`, `pando golden rm`",
+		a.note("kept the volumes and goldens whose names begin with %s; remove them with `pando destroy '%s-*'` and `pando golden rm`",
 			report.Kept, report.Kept)
 	}
 
@@ -130,7 +131,7 @@ func (a *App) benchClone(ctx context.Context, q bench.Config, clean bool) error 
 func (a *App) benchExecCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "exec -- COMMAND...",
-		Short:  "Run a program and print what it took, as JSON",
+		Short:  "Run a program and print the resources it used, as JSON",
 		Hidden: true,
 		Args:   usage(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {

@@ -14,20 +14,22 @@ func (a *App) benchCompareCommand() *cobra.Command {
 	force := false
 	c := &cobra.Command{
 		Use:   "compare A B",
-		Short: "Say what changed between two reports of `pando bench sync`, beyond noise",
-		Long: `Reads two files that ` + "`pando bench sync --json`" + ` has printed and says of each figure
-whether B is faster or slower than A, or whether what differs is no more than what
-differs between runs of the same thing.
+		Short: "Compare two reports of `pando bench sync`, beyond noise",
+		Long: `Read two reports printed by ` + "`pando bench sync --json`" + `, and tell for each figure
+whether B is faster or slower than A, or whether the difference is no greater
+than the difference between runs of the same work.
 
-The noise comes from the runs of each report (Welch's t interval of the ratio, at 99 %);
-with --runs 3 or more it is of use. If a report has one run only, the noise comes from
-the ups and downs inside it, and no change below 25 % counts. What changes slowly, or
-between two sessions, it cannot tell from a change of yours: measure A, B, A again.
+The noise is estimated from the runs of each report (Welch's t interval of the
+ratio, at 99 %), which needs reports with --runs 3 or more. If a report has only
+one run, the noise is estimated from the fluctuation within it, and changes
+below 25 % do not count. The comparison cannot tell your change from drift over
+time or between two sessions: measure A, B and A again.
 
-Reports of other profiles, writers, block or file sizes are refused without --force;
-different kernels, hosts or layers are told, and so is a report that failed its proof,
-first of all: figures of syncs that did not reach the disk are no basis. The exit code
-does not tell what changed; --json does.`,
+Reports with different profiles, writers, block or file sizes are refused
+without --force. pando prints differences in kernels, hosts and layers, and
+first of all whether a report failed its proof, because figures of syncs that
+did not reach the disk are meaningless. The exit code does not tell what
+changed; --json does.`,
 		Example: "  pando bench sync /srv --runs 3 --json > before.json\n  pando bench sync /srv --runs 3 --json > " +
 			"after.json\n  pando bench compare before.json after.json",
 		Args: usage(cobra.ExactArgs(2)),
@@ -124,9 +126,9 @@ func (a *App) printComparison(c *syncbench.Comparison) error {
 		return err
 	}
 
-	basis := "NOISE is what a ratio has to exceed, either way, judged by how runs of a report differ."
+	basis := "NOISE is the smallest change that counts, estimated from the differences between runs."
 	if c.Basis == syncbench.InsideRuns {
-		basis = "NOISE is what a ratio has to exceed, either way, judged by the ups and downs inside a run."
+		basis = "NOISE is the smallest change that counts, estimated from the fluctuation within a run."
 	}
 
 	return a.printf("%s\n%s", wrap(basis, "", syncWidth), hanging("Result: ", c.Summary+"."))

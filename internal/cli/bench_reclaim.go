@@ -18,27 +18,28 @@ func (a *App) benchReclaimCommand() *cobra.Command {
 	var write string
 	c := &cobra.Command{
 		Use:   "reclaim",
-		Short: "Measure what comes back when volumes are destroyed",
-		Long: `Makes --clones clones of a tree of --files files, mounts them all, looks at every
-file in each and writes --write of noise into it; destroys them in one call; and
-shows the used space of the pool and the kernel's memory for inodes and names
-before, with all of them, and after, when both have settled. Then it fills the
-pool with --goldens goldens of --generations generations and --volumes volumes,
-and measures how long ` + "`pando gc`" + ` takes to decide about them.
+		Short: "Measure how much space and memory destroyed volumes return",
+		Long: `Create --clones clones of a tree of --files files, mount them all, read the
+attributes of every file in each, and write --write bytes of random data into
+each. Then destroy them in one call. The report shows the used space of the pool
+and the kernel's memory for inodes and names before, with all clones, and
+afterwards, when both have settled. Then fill the pool with --goldens goldens of
+--generations generations and with --volumes volumes, and measure how long
+` + "`pando gc`" + ` takes to check them.
 
-Everything it makes has a name that begins with ` + bench.Prefix + ` and is removed at the
-end; if it is killed, ` + "`pando bench clone --clean`" + ` removes what is left.`,
+The names of everything it creates begin with ` + bench.Prefix + `, and it removes all of that
+at the end. If it is killed, ` + "`pando bench clone --clean`" + ` removes what is left.`,
 		Example: "  pando bench reclaim\n  pando bench reclaim --goldens 1000 --volumes 10000",
 		Args:    usage(cobra.NoArgs),
 	}
 
 	f := c.Flags()
-	f.IntVar(&q.Clones, "clones", 1000, "clones that are made and destroyed")
-	f.IntVar(&q.Files, "files", 2000, "files in the tree that they are clones of")
-	f.StringVar(&write, "write", "1M", "bytes written into each clone")
-	f.IntVar(&q.Goldens, "goldens", 100, "goldens that gc decides about")
-	f.IntVar(&q.Generations, "generations", 10, "generations of each")
-	f.IntVar(&q.Volumes, "volumes", 1000, "volumes that gc decides about")
+	f.IntVar(&q.Clones, "clones", 1000, "create and destroy `N` clones")
+	f.IntVar(&q.Files, "files", 2000, "create `N` files in the tree to clone")
+	f.StringVar(&write, "write", "1M", "write `SIZE` bytes into each clone")
+	f.IntVar(&q.Goldens, "goldens", 100, "create `N` goldens for gc to check")
+	f.IntVar(&q.Generations, "generations", 10, "create `N` generations of each golden")
+	f.IntVar(&q.Volumes, "volumes", 1000, "create `N` volumes for gc to check")
 
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if q.WriteBytes, err = parseSize("bench", write); err != nil {
@@ -85,7 +86,7 @@ func (a *App) printReclaim(r *bench.ReclaimReport) error {
 		return err
 	}
 
-	if err := a.heading("What they took, and what came back"); err != nil {
+	if err := a.heading("Used by the clones, and returned"); err != nil {
 		return err
 	}
 

@@ -20,20 +20,22 @@ func (a *App) benchReplicateCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "replicate",
 		Short: "Measure pushes and restores, beside other tools",
-		Long: `Makes two pools and a repository in DIR, writes JSON records into a volume of the
-first, pushes it, restores it in the second, lets it grow --appends times, pushes
-and refreshes each time, pushes nothing a few times (the floor of latency), and
-restores everything into an empty pool. What comes back is compared with what was
-written. Whole commands are measured, with a syncfs behind each. Pushes are made with
---no-freeze, since all data is on the disk before each; --freeze measures the others.
+		Long: `Create two pools and a repository in DIR, write JSON records into a volume of
+the first, push it, and restore it in the second. Then let the volume grow
+--appends times, and push and refresh each time; push without changes a few
+times (the floor of latency); and restore everything into an empty pool. The
+restored data is compared with the original. The benchmark measures whole
+commands, each followed by a syncfs. Pushes use --no-freeze, because all data is
+on the disk before each; --freeze measures pushes that freeze.
 
-The same data then goes through a bare pipeline of read, zstd, AES-GCM and write in
-this process, ` + "`btrfs send | zstd`" + ` (no encryption), restic, and Litestream (the records
-as rows of an SQLite database): each where it is installed, one after the other.
+The same data then goes through a bare pipeline of read, zstd, AES-GCM and write
+in this process, ` + "`btrfs send | zstd`" + ` (without encryption), restic, and
+Litestream (the records as rows of an SQLite database), one after the other, if
+they are installed.
 
-A --size is DATA+GROWTH, such as 10G+1M. What there is no room for is left out,
-and the report says so. Everything is removed at the end; what a killed run has
-left, the next one in the same DIR removes.`,
+A --size is DATA+GROWTH, for example 10G+1M. Sizes for which there is no space
+are skipped, and the report says so. pando removes everything at the end; the
+next run in the same DIR removes leftovers of a killed run.`,
 		Example: "  pando bench replicate\n  pando bench replicate --size 1G+1M --size 10G+1M --alone\n  pando bench " +
 			"replicate --dir /mnt/fast --json > replicate.json",
 		Args: usage(cobra.NoArgs),
@@ -41,13 +43,13 @@ left, the next one in the same DIR removes.`,
 
 	f := c.Flags()
 	f.StringVar(&q.Dir, "dir", "", "work in `DIR` (default $TMPDIR)")
-	f.StringVar(&q.Driver, "driver", "auto", "driver of the pools")
+	f.StringVar(&q.Driver, "driver", "auto", "create the pools with `DRIVER`")
 	f.StringArrayVar(&sizes, "size", nil,
-		"data and growth, `DATA+GROWTH`; repeatable (default 100M+1M, 500M+5M, 2G+10M, 10G+50M)")
-	f.IntVar(&q.Appends, "appends", 5, "how often the data grows")
+		"measure with this `DATA+GROWTH` in bytes; may be repeated (default 100M+1M, 500M+5M, 2G+10M, 10G+50M)")
+	f.IntVar(&q.Appends, "appends", 5, "let the data grow `N` times")
 	f.BoolVar(&q.Freeze, "freeze", false, "let each push freeze the filesystem for its snapshot (push --freeze)")
-	f.BoolVar(&alone, "alone", false, "leave the other tools out, not the pipeline")
-	f.StringSliceVar(&q.Only, "only", nil, "only these `CONTENDERS`: pando, pipeline, btrfs-send, restic, litestream")
+	f.BoolVar(&alone, "alone", false, "measure only pando and the pipeline, not the other tools")
+	f.StringSliceVar(&q.Only, "only", nil, "measure only these `CONTENDERS`, separated by commas: pando, pipeline, btrfs-send, restic, litestream")
 
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
 		q.Peers = !alone
@@ -96,8 +98,8 @@ func parseScenarios(sizes []string) ([]bench.Scenario, error) {
 	for _, s := range sizes {
 		data, growth, ok := strings.Cut(s, "+")
 		if !ok {
-			return nil, errs.New(errs.Invalid, "bench", s, "it is not DATA+GROWTH").
-				WithHint("for example --size 10G+1M")
+			return nil, errs.New(errs.Invalid, "bench", s, "--size must be DATA+GROWTH (got %q)", s).
+				WithHint("use for example --size 10G+1M")
 		}
 
 		base, err := parseSize("bench", data)
@@ -164,7 +166,7 @@ func (a *App) printReplicate(r *bench.ReplicateReport) error {
 		}
 
 		if s.Decode > 0 {
-			if err := a.printf("only to decrypt and decompress all: %s; only to write all: %s\n", duration(s.Decode),
+			if err := a.printf("decrypting and decompressing everything takes %s; writing everything takes %s\n", duration(s.Decode),
 				duration(s.Disk)); err != nil {
 				return err
 			}

@@ -27,25 +27,29 @@ func (a *App) benchSyncCommand() *cobra.Command {
 	var q syncFlags
 	c := &cobra.Command{
 		Use:   "sync [PATH|VOLUME]",
-		Short: "Measure what syncing costs as databases do it, and show whether it reaches the disk",
-		Long: `Writes and syncs in a directory as a database does (--profile), by fio, and says how
-many syncs a second it did and how long they took: p50, p95, p99, p99.9 and the
-longest, of the call that makes a commit durable, not of the write before it; a time
-line with its stalls; and at each layer below the directory (filesystem, loop device,
-the pool's filesystem, partition, disk) whether the flushes arrived that the syncs
-need. Fewer, or a layer that says that it does not pass them on: FAIL, with the layer
-named, and exit code 20. What cannot be shown is a FAIL, too.
+		Short: "Measure the cost of syncs as databases make them, and prove that they reach the disk",
+		Long: `Write and sync in a directory as a database does (--profile), using fio, and
+report how many syncs per second the storage made and how long they took: p50,
+p95, p99, p99.9 and the longest. These are the times of the call that makes a
+commit durable, not of the write before it. A time line shows stalls. For each
+layer below the directory (filesystem, loop device, filesystem of the pool,
+partition, disk), pando counts whether the flushes arrived that the syncs need.
+If fewer arrived, if a layer does not pass them on, or if pando cannot prove
+that they arrived, the verdict is FAIL with the name of the layer, and the exit
+code is 20.
 
-Without an argument it measures the current directory. A word without a slash that is
-a volume of the pool is the volume, also if there is a directory of this name: that
-is ./NAME. A volume that is not mounted is mounted for the run. A directory needs no
-pool. What it writes it removes, also when it is interrupted; while it runs it needs
-as much room as its files take (--list, --size).
+Without an argument, pando measures the current directory. An argument without a
+slash that names a volume of the pool is that volume; write ./NAME for a
+directory with the same name. A volume that is not mounted is mounted for the
+run. Directories need no pool. The benchmark removes its files at the end, even
+if it is interrupted; while it runs, it needs as much space as they take
+(--list, --size).
 
-The default is one run of 60 s: several cycles of writeback and of transaction groups.
-To compare two reports use --runs 3 or more, since runs differ: see
-` + "`pando bench compare`" + `. A machine that does other things at the same time is measured with
-them. --quick (5 s) shows whether syncs reach the disk, and is no verdict on speed.`,
+The default is one run of 60 s, which covers several cycles of writeback and of
+transaction groups. Runs differ, so use --runs 3 or more for reports that you
+want to compare with ` + "`pando bench compare`" + `. Other work of the host at the same
+time is measured as well. --quick (5 s) shows whether syncs reach the disk,
+without a verdict on speed.`,
 		Example: `  pando bench sync /var/lib/postgresql
   pando bench sync --list
   pando bench sync job-17 --profile innodb --runs 3 --html before.html
@@ -63,15 +67,15 @@ them. --quick (5 s) shows whether syncs reach the disk, and is no verdict on spe
 	}
 
 	f := c.Flags()
-	f.StringVar(&q.profile, "profile", "postgres", "write and sync as this `PROFILE` does: see --list")
-	f.BoolVar(&q.list, "list", false, "list the profiles and what they stand for, and measure nothing")
-	f.StringVar(&q.length, "time", "", "`DURATION` of a run (default 60s; 5s with --quick)")
-	f.IntVar(&q.runs, "runs", 1, "measure so many times; 3 or more, to compare")
-	f.BoolVar(&q.quick, "quick", false, "5 s: shows whether syncs reach the disk, no verdict on speed")
-	f.IntVar(&q.writers, "writers", 0, "so many at once (default as in the profile)")
-	f.StringVar(&q.size, "size", "", "`SIZE` of all files (default as in the profile)")
-	f.StringVar(&q.p99, "p99", "", "find the most syncs a second whose p99 is at most this `DURATION`")
-	f.StringVar(&q.html, "html", "", "also write the report into `FILE`, as a page")
+	f.StringVar(&q.profile, "profile", "postgres", "write and sync as this `PROFILE` does (--list prints all)")
+	f.BoolVar(&q.list, "list", false, "list the profiles and what they model, and measure nothing")
+	f.StringVar(&q.length, "time", "", "measure for this `DURATION` in each run (default 60s, or 5s with --quick)")
+	f.IntVar(&q.runs, "runs", 1, "measure `N` times; 3 or more, to compare reports")
+	f.BoolVar(&q.quick, "quick", false, "measure for 5 s whether syncs reach the disk, without a verdict on speed")
+	f.IntVar(&q.writers, "writers", 0, "write with `N` writers at once (default: as in the profile)")
+	f.StringVar(&q.size, "size", "", "use files of `SIZE` bytes in total (default: as in the profile)")
+	f.StringVar(&q.p99, "p99", "", "find the highest rate of syncs whose p99 is at most this `DURATION`, for example 2ms")
+	f.StringVar(&q.html, "html", "", "also write the report to `FILE`, as an HTML page")
 	_ = c.MarkFlagFilename("html", "html", "htm")
 	_ = c.RegisterFlagCompletionFunc("profile", func(*cobra.Command, []string, string) ([]string,
 		cobra.ShellCompDirective) {
@@ -85,7 +89,7 @@ them. --quick (5 s) shows whether syncs reach the disk, and is no verdict on spe
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if q.list {
 			if len(args) > 0 {
-				return errs.New(errs.Invalid, "bench sync", args[0], "--list measures nothing")
+				return errs.New(errs.Invalid, "bench sync", args[0], "--list takes no argument")
 			}
 			return a.printProfiles(syncbench.Profiles())
 		}
@@ -120,16 +124,16 @@ func (q *syncFlags) config(c *cobra.Command) (out syncbench.Config, err error) {
 
 	switch {
 	case !known:
-		return out, errs.New(errs.Invalid, op, q.profile, "there is no such profile").
+		return out, errs.New(errs.Invalid, op, q.profile, "unknown profile").
 			WithHint("%s", suggestProfile(q.profile))
 	case q.runs < 1:
-		return out, errs.New(errs.Invalid, op, "", "--runs is %d", q.runs).
-			WithHint("measure at least once; 3 times or more to compare")
+		return out, errs.New(errs.Invalid, op, "", "--runs must be between 1 and %d (got %d)", syncbench.MaxRuns, q.runs).
+			WithHint("use 1, or 3 or more to compare reports")
 	case q.runs > syncbench.MaxRuns:
-		return out, errs.New(errs.Invalid, op, "", "--runs is %d: at most %d", q.runs, syncbench.MaxRuns)
+		return out, errs.New(errs.Invalid, op, "", "--runs must be between 1 and %d (got %d)", syncbench.MaxRuns, q.runs)
 	case c.Flags().Changed("writers") && q.writers < 1:
-		return out, errs.New(errs.Invalid, op, "", "--writers is %d", q.writers).
-			WithHint("at least one has to write; leave --writers out for as many as the profile has")
+		return out, errs.New(errs.Invalid, op, "", "--writers must be at least 1 (got %d)", q.writers).
+			WithHint("remove --writers to use as many as the profile has")
 	}
 
 	if c.Flags().Changed("time") {
@@ -147,7 +151,7 @@ func (q *syncFlags) config(c *cobra.Command) (out syncbench.Config, err error) {
 	if c.Flags().Changed("p99") {
 		if out.P99, err = time.ParseDuration(q.p99); err != nil || out.P99 <= 0 {
 			return out, errs.New(errs.Invalid, op, q.p99, "not a duration").
-				WithHint("write for example --p99 2ms or --p99 500us")
+				WithHint("use for example --p99 2ms or --p99 500us")
 		}
 	}
 
@@ -166,7 +170,7 @@ func suggestProfile(name string) string {
 		}
 	}
 
-	hint := "the profiles are " + strings.Join(names, ", ") + "; `pando bench sync --list` says what they stand for"
+	hint := "the profiles are " + strings.Join(names, ", ") + "; run `pando bench sync --list` to describe them"
 	for _, alias := range [][2]string{{"mysql", "innodb"}, {"maria", "innodb"}, {"pg", "postgres"}, {"psql", "postgres"},
 		{"sqlite", "sqlite-full"}} {
 		if best == "" && strings.HasPrefix(strings.ToLower(name), alias[0]) {
@@ -241,7 +245,7 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 	if err != nil {
 		if missing == nil || errs.Is(err, errs.NotFound) { // a directory needs no pool
 			if !errs.Is(err, errs.NotFound) {
-				a.warn("%v: so %s is the directory", err, word)
+				a.warn("%v; measuring the directory %s", err, word)
 			}
 			return word, "", nothing, a.noDirectory(word, missing, nil)
 		}
@@ -264,7 +268,7 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 		return word, "", nothing, err
 	case fs == "none":
 		err = errs.New(errs.Invalid, "bench sync", word,
-			"it has no filesystem: it is a block device, and measuring it would overwrite it").
+			"the volume is a block device without a filesystem, and measuring would overwrite it").
 			WithHint("measure a volume with a filesystem")
 	}
 	if err != nil {
@@ -297,9 +301,9 @@ func (a *App) noDirectory(word string, missing error, e *engine.Engine) error {
 		return nil
 	case e == nil:
 		return errs.New(errs.NotFound, "bench sync", word,
-			"there is no such directory, and no pool at %s in which it could be a volume", a.poolDir()).
+			"no directory has this name, and %s has no pool with a volume of this name", a.poolDir()).
 			WithHint("name a directory")
 	}
-	return errs.New(errs.NotFound, "bench sync", word, "there is no volume and no directory of this name").
-		WithHint("`pando ls` lists volumes; of a golden make a clone first: `pando clone %s NAME`", shellWord(word))
+	return errs.New(errs.NotFound, "bench sync", word, "no volume and no directory has this name").
+		WithHint("run `pando ls` to list volumes, or clone a golden first: `pando clone %s NAME`", shellWord(word))
 }

@@ -14,7 +14,7 @@ import (
 // and returns the path behind symbolic links. Invalid, NotFound, Permission.
 func pagePath(op, path string) (string, error) {
 	if path == "-" {
-		return "", errs.New(errs.Invalid, op, path, "a page goes into a file").WithHint("write --html FILE")
+		return "", errs.New(errs.Invalid, op, path, "cannot write a page to standard output").WithHint("use --html FILE")
 	}
 
 	// What a link points at is replaced, not the link.
@@ -24,12 +24,12 @@ func pagePath(op, path string) (string, error) {
 
 	dir := filepath.Dir(path)
 	if st, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		return "", errs.New(errs.NotFound, op, path, "there is no directory %s", dir).WithHint("make it first: mkdir -p %s",
+		return "", errs.New(errs.NotFound, op, path, "directory %s does not exist", dir).WithHint("create it first: mkdir -p %s",
 			shellWord(dir))
 	} else if err != nil {
 		return "", errs.Wrap(op, path, err)
 	} else if !st.IsDir() {
-		return "", errs.New(errs.Invalid, op, path, "%s is no directory", dir)
+		return "", errs.New(errs.Invalid, op, path, "%s is not a directory", dir)
 	}
 
 	switch st, err := os.Lstat(path); {
@@ -37,10 +37,10 @@ func pagePath(op, path string) (string, error) {
 	case err != nil:
 		return "", errs.Wrap(op, path, err)
 	case st.IsDir():
-		return "", errs.New(errs.Invalid, op, path, "it is a directory").WithHint("name a file in it: --html %s",
+		return "", errs.New(errs.Invalid, op, path, "is a directory").WithHint("name a file in it: --html %s",
 			shellWord(filepath.Join(path, "report.html")))
 	case !st.Mode().IsRegular():
-		return "", errs.New(errs.Invalid, op, path, "it is no file, and cannot be replaced by one")
+		return "", errs.New(errs.Invalid, op, path, "not a regular file, so a page cannot replace it")
 	}
 
 	f, err := os.CreateTemp(dir, ".pando-*.html")

@@ -10,10 +10,10 @@ func (a *App) benchReportCommand() *cobra.Command {
 	page := ""
 	c := &cobra.Command{
 		Use:   "report FILE",
-		Short: "Show a report that `pando bench sync --json` has printed, also as a page",
-		Long: `Reads FILE, which ` + "`pando bench sync --json`" + ` has printed, on any host, and shows it as
-` + "`pando bench sync`" + ` would have; with --html also as a page. The exit code does not tell
-the verdict: it is 0 if FILE could be shown.`,
+		Short: "Show a report of `pando bench sync --json`, as text or as a page",
+		Long: `Read FILE, a report printed by ` + "`pando bench sync --json`" + ` on any host, and print
+it as ` + "`pando bench sync`" + ` does. --html also writes it as a page. The exit code is
+0 if pando could show the report, whatever its verdict.`,
 		Example: "  pando bench report before.json\n  pando bench report before.json --html before.html",
 		Args:    usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -24,7 +24,7 @@ the verdict: it is 0 if FILE could be shown.`,
 		},
 	}
 
-	c.Flags().StringVar(&page, "html", "", "also write it into `FILE`, as a page")
+	c.Flags().StringVar(&page, "html", "", "also write the report to `FILE`, as an HTML page")
 	_ = c.MarkFlagFilename("html", "html", "htm")
 	c.RunE = func(_ *cobra.Command, args []string) (err error) {
 		r, err := syncbench.Read(args[0])

@@ -122,7 +122,7 @@ func (a *App) printSyncHead(r *syncbench.Report) error {
 
 	quick := ""
 	if r.Quick {
-		quick = "shorter than the cycles of writeback: no verdict on speed"
+		quick = "shorter than the cycles of writeback, so no verdict on speed"
 	}
 
 	for _, f := range [][2]string{
@@ -152,7 +152,7 @@ func argument(s string) string {
 }
 
 func (a *App) printSyncRuns(r *syncbench.Report) error {
-	if err := a.heading("How long a sync took: " + r.Profile.Sync); err != nil {
+	if err := a.heading("Duration of syncs: " + r.Profile.Sync); err != nil {
 		return err
 	}
 
@@ -168,7 +168,7 @@ func (a *App) printSyncRuns(r *syncbench.Report) error {
 		return err
 	}
 
-	if err := a.heading("The write before it, which is only memory"); err != nil {
+	if err := a.heading("Duration of the writes before them, to memory only"); err != nil {
 		return err
 	}
 
@@ -192,11 +192,11 @@ func (a *App) printTarget(r *syncbench.Report) error {
 		return nil
 	}
 
-	if err := a.heading("Most syncs a second with a p99 of at most " + duration(g.P99)); err != nil {
+	if err := a.heading("Highest rate of syncs with a p99 of at most " + duration(g.P99)); err != nil {
 		return err
 	}
 
-	t := a.table("WRITERS", "SYNCS/S", "P99", "KEEPS IT")
+	t := a.table("WRITERS", "SYNCS/S", "P99", "WITHIN")
 	for _, s := range g.Steps {
 		keeps := "no"
 		if s.Keeps {
@@ -210,7 +210,7 @@ func (a *App) printTarget(r *syncbench.Report) error {
 	}
 
 	if g.Best == 0 {
-		return a.printf("None keeps it.\n")
+		return a.printf("No step is within the limit.\n")
 	}
 
 	return a.printf("%s syncs/s, by %s\n", perSecond(g.Best), plural(g.Writers, "writer"))
@@ -280,7 +280,7 @@ func (a *App) printTimelines(r *syncbench.Report) error {
 		return nil
 	}
 
-	title := fmt.Sprintf("Syncs a second over time, up to %s", perSecond(high))
+	title := fmt.Sprintf("Syncs per second over time, up to %s", perSecond(high))
 	if stalled > 0 {
 		title += " (!: a stall)"
 	}
@@ -309,7 +309,7 @@ func (a *App) printTimelines(r *syncbench.Report) error {
 
 		for j, s := range x.Stalls {
 			if j == shownStalls {
-				if err := a.printf("%*sand %d more: see --json or --html\n", len(head), "", len(x.Stalls)-j); err != nil {
+				if err := a.printf("%*sand %d more (--json and --html have all)\n", len(head), "", len(x.Stalls)-j); err != nil {
 					return err
 				}
 				break
@@ -326,7 +326,7 @@ func (a *App) printTimelines(r *syncbench.Report) error {
 }
 
 func (a *App) printLayers(r *syncbench.Report) error {
-	title := "What arrived at each layer"
+	title := "Flushes and writes that arrived at each layer"
 	if len(r.Runs) > 1 {
 		title += ", all runs"
 	}
@@ -445,7 +445,7 @@ func (a *App) printSyncVerdict(r *syncbench.Report) error {
 	}
 
 	if more > 0 {
-		return a.printf("  - of the other runs %s more: see --json\n", plural(more, "reason"))
+		return a.printf("  - %s more from the other runs (--json has all)\n", plural(more, "reason"))
 	}
 
 	return nil

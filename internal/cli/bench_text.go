@@ -64,8 +64,8 @@ func orMissing(s, reason string) string {
 func (a *App) heading(s string) error { return a.printf("\n%s\n", s) }
 
 func (a *App) printOperations(r *bench.Report) error {
-	if err := a.heading("What operations cost, and what they write (SYS is processor time in the kernel; bytes are for " +
-		"one\noperation; AFTER is what is written from its return until the disk is quiet)"); err != nil {
+	if err := a.heading("Cost of operations, and bytes written (SYS is processor time in the kernel; bytes are per operation;\n" +
+		"AFTER counts from its return until the disk is quiet)"); err != nil {
 		return err
 	}
 
@@ -111,7 +111,7 @@ func (a *App) printOperations(r *bench.Report) error {
 	}
 
 	return a.printf(
-		"Other programs wrote up to %s a second at the same time: what is said of devices includes that.\n",
+		"Other programs wrote up to %s per second at the same time, which the figures of devices include.\n",
 		size(int64(r.OthersBytes())),
 	)
 }
@@ -130,7 +130,7 @@ func flushes(f float64) string {
 }
 
 func (a *App) printSeries(r *bench.Report) error {
-	if err := a.heading("Clones and destroys inside one process, in turn with the raw floor"); err != nil {
+	if err := a.heading("Clones and destroys inside one process, alternating with the raw floor"); err != nil {
 		return err
 	}
 
@@ -167,13 +167,13 @@ func (a *App) printSeries(r *bench.Report) error {
 	}
 
 	if r.Drift > loudDrift {
-		if err := a.printf("The machine was not calm: between the first series and the last the raw floor itself changed "+
-			"by %s. Run it again.\n", ratio(r.Drift)); err != nil {
+		if err := a.printf("The host was not idle: the raw floor changed by %s between the first series and the last. "+
+			"Run the benchmark again.\n", ratio(r.Drift)); err != nil {
 			return err
 		}
 	}
 
-	if err := a.heading("Where the raw floor's time goes, p50"); err != nil {
+	if err := a.heading("Steps of the raw floor, p50"); err != nil {
 		return err
 	}
 
@@ -211,7 +211,7 @@ func (a *App) printCommands(r *bench.Report) error {
 }
 
 func (a *App) printNeighbour(r *bench.Report) error {
-	if err := a.heading("A neighbour: 8 KiB write and fdatasync in another volume, over and over, while ..."); err != nil {
+	if err := a.heading("A neighbour: repeated 8 KiB writes with fdatasync in another volume, while ..."); err != nil {
 		return err
 	}
 

@@ -74,11 +74,11 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	case ctx.Err() != nil && errs.KindOf(err) == errs.Internal:
 		err = &errs.Error{Kind: errs.Canceled, Err: err}
 	case errors.Is(err, context.Canceled):
-		err = (&errs.Error{Kind: errs.Canceled, Err: errors.New("interrupted; what was begun has been undone")})
+		err = (&errs.Error{Kind: errs.Canceled, Err: errors.New("interrupted; unfinished work was undone")})
 	case !errors.As(err, &known):
 		// Everything below this package returns *errs.Error: what does not is
 		// cobra's complaint about a command line.
-		err = (&errs.Error{Kind: errs.Invalid, Err: err}).WithHint("see `pando --help`")
+		err = (&errs.Error{Kind: errs.Invalid, Err: err}).WithHint("run `pando --help` to list the commands")
 	}
 
 	a.printError(err)
@@ -100,16 +100,16 @@ func (a *App) root() *cobra.Command {
 		Short: "Instant, disposable, copy-on-write volumes",
 		Long: `Pando gives a Linux host instant, disposable, copy-on-write volumes: import a
 directory once as a golden, give every agent session, CI job or test a private
-writable clone of it in milliseconds, and throw it away just as fast.`,
+writable clone of it in milliseconds, and destroy the clone just as fast.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
 
 	f := root.PersistentFlags()
-	f.StringVar(&a.dir, "pool", "", "directory of the pool (default $PANDO_POOL or "+pool.DefaultDir+")")
-	f.BoolVar(&a.json, "json", false, "print one JSON value")
-	f.BoolVarP(&a.quiet, "quiet", "q", false, "print names only, or nothing; no notes, no progress")
-	f.BoolVar(&a.noProgress, "no-progress", false, "show no progress")
+	f.StringVar(&a.dir, "pool", "", "use the pool in `DIR` (default $PANDO_POOL, or "+pool.DefaultDir+")")
+	f.BoolVar(&a.json, "json", false, "print the result as JSON on standard output, and errors as JSON on standard error")
+	f.BoolVarP(&a.quiet, "quiet", "q", false, "print only names, or nothing; hide notes and progress")
+	f.BoolVar(&a.noProgress, "no-progress", false, "do not show progress")
 	_ = root.MarkPersistentFlagDirname("pool")
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		if f.Changed("pool") && a.dir == "" { // the variable of a script was empty
@@ -121,7 +121,7 @@ writable clone of it in milliseconds, and throw it away just as fast.`,
 
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return (&errs.Error{Kind: errs.Invalid, Op: c.CommandPath(), Err: err}).
-			WithHint("see `%s --help`", c.CommandPath())
+			WithHint("run `%s --help` to list the options", c.CommandPath())
 	})
 
 	root.AddGroup(
@@ -191,20 +191,20 @@ func (a *App) open(ctx context.Context) (*engine.Engine, error) {
 	}
 
 	if r.Undone > 0 {
-		a.note("cleaned up %s that had been interrupted", plural(r.Undone, "operation"))
+		a.note("cleaned up %s", plural(r.Undone, "interrupted operation"))
 	}
 	if r.Expired > 0 {
-		a.note("destroyed %s whose time was over", plural(r.Expired, "volume"))
+		a.note("destroyed %s", plural(r.Expired, "expired volume"))
 	}
 
 	if r.Swept != nil && r.Swept.Garbage > 0 {
-		a.note("first use since the host started: removed %s that had not been finished or were ephemeral",
+		a.note("first use since the host started: removed %s that were incomplete or ephemeral",
 			plural(r.Swept.Garbage, "object"))
 	}
 
 	if r.Swept != nil {
 		for _, s := range r.Swept.Missing {
-			a.warn("%s is in the catalogue, but its data is gone", s)
+			a.warn("%s is in the catalogue, but its data is missing", s)
 		}
 		for _, s := range r.Swept.Kept {
 			a.warn("%s", s)

@@ -15,13 +15,17 @@ func (a *App) cloneCommand() *cobra.Command {
 	return a.cloning(&cobra.Command{
 		Use:     "clone REF VOLUME",
 		GroupID: "volumes",
-		Short:   "Make a private, writable volume from a golden, a snapshot or a volume",
-		Long: `Makes VOLUME from REF: GOLDEN (its current generation), GOLDEN@N, VOLUME@SNAP, or
-another VOLUME, which may be in use (see ` + "`pando fork --help`" + `). The new volume
-shares all blocks with its origin until either is written. Neither can be seen
-from the other, and either can be destroyed at any time.
+		Short:   "Create a private, writable volume from a golden, a snapshot or a volume",
+		Long: `Create VOLUME from REF: GOLDEN (its current generation), GOLDEN@N,
+VOLUME@SNAPSHOT, or another VOLUME, even while that is in use (see
+` + "`pando fork --help`" + `). The new volume shares all blocks with its origin until
+either is written to. Neither sees the changes of the other, and they can be
+destroyed in any order.
 
-With --count N it makes VOLUME-1 to VOLUME-N: all of them, or none.`,
+With --count N, pando creates VOLUME-1 to VOLUME-N: either all of them or none.
+
+With --mount, each new volume is also mounted; ` + "`pando mount --help`" + ` explains
+--dev and --suid.`,
 		Example: `  pando clone web job-17
   pando clone web job-17 --mount /srv/job-17
   pando clone web agent --count 100 --mount
@@ -34,15 +38,17 @@ func (a *App) forkCommand() *cobra.Command {
 	return a.cloning(&cobra.Command{
 		Use:     "fork VOLUME NEW",
 		GroupID: "volumes",
-		Short:   "Make a volume from another one that may be running",
-		Long: `Makes NEW from VOLUME as it is now, while programs go on using VOLUME. Everything
-written before the command began is in NEW, and its filesystem is consistent. What
-programs write while the command runs is there as after a power loss: what they
-synced is, in its order. With --freeze their writes wait for a moment (some 30 ms),
-and NEW is one moment also of what was not synced.
+		Short:   "Create a volume from another volume, even while it is in use",
+		Long: `Create NEW from the current state of VOLUME while programs go on using VOLUME.
+NEW contains everything written before the command began, and its filesystem is
+consistent. Writes that programs make while the command runs are in NEW as they
+would be after a power loss: everything synced is there, in the order in which
+it was synced. With --freeze, pando holds back writes for about 30 ms, and NEW
+is a single point in time even for data that was not synced.
 
-Without reflinks (driver plain) VOLUME is copied; what changes meanwhile is copied
-again, and if it never comes to rest the fork is refused (conflict).`,
+Pools without reflinks (driver plain) copy VOLUME, and copy files again that
+change during the copy. If the volume does not stop changing, the fork fails
+(conflict).`,
 		Example:           "  pando fork agent-1 agent-1b --mount\n  pando fork db db-copy --no-freeze",
 		ValidArgsFunction: a.completeVolumes(1),
 	}, "fork", (*engine.Engine).Fork)
@@ -56,11 +62,11 @@ func (a *App) cloning(
 	var sizeFlag, ttl string
 	c.Args = usage(cobra.ExactArgs(2))
 	f := c.Flags()
-	f.IntVar(&q.Count, "count", 0, "make this many: VOLUME-1 to VOLUME-`N`")
-	f.StringVar(&q.MountDir, "mount", "", "mount it at `DIR` (of many: at DIR/VOLUME-i); without DIR below the pool")
-	f.StringVar(&sizeFlag, "size", "", "make it this large, for example 200G; the filesystem inside grows too")
-	f.StringVar(&ttl, "ttl", "", "destroy it after this `DURATION`, for example 2h or 7d")
-	f.BoolVar(&q.Ephemeral, "ephemeral", false, "do not wait for the disk; the volume is gone after a reboot")
+	f.IntVar(&q.Count, "count", 0, "create `N` volumes, VOLUME-1 to VOLUME-N, at most 100,000 (default: one, VOLUME)")
+	f.StringVar(&q.MountDir, "mount", "", "mount the volume at `DIR` (with --count: at DIR/VOLUME-i); without DIR, below the pool")
+	f.StringVar(&sizeFlag, "size", "", "grow the volume and its filesystem to `SIZE` bytes, for example 200G (default: the size of the origin)")
+	f.StringVar(&ttl, "ttl", "", "destroy the volume after this `DURATION`, for example 2h or 7d (default: never)")
+	f.BoolVar(&q.Ephemeral, "ephemeral", false, "do not wait for the disk; the volume does not survive a reboot")
 	rightsFlags(f, &q.May)
 	freezeFlags(f, &q.Freeze)
 
@@ -75,12 +81,12 @@ func (a *App) cloning(
 
 		q.Mount = c.Flags().Changed("mount")
 		if (q.May.Dev || q.May.SUID) && !q.Mount {
-			return errs.New(errs.Invalid, op, args[1], "--dev and --suid are about the mount").
-				WithHint("add --mount, or leave them for `pando mount`")
+			return errs.New(errs.Invalid, op, args[1], "--dev and --suid need --mount").
+				WithHint("add --mount, or remove --dev and --suid and pass them to `pando mount`")
 		}
 
 		if c.Flags().Changed("count") && q.Count < 1 {
-			return errs.New(errs.Invalid, op, args[1], "a count of %d is not at least 1", q.Count)
+			return errs.New(errs.Invalid, op, args[1], "--count must be at least 1 (got %d)", q.Count)
 		}
 
 		if c.Flags().Changed("size") {

@@ -18,10 +18,10 @@ func (a *App) destroyCommand() *cobra.Command {
 		Aliases: []string{"rm"},
 		GroupID: "volumes",
 		Short:   "Destroy volumes and snapshots",
-		Long: `Destroys volumes (with their snapshots) and snapshots (VOLUME@SNAP). REF may be a
-quoted glob over the names of volumes. What is mounted and idle is unmounted;
-what is in use stays, and who uses it is named. If a name is unknown nothing is
-destroyed.`,
+		Long: `Destroy volumes with all their snapshots, or single snapshots (VOLUME@SNAPSHOT).
+REF may be a quoted glob that matches names of volumes. Mounted volumes that are
+idle are unmounted first. Volumes in use are kept, and pando names the processes
+that use them. If any name is unknown, nothing is destroyed.`,
 		Example:           "  pando destroy job-17\n  pando destroy 'agent-*'",
 		Args:              usage(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: a.completeVolumes(0),
@@ -68,10 +68,10 @@ func (a *App) printDestroyed(r *engine.DestroyReport) error {
 	for _, d := range r.Destroyed {
 		if !d.Reclaimed {
 			if d.HeldBy != "" {
-				a.warn("%s is destroyed, its space will be returned when nobody uses it any more: %s", d.Ref, d.HeldBy)
+				a.warn("%s is destroyed, but its space is returned only when nothing uses it any more: %s", d.Ref, d.HeldBy)
 				continue
 			}
-			a.warn("%s is destroyed, its space will be returned by the next command", d.Ref)
+			a.warn("%s is destroyed; the next pando command returns its space", d.Ref)
 		}
 	}
 
@@ -94,7 +94,7 @@ func (a *App) printDestroyed(r *engine.DestroyReport) error {
 	}
 
 	if more := last - len(shown); more > 0 {
-		fmt.Fprintf(a.Stderr, "pando: and %d more could not be destroyed; the last one:\n", more) // with --quiet too
+		fmt.Fprintf(a.Stderr, "pando: %d more could not be destroyed; the last error:\n", more) // with --quiet too
 	}
 
 	return r.Failed[last]

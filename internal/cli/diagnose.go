@@ -22,28 +22,28 @@ func (a *App) diagnoseCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "diagnose PATH|VOLUME",
 		GroupID: "tools",
-		Short:   "Say why syncs are slow here, with the load that is running",
-		Long: `Watches a live system for --for and says why syncing files below PATH (a file, a
-directory or a block device), or in VOLUME, takes as long as it does: who syncs and
-how long it takes, at which layer the time goes, and which of the usual causes make
-it longer, ranked, each with its evidence and what to look at next: syncs that do not
-reach the disk, a slow log device or disk, neighbours by process and control group,
-limits of control groups, writers held back, deep queues, scrub, balance and
-discard, slow commits, what is nearly full or in pieces, processors and memory.
+		Short:   "Find out why syncs are slow while a workload runs",
+		Long: `Watch a running system for --for, and report why syncing files below PATH (a
+file, a directory or a block device) or in VOLUME takes as long as it does:
+which processes sync and how long that takes, in which layer the time is spent,
+and which of the usual causes contribute. Causes are ranked, each with its
+evidence and the next step: syncs that do not reach the disk, a slow log device
+or disk, other processes and control groups that write, limits of control
+groups, throttled writers, deep queues, scrub, balance and discard, slow
+commits, full or fragmented filesystems, processors and memory.
 
-It only looks: it makes no load and writes nothing. A word with a slash in it is a
-path; any other is a volume if there is one of that name, and else a path. As root it
-sees the most; without it, it says what it could not see. Interrupted, it prints what
-it has found so far, and exits with 130.
-
-The exit code is 0 whatever it finds.`,
+diagnose causes no load and writes nothing. An argument with a slash is a path;
+any other is a volume if one has this name, and otherwise a path. Run it as root
+to see the most; without root, it reports what it could not see. When
+interrupted, it prints what it has found so far and exits with 130. Otherwise
+the exit code is 0, whatever it finds.`,
 		Example: "  pando diagnose /var/lib/postgresql\n  pando diagnose job-17 --for 2m\n  pando diagnose " +
 			"/srv/db --json | jq '.causes[] | {rank, code, share}'",
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeVolumeOrPath,
 	}
 
-	c.Flags().StringVar(&length, "for", length, "watch for this `DURATION`")
+	c.Flags().StringVar(&length, "for", length, "watch for this `DURATION`, from 1s to 24h")
 
 	c.RunE = func(c *cobra.Command, args []string) error {
 		d, err := parseTTL("diagnose", length)
@@ -53,8 +53,8 @@ The exit code is 0 whatever it finds.`,
 
 		const least, most = time.Second, 24 * time.Hour
 		if d < least || d > most {
-			return errs.New(errs.Invalid, "diagnose", length, "it watches for a second to a day").
-				WithHint("the default, 30s, shows most")
+			return errs.New(errs.Invalid, "diagnose", length, "--for must be between 1s and 24h (got %s)", length).
+				WithHint("remove --for: the default, 30s, is usually enough")
 		}
 
 		q := diagnose.Request{For: d}
@@ -99,7 +99,7 @@ func (a *App) pathOrVolume(ctx context.Context, op, arg string) (path, volume st
 		defer e.Close()
 		var found []engine.Info
 		if name, snapshot := ref.ParseName(op, arg); snapshot != nil {
-			err = errs.New(errs.NotFound, op, arg, "a snapshot or generation is not mounted")
+			err = errs.New(errs.NotFound, op, arg, "snapshots and generations cannot be mounted")
 		} else if found, err = e.Mountpoints(ctx, op, name); err == nil {
 			if found[0].Mountpoint == "" {
 				return "", "", errs.New(errs.Invalid, op, arg, "the volume is not mounted").
@@ -113,8 +113,8 @@ func (a *App) pathOrVolume(ctx context.Context, op, arg string) (path, volume st
 	case missing == nil:
 		return arg, "", nil
 	case errs.Is(err, errs.NotFound) && errors.Is(missing, os.ErrNotExist):
-		return "", "", errs.New(errs.NotFound, op, arg, "there is neither a volume nor a path of this name").
-			WithHint("`pando ls` shows the volumes")
+		return "", "", errs.New(errs.NotFound, op, arg, "no volume and no path has this name").
+			WithHint("run `pando ls` to list volumes")
 	}
 
 	return "", "", err
@@ -157,7 +157,7 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 	if err := errors.Join(
 		a.printf("%s\n", wrap(oneLine(name)+": "+oneLine(r.Verdict)+".", "", doctorWidth)),
 		a.fields(
-			"watched", fmt.Sprintf("%.1f s, events recorded in %.1f s of them", r.Seconds, r.Traced),
+			"watched", fmt.Sprintf("%.1f s, with events recorded for %.1f s", r.Seconds, r.Traced),
 			"layers", oneLine(strings.Join(layers, " > ")),
 			"syncs", a.diagnosedSyncs(r.Syncs),
 			"where", diagnosedParts(r.Syncs.Where),
@@ -187,7 +187,7 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 	}
 
 	if len(r.NotLooked) > 0 {
-		if err := a.printf("\nNot looked at\n"); err != nil {
+		if err := a.printf("\nNot examined\n"); err != nil {
 			return err
 		}
 		for _, m := range r.NotLooked {
@@ -206,7 +206,7 @@ func (a *App) bullet(text string) error {
 
 func (a *App) diagnosedSyncs(s diagnose.Syncs) string {
 	if s.Count < 0 {
-		return "not known"
+		return "unknown"
 	}
 
 	about := "about "
@@ -269,7 +269,7 @@ func (a *App) endShort(t *table, rows int) error {
 	if err := t.flush(); err != nil || rows <= shownDiagnosed {
 		return err
 	}
-	return a.printf("... and %d more: see --json\n", rows-shownDiagnosed)
+	return a.printf("... and %d more (--json has all)\n", rows-shownDiagnosed)
 }
 
 func (a *App) printDiagnosedDevices(all []diagnose.Device) error {

@@ -20,19 +20,22 @@ func (a *App) diffCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "diff A B",
 		GroupID: "volumes",
-		Short:   "List what differs between two volumes, snapshots or generations",
-		Long: `Lists the paths that are different in B: what was done to A to get B. A and B are
-volumes, which may be in use, snapshots (VOLUME@SNAP) or generations (GOLDEN,
-GOLDEN@N). Neither is changed.
+		Short:   "List the differences between two volumes, snapshots or generations",
+		Long: `List the paths in B that differ from A: the changes that turn A into B. A and B
+are volumes, even in use, snapshots (VOLUME@SNAPSHOT) or generations (GOLDEN,
+GOLDEN@N). Neither is changed. Each line begins with a letter:
 
-  A  added      D  deleted      R  renamed, and perhaps modified
-  M  modified: content; m  only mode, owner or attributes
+  A  added
+  D  deleted
+  R  renamed, and possibly modified
+  M  modified content
+  m  modified mode, owner or attributes only
 
-Behind that stand the size before and after, and the bytes that are new in B.
-Times alone are no difference, nor is a file that was written again with the
-same bytes. Of raw volumes (--fs none) it lists ranges of bytes.
+The size before and after follows, and how many bytes are new in B. A changed
+timestamp alone is not a difference, nor is a file rewritten with the same
+bytes. For raw volumes (--fs none), pando lists ranges of bytes.
 
-Exit code 0, whether or not there are differences; ` + "`-q`" + ` prints paths only.`,
+The exit code is 0 whether or not there are differences. ` + "`-q`" + ` prints paths only.`,
 		Example: "  pando diff web job-17\n  pando diff web@1 web@2 --stat\n  pando diff job-17@before job-17 " +
 			"--json",
 		Args:              usage(cobra.ExactArgs(2)),
@@ -40,7 +43,7 @@ Exit code 0, whether or not there are differences; ` + "`-q`" + ` prints paths o
 	}
 
 	freezeFlags(c.Flags(), &q.Freeze)
-	c.Flags().BoolVar(&stat, "stat", false, "only count changes and bytes")
+	c.Flags().BoolVar(&stat, "stat", false, "print only the numbers of changes and bytes")
 
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if q.A, err = ref.Parse("diff", args[0]); err != nil {

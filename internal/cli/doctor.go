@@ -23,40 +23,41 @@ func (a *App) doctorCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "doctor [--zfs POOL]",
 		GroupID: "tools",
-		Short:   "Examine host and pool for what loses data, leaks or is slow",
-		Long: `Looks at this host, and at Pando's pool if there is one, for what is known to lose
-data, to leak, to slow storage down or to be about to: filesystems and disks that
-do not pass syncs on, loop devices and mounts that are left over in any mount
-namespace, what mounts cost now, memory that inodes take, limits that are nearly
-reached, programs and features that are missing, the clock, tasks that hang.
-docs/doctor.md has all checks with their thresholds and sources, and --list their
-names. Each finding has its evidence and what to do about it, with commands.
+		Short:   "Find causes of data loss, leaks and slow storage on this host",
+		Long: `Examine this host, and the pool if there is one, for known causes of data loss,
+leaks and slow storage: filesystems and disks that drop syncs, loop devices and
+mounts left over in any mount namespace, the current cost of mounts, memory used
+by inodes, limits that are nearly reached, missing programs and kernel features,
+the clock, and hung tasks. --list prints the names of all checks; docs/doctor.md
+has their thresholds and sources. Each finding comes with its evidence and with
+commands that fix it.
 
-It only looks. The pool is not cleaned up, mounted or upgraded by it; without
-root, checks that would have to guess are skipped, and say so.
+doctor changes nothing: it does not clean up, mount or upgrade the pool. Without
+root, it skips the checks that would have to guess, and says so.
 
-The exit code says how bad the worst is: 0 nothing, or only notes; 21 warnings;
-22 something critical. With --json, too.
+The exit code tells how bad the worst finding is, with --json too: 0 for none or
+only notes, 21 for a warning, 22 for a critical one.
 
-With --zfs POOL it looks at a zpool instead, and says which datasets have dedup,
-what its table takes in memory and on disk and what it saves; how much of that are
-copies of trees and volumes, which clones would share without a table; what block
-cloning does there; and the steps to change over, with the names of this pool. It
-needs no pool of Pando's. Nothing is written to the zpool, not even access times.
-Copies are looked for during --time, in filesystems that are mounted and volumes
-that have a device; as root, for without it they cannot be opened safely. What is
-not known exactly is printed as a range, and what is not known at all as unknown.
-That is advice, and the exit code 0. (Damage is what fsck looks for.)`,
+With --zfs POOL, doctor examines the deduplication of a zpool instead: which
+datasets use it, how much memory and disk space its table takes and how much
+space it saves, how much of that are copies of trees and volumes, which clones
+would share without a table, whether block cloning works there, and the steps to
+change over, with the names of this zpool. It needs no pando pool, and writes
+nothing to the zpool, not even access times. It looks for copies for --time, in
+mounted filesystems and in volumes that have a device, and needs root to open
+them safely. Figures that are not known exactly are printed as a range, and
+unknown ones as unknown. The exit code is 0. To check a pool for damage, use
+` + "`pando fsck`" + `.`,
 		Example: "  pando doctor\n  pando doctor --only mount-leaks,loop-leaks\n  pando doctor --json | jq " +
 			"'.checks[].findings[] | {code, severity, title}'\n  pando doctor --zfs tank --time 5m",
 		Args: usage(cobra.NoArgs),
 	}
 
 	f := c.Flags()
-	f.StringVar(&q.Pool, "zfs", "", "look at this `ZPOOL`'s dedup instead")
-	f.StringSliceVar(&h.Only, "only", nil, "do these `CHECKS` only")
-	f.BoolVar(&list, "list", false, "list the checks, and do none")
-	f.StringVar(&limit, "time", limit, "give each check at most this `DURATION`; with --zfs: look for copies no longer")
+	f.StringVar(&q.Pool, "zfs", "", "examine the deduplication of this `ZPOOL` instead")
+	f.StringSliceVar(&h.Only, "only", nil, "run only these `CHECKS`, separated by commas")
+	f.BoolVar(&list, "list", false, "list the checks, and run none")
+	f.StringVar(&limit, "time", limit, "limit each check, or with --zfs the search for copies, to this `DURATION`")
 
 	_ = c.RegisterFlagCompletionFunc("zfs", func(c *cobra.Command, _ []string, _ string) ([]string,
 		cobra.ShellCompDirective) {
@@ -90,11 +91,11 @@ That is advice, and the exit code 0. (Damage is what fsck looks for.)`,
 		switch {
 		case zpool && (list || h.Only != nil):
 			return errs.New(errs.Invalid, "doctor", q.Pool,
-				"--zfs is an examination of its own").WithHint("leave out --only and --list, or --zfs")
+				"--zfs cannot be combined with --only or --list").WithHint("remove --only and --list, or remove --zfs")
 		case zpool && q.Pool == "":
-			return errs.New(errs.Invalid, "doctor", "", "nothing to look at").WithHint("name a zpool: `pando doctor --zfs POOL`")
+			return errs.New(errs.Invalid, "doctor", "", "--zfs must not be empty").WithHint("name a zpool: `pando doctor --zfs POOL`")
 		case c.Flags().Changed("only") && len(h.Only) == 0:
-			return errs.New(errs.Invalid, "doctor", "", "--only names no check").WithHint("`pando doctor --list` shows them")
+			return errs.New(errs.Invalid, "doctor", "", "--only must not be empty").WithHint("run `pando doctor --list` to list the checks")
 		case list:
 			return a.printChecks()
 		case zpool:
@@ -244,7 +245,7 @@ func (a *App) printCopies(c *doctor.Copies) error {
 			}
 			files := fmt.Sprintf("%d of %d", k.CopiedFiles, k.Files)
 			if !k.Complete {
-				files += ", and more: time ran out"
+				files += ", incomplete: time ran out"
 			}
 			t.row("    "+oneLine(g.Original), oneLine(k.Path), size(k.CopiedBytes), files)
 		}
@@ -257,7 +258,7 @@ func (a *App) endTable(t *table, rows int) error {
 	if err := t.flush(); err != nil || rows <= shownDatasets {
 		return err
 	}
-	return a.printf("    ... and %d more: see --json\n", rows-shownDatasets)
+	return a.printf("    ... and %d more (--json has all)\n", rows-shownDatasets)
 }
 
 // figureText is a figure for people: a value, a range, or "unknown".

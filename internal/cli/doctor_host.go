@@ -47,7 +47,7 @@ func (a *App) poolFacts(ctx context.Context) (*doctor.PoolFacts, error) {
 	case ctx.Err() != nil, a.dir != "" && errs.Is(err, errs.NotFound):
 		return nil, err
 	case errs.Is(err, errs.NotFound):
-		a.note("there is no pool in %s: only the host is examined", a.poolDir())
+		a.note("no pool in %s: examining only the host", a.poolDir())
 		return nil, nil
 	default: // damaged, or of another user
 		return &doctor.PoolFacts{Dir: a.poolDir(), Trouble: err}, nil

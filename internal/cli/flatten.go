@@ -14,15 +14,18 @@ func (a *App) flattenCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "flatten VOLUME",
 		GroupID: "volumes",
-		Short:   "Copy a volume so that it shares nothing with any other",
-		Long: `A ZFS clone keeps the blocks of what it was cloned from, also of what the pool has
-destroyed since; ` + "`pando gc --explain`" + ` shows what that takes. This copies the volume
-within the pool, and puts the copy in its place. It costs what the volume refers
-to, which is said first. Other drivers tie nothing: there it does nothing.
+		Short:   "Copy a ZFS volume in place so that it shares no blocks with others",
+		Long: `Copy VOLUME within the pool and put the copy in its place. A ZFS clone keeps the
+blocks of its origin, even after the pool has destroyed the origin;
+` + "`pando gc --explain`" + ` shows how much space that takes. Flattening reads and
+writes as many bytes as the volume refers to, and prints that number first.
+Other drivers do not tie clones to their origins, so the command does nothing
+there.
 
-The volume must not be mounted. Its snapshots stay as they are. Killed before the copy
-is in its place, nothing has changed; killed after that, what the volume was stays as
-its snapshot before-flatten-TIME, until that is destroyed.`,
+The volume must not be mounted. Its snapshots stay as they are. If pando is
+killed before the copy is in place, nothing has changed. If it is killed later,
+the previous content stays as the snapshot before-flatten-TIME until you destroy
+it.`,
 		Example:           "  pando flatten job-17 --dry-run\n  pando flatten job-17",
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeVolumes(1),
@@ -51,17 +54,17 @@ its snapshot before-flatten-TIME, until that is destroyed.`,
 			case a.json:
 				return a.printJSON(out)
 			case !out.Tied:
-				a.note("%s is independent already: the %s driver ties nothing to what it was cloned from", args[0], e.Caps().Name)
+				a.note("%s is independent already: the %s driver does not tie clones to their origins", args[0], e.Caps().Name)
 			case out.Done && out.Snapshots > 0:
-				a.note("%s shares nothing any more; %s stay as they are", args[0], plural(out.Snapshots, "snapshot"))
+				a.note("%s no longer shares blocks with other objects; kept %s", args[0], plural(out.Snapshots, "snapshot"))
 			case out.Done:
-				a.note("%s shares nothing any more", args[0])
+				a.note("%s no longer shares blocks with other objects", args[0])
 			}
 
 			return nil
 		}),
 	}
 
-	c.Flags().BoolVar(&q.DryRun, "dry-run", false, "only say what it would cost")
+	c.Flags().BoolVar(&q.DryRun, "dry-run", false, "print how much would be read and written, and change nothing")
 	return c
 }

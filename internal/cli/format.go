@@ -16,7 +16,7 @@ import (
 func parseSize(op, s string) (int64, error) {
 	bad := func() (int64, error) {
 		return 0, errs.New(errs.Invalid, op, s, "not a size").
-			WithHint("write a number of bytes, or with a unit: 512M, 10G, 1.5T")
+			WithHint("use a number of bytes, or a number with a unit: 512M, 10G, 1.5T")
 	}
 	num := strings.TrimRight(s, "KMGTPEkmgtpeiBb")
 	unit := strings.ToUpper(s[len(num):])
@@ -40,7 +40,7 @@ func parsePercent(op, s string) (float64, error) {
 	f, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(s), "%"), 64)
 	if err != nil || f < 0 || f >= 100 || f != f {
 		return 0, errs.New(errs.Invalid, op, s, "not a percentage from 0 to below 100").
-			WithHint("write for example 5%%")
+			WithHint("use for example 5%%")
 	}
 	return f, nil
 }
@@ -55,7 +55,7 @@ func parseTTL(op, s string) (time.Duration, error) {
 		}
 	}
 	if err != nil || d <= 0 {
-		return 0, errs.New(errs.Invalid, op, s, "not a duration").WithHint("write for example 30m, 2h or 7d")
+		return 0, errs.New(errs.Invalid, op, s, "not a duration").WithHint("use for example 30m, 2h or 7d")
 	}
 	return d, nil
 }

@@ -12,9 +12,9 @@ import (
 // freezeFlags adds the flags that say whether the writes to a volume in use are stopped.
 func freezeFlags(f *pflag.FlagSet, to *engine.Freeze) {
 	f.VarPF(&freezeFlag{to, engine.FreezeAlways}, "freeze", "",
-		"stop the writes to a volume in use for a moment: the copy is one moment also of what is not synced").NoOptDefVal = "true"
+		"briefly hold back writes to a volume in use, so that the copy is one point in time even for unsynced data").NoOptDefVal = "true"
 	f.VarPF(&freezeFlag{to, engine.FreezeNever}, "no-freeze", "",
-		"never stop the writes to a volume in use, and leave the copy as after a power loss").NoOptDefVal = "true"
+		"never hold back writes to a volume in use; the copy is what a power loss would leave").NoOptDefVal = "true"
 }
 
 // freezeFlag is one of two flags that set the same value, and exclude each other.

@@ -19,20 +19,20 @@ func (a *App) fsckCommand() *cobra.Command {
 		Use:     "fsck [REF...]",
 		GroupID: "pool",
 		Short:   "Check the pool, its catalogue and the filesystems inside images",
-		Long: `Compares what is in the pool with the catalogue, and checks the filesystems inside
-images with e2fsck and xfs_repair: those of REF..., or all. Volumes may be in use:
-each filesystem is checked on a copy of one moment, which costs nothing and is
-removed again. Nothing is changed.
+		Long: `Compare the contents of the pool with the catalogue, and check the filesystems
+inside images with e2fsck and xfs_repair: those of REF..., or all. Volumes may
+be in use: each filesystem is checked on a copy of a single point in time, which
+takes no space and is removed again. Without --repair, nothing is changed.
 
-With --repair it mends what it finds: what pool and catalogue disagree in, and
-the filesystems of volumes that are not mounted. Those are repaired on a copy,
-which becomes the volume only if it then checks clean; the damaged state stays as
-a snapshot before-fsck-TIME. What is in use is never repaired, and snapshots and
-goldens never change.
+With --repair, pando repairs what it finds: differences between pool and
+catalogue, and filesystems of volumes that are not mounted. It repairs a copy,
+which replaces the volume only if a second check finds it clean; the damaged
+content stays as the snapshot before-fsck-TIME. Volumes in use, snapshots and
+goldens are never repaired.
 
-The exit code is 0 if nothing is wrong, or if all of it has been repaired, and
-otherwise that of damaged (see ` + "`pando exit-codes`" + `). Notes do not count: they are
-what the next command or gc cleans up by itself.`,
+The exit code is 0 if there are no problems, or if all of them were repaired,
+and that of damaged otherwise (` + "`pando exit-codes`" + ` lists exit codes). Notes do
+not count as problems: the next command or gc takes care of them.`,
 		Example:           "  pando fsck\n  pando fsck job-17 --repair\n  pando fsck --json | jq '.findings[]'",
 		ValidArgsFunction: a.completeRefs(0),
 	}

@@ -13,17 +13,18 @@ func (a *App) gcCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "gc",
 		GroupID: "pool",
-		Short:   "Clean up, and return free space",
-		Long: `Removes what was destroyed, what was half made when a process died, volumes whose
-time to live is over, and generations that their golden does not keep; detaches
-loop devices that nothing accounts for; and returns the free space of a pool in a
-sparse file to the filesystem below. Every command does the urgent part of this
-by itself, within a bound; gc looks at everything and takes the time it needs. It
-never removes what it does not understand: that is reported.
+		Short:   "Remove garbage, and return free space",
+		Long: `Remove destroyed objects, incomplete objects of processes that died, expired
+volumes, and generations that their golden no longer keeps; detach orphaned loop
+devices; and return the free space of a pool in a sparse file to the filesystem
+below. Every pando command does the urgent part of this work within a time
+limit; gc checks everything and takes the time it needs. It never removes
+objects that it does not recognise, and reports them instead.
 
-With --explain it measures what each thing that it removes returns to the pool,
-and says of everything else why it stays: pinned until when, mounted where, held
-by which process in which mount namespace, made from by what.`,
+With --explain, pando also measures how much space each removed object returns,
+and lists why every other object stays: until when it is pinned, where it is
+mounted, which process holds it in which mount namespace, or what was cloned
+from it.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			e, err := engine.Open(c.Context(), a.poolDir(), a.Drivers, engine.ShortLived)
@@ -39,7 +40,7 @@ by which process in which mount namespace, made from by what.`,
 		},
 	}
 
-	c.Flags().BoolVar(&explain, "explain", false, "say why everything stays, and what each thing that goes returns")
+	c.Flags().BoolVar(&explain, "explain", false, "list how much space each removed object returns, and why every other object stays")
 	return c
 }
 
@@ -57,7 +58,7 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 	}
 
 	for _, m := range r.Missing {
-		a.warn("%s is in the catalogue, but its data is gone", m)
+		a.warn("%s is in the catalogue, but its data is missing", m)
 	}
 
 	if a.quiet {
@@ -66,25 +67,25 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 
 	host := ""
 	if r.TrimmedBytes > 0 {
-		host = fmt.Sprintf("%s given back by the pool's file", size(r.HostFreed))
+		host = fmt.Sprintf("%s returned by the file of the pool", size(r.HostFreed))
 	}
 
 	expired, untied := "", ""
 	if r.Untied > 0 {
-		untied = plural(r.Untied, "thing") + " that others needed when it was destroyed"
+		untied = plural(r.Untied, "object") + " destroyed earlier that others needed until now"
 	}
 
 	if r.Expired+r.Retired > 0 {
-		expired = fmt.Sprintf("%s whose time was over, %s not kept any more", plural(r.Expired, "volume"),
+		expired = fmt.Sprintf("%s, %s beyond retention", plural(r.Expired, "volume"),
 			plural(r.Retired, "generation"))
 	}
 
 	if err := a.fields(
-		"looked at", plural(r.Objects, "object"),
-		"removed", fmt.Sprintf("%s half made or half destroyed, %d destroyed earlier", plural(r.Garbage, "object"),
+		"checked", plural(r.Objects, "object"),
+		"removed", fmt.Sprintf("%s, %d destroyed earlier", plural(r.Garbage, "incomplete object"),
 			r.Reclaimed),
 		"expired", expired, "untied", untied,
-		"detached", fmt.Sprintf("%s, %d stale attachments forgotten", plural(r.Loops, "block device"), r.StaleMounts),
+		"detached", fmt.Sprintf("%s, removed %s", plural(r.Loops, "block device"), plural(r.StaleMounts, "stale attachment")),
 		"returned", size(r.FreedBytes)+" in the pool",
 		"host", host,
 	); err != nil || !explain {

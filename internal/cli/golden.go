@@ -10,9 +10,9 @@ func (a *App) goldenCommand() *cobra.Command {
 		Aliases: []string{"goldens"},
 		GroupID: "goldens",
 		Short:   "Import, publish, list and remove goldens",
-		Long: `A golden is a name for a series of generations. A generation is immutable and
-numbered from 1; clones are made from the current one unless another is named
-(GOLDEN@N).`,
+		Long: `Manage goldens. A golden is a name for a series of generations. Generations are
+immutable and numbered from 1. Exactly one is current: clones are made from it
+unless the command names another (GOLDEN@N).`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}

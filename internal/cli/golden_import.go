@@ -18,26 +18,27 @@ func (a *App) goldenImportCommand() *cobra.Command {
 	var fs, sizeFlag, keep, as string
 	c := &cobra.Command{
 		Use:   "import NAME SOURCE",
-		Short: "Make a golden from a directory, an archive or a disk image",
-		Long: `Makes golden NAME from SOURCE: a directory, a tar archive (plain, gzip or zstd,
-told by its content), a disk image or block device, or - for a tar on standard
-input. It keeps owners, modes, times, links, extended attributes, ACLs, holes and
-device nodes. The root directory of the golden has mode 0755.
+		Short: "Create a golden from a directory, an archive or a disk image",
+		Long: `Create golden NAME from SOURCE: a directory, a tar archive (plain, gzip or zstd,
+recognised by content), a disk image, a block device, or - for a tar archive on
+standard input. The import keeps owners, modes, times, links, extended
+attributes, ACLs, holes and device nodes. The root directory of the golden has
+mode 0755.
 
-An image must hold a whole and undamaged ext4 or XFS: its superblock and size are
-checked, and then, on the copy, the filesystem (e2fsck -n, xfs_repair -n). A log
-that a crash left is replayed, in the copy. --fs none makes a raw block volume of
-any image. --force imports an image as it is: truncated, damaged, or a block device
-that is in use.
+An image must contain a complete and undamaged ext4 or XFS. pando checks its
+superblock and size, then the filesystem in the copy (e2fsck -n, xfs_repair -n).
+A log left by a crash is replayed in the copy. With --fs none, any image becomes
+a raw block volume. --force imports an image without these checks: truncated,
+damaged, or from a block device in use.
 
-Two imports of one name at once: one does the work, the other waits for it and
-returns the same golden. An import that is interrupted leaves nothing.
+If two imports of one name run at once, one does the work; the other waits and
+returns the same golden. An interrupted import leaves nothing behind.
 
-With --adopt, SOURCE is a directory that a live system works with: what changes
-while it is copied is copied again, until a copy of one moment is there. It is
-refused if the directory does not come to rest. --replace then puts a volume of
-the golden, mounted, in the place of the directory, in one step, and keeps the old
-directory beside it.`,
+With --adopt, SOURCE is a directory that programs are using. pando copies files
+again that change during the copy, until it has a copy of a single point in
+time, and fails if the directory does not stop changing. --replace then puts a
+mounted volume of the golden in the directory's place, in one step, and keeps
+the old directory beside it.`,
 		Example: `  pando golden import go /usr/local/go
   docker export c1 | pando golden import rootfs -
   pando golden import vm disk.img
@@ -54,15 +55,15 @@ directory beside it.`,
 
 	f := c.Flags()
 	f.StringVar(&fs, "fs", "",
-		"what volumes hold: native, ext4, xfs or none (default: the driver's, or what an image holds)")
-	f.StringVar(&sizeFlag, "size", "", "room in each volume, for example 64G (default: 32G, more for larger trees)")
-	f.BoolVar(&q.Update, "update", false, "make the next generation of a golden that exists")
+		"filesystem `KIND` of the volumes: native, ext4, xfs or none (default: the driver's, or that of the image)")
+	f.StringVar(&sizeFlag, "size", "", "`SIZE` of each volume in bytes, for example 64G (default: 32G, or more for large trees)")
+	f.BoolVar(&q.Update, "update", false, "create the next generation of an existing golden")
 	keepFlag(f, &keep)
-	f.BoolVar(&q.Force, "force", false, "import an image as it is, although it is truncated, damaged or in use")
-	f.BoolVar(&q.Adopt, "adopt", false, "SOURCE is a directory in use: copy again what changes during the import")
+	f.BoolVar(&q.Force, "force", false, "import an image even if it is truncated, damaged or in use")
+	f.BoolVar(&q.Adopt, "adopt", false, "import a directory in use, and copy files again that change during the import")
 	f.BoolVar(&q.Replace, "replace", false,
-		"with --adopt: put a volume of the golden in the place of SOURCE, which is kept beside it")
-	f.StringVar(&as, "as", "", "with --replace: name of the volume (default: NAME-live)")
+		"with --adopt: replace SOURCE with a mounted volume of the golden, and keep the old directory beside it")
+	f.StringVar(&as, "as", "", "with --replace: call the volume `VOLUME` (default: NAME-live)")
 	_ = c.RegisterFlagCompletionFunc("fs", cobra.FixedCompletions([]string{"native", "ext4", "xfs", "none"},
 		cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
@@ -86,7 +87,7 @@ directory beside it.`,
 		case "", driver.Native, driver.Ext4, driver.XFS, driver.None:
 		default:
 			return errs.New(errs.Invalid, "import", fs,
-				"there is no such kind of filesystem").WithHint("choose --fs native, ext4, xfs or none")
+				"unknown kind of filesystem").WithHint("choose --fs native, ext4, xfs or none")
 		}
 
 		if c.Flags().Changed("size") {
@@ -128,19 +129,19 @@ func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.Impor
 
 	a.noteRemoved(out.Removed)
 	if out.Waited {
-		a.note("another pando was importing it: this is what it made")
+		a.note("another pando process was already importing it; this is its result")
 	} else if out.Files > 0 {
 		a.note("%s, %s, in %s on disk", plural(int(out.Files), "file"), size(out.LogicalBytes),
 			plural(int(out.Extents), "extent"))
 	}
 
 	if out.Changed > 0 {
-		a.note("what changed during the import was copied again: directories %d, passes %d", out.Changed, out.Passes)
+		a.note("copied changed files again: directories %d, passes %d", out.Changed, out.Passes)
 	}
 
 	if out.Replaced != "" {
-		a.note("%s is volume %s now; the old directory is %s", out.Replaced, out.Volume, out.Aside)
-		a.note("when nobody needs that any more: rm -rf %s", shellWord(out.Aside))
+		a.note("%s is now volume %s; the old directory is %s", out.Replaced, out.Volume, out.Aside)
+		a.note("remove the old directory when it is no longer needed: rm -rf %s", shellWord(out.Aside))
 	}
 
 	return a.printf("%s\n", ref.Generation(out.Golden, out.Generation))

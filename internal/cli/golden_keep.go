@@ -14,9 +14,10 @@ func (a *App) goldenKeepCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "keep GOLDEN N|all",
 		Short: "Set how many generations a golden keeps",
-		Long: `From now on GOLDEN keeps its newest N generations: older ones are removed at once,
-and whenever it gets a new one. Pinned generations stay. Clones are not affected,
-but ` + "`pando rebase`" + ` needs the generation that a volume was made from.`,
+		Long: `Keep the newest N generations of GOLDEN from now on. Older generations are
+removed at once, and whenever a new one is published. Pinned generations stay.
+Clones are not affected, but ` + "`pando rebase`" + ` needs the generation that a volume
+was cloned from.`,
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeGoldens,
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
@@ -26,8 +27,8 @@ but ` + "`pando rebase`" + ` needs the generation that a volume was made from.`,
 			}
 
 			if n == nil {
-				return errs.New(errs.Invalid, "keep", `""`, "not a number of generations").
-					WithHint("write a number from 1, or all")
+				return errs.New(errs.Invalid, "keep", `""`, "the number of generations is empty").
+					WithHint("use a number of at least 1, or all")
 			}
 
 			golden, err := ref.ParseName("keep", args[0])

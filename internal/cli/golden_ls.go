@@ -13,7 +13,9 @@ func (a *App) goldenLsCommand() *cobra.Command {
 		Use:     "ls",
 		Aliases: []string{"list"},
 		Short:   "List goldens",
-		Args:    usage(cobra.NoArgs),
+		Long: `List the goldens with their current generation, how many generations each keeps,
+and how many volumes were cloned from it.`,
+		Args: usage(cobra.NoArgs),
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			goldens, err := e.Goldens(ctx)
 			if err != nil {
@@ -31,7 +33,7 @@ func (a *App) goldenLsCommand() *cobra.Command {
 				}
 				return nil
 			case len(goldens) == 0:
-				a.note("no goldens; make one with `pando golden import NAME SOURCE`")
+				a.note("no goldens; create one with `pando golden import NAME SOURCE`")
 				return nil
 			}
 

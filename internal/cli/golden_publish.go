@@ -19,14 +19,16 @@ func (a *App) goldenPublishCommand() *cobra.Command {
 	var keep string
 	c := &cobra.Command{
 		Use:   "publish GOLDEN VOLUME",
-		Short: "Make the next generation of a golden from a volume",
-		Long: `Makes the next generation of GOLDEN (the first, if there is no such golden) from
-VOLUME, which may be in use and stays so (see ` + "`pando snapshot --help`" + `, also for
---freeze). Until the new generation is whole, everybody gets the one before. Fragmented parts are copied into few extents, so
-that later clones are fast; the rest stays shared.
+		Short: "Create the next generation of a golden from a volume",
+		Long: `Create the next generation of GOLDEN from VOLUME, even while VOLUME is in use
+(` + "`pando snapshot --help`" + ` explains --freeze and --no-freeze). If GOLDEN does not
+exist, pando creates it with generation 1. Clones use the previous generation
+until the new one is complete. Fragmented parts are copied into few extents, so
+that later clones are fast; all other blocks stay shared.
 
-If GOLDEN has got another generation since VOLUME was made from it, publishing is
-refused (conflict): whoever publishes last must not undo what others published.`,
+Publishing fails (conflict) if GOLDEN has a newer generation than the one that
+VOLUME was cloned from, so that it cannot undo what others have published.
+--force publishes anyway.`,
 		Example:           "  pando golden publish web job-17\n  pando golden publish web job-17 --keep 5",
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRefs(2),
@@ -63,13 +65,13 @@ refused (conflict): whoever publishes last must not undo what others published.`
 
 	f := c.Flags()
 	freezeFlags(f, &q.Freeze)
-	f.BoolVar(&q.Force, "force", false, "publish although GOLDEN has moved on")
+	f.BoolVar(&q.Force, "force", false, "publish even if GOLDEN has a newer generation than the origin of VOLUME")
 	keepFlag(f, &keep)
 	return c
 }
 
 func keepFlag(f *pflag.FlagSet, keep *string) {
-	f.StringVar(keep, "keep", "", "from now on keep the newest `N` generations of the golden (all: every one)")
+	f.StringVar(keep, "keep", "", "keep the newest `N` generations of the golden from now on, or all (default: unchanged)")
 }
 
 // parseKeep reads a number of generations; nil if it was not given. Invalid.
@@ -85,7 +87,7 @@ func parseKeep(op, s string) (*int, error) {
 	n, err := strconv.Atoi(s)
 	if err != nil || n < 1 {
 		return nil, errs.New(errs.Invalid, op, s, "not a number of generations").
-			WithHint("write a number from 1, or all")
+			WithHint("use a number of at least 1, or all")
 	}
 
 	return &n, nil

@@ -14,9 +14,9 @@ func (a *App) goldenRmCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm GOLDEN[@N]",
 		Aliases: []string{"remove"},
-		Short:   "Remove a golden, or one generation that is not current",
-		Long: `Removes GOLDEN with all its generations, or generation N. Clones are not affected:
-they keep every block that they use.`,
+		Short:   "Remove a golden, or a generation that is not current",
+		Long: `Remove GOLDEN with all its generations, or only generation N. Clones are not
+affected: they keep every block that they use.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeGoldens,
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {

@@ -12,8 +12,10 @@ import (
 
 func (a *App) goldenShowCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:               "show GOLDEN[@N]",
-		Short:             "Describe a golden and its generations",
+		Use:   "show GOLDEN[@N]",
+		Short: "Describe a golden and its generations",
+		Long: `Describe GOLDEN and list its generations, or describe generation N, with figures
+measured now.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeGoldens,
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
@@ -28,8 +30,8 @@ func (a *App) goldenShowCommand() *cobra.Command {
 			}
 
 			if d.Kind != "golden" {
-				return errs.New(errs.NotFound, "golden show", args[0], "there is no such golden; it is a %s", d.Kind).
-					WithHint("see `pando show %s`", args[0])
+				return errs.New(errs.NotFound, "golden show", args[0], "this is a %s, not a golden", d.Kind).
+					WithHint("run `pando show %s` to describe it", args[0])
 			}
 
 			if a.json {

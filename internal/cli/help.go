@@ -19,7 +19,9 @@ func (a *App) versionCommand() *cobra.Command {
 		Use:     "version",
 		GroupID: "tools",
 		Short:   "Print the version",
-		Args:    usage(cobra.NoArgs),
+		Long: `Print the version of pando, the Go version it was built with, and the platform.
+With --json, also print the version of the identity files that it writes.`,
+		Args: usage(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			if a.json {
 				return a.printJSON(map[string]any{
@@ -33,16 +35,16 @@ func (a *App) versionCommand() *cobra.Command {
 
 // meanings says what each kind of error means.
 var meanings = map[errs.Kind]string{
-	errs.Internal:    "an error that nothing below describes; please report it",
-	errs.Invalid:     "bad input; nothing was changed",
+	errs.Internal:    "an unexpected error; please report it",
+	errs.Invalid:     "invalid input; nothing was changed",
 	errs.NotFound:    "no such pool, volume, golden, snapshot, remote or file",
-	errs.Exists:      "the name is taken",
-	errs.InUse:       "a process, a mount or another pando holds it",
+	errs.Exists:      "the name is already in use",
+	errs.InUse:       "a process, a mount or another pando command uses it",
 	errs.NoSpace:     "the pool or the volume is full",
-	errs.Permission:  "root is needed, or a file permission, or a key",
+	errs.Permission:  "root, a file permission or a key is missing",
 	errs.Unsupported: "this host, filesystem or driver cannot do it",
 	errs.Conflict:    "another process or host changed it first",
-	errs.Damaged:     "stored data does not read back as it must",
+	errs.Damaged:     "stored data does not match its checksum, or is missing",
 	errs.TooNew:      "written by a newer pando",
 	errs.IO:          "the operating system reported an input/output error",
 	errs.Canceled:    "interrupted",
@@ -61,26 +63,26 @@ var verdicts = []struct {
 	verb, means string
 }{
 	{exitUnproven, "bench sync", "FAIL: could not prove that synced data reached the disk"},
-	{exitWarning, "doctor", "the worst that it found is a warning"},
-	{exitCritical, "doctor", "the worst that it found is critical"},
+	{exitWarning, "doctor", "the worst finding is a warning"},
+	{exitCritical, "doctor", "the worst finding is critical"},
 }
 
 func (a *App) exitCodesTopic() *cobra.Command {
 	var b strings.Builder
-	b.WriteString("The exit code says what kind of error ended a command (`pando run` exits as its\ncommand does):\n\n " +
+	b.WriteString("The exit code tells which kind of error ended a command (`pando run` exits with the exit\ncode of its command):\n\n " +
 		"    0  success\n")
 	for _, k := range errs.Kinds() {
 		fmt.Fprintf(&b, "  %4d  %-12s %s\n", k.Codes().Exit, k, meanings[k])
 	}
 
-	b.WriteString("\nA command that ran well says with its exit code what it found:\n\n")
+	b.WriteString("\nSome commands that succeed report their result with the exit code:\n\n")
 	for _, v := range verdicts {
 		fmt.Fprintf(&b, "  %4d  %-12s %s\n", v.exit, v.verb, v.means)
 	}
 
-	b.WriteString("\nWith --json the kind is in the error on standard error:\n  " +
+	b.WriteString("\nWith --json, the error on standard error contains the kind:\n  " +
 		"{\"error\":{\"kind\":\"not_found\",\"op\":\"show\",\"ref\":\"web\",\"message\":\"...\",\"hint\":\"...\"}}")
-	return &cobra.Command{Use: "exit-codes", Short: "What exit codes mean", Long: b.String()}
+	return &cobra.Command{Use: "exit-codes", Short: "List exit codes and what they mean", Long: b.String()}
 }
 
 // completion

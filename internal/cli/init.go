@@ -19,30 +19,32 @@ func (a *App) initCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "init",
 		GroupID: "pool",
-		Short:   "Make a pool, with the best driver that works here",
-		Long: fmt.Sprintf(`Makes a pool in the directory --pool. With --driver auto it takes the first that
-works there, found by trying: btrfs (subvolumes), reflink (image files on XFS or
-another filesystem that can share blocks), or else an XFS in a sparse file of
---size. It says what it chose, why, and what would be faster. A driver that is
-asked for and cannot work is an error.
+		Short:   "Create a pool with the best driver for this host",
+		Long: fmt.Sprintf(`Create a pool in the directory given with --pool. With --driver auto, pando
+tries drivers and takes the first that works: btrfs (subvolumes), reflink (image
+files on XFS or another filesystem that can share blocks), or else reflink on an
+XFS in a sparse file of --size bytes. It prints which driver it chose, why, and
+what would be faster. If the driver that you ask for cannot work here, init
+fails.
 
---rebuild makes the catalogue of an existing pool anew from what lies in it.
+--rebuild creates the catalogue of an existing pool again from the contents of
+the pool.
 
-New clones are refused when less than --min-free of the pool is free (default %d %%),
-so that those that run do not meet a full disk.`, pool.DefaultMinFreePercent),
+pando refuses new clones while less than --min-free of the pool is free (default
+%d %%), so that existing clones do not run out of space.`, pool.DefaultMinFreePercent),
 		Example: "  pando init\n  pando init --pool /srv/pando --size 200G\n  pando init --driver plain --pool ~/pando",
 		Args:    usage(cobra.NoArgs),
 	}
 
 	f := c.Flags()
-	f.StringVar(&q.Driver, "driver", engine.Auto, "auto, zfs, btrfs, reflink or plain")
+	f.StringVar(&q.Driver, "driver", engine.Auto, "use `DRIVER`: auto, zfs, btrfs, reflink or plain")
 	f.StringVar(&sizeFlag, "size", "",
-		"of a pool in a sparse file, for example 200G (default: 100G, at most 90 % of what is free)")
-	f.StringVar(&zfsDataset, "zfs-dataset", "", "dataset for the zfs driver, for example tank/pando")
-	f.BoolVar(&q.Loop, "loop", false, "make a pool in a sparse file even where the filesystem could hold it")
+		"`SIZE` in bytes of a pool in a sparse file, for example 200G (default: 100G, but at most 90 % of the free space)")
+	f.StringVar(&zfsDataset, "zfs-dataset", "", "use `DATASET` with the zfs driver, for example tank/pando")
+	f.BoolVar(&q.Loop, "loop", false, "put the pool into a sparse file even if the filesystem could hold it directly")
 	f.StringVar(&minFree, "min-free", strconv.Itoa(pool.DefaultMinFreePercent)+"%",
-		"part of the pool that new clones must leave free")
-	f.BoolVar(&rebuild, "rebuild", false, "make the catalogue of an existing pool anew")
+		"keep this `PERCENT` of the pool free when creating clones")
+	f.BoolVar(&rebuild, "rebuild", false, "create the catalogue of an existing pool again")
 	_ = c.RegisterFlagCompletionFunc("driver", cobra.FixedCompletions([]string{"auto", "zfs", "btrfs", "reflink", "plain"},
 		cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
@@ -126,9 +128,10 @@ func (a *App) deinitCommand() *cobra.Command {
 		Use:     "deinit",
 		GroupID: "pool",
 		Short:   "Remove the pool",
-		Long: `Removes the pool and leaves no file, mount or loop device. A pool that holds
-anything is refused without --force. A volume that a process uses, or a file of
-somebody's among the mount points, stops it before anything is destroyed.`,
+		Long: `Remove the pool, including its files, mounts and loop devices. Without --force,
+the command fails if the pool contains anything. It also fails, before
+destroying anything, if a process uses a volume, or if files of others lie among
+the mount points.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := engine.Deinit(c.Context(), a.poolDir(), force, a.Drivers)
@@ -151,6 +154,6 @@ somebody's among the mount points, stops it before anything is destroyed.`,
 		},
 	}
 
-	c.Flags().BoolVar(&force, "force", false, "destroy everything in it")
+	c.Flags().BoolVar(&force, "force", false, "destroy everything in the pool")
 	return c
 }

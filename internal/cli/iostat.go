@@ -35,51 +35,54 @@ func (a *App) iostatCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "iostat [VOLUME...] [--path DIR...] [-- COMMAND [ARG...]]",
 		GroupID: "tools",
-		Short:   "Watch what volumes write at each layer, down to the disk",
-		Long: `Shows every --interval what volumes write: what their filesystems pass to their devices,
-requests, flushes, syncs of programs and how long these take, and the amplification:
-bytes at the disk for each byte of the volume. Below are the layers that volumes
-share, each once, with what came from elsewhere. Without VOLUME all mounted volumes
-of the pool are watched, as they come and go. --path watches the filesystem that a
-directory is on, and needs no pool.
+		Short:   "Show what volumes write at each layer, down to the disk",
+		Long: `Print every --interval what volumes write: the bytes that their filesystems pass
+to their devices, requests, flushes, syncs of programs and their duration, and
+the write amplification, which is the bytes at the disk for each byte of the
+volume. Below are the layers that volumes share, once each, with the writes that
+came from elsewhere. Without VOLUME, pando watches all mounted volumes of the
+pool as they come and go. --path watches the filesystem of a directory, and
+needs no pool.
 
-The first interval is a real one, not the average since boot. Ctrl-C ends it, with
-exit code 0. --json prints one JSON object a line for each interval.
+The first interval is measured like every other, and is not the average since
+boot. Ctrl-C ends the command with exit code 0. With --json, pando prints one
+line of JSON for each interval.
 
-With a COMMAND, it is run, and what is written until writing has died down is told
-apart: during it, and after it (the tail, at most --tail). The command's output stays
-on standard output, and the table goes to standard error; with --json it is the
-other way round. The exit code is the command's. The filesystems watched are
-synced before, so that earlier writes do not count.
+With COMMAND, pando runs the command and measures writes until they have died
+down, in two parts: while the command runs, and after it (the tail, at most
+--tail). The output of the command goes to standard output and the table to
+standard error; with --json it is the other way round. The exit code is that of
+the command. pando syncs the watched filesystems first, so that earlier writes
+do not count.
 
-What is counted, and what cannot be told apart, is in docs/iostat.md.`,
+docs/iostat.md explains what is counted, and what cannot be told apart.`,
 		Example: "  pando iostat\n  pando iostat job --interval 5s --count 12\n  pando iostat --path /var/lib/postgresql " +
 			"--json\n  pando iostat job -- make -C /mnt/job",
 		Args: usage(cobra.ArbitraryArgs), ValidArgsFunction: a.completeVolumes(0),
 	}
 
 	f := c.Flags()
-	f.StringArrayVar(&q.paths, "path", nil, "watch the filesystem that `DIR` is on; may be given several times")
-	f.DurationVar(&q.interval, "interval", q.interval, "show every `DURATION`")
-	f.IntVar(&q.count, "count", 0, "end after `N` intervals (0: when interrupted)")
+	f.StringArrayVar(&q.paths, "path", nil, "watch the filesystem of `DIR`; may be repeated")
+	f.DurationVar(&q.interval, "interval", q.interval, "print every `DURATION`, at least 100ms")
+	f.IntVar(&q.count, "count", 0, "end after `N` intervals (default: when interrupted)")
 	f.DurationVar(&q.tail, "tail", q.tail, "wait at most this `DURATION` for writes to end after COMMAND")
 	_ = c.MarkFlagDirname("path")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if n := c.ArgsLenAtDash(); n >= 0 {
 			args, q.command = args[:n], args[n:]
 			if len(q.command) == 0 {
-				return errs.New(errs.Invalid, "watch", "", "no command behind --").
-					WithHint("pando iostat VOLUME -- COMMAND")
+				return errs.New(errs.Invalid, "watch", "", "no command after --").
+					WithHint("run `pando iostat VOLUME -- COMMAND`")
 			}
 		}
 
 		switch {
 		case q.interval < shortestInterval:
-			return errs.New(errs.Invalid, "watch", "", "--interval %s is shorter than %s", q.interval, shortestInterval).
-				WithHint("write for example --interval 1s")
+			return errs.New(errs.Invalid, "watch", "", "--interval must be at least %s (got %s)", shortestInterval, q.interval).
+				WithHint("use for example --interval 1s")
 		case q.count < 0:
 			return errs.New(errs.Invalid, "watch", "", "--count must not be negative (got %d)", q.count).
-				WithHint("0 runs until interrupted")
+				WithHint("remove --count to run until interrupted")
 		case q.tail < 0:
 			return errs.New(errs.Invalid, "watch", "", "--tail must not be negative (got %s)", q.tail)
 		case len(q.command) > 0 && (f.Changed("interval") || f.Changed("count")):
@@ -88,7 +91,7 @@ What is counted, and what cannot be told apart, is in docs/iostat.md.`,
 				WithHint("remove them; --tail sets how long to wait for writes after the command")
 		case len(q.command) == 0 && f.Changed("tail"):
 			return errs.New(errs.Invalid, "watch", "", "--tail needs a command").
-				WithHint("pando iostat VOLUME -- COMMAND")
+				WithHint("run `pando iostat VOLUME -- COMMAND`")
 		}
 
 		q.volumes = nil
@@ -160,7 +163,7 @@ func (a *App) iostat(ctx context.Context, q iostatRequest) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			a.warn("volumes that were mounted since the start are not seen: %v", err)
+			a.warn("cannot see volumes mounted since the start: %v", err)
 			continue
 		}
 
@@ -201,8 +204,8 @@ func (a *App) iostatTargets(ctx context.Context, q iostatRequest, first bool) ([
 		if v.Mounted() {
 			out = append(out, iostat.Target{Name: v.Name, Path: v.Mountpoint, Only: true})
 		} else if first && len(q.volumes) > 0 {
-			return nil, errs.New(errs.NotFound, "watch", v.Name, "it is not mounted").
-				WithHint("mount it: `pando mount %s DIR`", v.Name)
+			return nil, errs.New(errs.NotFound, "watch", v.Name, "the volume is not mounted").
+				WithHint("mount it with `pando mount %s`", v.Name)
 		}
 	}
 

@@ -59,7 +59,7 @@ func (p *iostatText) show(s *iostat.Sample) error {
 		}
 
 		if len(rows) == 0 && !p.a.quiet {
-			b.WriteString(stamp + "  nothing is mounted\n")
+			b.WriteString(stamp + "  no volume is mounted\n")
 		}
 
 		return p.a.printf("%s", b.String())
@@ -71,7 +71,7 @@ func (p *iostatText) show(s *iostat.Sample) error {
 	}
 
 	if len(rows) == 0 {
-		lines = append(lines, "nothing is mounted\n")
+		lines = append(lines, "no volume is mounted\n")
 	}
 
 	width, height, err := term.GetSize(int(p.terminal.Fd()))
@@ -222,22 +222,22 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 
 	to := *a
 	to.Stdout = a.Stderr
-	if err := to.printf("\npando: %s ran for %s, exit code %d; it and what it waited for wrote %s, on whatever "+
-		"filesystem\n",
+	if err := to.printf("\npando: %s ran for %s, exit code %d; it and the processes it waited for wrote %s, on all "+
+		"filesystems\n",
 		oneLine(o.Command[0]), duration(o.Seconds), o.Exit, size(o.DirtiedBytes)); err != nil {
 		return err
 	}
 
-	tail := fmt.Sprintf("pando: writing went on for %s after it", duration(o.Tail.Seconds))
+	tail := fmt.Sprintf("pando: writes continued for %s after it", duration(o.Tail.Seconds))
 	switch {
 	case o.Tail.Quiet && o.Tail.Seconds == 0:
 		tail = "pando: nothing was written after it"
 	case !o.Tail.Quiet:
-		of := "of what is watched"
+		of := "of the watched filesystems"
 		if o.Tail.Scope == "host" {
 			of = "of the whole host"
 		}
-		tail = fmt.Sprintf("pando: writing had not died down after %s; %s %s were still in memory", duration(o.After.Seconds),
+		tail = fmt.Sprintf("pando: writes had not died down after %s; %s %s were still in memory", duration(o.After.Seconds),
 			size(o.Tail.UnwrittenBytes), of)
 	}
 

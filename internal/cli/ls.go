@@ -18,14 +18,15 @@ func (a *App) lsCommand() *cobra.Command {
 		Aliases: []string{"list"},
 		GroupID: "volumes",
 		Short:   "List volumes",
-		Long: `Lists the volumes. EXCLUSIVE is what destroying a volume would return, SHARED what
-others have too. With more than 64 volumes, and for volumes that are trees, these
-are as last measured (at creation, umount and show); --exact measures all.`,
+		Long: `List the volumes. EXCLUSIVE is the space that destroying the volume returns;
+SHARED is the space that it shares with other objects. For pools with more than
+64 volumes, and for volumes that are trees, both are the last measured values
+(from creation, umount or show); --exact measures every volume now.`,
 		Args: usage(cobra.NoArgs),
 	}
 
-	c.Flags().BoolVar(&tree, "tree", false, "show what was cloned from what")
-	c.Flags().BoolVar(&exact, "exact", false, "measure every volume now")
+	c.Flags().BoolVar(&tree, "tree", false, "show clones below their origins, with the goldens")
+	c.Flags().BoolVar(&exact, "exact", false, "measure the space of every volume now")
 
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
 		vols, err := e.Volumes(ctx, exact)
@@ -50,7 +51,7 @@ are as last measured (at creation, umount and show); --exact measures all.`,
 			}
 			return nil
 		case len(vols) == 0:
-			a.note("no volumes; make one with `pando clone GOLDEN VOLUME`")
+			a.note("no volumes; create one with `pando clone GOLDEN VOLUME`")
 			return nil
 		}
 
@@ -147,7 +148,7 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 		shown[v.ID] = true
 		from := "no origin"
 		if v.Origin != "" {
-			from = "origin " + v.Origin + " is gone"
+			from = "origin " + v.Origin + " destroyed"
 		}
 
 		if err := a.printf("%s  %s, %s\n", v.Name, volumeWords(v), from); err != nil {

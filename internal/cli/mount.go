@@ -12,8 +12,8 @@ import (
 
 // rightsFlags adds the flags of what a mounted volume may.
 func rightsFlags(f *pflag.FlagSet, may *engine.Rights) {
-	f.BoolVar(&may.Dev, "dev", false, "let device nodes in the volume lead to devices of this host")
-	f.BoolVar(&may.SUID, "suid", false, "let setuid and setgid bits in the volume take effect")
+	f.BoolVar(&may.Dev, "dev", false, "let device nodes in the volume open devices of this host (default: mounted nodev)")
+	f.BoolVar(&may.SUID, "suid", false, "let setuid and setgid bits in the volume take effect (default: mounted nosuid)")
 }
 
 func (a *App) mountCommand() *cobra.Command {
@@ -21,14 +21,16 @@ func (a *App) mountCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "mount VOLUME [DIR]",
 		GroupID: "volumes",
-		Short:   "Mount a volume at a directory, or below the pool",
-		Long: `Mounts VOLUME at DIR, an empty directory (made if missing), or else at its place
-below the pool, and prints where. A volume of --fs none becomes a block device.
-Without root a volume of the plain driver is not mounted but linked.
+		Short:   "Mount a volume at a directory or below the pool",
+		Long: `Mount VOLUME at DIR and print the mount point. DIR must be empty; pando creates
+it if it does not exist. Without DIR, the volume is mounted at its place below
+the pool. A volume with --fs none is attached as a block device. Without root, a
+volume of the plain driver is linked instead of mounted.
 
-Where users other than root can get to the mount point, the volume is mounted nosuid
-and nodev: its content could give them this host. --suid and --dev allow that, for
-root filesystems and Docker's data. The place below the pool is root's alone.`,
+If users other than root can reach the mount point, the volume is mounted nosuid
+and nodev, because its content could otherwise give them control of this host.
+Allow both with --suid and --dev, for example for root filesystems and Docker's
+data. Only root can reach the place below the pool.`,
 		Example: "  cd $(pando mount -q job-17)\n  pando mount job-17 /srv/job-17\n  pando mount --dev --suid " +
 			"rootfs /srv/rootfs",
 		Args:              usage(cobra.RangeArgs(1, 2)),

@@ -112,9 +112,9 @@ func TestRounds(t *testing.T) {
 	a.tellRound(&f, errors.New("also wrong"), time.Minute)
 	a.tellRound(&f, nil, time.Minute)
 	a.tellRound(&f, nil, time.Minute)
-	want := "pando: warning: wrong; pando goes on trying, at least every 15 min, and says when it works again\n" +
-		"pando: warning: also wrong; pando goes on trying, at least every 15 min, and says when it works again\n" +
-		"pando: pushing works again, after 0 s and 101 rounds that failed\n"
+	want := "pando: warning: wrong; retrying at least every 15 min, and reporting when pushing works again\n" +
+		"pando: warning: also wrong; retrying at least every 15 min, and reporting when pushing works again\n" +
+		"pando: pushing works again after 0 s and 101 failed rounds\n"
 	if out.String() != want {
 		t.Errorf("%s\nnot\n%s", out.String(), want)
 	}

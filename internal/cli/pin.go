@@ -15,15 +15,16 @@ func (a *App) pinCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "pin REF",
 		GroupID: "volumes",
-		Short:   "Keep a volume, snapshot or generation from being destroyed",
-		Long: `Nothing destroys what is pinned: no destroy, prune, gc, ttl or retention, only
-` + "`pando deinit --force`" + `. A pin ends after --for, or with ` + "`pando unpin`" + `.`,
+		Short:   "Protect a volume, snapshot or generation from being destroyed",
+		Long: `Protect REF from destroy, prune, gc, --ttl and retention; only
+` + "`pando deinit --force`" + ` destroys a pinned object. The pin ends when the duration
+of --for has passed, or with ` + "`pando unpin`" + `.`,
 		Example:           "  pando pin job-17 --for 2h\n  pando pin web@3",
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRefs(1),
 	}
 
-	c.Flags().StringVar(&span, "for", "", "for this `DURATION`, for example 2h or 7d (default: until it is unpinned)")
+	c.Flags().StringVar(&span, "for", "", "pin for this `DURATION`, for example 2h or 7d (default: until unpinned)")
 
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
 		r, err := ref.Parse("pin", args[0])
@@ -47,7 +48,7 @@ func (a *App) pinCommand() *cobra.Command {
 		}
 
 		if d == 0 {
-			a.note("%s is pinned until `pando unpin %s`", r, r)
+			a.note("%s is pinned until you run `pando unpin %s`", r, r)
 		} else {
 			a.note("%s is pinned until %s", r, out.PinnedUntil.Local().Format("2006-01-02 15:04:05 MST"))
 		}
@@ -60,9 +61,11 @@ func (a *App) pinCommand() *cobra.Command {
 
 func (a *App) unpinCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:               "unpin REF",
-		GroupID:           "volumes",
-		Short:             "Undo pin",
+		Use:     "unpin REF",
+		GroupID: "volumes",
+		Short:   "Remove a pin",
+		Long: `Remove the pin of REF, so that it can be destroyed again. It is not an error if
+REF is not pinned.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRefs(1),
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {

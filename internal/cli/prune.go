@@ -19,26 +19,26 @@ func (a *App) pruneCommand() *cobra.Command {
 		Use:     "prune",
 		GroupID: "pool",
 		Short:   "Remove the least recently used volumes and unused generations",
-		Long: `Removes volumes (with their snapshots), the least recently used first, and
-generations from which no volume or snapshot was made and which are not current:
-as many as it takes until --keep-free of the pool is free, and only what
---older-than and --idle allow; without --keep-free, all of that. Without any of
-them it keeps 10 % free.
+		Long: `Remove volumes with their snapshots, least recently used first, and generations
+that are not current and have no clones. pando removes objects until --keep-free
+of the pool is free, and only those that --older-than and --idle allow; without
+--keep-free, it removes all of those. Without any of these options, it keeps 10
+% of the pool free.
 
-What is pinned, mounted or being worked on stays. A volume was used when it was
-made, cloned, mounted, unmounted or run in. --dry-run shows the list; without it
-each thing is checked once more, at the moment when it goes, and the pruning ends
-as soon as enough is free.`,
+Pinned and mounted objects stay, and objects that a command is working on. A
+volume counts as used when it is created, cloned, mounted, unmounted or run in.
+--dry-run prints the list of candidates. Without it, pando checks each object
+once more before removing it, and stops as soon as enough space is free.`,
 		Example: "  pando prune --keep-free 20% --dry-run\n  pando prune --idle 7d\n" +
 			"  pando prune --older-than 30d --keep-free 15%",
 		Args: usage(cobra.NoArgs),
 	}
 
 	f := c.Flags()
-	f.StringVar(&keepFree, "keep-free", "", "remove until this `PERCENT` of the pool is free, for example 20%")
-	f.StringVar(&olderThan, "older-than", "", "only what was made longer than this `DURATION` ago, for example 7d")
-	f.StringVar(&idle, "idle", "", "only what was last used longer than this `DURATION` ago, for example 24h")
-	f.BoolVar(&q.DryRun, "dry-run", false, "only show what would go")
+	f.StringVar(&keepFree, "keep-free", "", "remove objects until this `PERCENT` of the pool is free, for example 20% (default: 10% without other options)")
+	f.StringVar(&olderThan, "older-than", "", "remove only objects created more than this `DURATION` ago, for example 7d")
+	f.StringVar(&idle, "idle", "", "remove only objects last used more than this `DURATION` ago, for example 24h")
+	f.BoolVar(&q.DryRun, "dry-run", false, "list what would be removed, and change nothing")
 
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if f.Changed("keep-free") {
@@ -46,8 +46,8 @@ as soon as enough is free.`,
 				return err
 			}
 			if q.KeepFreePercent == 0 {
-				return errs.New(errs.Invalid, "prune", keepFree, "0 %% is always free").
-					WithHint("write for example --keep-free 20%%")
+				return errs.New(errs.Invalid, "prune", keepFree, "--keep-free must be greater than 0 %%").
+					WithHint("use for example --keep-free 20%%")
 			}
 		}
 
@@ -95,9 +95,9 @@ func (a *App) printPrune(q engine.PruneRequest, r *engine.PruneReport) error {
 			result := "destroyed"
 			switch {
 			case r.DryRun:
-				result = "would go"
+				result = "would be removed"
 			case !c.Destroyed:
-				result = "stays: " + c.Kept
+				result = "kept: " + c.Kept
 			}
 			t.row(c.Ref, c.Kind, ago(c.LastUsedAt), ago(c.CreatedAt), size(c.ExclusiveBytes), result)
 		}
@@ -129,10 +129,10 @@ func (a *App) printPrune(q engine.PruneRequest, r *engine.PruneReport) error {
 	if !r.Reached && !r.DryRun {
 		young := ""
 		if q.Idle > 0 || q.OlderThan > 0 {
-			young = ", or too young"
+			young = ", or too recent"
 		}
-		a.warn("%s of the pool is free, less than the %s wanted: "+
-			"what is left is pinned, mounted, or the current generation of a golden%s",
+		a.warn("%s of the pool is free, less than the requested %s: "+
+			"all other objects are pinned, mounted, or the current generation of a golden%s",
 			percent(r.FreeAfter), percent(r.TargetBytes), young)
 	}
 

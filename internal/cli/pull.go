@@ -23,22 +23,23 @@ func (a *App) pullCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "pull REMOTE REF",
 		GroupID: "remotes",
-		Short:   "Bring a volume or golden back from a remote",
-		Long: `Makes REF, as REMOTE has it, in this pool: NAME (its newest point), VOLUME@SNAP or
-GOLDEN@N. A volume comes with the snapshot that was pulled; a golden's generation
-keeps its number. What it was cloned from comes first if it is not here yet, so
-that clones share here what they shared where they came from.
+		Short:   "Restore a volume or golden from a remote",
+		Long: `Restore REF from REMOTE into this pool: NAME (its newest point), VOLUME@SNAPSHOT
+or GOLDEN@N. A volume arrives together with the snapshot that was pulled; a
+generation keeps its number. If REF was cloned from something that this pool
+does not have, pando restores that first, so that clones share the same blocks
+as on the host that pushed them.
 
 Every block is authenticated before it is written. An interrupted pull leaves
 nothing behind.
 
---update brings a volume that was pulled before to the newest point; what it was
-stays as a snapshot. It is refused if the volume is mounted, or if the remote does
-not know what it is now.
+--update brings a volume that was pulled before to its newest point, and keeps
+its previous content as a snapshot. It fails if the volume is mounted, or if it
+has changes that are not on the remote.
 
---take-over makes this pool the volume's writer on the remote: for when the host
-that pushed it so far is gone. If it is not gone after all, its next push is
-refused (conflict), and it loses nothing.`,
+--take-over makes this pool the writer of the volume on the remote; use it when
+the host that pushed the volume has failed. If that host is still running, its
+next push fails (conflict), and its data stays intact.`,
 		Example: `  pando pull backup job-17 --mount
   pando pull backup job-17@before-upgrade --as old
   pando pull backup db --take-over --mount /srv/db`,
@@ -47,17 +48,17 @@ refused (conflict), and it loses nothing.`,
 	}
 
 	f := c.Flags()
-	f.StringVar(&as, "as", "", "call it `NAME` here")
-	f.BoolVar(&q.Update, "update", false, "bring a volume that is here already to the newest point")
-	f.BoolVar(&q.TakeOver, "take-over", false, "become the volume's writer on the remote")
-	f.StringVar(&mount, "mount", "", "mount it at `DIR`; without DIR below the pool")
-	f.StringVar(&limit, "limit-rate", "", "receive at most this many `BYTES` a second, for example 50M")
-	f.BoolVar(&lazy, "lazy", false, "not there yet")
+	f.StringVar(&as, "as", "", "call the volume or golden `NAME` in this pool (default: its name on the remote)")
+	f.BoolVar(&q.Update, "update", false, "bring a volume that was pulled before to its newest point")
+	f.BoolVar(&q.TakeOver, "take-over", false, "make this pool the writer of the volume on the remote")
+	f.StringVar(&mount, "mount", "", "mount the volume at `DIR`; without DIR, below the pool")
+	f.StringVar(&limit, "limit-rate", "", "receive at most this many `BYTES` per second, for example 50M (default: no limit)")
+	f.BoolVar(&lazy, "lazy", false, "not supported yet")
 	_ = f.MarkHidden("lazy")
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if lazy {
-			return errs.New(errs.Unsupported, "pull", args[1], "--lazy is not there yet").
-				WithHint("leave it out: the volume is pulled whole")
+			return errs.New(errs.Unsupported, "pull", args[1], "--lazy is not supported yet").
+				WithHint("remove --lazy to pull the whole volume")
 		}
 
 		if q.Ref, err = ref.Parse("pull", args[1]); err != nil {
@@ -108,8 +109,8 @@ refused (conflict), and it loses nothing.`,
 // stays so.
 func mountPulled(ctx context.Context, e *engine.Engine, v engine.Info, dir string) (engine.Info, error) {
 	if v.Kind != "volume" {
-		return v, errs.New(errs.Invalid, "mount", v.Name, "it was pulled, but it is a %s, which cannot be mounted", v.Kind).
-			WithHint("make a volume of it: `pando clone %s NEW --mount`", v.Name)
+		return v, errs.New(errs.Invalid, "mount", v.Name, "pulled, but a %s cannot be mounted", v.Kind).
+			WithHint("clone it: `pando clone %s NEW --mount`", v.Name)
 	}
 
 	name, err := ref.ParseName("mount", v.Name)
@@ -137,7 +138,7 @@ func (a *App) printPulled(remote string, p replicate.Pulled) error {
 	}
 
 	if len(p.Origins) > 0 {
-		a.note("restored first, as it was cloned from it: %s", strings.Join(p.Origins, ", "))
+		a.note("restored the origin first: %s", strings.Join(p.Origins, ", "))
 	}
 
 	name := p.Name
@@ -155,10 +156,10 @@ func (a *App) printPulled(remote string, p replicate.Pulled) error {
 	words := fmt.Sprintf("pulled %s@%s from %s: %s read, %s written, in %s", p.Volume, p.Point, remote, size(p.ReadBytes),
 		size(p.WrittenBytes), took(p.Seconds))
 	if p.Unchanged {
-		words = fmt.Sprintf("%s@%s is already in this pool", p.Volume, p.Point)
+		words = fmt.Sprintf("%s@%s is up to date", p.Volume, p.Point)
 	}
 	if p.TookOver {
-		words += "; this pool writes it now"
+		words += "; this pool is now its writer"
 	}
 	if p.Mounted() {
 		words += "; mounted at " + p.Mountpoint

@@ -24,37 +24,42 @@ func (a *App) pushCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "push [REF...]",
 		GroupID: "remotes",
-		Short:   "Carry volumes and goldens to a remote, encrypted; only what changed",
-		Long: `Makes each REF a point on the remote: a snapshot (VOLUME@SNAP), a generation
-(GOLDEN@N, GOLDEN), or a volume as it is now, which may be in use: it is
-snapshotted first, and the snapshot stays until the next push has been made from
-it. --all pushes every volume, and every golden's current generation.
+		Short:   "Push volumes and goldens to a remote, encrypted and incrementally",
+		Long: `Store each REF as a point on the remote: a snapshot (VOLUME@SNAPSHOT), a
+generation (GOLDEN@N, or GOLDEN for the current one), or the current state of a
+volume, even while it is in use. For a volume, pando takes a snapshot first and
+keeps it until the next push has used it as its base. --all pushes every volume,
+and the current generation of every golden.
 
-Only what changed since the last point is read, compressed, encrypted and sent; a
-clone sends what it does not share with the golden that it was made from, which is
-pushed first if it is not there (--no-origin: the clone is sent whole). A push
-that is interrupted has no effect on what is there, and the next one does not send
-again what had arrived.
+Only changes since the last point are read, compressed, encrypted and sent. For
+a clone, these are the blocks that it does not share with its golden; the golden
+is pushed first if the remote does not have it. With --no-origin, the clone is
+sent whole instead. An interrupted push does not change what the remote holds,
+and the next push does not send again what already arrived.
 
-What a push builds upon is looked for on the remote first. If something of it is
-missing, it is sent again as far as this point needs it, and a point that is there
-but not whole is replaced. --full sends everything again without looking.
+pando first checks that the base of the push is complete on the remote. It sends
+missing data again as far as this point needs it, and replaces a point that
+exists but is incomplete. --full sends all data again without checking.
 
-Images travel as blocks, trees of btrfs and ZFS as streams that only the same kind
-of pool can pull, trees of plain pools as files, which any pool with trees can pull;
---portable sends the others in that form too.
+Images are sent as blocks, trees of btrfs and ZFS as streams that only pools of
+the same kind can pull, and trees of plain pools as files that any pool with
+trees can pull. --portable sends trees of btrfs and ZFS as files too.
 
-A volume on a remote has one writer. If another pool has taken it over (` + "`pando\npull --take-over`" + `), or holds another volume of this name, the push is refused
-(conflict) and nothing is lost: push it under another name with --as.
+A volume on a remote has one writer. If another pool has taken the volume over
+(` + "`pando pull --take-over`" + `), or if the remote has a different volume with this
+name, the push fails (conflict) and nothing is lost; --as pushes the volume
+under another name.
 
-A remote that has lost a volume, or was put back to an older state of it than this
-pool has seen, is noticed (damaged): --accept-rollback goes on with what is there.
+If the remote has lost a volume, or was restored to an older state than this
+pool has seen, the push fails (damaged). --accept-rollback continues from what
+the remote holds now.
 
-With --every it goes on until it is interrupted, one round each DURATION, as
-continuous protection. A round that fails is reported, and tried again after a
-while, at first after DURATION, then at most every 15 min (or DURATION, if that is
-longer). What is wrong, for example that the remote does not answer, is said once, and
-once when it is over. With --json there is one line of JSON for each thing pushed.`,
+--every pushes again in every interval until interrupted, as continuous
+protection. A failed round is reported, and tried again after DURATION at first
+and then less often, but at least every 15 min (or every DURATION, if that is
+longer). A lasting problem, for example a remote that does not answer, is
+reported once, and once more when it is over. With --json, pando prints one line
+of JSON for each point.`,
 		Example: `  pando push job-17 --to backup
   pando push web@3 --limit-rate 20M
   pando push --all --every 1m`,
@@ -62,16 +67,16 @@ once when it is over. With --json there is one line of JSON for each thing pushe
 	}
 
 	f := c.Flags()
-	f.StringVar(&to, "to", "", "the `REMOTE`; may be left out if there is one only")
-	f.StringVar(&as, "as", "", "call it `NAME` on the remote")
-	f.BoolVar(&q.All, "all", false, "push all volumes, and the current generation of all goldens")
+	f.StringVar(&to, "to", "", "push to this `REMOTE` (default: the only remote of the pool)")
+	f.StringVar(&as, "as", "", "call the volume or golden `NAME` on the remote (default: its name in this pool)")
+	f.BoolVar(&q.All, "all", false, "push all volumes and the current generation of all goldens")
 	freezeFlags(f, &q.Freeze)
-	f.BoolVar(&q.Full, "full", false, "send all data again, whatever is there")
-	f.BoolVar(&q.NoOrigin, "no-origin", false, "do not push what a clone was made from")
-	f.BoolVar(&q.Portable, "portable", false, "send trees of btrfs and ZFS as files, for pools of any driver")
-	f.BoolVar(&q.AcceptRollback, "accept-rollback", false, "go on if the remote was put back to an older state")
-	f.StringVar(&every, "every", "", "push again each `DURATION`, for example 1m, until interrupted")
-	f.StringVar(&limit, "limit-rate", "", "send at most this many `BYTES` a second, for example 50M")
+	f.BoolVar(&q.Full, "full", false, "send all data again, without checking what the remote has")
+	f.BoolVar(&q.NoOrigin, "no-origin", false, "do not push the origin of a clone, and send the clone whole")
+	f.BoolVar(&q.Portable, "portable", false, "send trees of btrfs and ZFS as files, which any pool with trees can pull")
+	f.BoolVar(&q.AcceptRollback, "accept-rollback", false, "continue even if the remote was restored to an older state")
+	f.StringVar(&every, "every", "", "push every `DURATION`, for example 1m, at least 1s, until interrupted")
+	f.StringVar(&limit, "limit-rate", "", "send at most this many `BYTES` per second, for example 50M (default: no limit)")
 	_ = c.RegisterFlagCompletionFunc("to", a.completeRemotes)
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if as != "" {
@@ -96,8 +101,8 @@ once when it is over. With --json there is one line of JSON for each thing pushe
 				return err
 			}
 			if period < time.Second {
-				return errs.New(errs.Invalid, "push", every, "less than a second").
-					WithHint("write for example --every 10s")
+				return errs.New(errs.Invalid, "push", every, "--every must be at least 1s (got %s)", every).
+					WithHint("use for example --every 10s")
 			}
 			q.Checks = &replicate.Checks{Every: checkEvery}
 			return a.pushEvery(c.Context(), to, q, period)
@@ -121,15 +126,15 @@ once when it is over. With --json there is one line of JSON for each thing pushe
 // pushRefs checks what is to be pushed. Invalid.
 func pushRefs(args []string, q replicate.PushRequest) ([]ref.Ref, error) {
 	bad := func(format string, v ...any) error {
-		return errs.New(errs.Invalid, "push", "", format, v...).WithHint("see `pando push --help`")
+		return errs.New(errs.Invalid, "push", "", format, v...).WithHint("run `pando push --help` for examples")
 	}
 	switch {
 	case q.All && len(args) > 0:
-		return nil, bad("--all and %s do not go together", args[0])
+		return nil, bad("--all cannot be combined with %s", args[0])
 	case !q.All && len(args) == 0:
 		return nil, bad("nothing to push: name volumes, snapshots or goldens, or use --all")
 	case !q.As.IsZero() && (q.All || len(args) > 1):
-		return nil, bad("--as gives a name to one thing only")
+		return nil, bad("--as can name only one volume or golden")
 	}
 
 	var out []ref.Ref
@@ -148,7 +153,7 @@ func pushRefs(args []string, q replicate.PushRequest) ([]ref.Ref, error) {
 func parseRate(op, s string) (int64, error) {
 	n, err := parseSize(op, strings.TrimSuffix(s, "/s"))
 	if err != nil {
-		return 0, errs.New(errs.Invalid, op, s, "not a rate").WithHint("write bytes a second, for example 50M")
+		return 0, errs.New(errs.Invalid, op, s, "not a rate").WithHint("use bytes per second, for example 50M")
 	}
 	return n, nil
 }
@@ -179,7 +184,7 @@ func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest)
 	})
 	if err != nil && ctx.Err() != nil {
 		err = &errs.Error{Kind: errs.Canceled, Op: "push",
-			Err: errors.New("interrupted; what was sent is kept, and the next push goes on with it")}
+			Err: errors.New("interrupted; the next push resumes with what was sent")}
 	}
 
 	return out, err
@@ -203,7 +208,7 @@ func (a *App) printPushed(out []replicate.Pushed) error {
 	}
 
 	if len(out) == 0 {
-		a.note("there is nothing to push")
+		a.note("nothing to push")
 	}
 
 	return nil
@@ -230,13 +235,13 @@ func (a *App) pushedWords(p replicate.Pushed) string {
 	case a.quiet:
 		return name
 	case p.Unchanged:
-		return fmt.Sprintf("%s  is there already", name)
+		return fmt.Sprintf("%s  up to date", name)
 	}
 
-	how := "all of it"
+	how := "in full"
 	switch {
 	case p.Resumed:
-		how = "going on where an interrupted push had ended"
+		how = "resumed"
 	case p.Base != "":
 		how = "since " + p.Base
 	case p.Origin != "":

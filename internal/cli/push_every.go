@@ -65,8 +65,8 @@ type failing struct {
 func (a *App) tellRound(f *failing, err error, wait time.Duration) {
 	if err == nil {
 		if f.rounds > 0 {
-			a.noteWait(fmt.Sprintf("pushing works again, after %s and %s that failed",
-				span(time.Since(f.since)), plural(f.rounds, "round")))
+			a.noteWait(fmt.Sprintf("pushing works again after %s and %s",
+				span(time.Since(f.since)), plural(f.rounds, "failed round")))
 		}
 		*f = failing{}
 		return
@@ -84,7 +84,7 @@ func (a *App) tellRound(f *failing, err error, wait time.Duration) {
 	if what != f.said {
 		f.said = what
 		every := span(max(wait, maxPushBackoff))
-		a.warnRound(a.allButLast(err), "pando goes on trying, at least every "+every+", and says when it works again")
+		a.warnRound(a.allButLast(err), "retrying at least every "+every+", and reporting when pushing works again")
 	}
 }
 

@@ -17,16 +17,17 @@ func (a *App) rebaseCommand() *cobra.Command {
 		Use:     "rebase VOLUME GOLDEN[@N]",
 		GroupID: "volumes",
 		Short:   "Move a volume to another generation of its golden, with its changes",
-		Long: `Makes VOLUME a clone of GOLDEN@N (or of the current generation) and makes its own
-changes again: what ` + "`pando diff`" + ` shows between the generation that it came from
-and the volume. What it was before stays as a snapshot called before-rebase-TIME.
+		Long: `Make VOLUME a clone of GOLDEN@N (default: the current generation), then apply
+the volume's own changes again: those that ` + "`pando diff`" + ` shows between its old
+generation and the volume. The previous content stays as the snapshot
+before-rebase-TIME.
 
-A path that was changed both in the volume and in the golden, and not in the same
-way, is a conflict. Conflicts are listed, and nothing is changed, unless --ours
-keeps the volume's version of these paths, or --theirs the golden's.
+A path that was changed differently in the volume and in the golden is a
+conflict. pando lists conflicts and changes nothing, unless --ours keeps the
+volume's version of these paths or --theirs takes the golden's.
 
-A mounted volume is refused. The generation that the volume came from must still
-be there.`,
+The volume must not be mounted, and the generation that it was cloned from must
+still exist.`,
 		Example:           "  pando rebase job-17 web\n  pando rebase job-17 web@5 --theirs",
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRefs(2),
@@ -60,23 +61,23 @@ be there.`,
 			case a.quiet:
 				return nil
 			case out.Before == "":
-				return a.printf("%s comes from %s already\n", out.Name, out.Base)
+				return a.printf("%s is already based on %s\n", out.Name, out.Base)
 			}
 
 			s := out.Stat
 			note := ""
 			if n := len(out.Conflicts); n > 0 {
-				note = ", " + plural(n, "conflict") + " decided"
+				note = ", " + plural(n, "conflict") + " resolved"
 			}
 
-			return a.printf("%s comes from %s now: %d added, %d modified, %d deleted, %d renamed again%s; before: %s\n",
+			return a.printf("%s is now based on %s, with its changes: %d added, %d modified, %d deleted, %d renamed%s; previous content: %s\n",
 				out.Name,
 				ref.Generation(out.Golden, out.Generation), s.Added, s.Modified, s.Deleted, s.Renamed, note, out.Before)
 		}),
 	}
 
-	c.Flags().BoolVar(&q.Ours, "ours", false, "of paths changed on both sides, keep the volume's version")
-	c.Flags().BoolVar(&q.Theirs, "theirs", false, "of paths changed on both sides, take the golden's version")
+	c.Flags().BoolVar(&q.Ours, "ours", false, "resolve conflicts with the volume's version")
+	c.Flags().BoolVar(&q.Theirs, "theirs", false, "resolve conflicts with the golden's version")
 	return c
 }
 

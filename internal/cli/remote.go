@@ -18,11 +18,11 @@ func (a *App) remoteCommand() *cobra.Command {
 		Use:     "remote",
 		Aliases: []string{"remotes"},
 		GroupID: "remotes",
-		Short:   "Add, list and look after remotes",
-		Long: `A remote is an encrypted repository in object storage, or in a directory, to which
-volumes and goldens are pushed and from which they are pulled. All that leaves
-this host is encrypted and authenticated here: who keeps the storage sees neither
-contents nor names.`,
+		Short:   "Manage remotes",
+		Long: `Manage remotes. A remote is an encrypted repository in object storage or in a
+directory, to which volumes and goldens are pushed and from which they are
+pulled. All data is encrypted and authenticated on this host before it is
+uploaded: the operator of the storage sees neither contents nor names.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -64,8 +64,12 @@ func (a *App) remote(op, name string) (*replicate.Remote, error) {
 		return a.loadRemote(all[0])
 	}
 
-	return nil, errs.New(errs.Invalid, op, "", "this pool has %d remotes: name one of them", len(all)).
-		WithHint("choose one of: %s", strings.Join(all, ", "))
+	how := "choose one"
+	if op == "push" {
+		how = "choose one with --to"
+	}
+	return nil, errs.New(errs.Invalid, op, "", "this pool has %d remotes and none was chosen", len(all)).
+		WithHint("%s: %s", how, strings.Join(all, ", "))
 }
 
 // knownRemotes adds to the error of a remote that is not there which ones are.
@@ -79,7 +83,7 @@ func (a *App) knownRemotes(err error) error {
 		return err
 	}
 	out := *known
-	out.Hint = errs.Messagef("this pool has: %s", strings.Join(all, ", "))
+	out.Hint = errs.Messagef("use one of the remotes of this pool: %s", strings.Join(all, ", "))
 	return &out
 }
 

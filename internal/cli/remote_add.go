@@ -19,30 +19,31 @@ func (a *App) remoteAddCommand() *cobra.Command {
 	var ask, create, noCreate bool
 	c := &cobra.Command{
 		Use:   "add NAME [URL]",
-		Short: "Make a repository at URL, or open the one that is there",
-		Long: `Gives the repository at URL a name in this pool. URL is one of
+		Short: "Create a repository at URL, or open an existing one",
+		Long: `Give the repository at URL a name in this pool. URL is one of:
 
-  file:/DIR           a directory, for example on another disk, or mounted from elsewhere
-  s3://BUCKET/PREFIX  S3, or what speaks its protocol: ?endpoint=https://HOST:PORT&region=REGION
+  file:/DIR           a directory, for example on another disk or a network mount
+  s3://BUCKET/PREFIX  S3 or a compatible server (?endpoint=https://HOST:PORT&region=REGION)
   gs://BUCKET/PREFIX  Google Cloud Storage
 
-Credentials of the storage come from the environment and the files in which its own
-tools look for them, and are not kept. The storage is tried first: one that does not
-honour conditional writes is refused, because hosts could overwrite each other there.
+pando takes credentials from the environment and from the files that the
+storage's own tools use, and does not store them. It tests the storage first,
+and refuses storage that does not support conditional writes, because hosts
+could overwrite each other's data there.
 
-If there is no repository, one is made. It opens with keys only. This pool gets one,
-which lies in it (remotes/NAME/identity); if that were the only one, all that is
-pushed would be lost with this host. So give it a passphrase, or the recipient
-(age1...) of an age identity that is kept elsewhere.
+If there is no repository at URL, pando creates one. A repository can be opened
+only with a key. This pool gets a key of its own, stored in the pool
+(remotes/NAME/identity). If that is the only key, losing this host means losing
+everything pushed, so add a passphrase, or the recipient (age1...) of an age
+identity that is kept elsewhere.
 
-If there is a repository, it is opened with its passphrase or an age identity that it
-knows, and this pool gets a key of its own.
+If there is a repository, pando opens it with its passphrase or with an age
+identity that it knows, and adds a key for this pool.
 
-With --kit it is opened with a recovery kit (` + "`pando remote key export`" + `) and the
-passphrase or identity for that kit. This works even if the repository has lost its
-config, which is then put back. URL may be left out: the kit has it.
-
-` + passphraseSources,
+With --kit, pando opens the repository with a recovery kit (written by
+` + "`pando remote key export`" + `) and the passphrase or identity for that kit. This
+works even if the repository has lost its config, which pando then restores. URL
+is optional, because the kit contains it.` + "\n\n" + passphraseSources,
 		Example: `  pando remote add backup s3://my-bucket/pando?region=eu-central-1 --passphrase
   pando remote add nas file:/mnt/nas/pando --recipient age1...
   pando remote add backup gs://my-bucket/pando --no-create --identity rescue.key
@@ -52,14 +53,14 @@ config, which is then put back. URL may be left out: the kit has it.
 	}
 
 	f := c.Flags()
-	f.StringVar(&kitFile, "kit", "", "open it with the recovery kit in `FILE`")
-	f.BoolVar(&create, "create", false, "there must be no repository yet")
-	f.BoolVar(&noCreate, "no-create", false, "there must be a repository: make none")
-	f.BoolVar(&ask, "passphrase", false, "a passphrase opens it: ask for it")
+	f.StringVar(&kitFile, "kit", "", "open the repository with the recovery kit in `FILE`")
+	f.BoolVar(&create, "create", false, "fail if there is already a repository")
+	f.BoolVar(&noCreate, "no-create", false, "fail if there is no repository yet")
+	f.BoolVar(&ask, "passphrase", false, "use a passphrase, and ask for it if no file or variable has it")
 	f.StringVar(&passphraseFile, "passphrase-file", "", "read the passphrase from `FILE` (- for standard input)")
-	f.StringVar(&identityFile, "identity", "", "open it with the age identity in `FILE`")
+	f.StringVar(&identityFile, "identity", "", "open the repository with the age identity in `FILE` (- for standard input)")
 	f.StringArrayVar(&q.Recipients, "recipient", nil,
-		"let the identity of this age `RECIPIENT` open the new repository, too; may be repeated")
+		"also encrypt the key of a new repository for this age `RECIPIENT`; may be repeated")
 	c.MarkFlagsMutuallyExclusive("create", "no-create")
 	c.MarkFlagsMutuallyExclusive("create", "kit")
 	c.MarkFlagsMutuallyExclusive("recipient", "kit")
@@ -70,7 +71,7 @@ config, which is then put back. URL may be left out: the kit has it.
 		case len(args) == 2:
 			q.URL = args[1]
 		case kitFile == "":
-			return errs.New(errs.Invalid, "remote add", q.Name, "a URL is needed").WithHint("see `pando remote add --help`")
+			return errs.New(errs.Invalid, "remote add", q.Name, "no URL given").WithHint("run `pando remote add --help` for the forms of URLs")
 		}
 
 		if err := ref.CheckName("remote add", q.Name); err != nil {
@@ -135,7 +136,7 @@ func (a *App) printAdded(ctx context.Context, r replicate.Added) error {
 
 	how := "opened the repository"
 	if r.Created {
-		how = "made a repository"
+		how = "created a repository"
 	}
 
 	if err := a.printf("%s  %s at %s\n", r.Name, how, r.URL); err != nil {
@@ -143,12 +144,12 @@ func (a *App) printAdded(ctx context.Context, r replicate.Added) error {
 	}
 
 	if r.ConfigRestored {
-		a.note("its config was missing or damaged: put back the copy that is in the recovery kit")
+		a.note("its config was missing or damaged: restored the copy in the recovery kit")
 	}
 
 	if name := endpointVariable(); name != "" && strings.HasPrefix(r.URL, "s3:") && !strings.Contains(r.URL, "endpoint=") {
-		a.note("%s says where the server is: it must be set for each command, "+
-			"or add the remote with ?endpoint= in its URL", name)
+		a.note("%s names the server, so it must be set for every command; "+
+			"to avoid that, add the remote with ?endpoint= in its URL", name)
 	}
 
 	a.warnOnlyKey(ctx, &r.Remote)
@@ -161,9 +162,9 @@ func (a *App) warnOnlyKey(ctx context.Context, r *replicate.Remote) {
 	if err != nil || len(keys) != 1 || !keys[0].ThisPool {
 		return
 	}
-	a.warn("only this pool can open it: if %s is lost, so is all that is pushed", r.IdentityFile())
+	a.warn("only this pool can open the remote: if %s is lost, so is everything pushed", r.IdentityFile())
 	a.note(
-		"add another key: `pando remote key add %s --passphrase`, or with --recipient age1...; or make a recovery kit: "+
+		"add another key with `pando remote key add %s --passphrase`, or --recipient age1...; or write a recovery kit with "+
 			"`pando remote key export %s FILE --passphrase`",
 		r.Name,
 		r.Name,

@@ -10,10 +10,10 @@ import (
 func (a *App) remoteDeleteCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "delete REMOTE REF",
-		Short: "Remove a volume, or one of its points, from a remote",
-		Long: `Removes the volume or golden REF with all its points from REMOTE, or one point
-(VOLUME@SNAP, GOLDEN@N). Nothing is removed here. What was cloned from it can be
-pulled as before. The space returns with the next ` + "`pando remote prune`" + `.`,
+		Short: "Remove a volume, a golden or one of its points from a remote",
+		Long: `Remove the volume or golden REF with all its points from REMOTE, or one point
+(VOLUME@SNAPSHOT, GOLDEN@N). Nothing in this pool is removed. Clones of REF on
+the remote can still be pulled. The next ` + "`pando remote prune`" + ` returns the space.`,
 		Example:           "  pando remote delete backup job-17\n  pando remote delete backup web@3",
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeOnRemote(2),
@@ -48,7 +48,7 @@ pulled as before. The space returns with the next ` + "`pando remote prune`" + `
 				return err
 			}
 
-			a.note("the space returns with `pando remote prune %s`", r.Name)
+			a.note("return the space with `pando remote prune %s`", r.Name)
 			return nil
 		},
 	}

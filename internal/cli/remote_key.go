@@ -16,10 +16,12 @@ func (a *App) remoteKeyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "key",
 		Aliases: []string{"keys"},
-		Short:   "List, add, remove, rotate and export what opens a remote",
-		Long: `What is on a remote is encrypted with a key that the remote holds only wrapped: once
-for each pool that uses it, each passphrase, and each age recipient. These are the
-keys that ` + "`pando remote key`" + ` deals with. One of them is enough to read everything.`,
+		Short:   "Manage the keys that open a remote",
+		Long: `List, add, remove, rotate and export the keys of a remote. Data on a remote is
+encrypted with a master key that the remote stores only in wrapped form: once
+for each pool that uses it, each passphrase, and each age recipient. These are
+the keys that ` + "`pando remote key`" + ` manages. Any one of them is enough to read
+everything.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -39,7 +41,7 @@ func (a *App) remoteKeyLsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:               "ls REMOTE",
 		Aliases:           []string{"list"},
-		Short:             "List what opens a remote",
+		Short:             "List the keys of a remote",
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRemotes,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -87,11 +89,9 @@ func (a *App) remoteKeyAddCommand() *cobra.Command {
 	var ask bool
 	c := &cobra.Command{
 		Use:   "add REMOTE",
-		Short: "Let a passphrase or an age recipient open a remote, too",
-		Long: `From now on who knows the passphrase, or has the identity of the age recipient, can
-open REMOTE, and read all that is there.
-
-` + passphraseSources,
+		Short: "Add a passphrase or an age recipient that can open a remote",
+		Long: `Add a key to REMOTE. Anyone who knows the passphrase, or has the identity of the
+age recipient, can then open REMOTE and read everything on it.` + "\n\n" + passphraseSources,
 		Example: "  pando remote key add backup --passphrase\n  pando remote key add backup --recipient age1... " +
 			"--label rescue",
 		Args:              usage(cobra.ExactArgs(1)),
@@ -99,9 +99,9 @@ open REMOTE, and read all that is there.
 	}
 
 	f := c.Flags()
-	f.StringVar(&n.Label, "label", "", "call the key this (default: passphrase, or the start of the recipient)")
-	f.StringVar(&n.Recipient, "recipient", "", "an age `RECIPIENT`: age1...")
-	f.BoolVar(&ask, "passphrase", false, "a passphrase: ask for it")
+	f.StringVar(&n.Label, "label", "", "call the key `LABEL` (default: passphrase, or the start of the recipient)")
+	f.StringVar(&n.Recipient, "recipient", "", "add this age `RECIPIENT` (age1...)")
+	f.BoolVar(&ask, "passphrase", false, "add a passphrase, and ask for it if no file or variable has it")
 	f.StringVar(&passphraseFile, "passphrase-file", "", "read the passphrase from `FILE` (- for standard input)")
 	c.MarkFlagsMutuallyExclusive("recipient", "passphrase")
 	c.MarkFlagsMutuallyExclusive("recipient", "passphrase-file")
@@ -114,7 +114,7 @@ open REMOTE, and read all that is there.
 
 		if n.Recipient == "" {
 			if !ask && !passphraseGiven(passphraseFile) {
-				return errs.New(errs.Invalid, "remote key", args[0], "neither a passphrase nor a recipient is given").
+				return errs.New(errs.Invalid, "remote key", args[0], "neither a passphrase nor a recipient was given").
 					WithHint("use --passphrase, --passphrase-file FILE or --recipient age1...")
 			}
 			if n.Passphrase, err = a.needPassphrase(c.Context(), "remote key", passphraseFile, "new passphrase for "+r.Name,
@@ -146,12 +146,12 @@ func (a *App) remoteKeyRmCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "rm REMOTE KEY",
 		Aliases: []string{"remove"},
-		Short:   "Take away a key that opens a remote",
-		Long: `Removes KEY (its ID, label or recipient, see ` + "`pando remote key ls`" + `) from REMOTE. Who
-has it cannot open the remote any more, unless he has kept a copy of what it
-opened: then ` + "`pando remote key rotate`" + ` keeps from him what is written from then on,
-and only the storage's own permissions keep from him what is there already. The
-last key cannot be removed.`,
+		Short:   "Remove a key of a remote",
+		Long: `Remove KEY (an ID, label or recipient listed by ` + "`pando remote key ls`" + `) from
+REMOTE. The holder of KEY can then no longer open the remote, unless they kept a
+copy of the master key. In that case, ` + "`pando remote key rotate`" + ` protects data
+written later, and only the permissions of the storage protect data that is
+already there. The last key cannot be removed.`,
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRemotes,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -169,7 +169,7 @@ last key cannot be removed.`,
 		},
 	}
 
-	c.Flags().BoolVar(&force, "force", false, "also the key of this pool, which cannot use the remote then")
+	c.Flags().BoolVar(&force, "force", false, "remove even the key of this pool, which then cannot use the remote")
 	return c
 }
 
@@ -187,15 +187,15 @@ func (a *App) remoteKeyRotateCommand() *cobra.Command {
 	var files []string
 	c := &cobra.Command{
 		Use:   "rotate REMOTE",
-		Short: "Encrypt what is written from now on with a new key",
-		Long: `Makes a new master key, with which all that is written to REMOTE from now on is
-encrypted, and wraps it for everything that opens REMOTE now. What is there stays as
-it is and can still be read. Do it after ` + "`pando remote key rm`" + `, if somebody may
-have kept a copy of the master key. Other hosts need not be told.
+		Short: "Encrypt new data with a new master key",
+		Long: `Create a new master key for REMOTE and wrap it for every existing key. Data
+written from now on is encrypted with it; existing data stays as it is and can
+still be read. Rotate after ` + "`pando remote key rm`" + ` if someone may have kept a
+copy of the master key. Other hosts need no change.
 
-The passphrase of each key that is one is needed: on a terminal, from
---passphrase-file [KEY=]FILE (KEY is an ID or a label, needed if there are several),
-or from the environment.`,
+pando needs the passphrase of each key that is a passphrase. It reads them from
+--passphrase-file [KEY=]FILE (KEY is an ID or a label, and required if there are
+several), from the environment, or from the terminal.`,
 		Example: "  pando remote key rotate backup\n  pando remote key rotate backup --passphrase-file " +
 			"rescue=/root/pass",
 		Args:              usage(cobra.ExactArgs(1)),
@@ -203,7 +203,7 @@ or from the environment.`,
 	}
 
 	c.Flags().StringArrayVar(&files, "passphrase-file", nil,
-		"read the passphrase of a key from a file: `[KEY=]FILE`; may be repeated")
+		"read the passphrase of a key from `[KEY=]FILE`; may be repeated")
 
 	c.RunE = func(c *cobra.Command, args []string) error {
 		r, err := a.remote("remote key", args[0])
@@ -224,10 +224,10 @@ or from the environment.`,
 			return nil
 		}
 		if slices.ContainsFunc(keys, func(k replicate.Key) bool { return strings.HasPrefix(k.Label, replicate.KitLabel) }) {
-			a.note("make a new recovery kit: the copy of the config in the old one lacks the new key")
+			a.note("write a new recovery kit: the copy of the config in the old one lacks the new key")
 		}
 
-		return a.printf("rotated the key of %s, for %s\n", r.Name, plural(len(keys), "key"))
+		return a.printf("rotated the master key of %s, and wrapped it for %s\n", r.Name, plural(len(keys), "key"))
 	}
 
 	return c
@@ -252,7 +252,7 @@ func fileOfKey(files []string, k replicate.Key) string {
 func (a *App) needPassphrase(ctx context.Context, op, file, what string, fresh bool) (string, error) {
 	p, err := a.passphrase(ctx, op, file, what, fresh)
 	if err == nil && p == "" {
-		err = errs.New(errs.Invalid, op, what, "there is no terminal to ask for it").
+		err = errs.New(errs.Invalid, op, what, "cannot ask for it without a terminal").
 			WithHint("use --passphrase-file FILE, %s or %s", passphraseFileVariable, passphraseVariable)
 	}
 	return p, err

@@ -19,18 +19,17 @@ func (a *App) remoteKeyExportCommand() *cobra.Command {
 	var ask bool
 	c := &cobra.Command{
 		Use:   "export REMOTE FILE",
-		Short: "Write a recovery kit, for the day when every host is gone",
-		Long: `Writes FILE, a text that opens REMOTE when every pool that used it is lost, and also
-when the remote has lost the object in which its keys are: instructions in plain
-words, a copy of that object, and a key of its own, encrypted for a passphrase or an
-age recipient. With the file and that secret anybody can read all that is there; the
-file alone opens nothing. Print it, or keep it away from the hosts.
+		Short: "Write a recovery kit, for when every host is lost",
+		Long: `Write a recovery kit to FILE. The kit opens REMOTE when every pool that used it
+is lost, even if the remote has lost the object with its keys. It is a text file
+with instructions, a copy of that object, and a key of its own, encrypted for a
+passphrase or an age recipient. Anyone who has both the file and that secret can
+read everything on the remote; the file alone opens nothing. Print it, or keep
+it away from the hosts.
 
-The key is one of REMOTE from then on (see ` + "`pando remote key ls`" + `); removing it makes
-the kit worthless. Make a new kit after ` + "`pando remote key rotate`" + `. To use it, see
-` + "`pando remote add --kit`" + `.
-
-` + passphraseSources,
+The kit's key appears in ` + "`pando remote key ls`" + `; removing it makes the kit
+worthless. Write a new kit after ` + "`pando remote key rotate`" + `. Use a kit with
+` + "`pando remote add --kit`" + `.` + "\n\n" + passphraseSources,
 		Example: "  pando remote key export backup kit.txt --passphrase\n" +
 			"  pando remote key export backup kit.txt --recipient age1...",
 		Args:              usage(cobra.ExactArgs(2)),
@@ -38,10 +37,10 @@ the kit worthless. Make a new kit after ` + "`pando remote key rotate`" + `. To 
 	}
 
 	f := c.Flags()
-	f.StringVar(&q.Recipient, "recipient", "", "encrypt it for an age `RECIPIENT`: age1...")
-	f.BoolVar(&ask, "passphrase", false, "encrypt it for a passphrase: ask for it")
+	f.StringVar(&q.Recipient, "recipient", "", "encrypt the kit for this age `RECIPIENT` (age1...)")
+	f.BoolVar(&ask, "passphrase", false, "encrypt the kit with a passphrase, and ask for it if no file or variable has it")
 	f.StringVar(&passphraseFile, "passphrase-file", "", "read the passphrase from `FILE` (- for standard input)")
-	f.BoolVar(&q.Force, "force", false, "write over FILE if it is there")
+	f.BoolVar(&q.Force, "force", false, "overwrite FILE if it exists")
 	c.MarkFlagsMutuallyExclusive("recipient", "passphrase")
 	c.MarkFlagsMutuallyExclusive("recipient", "passphrase-file")
 
@@ -54,7 +53,7 @@ the kit worthless. Make a new kit after ` + "`pando remote key rotate`" + `. To 
 
 		if q.Recipient == "" {
 			if !ask && !passphraseGiven(passphraseFile) {
-				return errs.New(errs.Invalid, "remote key export", args[0], "neither a passphrase nor a recipient is given").
+				return errs.New(errs.Invalid, "remote key export", args[0], "neither a passphrase nor a recipient was given").
 					WithHint("use --passphrase, --passphrase-file FILE or --recipient age1...")
 			}
 			what := "new passphrase for the recovery kit"

@@ -21,11 +21,11 @@ func (a *App) remoteLsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "ls [NAME [VOLUME]]",
 		Aliases: []string{"list"},
-		Short:   "List remotes, what a remote holds, or the points of a volume there",
-		Long: `Without NAME it lists the remotes of this pool, without asking them. With NAME it
-lists what that remote holds: volumes and goldens, how many points each has, what
-its newest holds (LOGICAL), what all of them took when they were stored (STORED),
-which host writes it, and who is at work on it. With VOLUME it lists its points.`,
+		Short:   "List remotes, the volumes on a remote, or the points of a volume",
+		Long: `Without NAME, list the remotes of this pool without contacting them. With NAME,
+list the volumes and goldens on that remote: the number of points, the size of
+the newest (LOGICAL), the bytes stored for all points (STORED), the host that
+writes the volume, and the commands at work on it. With VOLUME, list its points.`,
 		Example:           "  pando remote ls\n  pando remote ls backup\n  pando remote ls backup job-17 --json",
 		Args:              usage(cobra.MaximumNArgs(2)),
 		ValidArgsFunction: a.completeOnRemote(2),
@@ -58,17 +58,17 @@ which host writes it, and who is at work on it. With VOLUME it lists its points.
 
 			for _, v := range l.Volumes {
 				if v.Name == args[1] && v.Problem != "" {
-					return errs.New(errs.Damaged, "remote ls", v.Name, "the list of its points on %s cannot be read: %s", r.Name,
+					return errs.New(errs.Damaged, "remote ls", v.Name, "cannot read its list of points on %s: %s", r.Name,
 						v.Problem).
-						WithHint("make it anew with `pando remote repair %s`", r.Name)
+						WithHint("rebuild the list with `pando remote repair %s`", r.Name)
 				}
 				if v.Name == args[1] {
 					return a.printPoints(c.Context(), r, l, v)
 				}
 			}
 
-			return errs.New(errs.NotFound, "remote ls", args[1], "%s has no volume of this name", r.Name).
-				WithHint("see `pando remote ls %s`", r.Name)
+			return errs.New(errs.NotFound, "remote ls", args[1], "%s has no volume or golden with this name", r.Name).
+				WithHint("run `pando remote ls %s` to list them", r.Name)
 		},
 	}
 }
@@ -128,13 +128,13 @@ func (a *App) printListed(ctx context.Context, r *replicate.Remote, l *replicate
 	vols, all := l.Volumes, len(l.Volumes)
 	vols = slices.DeleteFunc(slices.Clone(vols), func(v replicate.Listed) bool {
 		if v.Problem != "" {
-			a.warn("the list of points of %s cannot be read: %s", cmp.Or(v.Name, v.Object), v.Problem)
+			a.warn("cannot read the list of points of %s: %s", cmp.Or(v.Name, v.Object), v.Problem)
 		}
 		return v.Problem != ""
 	})
 
 	if len(vols) < all {
-		a.note("make it anew with `pando remote repair %s`", r.Name)
+		a.note("rebuild the list with `pando remote repair %s`", r.Name)
 	}
 
 	switch {
@@ -149,7 +149,7 @@ func (a *App) printListed(ctx context.Context, r *replicate.Remote, l *replicate
 		}
 		return nil
 	case len(vols) == 0:
-		a.note("%s holds nothing; push something with `pando push REF --to %s`", r.Name, r.Name)
+		a.note("%s is empty; push to it with `pando push REF --to %s`", r.Name, r.Name)
 		return nil
 	}
 
@@ -225,8 +225,8 @@ func (a *App) printPoints(
 	}
 
 	if v.Incomplete > 0 {
-		a.warn("%s of %s cannot be listed: %s", plural(v.Incomplete, "point"), v.Name, v.Problem)
-		a.note("make the list anew with `pando remote repair %s`", r.Name)
+		a.warn("cannot list %s of %s: %s", plural(v.Incomplete, "point"), v.Name, v.Problem)
+		a.note("rebuild the list with `pando remote repair %s`", r.Name)
 	}
 
 	return err

@@ -18,30 +18,33 @@ func (a *App) remotePruneCommand() *cobra.Command {
 	var patience, maxRepack string
 	c := &cobra.Command{
 		Use:   "prune REMOTE [VOLUME...]",
-		Short: "Remove points that need not be kept, and return their space",
-		Long: `Removes from REMOTE the points of each volume (or of VOLUME...) that no --keep rule
-keeps, and then what nothing needs any more. Without a rule all points stay, and only
-what was deleted or left by interrupted pushes goes. Whatever the rules say, the
-newest point of each volume stays.
+		Short: "Remove old points from a remote, and return their space",
+		Long: `Remove points from REMOTE that no --keep rule keeps (of all volumes, or of
+VOLUME...), and then all data that no remaining point needs. Without a rule, all
+points stay, and only deleted points and leftovers of interrupted pushes are
+removed. The newest point of each volume always stays.
 
-Hours, days, weeks, months and years are those of UTC, counted from the newest point
-of each volume: a volume that nobody pushes loses nothing by waiting.
+Hours, days, weeks, months and years are in UTC and counted back from the newest
+point of each volume, so a volume that is no longer pushed does not lose points
+over time.
 
-Of what stays, only a part may be needed: a segment goes when nothing in it is. If REMOTE
-takes more than 1.5 times what its points need, prune reads the segments with the most
-waste, writes what is needed of them into packs, and deletes them; many small ones become
-few. --max-repack bounds how much one run rewrites: it does the most wasteful part first,
-and the next run goes on. Programs older than this one cannot read REMOTE after that.
+A segment is removed when no point needs any part of it. If REMOTE takes more
+than 1.5 times the space that its points need, prune reads the segments with the
+most waste, writes the needed parts into packs, and deletes the segments; many
+small segments become few packs. --max-repack limits how much one run rewrites:
+it rewrites the most wasteful segments first, and the next run continues. Older
+versions of pando cannot read REMOTE after repacking.
 
-It may run while others push, pull and prune, from any host; nothing that they need
-is removed. What a push had sent when its host died stays until two prunes, at least
---patience apart, have seen no sign of life from it. Of a volume whose list of points
-is damaged or lost nothing goes (see ` + "`pando remote repair`" + `); if anything else cannot be
-read, nothing is deleted.
+Other hosts can push, pull and prune at the same time; nothing that they need is
+removed. The data of a push whose host failed stays until two prunes, at least
+--patience apart, have seen no activity of that push. If the list of points of a
+volume is damaged or lost, all its data stays (run ` + "`pando remote repair`" + ` to
+rebuild the list). If anything else cannot be read, nothing is deleted.
 
-Nothing is changed at all (damaged) while REMOTE lacks a list of points that this pool
-has seen, or has an older one: what only the newer one names would be removed.
---accept-rollback goes on with what is there, and forgets the rest.`,
+Prune fails and changes nothing (damaged) while REMOTE lacks a list of points
+that this pool has seen, or has an older version of it, because the data of the
+missing points would be removed. --accept-rollback continues with the lists on
+REMOTE, and drops the rest.`,
 		Example: `  pando remote prune backup --keep-last 10 --keep-daily 14 --keep-monthly 6 --dry-run
   pando remote prune backup job-17 --keep-within 48h
   pando remote prune backup --keep-last 10 --max-repack 5G`,
@@ -51,14 +54,14 @@ has seen, or has an older one: what only the newer one names would be removed.
 
 	f := c.Flags()
 	keep := retentionFlags(f)
-	f.BoolVar(&q.DryRun, "dry-run", false, "only show what would go")
+	f.BoolVar(&q.DryRun, "dry-run", false, "list what would be removed, and change nothing")
 	f.StringVar(&patience, "patience", "",
-		fmt.Sprintf("believe that who gives no sign of life for this `DURATION` is dead (default %v)",
+		fmt.Sprintf("treat commands without activity for this `DURATION` as dead (default %v)",
 			replicate.DefaultPatience))
 	f.BoolVar(&q.AcceptRollback, "accept-rollback", false,
-		"go on if the remote has lost lists of points, or was put back to older ones")
+		"continue even if the remote has lost lists of points, or was restored to older ones")
 	f.StringVar(&maxRepack, "max-repack", "",
-		"rewrite at most `SIZE` of wasteful objects, for example 5G; 0 for none (default: no limit)")
+		"rewrite at most `SIZE` bytes of wasteful segments, for example 5G, or 0 for none (default: no limit)")
 
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 		q.Pool = e
@@ -87,8 +90,7 @@ has seen, or has an older one: what only the newer one names would be removed.
 
 		if len(args) > 1 && q.Policy.IsZero() {
 			return errs.New(errs.Invalid, "remote prune", args[1],
-				"no --keep rule says which of its points stay").WithHint("for example --keep-last 10; see `pando remote prune " +
-				"--help`")
+				"no --keep rule given").WithHint("add for example --keep-last 10; `pando remote prune --help` lists the rules")
 		}
 
 		q.Names = args[1:]
@@ -126,28 +128,28 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 	}
 
 	for _, v := range p.Accepted {
-		a.warn("the list of points of %s was lost or put back to an older one: what is there counts from now on", v)
+		a.warn("the list of points of %s was lost or restored to an older version; continuing with what the remote holds", v)
 	}
 
 	for _, d := range p.Damaged {
-		a.warn("the list of points of %s is damaged or lost: they all stay, with what they need", d)
+		a.warn("the list of points of %s is damaged or lost: kept all its points and their data", d)
 	}
 
 	if len(p.Damaged) > 0 {
-		a.note("make it anew with `pando remote repair %s`", remote)
+		a.note("rebuild the list with `pando remote repair %s`", remote)
 	}
 	if p.KeptAll != "" {
 		a.warn("nothing was deleted: %s", p.KeptAll)
 	}
 
 	if len(p.Unreadable) > 0 {
-		a.note("send again what is missing with `pando verify %s --repair` or `pando push VOLUME --full` on the host that "+
-			"writes the volume; `pando remote repair %s` makes lost tables of what was moved anew; then prune again",
+		a.note("send missing data again with `pando verify %s --repair` or `pando push VOLUME --full` on the host that "+
+			"writes the volume, and rebuild lost tables of packs with `pando remote repair %s`; then prune again",
 			remote, remote)
 	}
 
 	for _, w := range p.Ended {
-		a.note("ended a %s of %s (pid %d), which gave no sign of life since %s", w.Kind, w.Host, w.PID,
+		a.note("ended a %s of %s (pid %d), inactive since %s", w.Kind, w.Host, w.PID,
 			w.RenewedAt.Local().Format("2006-01-02 15:04:05"))
 	}
 
@@ -162,7 +164,7 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 
 	result := "removed"
 	if p.DryRun {
-		result = "would go"
+		result = "would be removed"
 	}
 
 	if len(p.Points) > 0 {
@@ -185,7 +187,7 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 
 	held, used := "", size(p.UsedBytes)
 	if p.HeldBytes > 0 {
-		held = size(p.HeldBytes) + " for who may still be at work"
+		held = size(p.HeldBytes) + " for commands that may still be at work"
 	}
 
 	if p.NeededBytes > 0 {

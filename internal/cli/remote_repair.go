@@ -17,30 +17,31 @@ func (a *App) remoteRepairCommand() *cobra.Command {
 	var q replicate.RepairRequest
 	c := &cobra.Command{
 		Use:   "repair REMOTE",
-		Short: "Rebuild damaged or lost lists of points, and put back a lost config",
-		Long: `If the object with the keys of a remote ("config") is damaged or gone, the copy that
-this pool has is put back. It is never put over one that is good, and never if this
-pool has seen a newer one than its copy.
+		Short: "Rebuild damaged or lost lists of points, and restore a lost config",
+		Long: `If the object with the keys of the remote ("config") is damaged or missing,
+pando restores this pool's copy of it. It never replaces an intact config, and
+never uses a copy older than the newest config that this pool has seen.
 
-A remote keeps one list of points for each volume and golden. If such a list is
-damaged or gone, this command makes it anew from the points themselves: all whose
-data is there come back, also those that were deleted and not yet pruned. Points
-of which something is missing are listed, too, so that no prune removes what is
-left of them; the newest point is one that is whole.
+A remote has a list of points for each volume and golden. pando rebuilds a
+damaged or missing list from the points themselves. All points whose data exists
+come back, even points that were deleted but not yet pruned. Incomplete points
+are listed too, so that no prune removes what is left of them; the newest point
+of the list is a complete one.
 
-Any pool that can open REMOTE can do it. It writes only over lists that cannot be
-read, and keeps a copy of these in the pool. If this pool pushed the newest point of
-a volume, it stays its writer; otherwise a pool has to take the volume over before it
-can push it (` + "`pando pull --take-over`" + `).
+Any pool that can open REMOTE can repair it. The command overwrites only lists
+that cannot be read, and keeps copies of them in the pool. If this pool pushed
+the newest point of a volume, it stays the writer of that volume. Otherwise a
+pool has to take the volume over before it can push to it
+(` + "`pando pull --take-over`" + `).
 
-The exit code is that of damaged (see ` + "`pando exit-codes`" + `) if a list could not be
-made anew, or a point could not be brought back whole.`,
+The exit code is that of damaged (` + "`pando exit-codes`" + ` lists exit codes) if a list
+could not be rebuilt, or a point is still incomplete.`,
 		Example:           "  pando remote repair backup --dry-run\n  pando remote repair backup",
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRemotes,
 	}
 
-	c.Flags().BoolVar(&q.DryRun, "dry-run", false, "only show what would be done")
+	c.Flags().BoolVar(&q.DryRun, "dry-run", false, "list what would be repaired, and change nothing")
 
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
 		r, err := a.remote("remote repair", args[0])
@@ -76,9 +77,9 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 	case a.quiet:
 		return nil
 	case out.ConfigRestored && out.DryRun:
-		return a.printf("config  is missing, damaged or out of date: this pool's copy would be put back\n")
+		return a.printf("config  missing, damaged or out of date: would be restored from this pool's copy\n")
 	case out.ConfigRestored:
-		if err := a.printf("config  was missing, damaged or out of date: put back this pool's copy\n"); err != nil {
+		if err := a.printf("config  was missing, damaged or out of date: restored from this pool's copy\n"); err != nil {
 			return err
 		}
 	}
@@ -102,7 +103,7 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 		case !v.Repaired:
 			a.warn("%s: %s", cmp.Or(v.Volume, v.Object), oneLine(v.Reason))
 		case !v.Writer && !v.Part:
-			a.note("%s has no writer now: on the host that is to push it, take it over with "+
+			a.note("%s has no writer now; on the host that pushes it, take it over with "+
 				"`pando pull %s %s --take-over --update`", v.Volume, remote, v.Volume)
 		}
 	}
@@ -114,9 +115,9 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 
 	tables := ""
 	if n := len(out.Tables); n > 0 && out.DryRun {
-		tables = plural(n, "table") + " of what was moved would be made anew"
+		tables = plural(n, "table") + " of packs would be rebuilt"
 	} else if n > 0 {
-		tables = plural(n, "table") + " of what was moved made anew"
+		tables = plural(n, "table") + " of packs rebuilt"
 	}
 
 	return a.fields("good", plural(out.Checked, "list")+" of points", "packs", tables, "lost", lost)

@@ -14,14 +14,14 @@ func (a *App) remoteRmCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "rm NAME",
 		Aliases: []string{"remove"},
-		Short:   "Forget a remote; what it holds stays",
-		Long: `Makes this pool forget the remote NAME: its address, this pool's key to it, and
-what was noted of pushes. Nothing of what was pushed is removed; with another key
-the remote can be added again. This pool's key is taken out of the repository.
+		Short:   "Forget a remote, and keep its data",
+		Long: `Forget the remote NAME: its address, this pool's key, and the records of pushes.
+pando also removes this pool's key from the repository. Data on the remote
+stays; with another key, the remote can be added again.
 
-pando refuses (conflict) if no other key opens the repository, because its data would be
-unreadable from then on. It refuses too if it cannot reach the repository to check that.
---force forgets the remote anyway.`,
+The command fails (conflict) if no other key opens the repository, because its
+data would then be unreadable, and if pando cannot reach the repository to check
+that. --force forgets the remote anyway.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRemotes,
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
@@ -36,7 +36,7 @@ unreadable from then on. It refuses too if it cannot reach the repository to che
 				return a.knownRemotes(err)
 			}
 			if out.KeyError != nil {
-				a.warn("this pool's key stays in the repository, where nobody can use it any more: %v", out.KeyError)
+				a.warn("could not remove this pool's key from the repository; the key no longer works without the pool's copy: %v", out.KeyError)
 			}
 
 			switch {
@@ -50,6 +50,6 @@ unreadable from then on. It refuses too if it cannot reach the repository to che
 		}),
 	}
 
-	c.Flags().BoolVar(&q.Force, "force", false, "also if no other key opens the repository, or it cannot be reached")
+	c.Flags().BoolVar(&q.Force, "force", false, "forget the remote even if no other key opens it, or it cannot be reached")
 	return c
 }

@@ -13,16 +13,19 @@ func (a *App) remoteWriterCommand() *cobra.Command {
 	var fresh bool
 	c := &cobra.Command{
 		Use:   "writer",
-		Short: "Show who this pool is to remotes, or give it an identity of its own",
-		Long: `A volume on a remote has one writer, which is a pool. Of a pool that was copied with
-its disk (a restored image of a virtual machine, two machines made from one
-template), each copy would be that writer. The first copy that pushes stays it; the
-others are refused (conflict), and so is a pool that was restored from a backup and
-has forgotten what it pushed.
+		Short: "Show or replace the identity of this pool as a writer",
+		Long: `Show the identity with which this pool writes to remotes. A volume on a remote
+has one writer, which is a pool. If a pool is copied together with its disk (a
+restored virtual machine image, two machines made from one template), all copies
+have the same identity. The first copy that pushes stays the writer; pushes of
+the others fail (conflict), and so do pushes of a pool that was restored from a
+backup and no longer knows what it pushed.
 
---new gives this pool an identity of its own. The volumes that it wrote on remotes are
-then another pool's: take over those that this pool is to write (` + "`pando pull\nREMOTE VOLUME --take-over --update`" + `), or push them under other names (--as). Pushes
-that were interrupted begin afresh. Nothing on remotes is changed.`,
+--new gives this pool an identity of its own. Volumes that it wrote on remotes
+then belong to another writer: take over those that this pool is to write
+(` + "`pando pull REMOTE VOLUME --take-over --update`" + `), or push them under other
+names (--as). Interrupted pushes start again from the beginning. Nothing on the
+remotes is changed.`,
 		Example: "  pando remote writer\n  pando remote writer --new",
 		Args:    usage(cobra.NoArgs),
 	}
@@ -59,7 +62,7 @@ func (a *App) printWriter(w replicate.WriterIdentity) error {
 	}
 
 	if w.New {
-		a.note("take over what this pool is to write with `pando pull REMOTE VOLUME --take-over --update`")
+		a.note("take over the volumes that this pool is to write: `pando pull REMOTE VOLUME --take-over --update`")
 	}
 
 	return nil

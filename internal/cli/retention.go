@@ -27,7 +27,7 @@ func retentionFlags(f *pflag.FlagSet) *retention {
 	f.IntVar(&p.Monthly, "keep-monthly", 0, "keep the newest point of each of the last `N` months that have one")
 	f.IntVar(&p.Yearly, "keep-yearly", 0, "keep the newest point of each of the last `N` years that have one")
 	f.StringVar(&r.within, "keep-within", "",
-		"keep all points that are at most this `DURATION` older than the newest, for example 48h or 7d")
+		"keep all points at most this `DURATION` older than the newest, for example 48h or 7d")
 	return r
 }
 
@@ -38,8 +38,8 @@ func (r *retention) parse(op string) (p replicate.Policy, err error) {
 		"keep-weekly": r.policy.Weekly, "keep-monthly": r.policy.Monthly, "keep-yearly": r.policy.Yearly,
 	} {
 		if r.flags.Changed(name) && n < 1 {
-			return p, errs.New(errs.Invalid, op, "--"+name, "%d is not at least 1",
-				n).WithHint("leave the flag out, or write a number from 1")
+			return p, errs.New(errs.Invalid, op, "--"+name, "must be at least 1 (got %d)",
+				n).WithHint("remove the flag, or use a number of at least 1")
 		}
 	}
 

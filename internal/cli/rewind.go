@@ -17,14 +17,14 @@ func (a *App) rewindCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "rewind VOLUME SNAPSHOT",
 		GroupID: "volumes",
-		Short:   "Make a volume what it was when a snapshot was taken",
-		Long: `Makes VOLUME what it was when SNAPSHOT (a name, or VOLUME@NAME) was taken. What
-it was before stays as a snapshot called before-rewind-TIME, so that nothing is
-lost, and all other snapshots stay too.
+		Short:   "Return a volume to the state of a snapshot",
+		Long: `Return VOLUME to its state in SNAPSHOT (a name, or VOLUME@NAME). The previous
+content stays as the snapshot before-rewind-TIME, and all other snapshots stay
+too.
 
-A mounted volume is refused: programs must not see a filesystem change under
-them. With --detach it is unmounted first, which still fails if something uses
-it, and mounted again after.`,
+The volume must not be mounted, because programs must not see a filesystem
+change under them. With --detach, pando unmounts it first, which fails if
+something uses it, and mounts it again afterwards.`,
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeSnapshots,
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
@@ -50,11 +50,11 @@ it, and mounted again after.`,
 				return nil
 			}
 
-			return a.printf("%s is what it was; before: %s\n", out.Name, out.Before)
+			return a.printf("%s rewound; previous content: %s\n", out.Name, out.Before)
 		}),
 	}
 
-	c.Flags().BoolVar(&detach, "detach", false, "unmount it first, and mount it again where it was")
+	c.Flags().BoolVar(&detach, "detach", false, "unmount the volume first, and mount it again afterwards")
 	return c
 }
 
@@ -68,7 +68,7 @@ func rewindRequest(volume, snapshot string) (q engine.RewindRequest, err error) 
 	name := cmp.Or(r.At, r.Name)
 	if r.At != "" && r.Name != volume {
 		return q, errs.New(errs.Invalid, "rewind", volume, "%s is a snapshot of another volume", r).
-			WithHint("make a volume of it: `pando clone %s NEW`", r)
+			WithHint("clone that snapshot instead: `pando clone %s NEW`", r)
 	}
 
 	if q.Snapshot, err = ref.ParseName("rewind", name); err != nil {

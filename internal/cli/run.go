@@ -20,25 +20,28 @@ func (a *App) runCommand() *cobra.Command {
 		Use:     "run REF -- COMMAND [ARG...]",
 		GroupID: "volumes",
 		Short:   "Run a command in a fresh clone, then destroy the clone",
-		Long: `Clones REF, runs COMMAND with the mounted clone as its working directory, and
-destroys the clone when the command has ended. Its exit status is the command's.
-A clone that processes which the command left behind still use stays mounted until they
-end: pando names them, and the next pando command after that destroys the clone. With
---keep it is then unmounted with ` + "`pando umount`" + `. If what the command wrote to a clone that is
-to be kept cannot be stored in the pool, pando fails as umount does, unless the command did.
+		Long: `Clone REF, mount the clone, run COMMAND in it, and destroy the clone when the
+command ends. The exit code is that of the command. The command finds the mount
+point in PANDO_MOUNT and the name of the volume in PANDO_VOLUME. It does not get
+the secrets that pando reads from the environment: passphrases of remotes, and
+credentials of AWS and Google Cloud.
 
-The command finds the mount point in PANDO_MOUNT and the name of the volume in
-PANDO_VOLUME. It does not get the secrets that pando itself reads from the environment:
-passphrases of remotes, and credentials of AWS and Google Cloud.
+If processes that the command started still use the clone, it stays mounted and
+pando names them. The next pando command after they end destroys the clone. With
+--keep, unmount it with ` + "`pando umount`" + ` instead.
 
-If pando itself is killed, the next pando command destroys the clone; with --keep it stays.`,
+If the pool cannot store everything that the command wrote to a clone with
+--keep, pando fails as umount does, unless the command itself failed.
+
+If pando is killed, the next pando command destroys the clone; with --keep the
+clone stays.`,
 		Example:           "  pando run web -- make test\n  pando run web --keep -- ./migrate.sh",
 		Args:              usage(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: a.completeRefs(1),
 	}
 
-	c.Flags().BoolVar(&q.Keep, "keep", false, "keep the volume, unmounted")
-	c.Flags().StringVar(&name, "name", "", "`NAME` of the volume (default: made up)")
+	c.Flags().BoolVar(&q.Keep, "keep", false, "keep the volume, and unmount it when the command ends")
+	c.Flags().StringVar(&name, "name", "", "call the volume `NAME` (default: a generated name)")
 	rightsFlags(c.Flags(), &q.May)
 	c.Flags().SetInterspersed(true)
 
@@ -48,8 +51,8 @@ If pando itself is killed, the next pando command destroys the clone; with --kee
 		}
 
 		if c.ArgsLenAtDash() < 0 && len(args) > 1 {
-			return errs.New(errs.Invalid, "run", args[0], "the command must stand behind --").
-				WithHint("pando run %s -- COMMAND", args[0])
+			return errs.New(errs.Invalid, "run", args[0], "the command must follow --").
+				WithHint("run `pando run %s -- COMMAND`", args[0])
 		}
 
 		if name != "" {

@@ -48,8 +48,8 @@ func withoutSecrets(env []string) []string {
 const maxSecretBytes = 64 << 10
 
 // passphraseSources is the sentence of help texts.
-const passphraseSources = `A passphrase is read from --passphrase-file, from the file that
-$PANDO_PASSPHRASE_FILE names, from $PANDO_PASSPHRASE, or else on a terminal.`
+const passphraseSources = `pando reads a passphrase from --passphrase-file, from the file named by
+$PANDO_PASSPHRASE_FILE, from $PANDO_PASSPHRASE, or else from the terminal.`
 
 // passphraseGiven reports whether a passphrase is at hand without asking.
 func passphraseGiven(file string) bool {
@@ -95,7 +95,7 @@ func (a *App) passphrase(ctx context.Context, op, file, what string, fresh bool)
 		return "", err
 	}
 	if again != p {
-		return "", errs.New(errs.Invalid, op, what, "the two are not the same").WithHint("nothing was changed; try again")
+		return "", errs.New(errs.Invalid, op, what, "the passphrases do not match").WithHint("nothing was changed; try again")
 	}
 
 	return p, nil
@@ -106,7 +106,7 @@ func checkPassphrase(op, where, p string) (string, error) {
 	case p == "":
 		return "", errs.New(errs.Invalid, op, where, "the passphrase is empty")
 	case strings.ContainsAny(p, "\n\x00"):
-		return "", errs.New(errs.Invalid, op, where, "a passphrase is one line of text").WithHint("is this the right file?")
+		return "", errs.New(errs.Invalid, op, where, "a passphrase must be a single line of text").WithHint("check that this is the right file")
 	}
 	return p, nil
 }
@@ -121,7 +121,7 @@ func (a *App) readSecret(op, file string) (b []byte, err error) {
 		}
 		defer f.Close()
 		if i, err := f.Stat(); err == nil && i.Mode().IsRegular() && i.Mode().Perm()&0o077 != 0 {
-			a.warn("%s can be read by others (mode %04o): `chmod 600 %s`", file, i.Mode().Perm(), shellWord(file))
+			a.warn("other users can read %s (mode %04o); restrict it with `chmod 600 %s`", file, i.Mode().Perm(), shellWord(file))
 		}
 	}
 
@@ -130,8 +130,8 @@ func (a *App) readSecret(op, file string) (b []byte, err error) {
 	}
 
 	if len(b) > maxSecretBytes {
-		return nil, errs.New(errs.Invalid, op, file, "more than %s is neither a passphrase nor an identity",
-			size(maxSecretBytes)).WithHint("is this the right file?")
+		return nil, errs.New(errs.Invalid, op, file, "larger than %s, so neither a passphrase nor an identity",
+			size(maxSecretBytes)).WithHint("check that this is the right file")
 	}
 
 	return b, nil
@@ -142,13 +142,13 @@ func unreadable(op, file string, err error) error {
 	out := &errs.Error{Kind: errs.KindOf(err), Op: op, Ref: file, Err: err}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return out.WithHint("check the path: this host has no file of this name; `ls -l %s` lists its directory",
+		return out.WithHint("check the path: `ls -l %s` lists the directory",
 			shellWord(filepath.Dir(file)))
 	case errors.Is(err, fs.ErrPermission):
-		return out.WithHint("run this as a user who can read the file: `ls -l %s` says who that is", shellWord(file))
+		return out.WithHint("run pando as a user who can read the file; `ls -l %s` shows its permissions", shellWord(file))
 	case errors.Is(err, syscall.EISDIR):
 		out.Kind = errs.Invalid
-		return out.WithHint("name a file in this directory: `ls -l %s` lists it", shellWord(file))
+		return out.WithHint("name a file in this directory; `ls -l %s` lists them", shellWord(file))
 	}
 
 	return errs.Wrap(op, file, err)

@@ -18,16 +18,16 @@ func (a *App) showCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "show [REF]",
 		GroupID: "volumes",
-		Short:   "Describe a volume, a generation or a snapshot; without REF the pool",
-		Long: `Describes what REF names, measured now: what has been written into a mounted
-volume is flushed to the pool first. Without REF it describes the pool: its room,
-and how much sharing saves (--exact measures everything in it now).`,
+		Short:   "Describe a volume, generation or snapshot, or the pool",
+		Long: `Describe REF with figures measured now; data written to a mounted volume is
+flushed to the pool first. Without REF, describe the pool: its free space, and
+how much space sharing saves.`,
 		Example:           "  pando show job-17\n  pando show web@3 --json\n  pando show",
 		Args:              usage(cobra.MaximumNArgs(1)),
 		ValidArgsFunction: a.completeRefs(1),
 	}
 
-	c.Flags().BoolVar(&exact, "exact", false, "of the pool: measure everything in it now")
+	c.Flags().BoolVar(&exact, "exact", false, "for the pool: measure every object in it now")
 
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
 		if len(args) == 0 {
@@ -96,7 +96,7 @@ func (a *App) printDetail(d engine.Detail) error {
 
 	tied := ""
 	if d.TiedBytes > 0 {
-		tied = size(d.TiedBytes) + " of what is destroyed, kept for others (`pando gc --explain`)"
+		tied = size(d.TiedBytes) + " of destroyed objects, kept for others (`pando gc --explain`)"
 	}
 
 	keep := ""
@@ -129,12 +129,12 @@ func (a *App) printDetail(d engine.Detail) error {
 	cost := map[string]string{
 		"constant": "the same for any size",
 		"extents":  fmt.Sprintf("grows with the extents: %d", d.Extents),
-		"data":     "grows with files and bytes: every clone is a full copy",
+		"data":     "grows with files and bytes: each clone is a full copy",
 	}[d.CloneCost]
 
 	stall := ""
 	if d.StallSeconds > 0 {
-		stall = fmt.Sprintf("up to %v while a copy is made of it in use",
+		stall = fmt.Sprintf("up to %v while a copy is made of the volume in use",
 			time.Duration(d.StallSeconds*float64(time.Second)).Round(time.Millisecond))
 	}
 
@@ -189,7 +189,7 @@ func (a *App) printPool(p engine.PoolInfo) error {
 	ties := ""
 	if p.Ties > 0 {
 		ties = fmt.Sprintf("%s of %s, destroyed but needed by others (`pando gc --explain`)", size(p.TiedBytes),
-			plural(p.Ties, "thing"))
+			plural(p.Ties, "object"))
 	}
 
 	if p.SavedRatio > 0 {

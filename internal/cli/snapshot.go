@@ -17,28 +17,32 @@ func (a *App) snapshotCommand() *cobra.Command {
 		Use:     "snapshot VOLUME [NAME]",
 		Aliases: []string{"snap"},
 		GroupID: "volumes",
-		Short:   "Make an immutable snapshot of a volume, also while it is in use",
-		Long: `Keeps VOLUME as it is now, as VOLUME@NAME (the time, if NAME is left out).
-Programs may go on using VOLUME. Everything written before the command began is in
-the snapshot, and its filesystem is consistent: all is put on the device, the
-image is cloned in one step, and the log of the filesystem is replayed in the
-clone. What programs write while the command runs is there as after a power loss:
-what they synced is, in its order.
+		Short:   "Take an immutable snapshot of a volume, even while it is in use",
+		Long: `Keep the current state of VOLUME as VOLUME@NAME (default: the current time).
+Programs may go on using VOLUME. The snapshot contains everything written before
+the command began, and its filesystem is consistent: pando flushes all data to
+the device, clones the image in one step, and replays the log of the filesystem
+in the clone. Writes that programs make while the command runs are in the
+snapshot as they would be after a power loss: everything synced is there, in the
+order in which it was synced.
 
-With --freeze their writes wait for a moment (some 30 ms), and the snapshot is one
-moment also of what was not synced. Filesystems without a log (ext2) are always
-frozen. The filesystem is always thawed again, even if pando is killed.
+With --freeze, pando holds back writes for about 30 ms, and the snapshot is a
+single point in time even for data that was not synced. Filesystems without a
+log (ext2) are always frozen. The filesystem is always thawed again, even if
+pando is killed.
 
-Each snapshot says what it is worth (` + "`pando show VOLUME@NAME`" + `):
-  clean  whole and consistent, with nothing to replay
-  crash  one moment of a filesystem in use, as after a power loss: --no-freeze, or
-         a raw volume (--fs none) that is attached
+` + "`pando show VOLUME@NAME`" + ` shows the consistency of a snapshot:
 
-Without reflinks (driver plain) a volume in use is copied; files that change
-during the copy are copied again; if they never come to rest, pando refuses (conflict).
+  clean  complete and consistent; no log is left to replay
+  crash  one point in time of a filesystem in use, as after a power loss: with
+         --no-freeze, or of an attached raw volume (--fs none)
 
-A snapshot can be cloned, compared, published and rewound to; it goes with its
-volume.`,
+Pools without reflinks (driver plain) copy a volume in use, and copy files again
+that change during the copy. If the volume does not stop changing, pando fails
+(conflict).
+
+Snapshots can be cloned, compared, published and rewound to. Destroying the
+volume destroys its snapshots.`,
 		Example:           "  pando snapshot job-17 before-upgrade\n  pando rewind job-17 before-upgrade",
 		Args:              usage(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: a.completeVolumes(1),
@@ -50,7 +54,7 @@ volume.`,
 			if len(args) > 1 {
 				if args[1] == "" {
 					return errs.New(errs.Invalid, "snapshot", `""`, "the name is empty").
-						WithHint("leave it out to get the time")
+						WithHint("remove the argument to name the snapshot after the current time")
 				}
 				if q.Name, err = ref.ParseName("snapshot", args[1]); err != nil {
 					return err
@@ -87,7 +91,7 @@ volume.`,
 func existingVolume(op, s string) (ref.Name, error) {
 	name, err := ref.ParseName(op, s)
 	if err != nil {
-		return ref.Name{}, errs.New(errs.NotFound, op, s, "there is no such volume").WithHint("see `pando ls`")
+		return ref.Name{}, errs.New(errs.NotFound, op, s, "no volume has this name").WithHint("run `pando ls` to list volumes")
 	}
 	return name, nil
 }

@@ -14,12 +14,13 @@ func (a *App) umountCommand() *cobra.Command {
 		Use:     "umount VOLUME",
 		GroupID: "volumes",
 		Short:   "Unmount a volume",
-		Long: `Unmounts VOLUME and gives the space of files that were deleted in it back to the
-pool. If something uses it, the processes and mount namespaces are named.
+		Long: `Unmount VOLUME, and return the space of files deleted in it to the pool. If
+something uses the volume, pando names the processes and mount namespaces and
+leaves it mounted.
 
-What is in memory is written to the pool first. If some of it cannot be, because the pool
-is full, umount fails and VOLUME stays mounted, so that it can be copied elsewhere. A
-second umount gives it up.`,
+Data in memory is written to the pool first. If that fails because the pool is
+full, umount fails and VOLUME stays mounted, so that you can copy the data
+elsewhere. Running umount a second time discards it.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeVolumes(1),
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {

@@ -18,31 +18,33 @@ func (a *App) verifyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "verify [REMOTE [NAME...]]",
 		GroupID: "remotes",
-		Short:   "Check what a remote holds",
-		Long: `Checks that everything that the volumes on REMOTE (all, or NAME...) need is there
-and belongs together: each point, the lists of its blocks, and each segment with
-the size that it must have. With --read-data the data is read too, and each block
-authenticated; --read-data=5% reads a sample, drawn anew each time.
+		Short:   "Check the data on a remote",
+		Long: `Check that REMOTE has everything that its volumes (all, or NAME...) need, and
+that it is consistent: each point, its lists of blocks, and each segment with
+its expected size. --read-data also reads the data and authenticates each block;
+--read-data=5% reads a random sample, a different one each time.
 
-What is wrong is reported with the volume, the point and the range of bytes that
-it affects; what several points need is reported once, with the first of them and
-their number. So is a list of points that this pool has seen and that is lost, or was
-put back to an older one. Nothing on the remote is changed. The exit code is 0 if
-nothing is wrong, otherwise that of damaged (see ` + "`pando exit-codes`" + `).
+Each problem is reported with the volume, the point and the range of bytes that
+it affects. A problem of several points is reported once, with the first of them
+and their number. pando also reports lists of points that this pool has seen and
+that are lost, or were restored to an older version. Nothing on the remote is
+changed. The exit code is 0 if there are no problems, and that of damaged
+otherwise (` + "`pando exit-codes`" + ` lists exit codes).
 
-With --repair, points are made whole again whose snapshots or generations are in this
-pool: what is missing or damaged of them is sent once more, and then all is checked
-again. What this pool does not have is listed, with the host that could bring it back.
-The exit code is 0 if nothing is wrong any more. Damage inside segments is found only
-with --read-data. Lists of points are made anew by ` + "`pando remote repair`" + `.`,
+With --repair, pando sends missing and damaged data again for points whose
+snapshots or generations are still in this pool, and then checks everything once
+more. Points that this pool cannot repair are listed with the host that might be
+able to. The exit code is 0 if no problems remain. Damage inside segments is
+found only with --read-data. To rebuild lists of points, run
+` + "`pando remote repair`" + `.`,
 		Example: "  pando verify backup\n  pando verify backup job-17 --read-data\n  pando verify backup --read-data=5%\n" +
 			"  pando verify backup --read-data --repair",
 		ValidArgsFunction: a.completeOnRemote(0),
 	}
 
-	c.Flags().StringVar(&read, "read-data", "", "read and check all data, or a `PERCENT` of it")
+	c.Flags().StringVar(&read, "read-data", "", "read and authenticate `PERCENT` of the data, or all data if no value is given")
 	c.Flags().Lookup("read-data").NoOptDefVal = "100%"
-	c.Flags().BoolVar(&repair, "repair", false, "send again what is missing or damaged, if this pool has it")
+	c.Flags().BoolVar(&repair, "repair", false, "send missing and damaged data again, if this pool has it")
 
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if c.Flags().Changed("read-data") {
@@ -74,7 +76,7 @@ with --read-data. Lists of points are made anew by ` + "`pando remote repair`" +
 		if e, err := a.open(ctx); err != nil && repair {
 			return err
 		} else if err != nil {
-			a.warn("lists of points that were put back to older ones are not noticed, as this pool cannot be opened: %v", err)
+			a.warn("cannot detect lists of points that were restored to older versions, because this pool cannot be opened: %v", err)
 		} else {
 			defer e.Close()
 			q.Pool = e
@@ -150,7 +152,7 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 		return nil
 	}
 
-	read, garbage, working, unknown := "nothing of the data (--read-data)", "", "", ""
+	read, garbage, working, unknown := "no data (use --read-data)", "", "", ""
 	switch {
 	case percent >= 100:
 		read = fmt.Sprintf("all data: %s", size(v.ReadBytes))
@@ -164,11 +166,11 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 	}
 
 	if v.WorkingBytes > 0 {
-		working = size(v.WorkingBytes) + " of who is at work"
+		working = size(v.WorkingBytes) + " of commands at work"
 	}
 
 	if n := len(v.Unknown); n > 0 {
-		unknown = fmt.Sprintf("%s that Pando did not write, for example %s", plural(n, "object"), v.Unknown[0])
+		unknown = fmt.Sprintf("%s not written by Pando, for example %s", plural(n, "object"), v.Unknown[0])
 	}
 
 	return a.fields(
@@ -209,7 +211,7 @@ func parseSample(s string) (float64, error) {
 	p, err := parsePercent("verify", s)
 	if err != nil || p == 0 {
 		return 0, errs.New(errs.Invalid, "verify", s,
-			"not a percentage above 0 and up to 100").WithHint("write for example --read-data=5%%, or --read-data for everything")
+			"not a percentage above 0 and up to 100").WithHint("use for example --read-data=5%%, or --read-data for all data")
 	}
 	return p, nil
 }

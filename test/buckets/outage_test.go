@@ -161,8 +161,8 @@ func TestOutageOfDays(t *testing.T) {
 		t.Errorf("%v: %s", err, bad.String())
 	}
 	want := regexp.MustCompile(
-		`\Apando: warning: .*503.*; pando goes on trying, at least every 15 min, and says when it works again\n` +
-			`pando: pushing works again, after \d+ s and 3 rounds that failed\n\z`,
+		`\Apando: warning: .*503.*; retrying at least every 15 min, and reporting when pushing works again\n` +
+			`pando: pushing works again after \d+ s and 3 failed rounds\n\z`,
 	)
 	if !want.MatchString(bad.String()) {
 		t.Errorf("it said\n%s", bad.String())
