@@ -272,8 +272,8 @@ type replacement struct {
 	recorded   bool // steps 1-3 are done
 }
 
-// open holds the directory that dir and aside are in, and finds out which one dir is.
-func (r *replacement) open(e *Engine) (err error) {
+// openPlaces holds the directory that dir and aside are in, and finds out which one dir is.
+func (r *replacement) openPlaces(e *Engine) (err error) {
 	if r.old, err = e.content.OpenPlace(r.dir); err != nil {
 		return err
 	}
@@ -296,10 +296,10 @@ func (r *replacement) close() {
 	}
 }
 
-// replace puts a volume of the generation that was just made in the place of the
+// replaceSource puts a volume of the generation that was just made in the place of the
 // directory that it was made from. On error the directory is as it was, and the
 // generation stays. InUse, Conflict (the directory has changed), Unsupported.
-func (e *Engine) replace(ctx context.Context, q ImportRequest, src *source, out *Imported) error {
+func (e *Engine) replaceSource(ctx context.Context, q ImportRequest, src *source, out *Imported) error {
 	q.Tracker.Start("replacing "+src.path, 0, 0)
 	done, err := e.replaceDir(ctx, q, src, out)
 	if err == nil {
@@ -392,7 +392,7 @@ func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportReques
 			return nil, err
 		}
 
-		id := e.identity(driver.Volume)
+		id := e.newIdentity(driver.Volume)
 		id.Name, id.FS, id.SizeBytes, id.Sector = q.ReplaceVolume.String(), origin.FS, origin.SizeBytes, origin.Sector
 		id.Origin, id.OriginID = tx.RefOf(origin), origin.ID
 		id.Golden, id.Generation = origin.Golden, origin.Generation
@@ -470,7 +470,7 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 // it replaces: it is what is seen when the volume is not mounted. It returns how the
 // volume is to be mounted there.
 func (e *Engine) makeAside(r *replacement) (content.Target, error) {
-	if err := r.open(e); err != nil {
+	if err := r.openPlaces(e); err != nil {
 		return content.Target{}, err
 	}
 
@@ -674,8 +674,8 @@ func (e *Engine) finishAdopt(
 	return err
 }
 
-// count measures a directory; of one that is adopted it takes a stamp as well.
-func (e *Engine) count(ctx context.Context, q ImportRequest, src *source) (n treecopy.Totals, err error) {
+// measureSource measures a directory; of one that is adopted it takes a stamp as well.
+func (e *Engine) measureSource(ctx context.Context, q ImportRequest, src *source) (n treecopy.Totals, err error) {
 	q.Tracker.Start("counting", 0, 0)
 	if q.Adopt {
 		src.stamp, n, err = treecopy.TakeStamp(ctx, src.path, nil, e.sourceOptions(src, nil))

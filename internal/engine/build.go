@@ -115,7 +115,7 @@ type buildRequest struct {
 // the work. The caller holds the golden's lock.
 func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error) {
 	op, name := q.op, q.name
-	b := &build{e: e, op: op, scratch: e.identity(driver.Scratch), gen: e.identity(driver.Generation)}
+	b := &build{e: e, op: op, scratch: e.newIdentity(driver.Scratch), gen: e.newIdentity(driver.Generation)}
 
 	// Nobody needs the scratch volume after a power loss, so nothing waits for it.
 	b.scratch.Ephemeral = true
@@ -173,11 +173,11 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 	return b, err
 }
 
-// abandon takes everything back.
-func (b *build) abandon(ctx context.Context) { b.e.ledger.DestroyUnfinished(ctx, b.ids...) }
+// undoBuild takes everything back.
+func (b *build) undoBuild(ctx context.Context) { b.e.ledger.DestroyUnfinished(ctx, b.ids...) }
 
-// publish makes the generation of the filled scratch volume, and current.
-func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) {
+// publishGeneration makes the generation of the filled scratch volume, and current.
+func (b *build) publishGeneration(ctx context.Context, t *progress.Tracker) (Info, error) {
 	e := b.e
 	b.gen.FS, b.gen.SizeBytes, b.gen.Sector = b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector
 	if b.reads.Row.ID == "" {
@@ -261,16 +261,16 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 		return Info{}, err
 	}
 	if based != "" {
-		e.noteBase(context.WithoutCancel(ctx), based)
+		e.recordBase(context.WithoutCancel(ctx), based)
 	}
 
 	return generationInfo(row, g, e.caps.Name), nil
 }
 
-// noteBase makes the pool know the new base of a volume that was published, if
+// recordBase makes the pool know the new base of a volume that was published, if
 // nobody is at work on it. If it does not come to that, the base follows from
 // the origin of the generation, for as long as that exists.
-func (e *Engine) noteBase(ctx context.Context, id driver.ObjectID) {
+func (e *Engine) recordBase(ctx context.Context, id driver.ObjectID) {
 	if err := e.ledger.ClaimNow(ctx, opPin, false, func(*catalog.Tx) ([]catalog.Mark, error) {
 		return []catalog.Mark{{ID: id, Op: opPin}}, nil
 	}); err != nil {
@@ -344,11 +344,11 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 
 	info, err := e.publishVolume(ctx, b, q.Tracker)
 	if err != nil {
-		b.abandon(ctx)
+		b.undoBuild(ctx)
 		return Published{}, errs.Wrap(opPublish, golden, err)
 	}
 
-	return Published{info, e.retired(ctx, golden)}, nil
+	return Published{info, e.removeOldOrWarn(ctx, golden)}, nil
 }
 
 func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracker) (Info, error) {
@@ -383,5 +383,5 @@ func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracke
 		}
 	}
 
-	return b.publish(ctx, t)
+	return b.publishGeneration(ctx, t)
 }

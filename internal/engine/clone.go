@@ -213,7 +213,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 				return nil, err
 			}
 
-			id := e.identity(driver.Volume)
+			id := e.newIdentity(driver.Volume)
 			id.Name, id.FS, id.SizeBytes, id.Sector = n, origin.FS, size, origin.Sector
 			id.Origin, id.OriginID, id.Ephemeral = tx.RefOf(origin), origin.ID, q.Ephemeral
 			id.Soon = q.Mount

@@ -75,13 +75,13 @@ type freed struct {
 // filesystem frees in the background.
 const settlePatience = 5 * time.Second
 
-func (e *Engine) settled(ctx context.Context) (pool.Space, error) {
+func (e *Engine) settledSpace(ctx context.Context) (pool.Space, error) {
 	return e.pool.WaitFreed(ctx, settlePatience)
 }
 
-// remove makes the driver remove an object that has no name any more. During a
+// removeObject makes the driver remove an object that has no name any more. During a
 // gc it notes why, and what that returned to the pool.
-func (e *Engine) remove(ctx context.Context, id driver.ObjectID, ref, why string) error {
+func (e *Engine) removeObject(ctx context.Context, id driver.ObjectID, ref, why string) error {
 	f := callOf(ctx).freed
 	destroy := func() error { return e.drv.Destroy(ctx, id) }
 	if f == nil {
@@ -95,7 +95,7 @@ func (e *Engine) remove(ctx context.Context, id driver.ObjectID, ref, why string
 	var before, after pool.Space
 	var err error
 	if measure {
-		if before, err = e.settled(ctx); err != nil {
+		if before, err = e.settledSpace(ctx); err != nil {
 			return err
 		}
 	}
@@ -106,7 +106,7 @@ func (e *Engine) remove(ctx context.Context, id driver.ObjectID, ref, why string
 
 	thing := Freed{Ref: ref, ID: string(id), Why: why, Bytes: -1}
 	if measure {
-		if after, err = e.settled(ctx); err == nil {
+		if after, err = e.settledSpace(ctx); err == nil {
 			thing.Bytes = max(0, before.UsedBytes-after.UsedBytes)
 		}
 	}
@@ -128,10 +128,10 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	said := &warnings.List{}
 	c.freed = &freed{measure: explain}
 	ctx = warnings.Collect(withCall(ctx, c), said)
-	ctx = ledger.ReclaimUntil(freeing(ctx), time.Time{})
-	defer e.refill()
+	ctx = ledger.ReclaimUntil(mayUseReserve(ctx), time.Time{})
+	defer e.refillReserve()
 
-	before, err := e.settled(ctx)
+	before, err := e.settledSpace(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +146,7 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	}
 
 	r := &GCReport{}
-	if r.Retired, err = e.retainAll(ctx); err != nil {
+	if r.Retired, err = e.applyAllRetention(ctx); err != nil {
 		return nil, err
 	}
 
@@ -157,13 +157,13 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	}
 
 	deciding := time.Now()
-	if err := e.compare(ctx, r); err != nil {
+	if err := e.sweepLocked(ctx, r); err != nil {
 		return nil, err
 	}
 
 	r.Decided = time.Since(deciding).Seconds()
 	r.Reclaimed, r.Undone, r.Expired = recovered.Reclaimed, recovered.Undone, recovered.Expired
-	r.Sweep.add(recovered.Swept)
+	r.Sweep.addEarlier(recovered.Swept)
 	r.Freed = c.freed.things
 	r.Warnings = append(recovered.Warnings, said.Messages()...)
 	if err := e.trimBacking(r); err != nil {
@@ -171,12 +171,12 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	}
 
 	if explain {
-		if r.KeptThings, err = e.explain(ctx); err != nil {
+		if r.KeptThings, err = e.explainKept(ctx); err != nil {
 			return nil, err
 		}
 	}
 
-	after, err := e.settled(ctx)
+	after, err := e.settledSpace(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -192,8 +192,8 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	return r, nil
 }
 
-// compare sweeps, while nobody makes, mounts or removes the pool.
-func (e *Engine) compare(ctx context.Context, r *GCReport) error {
+// sweepLocked sweeps, while nobody makes, mounts or removes the pool.
+func (e *Engine) sweepLocked(ctx context.Context, r *GCReport) error {
 	unlock, err := pool.Lock(ctx, e.pool.Dir)
 	if err != nil {
 		return err
@@ -206,8 +206,8 @@ func (e *Engine) compare(ctx context.Context, r *GCReport) error {
 	return err
 }
 
-// add counts what an earlier sweep of the same command did.
-func (s *Sweep) add(o *Sweep) {
+// addEarlier counts what an earlier sweep of the same command did.
+func (s *Sweep) addEarlier(o *Sweep) {
 	if o != nil {
 		s.Garbage += o.Garbage
 		s.StaleMounts += o.StaleMounts
@@ -215,8 +215,8 @@ func (s *Sweep) add(o *Sweep) {
 	}
 }
 
-// retainAll applies the retention of all goldens.
-func (e *Engine) retainAll(ctx context.Context) (n int, err error) {
+// applyAllRetention applies the retention of all goldens.
+func (e *Engine) applyAllRetention(ctx context.Context) (n int, err error) {
 	var goldens []catalog.Golden
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		goldens, err = tx.Goldens()
@@ -233,7 +233,7 @@ func (e *Engine) retainAll(ctx context.Context) (n int, err error) {
 		if err != nil {
 			return n, err
 		}
-		gone, err := e.retain(ctx, g.Name)
+		gone, err := e.removeOldGenerations(ctx, g.Name)
 		unlock()
 		n += len(gone)
 		if err != nil {
@@ -244,13 +244,13 @@ func (e *Engine) retainAll(ctx context.Context) (n int, err error) {
 	return n, nil
 }
 
-// explain says of everything in the pool why it stays.
-func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
+// explainKept says of everything in the pool why it stays.
+func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 	var u *uses
 	var tombstones []catalog.Tombstone
 	names := map[driver.ObjectID]string{}
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		if u, err = e.uses(tx); err != nil {
+		if u, err = e.readUses(tx); err != nil {
 			return err
 		}
 		tombstones, err = tx.Unreclaimed(0)
@@ -274,7 +274,7 @@ func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
 	for _, r := range u.rows {
 		k := Kept{Ref: r.Name, Kind: kindName(r.Kind)}
 		if r.Pinned.After(time.Now()) {
-			k.Why = append(k.Why, errs.Messagef("pinned%s", until(r.Pinned)))
+			k.Why = append(k.Why, errs.Messagef("pinned%s", pinnedUntil(r.Pinned)))
 		}
 
 		switch r.Kind {
@@ -308,13 +308,13 @@ func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
 		out = append(out, Kept{Ref: g.Ref, Kind: "trash", Why: []errs.Message{errs.Messagef("%s", why)}})
 	}
 
-	ties, err := e.ties(ctx, u)
+	ties, err := e.keptTies(ctx, u)
 	return append(out, ties...), err
 }
 
-// ties says of everything that is destroyed and must stay, for what that is and
+// keptTies says of everything that is destroyed and must stay, for what that is and
 // what it takes.
-func (e *Engine) ties(ctx context.Context, u *uses) ([]Kept, error) {
+func (e *Engine) keptTies(ctx context.Context, u *uses) ([]Kept, error) {
 	t, ok := e.drv.(driver.Tied)
 	if !ok {
 		return nil, nil

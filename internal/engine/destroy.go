@@ -72,8 +72,8 @@ func (e *Engine) Destroy(ctx context.Context, q DestroyRequest) (*DestroyReport,
 // destroyed. What is left then is hidden already, and goes with later commands.
 const reclaimBound = 10 * time.Second
 
-// failure is the first error that is not that something is in use.
-func (r *DestroyReport) failure() error {
+// firstFailure is the first error that is not that something is in use.
+func (r *DestroyReport) firstFailure() error {
 	for _, err := range r.Failed {
 		if !errs.Is(err, errs.InUse) {
 			return err
@@ -95,8 +95,8 @@ type destroyOptions struct {
 
 func (e *Engine) destroyRows(ctx context.Context, rows []doomed, o destroyOptions) *DestroyReport {
 	report := &DestroyReport{budget: reclaimBound, why: o.why}
-	ctx = freeing(ctx)
-	defer e.refillIfSpent()
+	ctx = mayUseReserve(ctx)
+	defer e.refillReserveIfSpent()
 	o.tracker.Start("destroying", int64(len(rows)), 0)
 	for len(rows) > 0 && ctx.Err() == nil {
 		batch := rows[:min(destroyBatch, len(rows))]
@@ -195,9 +195,9 @@ func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row
 	return nil
 }
 
-// destroyOne is what goes out in one step: an object, a volume with its snapshots,
+// destroyItem is what goes out in one step: an object, a volume with its snapshots,
 // or a whole golden.
-type destroyOne struct {
+type destroyItem struct {
 	doomed
 	with   []catalog.Row // a volume's snapshots, a whole golden's other generations
 	att    catalog.MountRecord
@@ -210,12 +210,12 @@ type destroyOne struct {
 }
 
 // rows are all that goes, the volume last.
-func (it *destroyOne) rows() []catalog.Row {
+func (it *destroyItem) rows() []catalog.Row {
 	return append(slices.Clip(it.with), it.row)
 }
 
 // refOf is the reference of one of its rows.
-func (it *destroyOne) refOf(r catalog.Row) string {
+func (it *destroyItem) refOf(r catalog.Row) string {
 	switch {
 	case r.ID == it.row.ID:
 		return it.ref
@@ -227,9 +227,9 @@ func (it *destroyOne) refOf(r catalog.Row) string {
 
 // destroySome takes a batch through the protocol, each step for all of them.
 func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptions, report *DestroyReport) {
-	items := make([]*destroyOne, len(batch))
+	items := make([]*destroyItem, len(batch))
 	for i, d := range batch {
-		items[i] = &destroyOne{doomed: d}
+		items[i] = &destroyItem{doomed: d}
 	}
 
 	// What is in the way of one must not hold up the rest, so they are claimed
@@ -239,14 +239,14 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 			items[0].failed = err
 		} else {
 			for _, it := range items {
-				it.failed = e.claimDestroy(ctx, []*destroyOne{it}, o)
+				it.failed = e.claimDestroy(ctx, []*destroyItem{it}, o)
 			}
 		}
 	}
 
 	e.refuseUsed(ctx, items, o)
 
-	parallel(items, func(it *destroyOne) {
+	destroyInParallel(items, func(it *destroyItem) {
 		if it.has {
 			if m, err := kernel.MountAt(unix.AT_FDCWD, it.att.Mountpoint); err == nil && m.Root && m.ID == it.att.MountID &&
 				!it.row.FS.IsImage() {
@@ -256,7 +256,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 		}
 	})
 
-	var going []*destroyOne
+	var going []*destroyItem
 	for _, it := range items {
 		switch {
 		case it.skip:
@@ -303,7 +303,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 
 // reclaimNow removes what has a tombstone, for as long as report allows, and leaves
 // the rest to the next command.
-func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *DestroyReport) {
+func (e *Engine) reclaimNow(ctx context.Context, going []*destroyItem, report *DestroyReport) {
 	ctx = context.WithoutCancel(ctx)
 	bounded, cancel := ctx, func() {}
 	if callOf(ctx).freed == nil { // else it is measured, which takes its time
@@ -313,11 +313,11 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *De
 	defer cancel()
 
 	start := time.Now()
-	parallel(going, func(it *destroyOne) {
+	destroyInParallel(going, func(it *destroyItem) {
 		for _, r := range it.rows() {
 			if bounded.Err() != nil {
 				it.left = append(it.left, r)
-			} else if err := e.remove(bounded, r.ID, it.refOf(r), report.why); err != nil {
+			} else if err := e.removeObject(bounded, r.ID, it.refOf(r), report.why); err != nil {
 				it.left = append(it.left, r)
 				if errs.Is(err, errs.InUse) && r.ID == it.row.ID && it.dev != 0 {
 					it.heldBy = content.HoldersOf(bounded, it.dev)
@@ -330,7 +330,7 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *De
 	_ = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { // else the next command does it again
 		for _, it := range going {
 			for _, r := range it.rows() {
-				if !it.leaves(r) {
+				if !it.isLeft(r) {
 					if err := tx.SetReclaimed(r.ID); err != nil {
 						return err
 					}
@@ -348,15 +348,15 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *De
 		for _, r := range it.rows() {
 			report.Destroyed = append(report.Destroyed, Destroyed{
 				Ref: it.refOf(r), ID: string(r.ID), Kind: string(r.Kind),
-				ExclusiveBytes: r.Usage.ExclusiveBytes, Reclaimed: !it.leaves(r), HeldBy: it.heldBy,
+				ExclusiveBytes: r.Usage.ExclusiveBytes, Reclaimed: !it.isLeft(r), HeldBy: it.heldBy,
 			})
 		}
 	}
 }
 
 // refuseUsed fails those that somebody uses, before anything is unmounted.
-func (e *Engine) refuseUsed(ctx context.Context, items []*destroyOne, o destroyOptions) {
-	var asked []*destroyOne
+func (e *Engine) refuseUsed(ctx context.Context, items []*destroyItem, o destroyOptions) {
+	var asked []*destroyItem
 	var volumes []content.Volume
 	for _, it := range items {
 		if !it.skip && it.failed == nil {
@@ -369,11 +369,11 @@ func (e *Engine) refuseUsed(ctx context.Context, items []*destroyOne, o destroyO
 	}
 }
 
-func (it *destroyOne) leaves(r catalog.Row) bool {
+func (it *destroyItem) isLeft(r catalog.Row) bool {
 	return slices.ContainsFunc(it.left, func(x catalog.Row) bool { return x.ID == r.ID })
 }
 
-func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne, o destroyOptions) error {
+func (e *Engine) claimDestroy(ctx context.Context, items []*destroyItem, o destroyOptions) error {
 	claim := e.ledger.Claim
 	if o.op != "" {
 		claim = e.ledger.ClaimNow
@@ -453,20 +453,20 @@ func checkPin(r catalog.Row, ref string) error {
 	if !r.Pinned.After(time.Now()) {
 		return nil
 	}
-	return errs.New(errs.InUse, "destroy", ref, "it is pinned%s", until(r.Pinned)).
+	return errs.New(errs.InUse, "destroy", ref, "it is pinned%s", pinnedUntil(r.Pinned)).
 		WithHint("unpin it first with %s", errs.Run("unpin", ref))
 }
 
-// until says when a pin ends, for people.
-func until(t time.Time) string {
+// pinnedUntil says when a pin ends, for people.
+func pinnedUntil(t time.Time) string {
 	if !t.Before(driver.Forever) {
 		return ""
 	}
 	return " until " + t.Local().Format("2006-01-02 15:04:05 MST")
 }
 
-// parallel runs fn for the items that have not failed.
-func parallel(items []*destroyOne, fn func(*destroyOne)) {
+// destroyInParallel runs fn for the items that have not failed.
+func destroyInParallel(items []*destroyItem, fn func(*destroyItem)) {
 	if len(items) == 1 {
 		if it := items[0]; !it.skip && it.failed == nil {
 			fn(it)
@@ -505,7 +505,7 @@ func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog
 		}
 	}
 
-	it := &destroyOne{doomed: doomed{row: row, ref: row.Name}}
+	it := &destroyItem{doomed: doomed{row: row, ref: row.Name}}
 	err := e.cat.Update(ctx, catalog.Durability(!row.Ephemeral), func(tx *catalog.Tx) (err error) {
 		if row.Kind == driver.Volume {
 			if it.with, err = tx.Snapshots(row.Lineage()); err != nil {
@@ -518,12 +518,12 @@ func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog
 		return err
 	}
 
-	e.reclaimNow(ctx, []*destroyOne{it}, &DestroyReport{budget: reclaimBound})
+	e.reclaimNow(ctx, []*destroyItem{it}, &DestroyReport{budget: reclaimBound})
 	return nil
 }
 
 // putTombstones replaces the rows by tombstones.
-func (it *destroyOne) putTombstones(tx *catalog.Tx) error {
+func (it *destroyItem) putTombstones(tx *catalog.Tx) error {
 	for _, r := range it.rows() {
 		if err := tx.DeleteObject(r.ID); err != nil {
 			return err

@@ -141,7 +141,7 @@ func (e *Engine) Diff(ctx context.Context, q DiffRequest) (Difference, error) {
 		return out, errs.Wrap(opDiff, out.A, err)
 	}
 
-	res, err := v.compare(ctx, a, b, false, q.Tracker)
+	res, err := v.compareSides(ctx, a, b, false, q.Tracker)
 	if err != nil {
 		return out, errs.Wrap(opDiff, out.A+" "+out.B, err)
 	}
@@ -222,7 +222,7 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 				return nil, err
 			}
 
-			s := &side{ref: r, live: l, copy: e.identity(driver.Scratch)}
+			s := &side{ref: r, live: l, copy: e.newIdentity(driver.Scratch)}
 			s.copy.Ephemeral = true
 			s.copy.FS, s.copy.Sector, s.copy.SizeBytes = row.FS, row.Sector, row.SizeBytes
 			s.copy.Origin, s.copy.OriginID = tx.RefOf(row), row.ID
@@ -259,17 +259,17 @@ func (v *view) close(ctx context.Context) {
 	}
 }
 
-// tree calls fn with the root of a side's files, which cannot be changed through it.
-func (v *view) tree(ctx context.Context, s *side, fn func(root *os.File) error) error {
+// withRoot calls fn with the root of a side's files, which cannot be changed through it.
+func (v *view) withRoot(ctx context.Context, s *side, fn func(root *os.File) error) error {
 	if s.row().FS.IsImage() {
 		return v.e.content.WithImage(ctx, s.id(), content.ImageOptions{}, fn)
 	}
 	return v.e.content.WithTree(ctx, s.id(), true, fn)
 }
 
-// compare compares the files of two sides.
-func (v *view) compare(ctx context.Context, a, b *side, times bool, t *progress.Tracker) (treediff.Result, error) {
-	o, done, release, err := v.known(ctx, a, b)
+// compareSides compares the files of two sides.
+func (v *view) compareSides(ctx context.Context, a, b *side, times bool, t *progress.Tracker) (treediff.Result, error) {
+	o, done, release, err := v.imageHints(ctx, a, b)
 	if err != nil {
 		return treediff.Result{}, err
 	}
@@ -281,9 +281,9 @@ func (v *view) compare(ctx context.Context, a, b *side, times bool, t *progress.
 
 	o.Times, o.Progress = times, t.Add
 	var res treediff.Result
-	err = v.with(ctx, func(roots []*os.File) (err error) {
+	err = v.withRoots(ctx, func(roots []*os.File) (err error) {
 		if !a.row().FS.IsImage() {
-			if err := v.knownOfTrees(ctx, a, b, roots[0], roots[1], &o); err != nil {
+			if err := v.treeHints(ctx, a, b, roots[0], roots[1], &o); err != nil {
 				return err
 			}
 		}
@@ -294,23 +294,23 @@ func (v *view) compare(ctx context.Context, a, b *side, times bool, t *progress.
 	return res, err
 }
 
-// with calls fn with the roots of several sides.
-func (v *view) with(ctx context.Context, fn func(roots []*os.File) error, sides ...*side) error {
+// withRoots calls fn with the roots of several sides.
+func (v *view) withRoots(ctx context.Context, fn func(roots []*os.File) error, sides ...*side) error {
 	var open func(i int, roots []*os.File) error
 	open = func(i int, roots []*os.File) error {
 		if i == len(sides) {
 			return fn(roots)
 		}
-		return v.tree(ctx, sides[i], func(root *os.File) error { return open(i+1, append(roots, root)) })
+		return v.withRoot(ctx, sides[i], func(root *os.File) error { return open(i+1, append(roots, root)) })
 	}
 	return open(0, nil)
 }
 
-// known is what can be known of two sides before their files are looked at. done:
+// imageHints is what can be known of two sides before their files are looked at. done:
 // they are the same. The images must stay until release.
-func (v *view) known(ctx context.Context, a, b *side) (o treediff.Options, done bool, release func(), err error) {
+func (v *view) imageHints(ctx context.Context, a, b *side) (o treediff.Options, done bool, release func(), err error) {
 	release = func() {}
-	_, since, same, err := v.e.related(ctx, a.row(), b.row())
+	_, since, same, err := v.e.commonOrigin(ctx, a.row(), b.row())
 	if err != nil {
 		return o, false, release, err
 	}
@@ -367,14 +367,14 @@ func (v *view) known(ctx context.Context, a, b *side) (o treediff.Options, done 
 	return o, done, release, nil
 }
 
-// knownOfTrees is what the filesystem knows of two trees in the pool.
-func (v *view) knownOfTrees(ctx context.Context, a, b *side, rootA, rootB *os.File, o *treediff.Options) error {
+// treeHints is what the filesystem knows of two trees in the pool.
+func (v *view) treeHints(ctx context.Context, a, b *side, rootA, rootB *os.File, o *treediff.Options) error {
 	o.SameBlocks = func(x, y, n int64) (bool, int64) { return x == y, n }
 	if !o.SameOrigin {
 		return nil
 	}
 
-	common, _, _, err := v.e.related(ctx, a.row(), b.row())
+	common, _, _, err := v.e.commonOrigin(ctx, a.row(), b.row())
 	if err != nil {
 		return err
 	}
@@ -391,10 +391,10 @@ func (v *view) knownOfTrees(ctx context.Context, a, b *side, rootA, rootB *os.Fi
 	return err
 }
 
-// related reports whether two objects come from one origin, the nearest one's
+// commonOrigin reports whether two objects come from one origin, the nearest one's
 // ID, and when the first copy was made of it that one of them is or comes from,
 // or a little before.
-func (e *Engine) related(
+func (e *Engine) commonOrigin(
 	ctx context.Context, a, b catalog.Row,
 ) (common driver.ObjectID, since time.Time, same bool, err error) {
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {

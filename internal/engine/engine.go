@@ -163,8 +163,8 @@ func (e *Engine) PoolID() string { return e.pool.Config.ID }
 // Caps are those of the pool's driver.
 func (e *Engine) Caps() driver.Caps { return e.caps }
 
-// identity begins the identity of a new object.
-func (e *Engine) identity(kind driver.Kind) driver.Identity {
+// newIdentity begins the identity of a new object.
+func (e *Engine) newIdentity(kind driver.Kind) driver.Identity {
 	return driver.Identity{
 		ID:        driver.NewID(),
 		Kind:      kind,

@@ -74,7 +74,7 @@ func UmountKilled(dir string, drivers Drivers) error {
 }
 
 // SpendReserve spends a piece of the reserve, as on a full disk.
-func (e *Engine) SpendReserve(ctx context.Context) bool { return e.spendReserve(freeing(ctx)) }
+func (e *Engine) SpendReserve(ctx context.Context) bool { return e.spendReserve(mayUseReserve(ctx)) }
 
 // HasReserve reports whether the reserve is whole.
 func (e *Engine) HasReserve() bool { return e.pool.HasReserve() }

@@ -114,7 +114,7 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 func (e *Engine) replaceByCopy(
 	ctx context.Context, q FlattenRequest, fl driver.Flattener, look func(*catalog.Tx) (catalog.Row, catalog.Row, error),
 ) (catalog.Row, error) {
-	s := &succession{e: e, op: opFlatten, next: e.identity(driver.Volume)}
+	s := &succession{e: e, op: opFlatten, next: e.newIdentity(driver.Volume)}
 	if err := s.claim(ctx, look); err != nil {
 		return catalog.Row{}, err
 	}

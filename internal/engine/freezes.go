@@ -24,7 +24,7 @@ func (f freezes) Note(ctx context.Context) error {
 
 // Processes implements [content.Freezes].
 func (f freezes) Processes(ctx context.Context) []waiting.Process {
-	marks, err := f.others(ctx)
+	marks, err := f.otherMarks(ctx)
 	if err != nil {
 		return nil
 	}
@@ -33,7 +33,7 @@ func (f freezes) Processes(ctx context.Context) []waiting.Process {
 
 // CleanUp implements [content.Freezes].
 func (f freezes) CleanUp(ctx context.Context) (ours bool, err error) {
-	marks, err := f.others(ctx)
+	marks, err := f.otherMarks(ctx)
 	if err != nil || len(marks) == 0 {
 		return false, err
 	}
@@ -41,8 +41,8 @@ func (f freezes) CleanUp(ctx context.Context) (ours bool, err error) {
 	return true, err
 }
 
-// others are the marks of other copies that may have frozen the volume.
-func (f freezes) others(ctx context.Context) (out []catalog.Mark, err error) {
+// otherMarks are the marks of other copies that may have frozen the volume.
+func (f freezes) otherMarks(ctx context.Context) (out []catalog.Mark, err error) {
 	err = f.e.cat.View(ctx, func(tx *catalog.Tx) error {
 		marks, err := tx.Marks()
 		for _, m := range marks {

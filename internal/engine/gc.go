@@ -136,7 +136,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 			continue
 		}
 
-		if err := e.remove(ctx, o.ID, cmp.Or(ledger.Describe(o.Identity), string(o.ID)),
+		if err := e.removeObject(ctx, o.ID, cmp.Or(ledger.Describe(o.Identity), string(o.ID)),
 			"left by an interrupted operation or an earlier boot"); err != nil {
 			s.Kept = append(s.Kept, errs.Messagef("cannot remove garbage %s: %v", string(o.ID), err))
 			continue

@@ -128,7 +128,7 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 	defer unlock()
 
 	if waited && !q.Update && !q.Replace { // what others built need not be what is in the source
-		if info, ok, err := e.current(ctx, name); err != nil || ok {
+		if info, ok, err := e.currentGeneration(ctx, name); err != nil || ok {
 			return Imported{Info: info, Waited: true}, err
 		}
 	}
@@ -149,23 +149,23 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 
 	b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector = id.FS, id.SizeBytes, id.Sector
 	b.gen.Origin = "" // a source is not a reference
-	out, err := e.fill(ctx, b, src, q)
+	out, err := e.fillScratch(ctx, b, src, q)
 	if err == nil {
-		err = e.settle(ctx, b.scratch.ID)
+		err = e.flushBeforeSealing(ctx, b.scratch.ID)
 	}
 	if err == nil {
-		out.Info, err = b.publish(ctx, q.Tracker)
+		out.Info, err = b.publishGeneration(ctx, q.Tracker)
 	}
 	if err != nil {
-		b.abandon(ctx)
+		b.undoBuild(ctx)
 		return Imported{}, errs.Wrap(opImport, name, err)
 	}
 
 	out.Source = src.kind
-	out.Removed = e.retired(ctx, name)
+	out.Removed = e.removeOldOrWarn(ctx, name)
 	if q.Replace {
 		unlock() // those who wait for the golden have it
-		err = e.replace(ctx, q, src, &out)
+		err = e.replaceSource(ctx, q, src, &out)
 	}
 
 	return out, err
@@ -192,7 +192,7 @@ func (e *Engine) checkNew(ctx context.Context, q ImportRequest) error {
 	})
 }
 
-func (e *Engine) current(ctx context.Context, name string) (info Info, ok bool, err error) {
+func (e *Engine) currentGeneration(ctx context.Context, name string) (info Info, ok bool, err error) {
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		g, exists, err := tx.Golden(name)
 		if err != nil || !exists {
@@ -303,7 +303,7 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 		}
 
 		id.SizeBytes = max(id.SizeBytes, roundUp(q.SizeBytes))
-		src.alloc = allocated(src.f)
+		src.alloc = allocatedBytes(src.f)
 	}
 
 	if id.FS == "" {
@@ -322,7 +322,7 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 		}
 
 		if src.kind == "directory" {
-			n, err := e.count(ctx, q, src)
+			n, err := e.measureSource(ctx, q, src)
 			if err != nil {
 				return id, err
 			}
@@ -390,8 +390,8 @@ func (e *Engine) sourceOptions(src *source, t *progress.Tracker) treecopy.Option
 	return o
 }
 
-// fill makes the scratch volume and puts the source into it.
-func (e *Engine) fill(ctx context.Context, b *build, src *source, q ImportRequest) (Imported, error) {
+// fillScratch makes the scratch volume and puts the source into it.
+func (e *Engine) fillScratch(ctx context.Context, b *build, src *source, q ImportRequest) (Imported, error) {
 	if src.kind == "image" {
 		kind := b.scratch.FS
 		b.scratch.FS = driver.None // nothing to make inside
@@ -426,15 +426,15 @@ func (e *Engine) fill(ctx context.Context, b *build, src *source, q ImportReques
 		q.Tracker.Start("unpacking", 0, 0)
 		totals, err = treecopy.Untar(ctx, src.r, root, opt)
 		if src.head != nil && errs.Is(err, errs.Invalid) {
-			err = cmp.Or(src.head.refuse(), err)
+			err = cmp.Or(src.head.refuseContent(), err)
 		}
 
 		return err
 	}
 
 	err := e.fillTree(ctx, b.scratch, put)
-	out.Files, out.Bytes, out.Warnings = totals.Files, totals.Bytes, leftOut(totals.Skipped)
-	out.NotKept, out.Warnings = totals.NotKept, append(out.Warnings, notKept(totals.NotKept)...)
+	out.Files, out.Bytes, out.Warnings = totals.Files, totals.Bytes, skippedMessages(totals.Skipped)
+	out.NotKept, out.Warnings = totals.NotKept, append(out.Warnings, lossMessages(totals.NotKept)...)
 	return out, err
 }
 
@@ -482,11 +482,11 @@ func (e *Engine) fillTree(ctx context.Context, id driver.Identity, put func(*os.
 	})
 }
 
-// settle makes ready for sealing in a pool that has no room for a second copy.
+// flushBeforeSealing makes ready for sealing in a pool that has no room for a second copy.
 // What is in memory only has no place on disk yet, so that sealing copies it:
 // that is fast, as the first copy is then never written. Once written it has a
 // place, and sealing shares all long pieces instead.
-func (e *Engine) settle(ctx context.Context, scratch driver.ObjectID) error {
+func (e *Engine) flushBeforeSealing(ctx context.Context, scratch driver.ObjectID) error {
 	if _, ok := e.drv.(driver.Sealer); !ok {
 		return nil
 	}
@@ -507,15 +507,15 @@ func (e *Engine) settle(ctx context.Context, scratch driver.ObjectID) error {
 		return err
 	}
 
-	if least := int64(float64(s.TotalBytes) * e.pool.Config.MinFreePercent / 100); s.FreeBytes-allocated(f) >= least {
+	if least := int64(float64(s.TotalBytes) * e.pool.Config.MinFreePercent / 100); s.FreeBytes-allocatedBytes(f) >= least {
 		return nil
 	}
 
 	return errs.Wrap(opImport, w.Image, f.Sync())
 }
 
-// leftOut puts into words what a copy could not keep.
-func leftOut(s treecopy.Skipped) []errs.Message {
+// skippedMessages puts into words what a copy could not keep.
+func skippedMessages(s treecopy.Skipped) []errs.Message {
 	var out []errs.Message
 	add := func(n int64, one, many string) {
 		if n > 0 {

@@ -140,7 +140,7 @@ func checkSuperblock(s *source, q ImportRequest) error {
 			WithHint("%s", hintRepair(p.Type))
 	case p.Bytes > s.bytes:
 		return errs.New(errs.Damaged, opImport, q.Source, "the image ends after %d bytes, but its %s has %d: %s",
-			s.bytes, p.Type, p.Bytes, missing(p.Bytes-s.bytes)).
+			s.bytes, p.Type, p.Bytes, missingBytes(p.Bytes-s.bytes)).
 			WithHint("copy or download it again, or import it with %s, which fills the missing part with zeros",
 				errs.Param("force"))
 	case p.Elsewhere != "":
@@ -152,7 +152,7 @@ func checkSuperblock(s *source, q ImportRequest) error {
 	return nil
 }
 
-func missing(n int64) string {
+func missingBytes(n int64) string {
 	switch {
 	case n == 1:
 		return "1 byte is missing"
@@ -191,7 +191,7 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 		return err
 	}
 
-	what, hint := "it contains no archive or filesystem that Pando recognizes", accepted
+	what, hint := "it contains no archive or filesystem that Pando recognizes", acceptedSources
 	if c.Phrase != "" {
 		what = "it is " + c.Phrase
 	}
@@ -231,7 +231,7 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 }
 
 // accepted says what an import takes.
-const accepted = "give a directory, a tar archive (plain, gzip or zstd), or an image of ext4 or XFS"
+const acceptedSources = "give a directory, a tar archive (plain, gzip or zstd), or an image of ext4 or XFS"
 
 // checkCopied checks the filesystem in the copy of an image, on that copy: the
 // source is never written to. A log that was not replayed is what a crash leaves,
@@ -393,7 +393,7 @@ func sectorFor(s *source) uint32 {
 	return 512
 }
 
-func allocated(f *os.File) int64 {
+func allocatedBytes(f *os.File) int64 {
 	var st unix.Stat_t
 	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
 		n, _ := f.Seek(0, io.SeekEnd)

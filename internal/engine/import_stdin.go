@@ -29,9 +29,9 @@ func (h *headReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// refuse returns the error for what has been read, if that is an image or another
+// refuseContent returns the error for what has been read, if that is an image or another
 // kind of file that is known, and nil if not.
-func (h *headReader) refuse() error {
+func (h *headReader) refuseContent() error {
 	h.mu.Lock()
 	head := bytes.Clone(h.head)
 	h.mu.Unlock()

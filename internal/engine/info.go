@@ -125,7 +125,7 @@ func (e *Engine) Volumes(ctx context.Context, exact bool) ([]Info, error) {
 	}
 
 	if exact || len(rows) <= exactUpTo && e.cheapUsage(e.caps.FS[0]) {
-		if err := e.measure(ctx, rows, exact); err != nil {
+		if err := e.measureRows(ctx, rows, exact); err != nil {
 			return nil, err
 		}
 	}
@@ -193,11 +193,11 @@ func (e *Engine) volumeNow(r catalog.Row, a catalog.MountRecord, has bool) Info 
 	return volumeInfo(r, e.caps.Name, "")
 }
 
-// measure measures rows in place. With record, the figures go into the
+// measureRows measures rows in place. With record, the figures go into the
 // catalogue too.
-func (e *Engine) measure(ctx context.Context, rows []catalog.Row, record bool) error {
+func (e *Engine) measureRows(ctx context.Context, rows []catalog.Row, record bool) error {
 	if m, ok := e.drv.(driver.Measurer); ok && len(rows) > 1 {
-		return e.measureAll(ctx, m, rows, record)
+		return e.measureAtOnce(ctx, m, rows, record)
 	}
 
 	now := time.Now().UTC()
@@ -227,7 +227,7 @@ func (e *Engine) measure(ctx context.Context, rows []catalog.Row, record bool) e
 		return err
 	}
 
-	return e.record(ctx, rows)
+	return e.recordUsage(ctx, rows)
 }
 
 // cheapUsage reports whether measuring a volume costs nothing that grows with it
@@ -237,8 +237,8 @@ func (e *Engine) cheapUsage(fs driver.FS) bool {
 	return ok || fs.IsImage()
 }
 
-// measureAll is measure by one question to the driver.
-func (e *Engine) measureAll(ctx context.Context, m driver.Measurer, rows []catalog.Row, record bool) error {
+// measureAtOnce is measureRows by one question to the driver.
+func (e *Engine) measureAtOnce(ctx context.Context, m driver.Measurer, rows []catalog.Row, record bool) error {
 	if record { // then they are to be exact
 		if err := e.Sync(ctx); err != nil {
 			return err
@@ -261,11 +261,11 @@ func (e *Engine) measureAll(ctx context.Context, m driver.Measurer, rows []catal
 		return nil
 	}
 
-	return e.record(ctx, rows)
+	return e.recordUsage(ctx, rows)
 }
 
-// record puts what was measured into the catalogue.
-func (e *Engine) record(ctx context.Context, rows []catalog.Row) error {
+// recordUsage puts what was measured into the catalogue.
+func (e *Engine) recordUsage(ctx context.Context, rows []catalog.Row) error {
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		for _, r := range rows {
 			if err := tx.SetUsage(r.ID, r.Usage, r.MeasuredAt); err != nil {
@@ -343,7 +343,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 	}
 
 	one := []catalog.Row{row}
-	if err := e.measure(ctx, one, false); err != nil {
+	if err := e.measureRows(ctx, one, false); err != nil {
 		return Detail{}, errs.Wrap("show", r.String(), err)
 	}
 
@@ -571,7 +571,7 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 		}); err != nil {
 			return p, err
 		}
-		if err := e.measure(ctx, rows, true); err != nil {
+		if err := e.measureRows(ctx, rows, true); err != nil {
 			return p, err
 		}
 		if physical, exactBytes, err = e.physicalBytes(ctx, rows); err != nil {

@@ -43,8 +43,8 @@ type InitRequest struct {
 	MinFreePercent float64
 }
 
-// unmake is a pool.Unmake. Only the zfs driver keeps anything outside the directory.
-func (d Drivers) unmake(ctx context.Context, data, poolID string) error {
+// unmakePool is a pool.Unmake. Only the zfs driver keeps anything outside the directory.
+func (d Drivers) unmakePool(ctx context.Context, data, poolID string) error {
 	open, ok := d[driverZFS]
 	if !ok {
 		return errs.New(errs.Unsupported, "deinit", data, "this build of pando has no driver %q", driverZFS)
@@ -111,7 +111,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 			WithHint("use at least %s", errs.Param("size", fmt.Sprintf("%dM", pool.MinBackingBytes>>20)))
 	}
 
-	dir, madeDir, unlock, abort, err := pool.Prepare(ctx, q.Dir, drivers.unmake)
+	dir, madeDir, unlock, abort, err := pool.Prepare(ctx, q.Dir, drivers.unmakePool)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 
 	defer e.Close()
 
-	e.refill() // of a pool in a file, which is mounted only now
+	e.refillReserve() // of a pool in a file, which is mounted only now
 	info, err := e.Pool(ctx, false)
 	report.PoolInfo = info
 	if at := pool.Renamable(dir); at != "" {
@@ -149,7 +149,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 func makePool(
 	ctx context.Context, q InitRequest, dir string, madeDir bool, drivers Drivers,
 ) (*pool.Pool, *InitReport, error) {
-	plan, report, err := choose(ctx, q, dir, drivers)
+	plan, report, err := chooseDriver(ctx, q, dir, drivers)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -180,9 +180,9 @@ func makePool(
 	return p, report, err
 }
 
-// choose decides the driver: what the directory's filesystem can do is found by
+// chooseDriver decides the driver: what the directory's filesystem can do is found by
 // trying, not by its name.
-func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (pool.Plan, *InitReport, error) {
+func chooseDriver(ctx context.Context, q InitRequest, dir string, drivers Drivers) (pool.Plan, *InitReport, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
 		return pool.Plan{}, nil, err
@@ -199,7 +199,7 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 					"use %s)",
 					errs.Param("size"), errs.Param("loop")))
 		}
-		return pool.Plan{Driver: name, Outside: q.Dataset, Unmake: drivers.unmake, Open: drivers[name], Why: why}, r, nil
+		return pool.Plan{Driver: name, Outside: q.Dataset, Unmake: drivers.unmakePool, Open: drivers[name], Why: why}, r, nil
 	}
 
 	root := os.Geteuid() == 0
@@ -342,7 +342,7 @@ func Deinit(ctx context.Context, dir string, force bool, drivers Drivers) (*Dein
 	}
 
 	defer unlock()
-	return report, pool.Remove(ctx, abs, drivers.unmake)
+	return report, pool.Remove(ctx, abs, drivers.unmakePool)
 }
 
 const opDeinit = "deinit"
@@ -450,13 +450,13 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 	}
 
 	// What the catalogue does not know goes too, if this was forced.
-	n, err := destroyAll(ctx, e.drv, force)
+	n, err := destroyListed(ctx, e.drv, force)
 	report.Destroyed += n
 	if err != nil {
 		return err
 	}
 
-	return onlyOurs(ctx, e.drv, dir)
+	return checkOnlyOurs(ctx, e.drv, dir)
 }
 
 // umountAll unmounts all volumes, which are about to be destroyed. InUse.
@@ -523,9 +523,9 @@ func (e *Engine) umountOne(ctx context.Context, row catalog.Row) error {
 	})
 }
 
-// onlyOurs fails if the driver would leave something, so that the pool stays one
+// checkOnlyOurs fails if the driver would leave something, so that the pool stays one
 // until somebody has looked after that.
-func onlyOurs(ctx context.Context, d driver.Driver, dir string) error {
+func checkOnlyOurs(ctx context.Context, d driver.Driver, dir string) error {
 	u, ok := d.(driver.Unmaker)
 	if !ok {
 		return nil
@@ -559,12 +559,12 @@ func forceEmpty(ctx context.Context, dir string, drivers Drivers) (int, error) {
 		return 0, err
 	}
 
-	return destroyAll(ctx, d, true)
+	return destroyListed(ctx, d, true)
 }
 
-// destroyAll destroys what a driver lists. InUse if there is anything and force
+// destroyListed destroys what a driver lists. InUse if there is anything and force
 // is not set, or if an image is attached.
-func destroyAll(ctx context.Context, d driver.Driver, force bool) (int, error) {
+func destroyListed(ctx context.Context, d driver.Driver, force bool) (int, error) {
 	n := 0
 	for o, err := range d.List(ctx) {
 		if err != nil {

@@ -54,7 +54,7 @@ func Look(ctx context.Context, dir string, drivers Drivers) (*View, error) {
 		Attached: map[string]string{}, Mounts: map[string]string{}}
 	e, err := openPool(ctx, p, drivers, ReadOnly)
 	if err == nil {
-		err = v.fill(ctx, e)
+		err = v.readCatalog(ctx, e)
 		e.Close()
 	}
 
@@ -66,7 +66,7 @@ func Look(ctx context.Context, dir string, drivers Drivers) (*View, error) {
 	return v, nil
 }
 
-func (v *View) fill(ctx context.Context, e *Engine) error {
+func (v *View) readCatalog(ctx context.Context, e *Engine) error {
 	// Who works is asked first: what they have recorded since is in the rows.
 	var current []catalog.Row
 	names := map[driver.ObjectID]string{}

@@ -158,7 +158,7 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 		return Info{}, err
 	}
 
-	ctx = freeing(ctx) // what stays in memory for want of space would, for ever
+	ctx = mayUseReserve(ctx) // what stays in memory for want of space would, for ever
 	var row catalog.Row
 	var att catalog.MountRecord
 	var has bool

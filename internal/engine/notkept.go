@@ -7,9 +7,9 @@ import (
 	"pando/internal/tree/treecopy"
 )
 
-// notKept puts into words what a volume cannot hold of a source: one line for each
+// lossMessages puts into words what a volume cannot hold of a source: one line for each
 // kind, with a count and an example.
-func notKept(all []treecopy.NotKept) []errs.Message {
+func lossMessages(all []treecopy.NotKept) []errs.Message {
 	var out []errs.Message
 	for _, n := range all {
 		out = append(out, errs.Messagef("%s, for example %s", lossWords(n), n.Example))

@@ -34,7 +34,7 @@ func (e *Engine) physicalBytes(ctx context.Context, rows []catalog.Row) (total i
 		case err != nil, w.Block, w.Source != "":
 			return 0, false, nil
 		}
-		if err := s.object(ctx, w); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := s.addObject(ctx, w); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return 0, false, err
 		}
 	}
@@ -57,10 +57,10 @@ type inlineFile struct {
 	changed time.Time
 }
 
-// object adds the blocks of one object.
-func (s *spaceSum) object(ctx context.Context, w driver.Attachment) error {
+// addObject adds the blocks of one object.
+func (s *spaceSum) addObject(ctx context.Context, w driver.Attachment) error {
 	if w.Tree != "" {
-		_, err := extent.MeasureTree(ctx, w.Tree, extent.TreeOptions{Nested: true, Each: s.addOfTree})
+		_, err := extent.MeasureTree(ctx, w.Tree, extent.TreeOptions{Nested: true, Each: s.addTreeExtent})
 		return err
 	}
 
@@ -71,14 +71,14 @@ func (s *spaceSum) object(ctx context.Context, w driver.Attachment) error {
 
 	defer f.Close()
 	return extent.Scan(f, false, func(x extent.Extent) error {
-		s.add(x)
+		s.addExtent(x)
 		return nil
 	})
 }
 
-func (s *spaceSum) addOfTree(x extent.TreeExtent) {
+func (s *spaceSum) addTreeExtent(x extent.TreeExtent) {
 	if x.Flags&extent.Inline == 0 {
-		s.add(x.Extent)
+		s.addExtent(x.Extent)
 		return
 	}
 	id := inlineFile{x.Inode, x.Changed}
@@ -88,7 +88,7 @@ func (s *spaceSum) addOfTree(x extent.TreeExtent) {
 	}
 }
 
-func (s *spaceSum) add(x extent.Extent) {
+func (s *spaceSum) addExtent(x extent.Extent) {
 	if x.Flags&(extent.Delalloc|extent.Unknown|extent.Inline) != 0 {
 		return
 	}

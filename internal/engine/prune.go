@@ -78,7 +78,7 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 		}
 	}
 
-	s, err := e.settled(ctx)
+	s, err := e.settledSpace(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 		return r, nil
 	}
 
-	rows, snaps, err := e.prunable(ctx, q)
+	rows, snaps, err := e.listPrunable(ctx, q)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 
 	perr := e.pruneList(ctx, q, rows, r)
 	e.returnToHost()
-	after, err := e.settled(ctx)
+	after, err := e.settledSpace(ctx)
 	if err != nil {
 		return r, err
 	}
@@ -126,7 +126,7 @@ type uses struct {
 	rows    []catalog.Row
 }
 
-func (e *Engine) uses(tx *catalog.Tx) (*uses, error) {
+func (e *Engine) readUses(tx *catalog.Tx) (*uses, error) {
 	u := &uses{marked: map[driver.ObjectID]bool{}, based: map[string]int{}, pinned: map[driver.ObjectID]bool{},
 		goldens: map[string]catalog.Golden{}, snaps: map[driver.ObjectID][]catalog.Row{}}
 	var err error
@@ -168,11 +168,11 @@ func (e *Engine) uses(tx *catalog.Tx) (*uses, error) {
 	})
 }
 
-// may says whether prune may remove a row at all, and if not why.
-func (e *Engine) may(u *uses, r catalog.Row) (bool, string) {
+// mayPrune says whether prune may remove a row at all, and if not why.
+func (e *Engine) mayPrune(u *uses, r catalog.Row) (bool, string) {
 	switch {
 	case r.Pinned.After(time.Now()):
-		return false, "pinned" + until(r.Pinned)
+		return false, "pinned" + pinnedUntil(r.Pinned)
 	case u.marked[r.ID]:
 		return false, "another pando process is working on it"
 	}
@@ -199,19 +199,19 @@ func (e *Engine) may(u *uses, r catalog.Row) (bool, string) {
 	return false, "it is removed with its volume"
 }
 
-// prunable lists what may go, the least recently used first.
-func (e *Engine) prunable(
+// listPrunable lists what may go, the least recently used first.
+func (e *Engine) listPrunable(
 	ctx context.Context, q PruneRequest,
 ) (out []catalog.Row, snaps map[driver.ObjectID][]catalog.Row, err error) {
 	now := time.Now()
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
-		u, err := e.uses(tx)
+		u, err := e.readUses(tx)
 		if err != nil {
 			return err
 		}
 		snaps = u.snaps
 		for _, r := range u.rows {
-			if ok, _ := e.may(u, r); ok && now.Sub(r.CreatedAt) >= q.OlderThan && now.Sub(r.UsedAt) >= q.Idle {
+			if ok, _ := e.mayPrune(u, r); ok && now.Sub(r.CreatedAt) >= q.OlderThan && now.Sub(r.UsedAt) >= q.Idle {
 				out = append(out, r)
 			}
 		}
@@ -242,7 +242,7 @@ func (e *Engine) cutToTarget(
 		}
 
 		if e.cheapUsage(row.FS) {
-			if err := e.measure(ctx, own, false); err != nil {
+			if err := e.measureRows(ctx, own, false); err != nil {
 				return nil, err
 			}
 		}
@@ -330,7 +330,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 		}
 
 		report := e.destroyRows(ctx, batch, destroyOptions{op: opPrune, still: still})
-		if err := report.failure(); failed == nil {
+		if err := report.firstFailure(); failed == nil {
 			failed = err // the others may go all the same
 		}
 
@@ -349,7 +349,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 		q.Tracker.Add(int64(n), 0)
 		if r.TargetBytes > 0 {
 			e.returnToHost()
-			s, err := e.settled(ctx)
+			s, err := e.settledSpace(ctx)
 			if err != nil {
 				return cmp.Or(failed, err)
 			}

@@ -71,9 +71,9 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 		return out, err
 	}
 
-	r := &rebase{e: e, q: q, s: &succession{e: e, op: opRebase, next: e.identity(driver.Volume)}}
+	r := &rebase{e: e, q: q, s: &succession{e: e, op: opRebase, next: e.newIdentity(driver.Volume)}}
 	err := r.s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
-		err := r.look(tx)
+		err := r.findVolume(tx)
 		return r.vol, r.target, err
 	})
 	if err != nil {
@@ -86,10 +86,10 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 		return out, e.ledger.Unmark(ctx, r.vol.ID, r.s.next.ID)
 	}
 
-	if err := r.run(ctx, &out); err != nil {
+	if err := r.reapplyChanges(ctx, &out); err != nil {
 		e.ledger.DestroyUnfinished(ctx, r.s.next.ID)
 		_ = e.ledger.Unmark(ctx, r.vol.ID)
-		return out, r.explain(err)
+		return out, r.explainFailure(err)
 	}
 
 	out.Info = volumeInfo(r.s.row, e.caps.Name, "")
@@ -105,8 +105,8 @@ type rebase struct {
 	vol, base, target catalog.Row
 }
 
-// look finds the volume and both generations.
-func (r *rebase) look(tx *catalog.Tx) (err error) {
+// findVolume finds the volume and both generations.
+func (r *rebase) findVolume(tx *catalog.Tx) (err error) {
 	if r.vol, err = tx.ResolveVolume(opRebase, r.q.Volume.String()); err != nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 	return err
 }
 
-func (r *rebase) run(ctx context.Context, out *Rebased) error {
+func (r *rebase) reapplyChanges(ctx context.Context, out *Rebased) error {
 	e := r.e
 	v, err := e.openSides(ctx, opRebase, FreezeIfNeeded, rowRef(r.base), rowRef(r.target))
 	if err != nil {
@@ -171,19 +171,19 @@ func (r *rebase) run(ctx context.Context, out *Rebased) error {
 
 	t := r.q.Tracker
 	t.Start("finding the volume's changes", 0, 0)
-	mine, err := v.compare(ctx, base, vol, true, t)
+	mine, err := v.compareSides(ctx, base, vol, true, t)
 	if err != nil {
 		return err
 	}
 
 	t.Start("finding the golden's changes", 0, 0)
-	theirs, err := v.compare(ctx, base, target, true, t)
+	theirs, err := v.compareSides(ctx, base, target, true, t)
 	if err != nil {
 		return err
 	}
 
 	var m *treediff.Merge
-	err = v.with(ctx, func(roots []*os.File) (err error) {
+	err = v.withRoots(ctx, func(roots []*os.File) (err error) {
 		m, err = treediff.Conflicts(ctx, mine.Changes, theirs.Changes, roots[0], roots[1])
 		return err
 	}, vol, target)
@@ -233,7 +233,7 @@ func (r *rebase) run(ctx context.Context, out *Rebased) error {
 		}
 	}
 
-	err = v.with(ctx, func(roots []*os.File) error {
+	err = v.withRoots(ctx, func(roots []*os.File) error {
 		return r.inSuccessor(ctx, func(onto *os.File) error { return treediff.Apply(ctx, changes, roots[0], onto, how) })
 	}, vol)
 	if err != nil {
@@ -249,7 +249,7 @@ func rowRef(r catalog.Row) ref.Ref { return ref.Ref{Name: r.Golden, At: itoa(r.G
 // addVolume adds the volume, which is this command's alone, to what is looked at.
 func (r *rebase) addVolume(ctx context.Context, v *view) (*side, error) {
 	e := r.e
-	s := &side{ref: r.q.Volume.Ref(), live: content.Live{Row: r.vol}, copy: e.identity(driver.Scratch)}
+	s := &side{ref: r.q.Volume.Ref(), live: content.Live{Row: r.vol}, copy: e.newIdentity(driver.Scratch)}
 	if !r.vol.FS.IsImage() {
 		return s, nil
 	}
@@ -304,8 +304,8 @@ func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) 
 	})
 }
 
-// explain says what a failure means for the volume.
-func (r *rebase) explain(err error) error {
+// explainFailure says what a failure means for the volume.
+func (r *rebase) explainFailure(err error) error {
 	if errs.Is(err, errs.NoSpace) {
 		return errs.New(errs.NoSpace, opRebase, r.q.Volume.String(), "not enough free space; nothing was changed (%v)", err).
 			WithHint("free space with %s and %s, or make the volume's generation larger", errs.Run("destroy"), errs.Run("gc"))

@@ -35,7 +35,7 @@ func (e *Engine) Maintain(ctx context.Context) (r Recovery, err error) {
 	defer end()
 
 	said := &warnings.List{}
-	ctx = warnings.Collect(freeing(ctx), said)
+	ctx = warnings.Collect(mayUseReserve(ctx), said)
 	if callOf(ctx).freed == nil { // a gc takes the time it needs
 		ctx = ledger.ReclaimUntil(ctx, time.Now().Add(ledger.ReclaimBound))
 	}
@@ -102,7 +102,7 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 		r.Reclaimed += e.ledger.Reclaim(ctx, tombstones)
 	}
 	if s.Expired > 0 {
-		r.Expired += e.expire(ctx)
+		r.Expired += e.destroyExpired(ctx)
 	}
 	if s.Reclaimed >= forgetAt {
 		return e.ledger.ForgetReclaimed(ctx)
@@ -114,8 +114,8 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 // expireMost is how many volumes whose time is over one command destroys.
 const expireMost = 256
 
-// expire destroys volumes whose time is over, but those that are pinned or in use.
-func (e *Engine) expire(ctx context.Context) int {
+// destroyExpired destroys volumes whose time is over, but those that are pinned or in use.
+func (e *Engine) destroyExpired(ctx context.Context) int {
 	var due []doomed
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		rows, err := tx.Expired(time.Now(), expireMost)
@@ -149,7 +149,7 @@ func (w work) Thaw(ctx context.Context, read driver.ObjectID) error { return w.e
 func (w work) UndoMount(ctx context.Context, m catalog.Mark) error { return w.e.undoMount(ctx, m) }
 
 func (w work) Remove(ctx context.Context, id driver.ObjectID, ref, why string) error {
-	return w.e.remove(ctx, id, ref, why)
+	return w.e.removeObject(ctx, id, ref, why)
 }
 
 func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error {

@@ -70,13 +70,13 @@ func (e *Engine) Keep(ctx context.Context, q KeepRequest) ([]string, error) {
 		return nil, err
 	}
 
-	return e.retain(ctx, golden)
+	return e.removeOldGenerations(ctx, golden)
 }
 
-// retain removes the generations of a golden that its retention does not keep.
+// removeOldGenerations removes the generations of a golden that its retention does not keep.
 // The caller holds the golden's lock. What is in use stays for the next publish
 // or gc.
-func (e *Engine) retain(ctx context.Context, golden string) ([]string, error) {
+func (e *Engine) removeOldGenerations(ctx context.Context, golden string) ([]string, error) {
 	var going []doomed
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		g, ok, err := tx.Golden(golden)
@@ -101,13 +101,13 @@ func (e *Engine) retain(ctx context.Context, golden string) ([]string, error) {
 		out = append(out, d.Ref)
 	}
 
-	return out, report.failure()
+	return out, report.firstFailure()
 }
 
-// retired is retain after a generation has been published, which no failure of it
+// removeOldOrWarn is removeOldGenerations after a generation has been published, which no failure of it
 // undoes.
-func (e *Engine) retired(ctx context.Context, golden string) []string {
-	out, err := e.retain(ctx, golden)
+func (e *Engine) removeOldOrWarn(ctx context.Context, golden string) []string {
+	out, err := e.removeOldGenerations(ctx, golden)
 	if err != nil {
 		warnings.Add(ctx, "could not yet remove older generations of %s: %v", golden, err)
 	}

@@ -74,7 +74,7 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	}
 
 	if q.Name.IsZero() {
-		q.Name = ref.MustName("run-" + string(e.identity("").ID[:10]))
+		q.Name = ref.MustName("run-" + string(e.newIdentity("").ID[:10]))
 	}
 
 	infos, err := e.Clone(ctx, CloneRequest{From: q.From, Name: q.Name, Mount: true, May: q.May, Ephemeral: !q.Keep,

@@ -49,7 +49,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 
 	now := time.Now().UTC()
 	if q.Name.IsZero() {
-		q.Name = ref.MustName(stamp(now))
+		q.Name = ref.MustName(timestampName(now))
 	}
 
 	full := q.Volume.At(q.Name).String()
@@ -62,7 +62,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 	}
 
 	var l content.Live
-	id := e.identity(driver.Snapshot)
+	id := e.newIdentity(driver.Snapshot)
 	err := e.ledger.Claim(ctx, opSnapshot, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		vol, err := tx.ResolveVolume(opSnapshot, q.Volume.String())
 		if err != nil {
@@ -123,8 +123,8 @@ func (e *Engine) SnapshotNames(ctx context.Context, volume ref.Name) ([]string, 
 	return out, err
 }
 
-// stamp is a time as a part of a name.
-func stamp(t time.Time) string { return t.UTC().Format("20060102T150405.000Z") }
+// timestampName is a time as a part of a name.
+func timestampName(t time.Time) string { return t.UTC().Format("20060102T150405.000Z") }
 
 // snapshotInfo describes a snapshot; its name is the whole reference.
 func snapshotInfo(r catalog.Row, volume, driverName string) Info {
@@ -232,7 +232,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 func (e *Engine) rewindIdle(
 	ctx context.Context, q RewindRequest, look func(*catalog.Tx) error, vol, snap *catalog.Row, mounted *bool,
 ) (Rewound, error) {
-	s := &succession{e: e, op: opRewind, next: e.identity(driver.Volume)}
+	s := &succession{e: e, op: opRewind, next: e.newIdentity(driver.Volume)}
 	err := s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
 		err := look(tx)
 		if err == nil && *mounted {

@@ -20,9 +20,9 @@ const (
 // whatever frees space in the pool returns it to the host at once.
 const hostLow = 256 << 20
 
-// freeing marks a call that frees space: only such may spend the pool's reserve, so that
+// mayUseReserve marks a call that frees space: only such may spend the pool's reserve, so that
 // something is left of it for them.
-func freeing(ctx context.Context) context.Context {
+func mayUseReserve(ctx context.Context) context.Context {
 	c := callOf(ctx)
 	c.frees = true
 	return withCall(ctx, c)
@@ -42,19 +42,19 @@ func (e *Engine) spendReserve(ctx context.Context) bool {
 // refillEvery is how often an engine looks whether other processes have spent something.
 const refillEvery = time.Second
 
-// refillIfSpent is refill, unless there is nothing to take: this engine found all of it there a moment ago, and
+// refillReserveIfSpent is refillReserve, unless there is nothing to take: this engine found all of it there a moment ago, and
 // has spent nothing since.
-func (e *Engine) refillIfSpent() {
+func (e *Engine) refillReserveIfSpent() {
 	if at := e.refilled.Load(); at != nil && time.Since(*at) < refillEvery {
 		e.returnIfLow()
 		return
 	}
-	e.refill()
+	e.refillReserve()
 }
 
-// refill takes again, after space was freed, what freeing it may need. What cannot be taken
+// refillReserve takes again, after space was freed, what freeing it may need. What cannot be taken
 // now is taken the next time.
-func (e *Engine) refill() {
+func (e *Engine) refillReserve() {
 	e.returnIfLow()
 	begun := time.Now()
 	e.refilled.Store(&begun) // before: what is spent meanwhile is seen the next time

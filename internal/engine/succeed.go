@@ -40,7 +40,7 @@ func (s *succession) claim(ctx context.Context, look func(*catalog.Tx) (vol, ori
 
 		n := fresh
 		n.Name, n.Volume, n.Replaces = vol.Name, vol.Lineage(), vol.ID
-		n.Before = "before-" + s.op + "-" + stamp(time.Now())
+		n.Before = "before-" + s.op + "-" + timestampName(time.Now())
 		n.FS, n.Sector, n.SizeBytes = origin.FS, origin.Sector, max(vol.SizeBytes, origin.SizeBytes)
 		n.Origin, n.OriginID = tx.RefOf(origin), origin.ID
 		n.Golden, n.Generation = origin.Golden, origin.Generation
@@ -127,7 +127,7 @@ func (e *Engine) dropPredecessor(ctx context.Context, s *succession) {
 		return err
 	})
 	if err == nil && ok {
-		err = e.destroyRows(ctx, []doomed{{row: old, ref: before}}, destroyOptions{force: true}).failure()
+		err = e.destroyRows(ctx, []doomed{{row: old, ref: before}}, destroyOptions{force: true}).firstFailure()
 	}
 	if err != nil {
 		warnings.Add(ctx, "%s has been replaced, but its previous state could not be destroyed, and remains as snapshot "+

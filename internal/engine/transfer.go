@@ -59,7 +59,7 @@ func (e *Engine) Point(ctx context.Context, r ref.Ref) (Point, error) {
 		if err != nil {
 			return err
 		}
-		p, err = e.point(tx, row)
+		p, err = e.pointOf(tx, row)
 		return err
 	})
 	return p, err
@@ -73,7 +73,7 @@ func (e *Engine) PointByID(ctx context.Context, id driver.ObjectID) (Point, erro
 		if err != nil {
 			return err
 		}
-		p, err = e.point(tx, row)
+		p, err = e.pointOf(tx, row)
 		return err
 	})
 	return p, err
@@ -100,7 +100,7 @@ func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 		}
 
 		for _, row := range rows {
-			p, err := e.point(tx, row)
+			p, err := e.pointOf(tx, row)
 			if err != nil {
 				return err
 			}
@@ -113,7 +113,7 @@ func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 	return out, err
 }
 
-func (e *Engine) point(tx *catalog.Tx, row catalog.Row) (Point, error) {
+func (e *Engine) pointOf(tx *catalog.Tx, row catalog.Row) (Point, error) {
 	p := Point{
 		ID: row.ID, Ref: tx.RefOf(row), Name: row.Name, FS: row.FS, SizeBytes: row.SizeBytes, Sector: row.Sector,
 		CreatedAt: row.CreatedAt, Consistency: row.Consistency,
@@ -247,7 +247,7 @@ func (e *Engine) openImage(ctx context.Context, q ReadRequest, m *Image) error {
 	}
 
 	m.onClose(f.Close)
-	m.R, m.SizeBytes, m.Ranges = f, h.Rows[0].SizeBytes, rangesOf(ctx, h.Refs[0], extent.Data(ctx, f))
+	m.R, m.SizeBytes, m.Ranges = f, h.Rows[0].SizeBytes, wrapRangeErrors(ctx, h.Refs[0], extent.Data(ctx, f))
 
 	if q.Base == "" || !h.Rows[1].FS.IsImage() || !e.caps.Sharing {
 		return nil
@@ -272,7 +272,7 @@ func (e *Engine) openImage(ctx context.Context, q ReadRequest, m *Image) error {
 		return errs.Wrap(opPush, h.Refs[0], err)
 	}
 
-	m.Ranges, m.Exact, m.Base = rangesOf(ctx, h.Refs[0], extent.Compare(ctx, b, f)), true, b
+	m.Ranges, m.Exact, m.Base = wrapRangeErrors(ctx, h.Refs[0], extent.Compare(ctx, b, f)), true, b
 	return nil
 }
 
@@ -288,8 +288,8 @@ func (m *Image) Close() error {
 	return err
 }
 
-// rangesOf gives errors of a sequence the words of this package.
-func rangesOf(ctx context.Context, what string, seq iter.Seq2[extent.Range, error]) iter.Seq2[Range, error] {
+// wrapRangeErrors gives errors of a sequence the words of this package.
+func wrapRangeErrors(ctx context.Context, what string, seq iter.Seq2[extent.Range, error]) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		for r, err := range seq {
 			if err != nil && ctx.Err() != nil {

@@ -86,7 +86,7 @@ func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
 	defer end()
 
 	r := &receive{e: e, q: q}
-	if err := r.check(); err != nil {
+	if err := r.checkRequest(); err != nil {
 		return Info{}, err
 	}
 
@@ -106,11 +106,11 @@ func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
 		defer unlock()
 	}
 
-	if err := r.plan(ctx); err != nil {
+	if err := r.planWork(ctx); err != nil {
 		return Info{}, err
 	}
 
-	info, err := r.run(ctx)
+	info, err := r.makeAndCommit(ctx)
 	if err != nil {
 		e.ledger.DestroyUnfinished(ctx, r.made...)
 		if r.next != nil {
@@ -140,7 +140,7 @@ type receive struct {
 	made   []driver.ObjectID
 }
 
-func (r *receive) check() error {
+func (r *receive) checkRequest() error {
 	q := &r.q
 	if err := q.Volume.Required(opPull); err != nil {
 		return err
@@ -182,7 +182,7 @@ func (r *receive) check() error {
 		q.SizeBytes, q.Sector = 0, 0
 	}
 
-	if fs := receivable(r.e.caps); q.Tree && fs.IsImage() {
+	if fs := treeFS(r.e.caps); q.Tree && fs.IsImage() {
 		r.inside, q.FS = true, fs
 	}
 
@@ -197,11 +197,11 @@ func (r *receive) check() error {
 	}
 
 	q.CreatedAt = q.CreatedAt.UTC()
-	return r.e.holds(r.ref, q.FS)
+	return r.e.checkHolds(r.ref, q.FS)
 }
 
-// plan decides everything, reserves names and IDs, and marks the work.
-func (r *receive) plan(ctx context.Context) error {
+// planWork decides everything, reserves names and IDs, and marks the work.
+func (r *receive) planWork(ctx context.Context) error {
 	q := r.q
 	r.kind = driver.Snapshot
 	if q.Golden {
@@ -215,7 +215,7 @@ func (r *receive) plan(ctx context.Context) error {
 
 	return r.e.ledger.Claim(ctx, opPull, q.Update, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		r.base, r.volume, r.next, r.spare = catalog.Row{}, driver.Identity{}, nil, driver.Identity{}
-		r.point = r.e.identity(r.kind)
+		r.point = r.e.newIdentity(r.kind)
 		p := &r.point
 		p.FS, p.SizeBytes, p.Sector, p.CreatedAt = q.FS, q.SizeBytes, q.Sector, q.CreatedAt
 		if err := r.planBase(tx, room); err != nil {
@@ -225,7 +225,7 @@ func (r *receive) plan(ctx context.Context) error {
 		marks := []catalog.Mark{{ID: p.ID, Op: opPull, Name: r.ref, Reads: q.Base}}
 		var more []catalog.Mark
 		var err error
-		r.draft = r.e.identity(driver.Scratch)
+		r.draft = r.e.newIdentity(driver.Scratch)
 		_, inPlace := r.e.drv.(driver.Finisher)
 		if inPlace = inPlace || r.inside; inPlace {
 			r.draft.ID = p.ID
@@ -315,7 +315,7 @@ func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
 		p.Keep = g.Keep
 	}
 
-	r.spare = r.e.identity(r.kind)
+	r.spare = r.e.newIdentity(r.kind)
 	return []catalog.Mark{{ID: r.spare.ID, Op: opPull}}, nil
 }
 
@@ -323,7 +323,7 @@ func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
 // successor.
 func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	e, q, p := r.e, r.q, &r.point
-	fresh := e.identity(driver.Volume)
+	fresh := e.newIdentity(driver.Volume)
 	p.Name, p.Consistency = q.Snapshot.String(), q.Consistency
 	p.Origin = q.Volume.String()
 	if !q.Update && !q.SnapshotOnly {
@@ -335,7 +335,7 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 		if err != nil {
 			return nil, err
 		}
-		p.Golden, p.Generation = r.descends(origin)
+		p.Golden, p.Generation = r.baseGeneration(origin)
 		fresh.Name, fresh.Origin, fresh.OriginID = q.Volume.String(), q.OriginRef, q.OriginID
 		fresh.Golden, fresh.Generation = p.Golden, p.Generation
 		r.volume = fresh
@@ -356,7 +356,7 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	}
 
 	p.Volume, p.OriginID = vol.Lineage(), vol.ID
-	p.Golden, p.Generation = r.descends(vol)
+	p.Golden, p.Generation = r.baseGeneration(vol)
 	if q.SnapshotOnly {
 		// The volume must stay, or its snapshot would be nobody's.
 		return []catalog.Mark{{ID: driver.NewID(), Op: opPull, Reads: vol.ID}}, nil
@@ -367,7 +367,7 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	}
 
 	n := fresh
-	n.Name, n.Volume, n.Replaces, n.Before = vol.Name, vol.Lineage(), vol.ID, "before-"+opPull+"-"+stamp(time.Now())
+	n.Name, n.Volume, n.Replaces, n.Before = vol.Name, vol.Lineage(), vol.ID, "before-"+opPull+"-"+timestampName(time.Now())
 	n.Origin, n.OriginID = r.ref, p.ID
 	n.Golden, n.Generation = p.Golden, p.Generation
 	n.CreatedAt, n.ExpiresAt, n.Pinned = vol.CreatedAt, vol.ExpiresAt, vol.Pinned
@@ -397,9 +397,9 @@ func (e *Engine) notMounted(tx *catalog.Tx, vol catalog.Row) error {
 		WithHint("unmount it first with %s", errs.Run("umount", vol.Name))
 }
 
-// descends is the generation that the point descends from, as the request says, or
+// baseGeneration is the generation that the point descends from, as the request says, or
 // else Base, or else what it was before. A rebuild would find that, too.
-func (r *receive) descends(before catalog.Row) (golden string, generation int) {
+func (r *receive) baseGeneration(before catalog.Row) (golden string, generation int) {
 	switch {
 	case r.q.BaseGolden != "":
 		return r.q.BaseGolden, r.q.BaseGeneration
@@ -409,10 +409,10 @@ func (r *receive) descends(before catalog.Row) (golden string, generation int) {
 	return before.Golden, before.Generation
 }
 
-// run makes what is planned and records it.
-func (r *receive) run(ctx context.Context) (Info, error) {
+// makeAndCommit makes what is planned and records it.
+func (r *receive) makeAndCommit(ctx context.Context) (Info, error) {
 	e, q := r.e, r.q
-	if err := r.content(ctx); err != nil {
+	if err := r.makePoint(ctx); err != nil {
 		return Info{}, err
 	}
 
@@ -425,7 +425,7 @@ func (r *receive) run(ctx context.Context) (Info, error) {
 			r.next.next = *v
 			draft = r.next.draft()
 			var err error
-			if unchanged, err = r.unchanged(ctx); err != nil {
+			if unchanged, err = r.volumeUnchanged(ctx); err != nil {
 				return Info{}, err
 			}
 		}
@@ -435,7 +435,7 @@ func (r *receive) run(ctx context.Context) (Info, error) {
 		}
 	}
 
-	row, err := r.measured(ctx, r.point)
+	row, err := r.measuredRow(ctx, r.point)
 	if err != nil {
 		return Info{}, err
 	}
@@ -446,10 +446,10 @@ func (r *receive) run(ctx context.Context) (Info, error) {
 	case q.SnapshotOnly:
 		return snapshotInfo(row, q.Volume.String(), e.caps.Name),
 			e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
-				return r.record(tx, row)
+				return r.recordPoint(tx, row)
 			})
 	case r.next != nil:
-		r.next.also = func(tx *catalog.Tx) error { return r.record(tx, row) }
+		r.next.also = func(tx *catalog.Tx) error { return r.recordPoint(tx, row) }
 		if err := r.next.commit(ctx); err != nil {
 			return Info{}, err
 		}
@@ -464,17 +464,17 @@ func (r *receive) run(ctx context.Context) (Info, error) {
 		if err := tx.PutObject(vol); err != nil {
 			return err
 		}
-		return r.record(tx, row)
+		return r.recordPoint(tx, row)
 	})
 }
 
-// content makes the point.
-func (r *receive) content(ctx context.Context) error {
+// makePoint makes the point.
+func (r *receive) makePoint(ctx context.Context) error {
 	switch q := r.q; {
 	case r.inside:
-		return r.treeImage(ctx)
+		return r.makeTreeImagePoint(ctx)
 	case q.Tree:
-		return r.tree(ctx)
+		return r.makeTreePoint(ctx)
 	case q.Stream != nil:
 		s, err := r.e.streamer(opPull, r.ref)
 		if err != nil {
@@ -483,11 +483,11 @@ func (r *receive) content(ctx context.Context) error {
 		return s.Receive(ctx, r.point, q.Base, q.Stream)
 	}
 
-	return r.image(ctx)
+	return r.makeImagePoint(ctx)
 }
 
-// measured is the row of what has been made.
-func (r *receive) measured(ctx context.Context, id driver.Identity) (catalog.Row, error) {
+// measuredRow is the row of what has been made.
+func (r *receive) measuredRow(ctx context.Context, id driver.Identity) (catalog.Row, error) {
 	row := catalog.Row{Identity: id, UsedAt: time.Now()}
 	if !r.e.cheapUsage(id.FS) {
 		return row, nil
@@ -498,8 +498,8 @@ func (r *receive) measured(ctx context.Context, id driver.Identity) (catalog.Row
 	return row, err
 }
 
-// record writes the row of the point and the links, and ends the marks.
-func (r *receive) record(tx *catalog.Tx, row catalog.Row) error {
+// recordPoint writes the row of the point and the links, and ends the marks.
+func (r *receive) recordPoint(tx *catalog.Tx, row catalog.Row) error {
 	if err := tx.PutObject(row); err != nil {
 		return err
 	}
@@ -548,22 +548,22 @@ func (r *receive) commitGeneration(ctx context.Context, row catalog.Row) (Info, 
 			return err
 		}
 
-		return r.record(tx, row)
+		return r.recordPoint(tx, row)
 	}); err != nil {
 		return Info{}, err
 	}
 
 	info := generationInfo(row, g, e.caps.Name)
 	if g.Current == row.Generation {
-		e.retired(ctx, g.Name)
+		e.removeOldOrWarn(ctx, g.Name)
 	}
 
 	return info, nil
 }
 
-// unchanged reports whether the volume that is replaced is still what it was in the
+// volumeUnchanged reports whether the volume that is replaced is still what it was in the
 // snapshot of it that the new content begins as: then nobody misses its state.
-func (r *receive) unchanged(ctx context.Context) (bool, error) {
+func (r *receive) volumeUnchanged(ctx context.Context) (bool, error) {
 	e, vol := r.e, r.next.vol
 	if r.base.Kind != driver.Snapshot || r.base.Volume != vol.Lineage() || !e.caps.Sharing || !vol.FS.IsImage() ||
 		vol.SizeBytes != r.base.SizeBytes {

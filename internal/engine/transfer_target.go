@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// image makes the point of what Image writes.
-func (r *receive) image(ctx context.Context) error {
+// makeImagePoint makes the point of what Image writes.
+func (r *receive) makeImagePoint(ctx context.Context) error {
 	e, q := r.e, r.q
-	draft := e.identity(driver.Scratch)
+	draft := e.newIdentity(driver.Scratch)
 	draft.ID, draft.FS, draft.SizeBytes, draft.Sector = r.point.ID, r.point.FS, r.point.SizeBytes, r.point.Sector
 
 	// Nobody needs it after a power loss before it is the point; and it is written
@@ -31,7 +31,7 @@ func (r *receive) image(ctx context.Context) error {
 		return err
 	}
 
-	if err := e.content.WithPath(ctx, draft.ID, func(path string) error { return r.fill(ctx, path) }); err != nil {
+	if err := e.content.WithPath(ctx, draft.ID, func(path string) error { return r.fillImageFile(ctx, path) }); err != nil {
 		return err
 	}
 
@@ -43,14 +43,14 @@ func (r *receive) finishImage(ctx context.Context) (err error) {
 	if r.point, err = r.e.fillSector(ctx, r.point); err != nil {
 		return err
 	}
-	if sealed, err := r.seal(ctx); err != nil || sealed {
+	if sealed, err := r.sealGeneration(ctx); err != nil || sealed {
 		return err
 	}
 	return r.e.writeIdentity(ctx, r.point)
 }
 
-// fill lets Image write, and waits for the disk.
-func (r *receive) fill(ctx context.Context, path string) error {
+// fillImageFile lets Image write, and waits for the disk.
+func (r *receive) fillImageFile(ctx context.Context, path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return errs.Wrap(opPull, r.ref, err)
@@ -82,11 +82,11 @@ const (
 	bytesAnExtent = 64 << 20
 )
 
-// seal makes a generation of the draft whose clones cost little, and reports whether
+// sealGeneration makes a generation of the draft whose clones cost little, and reports whether
 // it did. What is whole enough already is only given its identity; so is what there
 // is no room to copy, as a pool that is nearly full is better off with a golden that
 // takes some milliseconds to clone than without.
-func (r *receive) seal(ctx context.Context) (bool, error) {
+func (r *receive) sealGeneration(ctx context.Context) (bool, error) {
 	e, q := r.e, r.q
 	s, ok := e.drv.(driver.Sealer)
 	if !ok || !q.Golden {
@@ -136,7 +136,7 @@ type imageTarget struct {
 
 func (t *imageTarget) SizeBytes() int64 { return t.size }
 
-func (t *imageTarget) check(off, length int64) error {
+func (t *imageTarget) checkRange(off, length int64) error {
 	if off < 0 || length < 0 || off > t.size-length {
 		return errs.New(errs.Invalid, opPull, t.ref, "%d bytes at offset %d are outside of its size of %d bytes", length, off,
 			t.size)
@@ -145,7 +145,7 @@ func (t *imageTarget) check(off, length int64) error {
 }
 
 func (t *imageTarget) WriteAt(p []byte, off int64) (int, error) {
-	if err := t.check(off, int64(len(p))); err != nil {
+	if err := t.checkRange(off, int64(len(p))); err != nil {
 		return 0, err
 	}
 	n, err := t.f.WriteAt(p, off)
@@ -156,7 +156,7 @@ func (t *imageTarget) WriteAt(p []byte, off int64) (int, error) {
 var zeros [1 << 20]byte
 
 func (t *imageTarget) Zero(off, length int64) error {
-	if err := t.check(off, length); err != nil || length == 0 {
+	if err := t.checkRange(off, length); err != nil || length == 0 {
 		return err
 	}
 

@@ -76,7 +76,7 @@ func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) error
 			return treestream.Send(ctx, buffered, root, o)
 		}
 		return e.content.WithTree(ctx, q.Base, true, func(base *os.File) error {
-			how, err := e.knownOfPoints(ctx, h.Rows[1], h.Rows[0], base, root)
+			how, err := e.pointHints(ctx, h.Rows[1], h.Rows[0], base, root)
 			if err != nil {
 				return err
 			}
@@ -90,10 +90,10 @@ func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) error
 	return errs.Wrap(opPush, h.Refs[0], err)
 }
 
-// knownOfPoints is what can be known of two trees before they are compared.
-func (e *Engine) knownOfPoints(ctx context.Context, a, b catalog.Row, rootA, rootB *os.File) (treediff.Options, error) {
+// pointHints is what can be known of two trees before they are compared.
+func (e *Engine) pointHints(ctx context.Context, a, b catalog.Row, rootA, rootB *os.File) (treediff.Options, error) {
 	var o treediff.Options
-	_, since, same, err := e.related(ctx, a, b)
+	_, since, same, err := e.commonOrigin(ctx, a, b)
 	if err != nil {
 		return o, err
 	}
@@ -101,12 +101,12 @@ func (e *Engine) knownOfPoints(ctx context.Context, a, b catalog.Row, rootA, roo
 		o.Younger = since
 	}
 	x, y := &side{live: content.Live{Row: a}}, &side{live: content.Live{Row: b}}
-	return o, (&view{e: e}).knownOfTrees(ctx, x, y, rootA, rootB, &o)
+	return o, (&view{e: e}).treeHints(ctx, x, y, rootA, rootB, &o)
 }
 
-// tree makes the point of a stream that SendTree has written. It is made in a draft, which nobody needs after a power
+// makeTreePoint makes the point of a stream that SendTree has written. It is made in a draft, which nobody needs after a power
 // loss before it is the point.
-func (r *receive) tree(ctx context.Context) error {
+func (r *receive) makeTreePoint(ctx context.Context) error {
 	e, q, d := r.e, r.q, r.draft
 	d.FS, d.Ephemeral, d.Soon = r.point.FS, true, true
 	var err error
@@ -146,7 +146,7 @@ func (r *receive) fillTree(ctx context.Context, root *os.File) error {
 		return errs.Wrap(opPull, r.ref, err)
 	}
 
-	for _, m := range append(leftOut(totals.Skipped), notKept(totals.NotKept)...) {
+	for _, m := range append(skippedMessages(totals.Skipped), lossMessages(totals.NotKept)...) {
 		warnings.AddEach(ctx, "%s: %s", r.ref, string(m))
 	}
 
@@ -159,14 +159,14 @@ func (r *receive) fillTree(ctx context.Context, root *os.File) error {
 func (e *Engine) CanReceive(what string, fs driver.FS, tree bool, begin []byte) error {
 	r := &receive{e: e, ref: what, q: ReceiveRequest{FS: fs, Tree: tree, Stream: bytes.NewReader(begin)}}
 	if tree {
-		fs = cmp.Or(receivable(e.caps), fs)
+		fs = cmp.Or(treeFS(e.caps), fs)
 	}
 	if !fs.IsImage() {
 		if err := r.checkStream(); err != nil {
 			return err
 		}
 	}
-	return e.holds(what, fs)
+	return e.checkHolds(what, fs)
 }
 
 // streamsOf are the drivers that have streams of their own, by what these begin with.

@@ -26,8 +26,8 @@ func (r *receive) planInside(room pool.Space) {
 	}
 }
 
-// treeImage makes the point, an image, of a stream that SendTree has written.
-func (r *receive) treeImage(ctx context.Context) error {
+// makeTreeImagePoint makes the point, an image, of a stream that SendTree has written.
+func (r *receive) makeTreeImagePoint(ctx context.Context) error {
 	e, q := r.e, r.q
 	d := r.draft
 	d.FS, d.SizeBytes, d.Sector = r.point.FS, r.point.SizeBytes, r.point.Sector
@@ -93,8 +93,8 @@ func syncPath(path string) error {
 	return f.Sync()
 }
 
-// receivable is what a pool makes of a tree that comes in the form that is no driver's: "" if it can hold none.
-func receivable(c driver.Caps) driver.FS {
+// treeFS is what a pool makes of a tree that comes in the form that is no driver's: "" if it can hold none.
+func treeFS(c driver.Caps) driver.FS {
 	for _, fs := range append([]driver.FS{driver.Native}, c.FS...) {
 		if fs != driver.None && c.Supports(fs) {
 			return fs
@@ -103,8 +103,8 @@ func receivable(c driver.Caps) driver.FS {
 	return ""
 }
 
-// holds is nil if the pool can hold what comes with a filesystem. Unsupported.
-func (e *Engine) holds(what string, fs driver.FS) error {
+// checkHolds is nil if the pool can hold what comes with a filesystem. Unsupported.
+func (e *Engine) checkHolds(what string, fs driver.FS) error {
 	if fs.IsImage() && !e.caps.Supports(fs) {
 		return errs.New(errs.Unsupported, opPull, what,
 			"it is an image (%s), but pools of the %s driver hold only trees of files", fs, e.caps.Name).
