@@ -7,8 +7,8 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// pageAhead reads regions of a map, or cells of one of version 2, before they are needed, a few at once, and keeps
-// what it has read until it is dropped. Methods may be called concurrently.
+// pagePrefetcher reads regions of a map, or cells of a map of version 2, before they are needed. It reads a few at once
+// and keeps each until it is dropped. Methods may be called concurrently.
 type pagePrefetcher struct {
 	ctx        context.Context
 	readPieces func(context.Context, uint32) ([]repo.Piece, error)
@@ -34,10 +34,12 @@ type prefetchedRegion struct {
 func newPagePrefetcher(ctx context.Context, r *repo.Repo, nodes readNodes, m *repo.Manifest) *pagePrefetcher {
 	a := &pagePrefetcher{ctx: ctx, known: map[uint32]*prefetchedRegion{}, maxRunning: regionAhead}
 	a.readPieces = func(ctx context.Context, region uint32) ([]repo.Piece, error) { return readRegion(ctx, r, m, region) }
+
 	if m.Version == 2 {
 		a.maxRunning = cellAhead
 		a.readPieces = func(ctx context.Context, cell uint32) ([]repo.Piece, error) { return readCell(ctx, nodes, m, cell) }
 	}
+
 	a.room = make(chan struct{}, 2*a.maxRunning)
 	for range cap(a.room) {
 		a.room <- struct{}{}
@@ -45,9 +47,8 @@ func newPagePrefetcher(ctx context.Context, r *repo.Repo, nodes readNodes, m *re
 	return a
 }
 
-// reserve bounds how many regions the reader may get before they are dropped. If there
-// are as many, it calls full, so that those who drop them have what they need for that,
-// and waits.
+// reserveRegion bounds how many regions the reader may get before they are dropped. At the bound it calls full, which
+// passes on what the droppers still need, and then waits for a drop.
 func (a *pagePrefetcher) reserveRegion(ctx context.Context, region uint32, full func() error) error {
 	a.mu.Lock()
 	r := a.known[region]
@@ -56,10 +57,10 @@ func (a *pagePrefetcher) reserveRegion(ctx context.Context, region uint32, full 
 		a.known[region] = r
 	}
 
-	has := r.reserved
+	reserved := r.reserved
 	r.reserved = true
 	a.mu.Unlock()
-	if has {
+	if reserved {
 		return nil
 	}
 
@@ -81,8 +82,8 @@ func (a *pagePrefetcher) reserveRegion(ctx context.Context, region uint32, full 
 	}
 }
 
-// want says that a region will be asked for. It does not wait. Regions are wanted in
-// the order in which they will be dropped.
+// prefetchRegion queues a region that waitRegion will ask for. It does not wait. Callers queue regions in the order in
+// which they will drop them.
 func (a *pagePrefetcher) prefetchRegion(region uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -93,7 +94,7 @@ func (a *pagePrefetcher) prefetchRegion(region uint32) {
 	}
 }
 
-// get returns the pieces of a region, which stay known until they are dropped.
+// waitRegion returns the pieces of a region, which stay in memory until dropRegion.
 func (a *pagePrefetcher) waitRegion(ctx context.Context, region uint32) ([]repo.Piece, error) {
 	a.mu.Lock()
 	r := a.known[region]
@@ -112,14 +113,14 @@ func (a *pagePrefetcher) waitRegion(ctx context.Context, region uint32) ([]repo.
 	}
 }
 
-// drop forgets a region.
+// dropRegion forgets a region.
 func (a *pagePrefetcher) dropRegion(region uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.dropLocked(region)
 }
 
-// dropBetween forgets regions, the last included.
+// dropRegions forgets the regions from first to last, both included.
 func (a *pagePrefetcher) dropRegions(first, last uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -130,7 +131,7 @@ func (a *pagePrefetcher) dropRegions(first, last uint32) {
 	}
 }
 
-// dropLocked is drop for who holds mu.
+// dropLocked is dropRegion for callers that hold mu.
 func (a *pagePrefetcher) dropLocked(region uint32) {
 	r := a.known[region]
 	if r == nil {
@@ -148,7 +149,7 @@ func (a *pagePrefetcher) dropLocked(region uint32) {
 	a.startQueued()
 }
 
-// pump begins what may be begun; the caller holds mu.
+// startQueued starts to read queued regions as far as the bound allows. The caller holds mu.
 func (a *pagePrefetcher) startQueued() {
 	for len(a.queue) > 0 && a.running < a.maxRunning {
 		region := a.queue[0]
@@ -159,7 +160,7 @@ func (a *pagePrefetcher) startQueued() {
 	}
 }
 
-// begin reads a region; the caller holds mu.
+// startReading starts to read a region, once. The caller holds mu.
 func (a *pagePrefetcher) startReading(region uint32, r *prefetchedRegion) {
 	if r.begun {
 		return

@@ -16,12 +16,14 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// configName is the copy of the repository's config, sealed as it is there: without that nothing could be read.
+// configName is the file with a copy of the repository's config, sealed as on the remote: without the config, nothing
+// in the repository could be read.
 const configName = "config"
 
 func (r *Remote) configFile() string { return filepath.Join(r.dir, configName) }
 
-// keepConfig keeps a copy of the config of a repository that was opened, unless another process has kept a newer one.
+// keepConfig stores a copy of the config of an open repository in the pool, unless another process has stored a newer
+// one.
 func (r *Remote) keepConfig(rp *repo.Repo) error {
 	raw := rp.Config()
 	if kept, err := os.ReadFile(r.configFile()); err == nil {
@@ -33,12 +35,12 @@ func (r *Remote) keepConfig(rp *repo.Repo) error {
 	return durable.WriteFile(r.configFile(), raw)
 }
 
-// configLost reports whether an error of opening a repository may be one of a config that is missing or damaged.
+// configLost reports whether an error from opening a repository may mean that its config is missing or damaged.
 func configLost(err error) bool {
 	return errs.Is(err, errs.NotFound) || errs.Is(err, errs.Damaged) || repo.Locked(err)
 }
 
-// hintCopy says with an error of opening a repository if this pool has a copy of its config that can be put back.
+// hintCopy adds a hint to an error from opening a repository if this pool has a copy of its config to restore.
 func (r *Remote) hintCopy(ctx context.Context, err error) error {
 	var known *errs.Error
 	if !configLost(err) || !errors.As(err, &known) {
@@ -49,7 +51,7 @@ func (r *Remote) hintCopy(ctx context.Context, err error) error {
 		return err
 	}
 
-	for e := known; errors.As(e.Err, &e); { // whose hint is the one that people read
+	for e := known; errors.As(e.Err, &e); { // front ends print the innermost hint
 		if e.Hint != "" {
 			known = e
 		}
@@ -73,9 +75,9 @@ func (r *Remote) hintCopy(ctx context.Context, err error) error {
 	return err
 }
 
-// restoreConfig puts this pool's copy of config back, if that of the repository is missing, certainly damaged, or older
-// than one that this pool has seen; what was there is kept in the pool. False: it is none of these. A dry run only says
-// whether it would.
+// restoreConfig restores config from this pool's copy if the repository's own is missing, certainly damaged, or older
+// than one that this pool has seen. It keeps the replaced config in the pool. It reports whether it restored anything,
+// or in a dry run whether it would.
 func (r *Remote) restoreConfig(ctx context.Context, dry bool) (bool, error) {
 	raw, err := os.ReadFile(r.configFile())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -95,11 +97,11 @@ func (r *Remote) restoreConfig(ctx context.Context, dry bool) (bool, error) {
 		return false, err
 	}
 
-	defer func() { _ = objstore.Close(store) }() // what was written is durable
+	defer func() { _ = objstore.Close(store) }() // writes are durable already
 	return putConfigBack(ctx, store, raw, r.Mark, filepath.Join(r.dir, damagedDir), dry, id)
 }
 
-// putConfigBack is restoreConfig with any copy. keep is the directory for what is damaged.
+// putConfigBack is restoreConfig for any copy of the config. keep is the directory for a damaged config.
 func putConfigBack(
 	ctx context.Context, store objstore.Store, raw []byte, known repo.Mark, keep string, dry bool, secrets ...repo.Secret,
 ) (bool, error) {
@@ -111,6 +113,7 @@ func putConfigBack(
 		return true, nil
 	}
 
+	// Keep the damaged config before it is overwritten.
 	if plan.Damaged != nil {
 		if err := os.MkdirAll(keep, 0o700); err != nil {
 			return false, errs.Wrap(opRepair, keep, err)

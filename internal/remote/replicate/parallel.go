@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// requests is how many requests for small objects are under way at once: stores
-// answer slowly, but many at a time.
+// requests is how many requests for small objects run at once: stores answer each request slowly, but serve many at
+// a time.
 const requests = 8
 
-// eachOf calls fn for every item, several at once, until one fails.
+// eachOf calls fn for every item, several at once, until one call fails. It returns the first error.
 func eachOf[T any](ctx context.Context, items []T, fn func(context.Context, T) error) error {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(requests)
@@ -36,8 +36,8 @@ func eachOf[T any](ctx context.Context, items []T, fn func(context.Context, T) e
 	return ctx.Err()
 }
 
-// readManifests reads manifests, several at once, and gives each to fn, one at a time
-// and in any order. An error of reading goes to failed, which says whether it ends it.
+// readManifests reads manifests, several at once, and passes each to fn, one at a time and in any order. It passes read
+// errors to failed; an error that failed returns ends readManifests.
 func readManifests(
 	ctx context.Context, r *repo.Repo, ids []repo.ID, fn func(repo.Manifest), failed func(repo.ID, error) error,
 ) error {

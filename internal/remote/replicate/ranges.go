@@ -7,16 +7,16 @@ import (
 	"pando/internal/engine"
 )
 
-// keptRanges is how many ranges of an image are kept, at most.
+// keptRanges is the maximum number of ranges that cacheRanges keeps.
 const keptRanges = 4096
 
-// keepRanges is a sequence of ranges that is found out once, if it is short: to compare the maps of two images takes
-// long where they have many extents, however few of them differ. What keepRanges returns may be run several times, and
+// cacheRanges returns a sequence that finds its ranges only once, if they are few: comparing the maps of two images
+// takes long if they have many extents, however few of those differ. The sequence may be iterated several times and
 // concurrently.
 func cacheRanges(find iter.Seq2[engine.Range, error]) iter.Seq2[engine.Range, error] {
 	var mu sync.Mutex
 	var kept []engine.Range
-	var whole bool // kept is all of them
+	var whole bool // kept has all ranges
 	known := func() ([]engine.Range, bool) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -33,6 +33,7 @@ func cacheRanges(find iter.Seq2[engine.Range, error]) iter.Seq2[engine.Range, er
 			return
 		}
 
+		// Find the ranges, and keep them as long as they are few.
 		var all []engine.Range
 		short := true
 		for g, err := range find {

@@ -9,41 +9,42 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How far the kernel reads an image ahead of its reader.
+// These constants bound how far the kernel reads an image ahead of its reader.
 const (
-	aheadBytes  = 16 << 20 // at most
-	aheadRanges = 1024     // in which these are, at most
-	aheadOnce   = 2 << 20  // that it is asked for at once, at most
+	aheadBytes  = 16 << 20 // bytes asked for and not read yet
+	aheadRanges = 1024     // ranges taken and not given yet
+	aheadOnce   = 2 << 20  // bytes in one request to the kernel
 )
 
 // readAhead takes the ranges of an image before they are needed, and asks the kernel to read them. An image that was
-// written through a loop device is not in the page cache, and while its one reader waits for each answer, the disk is
-// idle. It is for one goroutine.
+// written through a loop device is not in the page cache, and the disk would be idle while the only reader waits for
+// each answer. Only one goroutine may use it.
 type readAhead struct {
 	nextRange func() (engine.Range, error, bool) // the next range of the image
-	advise    func(offset, length int64)         // asks for a part of it; nil: nobody is asked
+	advise    func(offset, length int64)         // asks the kernel to read a part; nil: no read-ahead
 
-	queue []engine.Range // that were taken and not given
-	err   error          // what take ended with, behind them
-	ended bool           // take has no more
+	queue []engine.Range // taken and not given yet
+	err   error          // the error that ended nextRange, to be given after queue
+	ended bool           // nextRange has no more
 
-	notAsked []engine.Range // what was not asked for yet
-	asked    []engine.Range // what was, and was not read yet
+	notAsked []engine.Range // data that the kernel was not asked for yet
+	asked    []engine.Range // data that it was asked for and that was not read yet
 	bytes    int64          // of asked
 }
 
-// newReadAhead reads ahead of who reads an image. If that is not a file, nothing is.
+// newReadAhead returns a readAhead for the reader of an image. It does nothing but pass ranges on if image is not a
+// file.
 func newReadAhead(image io.ReaderAt, take func() (engine.Range, error, bool)) *readAhead {
 	a := &readAhead{nextRange: take}
 	if f, ok := image.(*os.File); ok {
 		a.advise = func(offset, length int64) {
-			_ = unix.Fadvise(int(f.Fd()), offset, length, unix.FADV_WILLNEED) // only a help
+			_ = unix.Fadvise(int(f.Fd()), offset, length, unix.FADV_WILLNEED) // only an optimization
 		}
 	}
 	return a
 }
 
-// next is the next range of the image.
+// next returns the next range of the image.
 func (a *readAhead) next() (engine.Range, error, bool) {
 	if a.advise == nil {
 		return a.nextRange()
@@ -63,7 +64,7 @@ func (a *readAhead) next() (engine.Range, error, bool) {
 	return g, nil, true
 }
 
-// read notes that all before an offset was read, or will not be.
+// markRead records that everything before an offset was read, or will not be.
 func (a *readAhead) markRead(before int64) {
 	passed := 0
 	for ; passed < len(a.asked) && a.asked[passed].End() <= before; passed++ {
@@ -78,7 +79,7 @@ func (a *readAhead) markRead(before int64) {
 	}
 }
 
-// more takes a range.
+// takeRange takes one more range from the image.
 func (a *readAhead) takeRange() {
 	g, err, ok := a.nextRange()
 	if !ok || err != nil {
@@ -91,7 +92,7 @@ func (a *readAhead) takeRange() {
 	}
 }
 
-// ask asks for as much as may be read ahead.
+// adviseAhead asks the kernel for as much as may be read ahead.
 func (a *readAhead) adviseAhead() {
 	for a.bytes < aheadBytes {
 		if len(a.notAsked) == 0 {

@@ -10,18 +10,19 @@ import (
 
 const opForget = "remove from remote"
 
-// Removed is what RemoveVolume did.
+// Removed is the result of RemoveVolume.
 type Removed struct {
 	Volume string   `json:"volume"`
-	Points []string `json:"points"` // that are gone, the oldest first
-	Whole  bool     `json:"whole"`  // the volume is gone with them
+	Points []string `json:"points"` // that were removed, the oldest first
+	Whole  bool     `json:"whole"`  // the volume was removed with them
 }
 
-// RemoveVolume removes a point of a volume from a remote, or the volume with all
-// its points, in any order: what was cloned from it, and what was sent as the
-// difference from it, can be read as before, as a prune leaves what they need. The
-// space returns with the next [Prune]. The name can be used again; the epoch goes
-// on, so that an old writer stays refused. NotFound, Conflict.
+// RemoveVolume removes a point of a volume, or the volume with all its points, from a remote. The order of removals
+// does not matter: points that were cloned from it, or sent as the difference from it, stay readable, because a prune
+// keeps what they need. The next [Prune] frees the space. The name can be used again; its epoch keeps counting, so that
+// an old writer stays refused.
+//
+// Errors: NotFound, Conflict.
 func RemoveVolume(ctx context.Context, r *Remote, q ref.Ref) (Removed, error) {
 	rp, err := r.Open(ctx)
 	if err != nil {
@@ -31,6 +32,7 @@ func RemoveVolume(ctx context.Context, r *Remote, q ref.Ref) (Removed, error) {
 	return removeVolume(ctx, rp, q)
 }
 
+// removeVolume is RemoveVolume in a repository that is open.
 func removeVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error) {
 	if err := ref.CheckName(opForget, q.Name); err != nil {
 		return Removed{}, err
@@ -39,6 +41,8 @@ func removeVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error)
 	out := Removed{Volume: q.Name}
 	_, err := changePoints(ctx, r, opForget, q.Name, func(h *repo.Head, pages repo.PagePutter) (bool, error) {
 		out.Points, out.Whole = []string{}, q.At == ""
+
+		// Remove one point. Of a volume that is already removed, pointOf returns the error.
 		if h.Gone || q.At != "" {
 			p, err := resolvePoint(ctx, r, *h, opForget, q)
 			if err != nil {
@@ -51,6 +55,7 @@ func removeVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error)
 			return true, err
 		}
 
+		// Remove the volume with all its points.
 		for p, err := range allPoints(ctx, r, *h, nil) {
 			if err != nil {
 				return false, err

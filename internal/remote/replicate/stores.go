@@ -13,31 +13,31 @@ import (
 	"pando/internal/remote/objstore/s3"
 )
 
-// Access is how the store of a remote is reached besides by its URL: credentials, a proxy, how
-// often requests are tried. A front end says it.
+// Access is what reaching the store of a remote takes besides its URL: credentials, a proxy, the number of attempts.
+// Front ends provide it.
 type Access = objstore.Access
 
-// Waiting is a pause before a request to a store is made again.
+// Waiting is a pause before a request to a store is retried.
 type Waiting = objstore.Waiting
 
-// reach is how long is tried to connect to a server that has never answered: its address may be wrong.
+// reach limits how long requests are retried to a server that has never answered: its address may be wrong.
 const reach = 8 * time.Second
 
-// Outage reports whether a command, or a part of it, failed because the store does not answer as it should, so that the
-// same may succeed later.
+// Outage reports whether a command, or a part of it, failed because the store does not answer properly. The same
+// command may succeed later.
 func Outage(err error) bool { return objstore.Temporary(err) }
 
-// DefaultAttempts is how often a request is tried if Access does not say.
+// DefaultAttempts is the number of attempts for a request if Access does not set one.
 const DefaultAttempts = objstore.DefaultAttempts
 
-// storeSchemes is what people may write, for messages.
+// storeSchemes lists the forms of URLs, for messages.
 const storeSchemes = "file:/DIR, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"
 
-// OpenStore opens the object store of a URL: file:/DIR, s3://BUCKET/PREFIX or
-// gs://BUCKET/PREFIX. It tries once and is not limited; see objstore.Retry and Limit.
-// access has the credentials of buckets. create: a directory that is not there is made; buckets never are. Invalid for
-// a URL
-// that means nothing, and the kinds of the store.
+// OpenStore opens the object store of a URL: file:/DIR, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX. The store makes one
+// attempt per request and has no rate limit; see objstore.Retry and objstore.Limit. access has the credentials of
+// buckets. With create, OpenStore makes a directory that does not exist; it never creates buckets.
+//
+// Errors: Invalid for a malformed URL, and the kinds of the store.
 func OpenStore(ctx context.Context, raw string, access Access, create bool) (objstore.Store, error) {
 	u, err := parseURL(raw)
 	if err != nil {
@@ -56,7 +56,7 @@ func OpenStore(ctx context.Context, raw string, access Access, create bool) (obj
 	return file.Open(ctx, u)
 }
 
-// parseURL reads the URL of a store. Invalid.
+// parseURL parses the URL of a store. Errors: Invalid.
 func parseURL(raw string) (*url.URL, error) {
 	bad := func(format string, args ...any) error {
 		return errs.New(errs.Invalid, "open remote", raw, format, args...).
