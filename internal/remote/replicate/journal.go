@@ -22,17 +22,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The journal of a push says what a killed push had finished, so that the next one
-// goes on there. It is a file of records that is appended to:
+// The journal of a push records what a killed push had finished, so that the next push resumes there. It is a file of
+// records, written by appending:
 //
 //	length uint32, CRC-32C of the payload uint32, payload
 //
-// in little-endian order; the first byte of the payload says what it is. What is
-// behind the first record that is not whole does not count. While a push runs it holds
-// a lock on the file, so that a pool pushes a volume to a remote once at a time.
+// in little-endian order. The first byte of the payload is the kind of the record. Everything from the first incomplete
+// record on is ignored. A running push holds a lock on the file, so that a pool has only one push at a time of a volume
+// to a remote.
 const (
 	recordPlan    = 'P' // JSON of a plan
-	recordRun     = 'R' // uint32: number of the first segment that this attempt writes
+	recordRun     = 'R' // uint32: number of the first segment of this attempt
 	recordSegment = 'S' // see segmentRecord
 	recordToken   = 'T' // repo.ID: token of the session's next write
 
@@ -41,30 +41,30 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// plan is what a push has set out to do.
+// plan is what a push is about to do.
 type plan struct {
 	Version  int          `json:"v"`
 	Snapshot string       `json:"snapshot"`          // reference of the point: VOLUME@push-...
 	Took     bool         `json:"took,omitempty"`    // the push took the snapshot itself
-	Object   string       `json:"object,omitempty"`  // ID of the point; "": not known yet, and nothing of the below
+	Object   string       `json:"object,omitempty"`  // ID of the point; "": not known yet, nor anything below
 	Session  repo.ID      `json:"session,omitzero"`  //
 	Token    repo.ID      `json:"token,omitzero"`    // of the session's first write
-	Base     string       `json:"base,omitempty"`    // ID of the object that it is compared with
-	Head     string       `json:"head,omitempty"`    // that lists what is built upon
-	Manifest repo.ID      `json:"manifest,omitzero"` // which is this
+	Base     string       `json:"base,omitempty"`    // ID of the base's object in this pool
+	Head     string       `json:"head,omitempty"`    // that lists the base
+	Manifest repo.ID      `json:"manifest,omitzero"` // of the base
 	Merge    bool         `json:"merge,omitempty"`   // see mapper
 	Origin   *repo.Origin `json:"origin,omitempty"`  // of the volume
 }
 
 const planVersion = 1
 
-// interval is a part of the volume that is dealt with.
+// interval is a part of the volume that is finished.
 type interval struct {
 	from, to int64
-	items    []item // without fresh ones
+	items    []item // no freshItem
 }
 
-// segmentRecord is what a finished segment has dealt with.
+// segmentRecord lists the parts of the volume that a segment finishes.
 type segmentRecord struct {
 	n        uint32
 	bytes    int64 // of the object
@@ -72,7 +72,7 @@ type segmentRecord struct {
 	afterGap bool // what comes next does not adjoin
 }
 
-// add adds what a batch says.
+// addBatch adds the part of the volume that a batch covers. It extends the last part if the two adjoin.
 func (r *segmentRecord) addBatch(b *batch) {
 	if b.from == b.to && len(b.items) == 0 {
 		return
@@ -86,7 +86,7 @@ func (r *segmentRecord) addBatch(b *batch) {
 	r.parts = append(r.parts, interval{from: b.from, to: b.to, items: slices.Clone(b.items)})
 }
 
-// gap says that something else comes between.
+// markGap prevents the next batch from extending the last part: something else lies in between.
 func (r *segmentRecord) markGap() { r.afterGap = true }
 
 // journal is an open journal, locked.
@@ -97,25 +97,25 @@ type journal struct {
 	f   *os.File
 	end int64
 
-	// As it was found.
+	// The state that the file recorded when it was opened.
 	plan        *plan
-	nextSegment uint32 // the first number of a segment that nobody can have used
+	nextSegment uint32 // lowest segment number that is certainly unused
 	finished    []finishedSegment
 
-	// Of what this pool has written of the session, or was about to write. A copy of the pool that goes on with it
-	// leaves another token there.
+	// Tokens of the session's writes that this pool made or was about to make. A copy of the pool that resumes the
+	// push leaves another token in the session.
 	tokens []repo.ID
 }
 
-// owns reports whether the last write of the session that the plan names is this pool's. If it is not, a copy of this
-// pool that has the same journal has gone on with it, and it is not to be touched.
+// ownsSession reports whether this pool made the last write of the session that the plan names. If not, a copy of this
+// pool with the same journal has resumed the push, and the session must be left alone.
 func (j *journal) ownsSession(s repo.Session) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return s.Token.IsZero() || slices.Contains(j.tokens, s.Token)
 }
 
-// token makes a token of the session's next write durable.
+// appendToken records the token of the session's next write, durably.
 func (j *journal) appendToken(id repo.ID) error {
 	err := j.appendRecord(recordToken, id[:], true)
 	if err == nil {
@@ -139,14 +139,15 @@ type finishedPart struct {
 	count    int
 }
 
-// openJournal opens the journal of a head, makes it if there is none, and locks it.
-// InUse: another process is pushing that volume.
+// openJournal opens and locks the journal of a head, and creates it if necessary. Errors: InUse if another process is
+// pushing that volume.
 func openJournal(ctx context.Context, remoteDir, head string) (*journal, error) {
 	dir := filepath.Join(remoteDir, journalDir)
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, errs.Wrap(opPush, head, err)
 	}
 
+	// Open and lock the file that the path names.
 	j := &journal{path: journalPath(remoteDir, head)}
 	for {
 		if err := ctx.Err(); err != nil {
@@ -168,7 +169,7 @@ func openJournal(ctx context.Context, remoteDir, head string) (*journal, error) 
 			return nil, errs.Wrap(opPush, head, err)
 		}
 
-		// Whoever had it may have removed it in between.
+		// The process that held the lock may have removed the file before this one locked it.
 		var mine, there unix.Stat_t
 		if unix.Fstat(int(f.Fd()), &mine) == nil && unix.Stat(j.path, &there) == nil && mine.Ino == there.Ino &&
 			mine.Dev == there.Dev {
@@ -179,6 +180,7 @@ func openJournal(ctx context.Context, remoteDir, head string) (*journal, error) 
 		_ = f.Close()
 	}
 
+	// Read what an earlier push recorded.
 	if err := j.loadRecords(); err != nil {
 		_ = j.f.Close()
 		return nil, errs.Wrap(opPush, head, err)
@@ -187,10 +189,10 @@ func openJournal(ctx context.Context, remoteDir, head string) (*journal, error) 
 	return j, nil
 }
 
-// journalPath is where the journal of a head is.
+// journalPath returns the path of a head's journal.
 func journalPath(remoteDir, head string) string { return filepath.Join(remoteDir, journalDir, head) }
 
-// waitJournal is openJournal that waits for another process to be done.
+// waitJournal is openJournal, but waits for the process that holds the lock.
 func waitJournal(ctx context.Context, remoteDir, head string) (*journal, error) {
 	for {
 		j, err := openJournal(ctx, remoteDir, head)
@@ -205,7 +207,7 @@ func waitJournal(ctx context.Context, remoteDir, head string) (*journal, error) 
 	}
 }
 
-// close lets go of it. One in which nothing is written goes away.
+// releaseLock closes the journal, and removes it if it has no records.
 func (j *journal) releaseLock() {
 	if j.end == 0 {
 		_ = os.Remove(j.path)
@@ -213,7 +215,7 @@ func (j *journal) releaseLock() {
 	_ = j.f.Close()
 }
 
-// clear forgets everything: the push is done, or cannot be gone on with.
+// reset deletes all records: the push is finished, or cannot be resumed.
 func (j *journal) reset() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -221,7 +223,7 @@ func (j *journal) reset() error {
 	return j.f.Truncate(0)
 }
 
-// load reads what is there. What is broken is as if it had not been written.
+// loadRecords reads all records, and truncates the file before the first broken one.
 func (j *journal) loadRecords() error {
 	st, err := j.f.Stat()
 	if err != nil {
@@ -241,8 +243,7 @@ func (j *journal) loadRecords() error {
 	}
 }
 
-// read reads the record at an offset; n is its whole length, 0 if there is no whole
-// one.
+// readRecord reads the record at an offset. n is its length with its header, 0 if there is no complete record.
 func (j *journal) readRecord(at, size int64) (payload []byte, n int64, err error) {
 	var head [8]byte
 	if at+8 > size {
@@ -270,7 +271,8 @@ func (j *journal) readRecord(at, size int64) (payload []byte, n int64, err error
 	return payload, 8 + length, nil
 }
 
-// take understands a record whose payload is at an offset of the file.
+// applyRecord applies a record to the state; at is the offset of its payload in the file. It reports whether the record
+// is valid.
 func (j *journal) applyRecord(b []byte, at int64) bool {
 	kind, b := b[0], b[1:]
 	switch kind {
@@ -309,18 +311,20 @@ func (j *journal) applyRecord(b []byte, at int64) bool {
 	return false
 }
 
-// use says that segment n was written. As many as are uploaded at once may have been
-// written without a record, those behind it that were already sealed included.
+// markSegmentUsed records that segment n may exist. Up to as many segments as are uploaded at once may exist without a
+// record, and so may those after them that were already sealed.
 func (j *journal) markSegmentUsed(n uint32) { j.nextSegment = max(j.nextSegment, n+2*uploads+2) }
 
-// append adds a record; sync: it is durable when this returns.
+// appendRecord appends a record. With sync, it is durable on return.
 func (j *journal) appendRecord(kind byte, payload []byte, sync bool) error {
 	b := make([]byte, 8, 9+len(payload))
 	b = append(append(b, kind), payload...)
 	binary.LittleEndian.PutUint32(b, uint32(len(b)-8))
 	binary.LittleEndian.PutUint32(b[4:], crc32.Checksum(b[8:], castagnoli))
+
 	j.mu.Lock()
 	defer j.mu.Unlock()
+
 	_, err := j.f.WriteAt(b, j.end)
 	if err == nil && sync {
 		err = j.f.Sync()
@@ -334,7 +338,7 @@ func (j *journal) appendRecord(kind byte, payload []byte, sync bool) error {
 	return nil
 }
 
-// begin forgets what was, and writes a plan.
+// beginPlan deletes all records and writes a plan.
 func (j *journal) beginPlan(p plan, sync bool) error {
 	if err := j.reset(); err != nil {
 		return errs.Wrap(opPush, filepath.Base(j.path), err)
@@ -342,7 +346,7 @@ func (j *journal) beginPlan(p plan, sync bool) error {
 	return j.replacePlan(p, sync)
 }
 
-// replan replaces the plan, before anything is finished.
+// replacePlan replaces the plan before any segment is finished.
 func (j *journal) replacePlan(p plan, sync bool) error {
 	p.Version = planVersion
 	b, err := json.Marshal(p)
@@ -357,12 +361,12 @@ func (j *journal) replacePlan(p plan, sync bool) error {
 	return err
 }
 
-// run says from which number on segments will be written.
+// appendRun records, durably, the number of the first segment that this attempt writes.
 func (j *journal) appendRun(first uint32) error {
 	return j.appendRecord(recordRun, binary.LittleEndian.AppendUint32(nil, first), true)
 }
 
-// segment says that a segment is on the remote.
+// appendSegment records that a segment is on the remote.
 func (j *journal) appendSegment(r segmentRecord, sync bool) error {
 	return j.appendRecord(recordSegment, encodeSegment(r), sync)
 }
@@ -371,6 +375,7 @@ func (j *journal) appendSegment(r segmentRecord, sync bool) error {
 const itemBytes = 1 + 8 + 8 + 4 + repo.SumBytes + frameBytes
 const frameBytes = 16 + 4 + 4 + 4 + 4 + 4 + 1
 
+// encodeSegment encodes the payload of a segment's record.
 func encodeSegment(r segmentRecord) []byte {
 	le := binary.LittleEndian
 	b := le.AppendUint32(nil, r.n)
@@ -398,8 +403,8 @@ func encodeSegment(r segmentRecord) []byte {
 	return b
 }
 
-// scanSegment reads all of a segment's record but the items. at is where b begins in
-// the file.
+// scanSegment decodes a segment's record except for the items. at is the offset of b in the file. ok is false if the
+// record is malformed.
 func scanSegment(b []byte, at int64) (s finishedSegment, ok bool) {
 	le := binary.LittleEndian
 	if len(b) < 16 {
@@ -426,7 +431,7 @@ func scanSegment(b []byte, at int64) (s finishedSegment, ok bool) {
 	return s, pos == len(b)
 }
 
-// items reads what a finished part says.
+// readItems reads the items of a finished part.
 func (j *journal) readItems(p finishedPart) ([]item, error) {
 	b := make([]byte, p.count*itemBytes)
 	if _, err := j.f.ReadAt(b, p.at); err != nil {
@@ -459,7 +464,7 @@ func (j *journal) readItems(p finishedPart) ([]item, error) {
 	return out, nil
 }
 
-// finishedParts lists what is dealt with, in order.
+// finishedParts lists the finished parts of the volume, in order of offset.
 func (j *journal) finishedParts() []finishedPart {
 	var out []finishedPart
 	for _, s := range j.finished {
@@ -479,8 +484,8 @@ func (j *journal) finishedParts() []finishedPart {
 	return out
 }
 
-// plannedSnapshots lists the snapshots that unfinished pushes of a pool are of, by
-// reference, of all its remotes.
+// plannedSnapshots returns the references of the snapshots that unfinished pushes of a pool, to any of its remotes, are
+// pushing.
 func plannedSnapshots(pool string) (map[string]bool, error) {
 	out := map[string]bool{}
 	paths, err := filepath.Glob(filepath.Join(escapeGlob(remotesDir(pool)), "*", journalDir, "*"))
@@ -497,6 +502,7 @@ func plannedSnapshots(pool string) (map[string]bool, error) {
 			return nil, err
 		}
 
+		// Read the plan without the lock: the push may be running.
 		j := &journal{path: path, f: f}
 		st, err := f.Stat()
 		for at := int64(0); err == nil; {
@@ -520,6 +526,7 @@ func plannedSnapshots(pool string) (map[string]bool, error) {
 	return out, nil
 }
 
+// escapeGlob quotes the characters of s that have a meaning in a glob pattern.
 func escapeGlob(s string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
 }

@@ -11,18 +11,17 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// Key is a way to open a remote's repository.
+// Key opens a remote's repository.
 type Key struct {
 	ID        string    `json:"id"`
 	Label     string    `json:"label"`
 	Kind      string    `json:"kind"` // recipient, passphrase
 	Recipient string    `json:"recipient,omitempty"`
 	CreatedAt time.Time `json:"created_at"`
-	ThisPool  bool      `json:"this_pool"` // it is the key of the pool that asks
+	ThisPool  bool      `json:"this_pool"` // it is this pool's own key
 }
 
-// NewKey asks for one more way to open a repository: exactly one of Recipient
-// (age1...) and Passphrase is set.
+// NewKey describes a key to add to a repository: exactly one of Recipient (age1...) and Passphrase is set.
 type NewKey struct {
 	Label      string
 	Recipient  string
@@ -31,14 +30,13 @@ type NewKey struct {
 
 const opKey = "remote key"
 
-// PassphraseLabel is what the key of a passphrase is called if nobody says otherwise.
+// PassphraseLabel is the default label of a passphrase's key.
 const PassphraseLabel = "passphrase"
 
-// RecipientLabel is what the key of an age recipient is called if nobody says
-// otherwise.
+// RecipientLabel returns the default label of an age recipient's key.
 func RecipientLabel(recipient string) string { return recipient[:min(len(recipient), 16)] }
 
-// Keys lists what opens a remote's repository, the oldest first.
+// Keys lists the keys of a remote's repository, the oldest first.
 func Keys(ctx context.Context, r *Remote) (out []Key, err error) {
 	err = r.withRepo(ctx, func(rp *repo.Repo) error {
 		out, err = listKeys(ctx, r, rp)
@@ -47,6 +45,7 @@ func Keys(ctx context.Context, r *Remote) (out []Key, err error) {
 	return out, err
 }
 
+// listKeys is Keys in a repository that is open.
 func listKeys(ctx context.Context, r *Remote, rp *repo.Repo) ([]Key, error) {
 	slots, err := rp.Slots(ctx)
 	if err != nil {
@@ -59,6 +58,7 @@ func listKeys(ctx context.Context, r *Remote, rp *repo.Repo) ([]Key, error) {
 	return out, nil
 }
 
+// keyOf describes a slot of a repository. own is the recipient of this pool's key.
 func keyOf(s repo.SlotInfo, own string) Key {
 	return Key{
 		ID: s.ID.String(), Label: s.Label, Kind: string(s.Kind), Recipient: s.Recipient, CreatedAt: s.CreatedAt,
@@ -66,7 +66,7 @@ func keyOf(s repo.SlotInfo, own string) Key {
 	}
 }
 
-// AddKey lets one more open the repository; durable on return. Invalid, Exists.
+// AddKey adds a key to the repository, durably. Errors: Invalid, Exists.
 func AddKey(ctx context.Context, r *Remote, n NewKey) (out Key, err error) {
 	err = r.withRepo(ctx, func(rp *repo.Repo) error {
 		var known *errs.Error
@@ -85,17 +85,18 @@ func AddKey(ctx context.Context, r *Remote, n NewKey) (out Key, err error) {
 			return err
 		}
 
-		out, err = findKey(all, r.Name, n.Label) // labels are there once
+		out, err = findKey(all, r.Name, n.Label) // labels are unique
 		return err
 	})
 
 	return out, err
 }
 
-// RemoveKey takes a way to open the repository away: which is its ID, its label or
-// its recipient. Who had it may have kept what it opens, see [RotateKeys]. NotFound;
-// Invalid if several have that label; Conflict if it is the last, or, without force,
-// that of this pool, which could not use the remote any more.
+// RemoveKey removes a key from the repository: which is its ID, its label or its recipient. The holder of a removed key
+// may have kept the master keys that it opens; see [RotateKeys].
+//
+// Errors: NotFound; Invalid if several keys match; Conflict if it is the last key, or, without force, this pool's own
+// key, without which the pool cannot use the remote.
 func RemoveKey(ctx context.Context, r *Remote, which string, force bool) (out Key, err error) {
 	err = r.withRepo(ctx, func(rp *repo.Repo) error {
 		all, err := listKeys(ctx, r, rp)
@@ -124,6 +125,7 @@ func RemoveKey(ctx context.Context, r *Remote, which string, force bool) (out Ke
 	return out, err
 }
 
+// findKey finds the only key with an ID, label or recipient. remote is the remote's name, for errors.
 func findKey(all []Key, remote, which string) (Key, error) {
 	var found []Key
 	for _, k := range all {
@@ -144,10 +146,11 @@ func findKey(all []Key, remote, which string) (Key, error) {
 		WithHint("name the key by its ID, which %s prints", errs.Run("remote key ls", remote))
 }
 
-// RotateKeys makes a new master key for all that is written from now on, which those
-// that open the repository now get; what is stored stays readable for them. The
-// passphrase of each key that has one is asked for. It happens in one step or not at
-// all. Invalid (no passphrase), Permission (a wrong one).
+// RotateKeys makes a new master key for everything that is written from now on, and gives it to all current keys.
+// Objects that are already stored stay readable for them. RotateKeys calls passphrase for each key that has one. The
+// rotation happens completely or not at all.
+//
+// Errors: Invalid (no passphrase), Permission (a wrong passphrase).
 func RotateKeys(ctx context.Context, r *Remote, passphrase func(Key) (string, error)) (out []Key, err error) {
 	err = r.withRepo(ctx, func(rp *repo.Repo) error {
 		slots, err := rp.Slots(ctx)
@@ -155,6 +158,7 @@ func RotateKeys(ctx context.Context, r *Remote, passphrase func(Key) (string, er
 			return err
 		}
 
+		// Collect the passphrases.
 		given := map[repo.ID]string{}
 		for _, s := range slots {
 			if s.Kind == repo.SlotPassphrase {
@@ -175,8 +179,7 @@ func RotateKeys(ctx context.Context, r *Remote, passphrase func(Key) (string, er
 	return out, err
 }
 
-// dropOwnKey removes this pool's key from the repository, if another opens it too.
-// It reports whether it did.
+// dropOwnKey removes this pool's key from the repository if there is another key. It reports whether it did.
 func (r *Remote) dropOwnKey(ctx context.Context, rp *repo.Repo) (bool, error) {
 	slots, err := rp.Slots(ctx)
 	if err != nil {
@@ -189,7 +192,7 @@ func (r *Remote) dropOwnKey(ctx context.Context, rp *repo.Repo) (bool, error) {
 	return true, rp.RemoveSlot(ctx, slots[i].ID)
 }
 
-// withRepo opens the repository for fn.
+// withRepo opens the repository, calls fn, and records what was seen of the repository if fn succeeds.
 func (r *Remote) withRepo(ctx context.Context, fn func(*repo.Repo) error) error {
 	rp, err := r.Open(ctx)
 	if err != nil {
@@ -203,20 +206,19 @@ func (r *Remote) withRepo(ctx context.Context, fn func(*repo.Repo) error) error 
 	return nil
 }
 
-// Forgotten is what Forget did.
+// Forgotten is the result of Forget.
 type Forgotten struct {
 	Name       string `json:"name"`
 	URL        string `json:"url"`
-	KeyRemoved bool   `json:"key_removed"` // of this pool, from the repository
+	KeyRemoved bool   `json:"key_removed"` // this pool's key was removed from the repository
 
-	// KeyError is why the pool's key may still be in the repository: it is of no use
-	// to anybody, as its secret part is gone.
+	// KeyError is why the pool's key may still be in the repository. The key is useless: its secret part was deleted.
 	KeyError error `json:"-"`
 }
 
-// Forget is Remove, and takes this pool's key out of the repository, if that can be
-// reached and has another. The remote is forgotten first: who is interrupted leaves
-// at most a key that nobody has.
+// Forget is Remove, and also removes this pool's key from the repository if the repository can be reached and has
+// another key. It removes the remote first, so that an interruption leaves at most a key in the repository that nobody
+// holds.
 func Forget(ctx context.Context, e *engine.Engine, q RemoveRequest) (Forgotten, error) {
 	out := Forgotten{Name: q.Name}
 	r, err := Load(e.Dir(), q.Name, q.Access)

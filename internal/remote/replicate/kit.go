@@ -20,7 +20,7 @@ const (
 	opKit = "remote key export"
 
 	kitConfig = "PANDO REPOSITORY CONFIG"
-	kitKey    = "AGE ENCRYPTED FILE" // as the tools of age write and read it
+	kitKey    = "AGE ENCRYPTED FILE" // the PEM type of age's own tools
 
 	// KitLabel begins the labels of keys of recovery kits.
 	KitLabel = "recovery kit"
@@ -28,14 +28,14 @@ const (
 	maxKitBytes = 8 << 20
 )
 
-// KitRequest asks for a recovery kit. Exactly one of Passphrase and Recipient is set.
+// KitRequest describes a recovery kit to export. Exactly one of Passphrase and Recipient is set.
 type KitRequest struct {
 	File       string
 	Passphrase string // that opens the kit
-	Recipient  string // of age: whose identity opens it
-	Force      bool   // write over a file that is there
+	Recipient  string // age recipient whose identity opens the kit
+	Force      bool   // overwrite an existing file
 
-	// Instructions say to people what the kit is, and what they do with it.
+	// Instructions returns text that explains what the kit is and how to use it.
 	Instructions func(KitFacts) string
 }
 
@@ -45,10 +45,10 @@ type ExportedKit struct {
 	Key  Key    `json:"key"` // that the kit holds
 }
 
-// ExportKit writes a recovery kit: a text file with instructions, a copy of the repository's config, and a key to it
-// that a passphrase or an age identity opens. The key is added to the repository, so that the kit opens it also
-// after its keys were rotated, and so that it can be taken away. The file has mode 0600, and is durable on return.
-// Exists: there is such a file.
+// ExportKit writes a recovery kit: a text file with instructions, a copy of the repository's config, and a key to the
+// repository that a passphrase or an age identity opens. ExportKit adds the key to the repository, so that the kit
+// still works after a rotation, and so that the key can be removed. The file has mode 0600 and is durable on return.
+// Errors: Exists if there is such a file.
 func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, err error) {
 	if _, err := os.Lstat(q.File); err == nil && !q.Force {
 		return out, errs.New(errs.Exists, opKit, q.File, "file already exists").
@@ -64,7 +64,7 @@ func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, e
 		return out, err
 	}
 
-	// What can fail because of what was asked for does so before anything is changed.
+	// Make the key and seal it first: an invalid request must fail before anything is changed.
 	sealed, err := repo.SealText(recipientComment+recipient+"\n"+identity+"\n",
 		repo.NewSlot{Label: KitLabel, Passphrase: q.Passphrase, Recipient: q.Recipient})
 	if err != nil {
@@ -72,6 +72,7 @@ func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, e
 	}
 
 	err = r.withRepo(ctx, func(rp *repo.Repo) error {
+		// Add the key to the repository.
 		now := time.Now().UTC().Truncate(time.Second)
 		slot := repo.NewSlot{Label: KitLabel + " " + now.Format(time.DateOnly), Recipient: recipient}
 		if err := addSlot(ctx, rp, slot); err != nil {
@@ -87,8 +88,9 @@ func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, e
 			return err
 		}
 
+		// Write the file. If that fails, nobody has the key, so remove it again.
 		err = writeKit(q, q.renderKit(r, rp, out.Key, now, sealed))
-		if err != nil { // nobody has the key then
+		if err != nil {
 			if id, perr := repo.ParseID(out.Key.ID); perr == nil {
 				_ = rp.RemoveSlot(context.WithoutCancel(ctx), id)
 			}
@@ -101,7 +103,7 @@ func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, e
 	return out, err
 }
 
-// writeKit writes the file, whole or not at all. Nothing is written over unless that was asked for.
+// writeKit writes the file completely or not at all, durably. It overwrites a file only with Force.
 func writeKit(q KitRequest, text string) error {
 	if q.Force {
 		return errs.Wrap(opKit, q.File, durable.WriteFile(q.File, []byte(text)))
@@ -126,15 +128,15 @@ func writeKit(q KitRequest, text string) error {
 	return errs.Wrap(opKit, q.File, err)
 }
 
-// KitFacts are what a recovery kit tells people of itself.
+// KitFacts is what the instructions in a recovery kit say about it.
 type KitFacts struct {
 	URL        string
 	Repository string
-	Key        Key // that the kit holds
+	Key        Key // in the kit
 	Made       time.Time
 }
 
-// text is the kit: what people read, and the two blocks that count.
+// renderKit returns the text of the kit: the instructions, and PEM blocks with the config and the key.
 func (q KitRequest) renderKit(r *Remote, rp *repo.Repo, k Key, made time.Time, sealed []byte) string {
 	facts := KitFacts{URL: r.URL, Repository: rp.ID().String(), Key: k, Made: made}
 	config := pem.EncodeToMemory(&pem.Block{Type: kitConfig, Bytes: rp.Config(), Headers: map[string]string{
@@ -145,14 +147,14 @@ func (q KitRequest) renderKit(r *Remote, rp *repo.Repo, k Key, made time.Time, s
 	return q.Instructions(facts) + "\n" + string(config) + "\n" + string(key)
 }
 
-// Kit is a recovery kit that was read.
+// Kit is a parsed recovery kit.
 type Kit struct {
 	URL    string // where the repository was
 	config []byte
-	key    []byte // age file of an identity
+	key    []byte // age file with an identity
 }
 
-// ParseKit reads a recovery kit. Text around what it needs may have changed. Invalid.
+// ParseKit parses a recovery kit. Only the two PEM blocks have to be as they were written. Errors: Invalid.
 func ParseKit(text []byte) (Kit, error) {
 	var k Kit
 	rest := []byte(strings.ReplaceAll(string(text[:min(len(text), maxKitBytes)]), "\r\n", "\n"))
@@ -178,8 +180,8 @@ func ParseKit(text []byte) (Kit, error) {
 	return k, nil
 }
 
-// Open decrypts the key of a kit with a passphrase, or the text of an age identity, and makes the request one that
-// opens the repository with it. Permission: it does not fit.
+// Open decrypts the key of a kit with a passphrase or the text of an age identity, and changes the request to open the
+// repository with that key. Errors: Permission if neither opens the kit.
 func (k Kit) Open(q *AddRequest, passphrase, identity string) error {
 	var secrets []repo.Secret
 	if identity != "" {

@@ -13,24 +13,23 @@ import (
 
 const opList = "remote ls"
 
-// Listed is a volume or golden in a remote.
+// Listed describes a volume or golden on a remote.
 type Listed struct {
 	Name         string        `json:"name"`
 	Kind         string        `json:"kind"` // volume, golden
 	FS           string        `json:"fs"`
 	SizeBytes    int64         `json:"size_bytes"`    // of the newest point
-	LogicalBytes int64         `json:"logical_bytes"` // of content in the newest point, zeros left out
-	StoredBytes  int64         `json:"stored_bytes"`  // that were stored for its points, compressed
+	LogicalBytes int64         `json:"logical_bytes"` // of data in the newest point, without zeros
+	StoredBytes  int64         `json:"stored_bytes"`  // uploaded for its points, compressed
 	Writer       string        `json:"writer"`        // host that may push it
 	WriterPool   string        `json:"writer_pool"`   // and its pool
 	Epoch        uint64        `json:"epoch"`
-	Newest       string        `json:"newest"`   // name of the point that is its newest state; "" if there is none
+	Newest       string        `json:"newest"`   // name of the newest point; "" if there is none
 	Points       []ListedPoint `json:"points"`   // in the order in which they were pushed: see [Listing.Points]
-	Sessions     []ListedWork  `json:"sessions"` // who is at work on it now, or has died at it
+	Sessions     []ListedWork  `json:"sessions"` // pushes and pulls at work on it, or killed while at work
 
-	// Problem is why nothing else is known of it: the list of its points cannot be read. Object is that list. Name is
-	// "" then, if nothing tells it. With Incomplete it is only a part of the list, with so many points, that cannot be
-	// read, and Points are the others.
+	// Problem is why the list of its points, Object, cannot be read. Nothing else is known then, and Name may be "".
+	// With Incomplete, only a part of the list with that many points cannot be read, and Points has the others.
 	Problem string `json:"problem,omitempty"`
 	Object  string `json:"object,omitempty"`
 
@@ -40,7 +39,7 @@ type Listed struct {
 	NewestPoint ListedPoint `json:"-"`
 }
 
-// ListedPoint is a point of a volume in a remote: a snapshot or a generation.
+// ListedPoint describes a point of a volume on a remote: a snapshot or a generation.
 type ListedPoint struct {
 	Name         string    `json:"name"`
 	CreatedAt    time.Time `json:"created_at"`
@@ -48,13 +47,12 @@ type ListedPoint struct {
 	Content      string    `json:"content"` // block, stream, tree
 	SizeBytes    int64     `json:"size_bytes"`
 	LogicalBytes int64     `json:"logical_bytes"`
-	StoredBytes  int64     `json:"stored_bytes"`     // that were stored for it, besides what was there
+	StoredBytes  int64     `json:"stored_bytes"`     // uploaded for it, without what was already there
 	Origin       string    `json:"origin,omitempty"` // what it was cloned from
 	Keep         bool      `json:"keep,omitempty"`   // never pruned
 }
 
-// ListedWork is a session that writes or reads a volume. Times are those of the
-// worker's own clock.
+// ListedWork describes a session that writes or reads a volume. Times are from the clock of the session's host.
 type ListedWork struct {
 	Kind      string    `json:"kind"` // push, pull
 	Host      string    `json:"host"`
@@ -64,16 +62,16 @@ type ListedWork struct {
 	RenewedAt time.Time `json:"renewed_at"`
 }
 
-// Listing is what a remote has.
+// Listing lists the volumes of a remote.
 type Listing struct {
-	Volumes []Listed // by name, also what cannot be read; without their points
+	Volumes []Listed // by name, unreadable ones included; without their points
 
 	repo  *repo.Repo
 	heads map[string]repo.Head
 }
 
-// Volumes lists what a remote has. Its cost grows with the number of volumes, not with that of their points, which can
-// be read then. The caller closes the listing.
+// Volumes lists the volumes of a remote. Its cost grows with the number of volumes, not with the number of points,
+// which the caller can read afterwards from the listing. The caller closes the listing.
 func Volumes(ctx context.Context, r *Remote) (*Listing, error) {
 	rp, err := r.Open(ctx)
 	if err != nil {
@@ -97,11 +95,11 @@ func Volumes(ctx context.Context, r *Remote) (*Listing, error) {
 	return l, nil
 }
 
-// Close closes the listing. Idempotent.
+// Close closes the listing. It may be called again.
 func (l *Listing) Close() { l.repo.Close() }
 
-// Points yields the points of a volume that is listed, in the order in which they were pushed. What cannot be read is
-// passed over, and noted in v at the end. An error ends it.
+// Points yields the points of a listed volume in the order in which they were pushed. It skips pages that cannot be
+// read, and records them in v at the end. An error ends the sequence.
 func (l *Listing) Points(ctx context.Context, v *Listed) iter.Seq2[ListedPoint, error] {
 	return func(yield func(ListedPoint, error) bool) {
 		var bad []*pageFault
@@ -134,8 +132,10 @@ func listedPoint(p repo.Point) ListedPoint {
 	}
 }
 
+// listVolumes is Volumes in a repository that is open. The names of damaged heads are missing.
 func listVolumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
-	sessions, _, err := readSessions(ctx, r) // of one that cannot be read nothing is to be shown
+	// Read the sessions. A push names heads; a pull commits nothing, so its pins tell which points it reads.
+	sessions, _, err := readSessions(ctx, r) // unreadable sessions have nothing to show
 	if err != nil {
 		return nil, errs.Wrap(opList, "", err)
 	}
@@ -145,7 +145,7 @@ func listVolumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 	for _, state := range sessions {
 		s := state.Session
 		w := workOf(s)
-		if s.Kind == repo.Pull { // it commits nothing: it is at what it pins
+		if s.Kind == repo.Pull {
 			for _, id := range s.Pins {
 				pins[id] = append(pins[id], w)
 			}
@@ -156,6 +156,7 @@ func listVolumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 		}
 	}
 
+	// List the heads, the damaged ones first.
 	out := []Listed{}
 	all := map[string]repo.Head{}
 	heads, err := readHeads(ctx, r)
@@ -188,7 +189,8 @@ func listVolumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 		delete(work, h.Name)
 	}
 
-	for name, w := range work { // their first push is under way
+	// Add volumes without a head: their first push is running.
+	for name, w := range work {
 		out = append(out, Listed{Name: name, Kind: "volume", Writer: w[0].Host, WriterPool: w[0].Pool,
 			Points: []ListedPoint{}, Sessions: w})
 	}
@@ -201,6 +203,7 @@ func listVolumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 	return &Listing{Volumes: out, repo: r, heads: all}, nil
 }
 
+// listedVolume describes the volume of a head.
 func listedVolume(
 	ctx context.Context, r *repo.Repo, h repo.Head, work []ListedWork, pins map[repo.ID][]ListedWork,
 ) (Listed, error) {
@@ -231,7 +234,7 @@ func listedVolume(
 	return l, nil
 }
 
-// pinnedInPages notes who reads points that are in pages: their manifests say of which volume they are.
+// addPageSessions adds the sessions that read points in pages, to the volumes that their manifests name.
 func addPageSessions(
 	ctx context.Context, r *repo.Repo, out []Listed, heads map[string]repo.Head, pins map[repo.ID][]ListedWork,
 ) error {
@@ -252,7 +255,7 @@ func addPageSessions(
 	return nil
 }
 
-// pinned notes who reads a point of the volume.
+// addSessions adds sessions that read a point of the volume.
 func (l *Listed) addSessions(all []ListedWork) {
 	for _, w := range all {
 		if !slices.Contains(l.Sessions, w) {
