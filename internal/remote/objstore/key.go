@@ -25,7 +25,7 @@ func CheckKey(key string) error {
 	}
 
 	if why != "" {
-		return errs.New(errs.Invalid, "name an object", clip(key), "%s", why)
+		return errs.New(errs.Invalid, "check key", clip(key), "%s", why)
 	}
 
 	return nil
@@ -34,16 +34,16 @@ func CheckKey(key string) error {
 func wrongWord(word string) string {
 	switch {
 	case word == "":
-		return "it begins or ends with a slash, or has two of them in a row"
+		return "it begins or ends with a slash, or has two slashes in a row"
 	case len(word) > MaxWordBytes:
-		return "a word of it is too long"
+		return "one of its words is too long"
 	case word[0] == '.':
-		return "a word of it begins with a dot" // "..", and the own files of a store in a directory
+		return "one of its words begins with a dot" // "..", and the own files of a store in a directory
 	}
 
 	for _, c := range []byte(word) {
 		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' && c != '.' && c != '-' {
-			return "it has other characters than a-z, 0-9, '_', '.', '-' and '/'"
+			return "it has characters other than a-z, 0-9, '_', '.', '-' and '/'"
 		}
 	}
 
@@ -70,7 +70,8 @@ func CheckPut(key string, data []byte) error {
 		return err
 	}
 	if len(data) > MaxObjectBytes {
-		return errs.New(errs.Invalid, "write object", key, "it has %d bytes, the most is %d", len(data), MaxObjectBytes)
+		return errs.New(errs.Invalid, "write object", key, "it has %d bytes, but objects have at most %d",
+			len(data), MaxObjectBytes)
 	}
 	return nil
 }
@@ -81,7 +82,7 @@ func CheckGet(key string, offset int64) error {
 		return err
 	}
 	if offset < 0 {
-		return errs.New(errs.Invalid, "read object", key, "the offset %d is before its beginning", offset)
+		return errs.New(errs.Invalid, "read object", key, "the offset must not be negative (got %d)", offset)
 	}
 	return nil
 }

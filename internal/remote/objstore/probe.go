@@ -35,7 +35,7 @@ func Probe(ctx context.Context, s Store) (err error) {
 		}
 		var e *errs.Error
 		if errs.Is(err, errs.Permission) && errors.As(err, &e) && e.Hint == "" {
-			e.Hint = "a remote must allow this user to write, read, list and delete"
+			e.Hint = "give this user permission to write, read, list and delete objects of the remote"
 		}
 	}()
 
@@ -57,8 +57,8 @@ func (p *probe) key(name string) string { return p.prefix + name }
 
 // broken says which promise is not kept.
 func (p *probe) broken(format string, args ...any) error {
-	return errs.New(errs.Unsupported, "try out remote", p.s.String(), format, args...).
-		WithHint("use another store, or a newer version of its server: without this, two hosts could destroy each other's " +
+	return errs.New(errs.Unsupported, "test remote", p.s.String(), format, args...).
+		WithHint("use another store, or a newer version of its server: on this one, two hosts could destroy each other's " +
 			"data")
 }
 
@@ -77,16 +77,16 @@ func (p *probe) conditions(ctx context.Context) error {
 		return err
 	}
 	if !ok {
-		return p.broken("it says that an object is there already whose name nobody ever used")
+		return p.broken("it says that an object with a name never used before already exists")
 	}
 	if first == "" {
-		return p.broken("it does not tell the version of what was written")
+		return p.broken("it does not report the version of an object that was written")
 	}
 
 	if _, ok, err := p.put(ctx, "one", "again", IfAbsent); err != nil {
 		return err
 	} else if ok {
-		return p.broken("it ignores the condition that an object must not exist")
+		return p.broken("it overwrites an object in spite of the condition that the object must not exist")
 	}
 
 	second, ok, err := p.put(ctx, "one", "second", IfVersion(first))
@@ -94,22 +94,22 @@ func (p *probe) conditions(ctx context.Context) error {
 		return err
 	}
 	if !ok {
-		return p.broken("it refuses to replace an object by its version")
+		return p.broken("it refuses to replace an object whose version was given correctly")
 	}
 	if second == first {
-		return p.broken("an object has the same version after a change")
+		return p.broken("the version of an object does not change when the object does")
 	}
 
 	if _, ok, err := p.put(ctx, "one", "third", IfVersion(first)); err != nil {
 		return err
 	} else if ok {
-		return p.broken("it ignores the condition that an object must have a version")
+		return p.broken("it replaces an object whose version is not the expected one")
 	}
 
 	if _, ok, err := p.put(ctx, "none", "fourth", IfVersion(first)); err != nil {
 		return err
 	} else if ok {
-		return p.broken("it ignores the condition that an object must have a version if there is no object")
+		return p.broken("it creates an object in spite of the condition that the object must have a certain version")
 	}
 
 	data, info, err := p.s.Get(ctx, p.key("one"), 0, -1)
@@ -117,7 +117,7 @@ func (p *probe) conditions(ctx context.Context) error {
 		return err
 	}
 	if string(data) != "second" || info.Version != second {
-		return p.broken("it does not return what was written last")
+		return p.broken("it does not return the content that was written last")
 	}
 
 	return nil
@@ -155,7 +155,7 @@ func (p *probe) races(ctx context.Context) error {
 		}
 
 		if winners != 1 {
-			return p.broken("of %d who wrote the same object at once under a condition, %d were told that they succeeded",
+			return p.broken("of %d conditional writes of one object at the same time, %d succeeded instead of 1",
 				probeRacers, winners)
 		}
 	}
@@ -179,7 +179,7 @@ func (p *probe) reading(ctx context.Context) error {
 			end = min(end, r[0]+r[1])
 		}
 		if !bytes.Equal(got, want[r[0]:end]) || info.Bytes != int64(len(want)) {
-			return p.broken("it does not return the range of an object that was asked for")
+			return p.broken("it does not return the requested range of an object")
 		}
 	}
 
@@ -194,7 +194,7 @@ func (p *probe) removing(ctx context.Context) error {
 	}
 
 	if want := []string{p.key("one"), p.key("race"), p.key("read")}; !equal(keys, want) {
-		return p.broken("it lists %d objects where %d were written", len(keys), len(want))
+		return p.broken("it lists %d objects after %d were written", len(keys), len(want))
 	}
 
 	if err := p.s.Delete(ctx, p.key("one")); err != nil {
@@ -207,7 +207,7 @@ func (p *probe) removing(ctx context.Context) error {
 
 	_, _, err = p.s.Get(ctx, p.key("one"), 0, -1)
 	if err == nil {
-		return p.broken("an object can be read after it was deleted")
+		return p.broken("it returns an object that was deleted")
 	}
 	if !errs.Is(err, errs.NotFound) {
 		return err
@@ -218,7 +218,7 @@ func (p *probe) removing(ctx context.Context) error {
 	}
 
 	if !equal(keys, []string{p.key("race"), p.key("read")}) {
-		return p.broken("an object is listed after it was deleted")
+		return p.broken("it lists an object that was deleted")
 	}
 
 	return nil

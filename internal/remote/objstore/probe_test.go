@@ -142,7 +142,7 @@ func TestProbeRefused(t *testing.T) {
 		f := storetest.Faulty(s, storetest.Fault{Match: storetest.Ops(op), Times: -1,
 			Err: storetest.Permanent(errs.Permission)})
 		err := objstore.Probe(t.Context(), objstore.Retry(f, objstore.RetryOptions{}))
-		if !errs.Is(err, errs.Permission) || !strings.Contains(errs.HintOf(err), "must allow") {
+		if !errs.Is(err, errs.Permission) || !strings.Contains(errs.HintOf(err), "permission to") {
 			t.Errorf("without %s: %v, hint %q", op, err, errs.HintOf(err))
 		}
 		if op != storetest.Delete {

@@ -57,7 +57,7 @@ func AnswerOf(err error) Answer {
 		a = t.answer
 	}
 	if a.Words == "" {
-		a.Words = "storage does not answer as it should"
+		a.Words = "storage gives an unexpected answer"
 	}
 	return a
 }

@@ -122,7 +122,7 @@ func Create(ctx context.Context, u *url.URL) (objstore.Store, error) {
 	case errors.Is(err, syscall.EEXIST): // also if it is no directory: open says it
 	case errors.Is(err, syscall.ENOENT):
 		return nil, errs.New(errs.NotFound, "make directory", dir, "%s does not exist", filepath.Dir(dir)).
-			WithHint("make it first, or mount the disk that it is on")
+			WithHint("create it, or mount the disk it belongs to")
 	default:
 		return nil, wrap("make directory", dir, err)
 	}
@@ -145,13 +145,13 @@ func pathOf(u *url.URL) (string, error) {
 	case u.Scheme != "file":
 		return "", invalid("it does not begin with file:")
 	case u.Host != "" && u.Host != "localhost", u.User != nil:
-		return "", invalid("a directory of another host must be mounted here")
+		return "", invalid("it names another host, whose directory must be mounted on this one")
 	case u.RawQuery != "" || u.Fragment != "" || u.ForceQuery:
-		return "", invalid("a directory has no options")
+		return "", invalid("the URL of a directory has no parameters")
 	case u.Opaque != "" || !path.IsAbs(u.Path):
 		return "", invalid("the path must begin with a slash")
 	case strings.ContainsRune(u.Path, 0):
-		return "", invalid("the path has a zero byte in it")
+		return "", invalid("the path contains a zero byte")
 	}
 
 	return path.Clean(u.Path), nil
@@ -175,7 +175,8 @@ func open(ctx context.Context, dir string) (*Store, error) {
 	switch {
 	case errors.Is(err, syscall.ENOENT):
 		return nil, errs.New(errs.NotFound, "open directory", dir, "it does not exist").
-			WithHint("is the disk that it is on mounted? %s makes a new one", errs.Run("remote add", errs.Param("create")))
+			WithHint("mount the disk it belongs to, or create a new directory with %s",
+				errs.Run("remote add", errs.Param("create")))
 	case errors.Is(err, syscall.ENOTDIR):
 		return nil, errs.New(errs.Invalid, "open directory", dir, "it is not a directory")
 	case err != nil:
@@ -266,14 +267,14 @@ func wrap(op, ref string, err error) error {
 	var no syscall.Errno
 	switch {
 	case out.Kind == errs.NoSpace && errors.Is(err, syscall.EDQUOT):
-		out.Hint = "a disk quota of the remote is used up"
+		out.Hint = "raise the disk quota of the remote, or free space there"
 	case out.Kind == errs.NoSpace:
-		out.Hint = errs.Messagef("the remote's filesystem is full: make room there, or remove old points with %s",
+		out.Hint = errs.Messagef("free space on the remote's filesystem, or remove old points with %s",
 			errs.Run("remote prune"))
 	case errors.Is(err, syscall.EROFS):
-		out.Hint = "the remote's filesystem is mounted read-only"
+		out.Hint = "mount the remote's filesystem read-write"
 	case out.Kind == errs.Permission:
-		out.Hint = "check the owner and the mode of the remote's directory"
+		out.Hint = "check the owner and mode of the remote's directory"
 	case errors.Is(err, syscall.ESTALE), errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EINTR),
 		errors.Is(err, syscall.EAGAIN):
 		// A server that was away, or a file that another host has replaced.
@@ -294,7 +295,7 @@ type object struct {
 }
 
 // errDirectory says that a key is that of a directory. To readers that is absent.
-var errDirectory = errors.New("other objects have this key as their directory")
+var errDirectory = errors.New("its key is the directory of other objects")
 
 // absent reports whether err says that there is no object of the key.
 func absent(err error) bool {
@@ -348,7 +349,7 @@ func (s *Store) vanished(op, key string) error {
 	}
 
 	if st.Nlink == 0 {
-		return errs.New(errs.IO, op, s.ref(key), "the directory of the remote has been removed")
+		return errs.New(errs.IO, op, s.ref(key), "the remote's directory has been removed")
 	}
 
 	return nil
@@ -358,7 +359,7 @@ func (s *Store) notFound(op, key string) error {
 	if err := s.vanished(op, key); err != nil {
 		return err
 	}
-	return errs.New(errs.NotFound, op, s.ref(key), "there is no such object")
+	return errs.New(errs.NotFound, op, s.ref(key), "no such object")
 }
 
 // Get implements objstore.Store.
@@ -388,7 +389,7 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 	}
 
 	if size > objstore.MaxObjectBytes {
-		return nil, none, errs.New(errs.Damaged, reading, s.ref(key), "it has %d bytes, the most that an object has is %d",
+		return nil, none, errs.New(errs.Damaged, reading, s.ref(key), "it has %d bytes, but objects have at most %d",
 			o.info.Bytes, objstore.MaxObjectBytes)
 	}
 
@@ -400,7 +401,7 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 			err = nil
 		} else if errors.Is(err, io.EOF) {
 			// Nobody shortens an object: it is replaced. A server's disk may.
-			err = errs.New(errs.Damaged, reading, s.ref(key), "it ends at byte %d of %d", offset+int64(at+n), o.info.Bytes)
+			err = errs.New(errs.Damaged, reading, s.ref(key), "it ends after %d of %d bytes", offset+int64(at+n), o.info.Bytes)
 		}
 		if err == nil {
 			at += n

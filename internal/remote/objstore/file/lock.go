@@ -74,7 +74,7 @@ func (s *Store) wait(ctx context.Context, f *os.File, how int) (*lock, error) {
 			err = nil
 			if time.Since(start) > lockPatience {
 				err = errs.New(errs.InUse, "lock remote", s.url, "another process has held %s for %s", lockName, lockPatience).
-					WithHint("is there a stopped or hung pando, here or on another host? `fuser -v` on that file tells")
+					WithHint("find a stopped or hung pando with `fuser -v` on that file, on each host that uses the remote")
 			}
 		}
 		if err == nil {
@@ -103,7 +103,7 @@ func flock(f *os.File, how int) error {
 		case errors.Is(err, syscall.ENOLCK), errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.ENOSYS),
 			errors.Is(err, syscall.EINVAL):
 			return errs.New(errs.Unsupported, "lock remote", f.Name(), "%w", os.NewSyscallError("flock", err)).
-				WithHint("the filesystem of the remote must have locks; on NFS, do not mount it with nolock")
+				WithHint("use a filesystem with file locks for the remote; mount NFS without nolock")
 		}
 		if err != nil {
 			return os.NewSyscallError("flock", err)

@@ -105,7 +105,7 @@ func (s *Store) put(ctx context.Context, key string, data []byte, c objstore.Con
 	// From here on the object is there. A failure to make that durable is no
 	// temporary one: a further try would find the object and take it for durable.
 	if err := s.settle(path.Dir(key)); err != nil {
-		return "", errs.New(errs.IO, writing, s.ref(key), "it is there, but may not survive a power cut: %w", err)
+		return "", errs.New(errs.IO, writing, s.ref(key), "it was written, but may not survive a power failure: %w", err)
 	}
 
 	return versionOf(t.f, t.changed, int64(len(data)))
@@ -127,11 +127,11 @@ func (s *Store) check(key string, c objstore.Condition) (changed time.Time, ther
 	there = err == nil
 	switch {
 	case c.Absent() && there:
-		err = errs.New(errs.Conflict, writing, s.ref(key), "it is there already")
+		err = errs.New(errs.Conflict, writing, s.ref(key), "it already exists")
 	case c.Version() != "" && !there:
-		err = errs.New(errs.Conflict, writing, s.ref(key), "it is not there any more")
+		err = errs.New(errs.Conflict, writing, s.ref(key), "it no longer exists")
 	case c.Version() != "" && o.info.Version != c.Version():
-		err = errs.New(errs.Conflict, writing, s.ref(key), "somebody else has changed it")
+		err = errs.New(errs.Conflict, writing, s.ref(key), "another process or host changed it first")
 	default:
 		err = nil
 	}
@@ -315,13 +315,13 @@ func (s *Store) place(ctx context.Context, t *temp, key string, c objstore.Condi
 
 		switch {
 		case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EEXIST):
-			return errs.New(errs.Invalid, writing, s.ref(key), "a part of its key is that of another object")
+			return errs.New(errs.Invalid, writing, s.ref(key), "a part of its key is the key of another object")
 		case err != nil:
 			return err
 		}
 	}
 
-	return errs.New(errs.IO, writing, s.ref(key), "something else keeps changing the directory of the remote")
+	return errs.New(errs.IO, writing, s.ref(key), "other programs keep changing the remote's directory")
 }
 
 func (s *Store) rename(t *temp, key string) error {

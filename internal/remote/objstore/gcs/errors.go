@@ -93,28 +93,28 @@ func (s *Store) fail(ctx context.Context, op, key string, ofBucket bool, err err
 	switch {
 	case r.status == http.StatusNotFound && (ofBucket || r.ofBucket()):
 		e.Kind, e.Ref = errs.NotFound, s.l.bucket
-		return e.WithHint("there is no such bucket: make it first, or correct the remote's URL")
+		return e.WithHint("create the bucket, or correct the remote's URL")
 	case r.status == http.StatusNotFound:
-		e.Kind, e.Err = errs.NotFound, errors.New("there is no such object")
+		e.Kind, e.Err = errs.NotFound, errors.New("no such object")
 		return e
 	case r.status == http.StatusPreconditionFailed:
-		e.Kind, e.Err = errs.Conflict, errors.New("it has been written meanwhile")
+		e.Kind, e.Err = errs.Conflict, errors.New("another process or host changed it first")
 		return e
 	case r.status == http.StatusConflict:
 		return objstore.TransientAnswer(e, objstore.Status(r.status))
 	case r.status == http.StatusTooManyRequests, r.reason == "rateLimitExceeded", r.reason == "userRateLimitExceeded":
-		e.WithHint("too many requests, or too many writes of one object: it takes one a second")
+		e.WithHint("retry later: the bucket gets too many requests, or more than one write of an object per second")
 		return objstore.TransientAnswer(e, objstore.Status(r.status))
 	case r.status == http.StatusUnauthorized:
 		e.Kind = errs.Permission
-		return e.WithHint("the credentials are not accepted: check GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth " +
-			"application-default login`")
+		return e.WithHint("check GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`: " +
+			"Google does not accept these credentials")
 	case r.status == http.StatusForbidden:
 		e.Kind = errs.Permission
-		return e.WithHint("these credentials may not do this in bucket %s: give them the role Storage Object User "+
-			"(roles/storage.objectUser) on it", s.l.bucket)
+		return e.WithHint("give these credentials the role Storage Object User (roles/storage.objectUser) on bucket %s",
+			s.l.bucket)
 	case r.status/100 == 3:
-		return e.WithHint("%s sends elsewhere: check endpoint= of the remote's URL", s.l.server())
+		return e.WithHint("check endpoint= of the remote's URL: %s redirects to another server", s.l.server())
 	case r.status == http.StatusNotImplemented:
 		e.Kind = errs.Unsupported
 		return e
@@ -124,7 +124,7 @@ func (s *Store) fail(ctx context.Context, op, key string, ofBucket bool, err err
 	case r.status == http.StatusBadRequest && (strings.Contains(r.text, "CRC32C") || strings.Contains(r.text, "crc32c")):
 		return objstore.TransientAnswer(e, objstore.Status(r.status)) // what has arrived there is not what was sent
 	case web.Temporary(r.status):
-		e.WithHint("%s is not well, or has too much to do: try again later", s.l.server())
+		e.WithHint("retry later: %s is failing or overloaded", s.l.server())
 		return objstore.TransientAnswer(e, objstore.Status(r.status))
 	}
 
@@ -136,12 +136,12 @@ func (s *Store) noToken(op, key string, token *oauth2.RetrieveError) error {
 	e := &errs.Error{Kind: errs.Permission, Op: op, Ref: key, Err: token}
 	if status := token.Response.StatusCode; web.Temporary(status) {
 		e.Kind = errs.IO
-		e.WithHint("the server that gives tokens is not well: try again later")
+		e.WithHint("retry later: the server that issues tokens is failing")
 		return objstore.TransientAnswer(e, objstore.Status(status))
 	}
 	if text := string(token.Body); strings.Contains(text, "iat") || strings.Contains(text, "reasonable timeframe") {
 		return e.WithHint("%s", s.web.ClockHint())
 	}
-	return e.WithHint("the key is wrong, or has been revoked: check GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud " +
-		"auth application-default login`")
+	return e.WithHint("check GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`: " +
+		"the key is wrong or was revoked")
 }

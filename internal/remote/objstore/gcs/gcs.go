@@ -87,7 +87,7 @@ type resource struct {
 func (r resource) info(key string) (objstore.Info, error) {
 	size, err := strconv.ParseInt(r.Size, 10, 64)
 	if err != nil || size < 0 || r.Generation == "" {
-		return objstore.Info{}, fmt.Errorf("the server describes an object wrongly: size %q, generation %q", r.Size,
+		return objstore.Info{}, fmt.Errorf("the server described the object incorrectly: size %q, generation %q", r.Size,
 			r.Generation)
 	}
 	return objstore.Info{Key: key, Bytes: size, Version: objstore.Version(r.Generation)}, nil
@@ -143,7 +143,7 @@ func decode(answer *http.Response, v any) error {
 		return err
 	}
 	if err := json.Unmarshal(text, v); err != nil {
-		return fmt.Errorf("the server's answer cannot be read: %w", err)
+		return fmt.Errorf("cannot parse the server's answer: %w", err)
 	}
 	return nil
 }
@@ -171,7 +171,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 		query.Set("ifGenerationMatch", "0")
 	case c.Version() != "":
 		if n, err := strconv.ParseInt(string(c.Version()), 10, 64); err != nil || n <= 0 {
-			return "", errs.New(errs.Conflict, op, key, "no object here has the version %q", string(c.Version()))
+			return "", errs.New(errs.Conflict, op, key, "%q is not a version of an object here", string(c.Version()))
 		}
 		query.Set("ifGenerationMatch", string(c.Version()))
 	}
@@ -188,8 +188,9 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 	after := fmt.Sprintf("\r\n--%s--\r\n", boundary)
 	body := io.MultiReader(strings.NewReader(before), objstore.PacedReader(ctx, bytes.NewReader(data)),
 		strings.NewReader(after))
+	header := http.Header{"Content-Type": {"multipart/related; boundary=" + boundary}}
 	answer, err := s.send(ctx, http.MethodPost, s.l.base+"/upload/storage/v1/b/"+s.l.bucket+"/o?"+query.Encode(),
-		http.Header{"Content-Type": {"multipart/related; boundary=" + boundary}}, body, int64(len(before)+len(data)+len(after)))
+		header, body, int64(len(before)+len(data)+len(after)))
 	if err != nil {
 		return "", s.fail(ctx, op, key, true, err)
 	}
@@ -201,7 +202,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 
 	info, err := r.info(key)
 	if err == nil && info.Bytes != int64(len(data)) {
-		err = fmt.Errorf("the server says that it has %d of %d bytes", info.Bytes, len(data))
+		err = fmt.Errorf("the server received %d of %d bytes", info.Bytes, len(data))
 	}
 	if err != nil {
 		return "", s.fail(ctx, op, key, true, err)
@@ -262,14 +263,14 @@ func read(ctx context.Context, answer *http.Response, key string, offset, length
 
 	generation := answer.Header.Get("X-Goog-Generation")
 	if generation == "" {
-		return nil, objstore.Info{}, errs.New(errs.Unsupported, "", "", "the server does not say which generation it is")
+		return nil, objstore.Info{}, errs.New(errs.Unsupported, "", "", "the server did not report its generation")
 	}
 
 	if int64(len(data)) == span.Total {
 		for _, line := range answer.Header.Values("X-Goog-Hash") {
 			for hash := range strings.SplitSeq(line, ",") {
 				if want, is := strings.CutPrefix(strings.TrimSpace(hash), "crc32c="); is && want != sum(data) {
-					return nil, objstore.Info{}, errors.New("what has arrived is not what the server has: the CRC32C differs")
+					return nil, objstore.Info{}, errors.New("the data was damaged on its way: its CRC32C differs from the server's")
 				}
 			}
 		}
@@ -287,7 +288,7 @@ func (s *Store) nothing(ctx context.Context, key string) ([]byte, objstore.Info,
 
 // Stat is of objstore.Store.
 func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
-	const op = "look for object"
+	const op = "find object"
 	if err := objstore.CheckKey(key); err != nil {
 		return objstore.Info{}, err
 	}
@@ -365,9 +366,9 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 				switch {
 				case err != nil:
 				case !ours || !strings.HasPrefix(key, prefix):
-					err = fmt.Errorf("the server lists %q, which was not asked for", r.Name)
-				case any && key <= last: // who deletes what is not listed relies on seeing all
-					err = fmt.Errorf("the server lists %q after %q", key, last)
+					err = fmt.Errorf("the server lists %q, which was not requested", r.Name)
+				case any && key <= last: // a prune relies on complete listings
+					err = fmt.Errorf("the server lists %q after %q, which is out of order", key, last)
 				}
 				if err != nil {
 					yield(objstore.Info{}, s.fail(ctx, op, prefix, true, err))

@@ -182,7 +182,7 @@ func TestWrongBucket(t *testing.T) {
 	s := open(t, server.URLOf("no-such-bucket", prefix(t), server.Endpoint()))
 	for _, name := range []string{"put", "put if absent", "list"} {
 		t.Run(name, func(t *testing.T) {
-			want{kind: errs.NotFound, hint: "no such bucket"}.check(t, calls[name](t.Context(), s))
+			want{kind: errs.NotFound, hint: "create the bucket"}.check(t, calls[name](t.Context(), s))
 		})
 	}
 	// This server does not say of the others what is not there. Google's does.
@@ -191,7 +191,7 @@ func TestWrongBucket(t *testing.T) {
 	s = behind(t, server, servertest.NewProxy(t, server, google), prefix(t))
 	for name, call := range calls {
 		t.Run("Google "+name, func(t *testing.T) {
-			want{kind: errs.NotFound, hint: "no such bucket"}.check(t, call(t.Context(), s))
+			want{kind: errs.NotFound, hint: "create the bucket"}.check(t, call(t.Context(), s))
 		})
 	}
 }
@@ -216,7 +216,7 @@ func TestAnswers(t *testing.T) {
 		{408, "", "", temporary},
 		{409, "conflict", "The metadata for object was edited during the operation", temporary},
 		{429, "rateLimitExceeded", "The object exceeded the rate limit for object mutation operations",
-			want{kind: errs.IO, temporary: true, hint: "one a second"}},
+			want{kind: errs.IO, temporary: true, hint: "per second"}},
 		{403, "rateLimitExceeded", "Too many requests", temporary},
 		{403, "userRateLimitExceeded", "Too many requests", temporary},
 		{403, "forbidden", "x@y does not have storage.objects.create access",

@@ -77,7 +77,7 @@ func parse(u *url.URL, access objstore.Access) (location, error) {
 		Credentials: "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
 		Bucket: func(name string) error {
 			if !bucketName().MatchString(name) {
-				return errors.New("it has 3 to 222 characters of a-z 0-9 . _ -")
+				return errors.New("it must have 3 to 222 characters of a-z 0-9 . _ -")
 			}
 			return nil
 		},
@@ -87,7 +87,7 @@ func parse(u *url.URL, access objstore.Access) (location, error) {
 			}
 			host, secure, wrong := web.Endpoint(value)
 			if !l.emulator {
-				l.base = map[bool]string{true: "https://", false: "http://"}[secure] + host
+				l.base = web.BaseURL(host, secure)
 			}
 			return true, wrong
 		},
@@ -115,8 +115,8 @@ func (s *Store) client(ctx context.Context) (*http.Client, error) {
 		found, err := findCredentials(ctx, s.access)
 		if err != nil {
 			return nil, errs.New(errs.Permission, "find credentials", s.access.Get(keyFile), "%w", err).
-				WithHint("set GOOGLE_APPLICATION_CREDENTIALS to the file of a key, or run `gcloud auth application-default " +
-					"login`; under sudo look at whose are used")
+				WithHint("set GOOGLE_APPLICATION_CREDENTIALS to a key file, or run `gcloud auth application-default " +
+					"login`; with sudo, do so as the user that pando runs as")
 		}
 		client.Transport = &oauth2.Transport{Source: found.TokenSource, Base: s.web}
 	}
@@ -136,7 +136,7 @@ func findCredentials(ctx context.Context, access objstore.Access) (*google.Crede
 	case access.Ambient:
 		return google.FindDefaultCredentials(ctx, scope)
 	case path == "":
-		return nil, errors.New("no file of a key is set, and other places are not looked at here")
+		return nil, errors.New("no key file is set, and this program reads credentials from nowhere else")
 	}
 
 	key, err := os.ReadFile(path)
@@ -153,7 +153,7 @@ func findCredentials(ctx context.Context, access objstore.Access) (*google.Crede
 	}
 
 	if kind.Type != google.ServiceAccount && kind.Type != google.AuthorizedUser {
-		return nil, fmt.Errorf("it is a key of type %q, not of a service account or a user", string(kind.Type))
+		return nil, fmt.Errorf("the key has type %q: it must belong to a service account or a user", string(kind.Type))
 	}
 
 	return google.CredentialsFromJSONWithType(ctx, key, kind.Type, scope)

@@ -61,15 +61,15 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 		case v.AccessKeyID != "" || v.SecretAccessKey != "":
 			return credentials.Value{}, errs.New(errs.Permission, op, "",
 				"only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set").
-				WithHint("set both, or none of them")
+				WithHint("set both or neither")
 		}
 
 		profile = c.access.Get("AWS_PROFILE")
 	}
 
 	if !c.access.Ambient {
-		return credentials.Value{}, errs.New(errs.Permission, op, profile, "there are none for S3").
-			WithHint("give them as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: files and roles are not looked at here")
+		return credentials.Value{}, errs.New(errs.Permission, op, profile, "no credentials for S3 are set").
+			WithHint("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: files and roles are not used here")
 	}
 
 	var file credentials.Provider = &credentials.FileAWSCredentials{Profile: cmp.Or(profile, "default")}
@@ -85,10 +85,10 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 
 	if profile != "" { // somebody wants this one
 		if err == nil {
-			err = errors.New("there are no credentials in it")
+			err = errors.New("the profile has no credentials")
 		}
 		return v, errs.New(errs.Permission, op, profile, "%w", err).
-			WithHint("look at this section of ~/.aws/credentials and ~/.aws/config")
+			WithHint("check this section of ~/.aws/credentials and ~/.aws/config")
 	}
 
 	fileErr := err
@@ -115,10 +115,10 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 
 		if c.hasRole() {
 			if err == nil {
-				err = errors.New("its answer has none")
+				err = errors.New("the answer contains no credentials")
 			}
-			return v, errs.New(errs.Permission, op, "", "the role of this container or web identity gives none: %w", err).
-				WithHint("look at the variables AWS_CONTAINER_CREDENTIALS_*, AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN")
+			return v, errs.New(errs.Permission, op, "", "the role of this container or web identity gave none: %w", err).
+				WithHint("check the variables AWS_CONTAINER_CREDENTIALS_*, AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN")
 		}
 	}
 
@@ -126,14 +126,14 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 		return credentials.Value{}, errs.Wrap(op, "", cc.Context.Err())
 	}
 
-	e := errs.New(errs.Permission, op, "", "there are none for S3")
+	e := errs.New(errs.Permission, op, "", "no credentials for S3 found")
 	if fileErr != nil {
 		e = errs.New(errs.Permission, op, "", "%w", fileErr)
 	}
 
 	return credentials.Value{},
-		e.WithHint("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them to ~/.aws/credentials; under sudo look " +
-			"at whose variables and files are used")
+		e.WithHint("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them to ~/.aws/credentials; with sudo, " +
+			"do so for the user that pando runs as")
 }
 
 // Retrieve is of credentials.Provider.

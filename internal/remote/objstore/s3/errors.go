@@ -15,12 +15,12 @@ import (
 
 // conflict says that the condition of a Put does not hold.
 func (s *Store) conflict(op, key string) error {
-	return errs.New(errs.Conflict, op, key, "it has been written meanwhile")
+	return errs.New(errs.Conflict, op, key, "another process or host changed it first")
 }
 
 func (s *Store) noETag(op, key string) error {
-	return errs.New(errs.Unsupported, op, key, "%s gave no ETag for it", s.l.host).
-		WithHint("without ETags there is no writing under conditions: use another store")
+	return errs.New(errs.Unsupported, op, key, "%s did not return its ETag", s.l.host).
+		WithHint("use another store: conditional writes need ETags")
 }
 
 // fail makes the error of an operation of what the library returned. key is the
@@ -47,9 +47,9 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 	switch a.Code {
 	case minio.NoSuchBucket:
 		e.Kind, e.Ref = errs.NotFound, s.l.bucket
-		return e.WithHint("there is no such bucket on %s: make it first, or correct the remote's URL", s.l.host)
+		return e.WithHint("create the bucket on %s, or correct the remote's URL", s.l.host)
 	case minio.NoSuchKey, "NotFound":
-		e.Kind, e.Err = errs.NotFound, errors.New("there is no such object")
+		e.Kind, e.Err = errs.NotFound, errors.New("no such object")
 		return e
 	case minio.PreconditionFailed:
 		return s.conflict(op, key)
@@ -61,33 +61,32 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 		return e.WithHint("%s", s.web.ClockHint())
 	case "InvalidAccessKeyId":
 		e.Kind = errs.Permission
-		return e.WithHint("%s does not know this access key: check AWS_ACCESS_KEY_ID, or the profile in ~/.aws/credentials",
+		return e.WithHint("check AWS_ACCESS_KEY_ID, or the profile in ~/.aws/credentials: %s does not know this access key",
 			s.l.host)
 	case "SignatureDoesNotMatch":
 		e.Kind = errs.Permission
-		return e.WithHint("the secret key does not belong to the access key: check AWS_SECRET_ACCESS_KEY, or the profile " +
-			"in ~/.aws/credentials; a proxy that changes requests also does this")
+		return e.WithHint("check AWS_SECRET_ACCESS_KEY, or the profile in ~/.aws/credentials: the secret key does not " +
+			"belong to the access key, or a proxy changes requests")
 	case "ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired":
 		e.Kind = errs.Permission
-		return e.WithHint("the credentials are temporary and have expired: get new ones")
+		return e.WithHint("get new credentials: the temporary ones have expired")
 	case "AuthorizationHeaderMalformed", "InvalidRegion", "PermanentRedirect", "TemporaryRedirect":
 		e.Kind = errs.Invalid
 		if a.Region != "" {
-			return e.WithHint("the bucket is in the region %s: add region=%s to the remote's URL", a.Region, a.Region)
+			return e.WithHint("add region=%s to the remote's URL: the bucket is in that region", a.Region)
 		}
-		return e.WithHint("the bucket is in another region: add region= to the remote's URL")
+		return e.WithHint("add region=REGION to the remote's URL: the bucket is in another region")
 	case "BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "RequestTimeout",
 		"SlowDown", "SlowDownRead", "SlowDownWrite", "Throttling", "ThrottlingException", "RequestLimitExceeded",
 		"RequestThrottled", "ServiceUnavailable", "InternalError", "TooManyRequests":
-		e.WithHint("%s is not well, or has too much to do: try again later", s.l.host)
+		e.WithHint("retry later: %s is failing or overloaded", s.l.host)
 		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
 	case "QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageFull":
 		e.Kind = errs.NoSpace
-		return e.WithHint("make room there, raise the quota, or remove old points with %s", errs.Run("remote prune"))
+		return e.WithHint("free space there, raise the quota, or remove old points with %s", errs.Run("remote prune"))
 	case "NotImplemented":
 		e.Kind = errs.Unsupported
-		return e.WithHint("%s cannot do this; a remote must be able to write under conditions (If-Match, If-None-Match)",
-			s.l.host)
+		return e.WithHint("use another store: %s does not support conditional writes (If-Match, If-None-Match)", s.l.host)
 	case "InvalidBucketName", "EntityTooLarge", "KeyTooLongError":
 		e.Kind = errs.Invalid
 		return e
@@ -96,8 +95,8 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 	switch status := a.StatusCode; {
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		e.Kind = errs.Permission
-		return e.WithHint("these credentials may not do this in bucket %s: they need s3:ListBucket on it, and "+
-			"s3:GetObject, s3:PutObject and s3:DeleteObject on what is in it", s.l.bucket)
+		return e.WithHint("give these credentials s3:ListBucket on bucket %s, and s3:GetObject, s3:PutObject and "+
+			"s3:DeleteObject on its objects", s.l.bucket)
 	case status == http.StatusNotFound:
 		e.Kind = errs.NotFound
 		return e
@@ -107,19 +106,19 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 		return s.conflict(op, key)
 	case status == http.StatusInsufficientStorage:
 		e.Kind = errs.NoSpace
-		return e.WithHint("make room there, raise the quota, or remove old points with %s", errs.Run("remote prune"))
+		return e.WithHint("free space there, raise the quota, or remove old points with %s", errs.Run("remote prune"))
 	case status == http.StatusNotImplemented:
 		e.Kind = errs.Unsupported
 		return e
 	case status/100 == 3 || a.Region != "" && status == http.StatusBadRequest:
 		e.Kind = errs.Invalid
 		if a.Region != "" {
-			return e.WithHint("the bucket is in the region %s: add region=%s to the remote's URL", a.Region, a.Region)
+			return e.WithHint("add region=%s to the remote's URL: the bucket is in that region", a.Region)
 		}
-		return e.WithHint("%s answers that the bucket is elsewhere: check endpoint= and region= of the remote's URL",
+		return e.WithHint("check endpoint= and region= of the remote's URL: %s says that the bucket is elsewhere",
 			s.l.host)
 	case web.Temporary(status):
-		e.WithHint("%s is not well, or has too much to do: try again later", s.l.host)
+		e.WithHint("retry later: %s is failing or overloaded", s.l.host)
 		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
 	}
 

@@ -76,7 +76,7 @@ func TestRefused(t *testing.T) {
 				if call == "stat" {
 					return want{kind: errs.NotFound}
 				}
-				return want{kind: errs.NotFound, hint: "no such bucket"}
+				return want{kind: errs.NotFound, hint: "create the bucket"}
 			}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

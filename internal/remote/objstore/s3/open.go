@@ -78,7 +78,7 @@ func parse(u *url.URL, access objstore.Access) (location, error) {
 		var wrong string
 		if l.host, l.secure, wrong = web.Endpoint(text); wrong != "" {
 			return l, errs.New(errs.Invalid, "open remote", name, "%s: %s", text, wrong).
-				WithHint("write it as https://HOST:PORT, or take it away and add endpoint= to the remote's URL")
+				WithHint("write it as https://HOST:PORT, or unset it and add endpoint= to the remote's URL")
 		}
 	}
 
@@ -112,7 +112,7 @@ func (l *location) set(name, value string) (known bool, wrong string) {
 		if l.region = value; value == "" || strings.ContainsFunc(value, func(r rune) bool {
 			return r <= ' ' || r == '/' || r > '~'
 		}) {
-			wrong = "it is no name of a region"
+			wrong = "it is not a region name"
 		}
 	case "profile":
 		if l.profile = value; value == "" {

@@ -74,7 +74,7 @@ func (p *process) RetrieveWithCredContext(cc *credentials.CredContext) (credenti
 		if line, _, _ := strings.Cut(strings.TrimSpace(said.String()), "\n"); line != "" {
 			err = fmt.Errorf("%w: %s", err, line)
 		}
-		return credentials.Value{}, fmt.Errorf("its credential_process has failed: %w", err)
+		return credentials.Value{}, fmt.Errorf("its credential_process failed: %w", err)
 	}
 
 	var got struct {
@@ -85,12 +85,12 @@ func (p *process) RetrieveWithCredContext(cc *credentials.CredContext) (credenti
 
 	// What it printed may be secret: it is not repeated.
 	if err := json.Unmarshal(out, &got); err != nil {
-		return credentials.Value{}, errors.New("what its credential_process prints is not JSON with credentials")
+		return credentials.Value{}, errors.New("its credential_process did not print credentials as JSON")
 	}
 
 	if got.Version != 1 || got.AccessKeyId == "" || got.SecretAccessKey == "" {
 		return credentials.Value{},
-			errors.New("what its credential_process prints lacks Version 1, AccessKeyId or SecretAccessKey")
+			errors.New("the output of its credential_process lacks Version 1, AccessKeyId or SecretAccessKey")
 	}
 
 	expires := got.Expiration

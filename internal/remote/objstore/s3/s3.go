@@ -242,7 +242,7 @@ func (s *Store) nothing(ctx context.Context, key string) ([]byte, objstore.Info,
 
 // Stat is of objstore.Store.
 func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
-	const op = "look for object"
+	const op = "find object"
 	if err := objstore.CheckKey(key); err != nil {
 		return objstore.Info{}, err
 	}
@@ -301,15 +301,15 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 
 				key, ours := strings.CutPrefix(o.Key, s.l.prefix)
 				if !ours || !strings.HasPrefix(key, prefix) {
-					return fmt.Errorf("the server lists %q, which was not asked for", o.Key)
+					return fmt.Errorf("the server lists %q, which was not requested", o.Key)
 				}
 				if key == "" || strings.HasSuffix(key, "/") {
 					continue // a "directory" that somebody's program has made
 				}
 
-				// Who deletes what is not listed relies on seeing all.
+				// A prune relies on complete listings.
 				if any && key <= last {
-					return fmt.Errorf("the server lists %q after %q", key, last)
+					return fmt.Errorf("the server lists %q after %q, which is out of order", key, last)
 				}
 
 				last, any = key, true

@@ -37,15 +37,15 @@ func (s Scheme) Parse(u *url.URL) (Location, error) {
 	case u.Scheme != s.Name:
 		return invalid(s.Write, "it is not a URL of %s", s.Of)
 	case u.User != nil:
-		return invalid(s.Credentials, "credentials do not belong into the URL")
+		return invalid(s.Credentials, "a remote's URL must not contain credentials")
 	case u.Opaque != "" || u.Host == "":
 		return invalid(s.Write, "it names no bucket")
 	case u.Fragment != "" || u.RawFragment != "":
-		return invalid(s.Write, "it has a part after #")
+		return invalid(s.Write, "it must not have a part after #")
 	}
 
 	if err := s.Bucket(u.Host); err != nil {
-		return invalid(s.Write, "%q is no name of a bucket: %w", u.Host, err)
+		return invalid(s.Write, "%q is not a valid bucket name: %w", u.Host, err)
 	}
 
 	prefix, wrong := Prefix(u.Path)
@@ -60,14 +60,14 @@ func (s Scheme) Parse(u *url.URL) (Location, error) {
 
 	for name, values := range query {
 		if len(values) != 1 {
-			return invalid(s.Write, "it has the parameter %s more than once", name)
+			return invalid(s.Write, "its parameter %s is given more than once", name)
 		}
 		known, wrong := s.Set(name, values[0])
 		if !known {
-			return invalid(s.Write, "there is no parameter %q", name)
+			return invalid(s.Write, "unknown parameter %q", name)
 		}
 		if wrong != "" {
-			return invalid(s.Write, "its parameter %s: %s", name, wrong)
+			return invalid(s.Write, "invalid parameter %s: %s", name, wrong)
 		}
 	}
 
@@ -101,7 +101,7 @@ func Prefix(path string) (prefix, wrong string) {
 		if word == "" || word == "." || word == ".." || strings.ContainsFunc(word, func(r rune) bool {
 			return r < ' ' || r == 0x7f || r == '\\'
 		}) {
-			return "", "its prefix has a word that is empty, \".\", \"..\", or has control characters or backslashes"
+			return "", "a word of its prefix is empty, \".\" or \"..\", or contains control characters or backslashes"
 		}
 	}
 

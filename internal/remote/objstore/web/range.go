@@ -34,7 +34,7 @@ func SpanOf(h http.Header, offset, length int64) (Span, error) {
 	if v := h.Get("Content-Length"); v != "" {
 		n, err := strconv.ParseInt(v, 10, 64)
 		if err != nil || n < 0 {
-			return Span{}, fmt.Errorf("the answer has a wrong Content-Length: %q", v)
+			return Span{}, fmt.Errorf("the answer has an invalid Content-Length: %q", v)
 		}
 		bytes = n
 	}
@@ -44,7 +44,7 @@ func SpanOf(h http.Header, offset, length int64) (Span, error) {
 		return Span{Offset: 0, Length: bytes, Total: bytes}, nil
 	}
 
-	wrong := fmt.Errorf("the answer has a wrong Content-Range: %q for %s", v, Range(offset, length))
+	wrong := fmt.Errorf("the answer has an invalid Content-Range: %q for %s", v, Range(offset, length))
 	unit, rest, _ := strings.Cut(v, " ")
 	span, total, _ := strings.Cut(rest, "/")
 	first, last, _ := strings.Cut(span, "-")

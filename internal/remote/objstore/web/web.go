@@ -55,7 +55,7 @@ func (o *Options) Set(name, value string) (known bool, wrong string) {
 		}
 	case "ca-file":
 		if o.CAFile = value; !filepath.IsAbs(value) {
-			return true, "it must be the whole path of a file"
+			return true, "it must be the absolute path of a file"
 		}
 	default:
 		return false, ""
@@ -70,18 +70,26 @@ func Endpoint(text string) (host string, secure bool, wrong string) {
 	e, err := url.Parse(text)
 	switch {
 	case err != nil:
-		return "", false, "it is no URL"
+		return "", false, "it is not a URL"
 	case e.Scheme != "http" && e.Scheme != "https":
 		return "", false, "it must begin with https:// or http://"
 	case e.User != nil:
-		return "", false, "credentials do not belong into the URL"
+		return "", false, "a URL must not contain credentials"
 	case e.Hostname() == "":
 		return "", false, "it names no host"
 	case strings.Trim(e.Path, "/") != "" || e.RawQuery != "" || e.Fragment != "":
-		return "", false, "it must be of a scheme, a host and a port only"
+		return "", false, "it must consist of a scheme, a host and a port only"
 	}
 
 	return e.Host, e.Scheme == "https", ""
+}
+
+// BaseURL returns the URL of a server as [Endpoint] describes it.
+func BaseURL(host string, secure bool) string {
+	if secure {
+		return "https://" + host
+	}
+	return "http://" + host
 }
 
 // Client is an http.RoundTripper over HTTP/1.1: many connections are faster than one
@@ -112,8 +120,8 @@ func New(o Options) (*Client, error) {
 			pool = x509.NewCertPool()
 		}
 		if !pool.AppendCertsFromPEM(pem) {
-			return nil, errs.New(errs.Invalid, "read certificates", o.CAFile, "there is no certificate in it").
-				WithHint("it must be a file of certificates in PEM")
+			return nil, errs.New(errs.Invalid, "read certificates", o.CAFile, "it contains no certificate").
+				WithHint("use a file with certificates in PEM format")
 		}
 		config.RootCAs = pool
 	}
@@ -162,7 +170,7 @@ func (c *Client) Close() { c.t.CloseIdleConnections() }
 
 // ClockHint is what to do about a clock that the server does not agree with.
 func (c *Client) ClockHint() string {
-	hint := "set the clock of this host: signatures hold for some minutes only"
+	hint := "set the clock of this host: signatures are valid for a few minutes only"
 	skew := time.Duration(c.skew.Load()).Round(time.Second)
 	switch {
 	case skew >= time.Minute:
@@ -176,7 +184,7 @@ func (c *Client) ClockHint() string {
 // closed is the end of a connection in the middle of something.
 type closed struct{ err error }
 
-func (c *closed) Error() string { return "the server has closed the connection" }
+func (c *closed) Error() string { return "the server closed the connection" }
 func (c *closed) Unwrap() error { return c.err }
 
 // Error makes an error of what a request or the reading of its answer has failed
@@ -203,17 +211,17 @@ func Error(ctx context.Context, op, ref, server string, err error) error {
 	)
 	switch {
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return e.WithHint("the certificate of %s has expired, or the clock of this host is wrong", server)
+		return e.WithHint("renew the certificate of %s, or correct the clock of this host", server)
 	case errors.As(err, &unknown), errors.As(err, &invalid), errors.As(err, &host), errors.As(err, &check):
-		return e.WithHint("the certificate of %s is not one that this host trusts for it: add its authority to those of "+
-			"the system, or name its file with ca-file=", server)
+		return e.WithHint("add the certificate authority of %s to those this host trusts, or add ca-file=FILE to the "+
+			"remote's URL", server)
 	case errors.As(err, &noTLS), strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
-		return e.WithHint("%s does not speak TLS: is its URL one with http:// ?", server)
+		return e.WithHint("use http:// for %s, which does not speak TLS", server)
 	case errors.As(err, &dns) && dns.IsNotFound:
-		return e.WithHint("there is no host of this name: check the remote's URL, and the network of this host")
+		return e.WithHint("check the host name in the remote's URL, and the network of this host")
 	}
 
-	e.WithHint("%s could not be reached, or did not answer: check the network, and that it runs", server)
+	e.WithHint("check the network, and that %s is running", server)
 	return objstore.TransientAnswer(e, answer(err))
 }
 
@@ -225,7 +233,7 @@ func answer(err error) objstore.Answer {
 	var slow *tooSlow
 	switch {
 	case errors.As(err, &dns):
-		return objstore.Answer{Words: "the server's name cannot be resolved", Unreached: true}
+		return objstore.Answer{Words: "cannot resolve the server's name", Unreached: true}
 	case errors.As(err, &op) && op.Op == "dial" && errors.Is(err, syscall.ECONNREFUSED):
 		return objstore.Answer{Words: "server refuses connections", Unreached: true}
 	case errors.As(err, &op) && op.Op == "dial":
@@ -267,7 +275,7 @@ func Temporary(status int) bool {
 // before is an error.
 func ReadBody(ctx context.Context, body io.Reader, length int64) ([]byte, error) {
 	if length > objstore.MaxObjectBytes {
-		return nil, errs.New(errs.Damaged, "", "", "it has %d bytes, and no object of a repository has more than %d", length,
+		return nil, errs.New(errs.Damaged, "", "", "it has %d bytes, but objects of a repository have at most %d", length,
 			objstore.MaxObjectBytes)
 	}
 
@@ -275,7 +283,7 @@ func ReadBody(ctx context.Context, body io.Reader, length int64) ([]byte, error)
 	if length < 0 {
 		data, err := io.ReadAll(io.LimitReader(body, objstore.MaxObjectBytes+1))
 		if err == nil && len(data) > objstore.MaxObjectBytes {
-			err = errs.New(errs.Damaged, "", "", "it is larger than any object of a repository: %d bytes",
+			err = errs.New(errs.Damaged, "", "", "it is larger than any object of a repository can be, %d bytes",
 				objstore.MaxObjectBytes)
 		}
 		return data, err
