@@ -26,50 +26,50 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Adopting is importing a directory that a live system works with, and, with
-// Replace, putting a volume of the golden in its place. The steps of that, after
-// the golden is published and its lock is given up:
+// Adopting imports a directory that a live system is using and, with Replace,
+// puts a volume of the golden in its place. These steps follow after the golden
+// is published and its lock is released:
 //
 //  1. Mark the volume as being made, to be mounted at ASIDE, an empty directory
-//     beside DIR. Who dies from here to 3 leaves what a killed clone leaves.
+//     beside DIR. A process that dies before step 3 leaves what a killed clone leaves.
 //  2. Clone; make ASIDE; mount the volume there.
 //  3. Record the volume, durably, as mounted at ASIDE. The mark stays.
-//  4. Look whether DIR is still what was copied, and whether anybody uses it.
+//  4. Check that DIR is still what was copied, and that nobody uses it.
 //  5. Exchange DIR and ASIDE (mount.Swap). Now the volume is at DIR, and what
 //     was in DIR is in ASIDE.
 //  6. Record that it is mounted at DIR, and take the mark away.
 //
-// Who dies between 3 and 6 leaves a mark, and finishAdopt finds out by where the
-// mount is on which side of 5 that was. It never removes anything but the volume
-// that nobody has seen yet, and ASIDE while it is empty.
+// A process that dies between steps 3 and 6 leaves a mark, and finishAdopt learns
+// from the place of the mount whether step 5 had happened. It removes only a
+// volume that nobody has seen yet, and ASIDE while it is empty.
 
 const (
 	opAdopt = "adopt"
 
-	// adoptPasses is how many copies are made of a directory that changes.
+	// adoptPasses is the number of times a changing directory is copied.
 	adoptPasses = 3
 
-	// asideInfix is between the name of the directory and what makes the name of
+	// asideInfix separates the name of the directory from what makes the name of
 	// ASIDE unique.
 	asideInfix = ".pando-old-"
 
 	asideIDLength = 8
 
-	// blindWait is how long adopting waits for mount namespaces to end that would
-	// not see the volume: many are made for a moment only.
+	// blindWait is how long adopting waits for mount namespaces that would not see
+	// the volume to end: many exist for a moment only.
 	blindWait = 5 * time.Second
 )
 
-// asidePath is where the old content of dir goes when volume id takes its place.
+// asidePath returns where the old content of dir goes when volume id replaces it.
 func asidePath(dir string, id driver.ObjectID) string {
 	return dir + asideInfix + string(id[:asideIDLength])
 }
 
-// adoptedDir is the directory that aside belongs to.
+// adoptedDir returns the directory that aside belongs to.
 func adoptedDir(aside string) string { return aside[:max(0, len(aside)-len(asideInfix)-asideIDLength)] }
 
-// checkAdopt refuses what cannot be adopted before any work is done, and fills in
-// the volume's name.
+// checkAdopt refuses a source that cannot be adopted before any work is done, and
+// fills in the volume's name.
 func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) error {
 	if !q.ReplaceVolume.IsZero() && !q.Replace {
 		return errs.New(errs.Invalid, opAdopt, q.Source, "a volume name has no effect unless the directory is replaced").
@@ -94,16 +94,18 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 		return nil
 	}
 
-	// What has its place taken must not be chosen by others.
+	// Nobody else may decide which directory is replaced.
 	dir, err := mount.Resolve(q.Source)
 	if err != nil {
 		return err
 	}
-	if dir != src.path { // it was resolved before by rules that trust everybody
+	if dir != src.path { // it was resolved earlier, by rules that trust everybody
 		return content.MovedError(src.path)
 	}
 
 	src.resolved = true
+
+	// Choose a name for the volume, and check that it is free.
 	if q.ReplaceVolume.IsZero() {
 		if q.ReplaceVolume, err = ref.ParseName(opAdopt, q.Name.String()+"-live"); err != nil { // too long
 			return err
@@ -128,7 +130,7 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 	return e.checkUnused(ctx, src.path)
 }
 
-// checkReplace refuses a directory that no volume can be put in the place of.
+// checkReplace refuses a directory that a volume cannot replace.
 func (e *Engine) checkReplace(dir string) error {
 	if !content.CanMount() {
 		return errs.New(errs.Permission, opAdopt, dir, "mounting a volume in its place needs root").
@@ -147,6 +149,7 @@ func (e *Engine) checkReplace(dir string) error {
 		return err
 	}
 
+	// The exchange renames the directory, so that must be possible.
 	m, err := kernel.MountAt(unix.AT_FDCWD, dir)
 	if err != nil {
 		return errs.Wrap(opAdopt, dir, err)
@@ -175,6 +178,7 @@ func (e *Engine) checkReplace(dir string) error {
 			WithHint("unmount it first with `umount %s`, or remove %s", errs.ShellWord(below[0]), errs.Param("replace"))
 	}
 
+	// After a crash, finishAdopt tells old from new by which directory is empty.
 	full, err := hasEntries(dir)
 	if err != nil {
 		return errs.Wrap(opAdopt, dir, err)
@@ -188,7 +192,7 @@ func (e *Engine) checkReplace(dir string) error {
 	return nil
 }
 
-// hasEntries reports whether a directory has anything in it.
+// hasEntries reports whether a directory contains anything.
 func hasEntries(dir string) (bool, error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -199,8 +203,8 @@ func hasEntries(dir string) (bool, error) {
 	return len(names) > 0, nil
 }
 
-// checkUnused refuses a directory that processes use: they would go on with the
-// old one. InUse, with who.
+// checkUnused refuses a directory that processes use: they would keep using the
+// old one. The InUse error names them.
 func (e *Engine) checkUnused(ctx context.Context, dir string) error {
 	users, err := mount.TreeUsers(ctx, dir, false)
 	if err == nil || errs.Is(err, errs.Permission) && len(users) == 0 {
@@ -211,8 +215,8 @@ func (e *Engine) checkUnused(ctx context.Context, dir string) error {
 	}
 
 	if len(users) == 0 {
-		// In a container there is nearly always a process that may not be looked
-		// at, such as the one that started it.
+		// In a container there is nearly always a process that pando may not
+		// examine, such as the one that started the container.
 		if errs.Is(err, errs.Permission) {
 			return nil
 		}
@@ -224,8 +228,8 @@ func (e *Engine) checkUnused(ctx context.Context, dir string) error {
 			errs.Param("replace"))
 }
 
-// changedError adds to the error about a source that does not come to rest who
-// may be the reason.
+// changedError adds the programs that write to a source to the error that says
+// that it keeps changing.
 func (e *Engine) changedError(ctx context.Context, dir string, err error) error {
 	users, _ := mount.TreeUsers(ctx, dir, true)
 	if len(users) == 0 {
@@ -236,8 +240,8 @@ func (e *Engine) changedError(ctx context.Context, dir string, err error) error 
 		WithHint("stop the programs that write to it, then retry: nothing was changed")
 }
 
-// aboutDir is what an error says, without saying once more of what. It is a text,
-// so that the hint of who goes on with it counts.
+// aboutDir returns the text of an error without the path of dir, which the caller
+// names already. It is text and not an error so that the caller's hint is used.
 func aboutDir(err error, dir string) string {
 	if e, ok := err.(*errs.Error); ok && e.Ref == dir && e.Err != nil {
 		return e.Err.Error()
@@ -245,7 +249,7 @@ func aboutDir(err error, dir string) string {
 	return err.Error()
 }
 
-// copyAdopted is the copying of an adopted directory.
+// copyAdopted copies an adopted directory, and copies what changed meanwhile again.
 func (e *Engine) copyAdopted(
 	ctx context.Context, src *source, root *os.File, opt treecopy.Options, q ImportRequest, out *Imported,
 ) (treecopy.Totals, error) {
@@ -261,18 +265,18 @@ func (e *Engine) copyAdopted(
 	return r.Totals, err
 }
 
-// replacement is a volume on its way to the place of a directory.
+// replacement is a volume that is about to replace a directory.
 type replacement struct {
 	dir, aside string
 	old, place *mountpoint.Place // of dir and aside
 	oldDir     mountpoint.Inode  // what is at dir
-	bare       *os.File          // the directory made at aside
+	bare       *os.File          // the directory created at aside
 	row        catalog.Row
 	att        catalog.MountRecord
 	recorded   bool // steps 1-3 are done
 }
 
-// openPlaces holds the directory that dir and aside are in, and finds out which one dir is.
+// openPlaces opens the directory that contains dir and aside, and records which inode dir is.
 func (r *replacement) openPlaces(e *Engine) (err error) {
 	if r.old, err = e.content.OpenPlace(r.dir); err != nil {
 		return err
@@ -296,9 +300,9 @@ func (r *replacement) close() {
 	}
 }
 
-// replaceSource puts a volume of the generation that was just made in the place of the
-// directory that it was made from. On error the directory is as it was, and the
-// generation stays. InUse, Conflict (the directory has changed), Unsupported.
+// replaceSource replaces the imported directory with a volume of the new generation.
+// On error the directory is unchanged, and the generation stays. InUse, Conflict
+// (the directory has changed), Unsupported.
 func (e *Engine) replaceSource(ctx context.Context, q ImportRequest, src *source, out *Imported) error {
 	q.Tracker.Start("replacing "+src.path, 0, 0)
 	done, err := e.replaceDir(ctx, q, src, out)
@@ -306,6 +310,7 @@ func (e *Engine) replaceSource(ctx context.Context, q ImportRequest, src *source
 		return nil
 	}
 
+	// The exchange cannot be undone: the next command records it.
 	if done {
 		return errs.New(errs.KindOf(err), opAdopt, src.path,
 			"the volume has replaced the directory, whose old content is in %s, but this could not be recorded: %w",
@@ -325,8 +330,8 @@ func (e *Engine) replaceSource(ctx context.Context, q ImportRequest, src *source
 		WithHint("%s", again)
 }
 
-// replaceDir reports whether the exchange was done, which is possible with an
-// error, too.
+// replaceDir does steps 1 to 6. done reports whether the exchange (step 5) has
+// happened, which can be true even with an error.
 func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, out *Imported) (done bool, err error) {
 	r := &replacement{dir: src.path}
 	defer r.close()
@@ -346,12 +351,12 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 	}
 
 	out.Replaced, out.Aside, out.Volume = r.dir, r.aside, r.row.Name
-	mountpoint.ForgetMadeFor(r.bare) // it stands for the directory of the user's from now on
+	mountpoint.ForgetMadeFor(r.bare) // from now on it stands for the user's directory
 
-	// Nothing below may be left undone because somebody presses Ctrl-C.
+	// An interrupt must not keep the rest from being done.
 	ctx = context.WithoutCancel(ctx)
 
-	// Before the catalogue says so.
+	// Make the exchange durable before the catalogue says so.
 	if err := durable.SyncDir(filepath.Dir(r.dir)); err != nil {
 		return true, errs.Wrap(opAdopt, filepath.Dir(r.dir), err)
 	}
@@ -368,7 +373,7 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 		return true, err
 	}
 
-	// Between the last look at it and the exchange somebody may have written.
+	// Programs may have written between the last check and the exchange: warn.
 	if after, _, err := treecopy.TakeStamp(ctx, r.aside, stamp.Moved(), e.sourceOptions(src, nil)); err == nil &&
 		after.Changed() > 0 {
 		out.Warnings = append(out.Warnings,
@@ -404,7 +409,7 @@ func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportReques
 	})
 }
 
-// exchange does steps 2 to 5, and returns the last stamp of the directory.
+// exchange does steps 2 to 5, and returns the directory's last stamp.
 func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*treecopy.Stamp, error) {
 	if err := e.drv.Clone(ctx, r.row.OriginID, r.row.Identity); err != nil {
 		return nil, err
@@ -431,6 +436,8 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 	}
 
 	r.recorded = true
+
+	// Check that everybody sees the mount, that nothing has changed, and that nobody uses the directory.
 	if err := e.awaitSeeing(ctx, r); err != nil {
 		return nil, err
 	}
@@ -454,6 +461,7 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 		return nil, err
 	}
 
+	// Exchange the two directories.
 	if err := mount.Swap(r.old.Parent(), r.old.Name(), r.place.Name()); err != nil {
 		return nil, err
 	}
@@ -466,9 +474,9 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 	return stamp, nil
 }
 
-// makeAside makes the directory that the volume is mounted on, like the one that
-// it replaces: it is what is seen when the volume is not mounted. It returns how the
-// volume is to be mounted there.
+// makeAside creates the directory that the volume is mounted on, with the attributes
+// of the one that it replaces: users see it while the volume is not mounted. It
+// returns how to mount the volume there.
 func (e *Engine) makeAside(r *replacement) (content.Target, error) {
 	if err := r.openPlaces(e); err != nil {
 		return content.Target{}, err
@@ -508,17 +516,17 @@ func (e *Engine) makeAside(r *replacement) (content.Target, error) {
 		return content.Target{}, err
 	}
 
-	// A golden's root is open to everybody; the directory may not have been.
+	// The root of a golden is open to everybody; the directory may not have been.
 	t := content.Target{Path: r.aside, Own: true, At: at, Prepare: func(root *os.File) error {
 		return errs.Wrap(opAdopt, r.dir, unix.Fchmod(int(root.Fd()), st.Mode&0o7777))
 	}}
 
-	// What is in the directory may what it could before.
+	// Programs in the directory keep the rights they had.
 	t.May, err = content.RightsIn(dir)
 	return t, errs.Wrap(opAdopt, r.dir, err)
 }
 
-// copyBare makes the directory that was made at aside like dir, and notes what it is for.
+// copyBare gives the directory created at aside the attributes of dir, and notes what it is for.
 func (e *Engine) copyBare(r *replacement, dir *os.File) error {
 	note := func() error {
 		if err := mountpoint.NoteMadeFor(r.bare, r.row.ID); !errs.Is(err, errs.Unsupported) {
@@ -527,7 +535,7 @@ func (e *Engine) copyBare(r *replacement, dir *os.File) error {
 		return nil
 	}
 
-	// First, so that a command that cleans up knows it; and again, as dir may have a note, too.
+	// Note it first, so that a command that cleans up recognizes it; and again, as dir may carry a note of its own.
 	if err := note(); err != nil {
 		return err
 	}
@@ -539,8 +547,8 @@ func (e *Engine) copyBare(r *replacement, dir *os.File) error {
 	return note()
 }
 
-// checkFresh makes sure that a directory is one that this process can have made a moment
-// ago, and not one that somebody has put in its place, and returns which one it is.
+// checkFresh checks that this process can have created a directory a moment ago, so
+// that nobody has put another in its place, and returns its inode.
 func checkFresh(dir *os.File) (mountpoint.Inode, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
@@ -553,8 +561,8 @@ func checkFresh(dir *os.File) (mountpoint.Inode, error) {
 	return mountpoint.InodeOf(&st), nil
 }
 
-// awaitSeeing waits until everybody who sees the directory sees the mount beside
-// it. InUse, if that does not come about.
+// awaitSeeing waits until every mount namespace that contains the directory also has
+// the mount beside it. InUse if some still do not after blindWait.
 func (e *Engine) awaitSeeing(ctx context.Context, r *replacement) error {
 	deadline := time.Now().Add(blindWait)
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
@@ -577,13 +585,13 @@ func (e *Engine) awaitSeeing(ctx context.Context, r *replacement) error {
 	}
 }
 
-// undoReplace takes back what was done before the exchange. What it cannot, the
-// next command does.
+// undoReplace undoes the steps before the exchange. Work it cannot finish is left
+// to the next command.
 func (e *Engine) undoReplace(ctx context.Context, r *replacement) {
 	ctx = context.WithoutCancel(ctx)
 	if r.recorded {
 		if !mount.IsMounted(r.aside, r.att.MountID) {
-			return // for recovery, which looks closely
+			return // recovery finds out what happened
 		}
 		if e.destroyRow(ctx, r.row, r.att, true) == nil {
 			r.removeBare()
@@ -599,7 +607,7 @@ func (e *Engine) undoReplace(ctx context.Context, r *replacement) {
 	e.ledger.DestroyUnfinished(ctx, r.row.ID)
 }
 
-// removeBare removes the directory that was made at aside, if it is empty.
+// removeBare removes the directory created at aside, if it is empty.
 func (r *replacement) removeBare() {
 	if r.bare == nil {
 		return
@@ -612,10 +620,9 @@ func (r *replacement) removeBare() {
 	}
 }
 
-// finishAdopt brings a replacement that was interrupted after its volume was
-// recorded to its end, or takes it back if the exchange had not happened. It
-// errs on the side of keeping: a volume is destroyed only if it provably never
-// was in the place of the directory.
+// finishAdopt finishes a replacement that was interrupted after its volume was
+// recorded, or undoes it if the exchange had not happened. When in doubt it keeps
+// the volume: it destroys only one that provably never replaced the directory.
 func (e *Engine) finishAdopt(
 	ctx context.Context, m catalog.Mark, row catalog.Row, att catalog.MountRecord, has bool,
 ) error {
@@ -643,8 +650,8 @@ func (e *Engine) finishAdopt(
 		return e.destroyRow(ctx, row, att, true)
 	}
 
-	// Nothing is mounted any more: the power went, or somebody unmounted it. The
-	// old content tells: it was not empty when it began.
+	// The volume is no longer mounted: the power failed, or somebody unmounted it.
+	// The old content tells: the directory was not empty when the replacement began.
 	if full, err := hasEntries(dir); err == nil && full {
 		if full, err := hasEntries(aside); errors.Is(err, fs.ErrNotExist) || err == nil && !full {
 			return e.destroyRow(ctx, row, att, has)
@@ -674,7 +681,7 @@ func (e *Engine) finishAdopt(
 	return err
 }
 
-// measureSource measures a directory; of one that is adopted it takes a stamp as well.
+// measureSource measures a directory. If the directory is adopted, it also takes a stamp.
 func (e *Engine) measureSource(ctx context.Context, q ImportRequest, src *source) (n treecopy.Totals, err error) {
 	q.Tracker.Start("counting", 0, 0)
 	if q.Adopt {

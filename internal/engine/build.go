@@ -20,10 +20,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockGolden keeps other processes from building the same golden: one builds,
-// the others wait. waited says that somebody else held it first. The lock is a
-// byte of one file, chosen by the name, and ends with the process. A build takes the time that it
-// takes, so there is no limit, but InUse if who holds it is stopped.
+// lockGolden keeps other processes from building the same golden: one builds, the
+// others wait. waited reports whether another process held the lock first. The lock
+// is a byte of one file, chosen by the name, and ends with the process. A build can
+// take any time, so the wait has no limit; InUse if the holder is a stopped process.
 func (e *Engine) lockGolden(
 	ctx context.Context, name string, t *progress.Tracker,
 ) (unlock func(), waited bool, err error) {
@@ -60,7 +60,7 @@ func (e *Engine) lockGolden(
 	return func() { f.Close() }, waited, nil
 }
 
-// awaitGolden waits while a golden that does not exist yet is being built. It
+// awaitGolden waits while the first generation of a golden is being built, and
 // reports whether it waited.
 func (e *Engine) awaitGolden(ctx context.Context, name string, t *progress.Tracker) (bool, error) {
 	building := false
@@ -89,24 +89,24 @@ const (
 	opPublish = "publish"
 )
 
-// build is a generation in the making.
+// build is a generation that is being built.
 type build struct {
 	e       *Engine
 	op      string
 	golden  catalog.Golden
 	fresh   bool              // the golden does not exist yet
-	scratch driver.Identity   // what is filled; Kind Scratch
-	gen     driver.Identity   // what comes of it
+	scratch driver.Identity   // the object that is filled; Kind Scratch
+	gen     driver.Identity   // the generation that it becomes
 	ids     []driver.ObjectID // marked
-	reads   content.Live      // what it is published from
+	reads   content.Live      // the volume that it is published from
 }
 
-// buildRequest says what generation is to be built.
+// buildRequest describes the generation to build.
 type buildRequest struct {
 	op, name  string
 	reads     *catalog.Row // volume that it is published from; nil: imported
 	mustBeNew bool         // the golden must not exist
-	force     bool         // although the golden has moved on from what reads is based on
+	force     bool         // publish even if reads is based on an older generation
 	freeze    Freeze       // if reads is in use: whether its writes are stopped
 	keep      *int         // generations to keep from now on; nil: as before
 }
@@ -117,7 +117,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 	op, name := q.op, q.name
 	b := &build{e: e, op: op, scratch: e.newIdentity(driver.Scratch), gen: e.newIdentity(driver.Generation)}
 
-	// Nobody needs the scratch volume after a power loss, so nothing waits for it.
+	// A scratch volume is worthless after a power loss, so nothing waits for the disk.
 	b.scratch.Ephemeral = true
 	b.ids = []driver.ObjectID{b.scratch.ID, b.gen.ID}
 	err := e.ledger.Claim(ctx, op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
@@ -141,6 +141,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 			g.Keep = *q.keep
 		}
 
+		// Number the generation, and mark it and the scratch volume.
 		b.golden, b.fresh = g, !exists
 		b.gen.Golden, b.gen.Generation, b.gen.Keep = name, g.Next, g.Keep
 		marks := []catalog.Mark{{ID: b.scratch.ID, Op: op, Name: name}, {ID: b.gen.ID, Op: op}}
@@ -173,10 +174,11 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 	return b, err
 }
 
-// undoBuild takes everything back.
+// undoBuild removes everything the build has made.
 func (b *build) undoBuild(ctx context.Context) { b.e.ledger.DestroyUnfinished(ctx, b.ids...) }
 
-// publishGeneration makes the generation of the filled scratch volume, and current.
+// publishGeneration turns the filled scratch volume into a generation, and makes it
+// the current one. Durable on return.
 func (b *build) publishGeneration(ctx context.Context, t *progress.Tracker) (Info, error) {
 	e := b.e
 	b.gen.FS, b.gen.SizeBytes, b.gen.Sector = b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector
@@ -187,9 +189,10 @@ func (b *build) publishGeneration(ctx context.Context, t *progress.Tracker) (Inf
 	if b.fresh {
 		b.golden.CreatedAt = b.gen.CreatedAt
 	} else {
-		b.gen.Since = b.golden.CreatedAt // its first generation, which says it too, may go
+		b.gen.Since = b.golden.CreatedAt // its first generation, which records it too, may be destroyed
 	}
 
+	// Make the object of the generation, in the way the driver prefers.
 	from := b.scratch.ID
 	var err error
 	switch d := e.drv.(type) {
@@ -214,6 +217,7 @@ func (b *build) publishGeneration(ctx context.Context, t *progress.Tracker) (Inf
 		}
 	}
 
+	// Measure it.
 	now := time.Now()
 	if b.gen, err = e.fillSector(ctx, b.gen); err != nil {
 		return Info{}, err
@@ -225,10 +229,11 @@ func (b *build) publishGeneration(ctx context.Context, t *progress.Tracker) (Inf
 			return Info{}, err
 		}
 		row.MeasuredAt = now
-	} else { // a tree would have to be walked
+	} else { // measuring a tree means walking it
 		row.Usage, row.MeasuredAt = cloneUsage(e.caps, b.reads.Row), b.reads.Row.MeasuredAt
 	}
 
+	// Record the generation and make it current, in one commit.
 	g := b.golden
 	g.Current, g.Next = b.gen.Generation, b.gen.Generation+1
 	based := driver.ObjectID("")
@@ -241,7 +246,7 @@ func (b *build) publishGeneration(ctx context.Context, t *progress.Tracker) (Inf
 			return err
 		}
 
-		// What it was published from now is based on it, as its content is.
+		// The volume it was published from has the same content, so it is now based on it.
 		if from := b.reads.Row; from.ID != "" && (from.Golden == "" || from.Golden == g.Name) {
 			if err := tx.SetBase(from.ID, g.Name, g.Current); err != nil {
 				return err
@@ -267,9 +272,9 @@ func (b *build) publishGeneration(ctx context.Context, t *progress.Tracker) (Inf
 	return generationInfo(row, g, e.caps.Name), nil
 }
 
-// recordBase makes the pool know the new base of a volume that was published, if
-// nobody is at work on it. If it does not come to that, the base follows from
-// the origin of the generation, for as long as that exists.
+// recordBase writes the new base of a published volume to the pool, unless another
+// process is working on the volume. Without it, the base can be derived from the
+// origin of the generation for as long as that exists.
 func (e *Engine) recordBase(ctx context.Context, id driver.ObjectID) {
 	if err := e.ledger.ClaimNow(ctx, opPin, false, func(*catalog.Tx) ([]catalog.Mark, error) {
 		return []catalog.Mark{{ID: id, Op: opPin}}, nil
@@ -280,15 +285,15 @@ func (e *Engine) recordBase(ctx context.Context, id driver.ObjectID) {
 		warnings.Add(ctx, "could not yet record the new base of %s in its identity: %v", e.cat.RefOf(ctx, id), err)
 		return // the mark stays, and the next command writes it
 	}
-	_ = e.ledger.Unmark(ctx, id) // else the next command does
+	_ = e.ledger.Unmark(ctx, id) // on error the next command does it
 }
 
 // PublishRequest says what to publish.
 type PublishRequest struct {
-	Golden  ref.Name // made if it does not exist
+	Golden  ref.Name // created if it does not exist
 	Volume  ref.Name
 	Freeze  Freeze // if it is in use: whether its writes are stopped
-	Force   bool   // although the golden has moved on from what the volume is based on
+	Force   bool   // publish even if the volume is based on an older generation
 	Keep    *int   // of the golden: newest generations to keep from now on, 0: all; nil: as before
 	Tracker *progress.Tracker
 }
@@ -300,10 +305,10 @@ type Published struct {
 }
 
 // Publish makes the next generation of a golden from a volume, which may be in
-// use (see Snapshot), stays, and is free again at once. Clones get either the old
-// generation or the whole new one. NotFound, Exists (a volume has the golden's
-// name), Conflict (the volume is based on an older generation: somebody else has
-// published since), InUse, NoSpace.
+// use (see Snapshot). The volume stays, and is released as soon as it has been
+// copied. Clones get either the old generation or the whole new one. Durable on
+// return. NotFound, Exists (a volume has the golden's name), Conflict (the volume is
+// based on an older generation: somebody else has published since), InUse, NoSpace.
 func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -357,14 +362,14 @@ func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracke
 	b.scratch.Origin, b.scratch.OriginID = vol.Name, vol.ID
 	b.gen.Origin, b.gen.OriginID = vol.Name, vol.ID
 
-	// Not when it is done: what the volume writes from here on is not in the generation,
-	// and diff goes by that.
+	// The time of the copy, not of its end: later writes to the volume are not in the
+	// generation, and diff relies on that.
 	b.gen.CreatedAt = time.Now().UTC()
 	if err := e.copyLive(ctx, b.reads, b.scratch, false); err != nil {
 		return Info{}, err
 	}
 
-	// The copy is all that is needed: the volume is free from here on.
+	// Only the copy is needed from here on: release the volume.
 	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		return tx.StopReading(b.scratch.ID)
 	}); err != nil {
@@ -372,8 +377,8 @@ func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracke
 	}
 
 	if vol.FS == driver.Ext4 || vol.FS == driver.XFS {
-		// Mounting replays what an unclean end left in the log, once and not
-		// in every clone; trimming keeps deleted data out of the golden.
+		// Mounting replays the log once instead of in every clone, and trimming
+		// keeps deleted data out of the golden.
 		err := e.content.WithImage(ctx, b.scratch.ID, content.ImageOptions{}, func(root *os.File) error {
 			content.Trim("/proc/self/fd/" + itoa(int(root.Fd())))
 			return nil

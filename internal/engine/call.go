@@ -2,10 +2,10 @@ package engine
 
 import "context"
 
-// call is the state of one call of a method, which its context carries: an Engine itself has none, as calls may be
-// made concurrently.
+// call is the state of one call of a method. Its context carries it: an Engine itself has no such state, as its methods
+// may be called concurrently.
 type call struct {
-	freed *freed // not nil during a gc: what was removed, and what that returned
+	freed *freed // not nil during a gc: the objects removed, and the space that returned
 	frees bool   // it frees space, and may spend the pool's reserve for that
 }
 

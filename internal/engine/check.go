@@ -15,7 +15,7 @@ import (
 	"pando/internal/linux/run"
 )
 
-// opFsck is the operation of marks on what a check copies or repairs.
+// opFsck is the operation of marks on objects that a check copies or repairs.
 const opFsck = ledger.OpFsck
 
 var lookProgram = run.Look // tests hide programs
@@ -46,7 +46,7 @@ func Fsck(ctx context.Context, dir string, q check.Request, drivers Drivers) (*c
 	}, q)
 }
 
-// Rebuild makes the catalogue of the pool in dir anew: see [check.Rebuild]. NotFound, Permission, InUse (an image is
+// Rebuild recreates the catalogue of the pool in dir: see [check.Rebuild]. NotFound, Permission, InUse (an image is
 // attached).
 func Rebuild(ctx context.Context, dir string, drivers Drivers) (*check.Rebuilt, error) {
 	p, err := pool.Open(ctx, dir)
@@ -78,7 +78,7 @@ func Rebuild(ctx context.Context, dir string, drivers Drivers) (*check.Rebuilt, 
 	return check.Rebuild(ctx, p, d)
 }
 
-// repairs is what a check's repairs need of an Engine's verbs: see [check.Verbs].
+// repairs provides the operations of an Engine that repairs need: see [check.Verbs].
 type repairs struct{ work }
 
 func (r repairs) Sweep(ctx context.Context) (removed int, err error) {
@@ -114,7 +114,7 @@ func (r repairs) Succeed(ctx context.Context, op string, find func(*catalog.Tx) 
 		return "", err
 	}
 
-	// It is what it was, only whole: of the same origin.
+	// The repaired volume keeps its origin.
 	s.next.Origin, s.next.OriginID = s.vol.Origin, s.vol.OriginID
 	s.next.Golden, s.next.Generation = s.vol.Golden, s.vol.Generation
 	err = e.drv.Clone(ctx, s.vol.ID, s.draft())
