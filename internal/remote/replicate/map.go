@@ -9,15 +9,14 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// A map says, for every byte of a volume, where on the remote it is: in a piece, or
-// nowhere, which is zero. It is read and written region by region, so that neither
-// memory nor the cost of a change grows with the volume.
+// A map tells for every byte of a volume where it is on the remote: in a piece, or nowhere, which means zero. It is
+// read and written region by region, so that neither memory nor the cost of a change grows with the volume.
 
-// layer is a range of a volume that changes in a map: to a piece, or to zero.
+// layer is a change of a range of a volume in a map: to a piece, or to zero.
 type layer struct {
 	Offset int64
 	Length int64
-	Piece  *repo.Piece // nil: zero. Its offset and length are those of the layer.
+	Piece  *repo.Piece // with the offset and length of the layer; nil: zero
 }
 
 func (l layer) end() int64 { return l.Offset + l.Length }
@@ -26,8 +25,7 @@ func zeroLayer(offset, length int64) layer { return layer{Offset: offset, Length
 
 func pieceLayer(p repo.Piece) layer { return layer{Offset: p.Offset, Length: p.Length, Piece: &p} }
 
-// cut returns what of a piece lies in [from, to), which must not be empty. A part has
-// no Sum: nobody has computed that.
+// cutPiece returns the part of a piece in [from, to), which must not be empty. A part has no Sum: its sum is unknown.
 func cutPiece(p repo.Piece, from, to int64) repo.Piece {
 	from, to = max(from, p.Offset), min(to, p.End())
 	if from == p.Offset && to == p.End() {
@@ -38,13 +36,13 @@ func cutPiece(p repo.Piece, from, to int64) repo.Piece {
 	return p
 }
 
-// overlay lays changes over a map. Both are in order of offset and do not overlap in
-// themselves; so is the result. Pieces that a change covers in part are cut.
+// overlayLayers applies changes to a map. Each argument is in order of offset and without overlaps, and so is the
+// result. Pieces that a change covers in part are cut.
 func overlayLayers(base []repo.Piece, over []layer) []repo.Piece {
 	out := make([]repo.Piece, 0, len(base)+len(over))
 	i := 0
-	var rest repo.Piece // of base[i-1], behind the last layer
-	has := false
+	var rest repo.Piece // of base[i-1], after the last layer
+	has := false        // rest is set
 	next := func() (repo.Piece, bool) {
 		if has {
 			has = false
@@ -73,7 +71,7 @@ func overlayLayers(base []repo.Piece, over []layer) []repo.Piece {
 				out = append(out, cutPiece(p, p.Offset, l.Offset))
 			}
 
-			if p.End() > l.end() { // also if it begins behind the layer
+			if p.End() > l.end() { // even if it begins after the layer
 				rest, has = cutPiece(p, max(p.Offset, l.end()), p.End()), true
 				break
 			}
@@ -84,6 +82,7 @@ func overlayLayers(base []repo.Piece, over []layer) []repo.Piece {
 		}
 	}
 
+	// Keep everything after the last layer.
 	for {
 		p, ok := next()
 		if !ok {
@@ -93,19 +92,18 @@ func overlayLayers(base []repo.Piece, over []layer) []repo.Piece {
 	}
 }
 
-// sameContent reports whether two pieces read the same bytes of the same frame at the
-// same place of the volume, wherever they begin and end.
+// sameContent reports whether two pieces place the same bytes of the same frame at the same offset of the volume,
+// wherever they begin and end.
 func sameContent(a, b repo.Piece) bool {
 	return a.Frame.Segment == b.Frame.Segment && a.Frame.Index == b.Frame.Index &&
 		a.Offset-int64(a.Within) == b.Offset-int64(b.Within)
 }
 
-// changes returns what must be written to turn the content that old describes into
-// that of now: pieces of now that are elsewhere in old, and zeros where only old has
-// something. In order of offset. Both maps are of the same range of a volume.
+// changedLayers returns, in order of offset, what must be written to turn the content that old describes into that of
+// now: pieces of now that are stored elsewhere in old, and zeros where only old has data. Both maps describe the same
+// range of a volume.
 //
-// Content that is the same but lies in another frame counts as changed, unless both
-// pieces are whole and have the same sum.
+// Equal content in another frame counts as changed, unless both pieces are whole and have the same sum.
 func changedLayers(old, now []repo.Piece) []layer {
 	var out []layer
 	put := func(l layer) {
@@ -126,8 +124,9 @@ func changedLayers(old, now []repo.Piece) []layer {
 		out = append(out, l)
 	}
 
+	// Walk both maps together.
 	i, j := 0, 0
-	at := int64(0) // all before it is dealt with
+	at := int64(0) // everything before it is compared
 	for i < len(old) || j < len(now) {
 		var a, b *repo.Piece
 		if i < len(old) {
@@ -142,21 +141,21 @@ func changedLayers(old, now []repo.Piece) []layer {
 			i++
 		case b != nil && b.End() <= at:
 			j++
-		case b == nil || a != nil && max(a.Offset, at) < max(b.Offset, at):
+		case b == nil || a != nil && max(a.Offset, at) < max(b.Offset, at): // only old has data here
 			from, to := max(a.Offset, at), a.End()
 			if b != nil {
 				to = min(to, b.Offset)
 			}
 			put(zeroLayer(from, to-from))
 			at = to
-		case a == nil || max(b.Offset, at) < max(a.Offset, at):
+		case a == nil || max(b.Offset, at) < max(a.Offset, at): // only now has data here
 			from, to := max(b.Offset, at), b.End()
 			if a != nil {
 				to = min(to, a.Offset)
 			}
 			put(pieceLayer(cutPiece(*b, from, to)))
 			at = to
-		default: // both begin here
+		default: // both have data here
 			from := max(a.Offset, b.Offset, at)
 			to := min(a.End(), b.End())
 			same := sameContent(*a, *b) ||
@@ -171,12 +170,13 @@ func changedLayers(old, now []repo.Piece) []layer {
 	return out
 }
 
-// regionOf is the region in which an offset lies.
+// regionOf returns the region of an offset.
 func regionOf(offset int64) uint32 { return uint32(offset / repo.RegionBytes) }
 
-// regionStart and regionEnd are where a region of a volume of size bytes begins and ends.
+// regionStart returns the offset at which a region begins.
 func regionStart(region uint32) int64 { return int64(region) * repo.RegionBytes }
 
+// regionEnd returns the offset at which a region of a volume of size bytes ends.
 func regionEnd(region uint32, size int64) int64 {
 	return min(regionStart(region)+repo.RegionBytes, size)
 }
@@ -190,8 +190,8 @@ func findPage(m *repo.Manifest, region uint32) (repo.Page, bool) {
 	return m.Pages[i], true
 }
 
-// readRegion reads the pieces of one region, none if it has no data, and checks that
-// they lie within the volume. Damaged, NotFound (the segment is gone).
+// readRegion reads the pieces of one region, none if it has no data, and checks that they lie within the volume.
+// Errors: Damaged, NotFound (the segment does not exist).
 func readRegion(ctx context.Context, r *repo.Repo, m *repo.Manifest, region uint32) ([]repo.Piece, error) {
 	page, ok := findPage(m, region)
 	if !ok {
@@ -233,9 +233,8 @@ func regionPieces(
 	return pieces, err
 }
 
-// differentRegions lists the regions whose pages are not the same object in two
-// manifests, in order: in all others the volumes are equal. A manifest may be nil,
-// which is a volume of zeros.
+// differentRegions lists, in order, the regions whose pages are stored in different frames in two manifests. In all
+// other regions the volumes are equal. A nil manifest is a volume of zeros.
 func differentRegions(a, b *repo.Manifest) []uint32 {
 	var out []uint32
 	pages := func(m *repo.Manifest) []repo.Page {
@@ -263,13 +262,12 @@ func differentRegions(a, b *repo.Manifest) []uint32 {
 	return out
 }
 
-// A manifest's Uses are additive by page, so that an increment computes them without
-// reading the pages that it keeps. Uses[s] is the sum, over all pages of the manifest,
-// of the stored bytes of the page's own frame, if it is in s, and of those frames in s
-// that its pieces refer to, each counted once per page; and over the frames of a
-// stream. A segment is in Uses exactly if that is not 0.
+// A manifest's Uses are additive by page, so that an increment computes them without reading the pages that it keeps.
+// Uses[s] is the sum, over all pages of the manifest, of the stored bytes of the page's own frame, if it is in s, and
+// of those frames in s that its pieces refer to, each counted once per page; and over the frames of a stream. A segment
+// is in Uses if and only if that sum is not 0.
 
-// pageUses adds to uses, times sign, what one page with its pieces needs.
+// pageUses adds to uses the bytes that one page with its pieces needs, multiplied by sign.
 func pageUses(uses map[repo.Segment]int64, sign int64, page repo.Page, pieces []repo.Piece) {
 	uses[page.Frame.Segment] += sign * int64(page.Frame.Stored)
 	type frame struct {
@@ -287,7 +285,7 @@ func pageUses(uses map[repo.Segment]int64, sign int64, page repo.Page, pieces []
 	}
 }
 
-// pageLogical is how many bytes the pieces of a page describe.
+// pageLogical returns how many bytes the pieces of a page describe.
 func pageLogical(pieces []repo.Piece) (n int64) {
 	for _, p := range pieces {
 		n += p.Length
@@ -295,8 +293,8 @@ func pageLogical(pieces []repo.Piece) (n int64) {
 	return n
 }
 
-// usesOf lists uses in order of segment. Damaged if one is negative: then the manifest
-// that was built upon did not list what it needed.
+// usesOf lists uses in order of segment. Errors: Damaged if one is negative, because then the manifest of the base did
+// not list everything it needs.
 func usesOf(uses map[repo.Segment]int64) ([]repo.Use, error) {
 	out := make([]repo.Use, 0, len(uses))
 	for s, n := range uses {
@@ -318,7 +316,7 @@ func usesOf(uses map[repo.Segment]int64) ([]repo.Use, error) {
 	return out, nil
 }
 
-// useMap is the other way round.
+// useMap is the inverse of usesOf.
 func useMap(uses []repo.Use) map[repo.Segment]int64 {
 	out := make(map[repo.Segment]int64, len(uses))
 	for _, u := range uses {

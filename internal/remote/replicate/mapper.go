@@ -8,29 +8,29 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// frameAdder stores one frame.
+// frameAdder stores one frame, and returns where.
 type frameAdder func(ctx context.Context, content []byte, codec repo.Codec, plain int) (repo.Frame, error)
 
-// mapper makes the new map, in order of offset: it lays what is said of the volume over what is known of it, unit by
-// unit, and puts the result into a tree. A unit is a cell, or a region, if base is of version 1; all regions of that
-// are read then, once after an upgrade, so that the new map is a tree all through.
+// mapper makes the map of a new point, in order of offset: unit by unit, it applies layers to the map of the base, and
+// puts the result into a tree. A unit is a cell, or a region if base is of version 1. The mapper then reads all regions
+// of base, once after an upgrade, so that the whole new map is a tree.
 type mapper struct {
-	base     *repo.Manifest  // what is merged into, or compared with; nil: nothing
-	merge    bool            // what nobody speaks of is as in base; else it is zero
+	base     *repo.Manifest  // to merge into, or to compare with; nil: none
+	merge    bool            // bytes without a layer are as in base; else they are zero
 	ahead    *pagePrefetcher // of base; nil without
 	makeTree func(context.Context) (*tree, error)
 
-	tree       *tree // once something was put
+	tree       *tree // nil until the first layer
 	unit       int64 // bytes
 	unitOpen   bool
 	unitNumber uint32 // of the open unit
 	layers     []layer
-	at         int64 // all before it is in the tree
-	nextPage   int   // of base's pages, the first that is not in the tree
+	at         int64 // everything before it is in the tree
+	nextPage   int   // index of the first of base's pages that is not in the tree
 }
 
-// newMapper begins the map of a volume of size bytes. scratch: nothing of base's map is used again, as something of
-// it is damaged.
+// newMapper begins the map of a volume of size bytes. With scratch, the new map reuses no node of base's map, because
+// some of it is damaged.
 func newMapper(nodes readNodes, base *repo.Manifest, merge, scratch bool, size int64, ahead *pagePrefetcher) *mapper {
 	m := &mapper{base: base, merge: merge, ahead: ahead, unit: unitOf(base)}
 	m.makeTree = func(ctx context.Context) (*tree, error) {
@@ -43,7 +43,7 @@ func newMapper(nodes readNodes, base *repo.Manifest, merge, scratch bool, size i
 	return m
 }
 
-// unitOf is how much of a map is read at once to change it.
+// unitOf returns how many bytes of a volume's map are read at once to change it.
 func unitOf(base *repo.Manifest) int64 {
 	if base != nil && base.Version < 2 {
 		return repo.RegionBytes
@@ -51,7 +51,7 @@ func unitOf(base *repo.Manifest) int64 {
 	return repo.CellBytes
 }
 
-// intact reports nodes that cannot be read as errBaseDamaged.
+// markBaseDamaged wraps nodes, so that the error of an unreadable node is errBaseDamaged.
 func markBaseDamaged(nodes readNodes) readNodes {
 	return func(ctx context.Context, all []repo.NodeAt) ([]repo.ReadNode, error) {
 		got, err := nodes(ctx, all)
@@ -64,7 +64,7 @@ func markBaseDamaged(nodes readNodes) readNodes {
 	}
 }
 
-// prepare makes sure that there is a tree.
+// ensureTree makes the tree if there is none.
 func (m *mapper) ensureTree(ctx context.Context) (err error) {
 	if m.tree == nil {
 		m.tree, err = m.makeTree(ctx)
@@ -72,7 +72,7 @@ func (m *mapper) ensureTree(ctx context.Context) (err error) {
 	return err
 }
 
-// put takes the next layer, in order of offset.
+// putLayer applies the next layer, in order of offset.
 func (m *mapper) putLayer(ctx context.Context, l layer, add frameAdder) error {
 	if err := m.ensureTree(ctx); err != nil {
 		return err
@@ -86,7 +86,9 @@ func (m *mapper) putLayer(ctx context.Context, l layer, add frameAdder) error {
 			}
 		}
 
-		if whole := l.end()/m.unit*m.unit - l.Offset; l.Piece == nil && whole > 0 && l.Offset%m.unit == 0 && m.canClearUnits() {
+		// Zero whole units at once.
+		whole := l.end()/m.unit*m.unit - l.Offset
+		if l.Piece == nil && whole > 0 && l.Offset%m.unit == 0 && m.canClearUnits() {
 			if err := m.clearUnits(ctx, l.Offset, l.Offset+whole, add); err != nil {
 				return err
 			}
@@ -94,6 +96,7 @@ func (m *mapper) putLayer(ctx context.Context, l layer, add frameAdder) error {
 			continue
 		}
 
+		// Add the part of the layer in this unit.
 		part := l
 		part.Length = min(l.Length, int64(n+1)*m.unit-l.Offset)
 		if l.Piece != nil {
@@ -112,14 +115,14 @@ func (m *mapper) putLayer(ctx context.Context, l layer, add frameAdder) error {
 	return nil
 }
 
-// convertable reports whether whole units can be cleared without a look at base: the pages of version 1 are put into
-// the tree one by one.
+// canClearUnits reports whether whole units can be cleared without reading base. Pages of version 1 cannot: they are
+// put into the tree one by one.
 func (m *mapper) canClearUnits() bool { return m.unit == repo.CellBytes }
 
-// clear makes whole units zero.
+// clearUnits makes whole units zero.
 func (m *mapper) clearUnits(ctx context.Context, from, to int64, add frameAdder) error {
 	if !m.merge {
-		return nil // what nobody speaks of is zero
+		return nil // bytes without a layer are zero anyway
 	}
 	if m.base != nil {
 		m.ahead.dropRegions(uint32(from/m.unit), uint32((to-1)/m.unit))
@@ -131,13 +134,14 @@ func (m *mapper) clearUnits(ctx context.Context, from, to int64, add frameAdder)
 	return m.flushTree(ctx, to, add)
 }
 
-// finishUnit puts the open unit into the tree.
+// finishUnit puts the open unit, with its layers, into the tree.
 func (m *mapper) finishUnit(ctx context.Context, add frameAdder) error {
 	from := int64(m.unitNumber) * m.unit
 	if err := m.copyUnchanged(ctx, from, add); err != nil {
 		return err
 	}
 
+	// Read what base has in the unit.
 	var old []repo.Piece
 	if m.base != nil && m.merge {
 		var err error
@@ -153,6 +157,7 @@ func (m *mapper) finishUnit(ctx context.Context, add frameAdder) error {
 		}
 	}
 
+	// Replace the unit in the tree.
 	now := overlayLayers(old, m.layers)
 	m.unitOpen, m.layers, m.at = false, m.layers[:0], from+m.unit
 	if err := m.replaceUnit(ctx, from, from+m.unit, now); err != nil {
@@ -162,7 +167,7 @@ func (m *mapper) finishUnit(ctx context.Context, add frameAdder) error {
 	return m.flushTree(ctx, m.at, add)
 }
 
-// fill makes pieces all that there is in a range.
+// replaceUnit replaces the content of one unit in the tree with pieces.
 func (m *mapper) replaceUnit(ctx context.Context, from, to int64, pieces []repo.Piece) error {
 	if to-from == repo.CellBytes {
 		return m.tree.replace(ctx, from, to, pieces)
@@ -170,7 +175,7 @@ func (m *mapper) replaceUnit(ctx context.Context, from, to int64, pieces []repo.
 	return fillCells(ctx, m.tree, pieces) // into a new tree
 }
 
-// upTo puts into the tree what nobody has spoken of, up to an offset.
+// copyUnchanged puts the ranges without layers into the tree, up to an offset.
 func (m *mapper) copyUnchanged(ctx context.Context, to int64, add frameAdder) error {
 	switch {
 	case !m.merge:
@@ -179,6 +184,7 @@ func (m *mapper) copyUnchanged(ctx context.Context, to int64, add frameAdder) er
 		return nil
 	}
 
+	// Convert the pages of version 1, reading a few ahead.
 	for ; m.nextPage < len(m.base.Pages) && regionStart(m.base.Pages[m.nextPage].Region) < to; m.nextPage++ {
 		for _, p := range m.base.Pages[m.nextPage:min(m.nextPage+regionAhead/2, len(m.base.Pages))] {
 			if regionStart(p.Region) < to {
@@ -205,7 +211,7 @@ func (m *mapper) copyUnchanged(ctx context.Context, to int64, add frameAdder) er
 	return nil
 }
 
-// flush writes what is done of the tree, if it is much.
+// flushTree writes the finished part of the tree if much of it is in memory.
 func (m *mapper) flushTree(ctx context.Context, before int64, add frameAdder) error {
 	if m.tree.held < heldInTree {
 		return nil
@@ -213,7 +219,7 @@ func (m *mapper) flushTree(ctx context.Context, before int64, add frameAdder) er
 	return m.tree.flushNodes(ctx, before, add)
 }
 
-// finish writes what is left of the map, and returns its root.
+// finishMap writes the rest of the map, and returns its root.
 func (m *mapper) finishMap(ctx context.Context, add frameAdder) (repo.NodeRef, error) {
 	if err := m.ensureTree(ctx); err != nil {
 		return repo.NodeRef{}, err
@@ -233,7 +239,7 @@ func (m *mapper) finishMap(ctx context.Context, add frameAdder) (repo.NodeRef, e
 	return m.tree.finishTree(ctx, add)
 }
 
-// readCell reads what a map of version 2 has in one cell.
+// readCell reads the pieces that a map of version 2 has in one cell.
 func readCell(ctx context.Context, nodes readNodes, m *repo.Manifest, cell uint32) ([]repo.Piece, error) {
 	from := int64(cell) * repo.CellBytes
 	at := m.Root()

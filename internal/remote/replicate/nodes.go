@@ -8,29 +8,29 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// Maps of version 2 are trees of nodes. They are read part by part, in order of offset, with many nodes in one request
-// where they lie near each other, and never all at once.
+// Maps of version 2 are trees of nodes. They are read part by part in order of offset, never all at once. One request
+// reads many nodes if they lie near each other.
 
-// Bounds of what of trees is in memory at once.
+// These constants bound how much of trees is in memory at once.
 const (
 	nodeBatch   = 256 // nodes that are read at once
-	cachedNodes = 512 // that are kept in case they are needed again
+	cachedNodes = 512 // nodes that are kept in case they are needed again
 )
 
-// readNodes is [repo.Repo.ReadNodes], or that of a cache.
+// readNodes reads nodes: [repo.Repo.ReadNodes], or the same method of a cache.
 type readNodes func(context.Context, []repo.NodeAt) ([]repo.ReadNode, error)
 
-// treePart is what a map has in a range: a node that is still to be read, or pieces, or nothing.
+// treePart is what a map has in a range: a node that is not read yet, or pieces, or nothing.
 type treePart struct {
 	node   repo.NodeRef
-	level  int // of the node; it may be below that of the range, and is then in the first part of that
+	level  int // of the node; a node below the level of the range lies in the first part of the range
 	pieces []repo.Piece
-	lost   bool // nobody knows what: see treeDiff.unlike
+	lost   bool // unreadable, so its content is unknown: see treeDiff.lostDiffers
 }
 
 func (s treePart) empty() bool { return s.node.IsZero() && len(s.pieces) == 0 && !s.lost }
 
-// treePair is the range of a node and what two maps have there.
+// treePair is the range of a node, with what two maps have there.
 type treePair struct {
 	level    int
 	index    int64
@@ -39,36 +39,37 @@ type treePair struct {
 
 func (p treePair) at() repo.NodeAt { return repo.NodeAt{Level: p.level, Index: p.index} }
 
-// node is a part of the pair that is a node of its range.
+// node returns the position of a part of the pair whose node has the level of the range.
 func (p treePair) node(s treePart) repo.NodeAt {
 	return repo.NodeAt{NodeRef: s.node, Level: p.level, Index: p.index}
 }
 
-// part is a range of a volume and what two maps have there.
+// part is a range of a volume, with what two maps have there.
 type part struct {
 	from, to int64
 	old, now []repo.Piece
 }
 
-// treeDiff goes over the parts in which two trees differ, in order of offset. It is used once.
+// treeDiff finds the parts in which two trees differ, in order of offset. It is used once.
 type treeDiff struct {
 	nodes    readNodes
-	old, now *repo.Manifest // of version 2; nil: nothing
+	old, now *repo.Manifest // of version 2; nil: an empty map
 
-	// leaf says whether a leaf of old is read; of one that is not, the pieces are as if there were none. Nil: all are.
+	// wantLeaf reports whether to read a leaf of old. A leaf that is not read counts as having no pieces. If wantLeaf is
+	// nil, all leaves are read.
 	wantLeaf func(repo.Frame) bool
 
-	// read is told of every node that was read; nil: nobody is.
+	// onRead is called for every node that was read; it may be nil.
 	onRead func(n repo.NodeAt, old bool)
-	// broken is told of every node that cannot be read. If it returns nil it is as if nothing were there.
+	// onBroken is called for every node that cannot be read. If it returns nil, the node counts as empty.
 	onBroken func(n repo.NodeAt, old bool, err error) error
-	// unlike: where a node of old cannot be read, old is like nothing, rather than as if nothing were there.
+	// lostDiffers makes an unreadable node of old differ from everything, instead of counting as empty.
 	lostDiffers bool
 
 	todo []treePair // in reverse order
 }
 
-// each calls fn for every part in which the maps may differ.
+// eachPart calls fn for every part in which the maps may differ, in order of offset.
 func (d *treeDiff) eachPart(ctx context.Context, fn func(part) error) error {
 	d.pushRoots()
 	for len(d.todo) > 0 {
@@ -97,7 +98,7 @@ func (d *treeDiff) eachPart(ctx context.Context, fn func(part) error) error {
 	return nil
 }
 
-// begin begins at the roots, one of which may be of a higher level than the other.
+// pushRoots starts with the roots. One may be of a higher level than the other.
 func (d *treeDiff) pushRoots() {
 	var p treePair
 	for i, m := range []*repo.Manifest{d.old, d.now} {
@@ -111,7 +112,7 @@ func (d *treeDiff) pushRoots() {
 	d.todo = appendPair(nil, p)
 }
 
-// appendPair adds a pair, unless both maps have the same there.
+// appendPair adds a pair unless both maps have the same there.
 func appendPair(to []treePair, p treePair) []treePair {
 	if p.old.empty() && p.now.empty() ||
 		!p.old.node.IsZero() && p.old.node == p.now.node && p.old.level == p.now.level {
@@ -120,10 +121,11 @@ func appendPair(to []treePair, p treePair) []treePair {
 	return append(to, p)
 }
 
-// expand reads the nodes that are next, and puts what is in them in their place.
+// expandNext reads the next nodes and replaces each with what is in it.
 func (d *treeDiff) expandNext(ctx context.Context) error {
+	// Choose the nodes. asked has an entry for each part, because reading may change what mustRead returns.
 	var want []repo.NodeAt
-	var asked []bool // of each part, in the order in which they are gone over; reading may change what would be wanted
+	var asked []bool
 	n := len(d.todo)
 	for n > 0 && len(want) < nodeBatch {
 		n--
@@ -141,13 +143,14 @@ func (d *treeDiff) expandNext(ctx context.Context) error {
 		return err
 	}
 
+	// Replace the parts, in the order in which the nodes were chosen.
 	var out []treePair
 	for _, p := range slices.Backward(d.todo[n:]) {
 		var inner [2]*[repo.NodeChildren]repo.NodeRef
 		for i, s := range []*treePart{&p.old, &p.now} {
 			ask := asked[0]
 			if asked = asked[1:]; !ask {
-				if i == 0 && s.level == p.level && !s.node.IsZero() { // it is skipped
+				if i == 0 && s.level == p.level && !s.node.IsZero() { // a leaf that is not wanted
 					*s = treePart{}
 				}
 				continue
@@ -183,20 +186,20 @@ func (d *treeDiff) expandNext(ctx context.Context) error {
 	return nil
 }
 
-// wants reports whether a part of a pair is a node that is to be read now.
+// mustRead reports whether a part of a pair is a node that has to be read now.
 func (d *treeDiff) mustRead(p treePair, s treePart, old bool) bool {
 	return !s.node.IsZero() && s.level == p.level && !(old && d.skipsLeaf(s.node))
 }
 
-// skips reports whether a node of old is a leaf that is not read.
+// skipsLeaf reports whether a node of old is a leaf that is not wanted.
 func (d *treeDiff) skipsLeaf(n repo.NodeRef) bool {
 	return d.wantLeaf != nil && !n.IsZero() && n.IsLeaf() && !d.wantLeaf(n.Frame)
 }
 
-// noLeaf is a treeDiff.leaf for those who do not want to know what old has.
+// noLeaf is a treeDiff.wantLeaf for callers that do not need the pieces of old.
 func noLeaf(repo.Frame) bool { return false }
 
-// divide adds a pair, or what is in the parts of its range, if one of the two is an inner node.
+// dividePair adds a pair, or if one of its parts is an inner node, the pairs of the children's ranges.
 func dividePair(out []treePair, p treePair, inner [2]*[repo.NodeChildren]repo.NodeRef) []treePair {
 	below := func(s treePart) bool { return !s.node.IsZero() && s.level < p.level }
 	if inner[0] == nil && inner[1] == nil && !below(p.old) && !below(p.now) {
@@ -227,15 +230,15 @@ func dividePair(out []treePair, p treePair, inner [2]*[repo.NodeChildren]repo.No
 	return out
 }
 
-// piecesIn is what of pieces, in order, begins in [from, to).
+// piecesIn returns the pieces that begin in [from, to). pieces is in order of offset.
 func piecesIn(pieces []repo.Piece, from, to int64) []repo.Piece {
 	i := sort.Search(len(pieces), func(i int) bool { return pieces[i].Offset >= from })
 	j := sort.Search(len(pieces), func(j int) bool { return pieces[j].Offset >= to })
 	return pieces[i:j]
 }
 
-// piecesBetween reads the pieces of a map of version 2 that begin in [from, to), which must be a range of which all
-// fits into memory. broken: see treeDiff.
+// piecesBetween reads the pieces of a map of version 2 that begin in [from, to), a range whose pieces must fit into
+// memory.
 func piecesBetween(ctx context.Context, nodes readNodes, m *repo.Manifest, from, to int64) ([]repo.Piece, error) {
 	var out []repo.Piece
 	todo := []repo.NodeAt{m.Root()}

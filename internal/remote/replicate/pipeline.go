@@ -13,32 +13,31 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// The pipeline: one reader takes what is to be stored in order of offset and packs it
-// into batches, each of at most one frame of data; workers compress and hash them; a
-// sealer takes them in their order again, puts frames into segments, and turns what
-// they say of the volume into pages of its map; segments are uploaded several at once.
+// The pipeline has four stages. One reader reads the content in order of offset and packs it into batches of at most
+// one frame of data. Workers compress and hash the batches. A sealer takes them in their original order, puts frames
+// into segments, and puts the items into the map of the volume. Several uploads write segments at once.
 //
-// What it needs of memory is bounded, however large the volume: by the number of
-// buffers (batchBuffers), of uploads, and of regions whose pages are read ahead.
+// Its memory is bounded, however large the volume: by the number of buffers (batchBuffers), of uploads, and of regions
+// whose pages are read ahead.
 const (
-	uploads     = 4    // at once
-	regionAhead = 8    // pages of the base that are read ahead
-	cellAhead   = 64   // or cells of it
-	batchItems  = 4096 // in one batch, at most
-	minHole     = 4 * repo.BlockBytes
+	uploads     = 4                   // segments uploaded at once
+	regionAhead = 8                   // pages of the base that are read ahead
+	cellAhead   = 64                  // or cells of it
+	batchItems  = 4096                // maximum in one batch
+	minHole     = 4 * repo.BlockBytes // shorter runs of zeros between data are stored as data
 )
 
-// batchBuffers is how many frames may be between reader and sealer.
+// batchBuffers returns how many frames may be between reader and sealer.
 func batchBuffers() int { return 2*runtime.GOMAXPROCS(0) + 4 }
 
-// item is what a batch says of one range of the volume.
+// item describes one range of the volume in a batch.
 type item struct {
 	kind   itemKind
 	offset int64
 	length int64
-	within uint32     // of fresh: where in the batch's data it is
-	sum    repo.Sum   // of fresh: computed by a worker
-	piece  repo.Piece // of placed
+	within uint32     // of a freshItem: offset in the batch's data
+	sum    repo.Sum   // of a freshItem: computed by a worker
+	piece  repo.Piece // of a placedItem
 }
 
 type itemKind uint8
@@ -46,29 +45,29 @@ type itemKind uint8
 const (
 	zeroItem   itemKind = iota // reads as zero
 	freshItem                  // data that goes into the batch's frame
-	placedItem                 // data that is on the remote already
+	placedItem                 // data that is already on the remote
 )
 
-// batch is the unit of work: what is to be known of the volume in [from, to).
+// batch is the unit of work: the items and data of the volume in [from, to).
 type batch struct {
 	from, to int64
 	items    []item
 	buf      *buffer // nil: no data
 	plain    []byte  // the data, in buf
-	replayed bool    // from the journal, where it need not go again
+	replayed bool    // from the journal, so it is not recorded there again
 
 	packed []byte // by a worker
 	codec  repo.Codec
 	done   chan struct{}
 }
 
-// buffer is room for one frame, as it is and compressed.
+// buffer has room for one frame, plain and compressed.
 type buffer struct {
 	plain  []byte
 	packed []byte
 }
 
-// stats is what a push has moved.
+// stats counts what a push has read and uploaded.
 type stats struct {
 	mu    sync.Mutex
 	sizes map[repo.Segment]uint32 // of segments that were uploaded
@@ -78,6 +77,7 @@ type stats struct {
 	segments atomic.Int64
 }
 
+// setSize records the size of an uploaded segment.
 func (s *stats) setSize(seg repo.Segment, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,8 +87,8 @@ func (s *stats) setSize(seg repo.Segment, n int) {
 	s.sizes[seg] = uint32(n)
 }
 
-// fill says of each use how large its segment is, as far as that is known: from what was uploaded, and from what was
-// built upon.
+// fillSizes sets the segment size of each use as far as it is known: from this push's uploads and from was, the uses of
+// the base.
 func (s *stats) fillSizes(uses []repo.Use, was []repo.Use) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,11 +103,11 @@ func (s *stats) fillSizes(uses []repo.Use, was []repo.Use) {
 	}
 }
 
-// toldSizes is of how many older segments a manifest says how large they are.
+// toldSizes is the maximum number of older segments whose sizes a manifest records.
 const toldSizes = 128
 
-// uses lists the segments that a manifest of version 2 says how large they are: those that were uploaded, that of the
-// root, and of what was built upon as many as it has room for.
+// listUses lists the segments whose sizes a manifest of version 2 records: the uploaded ones, the one with the root,
+// and up to toldSizes of the base's.
 func (s *stats) listUses(root repo.NodeRef, was []repo.Use) []repo.Use {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,13 +153,13 @@ type pipeline struct {
 
 	complete bool // the reader has passed on everything; set before ordered is closed
 
-	n   uint32 // of the segment in the making
+	n   uint32 // number of the open segment
 	seg *repo.SegmentWriter
-	rec segmentRecord // what the segment in the making will have finished
+	rec segmentRecord // what the open segment finishes
 }
 
-// run reads with produce, stores, and returns when all segments are on the remote.
-// ready is waited for before the first of them is uploaded: the session must be there.
+// storeAll stores what produce reads, and returns when all segments are on the remote. Before it uploads the first
+// segment it waits for ready, because the session must exist.
 func (p *pipeline) storeAll(ctx context.Context, produce func(context.Context, *batcher) error) error {
 	n := batchBuffers()
 	p.free, p.work, p.ordered = make(chan *buffer, n), make(chan *batch, n), make(chan *batch, n)
@@ -169,9 +169,12 @@ func (p *pipeline) storeAll(ctx context.Context, produce func(context.Context, *
 
 	p.n = p.first
 	g, ctx := errgroup.WithContext(ctx)
+
 	up, uctx := errgroup.WithContext(ctx)
 	up.SetLimit(uploads)
 	p.uploads = up
+
+	// Read.
 	g.Go(func() error {
 		defer close(p.work)
 		defer close(p.ordered)
@@ -184,6 +187,7 @@ func (p *pipeline) storeAll(ctx context.Context, produce func(context.Context, *
 		return err
 	})
 
+	// Compress and hash.
 	for range runtime.GOMAXPROCS(0) {
 		g.Go(func() error {
 			for b := range p.work {
@@ -193,9 +197,10 @@ func (p *pipeline) storeAll(ctx context.Context, produce func(context.Context, *
 		})
 	}
 
+	// Seal and upload.
 	g.Go(func() error {
 		err := p.sealBatches(uctx)
-		if uerr := up.Wait(); uerr != nil { // it is why the sealer's context has ended
+		if uerr := up.Wait(); uerr != nil { // it is why the sealer's context ended
 			err = uerr
 		}
 		return err
@@ -204,7 +209,7 @@ func (p *pipeline) storeAll(ctx context.Context, produce func(context.Context, *
 	return g.Wait()
 }
 
-// pack compresses the data of a batch and hashes its pieces.
+// packBatch compresses the data of a batch and hashes its pieces.
 func (p *pipeline) packBatch(b *batch) {
 	defer close(b.done)
 	if p.mapper != nil {
@@ -221,7 +226,7 @@ func (p *pipeline) packBatch(b *batch) {
 	}
 }
 
-// seal takes batches in order.
+// sealBatches seals batches in order, then finishes the map and closes the last segment.
 func (p *pipeline) sealBatches(ctx context.Context) error {
 	for {
 		var b *batch
@@ -239,7 +244,7 @@ func (p *pipeline) sealBatches(ctx context.Context) error {
 	}
 
 	if !p.complete {
-		return nil // the reader knows why
+		return nil // the reader returns the error
 	}
 
 	if p.mapper != nil {
@@ -252,7 +257,9 @@ func (p *pipeline) sealBatches(ctx context.Context) error {
 	return p.closeSegment(ctx, true)
 }
 
+// sealBatch puts the data of a batch into the open segment, and its items into the journal's record and the map.
 func (p *pipeline) sealBatch(ctx context.Context, b *batch) error {
+	// Store the frame when a worker has packed it, and free the buffer.
 	var f repo.Frame
 	if b.buf != nil {
 		select {
@@ -261,7 +268,7 @@ func (p *pipeline) sealBatch(ctx context.Context, b *batch) error {
 			return context.Cause(ctx)
 		}
 
-		if len(b.plain) > 0 { // else all that was read is zero
+		if len(b.plain) > 0 { // else the batch has nothing but zeros
 			var err error
 			if f, err = p.addFrame(ctx, b.packed, b.codec, len(b.plain)); err != nil {
 				return err
@@ -269,13 +276,14 @@ func (p *pipeline) sealBatch(ctx context.Context, b *batch) error {
 		}
 
 		b.buf.plain = b.buf.plain[:0]
-		p.free <- b.buf // it has room for all
+		p.free <- b.buf // never blocks: the channel has room for all buffers
 		if p.mapper == nil {
 			p.frames = append(p.frames, f)
 			return nil
 		}
 	}
 
+	// Fresh items are in the frame now.
 	for i := range b.items {
 		it := &b.items[i]
 		if it.kind == freshItem {
@@ -284,12 +292,14 @@ func (p *pipeline) sealBatch(ctx context.Context, b *batch) error {
 		}
 	}
 
+	// Record what the segment finishes.
 	if b.replayed {
 		p.rec.markGap()
 	} else {
 		p.rec.addBatch(b)
 	}
 
+	// Put the items into the map.
 	for _, it := range b.items {
 		l := zeroLayer(it.offset, it.length)
 		if it.kind == placedItem {
@@ -303,7 +313,7 @@ func (p *pipeline) sealBatch(ctx context.Context, b *batch) error {
 	return nil
 }
 
-// addFrame puts a frame into the segment in the making, or a new one if it is full.
+// addFrame puts a frame into the open segment, or into a new one if that is full.
 func (p *pipeline) addFrame(ctx context.Context, content []byte, codec repo.Codec, plain int) (repo.Frame, error) {
 	if p.seg != nil && (p.seg.Bytes()+len(content) > repo.SegmentBytes || !p.seg.Fits(len(content))) {
 		if err := p.closeSegment(ctx, false); err != nil {
@@ -321,8 +331,7 @@ func (p *pipeline) addFrame(ctx context.Context, content []byte, codec repo.Code
 	return p.seg.Add(content, codec, plain)
 }
 
-// closeSegment hands the segment in the making to an upload, and waits for room to do
-// so.
+// closeSegment passes the open segment to an upload. It waits while the maximum number of uploads is running.
 func (p *pipeline) closeSegment(ctx context.Context, last bool) error {
 	if p.seg == nil {
 		return nil
@@ -352,24 +361,23 @@ func (p *pipeline) closeSegment(ctx context.Context, last bool) error {
 			return nil
 		}
 
-		// What comes after the last segment is two small writes: if the power fails
-		// just then, it is uploaded again.
+		// The last record need not be durable. Only two small writes follow the last segment; if the power fails
+		// between them, the segment is uploaded again.
 		return p.journal.appendSegment(rec, !last)
 	})
 
 	return nil
 }
 
-// batcher is what the reader fills.
+// batcher builds the batches of the reader.
 type batcher struct {
 	p   *pipeline
-	pos int64 // all before it is in batches
+	pos int64 // everything before it is in batches
 	n   int   // items so far
 	cur *batch
 }
 
-// room makes the current batch one that can take n more bytes of data, and returns
-// where they go.
+// reserveRoom makes sure that the current batch has room for n more bytes of data, and returns that room.
 func (b *batcher) reserveRoom(ctx context.Context, n int) ([]byte, error) {
 	if b.cur != nil && (len(b.cur.items) >= batchItems || b.cur.buf != nil && len(b.cur.plain)+n > repo.FrameBytes) {
 		if err := b.flushBatch(ctx, b.pos); err != nil {
@@ -395,14 +403,14 @@ func (b *batcher) reserveRoom(ctx context.Context, n int) ([]byte, error) {
 	return b.cur.plain[have : have+n : have+n], nil
 }
 
+// openBatch begins a batch if there is none.
 func (b *batcher) openBatch() {
 	if b.cur == nil {
 		b.cur = &batch{from: b.pos, done: make(chan struct{})}
 	}
 }
 
-// fresh adds n bytes of data, of which the parts lie behind each other in what room
-// has returned.
+// addFresh adds data. Its parts lie one after the other in the room that reserveRoom returned.
 func (b *batcher) addFresh(parts ...item) {
 	for _, it := range parts {
 		it.kind, it.within = freshItem, uint32(len(b.cur.plain))
@@ -413,7 +421,7 @@ func (b *batcher) addFresh(parts ...item) {
 	}
 }
 
-// zero adds a range that reads as zero.
+// addZero adds a range that reads as zero.
 func (b *batcher) addZero(ctx context.Context, offset, length int64) error {
 	if _, err := b.reserveRoom(ctx, 0); err != nil {
 		return err
@@ -422,10 +430,10 @@ func (b *batcher) addZero(ctx context.Context, offset, length int64) error {
 	return nil
 }
 
-// raw adds n bytes of a stream that were copied into what room has returned.
+// addRaw adds n bytes of a stream, which were copied into the room that reserveRoom returned.
 func (b *batcher) addRaw(n int) { b.cur.plain = b.cur.plain[:len(b.cur.plain)+n] }
 
-// pending is how much data the current batch has.
+// pendingBytes returns how much data the current batch has.
 func (b *batcher) pendingBytes() int {
 	if b.cur == nil {
 		return 0
@@ -433,7 +441,7 @@ func (b *batcher) pendingBytes() int {
 	return len(b.cur.plain)
 }
 
-// hole is zero within what room was made for.
+// addHole adds a range of zeros to the current batch, in which reserveRoom made room.
 func (b *batcher) addHole(offset, length int64) {
 	items := b.cur.items
 	b.n++
@@ -445,7 +453,7 @@ func (b *batcher) addHole(offset, length int64) {
 	b.pos = offset + length
 }
 
-// placed adds a piece that is on the remote.
+// addPlaced adds a piece that is already on the remote.
 func (b *batcher) addPlaced(ctx context.Context, p repo.Piece) error {
 	if _, err := b.reserveRoom(ctx, 0); err != nil {
 		return err
@@ -456,7 +464,7 @@ func (b *batcher) addPlaced(ctx context.Context, p repo.Piece) error {
 	return nil
 }
 
-// replay passes on what the journal says of [from, to).
+// passReplayed passes on the items that the journal has of [from, to).
 func (b *batcher) passReplayed(ctx context.Context, from, to int64, items []item) error {
 	if err := b.flushBatch(ctx, from); err != nil {
 		return err
@@ -465,7 +473,7 @@ func (b *batcher) passReplayed(ctx context.Context, from, to int64, items []item
 	return b.passBatch(ctx, &batch{from: from, to: to, items: items, replayed: true})
 }
 
-// flush passes the current batch on. All of the volume before to is dealt with.
+// flushBatch passes the current batch on. Everything before to is in batches then.
 func (b *batcher) flushBatch(ctx context.Context, to int64) error {
 	c := b.cur
 	if c == nil {
@@ -477,6 +485,7 @@ func (b *batcher) flushBatch(ctx context.Context, to int64) error {
 	return b.passBatch(ctx, c)
 }
 
+// passBatch sends a batch to the workers, if it has data, and to the sealer.
 func (b *batcher) passBatch(ctx context.Context, c *batch) error {
 	queues := []chan *batch{b.p.ordered}
 	if c.buf != nil {

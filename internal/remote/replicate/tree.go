@@ -7,18 +7,18 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// tree is a map of version 2 that is changed in order of offset. It has in memory what is changed, and writes it when
-// it becomes much; what is not changed stays where it is, unread.
+// tree is a map of version 2 that is changed in order of offset. It keeps changed nodes in memory and writes them when
+// there are many. Nodes that do not change stay where they are stored, and are not read.
 //
-// Nodes are written in one go, level by level, so that those that are read together lie together.
+// Nodes are written together, level by level, so that nodes that are read together are stored together.
 type tree struct {
 	nodes readNodes
 	level int
 	root  treeKid
-	held  int // about how many pieces and children are in memory
+	held  int // approximate number of pieces and children in memory
 }
 
-// treeKid is a node in its parent: where it is stored, or as it is in memory. The zero treeKid is none.
+// treeKid is a node in its parent: stored at ref, or in memory. The zero treeKid is no node.
 type treeKid struct {
 	ref  repo.NodeRef
 	node *treeNode
@@ -26,26 +26,28 @@ type treeKid struct {
 
 func (k *treeKid) empty() bool { return k.node == nil && k.ref.IsZero() }
 
-// treeNode is a node in memory: a leaf with at most LeafPieces pieces, or an inner node, which may have too few.
+// treeNode is a node in memory: a leaf with at most LeafPieces pieces, or an inner node, which may have too few pieces
+// for one until finalizeNode.
 type treeNode struct {
-	was    repo.NodeRef // where it is stored, as long as it is as it was; zero: it is to be written
+	was    repo.NodeRef // where it is stored while unchanged; zero: it has to be written
 	pieces []repo.Piece
 	kids   *[repo.NodeChildren]treeKid // of an inner node
 }
 
-// heldInTree is how much of a tree is in memory before it is written: some 5 MiB.
+// heldInTree is the value of tree.held at which a tree is written: some 5 MiB.
 const heldInTree = 48 << 10
 
-// newTree begins with the map of base, which may be nil, for a volume of size bytes. Of a smaller one, what is behind
-// its end goes.
+// newTree returns a tree for a volume of size bytes that begins as the map of base, which may be nil. If the volume is
+// smaller than base, the tree drops what lies beyond its end.
 func newTree(ctx context.Context, nodes readNodes, base *repo.Manifest, size int64) (*tree, error) {
 	t := &tree{nodes: nodes, level: repo.RootLevel(size)}
 	if base == nil || base.Map.IsZero() {
 		return t, nil
 	}
 
+	// The volume is smaller: only the first child of each level remains.
 	at := base.Root()
-	for at.Level > t.level { // what is left is in the first part
+	for at.Level > t.level {
 		n, err := t.readNode(ctx, at)
 		if err != nil {
 			return nil, err
@@ -64,6 +66,7 @@ func newTree(ctx context.Context, nodes readNodes, base *repo.Manifest, size int
 		}
 	}
 
+	// The volume is larger: put new levels above the root, or make a leaf span the larger range.
 	t.root.ref = at.NodeRef
 	for level := at.Level; level < t.level; level++ {
 		if !at.IsLeaf() {
@@ -82,7 +85,7 @@ func newTree(ctx context.Context, nodes readNodes, base *repo.Manifest, size int
 	return t, nil
 }
 
-// read reads a stored node.
+// readNode reads a stored node.
 func (t *tree) readNode(ctx context.Context, at repo.NodeAt) (*treeNode, error) {
 	got, err := t.nodes(ctx, []repo.NodeAt{at})
 	if err == nil {
@@ -92,7 +95,7 @@ func (t *tree) readNode(ctx context.Context, at repo.NodeAt) (*treeNode, error) 
 		return nil, err
 	}
 
-	n := &treeNode{was: at.NodeRef, pieces: got[0].Pieces} // which are shared: they are never changed in place
+	n := &treeNode{was: at.NodeRef, pieces: got[0].Pieces} // shared with a cache, so never changed in place
 	if got[0].Children != nil {
 		n.kids = &[repo.NodeChildren]treeKid{}
 		for i, ref := range got[0].Children {
@@ -104,7 +107,7 @@ func (t *tree) readNode(ctx context.Context, at repo.NodeAt) (*treeNode, error) 
 	return n, nil
 }
 
-// load makes sure that a node that is not empty is in memory.
+// loadNode reads a node that is not empty, unless it is in memory.
 func (t *tree) loadNode(ctx context.Context, k *treeKid, at repo.NodeAt) (err error) {
 	if k.node == nil {
 		at.NodeRef = k.ref
@@ -113,9 +116,10 @@ func (t *tree) loadNode(ctx context.Context, k *treeKid, at repo.NodeAt) (err er
 	return err
 }
 
+// rootAt returns the position of the root.
 func (t *tree) rootAt() repo.NodeAt { return repo.NodeAt{Level: t.level} }
 
-// get returns the pieces of one cell, which must not be changed.
+// cellPieces returns the pieces of one cell. The caller must not change them.
 func (t *tree) cellPieces(ctx context.Context, cell int64) ([]repo.Piece, error) {
 	k, at := &t.root, t.rootAt()
 	from := cell * repo.CellBytes
@@ -133,7 +137,7 @@ func (t *tree) cellPieces(ctx context.Context, cell int64) ([]repo.Piece, error)
 	return nil, nil
 }
 
-// replace makes pieces all that there is in [from, to), which begins and ends with cells.
+// replace replaces everything in [from, to) with pieces. Both offsets are borders of cells.
 func (t *tree) replace(ctx context.Context, from, to int64, pieces []repo.Piece) error {
 	if from >= to {
 		return nil
@@ -142,7 +146,7 @@ func (t *tree) replace(ctx context.Context, from, to int64, pieces []repo.Piece)
 	return err
 }
 
-// replaceIn is replace in the range of one node. It reports whether anything changed.
+// replaceIn is replace within the range of one node. It reports whether anything changed.
 func (t *tree) replaceIn(
 	ctx context.Context,
 	k *treeKid,
@@ -154,6 +158,7 @@ func (t *tree) replaceIn(
 		return false, nil
 	}
 
+	// Handle what needs no node.
 	pieces = piecesIn(pieces, from, to)
 	switch {
 	case k.empty() && len(pieces) == 0:
@@ -170,6 +175,7 @@ func (t *tree) replaceIn(
 		return false, err
 	}
 
+	// In a leaf, replace the pieces.
 	n := k.node
 	changed := false
 	if n.kids == nil {
@@ -185,6 +191,7 @@ func (t *tree) replaceIn(
 		return true, nil
 	}
 
+	// In an inner node, replace in its children.
 	size := repo.LevelBytes(at.Level - 1)
 	for slot := int((from - at.From()) / size); slot <= int((to-1-at.From())/size); slot++ {
 		c, err := t.replaceIn(ctx, &n.kids[slot], at.Child(slot, repo.NodeRef{}), from, to, pieces)
@@ -201,7 +208,7 @@ func (t *tree) replaceIn(
 	return changed, nil
 }
 
-// leaf is a node with pieces: an inner node with leaves, if they are too many for one.
+// newLeaf returns a node with pieces: a leaf, or an inner node above leaves if there are too many pieces for one.
 func (t *tree) newLeaf(at repo.NodeAt, pieces []repo.Piece) *treeNode {
 	t.held += len(pieces)
 	if len(pieces) <= repo.LeafPieces {
@@ -219,13 +226,13 @@ func (t *tree) newLeaf(at repo.NodeAt, pieces []repo.Piece) *treeNode {
 	return n
 }
 
-// written is a node that is to be written, in its parent.
+// pendingNode is a node that has to be written, in its parent.
 type pendingNode struct {
 	kid *treeKid
 	at  repo.NodeAt
 }
 
-// flush writes what has changed before an offset, behind which all further changes are.
+// flushNodes writes the changed nodes before an offset. All further changes must lie after it.
 func (t *tree) flushNodes(ctx context.Context, before int64, add frameAdder) error {
 	var out [8][]pendingNode // by level
 	if err := t.collectReady(ctx, &t.root, t.rootAt(), before, &out); err != nil {
@@ -244,15 +251,17 @@ func (t *tree) flushNodes(ctx context.Context, before int64, add frameAdder) err
 	return nil
 }
 
-// finish writes all that has changed, and returns the root.
+// finishTree writes all changed nodes, and returns the root.
 func (t *tree) finishTree(ctx context.Context, add frameAdder) (repo.NodeRef, error) {
 	err := t.flushNodes(ctx, repo.LevelBytes(t.level), add)
 	return t.root.ref, err
 }
 
-// ready collects what can be written: nodes that nothing can change any more. A node whose parent may become a leaf yet
-// is not written, as it would have to be read again for that, before it is on the remote.
-func (t *tree) collectReady(ctx context.Context, k *treeKid, at repo.NodeAt, before int64, out *[8][]pendingNode) error {
+// collectReady collects the nodes that can be written, because no further change reaches them. It does not collect a
+// node whose parent may still become a leaf: joining would have to read the node again, before it is on the remote.
+func (t *tree) collectReady(
+	ctx context.Context, k *treeKid, at repo.NodeAt, before int64, out *[8][]pendingNode,
+) error {
 	if k.node == nil {
 		return nil
 	}
@@ -269,7 +278,8 @@ func (t *tree) collectReady(ctx context.Context, k *treeKid, at repo.NodeAt, bef
 		return nil
 	}
 
-	sure := int64(0)
+	// Finalize the children before the offset, and descend into the one that it lies in.
+	sure := int64(0) // pieces that are final
 	var done []int
 	for slot := range k.node.kids {
 		kid, child := &k.node.kids[slot], at.Child(slot, repo.NodeRef{})
@@ -287,6 +297,7 @@ func (t *tree) collectReady(ctx context.Context, k *treeKid, at repo.NodeAt, bef
 		done = append(done, slot)
 	}
 
+	// With so many pieces, this node stays an inner node, so its children can be written.
 	if sure > repo.LeafPieces {
 		for _, slot := range done {
 			k.node.kids[slot].collectNodes(at.Child(slot, repo.NodeRef{}), out)
@@ -296,8 +307,8 @@ func (t *tree) collectReady(ctx context.Context, k *treeKid, at repo.NodeAt, bef
 	return nil
 }
 
-// settle gives a node that nothing changes any more the form that it must have: one that is as it was is forgotten, and
-// one with few pieces is a leaf. It returns how many pieces are in its range.
+// finalizeNode gives a node that no further change reaches its final form: an unchanged node is dropped from memory,
+// and a node with few pieces becomes a leaf. It returns how many pieces are in the node's range.
 func (t *tree) finalizeNode(ctx context.Context, k *treeKid, at repo.NodeAt) (int64, error) {
 	switch {
 	case k.node == nil:
@@ -328,7 +339,7 @@ func (t *tree) finalizeNode(ctx context.Context, k *treeKid, at repo.NodeAt) (in
 	return total, nil
 }
 
-// join makes an inner node whose children are leaves a leaf.
+// joinLeaves turns an inner node whose children are leaves into a leaf.
 func (t *tree) joinLeaves(ctx context.Context, k *treeKid, at repo.NodeAt) error {
 	var pieces []repo.Piece
 	for slot := range k.node.kids {
@@ -346,7 +357,7 @@ func (t *tree) joinLeaves(ctx context.Context, k *treeKid, at repo.NodeAt) error
 	return nil
 }
 
-// collect adds a settled node and those below it that are to be written, by level and in order.
+// collectNodes adds a finalized node, and the nodes below it, that have to be written, by level and in order.
 func (k *treeKid) collectNodes(at repo.NodeAt, out *[8][]pendingNode) {
 	if k.node == nil {
 		return
@@ -359,7 +370,7 @@ func (k *treeKid) collectNodes(at repo.NodeAt, out *[8][]pendingNode) {
 	}
 }
 
-// write writes a node whose children are written.
+// writeNode writes a node whose children are written already.
 func (w pendingNode) writeNode(ctx context.Context, add frameAdder) error {
 	n := &repo.Node{Level: w.at.Level, Index: w.at.Index, Pieces: w.kid.node.pieces}
 	if w.kid.node.kids != nil {
@@ -385,8 +396,8 @@ func (w pendingNode) writeNode(ctx context.Context, add frameAdder) error {
 	return nil
 }
 
-// fillCells puts pieces, in order, into the cells of a tree that are theirs. A piece that crosses the border of a
-// cell is cut.
+// fillCells puts pieces, which are in order of offset, into the cells of a tree. It cuts pieces that cross the border
+// of a cell.
 func fillCells(ctx context.Context, t *tree, pieces []repo.Piece) error {
 	var cell []repo.Piece
 	put := func() error {
