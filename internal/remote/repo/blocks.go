@@ -2,27 +2,27 @@ package repo
 
 import "math/bits"
 
-// frameBlocks is how many parts of a frame's content are told apart: the blocks of a frame of data.
+// frameBlocks is the number of blocks in a full frame of data.
 const frameBlocks = FrameBytes / BlockBytes
 
-// BlockSet is a set of blocks of a frame's content, each of BlockBytes but for the last. Of a frame with more than
-// FrameBytes, which is no data, there are only none and [AllBlocks].
+// BlockSet is a set of blocks of a frame's content. Each block has BlockBytes, except possibly the last. For frames
+// larger than FrameBytes, which hold no data, only the empty set and [AllBlocks] are valid.
 type BlockSet [frameBlocks / 64]uint64
 
-// AllBlocks has every block.
+// AllBlocks contains every block.
 var AllBlocks = BlockSet{^uint64(0), ^uint64(0)}
 
-// Add adds the blocks that [from, to) touches, in bytes.
+// Add adds the blocks that overlap the byte range [from, to).
 func (b *BlockSet) Add(from, to int64) {
 	for i := max(from, 0) / BlockBytes; i*BlockBytes < to && i < frameBlocks; i++ {
 		b[i/64] |= 1 << (i % 64)
 	}
 }
 
-// Has reports whether the set has block i.
+// Has reports whether the set contains block i.
 func (b *BlockSet) Has(i int) bool { return b[i/64]&(1<<(i%64)) != 0 }
 
-// Count is how many of the first n blocks are in the set.
+// Count returns how many of the first n blocks are in the set.
 func (b *BlockSet) Count(n int) int {
 	c := 0
 	for i := range b {
@@ -31,7 +31,7 @@ func (b *BlockSet) Count(n int) int {
 	return c
 }
 
-// maskedWord is word i without what is behind the first n blocks.
+// maskedWord returns word i of the set with all but the first n blocks cleared.
 func (b *BlockSet) maskedWord(i, n int) uint64 {
 	if left := n - 64*i; left < 64 {
 		return b[i] & (1<<max(left, 0) - 1)
@@ -39,7 +39,7 @@ func (b *BlockSet) maskedWord(i, n int) uint64 {
 	return b[i]
 }
 
-// isSubsetOf reports whether the first n blocks of b are all in o.
+// isSubsetOf reports whether o contains every one of the first n blocks that b contains.
 func (b *BlockSet) isSubsetOf(o *BlockSet, n int) bool {
 	for i := range b {
 		if b.maskedWord(i, n)&^o[i] != 0 {
@@ -49,17 +49,17 @@ func (b *BlockSet) isSubsetOf(o *BlockSet, n int) bool {
 	return true
 }
 
-// covers reports whether the set has every block that [from, to) touches, in bytes.
+// covers reports whether the set contains every block that overlaps the byte range [from, to).
 func (b *BlockSet) covers(from, to int64) bool {
 	var want BlockSet
 	want.Add(from, to)
 	return want.isSubsetOf(b, frameBlocks)
 }
 
-// Blocks is how many blocks the content of a frame has.
+// Blocks returns the number of blocks in the frame's content.
 func (f Frame) Blocks() int { return min(int(f.Plain+BlockBytes-1)/BlockBytes, frameBlocks) }
 
-// eachRun calls fn for every run of blocks that are in the set, as bytes of a content of size bytes.
+// eachRun calls fn for every run of consecutive blocks in the set, as a byte range of a content of size bytes.
 func (b *BlockSet) eachRun(size int, fn func(from, to int)) {
 	total := (size + BlockBytes - 1) / BlockBytes
 	for i := 0; i < total; i++ {

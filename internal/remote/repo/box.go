@@ -12,13 +12,13 @@ import (
 	"pando/internal/base/errs"
 )
 
-// Versions of objects: byte 5 of each. A decoder refuses what is newer (TooNew), so an object may change only
-// together with it.
+// Versions of objects: byte 5 of each. A decoder refuses newer versions (TooNew), so the layout of an object may
+// change only together with its version.
 const (
-	objectVersion   = 1 // of all objects but those below
+	objectVersion   = 1 // of all objects except those below
 	configVersion   = 2 // of config: the version of the repository, see [Repo.Upgrade]
-	headVersion     = 2 // of heads that name pages of points, which older programs would take for ones with few points
-	manifestVersion = 2 // of manifests: those of 1 are written as well
+	headVersion     = 2 // of heads that name pages of points; older programs would see only the recent points
+	manifestVersion = 2 // of manifests; version 1 is still written as well
 )
 
 // newestVersion is the newest version of a type that this package reads and writes.
@@ -60,8 +60,8 @@ const (
 	metaSize     = 5                            // codec and length, before the content of a sealed object
 )
 
-// What keys are derived for. Each use has its own, so that a key of one can never
-// open what another has sealed.
+// Purposes that keys are derived for. Each purpose has its own key, so a key of one
+// can never decrypt data that another sealed.
 const (
 	infoMetadata = "pando metadata v1"
 	infoSegment  = "pando segment v1"
@@ -79,7 +79,7 @@ func putPreamble(b []byte, t objectType, version byte) []byte {
 	return append(b, byte(t), version, 0, 0)
 }
 
-// checkPreamble says whether b is an object of type t, of a version that this package reads.
+// checkPreamble reports an error unless b is an object of type t in a version that this package reads.
 func checkPreamble(b []byte, t objectType) error {
 	switch {
 	case len(b) < preambleSize:
@@ -91,8 +91,7 @@ func checkPreamble(b []byte, t objectType) error {
 	case b[5] == 0:
 		return damaged("version number is 0")
 	case b[5] > newestVersion(t):
-		return errs.New(errs.TooNew, "", "", "format version %d is newer than this pando supports (up to %d)", b[5], newestVersion(t)).
-			WithHint("upgrade pando")
+		return tooNew(b[versionAt], newestVersion(t))
 	case b[6] != 0 || b[7] != 0:
 		return damaged("reserved bytes are not zero")
 	}
@@ -100,19 +99,19 @@ func checkPreamble(b []byte, t objectType) error {
 	return nil
 }
 
-// withVersion is a copy of an object that says another version.
+// withVersion returns a copy of an object with another version number.
 func withVersion(object []byte, version byte) []byte {
 	b := bytes.Clone(object)
 	b[versionAt] = version
 	return b
 }
 
-// changedVersion is of an object that was not written with the version that it says.
+// changedVersion returns the error for an object whose version number was changed after it was written.
 func changedVersion(object []byte) error {
 	return damaged("the version number %d is not the one it was written with", object[versionAt])
 }
 
-// header begins every object but config: with which key it is sealed.
+// header begins every object except config, and identifies the key the object is sealed with.
 type header struct {
 	version byte // of the object
 	key     ID   // of the master key
@@ -139,7 +138,7 @@ func parseHeader(b []byte, t objectType) (header, error) {
 	return h, nil
 }
 
-// derive makes a key for one use. Without a salt it is for all of a repository.
+// derive derives a key for one purpose. Without a salt, the key serves the whole repository.
 func derive(secret, salt []byte, info string, size int) []byte {
 	var key []byte
 	var err error
@@ -154,14 +153,14 @@ func derive(secret, salt []byte, info string, size int) []byte {
 	return key
 }
 
-// derivedID is an ID that only who knows the secret can have made.
+// derivedID returns an ID that cannot be computed without the secret.
 func derivedID(secret []byte, info string) ID { return ID(derive(secret, nil, info, len(ID{}))) }
 
-// newAEAD is AES-256-GCM under a key of one object. The key is wiped.
+// newAEAD returns AES-256-GCM under the key of one object, and wipes the key.
 func newAEAD(key []byte) cipher.AEAD {
 	block, err := aes.NewCipher(key)
 	if err != nil {
-		panic(err) // only for sizes of keys that derive does not make
+		panic(err) // only for key sizes that derive never returns
 	}
 	gcm, err := cipher.NewGCM(block)
 	if err != nil {
@@ -171,11 +170,11 @@ func newAEAD(key []byte) cipher.AEAD {
 	return gcm
 }
 
-// zeroNonce seals the one message of a key that is derived from a fresh salt.
+// zeroNonce is the nonce for keys that are derived from a fresh salt and seal a single message.
 var zeroNonce = make([]byte, 12)
 
-// metaAAD is what a sealed object is bound to besides its content: the repository,
-// and the key that it was stored under.
+// metaAAD returns the associated data of a sealed object: its header, the repository,
+// and the key it is stored under.
 func metaAAD(head []byte, repository ID, objectKey string) []byte {
 	aad := make([]byte, 0, len(head)+len(repository)+len(objectKey))
 	aad = append(aad, head...)
@@ -183,7 +182,7 @@ func metaAAD(head []byte, repository ID, objectKey string) []byte {
 	return append(aad, objectKey...)
 }
 
-// sealMeta makes a metadata object. aead must be of h, which must be fresh.
+// sealMeta encodes a metadata object. aead must belong to h, and h must not have been used before.
 func sealMeta(
 	aead cipher.AEAD, h header, t objectType, repository ID, objectKey string, content []byte, pack compressor,
 ) []byte {
@@ -192,11 +191,12 @@ func sealMeta(
 	plain = append(plain, byte(codec))
 	plain = binary.LittleEndian.AppendUint32(plain, uint32(len(content)))
 	plain = append(plain, packed...)
+
 	out := h.appendTo(make([]byte, 0, headerSize+len(plain)+tagSize), t)
 	return aead.Seal(out, zeroNonce, plain, metaAAD(out[:headerSize], repository, objectKey))
 }
 
-// openMeta is the content of a metadata object of at most limit bytes.
+// openMeta decrypts a metadata object and returns its content, which may have at most limit bytes.
 func openMeta(aead cipher.AEAD, object []byte, repository ID, objectKey string, limit int) ([]byte, error) {
 	if len(object) < headerSize+metaSize+tagSize {
 		return nil, damaged("only %d bytes long, too short for its header", len(object))
@@ -208,7 +208,7 @@ func openMeta(aead cipher.AEAD, object []byte, repository ID, objectKey string, 
 	return openContent(plain, limit)
 }
 
-// openContent undoes what sealMeta did before it sealed.
+// openContent decodes the decrypted part of a metadata object: codec, length and compressed content.
 func openContent(plain []byte, limit int) ([]byte, error) {
 	if len(plain) < metaSize {
 		return nil, damaged("the content is only %d bytes long", len(plain))
@@ -220,12 +220,18 @@ func openContent(plain []byte, limit int) ([]byte, error) {
 	return unpack(Codec(plain[0]), plain[metaSize:], size)
 }
 
-// damaged is an error that get() and its like complete with the object's name.
+// damaged returns a Damaged error without operation and reference; the caller adds them with errs.Wrap.
 func damaged(format string, args ...any) *errs.Error {
 	return errs.New(errs.Damaged, "", "", format, args...)
 }
 
-// badInput is about what a caller has passed in.
+// tooNew returns the error for a version of the format that this program cannot read.
+func tooNew(version, newest byte) *errs.Error {
+	return errs.New(errs.TooNew, "", "", "format version %d is newer than this pando supports (up to %d)",
+		version, newest).WithHint("upgrade pando")
+}
+
+// badInput returns an Invalid error about an argument of the caller.
 func badInput(op, ref, format string, args ...any) error {
 	return errs.New(errs.Invalid, op, ref, "%s", fmt.Sprintf(format, args...))
 }

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// reader takes a binary structure apart. After the first error all it gives is zero.
+// reader decodes a binary structure. After the first error every method returns zero values.
 type reader struct {
 	b   []byte
 	err error
@@ -17,8 +17,8 @@ func (r *reader) fail(format string, args ...any) {
 	}
 }
 
-// uvarint reads a number up to limit in its shortest form: there is one encoding of
-// everything.
+// uvarint reads a number of at most limit. It rejects longer forms than necessary, so
+// that everything has exactly one encoding.
 func (r *reader) uvarint(what string, limit uint64) uint64 {
 	if r.err != nil {
 		return 0
@@ -47,12 +47,12 @@ func (r *reader) varint(what string) int64 {
 	return int64(u>>1) ^ -int64(u&1)
 }
 
-// count reads how many of something come, of which each takes at least size bytes.
+// count reads the number of elements that follow, each of which takes at least size bytes.
 func (r *reader) count(what string, size int) int {
 	return int(r.uvarint("the number of "+what, uint64(len(r.b)/size)))
 }
 
-// nextBytes is the next n bytes, not copied.
+// nextBytes returns the next n bytes without copying them.
 func (r *reader) nextBytes(what string, n int) []byte {
 	if r.err == nil && n > len(r.b) {
 		r.fail("truncated in %s", what)
@@ -70,7 +70,7 @@ func (r *reader) id(what string) (id ID) {
 	return id
 }
 
-// finish reports what went wrong, and bytes that are too many.
+// finish returns the first error, or an error if bytes are left over.
 func (r *reader) finish() error {
 	if len(r.b) > 0 {
 		r.fail("%d unexpected bytes at the end", len(r.b))
@@ -78,8 +78,8 @@ func (r *reader) finish() error {
 	return r.err
 }
 
-// segmentTable numbers the segments that a structure refers to: in order of session
-// and number, each once.
+// segmentTable numbers the segments that a structure refers to. Each is listed once,
+// ordered by session and number.
 type segmentTable struct {
 	segments []Segment
 	index    map[Segment]uint32
@@ -115,8 +115,9 @@ func newSegmentTable(add func(yield func(Segment))) *segmentTable {
 	return t
 }
 
-// appendTo writes the table: per session its ID, and the numbers as distances.
+// appendTo encodes the table: for each session its ID, and the numbers as distances.
 func (t *segmentTable) appendTo(b []byte) []byte {
+	// Group the segments by session.
 	var sessions [][]Segment
 	for i := 0; i < len(t.segments); {
 		j := i
@@ -182,7 +183,7 @@ const (
 	minStored = tagSize + 1
 )
 
-// check says what is wrong with a frame, whose content may have up to limit bytes.
+// check reports an error if the fields of a frame, whose content may have up to limit bytes, are inconsistent.
 func (f Frame) check(limit uint32) error {
 	switch {
 	case f.Index >= maxFrames:
@@ -204,7 +205,7 @@ func (f Frame) check(limit uint32) error {
 	return nil
 }
 
-// compareFrames orders frames by where they are.
+// compareFrames orders frames by segment and index.
 func compareFrames(a, b Frame) int {
 	if c := compareSegments(a.Segment, b.Segment); c != 0 {
 		return c
@@ -218,8 +219,8 @@ func compareFrames(a, b Frame) int {
 	return 0
 }
 
-// appendFrames writes frames that are in order and of the table. What follows another
-// in its segment takes little: the distances are 0.
+// appendFrames encodes frames, which must be in order and in segments of the table. Frames
+// that follow each other in a segment take few bytes, because their distances are 0.
 func (t *segmentTable) appendFrames(b []byte, frames []Frame) []byte {
 	b = binary.AppendUvarint(b, uint64(len(frames)))
 	segment, index, offset := uint64(0), uint64(0), uint64(headerSize)
@@ -241,8 +242,8 @@ func (t *segmentTable) appendFrames(b []byte, frames []Frame) []byte {
 	return b
 }
 
-// frames reads what appendFrames wrote: in order, none overlapping another. Each of
-// segments must have one.
+// frames decodes the output of appendFrames: in order, without overlaps. Each of the
+// segments must contain at least one of them.
 func (r *reader) frames(segments []Segment, limit uint32, most int) []Frame {
 	count := r.count("frames", 4)
 	if count > most {
@@ -255,6 +256,7 @@ func (r *reader) frames(segments []Segment, limit uint32, most int) []Frame {
 	frames := make([]Frame, 0, count)
 	segment, index, offset := uint64(0), uint64(0), uint64(headerSize)
 	for i := range count {
+		// Decode the place: the same segment or the next one, then the distances.
 		if step := r.uvarint("a frame's segment", 1); step != 0 {
 			if i == 0 {
 				r.fail("the first segment has no frames")
@@ -264,6 +266,7 @@ func (r *reader) frames(segments []Segment, limit uint32, most int) []Frame {
 
 		index += r.uvarint("a frame's index", maxFrames)
 		offset += r.uvarint("a frame's offset", MaxSegment)
+		// Decode the lengths.
 		packed := r.uvarint("a frame's length", 1<<33)
 		f := Frame{Index: uint32(index), Offset: uint32(offset), Plain: uint32(packed >> 1), Codec: Codec(packed & 1)}
 		if packed>>1 > uint64(limit) {
@@ -275,6 +278,7 @@ func (r *reader) frames(segments []Segment, limit uint32, most int) []Frame {
 			saved = r.uvarint("a frame's stored length", uint64(f.Plain))
 		}
 
+		// Check what was decoded, before it is used as an index.
 		f.Stored = uint32(uint64(f.Plain) + tagSize - saved)
 		if r.err == nil && segment >= uint64(len(segments)) {
 			r.fail("a frame names a segment that is not listed")

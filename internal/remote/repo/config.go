@@ -12,7 +12,7 @@ import (
 	"pando/internal/base/errs"
 )
 
-// Limits of config. They bound what a hostile one can ask for.
+// Limits of config. They bound the resources that a hostile one can consume.
 const (
 	maxConfigBytes = 4 << 20
 	maxSlots       = 256
@@ -20,13 +20,13 @@ const (
 	maxKeys        = 1024
 )
 
-// keyring is all that is in config, open: config is the public part, and the rest
-// sealed under the ring key, which each slot wraps for one recipient.
+// keyring is the decrypted content of config. The object has a public part and a part
+// sealed under the ring key, which each slot wraps for one recipient or passphrase.
 type keyring struct {
-	version byte // of the repository: what objects may be there
+	version byte // of the repository: determines which objects may exist
 	id      ID   // of the repository: derived from its first key
 	serial  uint64
-	ringKey []byte      // keySize; fresh at every rotation
+	ringKey []byte      // keySize; replaced at every rotation
 	keys    []masterKey // at least one; the last is current
 	slots   []slot
 }
@@ -39,7 +39,7 @@ type masterKey struct {
 
 type slot struct {
 	SlotInfo
-	wrapped []byte // age file of the ring key
+	wrapped []byte // age file with the ring key
 }
 
 func newMasterKey(secret []byte, at time.Time) masterKey {
@@ -57,7 +57,7 @@ func (k *keyring) findKey(id ID) *masterKey {
 	return nil
 }
 
-// wipe forgets the keys, as far as Go permits.
+// wipe clears the keys, as far as Go permits.
 func (k *keyring) wipe() {
 	clear(k.ringKey)
 	for _, m := range k.keys {
@@ -65,21 +65,21 @@ func (k *keyring) wipe() {
 	}
 }
 
-// publicSlot is a slot as anybody can read it in config.
+// publicSlot is the unencrypted part of a slot.
 type publicSlot struct {
 	id      ID
 	kind    SlotKind
 	wrapped []byte
 }
 
-// publicConfig is what anybody can read in config.
+// publicConfig is the unencrypted part of config.
 type publicConfig struct {
 	version byte
 	id      ID
 	serial  uint64
 	slots   []publicSlot
 	salt    []byte
-	aad     []byte // all before the sealed part, which is bound to it
+	aad     []byte // everything before the sealed part, which is bound to it
 	sealed  []byte
 }
 
@@ -97,8 +97,8 @@ const (
 	slotFixed   = 16 + 1 + 1 + 2            // before a slot's age file
 )
 
-// decodeConfig reads the public part. All is checked for form only: what it says is
-// true if the sealed part opens.
+// decodeConfig decodes the public part. It checks the form only: the values can be
+// trusted once the sealed part has been decrypted.
 func decodeConfig(b []byte) (publicConfig, error) {
 	var c publicConfig
 	if err := checkPreamble(b, typeConfig); err != nil {
@@ -109,6 +109,7 @@ func decodeConfig(b []byte) (publicConfig, error) {
 		return c, damaged("size of %d bytes is out of range", len(b))
 	}
 
+	// Decode the fixed fields.
 	c.version = b[versionAt]
 	copy(c.id[:], b[preambleSize:])
 	c.serial = binary.LittleEndian.Uint64(b[preambleSize+16:])
@@ -120,6 +121,7 @@ func decodeConfig(b []byte) (publicConfig, error) {
 		return c, damaged("it declares %d keys", count)
 	}
 
+	// Decode the slots.
 	rest := b[configFixed:]
 	for range count {
 		if len(rest) < slotFixed {
@@ -144,6 +146,7 @@ func decodeConfig(b []byte) (publicConfig, error) {
 		c.slots = append(c.slots, s)
 	}
 
+	// The rest is the salt and the sealed part.
 	if len(rest) < saltSize+tagSize {
 		return c, damaged("truncated before the sealed part")
 	}
@@ -154,8 +157,8 @@ func decodeConfig(b []byte) (publicConfig, error) {
 	return c, nil
 }
 
-// decodeConfigFor is decodeConfig that does not take one for newer whose version was changed after it was written:
-// opens reports whether a config opens.
+// decodeConfigFor is decodeConfig, but reports a config whose version number was changed after it was written as
+// Damaged instead of TooNew. opens reports whether a config can be decrypted.
 func decodeConfigFor(raw []byte, opens func(publicConfig) bool) (publicConfig, error) {
 	c, err := decodeConfig(raw)
 	if !errs.Is(err, errs.TooNew) {
@@ -187,7 +190,7 @@ type sealedSlot struct {
 	At        time.Time `json:"at"`
 }
 
-// encode makes the object. salt must be fresh.
+// encode returns the object. salt must not have been used before.
 func (k *keyring) encode(salt []byte) ([]byte, error) {
 	if len(k.slots) == 0 || len(k.slots) > maxSlots {
 		return nil, errs.New(errs.Invalid, "", "", "a repository must have between 1 and %d keys", maxSlots)
@@ -198,6 +201,7 @@ func (k *keyring) encode(salt []byte) ([]byte, error) {
 			WithHint("push to a new remote: %s", errs.Run("remote add", "NAME", "URL"))
 	}
 
+	// Write the public part, and collect the descriptions of the slots.
 	b := putPreamble(nil, typeConfig, k.version)
 	b = append(b, k.id[:]...)
 	b = binary.LittleEndian.AppendUint64(b, k.serial)
@@ -215,6 +219,7 @@ func (k *keyring) encode(salt []byte) ([]byte, error) {
 		private.Slots = append(private.Slots, sealedSlot{ID: s.ID, Label: s.Label, Recipient: s.Recipient, At: s.CreatedAt})
 	}
 
+	// Seal the keys and the descriptions.
 	for _, m := range k.keys {
 		private.Keys = append(private.Keys, sealedKey{Secret: m.secret, At: m.at})
 	}
@@ -228,13 +233,13 @@ func (k *keyring) encode(salt []byte) ([]byte, error) {
 	b = newAEAD(derive(k.ringKey, salt, infoConfig, keySize)).Seal(b, zeroNonce, plain, b)
 	clear(plain)
 	if len(b) > maxConfigBytes {
-		return nil, errs.New(errs.Invalid, "", "", "the config would take %d bytes, over the limit of %d", len(b), maxConfigBytes)
+		return nil, badInput("", "", "the config would take %d bytes, over the limit of %d", len(b), maxConfigBytes)
 	}
 
 	return b, nil
 }
 
-// openSealed reads the sealed part with the ring key, which it keeps.
+// openSealed decrypts the sealed part. The keyring keeps ringKey.
 func (c publicConfig) openSealed(ringKey []byte) (*keyring, error) {
 	plain, err := newAEAD(derive(ringKey, c.salt, infoConfig, keySize)).Open(nil, zeroNonce, c.sealed, c.aad)
 	if err != nil {
@@ -258,8 +263,9 @@ func (c publicConfig) openSealed(ringKey []byte) (*keyring, error) {
 	return k, nil
 }
 
-// loadSealed takes over what was sealed, if it is as a writer would have left it.
+// loadSealed adds the decrypted keys and slots to k, after checking that they are consistent with the public part.
 func (k *keyring) loadSealed(c publicConfig, private sealedConfig) error {
+	// Load the master keys.
 	if len(private.Keys) == 0 || len(private.Keys) > maxKeys {
 		return damaged("%d master keys are out of range", len(private.Keys))
 	}
@@ -275,8 +281,8 @@ func (k *keyring) loadSealed(c publicConfig, private sealedConfig) error {
 		k.keys = append(k.keys, m)
 	}
 
-	// Who has no first key cannot make a config for this ID: an ID that was noted
-	// when the remote was added can be trusted to mean these keys.
+	// Nobody can make a config with this ID without the first key, so an ID that was
+	// recorded when the remote was added can be trusted to mean these keys.
 	if derivedID(k.keys[0].secret, infoRepoID) != k.id {
 		return damaged("the keys do not belong to repository %s", k.id)
 	}
@@ -284,6 +290,7 @@ func (k *keyring) loadSealed(c publicConfig, private sealedConfig) error {
 		return damaged("it has %d key slots but describes %d", len(c.slots), len(private.Slots))
 	}
 
+	// Load the slots.
 	seen := map[ID]bool{}
 	for i, s := range private.Slots {
 		public := c.slots[i]
@@ -300,8 +307,9 @@ func (k *keyring) loadSealed(c publicConfig, private sealedConfig) error {
 	return nil
 }
 
-// unlock finds a slot that one of the secrets opens. Permission if there is none.
+// unlock decrypts the config through the first slot that one of the secrets fits. Permission: no secret fits.
 func (c publicConfig) unlock(secrets []Secret, canceled func() error) (*keyring, error) {
+	// Skip the kinds of slots that no secret is for.
 	kinds := map[SlotKind]bool{}
 	for _, s := range secrets {
 		if len(s.identities) > 0 {
@@ -312,7 +320,7 @@ func (c publicConfig) unlock(secrets []Secret, canceled func() error) (*keyring,
 		}
 	}
 
-	// Identities first: they cost a fraction of a millisecond.
+	// Try identities first: each takes a fraction of a millisecond, a passphrase about a second.
 	for _, kind := range []SlotKind{SlotRecipient, SlotPassphrase} {
 		if !kinds[kind] {
 			continue
@@ -349,7 +357,7 @@ func (c publicConfig) unlock(secrets []Secret, canceled func() error) (*keyring,
 			errs.Run("remote key add"))
 }
 
-// opensWith reports whether one of the secrets, or a ring key, if there is one, opens a config.
+// opensWith reports whether ringKey, if it is not nil, or one of the secrets decrypts the config.
 func (c publicConfig) opensWith(ctx context.Context, ringKey []byte, secrets []Secret) bool {
 	k, err := (*keyring)(nil), error(nil)
 	if ringKey != nil {
@@ -366,13 +374,13 @@ func (c publicConfig) opensWith(ctx context.Context, ringKey []byte, secrets []S
 	return true
 }
 
-// lockedError is the cause of an error about a repository that no secret opens.
+// lockedError is the cause of the error about a repository that no secret opens.
 type lockedError struct{ why string }
 
 func (l *lockedError) Error() string { return l.why }
 
-// Locked reports whether err says that a repository is there which none of the given
-// secrets opens. The store itself also refuses people with Permission.
+// Locked reports whether err means that the repository exists but none of the secrets
+// opens it. A store that denies access also returns Permission, but is not Locked.
 func Locked(err error) bool {
 	var l *lockedError
 	return errors.As(err, &l)

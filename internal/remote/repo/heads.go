@@ -9,7 +9,7 @@ import (
 	"pando/internal/remote/objstore"
 )
 
-// HeadState is a head as it was read.
+// HeadState is a head with its version in the store.
 type HeadState struct {
 	Head
 	Version objstore.Version
@@ -17,7 +17,7 @@ type HeadState struct {
 
 const maxName = 255
 
-// check says what is wrong with a head, of a caller or from a store.
+// check reports an error if the head, from a caller or from the store, is inconsistent.
 func (h *Head) check() error {
 	if err := checkName(h.Name); err != nil {
 		return err
@@ -45,7 +45,7 @@ func (h *Head) check() error {
 	return nil
 }
 
-// check says what is wrong with a point that comes after the one with the number last.
+// check reports an error if the point is inconsistent, or does not come after number last.
 func (p *Point) check(last uint64) error {
 	switch {
 	case p.Seq <= last:
@@ -67,7 +67,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// asInvalid is err as the caller's mistake.
+// asInvalid returns err with the kind Invalid, for values that the caller passed in.
 func asInvalid(err error) error {
 	if err == nil {
 		return nil
@@ -95,7 +95,7 @@ func decodeHead(b []byte) (Head, error) {
 	return h, nil
 }
 
-// Head reads the head of a name. NotFound: nothing of this name was ever there.
+// Head reads the head of a name. NotFound: nothing with this name was ever pushed.
 func (r *Repo) Head(ctx context.Context, name string) (Head, objstore.Version, error) {
 	const op = "read head"
 	if err := checkName(name); err != nil {
@@ -120,7 +120,7 @@ func (r *Repo) readHead(ctx context.Context, key string) (Head, objstore.Version
 		return Head{}, "", err
 	}
 
-	// Sealed for this key by somebody who has the keys, but is it this name's?
+	// Authentication proves that it was sealed for this key; the key must also be the one of its name.
 	if want, err := r.headKey(h.Name); err != nil || want != key {
 		return Head{}, "", damaged("the head belongs to another name")
 	}
@@ -128,12 +128,12 @@ func (r *Repo) readHead(ctx context.Context, key string) (Head, objstore.Version
 	return h, version, nil
 }
 
-// PutHead writes a head over the state prev, "" for none, and returns the new one.
-// Conflict: somebody else has written it since. Durable on return. It does not touch
-// what h refers to.
+// PutHead replaces the state prev of a head, "" for none, and returns the new version.
+// Conflict: another process has written the head since. Durable on return. It does not
+// touch the objects that h refers to.
 //
-// The write gets an ID of its own, so that [objstore.Retry] knows it again. After a
-// temporary error the head may or may not be as h says: read it.
+// Every write has its own ID, so that [objstore.Retry] recognizes it. After a temporary
+// error the head may or may not have been written: read it.
 func (r *Repo) PutHead(ctx context.Context, h Head, prev objstore.Version) (objstore.Version, error) {
 	const op = "write head"
 	if err := h.check(); err != nil {
@@ -170,8 +170,8 @@ func (r *Repo) PutHead(ctx context.Context, h Head, prev objstore.Version) (objs
 	return now, errs.Wrap(op, h.Name, goneIsConflict(err))
 }
 
-// goneIsConflict is err; that a state which was expected is gone altogether is a Conflict as
-// well.
+// goneIsConflict returns err, with NotFound turned into Conflict: an expected state that
+// was deleted has changed as well.
 func goneIsConflict(err error) error {
 	if errs.Is(err, errs.NotFound) {
 		return errs.New(errs.Conflict, "", "", "%w", err)
@@ -179,9 +179,9 @@ func goneIsConflict(err error) error {
 	return err
 }
 
-// Heads yields all heads, several read at once, in order of their keys, which is not
-// that of names. An error ends it; a head that went away meanwhile is one, since
-// nobody removes heads.
+// Heads yields all heads in the order of their keys, which is not the order of names. It
+// reads several at once. An error ends it; a head that disappears while it runs is one,
+// because heads are never removed.
 func (r *Repo) Heads(ctx context.Context) iter.Seq2[HeadState, error] {
 	return readEach(ctx, r, headPrefix, func(ctx context.Context, id ID) (HeadState, error) {
 		key := headPrefix + id.String()

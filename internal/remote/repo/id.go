@@ -20,12 +20,12 @@ func NewID() ID {
 	return id
 }
 
-// ParseID reads an ID's text. Only the one text that String gives is accepted.
-// Invalid otherwise.
+// ParseID parses the text of an ID. It accepts only the text that String returns;
+// anything else is Invalid.
 func ParseID(text string) (ID, error) {
 	var id ID
 	if len(text) == idLength {
-		// The last character holds 3 of its 5 bits: two texts would be one ID.
+		// The last character carries only 3 of its 5 bits, so several texts would decode to one ID.
 		if n, err := idEncoding.Decode(id[:], []byte(text)); err == nil && n == len(id) && id.String() == text {
 			return id, nil
 		}
@@ -33,16 +33,16 @@ func ParseID(text string) (ID, error) {
 	return ID{}, errs.New(errs.Invalid, "read ID", text, "an ID has %d characters, 0-9 and a-v", idLength)
 }
 
-// String is the ID's text: 26 characters [0-9a-v].
+// String returns the text of the ID: 26 characters [0-9a-v].
 func (id ID) String() string { return idEncoding.EncodeToString(id[:]) }
 
-// IsZero reports whether it is the ID of nothing.
+// IsZero reports whether the ID is the zero value, which identifies nothing.
 func (id ID) IsZero() bool { return id == ID{} }
 
 // MarshalText returns the ID's text.
 func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
 
-// UnmarshalText is [ParseID].
+// UnmarshalText parses text as [ParseID] does.
 func (id *ID) UnmarshalText(text []byte) error {
 	parsed, err := ParseID(string(text))
 	if err != nil {
@@ -52,7 +52,7 @@ func (id *ID) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// String is "<session>/<n>".
+// String returns "<session>/<n>".
 func (s Segment) String() string {
 	return s.Session.String() + "/" + strconv.FormatUint(uint64(s.N), 10)
 }
@@ -68,12 +68,12 @@ const (
 	movedPrefix    = "moved/"
 	sessionPrefix  = "sessions/"
 	pagePrefix     = "points/"
-	probePrefix    = "probe/" // of objstore.Probe: no part of a repository
+	probePrefix    = "probe/" // of objstore.Probe: not part of a repository
 )
 
 func (s Segment) key() string { return segmentPrefix + s.String() }
 
-// parseSegment reads what Segment.String wrote, and nothing else.
+// parseSegment parses the output of Segment.String, and rejects any other spelling.
 func parseSegment(text string) (Segment, bool) {
 	session, number, _ := strings.Cut(text, "/")
 	id, err := ParseID(session)

@@ -9,11 +9,11 @@ import (
 	"pando/internal/remote/objstore"
 )
 
-// What verifies a repository looks at objects one by one, so that one that cannot be
-// read does not hide the others.
+// The methods below read objects one by one for verify, so that one that cannot be read
+// does not hide the others.
 
-// HeadIDs yields what the keys of all heads end with: keyed hashes of names. An error
-// ends it.
+// HeadIDs yields the last parts of the keys of all heads: keyed hashes of names. An
+// error ends it.
 func (r *Repo) HeadIDs(ctx context.Context) iter.Seq2[ID, error] { return r.listIDs(ctx, headPrefix) }
 
 // HeadByID reads a head without knowing its name. NotFound, Damaged, TooNew.
@@ -23,7 +23,7 @@ func (r *Repo) HeadByID(ctx context.Context, id ID) (HeadState, error) {
 	return HeadState{Head: h, Version: version}, errs.Wrap("read head", key, err)
 }
 
-// HeadID is what the key of a head ends with: a keyed hash of the name.
+// HeadID returns the last part of the key of a head: a keyed hash of the name.
 func (r *Repo) HeadID(name string) (ID, error) {
 	key, err := r.headKey(name)
 	if err != nil {
@@ -32,15 +32,15 @@ func (r *Repo) HeadID(name string) (ID, error) {
 	return ParseID(strings.TrimPrefix(key, headPrefix))
 }
 
-// RawHead is the object of a head as it is, which may be damaged: to keep a copy of it, and to write over just this
-// state. Of one that is longer than a head can be it is the beginning. NotFound.
+// RawHead returns the object of a head, which may be damaged, and its version, for keeping a copy and overwriting
+// exactly this state. An object that is too large for a head is truncated. NotFound.
 func (r *Repo) RawHead(ctx context.Context, id ID) ([]byte, objstore.Version, error) {
 	key := headPrefix + id.String()
 	object, info, err := r.store.Get(ctx, key, 0, maxHeadBytes+headerSize+metaSize+tagSize)
 	return object, info.Version, errs.Wrap("read head", key, err)
 }
 
-// RawSession is a session of which only the key can be read: its ID and its state in the store. NotFound.
+// RawSession returns a session whose content cannot be read: its ID and its version in the store. NotFound.
 func (r *Repo) RawSession(ctx context.Context, id ID) (SessionState, error) {
 	info, err := r.store.Stat(ctx, sessionPrefix+id.String())
 	return SessionState{Session: Session{ID: id, Kind: Push}, Version: info.Version},
@@ -52,16 +52,16 @@ func (r *Repo) SessionIDs(ctx context.Context) iter.Seq2[ID, error] {
 	return r.listIDs(ctx, sessionPrefix)
 }
 
-// DropSeen removes what prunes have left for each other, if it cannot be read any more.
-// Absent is success.
+// DropSeen removes the record that prunes leave for each other, for when it cannot be
+// read any more. Absent is success.
 func (r *Repo) DropSeen(ctx context.Context) error {
 	return errs.Wrap("remove the record of sessions in", r.store.String(), r.store.Delete(ctx, seenKey))
 }
 
-// ObjectKind is what an object is by its key.
+// ObjectKind is the kind of an object, judged by its key.
 type ObjectKind string
 
-// The kinds of objects; the zero ObjectKind is what no repository writes.
+// The kinds of objects. The zero ObjectKind stands for objects that no repository writes.
 const (
 	ConfigObject   ObjectKind = "config"
 	HeadObject     ObjectKind = "head"
@@ -72,10 +72,10 @@ const (
 	SessionObject  ObjectKind = "session"
 	PointsObject   ObjectKind = "points"
 	SeenObject     ObjectKind = "seen"
-	ProbeObject    ObjectKind = "probe" // what objstore.Probe has left
+	ProbeObject    ObjectKind = "probe" // left by objstore.Probe
 )
 
-// ListedObject is an object of the store as a listing shows it.
+// ListedObject is an entry of a listing of the store.
 type ListedObject struct {
 	objstore.Info
 	Kind    ObjectKind
@@ -85,8 +85,8 @@ type ListedObject struct {
 	Table   Table   // of a table
 }
 
-// Objects yields everything that is in the store, in order of key, also what no
-// repository has written. An error ends it.
+// Objects yields everything in the store in the order of keys, including objects that
+// no repository writes. An error ends it.
 func (r *Repo) Objects(ctx context.Context) iter.Seq2[ListedObject, error] {
 	return func(yield func(ListedObject, error) bool) {
 		for o, err := range r.store.List(ctx, "") {
@@ -126,7 +126,7 @@ func classify(o objstore.Info) ListedObject {
 		for prefix, kind := range map[string]ObjectKind{
 			headPrefix: HeadObject, manifestPrefix: ManifestObject, sessionPrefix: SessionObject, pagePrefix: PointsObject,
 		} {
-			if text, is := strings.CutPrefix(o.Key, prefix); is {
+			if text, found := strings.CutPrefix(o.Key, prefix); found {
 				if id, err := ParseID(text); err == nil {
 					l.Kind, l.ID = kind, id
 				}
@@ -137,8 +137,8 @@ func classify(o objstore.Info) ListedObject {
 	return l
 }
 
-// CheckSegmentSize reports whether a segment of which a listing says that it has so many bytes ends as one of that size
-// does. It reads the end only. Damaged if it does not, NotFound.
+// CheckSegmentSize checks that a segment ends as a segment of size bytes, the size in a listing, must. It reads only
+// the footer. Damaged, NotFound.
 func (r *Repo) CheckSegmentSize(ctx context.Context, s Segment, size int64) error {
 	const op = "check segment"
 	if size < headerSize+footerSize || size > MaxSegment {
@@ -146,7 +146,7 @@ func (r *Repo) CheckSegmentSize(ctx context.Context, s Segment, size int64) erro
 	}
 
 	var err error
-	for range 2 { // a bit may have flipped on its way
+	for range 2 { // a bit may have flipped in transit
 		b, _, gerr := r.store.Get(ctx, s.key(), size-footerSize, footerSize)
 		if gerr != nil {
 			return errs.Wrap(op, s.String(), gerr)

@@ -5,10 +5,10 @@ import (
 	"encoding/json"
 )
 
-// Lists in JSON are read element by element, and what is no element ends it: a list of millions of nothings packs into
-// a kilobyte, and would take hundreds of bytes of memory each.
+// Lists in JSON are decoded element by element, and the first invalid element ends decoding: a list of millions of
+// empty elements compresses into a kilobyte, and each would take hundreds of bytes of memory.
 
-// decodeList reads a list of which each element is one that check accepts. check is called in order.
+// decodeList decodes a list, and fails at the first element that check rejects. It calls check in order.
 func decodeList[T any](b []byte, check func(*T) error) ([]T, error) {
 	if bytes.Equal(bytes.TrimSpace(b), []byte("null")) {
 		return nil, nil

@@ -9,8 +9,8 @@ import (
 	"pando/internal/base/errs"
 )
 
-// A manifest of version 2 has the root of a map instead of pages, and of segments only those that it names itself and
-// those that its session has written: what it takes does not grow with the volume or with its history.
+// A manifest of version 2 has the root of a map instead of pages. It lists only the segments that it names itself and
+// those that its session wrote, so its size does not grow with the volume or its history.
 
 // Limits of extensions.
 const (
@@ -19,10 +19,10 @@ const (
 	maxExtensionBytes = 1 << 20 // of all of them
 )
 
-// knownExtensions are those that this package knows.
+// knownExtensions lists the extensions that this package supports.
 var knownExtensions = map[string]bool{}
 
-// checkVersion says what is wrong with what is only in one of the versions.
+// checkVersion checks the fields that exist in only one of the versions.
 func (m *Manifest) checkVersion() error {
 	switch {
 	case m.Version < 0 || m.Version > manifestVersion:
@@ -67,7 +67,7 @@ func checkExtensionName(name string) error {
 	return nil
 }
 
-// encode2 makes the content of a manifest of version 2.
+// encode2 encodes the content of a manifest of version 2.
 func (m *Manifest) encode2() ([]byte, error) {
 	uses := slices.Clone(m.Uses)
 	slices.SortFunc(uses, func(a, b Use) int { return compareSegments(a.Segment, b.Segment) })
@@ -78,6 +78,7 @@ func (m *Manifest) encode2() ([]byte, error) {
 		return nil, err
 	}
 
+	// Write the fields, then the segments with their sizes.
 	table := newSegmentTable(func(yield func(Segment)) {
 		for _, u := range uses {
 			yield(u.Segment)
@@ -91,6 +92,7 @@ func (m *Manifest) encode2() ([]byte, error) {
 		b = binary.AppendUvarint(b, uint64(u.Size))
 	}
 
+	// Write the root of the map, and the frames of the stream.
 	last := looseFrame{offset: headerSize}
 	if m.Map == (NodeRef{}) {
 		b = append(b, 0)
@@ -104,6 +106,7 @@ func (m *Manifest) encode2() ([]byte, error) {
 		b = last.appendFrame(b, table, f)
 	}
 
+	// Write the extensions.
 	b = binary.AppendUvarint(b, uint64(len(m.Extensions)))
 	for _, x := range m.Extensions {
 		critical := byte(0)
@@ -121,6 +124,7 @@ func (m *Manifest) encode2() ([]byte, error) {
 }
 
 func decodeManifest2(b []byte) (Manifest, error) {
+	// Decode the fields.
 	m := Manifest{}
 	r := &reader{b: b}
 	fields := r.nextBytes("its fields", int(r.uvarint("the length of its fields", maxManifestBytes)))
@@ -133,8 +137,10 @@ func decodeManifest2(b []byte) (Manifest, error) {
 	}
 
 	m.Version, m.Sizes = 2, nil
+
+	// Decode the segments with their sizes, of which each takes at least a byte.
 	segments := r.segmentTable(maxUses)
-	if r.err == nil && len(segments) > len(r.b) { // a size of each follows
+	if r.err == nil && len(segments) > len(r.b) {
 		r.fail("truncated in the sizes of %d segments", len(segments))
 	}
 	if r.err != nil {
@@ -145,6 +151,7 @@ func decodeManifest2(b []byte) (Manifest, error) {
 		m.Uses = append(m.Uses, Use{Segment: s, Size: uint32(r.uvarint("the bytes of a segment", MaxSegment))})
 	}
 
+	// Decode the root of the map, and the frames of the stream.
 	last := looseFrame{offset: headerSize}
 	switch r.uvarint("whether it has a map", 1) {
 	case 1:
@@ -163,6 +170,7 @@ func decodeManifest2(b []byte) (Manifest, error) {
 		m.Stream = append(m.Stream, last.readFrame(r, segments, FrameBytes))
 	}
 
+	// Decode the extensions. An unknown one counts only if the rest is not damaged.
 	unknown := r.extensions(&m)
 	if err := r.finish(); err != nil {
 		return Manifest{}, err
@@ -180,7 +188,7 @@ func decodeManifest2(b []byte) (Manifest, error) {
 	return m, nil
 }
 
-// extensions reads extensions, and returns the name of a critical one that is not known.
+// extensions decodes the extensions, and returns the name of the first critical one that this package does not support.
 func (r *reader) extensions(m *Manifest) (unknown string) {
 	count := r.count("extensions", 3)
 	if count > maxExtensions {
@@ -192,7 +200,7 @@ func (r *reader) extensions(m *Manifest) (unknown string) {
 			return ""
 		}
 
-		x := Extension{Name: string(r.nextBytes("an extension's name", int(r.uvarint("the length of a name", maxExtensionName))))}
+		name := r.nextBytes("an extension's name", int(r.uvarint("the length of a name", maxExtensionName)))
 		flags := r.nextBytes("an extension's flags", 1)
 		data := r.nextBytes("an extension", int(r.uvarint("the length of an extension", maxExtensionBytes)))
 		if r.err != nil {
@@ -202,7 +210,7 @@ func (r *reader) extensions(m *Manifest) (unknown string) {
 			r.fail("an extension has unknown flags %d", flags[0])
 		}
 
-		x.Critical, x.Data = flags[0] == 1, slices.Clone(data)
+		x := Extension{Name: string(name), Critical: flags[0] == 1, Data: slices.Clone(data)}
 		if x.Critical && !knownExtensions[x.Name] && unknown == "" {
 			unknown = x.Name
 		}

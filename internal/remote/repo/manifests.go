@@ -11,14 +11,14 @@ import (
 	"pando/internal/remote/objstore"
 )
 
-// Limits of a manifest: what a reader makes room for. They suffice for 64 TiB in
-// segments of 16 MiB, and for a stream of 1 TiB in whole frames.
+// Limits of a manifest, which bound the memory of a reader. They suffice for 64 TiB in
+// segments of 16 MiB, and for a stream of 1 TiB in full frames.
 const (
 	maxUses   = 4 << 20
 	maxStream = 4 << 20
 	maxPages  = MaxVolumeBytes / RegionBytes
 
-	// A frame counts once for every page that refers to it.
+	// A frame counts once for each page that refers to it.
 	maxUseBytes = int64(MaxSegment) * maxPages
 )
 
@@ -44,9 +44,10 @@ func (m *Manifest) check() error {
 		return err
 	}
 
+	// Check the segments, each listed once. A reader always has them in order, a writer may not.
 	uses := m.Uses
 	byPlace := func(a, b Use) int { return compareSegments(a.Segment, b.Segment) }
-	if !slices.IsSortedFunc(uses, byPlace) { // as a reader has them, always
+	if !slices.IsSortedFunc(uses, byPlace) {
 		uses = slices.SortedFunc(slices.Values(uses), byPlace)
 	}
 
@@ -59,6 +60,7 @@ func (m *Manifest) check() error {
 		}
 	}
 
+	// Check the pages, the frames of the stream and the root of the map.
 	next := int64(0)
 	for _, p := range m.Pages {
 		if int64(p.Region) < next || int64(p.Region)*RegionBytes >= m.SizeBytes {
@@ -87,7 +89,7 @@ func (m *Manifest) check() error {
 	return checkUsed(m.Map.Frame, MaxNodeBytes, uses)
 }
 
-// Root is the root of the map of a manifest of version 2.
+// Root returns the root of the map of a manifest of version 2.
 func (m *Manifest) Root() NodeAt { return NodeAt{NodeRef: m.Map, Level: RootLevel(m.SizeBytes)} }
 
 func checkUsed(f Frame, limit uint32, uses []Use) error {
@@ -100,8 +102,8 @@ func checkUsed(f Frame, limit uint32, uses []Use) error {
 	return f.check(limit)
 }
 
-// encode makes the content of a manifest's object: its fields as JSON, then the
-// segments, pages and frames in binary.
+// encode encodes the content of a manifest: its fields as JSON, then the segments,
+// pages and frames in binary.
 func (m *Manifest) encode() ([]byte, error) {
 	if m.Version == 2 {
 		return m.encode2()
@@ -116,6 +118,7 @@ func (m *Manifest) encode() ([]byte, error) {
 		return nil, err
 	}
 
+	// Write the fields, then the segments with the bytes used of each.
 	table := newSegmentTable(func(yield func(Segment)) {
 		for _, u := range uses {
 			yield(u.Segment)
@@ -129,6 +132,7 @@ func (m *Manifest) encode() ([]byte, error) {
 		b = binary.AppendUvarint(b, uint64(u.Bytes))
 	}
 
+	// Write the pages and the frames of the stream.
 	last := looseFrame{offset: headerSize}
 	b = binary.AppendUvarint(b, uint64(len(m.Pages)))
 	next := uint64(0)
@@ -146,10 +150,10 @@ func (m *Manifest) encode() ([]byte, error) {
 	return b, nil
 }
 
-// maxSizes is of how many segments a manifest says how large they are: beyond that it would become too large itself.
+// maxSizes is the number of segments beyond which a manifest omits their sizes, because it would become too large.
 const maxSizes = 1 << 20
 
-// sizesOf lists the sizes of segments; nil if none is known.
+// sizesOf returns the sizes of segments; nil if no size is known, or there are too many.
 func sizesOf(uses []Use) []uint32 {
 	out := make([]uint32, len(uses))
 	known := false
@@ -163,8 +167,8 @@ func sizesOf(uses []Use) []uint32 {
 	return out
 }
 
-// looseFrame is where the next frame would be if frames came in order. They may come
-// in any: as the content needs them.
+// looseFrame encodes frames in any order, each relative to where the next frame would be
+// if they came in order: the order is that of the content.
 type looseFrame struct{ segment, index, offset int64 }
 
 func (l *looseFrame) appendFrame(b []byte, t *segmentTable, f Frame) []byte {
@@ -186,6 +190,7 @@ func (l *looseFrame) appendFrame(b []byte, t *segmentTable, f Frame) []byte {
 }
 
 func (l *looseFrame) readFrame(r *reader, segments []Segment, limit uint32) Frame {
+	// Decode the place, relative to the last frame.
 	step := r.varint("a frame's segment")
 	if step != 0 {
 		*l = looseFrame{segment: l.segment + step, offset: headerSize}
@@ -198,6 +203,7 @@ func (l *looseFrame) readFrame(r *reader, segments []Segment, limit uint32) Fram
 		r.fail("a frame lies outside any segment")
 	}
 
+	// Decode the lengths.
 	f := Frame{Index: uint32(index), Offset: uint32(offset), Plain: uint32(packed >> 1), Codec: Codec(packed & 1)}
 	saved := uint64(0)
 	if f.Codec == Zstd {
@@ -218,6 +224,7 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 		return decodeManifest2(b)
 	}
 
+	// Decode the fields.
 	var m Manifest
 	r := &reader{b: b}
 	fields := r.nextBytes("its fields", int(r.uvarint("the length of its fields", maxManifestBytes)))
@@ -229,6 +236,7 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 		return Manifest{}, damaged("cannot parse the fields: %v", err)
 	}
 
+	// Decode the segments, with the bytes used and the size of each.
 	segments := r.segmentTable(maxUses)
 	if r.err == nil && len(segments) > 0 {
 		m.Uses = make([]Use, 0, len(segments))
@@ -244,6 +252,8 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 	}
 
 	m.Sizes = nil
+
+	// Decode the pages and the frames of the stream.
 	last := looseFrame{offset: headerSize}
 	next := uint64(0)
 	for range r.count("pages", 5) {
@@ -281,9 +291,9 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 
 func manifestKey(id ID) string { return manifestPrefix + id.String() }
 
-// PutManifest writes a manifest. Exists: there is one of this ID, which is never
-// replaced. Invalid if its parts do not fit together, or there are too many. All that
-// it refers to must be there. Durable on return.
+// PutManifest writes a manifest. Exists: a manifest with this ID exists, which is never
+// replaced. Invalid: its parts are inconsistent, or too many. All objects that it refers
+// to must exist. Durable on return.
 func (r *Repo) PutManifest(ctx context.Context, m Manifest) error {
 	const op = "write manifest"
 	if err := m.check(); err != nil {
@@ -292,8 +302,9 @@ func (r *Repo) PutManifest(ctx context.Context, m Manifest) error {
 
 	version := byte(objectVersion)
 	if m.Version == 2 {
-		if now, err := r.Version(); err != nil || now < 2 { // a program of version 1 must not find it
-			return errs.New(errs.Internal, op, m.ID.String(), "the repository has version %d, but the manifest needs version 2", now)
+		if now, err := r.Version(); err != nil || now < 2 { // programs that support only version 1 must refuse the repository
+			return errs.New(errs.Internal, op, m.ID.String(), "the repository has version %d, but a manifest of version 2 "+
+				"needs version 2", now)
 		}
 		version = 2
 	}
@@ -312,7 +323,7 @@ func (r *Repo) PutManifest(ctx context.Context, m Manifest) error {
 	return errs.Wrap(op, m.ID.String(), r.putIfAbsent(ctx, key, object))
 }
 
-// putIfAbsent writes what must not be there yet.
+// putIfAbsent writes an object. Exists: there is an object with this key.
 func (r *Repo) putIfAbsent(ctx context.Context, key string, object []byte) error {
 	_, err := r.store.Put(ctx, key, object, objstore.IfAbsent)
 	if errs.Is(err, errs.Conflict) {
@@ -321,8 +332,7 @@ func (r *Repo) putIfAbsent(ctx context.Context, key string, object []byte) error
 	return err
 }
 
-// Manifest reads a manifest. Its Uses are in order of segment. NotFound, Damaged,
-// TooNew.
+// Manifest reads a manifest. Its Uses are ordered by segment. NotFound, Damaged, TooNew.
 func (r *Repo) Manifest(ctx context.Context, id ID) (Manifest, error) {
 	const op = "read manifest"
 	o, err := r.getObject(ctx, typeManifest, manifestKey(id), maxManifestBytes)
@@ -347,7 +357,7 @@ func (r *Repo) DeleteManifest(ctx context.Context, id ID) error {
 	return errs.Wrap("delete manifest", id.String(), r.store.Delete(ctx, manifestKey(id)))
 }
 
-// Manifests yields the IDs of all manifests, in order of their text. An error ends it.
+// Manifests yields the IDs of all manifests, ordered by their text. An error ends it.
 func (r *Repo) Manifests(ctx context.Context) iter.Seq2[ID, error] {
 	return r.listIDs(ctx, manifestPrefix)
 }

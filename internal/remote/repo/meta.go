@@ -11,8 +11,8 @@ import (
 	"pando/internal/remote/objstore"
 )
 
-// Limits of metadata, before compression. Nothing larger is written, and nothing
-// larger is unpacked, whatever an object says.
+// Limits of metadata, before compression. Nothing larger is written, and nothing larger
+// is decompressed, whatever size an object declares.
 const (
 	maxHeadBytes     = 20 << 20
 	maxFirstHead     = 16 << 20 // of a head of version 1
@@ -21,15 +21,15 @@ const (
 	maxManifestBytes = 32 << 20
 )
 
-// readAhead is how many objects are read at once where many are.
+// readAhead is the number of objects that are read concurrently when many are read.
 const readAhead = 8
 
-// seal makes a metadata object for a key.
+// seal encodes a metadata object for a key.
 func (r *Repo) seal(t objectType, key string, content []byte, limit int) ([]byte, error) {
 	return r.sealVersion(t, objectVersion, key, content, limit)
 }
 
-// sealVersion is seal for an object of a version.
+// sealVersion is seal with the version of the object given.
 func (r *Repo) sealVersion(t objectType, version byte, key string, content []byte, limit int) ([]byte, error) {
 	if len(content) > limit {
 		return nil, errs.New(errs.Invalid, "", "", "it would take %d bytes, over the limit of %d", len(content), limit)
@@ -42,14 +42,14 @@ func (r *Repo) sealVersion(t objectType, version byte, key string, content []byt
 	return sealMeta(aead, h, t, r.id, key, content, r.env.pack), nil
 }
 
-// openedObject is a metadata object that was read.
+// openedObject is a decrypted metadata object.
 type openedObject struct {
 	content []byte
 	format  byte             // version of the object
 	version objstore.Version // in the store
 }
 
-// unseal is the content of a metadata object that was read from a key.
+// unseal decrypts a metadata object that was read from a key.
 func (r *Repo) unseal(ctx context.Context, t objectType, key string, object []byte, limit int) (openedObject, error) {
 	h, err := parseHeader(object, t)
 	if errs.Is(err, errs.TooNew) && r.wasOlder(t, key, object, limit) {
@@ -68,8 +68,8 @@ func (r *Repo) unseal(ctx context.Context, t objectType, key string, object []by
 	return openedObject{content: content, format: h.version}, err
 }
 
-// wasOlder reports whether an object that says it is of a newer version was written as one of a version that is known:
-// the version is authenticated, so nothing else opens then. Such an object is damaged, and may be repaired.
+// wasOlder reports whether an object that claims a newer version was written with a known one. The version is
+// authenticated, so the object decrypts only with its true version. Such an object is damaged, and may be repaired.
 func (r *Repo) wasOlder(t objectType, key string, object []byte, limit int) bool {
 	for version := range newestVersion(t) {
 		b := withVersion(object, version+1)
@@ -89,13 +89,13 @@ func (r *Repo) wasOlder(t objectType, key string, object []byte, limit int) bool
 	return false
 }
 
-// getContent reads a metadata object. What does not authenticate is read once more: a bit may have flipped on its way.
+// getContent returns the content of a metadata object, and its version in the store.
 func (r *Repo) getContent(ctx context.Context, t objectType, key string, limit int) ([]byte, objstore.Version, error) {
 	o, err := r.getObject(ctx, t, key, limit)
 	return o.content, o.version, err
 }
 
-// getObject is get with all that there is to know of the object.
+// getObject reads and decrypts a metadata object. A damaged one is read twice: a bit may have flipped in transit.
 func (r *Repo) getObject(ctx context.Context, t objectType, key string, limit int) (openedObject, error) {
 	o, err := r.getObjectOnce(ctx, t, key, limit)
 	if errs.Is(err, errs.Damaged) {
@@ -105,7 +105,7 @@ func (r *Repo) getObject(ctx context.Context, t objectType, key string, limit in
 }
 
 func (r *Repo) getObjectOnce(ctx context.Context, t objectType, key string, limit int) (openedObject, error) {
-	// What is packed is never larger than what is not.
+	// Compressed content is never larger than uncompressed content.
 	most := int64(limit) + headerSize + metaSize + tagSize
 	object, info, err := r.store.Get(ctx, key, 0, most+1)
 	if err != nil {
@@ -119,7 +119,7 @@ func (r *Repo) getObjectOnce(ctx context.Context, t objectType, key string, limi
 	return o, err
 }
 
-// listIDs yields the IDs in the keys under a prefix. Other keys are not ours.
+// listIDs yields the IDs in the keys under a prefix, and skips keys that no repository writes.
 func (r *Repo) listIDs(ctx context.Context, prefix string) iter.Seq2[ID, error] {
 	return func(yield func(ID, error) bool) {
 		for o, err := range r.store.List(ctx, prefix) {
@@ -138,14 +138,14 @@ func (r *Repo) listIDs(ctx context.Context, prefix string) iter.Seq2[ID, error] 
 	}
 }
 
-// readEach is inOrder for the IDs under a prefix.
+// readEach is readInOrder for the IDs under a prefix.
 func readEach[T any](
 	ctx context.Context, r *Repo, prefix string, get func(context.Context, ID) (T, error),
 ) iter.Seq2[T, error] {
 	return readInOrder(ctx, r.listIDs(ctx, prefix), get)
 }
 
-// readInOrder calls get for each of ids, several at once, and yields what it gave in order. An error ends it.
+// readInOrder calls get for each of ids, up to readAhead at once, and yields the results in order. An error ends it.
 func readInOrder[K, T any](
 	ctx context.Context,
 	ids iter.Seq2[K, error],
@@ -162,7 +162,7 @@ func readInOrder[K, T any](
 		defer cancel()
 
 		var waiting []chan result
-		next := func() bool { // yields the oldest; false: no more is wanted
+		next := func() bool { // yields the oldest result; false: stop
 			res := <-waiting[0]
 			waiting = waiting[1:]
 			return yield(res.value, res.err) && res.err == nil

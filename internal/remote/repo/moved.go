@@ -12,16 +12,16 @@ import (
 	"pando/internal/remote/objstore"
 )
 
-// Tables of what was moved. The packs of a session belong to tables by their numbers: table n to packs 16n to 16n+15.
-// It says which of these are to be used, and frames of which segments each holds. Until there is a table its packs are
-// nothing; it is written once. So whoever wants to remove a pack that no table names writes an empty table first, and
-// who moves frames finds that out.
+// Tables list the moved frames. The packs of a session belong to tables by their numbers: table n has packs 16n to
+// 16n+15. A table tells which of its packs are valid, and which segments each has frames of. Without a table its packs
+// are not valid. A table is written once: before a prune removes a pack that no table names, it writes an empty table,
+// and the process that is moving frames then notices that the table exists.
 //
-// Several packs may hold frames of one segment. The one of the highest generation is the one to use, and of several of
-// these the one with the greatest name. That is an order of all packs: whoever removes a pack because of a greater one,
-// and whoever removes that because of a still greater one, leave the greatest.
+// Several packs may hold frames of one segment. Readers use the one of the highest generation, and among several of
+// these the one with the greatest name. This orders all packs, so that a process that removes a pack because a greater
+// one exists, and another that removes that one because of a still greater one, always leave the greatest.
 
-// PacksPerTable is how many packs belong to one table.
+// PacksPerTable is the number of packs that belong to one table.
 const PacksPerTable = 16
 
 // Limits of tables.
@@ -30,23 +30,23 @@ const (
 	maxGeneration = 1<<32 - 1
 )
 
-// MovedPack is a pack, as its table names it.
+// MovedPack is the entry of a pack in its table.
 type MovedPack struct {
 	Pack
-	Generation uint64         // from 1; above those of all packs that its frames come from
+	Generation uint64         // from 1; higher than those of all packs that its frames come from
 	Bytes      int64          // of the object
-	Segments   []SegmentState // that frames of are in it, in order, with the bytes that their objects had
+	Segments   []SegmentState // segments that it has frames of, in order, with the sizes of their original objects
 }
 
-// Place says where the frames of a segment are.
+// Place is a location of the frames of a segment. The zero Place is the segment's own object.
 type Place struct {
 	Pack       Pack
 	Generation uint64
 	PackBytes  int64 // of the pack's object
-	Bytes      int64 // of the segment's object, when it was there
+	Bytes      int64 // of the segment's original object
 }
 
-// Compare orders places of one segment: the greatest is the one to use.
+// Compare orders the places of one segment: the greatest is the one to read.
 func (p Place) Compare(o Place) int {
 	switch {
 	case p.Generation < o.Generation:
@@ -57,21 +57,21 @@ func (p Place) Compare(o Place) int {
 	return p.Pack.Compare(o.Pack)
 }
 
-// Table names a table of what was moved: the N-th of a session.
+// Table names a table of moved frames: the N-th of a session.
 type Table struct {
 	Session ID
 	N       uint32
 }
 
-// String is "<session>/<n>".
+// String returns "<session>/<n>".
 func (t Table) String() string { return Segment(t).String() }
 
 func (t Table) key() string { return movedPrefix + t.String() }
 
-// Table is the table that a pack belongs to.
+// Table returns the table that a pack belongs to.
 func (p Pack) Table() Table { return Table{p.Session, p.N / PacksPerTable} }
 
-// encodeMoved makes the content of a table. Packs and their segments are in order.
+// encodeMoved encodes the content of a table. Packs and their segments must be in order.
 func encodeMoved(packs []MovedPack) []byte {
 	b := binary.AppendUvarint(nil, uint64(len(packs)))
 	next := uint32(0)
@@ -94,7 +94,7 @@ func encodeMoved(packs []MovedPack) []byte {
 	return b
 }
 
-// decodeMoved reads the content of a table.
+// decodeMoved decodes the content of a table.
 func decodeMoved(t Table, b []byte) ([]MovedPack, error) {
 	if t.N > (1<<32-1)/PacksPerTable {
 		return nil, damaged("the table number is out of range")
@@ -110,6 +110,7 @@ func decodeMoved(t Table, b []byte) ([]MovedPack, error) {
 			r.fail("pack slot %d is out of range", slot)
 		}
 
+		// Decode the pack.
 		next = slot + 1
 		p := MovedPack{Pack: Pack{Session: t.Session, N: t.N*PacksPerTable + uint32(slot)}}
 		p.Generation = r.uvarint("a generation", maxGeneration)
@@ -122,6 +123,7 @@ func decodeMoved(t Table, b []byte) ([]MovedPack, error) {
 			return nil, r.err
 		}
 
+		// Decode the sizes of its segments.
 		p.Segments = make([]SegmentState, 0, len(segments))
 		for _, s := range segments {
 			n := r.uvarint("the bytes of a segment", MaxSegment)
@@ -134,9 +136,9 @@ func decodeMoved(t Table, b []byte) ([]MovedPack, error) {
 	return out, r.finish()
 }
 
-// PutTable writes the table of packs that are there: none means that there will be none. Nothing else may have been
-// written there: Exists. If that is what was to be written, because an answer was lost, it is success. Durable on
-// return.
+// PutTable writes a table of existing packs; an empty table means that its packs will never be valid. Exists: the table
+// was already written with other content. If it has the same content, because a response was lost, PutTable succeeds.
+// Durable on return.
 func (r *Repo) PutTable(ctx context.Context, t Table, packs []MovedPack) error {
 	return errs.Wrap("write table", t.String(), r.putTable(ctx, t, packs))
 }
@@ -161,12 +163,12 @@ func (r *Repo) putTable(ctx context.Context, t Table, packs []MovedPack) error {
 	return err
 }
 
-// sealTable makes the object of a table.
+// sealTable encodes the object of a table.
 func (r *Repo) sealTable(t Table, packs []MovedPack) ([]byte, error) {
 	packs = slices.SortedFunc(slices.Values(packs), func(a, b MovedPack) int { return a.Pack.Compare(b.Pack) })
 	for i := range packs {
 		if packs[i].Table() != t || i > 0 && packs[i].Pack == packs[i-1].Pack {
-			return nil, errs.New(errs.Invalid, "", "", "pack %s does not belong to this table, or is listed twice", packs[i].Pack)
+			return nil, badInput("", "", "pack %s does not belong to this table, or is listed twice", packs[i].Pack)
 		}
 		packs[i].Segments = slices.SortedFunc(slices.Values(packs[i].Segments), func(a, b SegmentState) int {
 			return compareSegments(a.Segment, b.Segment)
@@ -181,7 +183,7 @@ func (r *Repo) sealTable(t Table, packs []MovedPack) ([]byte, error) {
 	return r.seal(typeMoved, t.key(), content, maxMovedBytes)
 }
 
-// ReplaceTable writes a table over one that is damaged, and only over that state. False: it is not damaged any more.
+// ReplaceTable overwrites a damaged table, in exactly the state that was read. False: the table is not damaged.
 func (r *Repo) ReplaceTable(ctx context.Context, t Table, packs []MovedPack) (bool, error) {
 	const op = "replace table"
 	_, info, err := r.store.Get(ctx, t.key(), 0, 0)
@@ -201,7 +203,7 @@ func (r *Repo) ReplaceTable(ctx context.Context, t Table, packs []MovedPack) (bo
 	return err == nil, errs.Wrap(op, t.String(), err)
 }
 
-// DescribePack reads what a table says of a pack from the pack itself. NotFound, Damaged, TooNew.
+// DescribePack reads the table entry of a pack from the pack itself. NotFound, Damaged, TooNew.
 func (r *Repo) DescribePack(ctx context.Context, p PackState) (MovedPack, error) {
 	m := MovedPack{Pack: p.Pack, Bytes: p.Bytes}
 	err := r.readPackTwice(Place{Pack: p.Pack}, func() error {
@@ -229,7 +231,7 @@ func (r *Repo) ReadTable(ctx context.Context, t Table) ([]MovedPack, error) {
 	return packs, errs.Wrap("read table", t.String(), err)
 }
 
-// Tables yields all tables, in order of their keys. An error ends it.
+// Tables yields all tables in the order of their keys. An error ends it.
 func (r *Repo) Tables(ctx context.Context) iter.Seq2[Table, error] {
 	return func(yield func(Table, error) bool) {
 		for o, err := range r.store.List(ctx, movedPrefix) {
@@ -245,20 +247,20 @@ func (r *Repo) Tables(ctx context.Context) iter.Seq2[Table, error] {
 	}
 }
 
-// DeleteTable removes a table none of whose packs are there. Absent is success. Durable on return.
+// DeleteTable removes a table whose packs have all been removed. Absent is success. Durable on return.
 func (r *Repo) DeleteTable(ctx context.Context, t Table) error {
 	return errs.Wrap("delete table", t.String(), r.store.Delete(ctx, t.key()))
 }
 
-// Moved is what tables say of a repository.
+// Moved is the content of all tables of a repository.
 type Moved struct {
-	Tables  map[Table][]MovedPack // all that can be read
-	Damaged map[Table]error       // those that cannot
-	Packs   map[Pack]int64        // that are there, and their bytes
+	Tables  map[Table][]MovedPack // tables that can be read
+	Damaged map[Table]error       // tables that cannot be read
+	Packs   map[Pack]int64        // sizes in bytes of the packs that exist
 }
 
-// Moved reads all tables and, if there are any, lists the packs. It begins anew when a table, or a pack that is the
-// place of something, goes away while it reads, as others replace them.
+// Moved reads all tables and, if there are any, lists the packs. It starts over if a table, or a pack that a table
+// names, disappears in the meantime, because another process replaces them.
 func (r *Repo) Moved(ctx context.Context) (Moved, error) {
 	var last Moved
 	for try := 0; ; try++ {
@@ -282,7 +284,7 @@ func (r *Repo) Moved(ctx context.Context) (Moved, error) {
 	}
 }
 
-// MovedAndPacks is Moved, but lists the packs even if no table names any: one may be the beginning of something.
+// MovedAndPacks is Moved, but lists the packs even if there are no tables: a process may have begun to write packs.
 func (r *Repo) MovedAndPacks(ctx context.Context) (Moved, error) {
 	m, err := r.Moved(ctx)
 	if err == nil && len(m.Tables)+len(m.Damaged) == 0 {
@@ -310,7 +312,7 @@ func sameTables(a, b Moved) bool {
 	return len(a.Tables) == len(b.Tables)
 }
 
-// countMissingPacks is how many packs the tables name that are not there as they were written.
+// countMissingPacks returns how many packs in the tables do not exist, or have another size.
 func (m *Moved) countMissingPacks() (n int) {
 	for _, packs := range m.Tables {
 		for _, p := range packs {
@@ -322,11 +324,11 @@ func (m *Moved) countMissingPacks() (n int) {
 	return n
 }
 
-// readTables reads the tables that there are, those that were read before from memory.
+// readTables reads all tables; those that were read before come from memory.
 func (r *Repo) readTables(ctx context.Context) (Moved, error) {
 	for try := 0; ; try++ {
 		m := Moved{Tables: map[Table][]MovedPack{}, Damaged: map[Table]error{}, Packs: map[Pack]int64{}}
-		gone := false
+		removed := false // a table disappeared after it was listed
 		for t, err := range r.Tables(ctx) {
 			if err != nil {
 				return Moved{}, err
@@ -339,7 +341,7 @@ func (r *Repo) readTables(ctx context.Context) (Moved, error) {
 
 			switch {
 			case errs.Is(err, errs.NotFound):
-				gone = true
+				removed = true
 			case errs.Is(err, errs.Damaged) || errs.Is(err, errs.TooNew):
 				m.Damaged[t] = err
 			case err != nil:
@@ -349,14 +351,15 @@ func (r *Repo) readTables(ctx context.Context) (Moved, error) {
 			}
 		}
 
-		if !gone || try == 8 {
+		if !removed || try == 8 {
 			r.moves.setTables(m)
 			return m, nil
 		}
 	}
 }
 
-// Places says where moved segments are: only in packs that are there as they were written, and each in the greatest.
+// Places returns the place to read each moved segment from: the greatest of the packs that exist with the recorded
+// size.
 func (m *Moved) Places() map[Segment]Place {
 	out := map[Segment]Place{}
 	for _, packs := range m.Tables {

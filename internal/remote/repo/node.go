@@ -13,29 +13,29 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// The map of a manifest of version 2 is a tree. A node is of a level and describes a range of the volume of
-// LevelBytes(level), which begins at a multiple of that: if at most LeafPieces pieces are in it, it is a leaf and lists
-// them; else it lists where its children are, the nodes of the level below, of which each describes a part of its
-// range. Where nothing is, there is no node. Pieces do not cross multiples of CellBytes, so the tree follows from the
-// pieces alone: the same content, stored in the same frames, has the same nodes.
+// The map of a manifest of version 2 is a tree. A node has a level and describes a range of the volume of
+// LevelBytes(level), which begins at a multiple of that size. If the range contains at most LeafPieces pieces, the node
+// is a leaf and lists them; otherwise it lists its children, nodes of the level below that describe parts of its range.
+// An empty range has no node. Pieces do not cross multiples of CellBytes, so the tree depends only on the pieces: the
+// same content, stored in the same frames, has the same nodes.
 
 // Sizes of the tree.
 const (
 	LeafPieces   = 128        // in a leaf, at most; a range with more has an inner node
 	NodeChildren = 32         // of an inner node, at most
-	CellBytes    = FrameBytes // of a volume, that a node of level 0 describes: LeafPieces blocks
+	CellBytes    = FrameBytes // of a volume, described by a node of level 0: LeafPieces blocks
 	MaxNodeBytes = 64 << 10   // encoded, before compression
 
 	childBits = 5
 	maxLevel  = 7 // its range is more than MaxVolumeBytes
 )
 
-const nodeVersion = 2 // where a page says 1
+const nodeVersion = 2 // at the place where a page has 1
 
-// LevelBytes is how large the range of a node of a level is.
+// LevelBytes returns the size of the range of a node of a level.
 func LevelBytes(level int) int64 { return CellBytes << (childBits * level) }
 
-// RootLevel is the level of the root of a volume of so many bytes: the lowest that describes all of it.
+// RootLevel returns the level of the root of a volume of size bytes: the lowest that describes all of it.
 func RootLevel(size int64) int {
 	level := 0
 	for LevelBytes(level) < size {
@@ -44,14 +44,15 @@ func RootLevel(size int64) int {
 	return level
 }
 
-// NodeRef says where a node is, and what is in its range. The zero NodeRef is no node: nothing is in the range.
+// NodeRef is the location of a node, with totals of its range. The zero NodeRef stands for an empty range, which has
+// no node.
 type NodeRef struct {
 	Frame  Frame
-	Pieces int64 // in the range
-	Bytes  int64 // that these describe
+	Pieces int64 // number of pieces in the range
+	Bytes  int64 // bytes in these pieces
 }
 
-// IsZero reports whether it is no node.
+// IsZero reports whether the range is empty and has no node.
 func (n NodeRef) IsZero() bool { return n.Pieces == 0 }
 
 // IsLeaf reports whether the node lists pieces.
@@ -64,26 +65,26 @@ type NodeAt struct {
 	Index int64
 }
 
-// From is where the range begins.
+// From returns the first offset of the range.
 func (n NodeAt) From() int64 { return n.Index * LevelBytes(n.Level) }
 
-// To is the first offset behind the range.
+// To returns the first offset after the range.
 func (n NodeAt) To() int64 { return (n.Index + 1) * LevelBytes(n.Level) }
 
-// Child is the node in a slot of an inner node.
+// Child returns the node in a slot of an inner node.
 func (n NodeAt) Child(slot int, ref NodeRef) NodeAt {
 	return NodeAt{NodeRef: ref, Level: n.Level - 1, Index: n.Index*NodeChildren + int64(slot)}
 }
 
-// Node is the content of a node: Pieces of a leaf, Children of an inner node.
+// Node is the content of a node: a leaf has Pieces, an inner node has Children.
 type Node struct {
 	Level    int
 	Index    int64
 	Pieces   []Piece
-	Children *[NodeChildren]NodeRef // by their place in the range
+	Children *[NodeChildren]NodeRef // indexed by their position in the range
 }
 
-// Count returns how many pieces are in the range of a node, and how many bytes these describe.
+// Count returns the number of pieces in the range of a node, and the bytes in them.
 func (n *Node) Count() (pieces, bytes int64) {
 	if n.Children == nil {
 		for _, p := range n.Pieces {
@@ -99,7 +100,7 @@ func (n *Node) Count() (pieces, bytes int64) {
 
 func (n *Node) at() NodeAt { return NodeAt{Level: n.Level, Index: n.Index} }
 
-// check says what is wrong with a node.
+// check reports an error if the node is inconsistent.
 func (n *Node) check() error {
 	switch {
 	case n.Level < 0 || n.Level > maxLevel:
@@ -144,7 +145,7 @@ func (n *Node) checkLeaf() error {
 	return nil
 }
 
-// check says what is wrong with a reference to a node of a range.
+// check reports an error if the reference cannot be to a node with the range of at.
 func (n NodeRef) check(at NodeAt) error {
 	size := LevelBytes(at.Level)
 	switch {
@@ -158,13 +159,14 @@ func (n NodeRef) check(at NodeAt) error {
 	return n.Frame.check(MaxNodeBytes)
 }
 
-// EncodeNode encodes a node in at most MaxNodeBytes. Invalid if it is not as a node must be.
+// EncodeNode encodes a node in at most MaxNodeBytes. Invalid: the node is inconsistent.
 func EncodeNode(n *Node) ([]byte, error) {
 	const op = "write node"
 	if err := n.check(); err != nil {
 		return nil, errs.Wrap(op, "", asInvalid(err))
 	}
 
+	// Write the header.
 	kind := byte(0)
 	if n.Children != nil {
 		kind = 1
@@ -172,6 +174,8 @@ func EncodeNode(n *Node) ([]byte, error) {
 
 	b := []byte{nodeVersion, kind, byte(n.Level)}
 	b = binary.AppendUvarint(b, uint64(n.Index))
+
+	// Write the content.
 	var err error
 	if n.Children == nil {
 		b, err = appendPieces(b, n.at().From(), n.Pieces)
@@ -195,14 +199,14 @@ func appendChildren(b []byte, children *[NodeChildren]NodeRef) []byte {
 	})
 
 	b = table.appendTo(b)
-	there := uint32(0)
+	present := uint32(0)
 	for i, c := range children {
 		if !c.IsZero() {
-			there |= 1 << i
+			present |= 1 << i
 		}
 	}
 
-	b = binary.LittleEndian.AppendUint32(b, there)
+	b = binary.LittleEndian.AppendUint32(b, present)
 	last := looseFrame{offset: headerSize}
 	for _, c := range children {
 		if !c.IsZero() {
@@ -229,8 +233,8 @@ func (r *reader) nodeRef(segments []Segment, last *looseFrame, used []bool) Node
 	return n
 }
 
-// DecodeNode reads what EncodeNode wrote. Damaged, TooNew. Whether its children are what it says of them, and whether
-// it is within its volume, is for the caller to see.
+// DecodeNode decodes the output of EncodeNode. Damaged, TooNew. The caller must check that the children match their
+// references, and that the node is within its volume.
 func DecodeNode(b []byte) (*Node, error) {
 	n, err := decodeNode(b)
 	return n, errs.Wrap("read node", "", err)
@@ -243,8 +247,7 @@ func decodeNode(b []byte) (*Node, error) {
 	case b[0] < nodeVersion:
 		return nil, damaged("version number is %d", b[0])
 	case b[0] > nodeVersion:
-		return nil, errs.New(errs.TooNew, "", "", "format version %d is newer than this pando supports (up to %d)", b[0], nodeVersion).
-			WithHint("upgrade pando")
+		return nil, tooNew(b[0], nodeVersion)
 	case b[1] > 1 || b[2] > maxLevel:
 		return nil, damaged("unknown node kind %d or level %d", b[1], b[2])
 	}
@@ -271,19 +274,19 @@ func decodeNode(b []byte) (*Node, error) {
 
 func (r *reader) children() *[NodeChildren]NodeRef {
 	segments := r.segmentTable(NodeChildren)
-	var there uint32
-	if b := r.nextBytes("which children there are", 4); b != nil {
-		there = binary.LittleEndian.Uint32(b)
+	var present uint32
+	if b := r.nextBytes("the set of children", 4); b != nil {
+		present = binary.LittleEndian.Uint32(b)
 	}
-	if r.err == nil && (there == 0 || len(segments) > bits.OnesCount32(there)) {
-		r.fail("%d children in %d segments are not possible", bits.OnesCount32(there), len(segments))
+	if r.err == nil && (present == 0 || len(segments) > bits.OnesCount32(present)) {
+		r.fail("%d children in %d segments are not possible", bits.OnesCount32(present), len(segments))
 	}
 
 	children := &[NodeChildren]NodeRef{}
 	used := make([]bool, len(segments))
 	last := looseFrame{offset: headerSize}
 	for i := range children {
-		if there&(1<<i) == 0 {
+		if present&(1<<i) == 0 {
 			continue
 		}
 		if children[i] = r.nodeRef(segments, &last, used); r.err != nil {
@@ -300,30 +303,31 @@ func (r *reader) children() *[NodeChildren]NodeRef {
 	return children
 }
 
-// ReadNode is what became of reading one node.
+// ReadNode is the result of reading one node.
 type ReadNode struct {
 	*Node
-	Err error // Damaged, NotFound (its segment is gone), TooNew; nil: Node is there
+	Err error // Damaged, NotFound (its segment is missing), TooNew; nil: Node is set
 }
 
 // Bounds of reading nodes.
 const (
-	nodeReads = 8         // requests at once
-	nodeGap   = 64 << 10  // bytes between two nodes that are read along rather than asked for twice
+	nodeReads = 8         // concurrent requests
+	nodeGap   = 64 << 10  // up to this many bytes between two nodes are read, to save a request
 	nodeSpan  = 2 << 20   // bytes of a segment in one request
-	nodePlain = 512 << 10 // bytes of content of one request
+	nodePlain = 512 << 10 // bytes of decompressed nodes in one request
 )
 
-// ReadNodes reads nodes, those that are near each other with one request. The result is in the same order. A node that
+// ReadNodes reads nodes; one request reads nodes that are near each other. The result has the same order. A node that
 // cannot be read does not hide the others; any other error ends it.
 //
-// What a node must be was said where it is referred to: that it is so is checked.
+// It checks that each node is the one its reference describes.
 func (r *Repo) ReadNodes(ctx context.Context, nodes []NodeAt) ([]ReadNode, error) {
 	return r.readAllNodes(ctx, nodes, nil)
 }
 
-// readAllNodes is ReadNodes, of what along has, or with what it reads along.
+// readAllNodes is ReadNodes, which takes nodes from the stretches in along, and adds those that it reads.
 func (r *Repo) readAllNodes(ctx context.Context, nodes []NodeAt, along *stretches) ([]ReadNode, error) {
+	// Order the nodes by place.
 	out := make([]ReadNode, len(nodes))
 	order := make([]int, len(nodes))
 	for i := range order {
@@ -331,6 +335,8 @@ func (r *Repo) readAllNodes(ctx context.Context, nodes []NodeAt, along *stretche
 	}
 
 	slices.SortStableFunc(order, func(i, j int) int { return compareFrames(nodes[i].Frame, nodes[j].Frame) })
+
+	// Read those that are near each other together.
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(nodeReads)
 	for len(order) > 0 {
@@ -343,7 +349,7 @@ func (r *Repo) readAllNodes(ctx context.Context, nodes []NodeAt, along *stretche
 	return out, g.Wait()
 }
 
-// nodesTogether is how many of the nodes in order one request is for.
+// nodesTogether returns how many of the first nodes in order one request should read.
 func nodesTogether(nodes []NodeAt, order []int) int {
 	first := nodes[order[0]].Frame
 	end, plain := int64(first.Offset)+int64(first.Stored), int64(first.Plain)
@@ -361,7 +367,7 @@ func nodesTogether(nodes []NodeAt, order []int) int {
 	return len(order)
 }
 
-// readNodes reads some nodes of one segment.
+// readNodes reads the nodes with the indexes in some, which are in one segment, into out.
 func (r *Repo) readNodes(
 	ctx context.Context,
 	nodes []NodeAt,
@@ -393,7 +399,8 @@ func (r *Repo) readNodes(
 		return nil
 	}
 
-	for i := range some { // which of them it is
+	// Read one by one to find the nodes that cannot be read.
+	for i := range some {
 		if err := r.readNodes(ctx, nodes, some[i:i+1], out, along); err != nil {
 			return err
 		}
@@ -402,13 +409,13 @@ func (r *Repo) readNodes(
 	return nil
 }
 
-// unreadable reports whether err says that something is not as it was written.
+// unreadable reports whether err means that an object is missing, or cannot be read as it was written.
 func unreadable(err error) bool {
 	var e *errs.Error
 	return errors.As(err, &e) && (e.Kind == errs.Damaged || e.Kind == errs.NotFound || e.Kind == errs.TooNew)
 }
 
-// decode reads the content of a node, and checks that it is the one that is referred to.
+// decode decodes the content of a node, and checks that it is the one the reference describes.
 func (n NodeAt) decode(b []byte) (*Node, error) {
 	node, err := decodeNode(b)
 	if err != nil {
@@ -420,7 +427,7 @@ func (n NodeAt) decode(b []byte) (*Node, error) {
 	return node, nil
 }
 
-// checkMatches says in what a node is not the one that is referred to.
+// checkMatches reports an error if node is not the one the reference describes.
 func (n NodeAt) checkMatches(node *Node) error {
 	if node.Level != n.Level || node.Index != n.Index {
 		return damaged("found node %d of level %d, expected %d of level %d", node.Index, node.Level, n.Index, n.Level)
@@ -431,15 +438,15 @@ func (n NodeAt) checkMatches(node *Node) error {
 	return nil
 }
 
-// nodeWait is a node that is being read, or was.
+// nodeWait is a node that is being read, or has been read.
 type nodeWait struct {
 	done chan struct{}
 	node ReadNode
 	err  error
-	used uint64 // when it was last asked for
+	used uint64 // value of the clock when it was last requested
 }
 
-// NodeCache reads nodes and keeps those that were read last. Methods may be called concurrently.
+// NodeCache reads nodes and keeps the most recently requested ones. Methods may be called concurrently.
 type NodeCache struct {
 	repo *Repo
 	most int
@@ -447,18 +454,20 @@ type NodeCache struct {
 	mu    sync.Mutex
 	known map[Frame]*nodeWait
 	clock uint64
-	bytes int64 // that were read, as they are stored
+	bytes int64 // stored bytes of the nodes that were read
 
 	along stretches
 }
 
-// NewNodeCache keeps so many nodes, of about 10 KiB each at most.
+// NewNodeCache returns a cache that keeps between most and 2*most nodes once it is full. A node takes at most about
+// 10 KiB.
 func (r *Repo) NewNodeCache(most int) *NodeCache {
 	return &NodeCache{repo: r, most: most, known: map[Frame]*nodeWait{}}
 }
 
-// Read is [Repo.ReadNodes]. What it returns is shared: it must not be changed.
+// Read is [Repo.ReadNodes] through the cache. The nodes are shared and must not be changed.
 func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error) {
+	// Find the nodes that no call has requested yet.
 	waits := make([]*nodeWait, len(nodes))
 	var todo []NodeAt
 	var mine []*nodeWait
@@ -478,6 +487,7 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 	c.forgetOldest()
 	c.mu.Unlock()
 
+	// Read them, and wake up the calls that wait for them.
 	if len(todo) > 0 {
 		got, err := c.repo.readAllNodes(ctx, todo, &c.along)
 		c.mu.Lock()
@@ -485,7 +495,7 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 			if w.err = err; err == nil {
 				w.node = got[i]
 			}
-			if w.err != nil || w.node.Err != nil { // nobody keeps what may be there next time
+			if w.err != nil || w.node.Err != nil { // the next attempt may succeed
 				delete(c.known, todo[i].Frame)
 			}
 			c.bytes += int64(todo[i].Frame.Stored)
@@ -494,6 +504,7 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 		c.mu.Unlock()
 	}
 
+	// Wait for the nodes that other calls are reading.
 	out := make([]ReadNode, len(nodes))
 	for i, w := range waits {
 		select {
@@ -506,7 +517,7 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 		}
 
 		out[i] = w.node
-		if n := w.node.Node; n != nil { // it may have been asked for as another one
+		if n := w.node.Node; n != nil { // another call may have requested this frame as a different node
 			if err := nodes[i].checkMatches(n); err != nil {
 				out[i] = ReadNode{Err: errs.Wrap("read node", frameRef(nodes[i].Frame), err)}
 			}
@@ -516,14 +527,14 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 	return out, nil
 }
 
-// Has reports whether a node is kept.
+// Has reports whether the node in a frame is in the cache.
 func (c *NodeCache) Has(f Frame) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.known[f] != nil
 }
 
-// forgetOldest forgets the half of the nodes that nobody asked for longest; the caller holds mu.
+// forgetOldest drops the least recently requested half of a full cache. The caller holds mu.
 func (c *NodeCache) forgetOldest() {
 	if len(c.known) <= 2*c.most {
 		return
@@ -538,12 +549,12 @@ func (c *NodeCache) forgetOldest() {
 	oldest := ages[len(ages)-c.most]
 	for f, w := range c.known {
 		if w.used < oldest {
-			delete(c.known, f) // who waits for it has it
+			delete(c.known, f) // calls that wait for it hold w
 		}
 	}
 }
 
-// BytesRead is how many stored bytes of nodes were read.
+// BytesRead returns how many stored bytes of nodes were read.
 func (c *NodeCache) BytesRead() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -7,14 +7,14 @@ import (
 	"sync"
 )
 
-// nodeReach is how far before a node is read along with it: the nodes that a push has written lie together, the root
-// last, and below it is most of what is asked for next.
+// nodeReach is how many bytes before a node are read along with it: a push writes its nodes together, the root last,
+// so most of the nodes requested next precede it.
 const nodeReach = 64 << 10
 
-// maxStretches is how many stretches a cache keeps: of what many pushes have written, the newest few matter.
+// maxStretches is how many stretches a cache keeps: of the nodes of many pushes, the newest few matter.
 const maxStretches = 8
 
-// stretch is a part of a segment, as it is stored.
+// stretch is a range of the stored bytes of a segment.
 type stretch struct {
 	segment Segment
 	start   uint32
@@ -26,21 +26,21 @@ func (s stretch) covers(seg Segment, from, to uint32) bool {
 	return s.segment == seg && s.start <= from && int64(to) <= int64(s.start)+int64(len(s.b))
 }
 
-// stretches are what was read along with nodes. The zero value is empty; nil reads nothing along. Methods may be called
-// concurrently.
+// stretches caches ranges of segments that were read along with nodes. The zero value is empty; nil reads nothing
+// along. Methods may be called concurrently.
 type stretches struct {
 	mu  sync.Mutex
 	all []stretch // the oldest first
 }
 
-// readContents returns what nodes of one segment contain, from a stretch, or with one request that reads such a stretch.
-// Nil
-// without an error: they are not where they were written, or not whole there, and must be read as all frames are.
+// readContents returns the contents of nodes of one segment, from a stretch, or with one request that reads such a
+// stretch. Nil without an error: the nodes were moved or are damaged, and must be read like other frames.
 func (s *stretches) readContents(ctx context.Context, r *Repo, frames []Frame) ([][]byte, error) {
 	if s == nil {
 		return nil, nil
 	}
 
+	// Compute the range of the frames.
 	seg, start, end := frames[0].Segment, frames[0].Offset, uint32(0)
 	for _, f := range frames {
 		if f.Segment != seg || f.check(MaxPageBytes) != nil {
@@ -49,6 +49,7 @@ func (s *stretches) readContents(ctx context.Context, r *Repo, frames []Frame) (
 		start, end = min(start, f.Offset), max(end, f.Offset+f.Stored)
 	}
 
+	// Find a stretch that contains it, or read one.
 	part, known := s.findStretch(seg, start, end)
 	if !known {
 		if places, _ := r.moves.placesOf(seg); len(places) > 0 || end-start > nodeReach {
@@ -62,6 +63,7 @@ func (s *stretches) readContents(ctx context.Context, r *Repo, frames []Frame) (
 		}
 	}
 
+	// Decrypt copies of the frames.
 	out := make([][]byte, len(frames))
 	for i, f := range frames {
 		at := f.Offset - part.start
@@ -73,15 +75,15 @@ func (s *stretches) readContents(ctx context.Context, r *Repo, frames []Frame) (
 		out[i] = content
 	}
 
-	r.segments.keepCipher(seg, part.aead) // not before it has opened something: the header may be damaged
+	r.segments.keepCipher(seg, part.aead) // only now that it has decrypted a frame: the header may be damaged
 	return out, nil
 }
 
-// readStretch reads [start, end) of a segment and what is before it, and keeps that.
+// readStretch reads [start, end) of a segment and up to nodeReach bytes before it, and caches the result.
 func (s *stretches) readStretch(ctx context.Context, r *Repo, seg Segment, start, end uint32) (stretch, error) {
 	from := start - min(start, nodeReach)
 	if from <= headerReach {
-		from = 0 // with the header, if it is needed
+		from = 0 // includes the header, in case it is needed
 	}
 
 	aead, b, err := r.readRange(ctx, seg, from, end)
@@ -111,7 +113,7 @@ func (s *stretches) findStretch(seg Segment, from, to uint32) (stretch, bool) {
 	return stretch{}, false
 }
 
-// forgetSegment drops what is kept of a segment: something of it is not as it was written, or was not read as it is.
+// forgetSegment drops the stretches of a segment, after a frame in one of them could not be decrypted.
 func (s *stretches) forgetSegment(seg Segment) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,35 +17,35 @@ import (
 )
 
 // Repo is an open repository. All methods may be called concurrently. Errors of the
-// store come through as they are; Damaged is what does not authenticate; after
-// Close every method that needs a key fails with Internal.
+// store keep their kind; objects that fail authentication are Damaged; after Close
+// every method that needs a key fails with Internal.
 type Repo struct {
 	store objstore.Store
-	owned bool // Close closes the store, too
+	owned bool // Close closes the store as well
 	env   env
 	id    ID
 
 	segments keyCache
 	moves    moves
 
-	refreshing sync.Mutex // one at a time asks the store for config
+	refreshing sync.Mutex // held while reading config, so that one goroutine at a time does
 
-	mu      sync.RWMutex // for all below; held while keys are used, so that none is wiped meanwhile
+	mu      sync.RWMutex // for all fields below; held while keys are used, so that none is wiped in use
 	secrets []Secret
 	ring    *keyring // nil after Close
 	raw     []byte   // config as it was read or written
 	version objstore.Version
 	nameKey []byte
 	sums    *sumKeys
-	asked   bool // config was read and no session begun since
+	asked   bool // config was read and no session has begun since
 }
 
-// env is what tests fix to get the same bytes each time.
+// env holds the sources of variation that tests replace to get reproducible bytes.
 type env struct {
 	random io.Reader
 	now    func() time.Time
 	pack   compressor
-	scrypt int // cost of a passphrase
+	scrypt int // cost of a passphrase, as a power of two
 }
 
 var realEnv = env{random: rand.Reader, now: time.Now, pack: Compress, scrypt: scryptCost}
@@ -53,7 +53,7 @@ var realEnv = env{random: rand.Reader, now: time.Now, pack: Compress, scrypt: sc
 // fillRandom fills b with random bytes.
 func (e env) fillRandom(b []byte) {
 	if _, err := io.ReadFull(e.random, b); err != nil {
-		panic(err) // crypto/rand never fails; tests give enough
+		panic(err) // crypto/rand never fails; tests provide enough bytes
 	}
 }
 
@@ -68,13 +68,13 @@ func (e env) newID() (id ID) {
 	return id
 }
 
-// utcNow is now as it is stored: UTC, without what only this process knows.
+// utcNow returns the current time as it is stored: UTC, without the monotonic clock reading.
 func (e env) utcNow() time.Time { return e.now().UTC().Round(0) }
 
-// Create makes a repository in an empty store and opens it. All of it is one object
-// that is written if nothing is there, so of several that try one succeeds, and one
-// that was killed leaves a repository or nothing. Exists if there is a repository,
-// or anything else; Invalid for a slot that cannot be made.
+// Create creates a repository in an empty store and opens it. The repository is one
+// object, written only if it does not exist: of several concurrent calls one succeeds,
+// and a killed process leaves either a repository or nothing. Exists: the store holds
+// a repository, or anything else. Invalid: the slot cannot be created.
 func Create(ctx context.Context, s objstore.Store, first NewSlot) (*Repo, error) {
 	return createRepo(ctx, s, first, realEnv)
 }
@@ -85,6 +85,7 @@ func createRepo(ctx context.Context, s objstore.Store, first NewSlot, e env) (*R
 		return nil, err
 	}
 
+	// Require an empty store; a probe may have left objects.
 	for o, err := range s.List(ctx, "") {
 		switch {
 		case err != nil:
@@ -98,6 +99,7 @@ func createRepo(ctx context.Context, s objstore.Store, first NewSlot, e env) (*R
 		}
 	}
 
+	// Generate the keys.
 	k := &keyring{
 		version: configVersion,
 		serial:  1,
@@ -117,6 +119,7 @@ func createRepo(ctx context.Context, s objstore.Store, first NewSlot, e env) (*R
 		return nil, errs.Wrap(op, s.String(), err)
 	}
 
+	// Write config, unless another process was faster.
 	version, err := s.Put(ctx, configKey, raw, objstore.IfAbsent)
 	if errs.Is(err, errs.Conflict) {
 		return nil, alreadyThere(op, s)
@@ -125,6 +128,7 @@ func createRepo(ctx context.Context, s objstore.Store, first NewSlot, e env) (*R
 		return nil, errs.Wrap(op, s.String(), err)
 	}
 
+	// Open the repository.
 	r := &Repo{store: s, env: e, id: k.id}
 	if first.Passphrase != "" {
 		r.secrets = []Secret{Passphrase(first.Passphrase)}
@@ -142,7 +146,7 @@ func alreadyThere(op string, s objstore.Store) error {
 		WithHint("open it with one of its keys, or use another prefix or directory")
 }
 
-// newSlot wraps the ring key for one more.
+// newSlot returns a slot with the ring key wrapped for it.
 func (k *keyring) newSlot(id ID, n NewSlot, e env) (slot, error) {
 	wrapped, err := wrap(k.ringKey, n, e.scrypt)
 	if err != nil {
@@ -154,11 +158,12 @@ func (k *keyring) newSlot(id ID, n NewSlot, e env) (slot, error) {
 	}, nil
 }
 
-// Open opens the repository in a store with the first of its keys that one of the
-// secrets fits. NotFound: there is none. Permission: no secret fits. TooNew.
-// Damaged. It costs one request.
+// Open opens the repository in a store with the first of its slots that one of the
+// secrets fits. NotFound: the store has no repository. Permission: no secret fits.
+// TooNew. Damaged. It takes one request.
 //
-// Who opens a repository again should know that it is the same: see [Repo.Check].
+// A caller that has opened the repository before should verify that it is still the
+// same one: see [Repo.Check].
 func Open(ctx context.Context, s objstore.Store, secrets ...Secret) (*Repo, error) {
 	return openRepo(ctx, s, realEnv, secrets...)
 }
@@ -200,7 +205,7 @@ func unlock(ctx context.Context, raw []byte, secrets []Secret) (*keyring, error)
 	return c.unlock(secrets, ctx.Err)
 }
 
-// useKeyring makes k what the repository is opened with. r.mu must be locked.
+// useKeyring replaces the keys and config of r, and wipes the old keys. r.mu must be locked.
 func (r *Repo) useKeyring(k *keyring, raw []byte, version objstore.Version) {
 	if r.ring != nil {
 		r.ring.wipe()
@@ -210,26 +215,26 @@ func (r *Repo) useKeyring(k *keyring, raw []byte, version objstore.Version) {
 	r.sums = newSumKeys(k.keys[0].secret)
 }
 
-// ID is the repository's ID. It is derived from its first master key: nobody who does
-// not know that can make a repository of the same ID.
+// ID returns the ID of the repository. It is derived from the first master key: without
+// that key nobody can create a repository with the same ID.
 func (r *Repo) ID() ID { return r.id }
 
-// Store is where the repository is.
+// Store returns the store that contains the repository.
 func (r *Repo) Store() objstore.Store { return r.store }
 
-// Config is the object with the wrapped keys, as it was last read or written. A copy
-// of it, put back, saves a repository whose config was lost. It is of no use without
-// a secret that it is for.
+// Config returns the object with the wrapped keys, as it was last read or written. A
+// copy of it can restore a repository whose config was lost. It is useless without a
+// secret that opens one of its slots.
 func (r *Repo) Config() []byte {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return bytes.Clone(r.raw)
 }
 
-// OwnStore makes Close close the store, too. It is called before anything else uses the Repo.
+// OwnStore makes Close close the store as well. It must be called before anything else uses the Repo.
 func (r *Repo) OwnStore() { r.owned = true }
 
-// Close forgets the keys.
+// Close wipes the keys. It may be called more than once.
 func (r *Repo) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -237,7 +242,7 @@ func (r *Repo) Close() {
 		return
 	}
 	if r.owned {
-		_ = objstore.Close(r.store) // whatever was written is durable
+		_ = objstore.Close(r.store) // completed writes are durable already
 	}
 
 	r.ring.wipe()
@@ -248,15 +253,15 @@ func (r *Repo) Close() {
 	r.moves.forgetAll()
 }
 
-// Mark is what to remember of a repository, to see that it is still the same one and
-// was not put back to what it was earlier. It holds nothing secret.
+// Mark records the state of a repository, to detect later that it was replaced by
+// another one or put back to an older state. It contains no secrets.
 type Mark struct {
 	ID     ID     `json:"id"`
 	Serial uint64 `json:"serial"` // of config: grows with every change of keys
 	Key    ID     `json:"key"`    // the current master key
 }
 
-// Mark is what to remember of the repository now.
+// Mark returns the current mark of the repository; the zero Mark after Close.
 func (r *Repo) Mark() Mark {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -268,9 +273,9 @@ func (r *Repo) Mark() Mark {
 
 func (k *keyring) mark() Mark { return Mark{ID: k.id, Serial: k.serial, Key: k.current().id} }
 
-// Check compares with an earlier Mark of what should be the same repository.
-// Conflict: it is another one. Damaged: its keys are older than they were then;
-// somebody has put back an old config, or has made one without knowing the newest key.
+// Check compares the repository with a Mark of an earlier time. Conflict: it is a
+// different repository. Damaged: its keys are older than they were then, because someone
+// has restored an old config or has made one without knowing the newest key.
 func (r *Repo) Check(earlier Mark) error {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -298,15 +303,16 @@ func errClosed() error {
 	return errs.New(errs.Internal, "use repository", "", "the repository is closed")
 }
 
-// Refresh reads config again: another host may have rotated the keys. It costs one
-// request. Damaged if config went back; Permission if no secret opens it any more.
+// Refresh reads config again, because another host may have rotated the keys. It takes
+// one request. Damaged: config went back to an older state. Permission: no secret opens
+// it any more.
 func (r *Repo) Refresh(ctx context.Context) error {
 	r.refreshing.Lock()
 	defer r.refreshing.Unlock()
 	return errs.Wrap("read the keys of", r.store.String(), r.refreshConfig(ctx))
 }
 
-// refreshConfig needs r.refreshing.
+// refreshConfig implements Refresh. r.refreshing must be locked.
 func (r *Repo) refreshConfig(ctx context.Context) error {
 	r.mu.RLock()
 	known, secrets, closed := r.raw, r.secrets, r.ring == nil
@@ -320,6 +326,7 @@ func (r *Repo) refreshConfig(ctx context.Context) error {
 		return err
 	}
 
+	// Decrypt a config that has changed, without holding r.mu.
 	var k *keyring
 	if !bytes.Equal(raw, known) {
 		if k, err = r.reopenConfig(ctx, raw, secrets); err != nil {
@@ -327,6 +334,7 @@ func (r *Repo) refreshConfig(ctx context.Context) error {
 		}
 	}
 
+	// Replace the keys, if the new config follows the known one.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
@@ -347,7 +355,7 @@ func (r *Repo) refreshConfig(ctx context.Context) error {
 		return err
 	}
 
-	if k.serial == r.ring.serial { // not the bytes that were known: two of one serial
+	if k.serial == r.ring.serial { // different bytes with the same serial
 		k.wipe()
 		return damaged("the config differs from the one read before with the same serial %d", r.ring.serial)
 	}
@@ -356,8 +364,8 @@ func (r *Repo) refreshConfig(ctx context.Context) error {
 	return nil
 }
 
-// reopenConfig opens a config that has changed: with the ring key that is known, since only
-// a rotation makes a new one, or else with the secrets.
+// reopenConfig decrypts a config that has changed: with the known ring key, which only a
+// rotation replaces, or else with the secrets.
 func (r *Repo) reopenConfig(ctx context.Context, raw []byte, secrets []Secret) (*keyring, error) {
 	r.mu.RLock()
 	if r.ring == nil {
@@ -381,7 +389,7 @@ func (r *Repo) reopenConfig(ctx context.Context, raw []byte, secrets []Secret) (
 	return c.unlock(secrets, ctx.Err)
 }
 
-// headKey is the key of the object of a head. Names never show in keys.
+// headKey returns the object key of a head. Keys never reveal names.
 func (r *Repo) headKey(name string) (string, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -393,7 +401,7 @@ func (r *Repo) headKey(name string) (string, error) {
 	return headPrefix + ID(h.Sum(nil)[:len(ID{})]).String(), nil
 }
 
-// newSealingCipher makes a header with a fresh salt for what is to be written, and its cipher.
+// newSealingCipher returns a header with a fresh salt for a new object, and its cipher.
 func (r *Repo) newSealingCipher(info string) (header, cipher.AEAD, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -407,8 +415,8 @@ func (r *Repo) newSealingCipher(info string) (header, cipher.AEAD, error) {
 	return h, newAEAD(derive(k.secret, h.salt[:], info, keySize)), nil
 }
 
-// cipherFor is what opens an object that was read. A key that is not known may have
-// come with a rotation since: config is read again.
+// cipherFor returns the cipher that decrypts an object with header h. If the key is
+// unknown it reads config again, because the keys may have been rotated.
 func (r *Repo) cipherFor(ctx context.Context, h header, info string) (cipher.AEAD, error) {
 	if a, err := r.knownCipher(h, info); a != nil || err != nil {
 		return a, err
@@ -416,7 +424,7 @@ func (r *Repo) cipherFor(ctx context.Context, h header, info string) (cipher.AEA
 
 	r.refreshing.Lock()
 	defer r.refreshing.Unlock()
-	if a, err := r.knownCipher(h, info); a != nil || err != nil { // somebody else has
+	if a, err := r.knownCipher(h, info); a != nil || err != nil { // another goroutine has refreshed it
 		return a, err
 	}
 
@@ -432,7 +440,7 @@ func (r *Repo) cipherFor(ctx context.Context, h header, info string) (cipher.AEA
 	return a, err
 }
 
-// knownCipher is nil if the key is not known.
+// knownCipher returns the cipher for an object with header h; nil if the key is unknown.
 func (r *Repo) knownCipher(h header, info string) (cipher.AEAD, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

@@ -7,35 +7,35 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// compressor is [Compress]; tests of frozen bytes do without it.
+// compressor is [Compress], which tests of frozen bytes replace.
 type compressor func(dst, src []byte) ([]byte, Codec)
 
-// storeRaw is the compressor that does not.
+// storeRaw is a compressor that never compresses.
 func storeRaw(_, src []byte) ([]byte, Codec) { return src, Raw }
 
-// packWindow is how far back matches reach: a frame. It bounds what an encoder
-// keeps, and what a decoder must.
+// packWindow is the compression window: one frame. It bounds the memory of encoders and
+// decoders.
 const packWindow = FrameBytes
 
-// Encoders and decoders are shared by all of the process: as many as there are
-// processors, each of some MiB.
+// The whole process shares the encoders and decoders: one per processor, of some MiB
+// each.
 var (
 	encoder = sync.OnceValue(func() *zstd.Encoder {
 		e, err := zstd.NewWriter(nil,
 			zstd.WithEncoderLevel(zstd.SpeedDefault), // about zstd's 3
 			zstd.WithEncoderConcurrency(runtime.GOMAXPROCS(0)),
 			zstd.WithWindowSize(packWindow),
-			zstd.WithEncoderCRC(false)) // what is sealed is authenticated
+			zstd.WithEncoderCRC(false)) // sealing authenticates the data
 		if err != nil {
-			panic(err) // only for options that do not exist
+			panic(err) // only for invalid options
 		}
 		return e
 	})
 	decoder = sync.OnceValue(func() *zstd.Decoder {
 		d, err := zstd.NewReader(nil,
-			zstd.WithDecoderConcurrency(runtime.GOMAXPROCS(0)), // calls at once; each is one thread
+			zstd.WithDecoderConcurrency(runtime.GOMAXPROCS(0)), // concurrent calls, of one thread each
 			zstd.WithDecoderMaxMemory(maxManifestBytes),
-			zstd.WithDecodeAllCapLimit(true), // never more than the caller made room for
+			zstd.WithDecodeAllCapLimit(true), // never more than the capacity that the caller provides
 			zstd.WithDecoderLowmem(true))
 		if err != nil {
 			panic(err)
@@ -44,9 +44,9 @@ var (
 	})
 )
 
-// Compress packs src with zstd into dst's room, which it replaces or grows. If that
-// saves less than a sixteenth it returns src itself and Raw. May be called
-// concurrently; one call uses one processor.
+// Compress compresses src with zstd into the capacity of dst, which it overwrites or
+// grows. If that saves less than a sixteenth, it returns src itself and Raw. It may be
+// called concurrently; one call uses one processor.
 func Compress(dst, src []byte) ([]byte, Codec) {
 	if len(src) == 0 {
 		return src, Raw
@@ -58,8 +58,8 @@ func Compress(dst, src []byte) ([]byte, Codec) {
 	return packed, Zstd
 }
 
-// unpack is the content, size bytes, of what Compress made. Raw content is not
-// copied. The caller has checked that size is permitted.
+// unpack returns the size bytes of content that Compress compressed. It does not copy raw
+// content. The caller must have checked that size is permitted.
 func unpack(codec Codec, packed []byte, size uint32) ([]byte, error) {
 	switch codec {
 	case Raw:
@@ -68,8 +68,8 @@ func unpack(codec Codec, packed []byte, size uint32) ([]byte, error) {
 		}
 		return packed, nil
 	case Zstd:
-		// What says how large it is, is from who may write; zstd cannot pack by more
-		// than some 30,000 times, so that few bytes do not ask for much memory.
+		// An attacker who can write objects chooses size. zstd compresses by a factor of
+		// some 30,000 at most, so a few bytes cannot make us allocate much memory.
 		if uint64(size) > uint64(len(packed))*maxRatio {
 			return nil, damaged("%d compressed bytes cannot expand to %d", len(packed), size)
 		}
@@ -86,10 +86,10 @@ func unpack(codec Codec, packed []byte, size uint32) ([]byte, error) {
 	return nil, damaged("the content uses unknown compression %d", codec)
 }
 
-// maxRatio: a block of 128 KiB of one byte takes 4 bytes.
+// maxRatio is the highest compression ratio: 128 KiB of the same byte take 4 bytes.
 const maxRatio = 128 << 10 / 4
 
-// Unpack is the content, size bytes, of what [Compress] made.
+// Unpack returns the size bytes of content that [Compress] compressed.
 func Unpack(codec Codec, packed []byte, size uint32) ([]byte, error) {
 	return unpack(codec, packed, size)
 }

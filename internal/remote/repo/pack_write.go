@@ -9,23 +9,23 @@ import (
 	"pando/internal/base/errs"
 )
 
-// Source is a segment, or a pack, that was read whole, to move frames out of it. What it holds is authenticated frame
-// by frame when that is done.
+// Source is a segment or a pack that was read whole, to move frames out of it. Each frame is authenticated when it is
+// moved.
 type Source struct {
 	repo     *Repo
 	object   []byte
-	pack     cipher.AEAD // of partial frames; nil: a segment
+	pack     cipher.AEAD // of partial frames; nil for a segment
 	segments []movedSegment
 }
 
-// SourceSegment is what a source has of one segment.
+// SourceSegment lists the frames of one segment in a source.
 type SourceSegment struct {
 	Segment Segment
-	Bytes   uint32  // of the segment's object, when it was there
-	Frames  []Frame // in order of index
+	Bytes   uint32  // size of the segment's original object
+	Frames  []Frame // ordered by index
 }
 
-// Segments are those that a source has something of, in order.
+// Segments returns the segments that the source has frames of, in order.
 func (s *Source) Segments() []SourceSegment {
 	out := make([]SourceSegment, 0, len(s.segments))
 	for _, m := range s.segments {
@@ -89,7 +89,7 @@ func (r *Repo) OpenPack(ctx context.Context, p Pack) (*Source, error) {
 	return &Source{repo: r, object: object, pack: x.aead, segments: x.segments}, nil
 }
 
-// storedBytes is a copy of the stored bytes of a frame.
+// storedBytes returns a copy of the stored bytes of a frame.
 func (s *Source) storedBytes(f *movedFrame) []byte {
 	return slices.Clone(s.object[f.at : f.at+f.stored])
 }
@@ -101,7 +101,7 @@ type PackWriter struct {
 	aead  cipher.AEAD
 	b     []byte
 	index packIndex
-	room  int // that the index takes, at most, before compression
+	room  int // upper bound of the size of the index, before compression
 	n     uint32
 	added map[Segment]bool
 }
@@ -117,23 +117,24 @@ func (r *Repo) NewPack(session ID, n uint32) (*PackWriter, error) {
 	return w, nil
 }
 
-// Pack is which pack it is.
+// Pack returns the name of the pack.
 func (w *PackWriter) Pack() Pack { return w.pack }
 
-// Bytes is at most how large the object would be if it were finished now.
+// Bytes returns an upper bound of the size of the object if it were finished now.
 func (w *PackWriter) Bytes() int { return len(w.b) + w.room + metaSize + tagSize + footerSize }
 
-// Sizes of entries in the index, at most.
+// Upper bounds of the sizes of entries in the index.
 const (
 	packSegmentRoom = 16 + 16 + saltSize + 20
 	packFrameRoom   = 25 + 1 + 16 + 6
 )
 
-// Add moves what is needed of one segment from a source. keep says which blocks of a frame are needed; of frames of
-// which none are, nothing is moved. Every frame is authenticated before. False: it does not fit any more, or nothing of
-// it is needed, and nothing was moved. Damaged: a frame is not what was written, or was dropped and is needed.
+// Add copies the needed frames of one segment from a source. keep returns the blocks of a frame that are needed; frames
+// without any are skipped. Every frame is authenticated first. False: nothing was copied, because the frames do not fit
+// or none is needed. Damaged: a frame fails authentication, or a prune dropped blocks that are needed.
 func (w *PackWriter) Add(src *Source, s Segment, keep func(Frame) BlockSet) (bool, error) {
 	const op = "move frames of segment"
+	// Find the segment in the source.
 	i, ok := slices.BinarySearchFunc(src.segments, s, movedSegment.compareSegment)
 	if !ok {
 		return false, badInput(op, s.String(), "the source has no frames of this segment")
@@ -149,6 +150,7 @@ func (w *PackWriter) Add(src *Source, s Segment, keep func(Frame) BlockSet) (boo
 		return false, errs.Wrap(op, s.String(), err)
 	}
 
+	// Copy its frames. If they do not all fit, take back those that were copied.
 	was, room, n := len(w.b), w.room, w.n
 	to := movedSegment{Segment: s, header: from.header, bytes: from.bytes}
 	w.room += packSegmentRoom
@@ -176,12 +178,13 @@ func (w *PackWriter) Add(src *Source, s Segment, keep func(Frame) BlockSet) (boo
 		return false, nil
 	}
 
+	// Record the segment in the index.
 	w.index.segments = append(w.index.segments, to)
 	w.added[s] = true
 	return true, nil
 }
 
-// moveFrame adds one frame.
+// moveFrame copies one frame. errPackFull: it does not fit.
 func (w *PackWriter) moveFrame(src *Source, f *movedFrame, aead cipher.AEAD, blocks BlockSet) (movedFrame, error) {
 	total := f.Blocks()
 	if !blocks.isSubsetOf(&f.blocks, total) {
@@ -191,6 +194,7 @@ func (w *PackWriter) moveFrame(src *Source, f *movedFrame, aead cipher.AEAD, blo
 		aead = src.pack
 	}
 
+	// Authenticate and decrypt the frame.
 	to := *f
 	to.at, to.number = uint32(len(w.b)), w.n
 	stored := src.storedBytes(f)
@@ -199,6 +203,7 @@ func (w *PackWriter) moveFrame(src *Source, f *movedFrame, aead cipher.AEAD, blo
 		return movedFrame{}, err
 	}
 
+	// Copy it as it is if nearly all blocks are needed, otherwise only the blocks that are.
 	verbatim := !f.part && (f.Plain > FrameBytes || blocks.Count(total)*verbatimShare >= total*(verbatimShare-1))
 	if !verbatim {
 		to.part = true
@@ -212,6 +217,7 @@ func (w *PackWriter) moveFrame(src *Source, f *movedFrame, aead cipher.AEAD, blo
 		stored = packed
 	}
 
+	// Append it, if it fits.
 	if w.n >= maxPackFrames || w.room+packFrameRoom > maxPackIndex || w.Bytes()+int(to.stored)+packFrameRoom > MaxSegment {
 		return movedFrame{}, errPackFull
 	}
@@ -227,7 +233,7 @@ func (w *PackWriter) moveFrame(src *Source, f *movedFrame, aead cipher.AEAD, blo
 	return to, nil
 }
 
-// Segments are those of which something was added, and how large they were.
+// Segments returns the segments that have frames in the pack, with the sizes of their original objects.
 func (w *PackWriter) Segments() []SegmentState {
 	var out []SegmentState
 	for _, s := range w.index.segments {
@@ -237,7 +243,7 @@ func (w *PackWriter) Segments() []SegmentState {
 	return out
 }
 
-// Finish returns the object, for [Repo.PutPack], of a pack of a generation: nil if nothing was added.
+// Finish returns the object of the pack, with a generation, for [Repo.PutPack]. Nil if nothing was added.
 func (w *PackWriter) Finish(generation uint64) ([]byte, error) {
 	const op = "finish pack"
 	if generation == 0 || generation > maxGeneration {
@@ -253,6 +259,7 @@ func (w *PackWriter) Finish(generation uint64) ([]byte, error) {
 		return nil, badInput(op, w.pack.String(), "the index takes %d bytes, which is too large", len(content))
 	}
 
+	// Seal the index.
 	packed, codec := w.repo.env.pack(nil, content)
 	plain := make([]byte, 0, metaSize+len(packed))
 	plain = append(plain, byte(codec))
@@ -260,6 +267,8 @@ func (w *PackWriter) Finish(generation uint64) ([]byte, error) {
 	plain = append(plain, packed...)
 	at := len(w.b)
 	b := w.aead.Seal(w.b, indexNonce, plain, metaAAD(w.b[:headerSize], w.repo.id, w.pack.key()))
+
+	// Write the footer.
 	sealed := len(b) - at
 	b = binary.LittleEndian.AppendUint32(b, uint32(at))
 	b = binary.LittleEndian.AppendUint32(b, uint32(sealed))

@@ -11,13 +11,13 @@ import (
 	"pando/internal/base/errs"
 )
 
-// A pack holds frames that were moved out of segments, of which little was needed any more. Maps and manifests still
-// name the segments; tables of what was moved (see moved.go) say in which pack these are to be looked for. Frames of
-// one segment are in one pack, all that is needed of them.
+// A pack holds frames that were moved out of segments of which little was still needed. Maps and manifests still name
+// the segments; tables of moved frames (see moved.go) tell which pack contains the frames of a segment. All needed
+// frames of one segment are in one pack.
 //
-// A frame is moved as it is, under the key of its segment. One of which only some blocks are needed becomes *partial*:
-// these blocks, one behind the other, sealed under the key of the pack. What was dropped cannot be read any more: who
-// asks for it gets an error, and no zeros.
+// A frame is moved as it is, under the key of its segment. A frame of which only some blocks are needed becomes
+// *partial*: these blocks, one after the other, sealed under the key of the pack. Dropped blocks cannot be read any
+// more: reading them returns an error, never zeros.
 
 // Limits of packs.
 const (
@@ -27,17 +27,17 @@ const (
 	packSegmentLeast = 16 + 1 + 16 + saltSize + 2 // bytes of a segment's entry, without its frames
 	packFootMagic    = "PNDOPEND"
 
-	// verbatimShare: a frame is moved as it is if at least 7 of 8 blocks are needed.
+	// A frame is moved as it is if at least 7 of 8 blocks are needed.
 	verbatimShare = 8
 )
 
-// Pack names an object that holds moved frames: the N-th of what a session wrote.
+// Pack names an object that holds moved frames: the N-th pack that a session wrote.
 type Pack struct {
 	Session ID
 	N       uint32
 }
 
-// String is "<session>/<n>".
+// String returns "<session>/<n>".
 func (p Pack) String() string { return Segment(p).String() }
 
 func (p Pack) key() string { return packPrefix + p.String() }
@@ -47,30 +47,30 @@ func (p Pack) Compare(o Pack) int { return compareSegments(Segment(p), Segment(o
 
 // movedFrame is a frame in a pack.
 type movedFrame struct {
-	Frame           // as maps know it
-	at     uint32   // in the pack
-	stored uint32   // bytes there
-	number uint32   // of all frames of the pack, from 0
-	part   bool     // partial: what follows counts
-	codec  Codec    // of what is stored
-	blocks BlockSet // that are there
+	Frame           // as maps refer to it
+	at     uint32   // offset in the pack
+	stored uint32   // bytes in the pack
+	number uint32   // position among all frames of the pack, from 0
+	part   bool     // partial: the fields below apply
+	codec  Codec    // of the stored bytes
+	blocks BlockSet // blocks that were kept
 }
 
-// kept is how many bytes of content a partial frame still has.
+// kept returns how many bytes of content a partial frame still has.
 func (f *movedFrame) kept() (n int) {
 	f.blocks.eachRun(int(f.Plain), func(from, to int) { n += to - from })
 	return n
 }
 
-// movedSegment is what of a segment is in a pack.
+// movedSegment holds the frames of one segment in a pack.
 type movedSegment struct {
 	Segment
-	header header // of the segment: its key
-	bytes  uint32 // of the segment's object, when it was there
+	header header // of the segment, which determines its key
+	bytes  uint32 // size of the segment's original object
 	frames []movedFrame
 }
 
-// findFrame is the frame with an index; nil if there is none.
+// findFrame returns the frame with an index; nil if the pack does not have it.
 func (s *movedSegment) findFrame(index uint32) *movedFrame {
 	i, ok := slices.BinarySearchFunc(s.frames, index, func(f movedFrame, i uint32) int { return int(f.Index) - int(i) })
 	if !ok {
@@ -79,18 +79,18 @@ func (s *movedSegment) findFrame(index uint32) *movedFrame {
 	return &s.frames[i]
 }
 
-// span is where in the pack the frames lie.
+// span returns the range of the pack that contains the frames.
 func (s *movedSegment) span() (start, end uint32) {
 	last := s.frames[len(s.frames)-1]
 	return s.frames[0].at, last.at + last.stored
 }
 
-// packIndex is what a pack says of itself.
+// packIndex is the index of a pack.
 type packIndex struct {
 	aead       cipher.AEAD // of partial frames
 	generation uint64      // as in its table
 	segments   []movedSegment
-	object     []byte // all of a small pack: nil of others
+	object     []byte // the whole pack if it is small, otherwise nil
 }
 
 func (s movedSegment) compareSegment(to Segment) int { return compareSegments(s.Segment, to) }
@@ -103,7 +103,7 @@ func (x *packIndex) findSegment(s Segment) *movedSegment {
 	return &x.segments[i]
 }
 
-// encode makes the content of the index. The segments are in the order in which their frames lie in the pack.
+// encode encodes the content of the index. The segments are in the order of their frames in the pack.
 func (x *packIndex) encode() []byte {
 	b := binary.AppendUvarint(nil, x.generation)
 	b = binary.AppendUvarint(b, uint64(len(x.segments)))
@@ -140,7 +140,7 @@ func (x *packIndex) encode() []byte {
 	return b
 }
 
-// appendLength writes how long a frame's content is, and what it takes.
+// appendLength encodes the length of a frame's content, and its stored length.
 func appendLength(b []byte, plain, stored uint32, codec Codec) []byte {
 	b = binary.AppendUvarint(b, uint64(plain)<<1|uint64(codec))
 	if codec == Zstd {
@@ -149,7 +149,7 @@ func appendLength(b []byte, plain, stored uint32, codec Codec) []byte {
 	return b
 }
 
-// decodePackIndex reads what encode wrote, of a pack whose frames end at end.
+// decodePackIndex decodes the output of encode, for a pack whose frames end at end.
 func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
 	r := &reader{b: b}
 	generation := r.uvarint("a generation", maxGeneration)
@@ -168,6 +168,7 @@ func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
 	out := make([]movedSegment, 0, segments)
 	at, number := uint32(headerSize), uint32(0)
 	for range segments {
+		// Decode the segment: its name, key and size.
 		s := Segment{Session: r.id("a session"), N: uint32(r.uvarint("a segment", 1<<32-1))}
 		m := movedSegment{Segment: s}
 		m.header.key = r.id("a key")
@@ -181,6 +182,7 @@ func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
 			return nil, r.err
 		}
 
+		// Decode its frames, which follow each other in the pack.
 		m.frames = make([]movedFrame, 0, count)
 		index, offset := uint64(0), uint64(headerSize)
 		for range count {
@@ -204,6 +206,7 @@ func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
 		r.fail("the frames end at offset %d, expected %d", at, end)
 	}
 
+	// Order the segments for findSegment, and check that none is listed twice.
 	slices.SortFunc(out, func(a, b movedSegment) int { return compareSegments(a.Segment, b.Segment) })
 	for i := range out {
 		if i > 0 && out[i].Segment == out[i-1].Segment {
@@ -214,8 +217,9 @@ func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
 	return &packIndex{generation: generation, segments: out}, r.finish()
 }
 
-// movedFrame reads one frame: at least index and offset.
+// movedFrame decodes one frame, whose index and offset are at least index and offset.
 func (r *reader) movedFrame(s Segment, index, offset uint64) (f movedFrame) {
+	// Decode the frame as maps refer to it.
 	index += r.uvarint("a frame's index", maxFrames)
 	offset += r.uvarint("a frame's offset", MaxSegment)
 	f.Frame = Frame{Segment: s, Index: uint32(index), Offset: uint32(offset)}
@@ -234,6 +238,7 @@ func (r *reader) movedFrame(s Segment, index, offset uint64) (f movedFrame) {
 		f.part = true
 	}
 
+	// Decode the blocks that a partial frame kept, and the length that they take.
 	for i := range f.blocks {
 		if w := r.nextBytes("the blocks of a frame", 8); w != nil {
 			f.blocks[i] = binary.LittleEndian.Uint64(w)
@@ -263,7 +268,7 @@ func (r *reader) movedFrame(s Segment, index, offset uint64) (f movedFrame) {
 	return f
 }
 
-// length reads what appendLength wrote.
+// length decodes the output of appendLength.
 func (r *reader) length(limit uint32) (plain, stored uint32, codec Codec) {
 	packed := r.uvarint("a frame's length", uint64(limit)<<1|1)
 	plain, codec = uint32(packed>>1), Codec(packed&1)
@@ -274,7 +279,7 @@ func (r *reader) length(limit uint32) (plain, stored uint32, codec Codec) {
 	return plain, uint32(uint64(plain) + tagSize - saved), codec
 }
 
-// partAAD is what a partial frame is bound to besides the key of its pack: which frame it is a part of, and which part.
+// partAAD returns the associated data of a partial frame: the frame, and the blocks that were kept.
 func partAAD(repository ID, f *movedFrame) []byte {
 	b := frameAAD(repository, f.Segment, f.Index, f.Plain, f.Codec)
 	for _, w := range f.blocks {
@@ -283,8 +288,8 @@ func partAAD(repository ID, f *movedFrame) []byte {
 	return append(b, byte(f.codec))
 }
 
-// openContent is a moved frame, opened: aead is that of its segment, or of the pack if the frame is partial. stored is
-// overwritten.
+// openContent decrypts a moved frame. aead is the cipher of its segment, or of the pack if the frame is partial. It
+// overwrites stored.
 func (f *movedFrame) openContent(aead cipher.AEAD, repository ID, stored []byte) (FrameContent, error) {
 	if !f.part {
 		b, err := openFrame(aead, repository, f.Frame, stored)
@@ -309,15 +314,15 @@ func (f *movedFrame) openContent(aead cipher.AEAD, repository ID, stored []byte)
 	return FrameContent{Frame: f.Frame, bytes: b, blocks: f.blocks}, nil
 }
 
-// FrameContent is the content of a frame, of which a part may have been dropped.
+// FrameContent is the content of a frame, from which a prune may have dropped blocks.
 type FrameContent struct {
 	Frame  Frame
-	bytes  []byte // Frame.Plain; zeros where something was dropped
-	blocks BlockSet
+	bytes  []byte   // Frame.Plain bytes, with zeros in place of dropped blocks
+	blocks BlockSet // blocks that were kept
 }
 
-// Part is a part of the content. Damaged: the frame does not reach as far, or some of it was dropped, as nothing needed
-// it.
+// Part returns a part of the content. Damaged: the frame is too short, or a prune dropped blocks of that part, because
+// nothing needed them.
 func (c FrameContent) Part(within uint32, length int64) ([]byte, error) {
 	end := int64(within) + length
 	switch {
@@ -330,7 +335,7 @@ func (c FrameContent) Part(within uint32, length int64) ([]byte, error) {
 	return c.bytes[within:end:end], nil
 }
 
-// Whole is all of the content. Damaged: some of it was dropped.
+// Whole returns the whole content. Damaged: a prune dropped some of it.
 func (c FrameContent) Whole() ([]byte, error) {
 	if !c.blocks.covers(0, int64(min(len(c.bytes), FrameBytes))) {
 		return nil, damaged("a prune dropped a part of frame %d", c.Frame.Index)
@@ -338,8 +343,8 @@ func (c FrameContent) Whole() ([]byte, error) {
 	return c.bytes, nil
 }
 
-// parsePack reads footer and index of a pack. tail ends the object, of which it may be all, and size is that of the
-// object. need > 0: the tail must have so many bytes.
+// parsePack decodes the footer and the index of a pack of size bytes. head is the beginning of the object and tail its
+// end; each may be the whole object. need > 0: tail must have at least need bytes.
 func (r *Repo) parsePack(ctx context.Context, p Pack, head, tail []byte, size int) (x *packIndex, need int, err error) {
 	h, err := parseHeader(head, typePack)
 	if err != nil {
@@ -349,11 +354,13 @@ func (r *Repo) parsePack(ctx context.Context, p Pack, head, tail []byte, size in
 		return nil, 0, damaged("the footer is not that of a pack")
 	}
 
+	// Decode the footer.
 	foot := tail[len(tail)-footerSize:]
 	at, length := uint64(binary.LittleEndian.Uint32(foot)), uint64(binary.LittleEndian.Uint32(foot[4:]))
 	if at < headerSize || length < tagSize+metaSize || length > maxPackIndex+tagSize+metaSize ||
 		at+length+footerSize != uint64(size) {
-		return nil, 0, damaged("the footer places the index at offset %d, length %d, in an object of %d bytes", at, length, size)
+		return nil, 0, damaged("the footer places the index at offset %d, length %d, in an object of %d bytes",
+			at, length, size)
 	}
 
 	if n := int(length) + footerSize; n > len(tail) {
@@ -365,6 +372,7 @@ func (r *Repo) parsePack(ctx context.Context, p Pack, head, tail []byte, size in
 		return nil, 0, err
 	}
 
+	// Decrypt and decode the index.
 	sealed := tail[len(tail)-footerSize-int(length) : len(tail)-footerSize]
 	plain, err := aead.Open(nil, indexNonce, sealed, metaAAD(head[:headerSize], r.id, p.key()))
 	if err != nil {
@@ -384,13 +392,13 @@ func (r *Repo) parsePack(ctx context.Context, p Pack, head, tail []byte, size in
 	return x, 0, nil
 }
 
-// PackState is a pack as a listing shows it.
+// PackState is an entry of a listing of packs.
 type PackState struct {
 	Pack
 	Bytes int64
 }
 
-// Packs yields all packs, in order of their keys. An error ends it.
+// Packs yields all packs in the order of their keys. An error ends it.
 func (r *Repo) Packs(ctx context.Context) iter.Seq2[PackState, error] {
 	return func(yield func(PackState, error) bool) {
 		for o, err := range r.store.List(ctx, packPrefix) {
@@ -406,7 +414,8 @@ func (r *Repo) Packs(ctx context.Context) iter.Seq2[PackState, error] {
 	}
 }
 
-// PutPack writes what [PackWriter.Finish] returned. Exists: there is a pack of this number. Durable on return.
+// PutPack writes the object that [PackWriter.Finish] returned. Exists: a pack with this number exists. Durable on
+// return.
 func (r *Repo) PutPack(ctx context.Context, p Pack, object []byte) error {
 	if len(object) <= headerSize+footerSize || len(object) > MaxSegment {
 		return badInput("write pack", p.String(), "size of %d bytes is out of range", len(object))
@@ -414,7 +423,7 @@ func (r *Repo) PutPack(ctx context.Context, p Pack, object []byte) error {
 	return errs.Wrap("write pack", p.String(), r.putIfAbsent(ctx, p.key(), object))
 }
 
-// CheckPack looks whether a pack is there, as its table says. NotFound if it is not.
+// CheckPack checks that a pack exists with the size that its table records. NotFound otherwise.
 func (r *Repo) CheckPack(ctx context.Context, m MovedPack) error {
 	const op = "check pack"
 	o, err := r.store.Stat(ctx, m.Pack.key())
@@ -424,11 +433,11 @@ func (r *Repo) CheckPack(ctx context.Context, m MovedPack) error {
 	return errs.Wrap(op, m.Pack.String(), err)
 }
 
-// DeletePack removes a pack in which nothing is looked for. Absent is success. Durable on return.
+// DeletePack removes a pack that nothing reads any more. Absent is success. Durable on return.
 func (r *Repo) DeletePack(ctx context.Context, p Pack) error {
 	r.moves.forgetPack(p)
 	return errs.Wrap("delete pack", p.String(), r.store.Delete(ctx, p.key()))
 }
 
-// errPackFull is of what does not fit.
+// errPackFull is the error for a frame that does not fit into a pack.
 var errPackFull = errs.New(errs.Invalid, "add to pack", "", "the pack is full")

@@ -10,10 +10,10 @@ import (
 
 const pageVersion = 1
 
-// maxPieces in a page: one for each block of a region.
+// maxPieces is the limit of pieces in a page: one for each block of a region.
 const maxPieces = RegionBytes / BlockBytes
 
-// checkPieces says what is wrong with pieces that are to lie in [from, to), in order.
+// checkPieces reports an error unless the pieces are valid, in order, and within [from, to).
 func checkPieces(pieces []Piece, from, to int64) error {
 	next := from
 	for i, p := range pieces {
@@ -42,7 +42,7 @@ func checkPieces(pieces []Piece, from, to int64) error {
 	return nil
 }
 
-// checkPage says what is wrong with the pieces of a page.
+// checkPage reports an error unless the pieces can form a page.
 func checkPage(pieces []Piece) error {
 	if len(pieces) == 0 {
 		return damaged("a page lists no pieces")
@@ -51,8 +51,8 @@ func checkPage(pieces []Piece) error {
 	return checkPieces(pieces, max(from, 0), from+RegionBytes)
 }
 
-// EncodePage lists pieces, of one region and in order, in at most MaxPageBytes.
-// Invalid if they are not that.
+// EncodePage encodes pieces, which must be in order and in one region, in at most
+// MaxPageBytes. Invalid otherwise.
 func EncodePage(pieces []Piece) ([]byte, error) {
 	const op = "write page"
 	if err := checkPage(pieces); err != nil {
@@ -72,8 +72,8 @@ func EncodePage(pieces []Piece) ([]byte, error) {
 	return b, nil
 }
 
-// appendPieces lists the segments and frames that pieces are in, and the pieces, which were checked. from is where the
-// first of them may begin.
+// appendPieces encodes the segments and frames that pieces are in, and the pieces, which must have been checked. from
+// is the first offset of their range.
 func appendPieces(b []byte, from int64, pieces []Piece) ([]byte, error) {
 	table := newSegmentTable(func(yield func(Segment)) {
 		for _, p := range pieces {
@@ -81,6 +81,7 @@ func appendPieces(b []byte, from int64, pieces []Piece) ([]byte, error) {
 		}
 	})
 
+	// Number the frames, in order of place.
 	frames := make([]Frame, 0, len(pieces))
 	for _, p := range pieces {
 		frames = append(frames, p.Frame)
@@ -99,6 +100,8 @@ func appendPieces(b []byte, from int64, pieces []Piece) ([]byte, error) {
 
 	b = table.appendTo(b)
 	b = table.appendFrames(b, frames)
+
+	// Write the pieces, each relative to the one before.
 	b = binary.AppendUvarint(b, uint64(len(pieces)))
 	next, expect := from, uint64(0)
 	for _, p := range pieces {
@@ -120,9 +123,10 @@ func appendPieces(b []byte, from int64, pieces []Piece) ([]byte, error) {
 	return b, nil
 }
 
-// pieces reads what appendPieces wrote, at most so many, in a range of so many blocks. Whether they are in order and
-// inside of it is to be checked.
+// pieces decodes the output of appendPieces: at most most pieces, in a range of blocks blocks that begins at from. The
+// caller must check that they are in order and within the range.
 func (r *reader) pieces(from int64, blocks uint64, most int) []Piece {
+	// Decode segments and frames.
 	frames := r.frames(r.segmentTable(most), FrameBytes, most)
 	count := r.count("pieces", 4)
 	if r.err == nil && count > most {
@@ -132,6 +136,7 @@ func (r *reader) pieces(from int64, blocks uint64, most int) []Piece {
 		return nil
 	}
 
+	// Decode the pieces, each relative to the one before.
 	pieces := make([]Piece, 0, count)
 	used := make([]bool, len(frames))
 	next, expect := from, uint64(0)
@@ -166,9 +171,9 @@ func (r *reader) pieces(from int64, blocks uint64, most int) []Piece {
 	return pieces
 }
 
-// DecodePage reads what EncodePage wrote. Damaged, TooNew. What it gives is in order,
-// in one region, and within the limits of the format; whether the pieces are inside
-// their volume is for the caller to see.
+// DecodePage decodes the output of EncodePage. Damaged, TooNew. The pieces are in order,
+// in one region, and within the limits of the format; the caller must check that they are
+// inside their volume.
 func DecodePage(b []byte) ([]Piece, error) {
 	_, pieces, err := decodePage(b)
 	return pieces, errs.Wrap("read page", "", err)
@@ -183,8 +188,7 @@ func decodePage(b []byte) (region uint32, pieces []Piece, err error) {
 	}
 
 	if b[0] > pageVersion {
-		return 0, nil, errs.New(errs.TooNew, "", "", "format version %d is newer than this pando supports (up to %d)", b[0], pageVersion).
-			WithHint("upgrade pando")
+		return 0, nil, tooNew(b[0], pageVersion)
 	}
 
 	r := &reader{b: b[1:]}
@@ -205,7 +209,7 @@ func decodePage(b []byte) (region uint32, pieces []Piece, err error) {
 	return uint32(at), pieces, nil
 }
 
-// ReadPage reads and decodes a page. Damaged, NotFound if its segment is gone.
+// ReadPage reads and decodes a page. Damaged. NotFound: its segment is missing.
 func (r *Repo) ReadPage(ctx context.Context, p Page) ([]Piece, error) {
 	content, err := r.ReadFrames(ctx, []Frame{p.Frame})
 	if err != nil {

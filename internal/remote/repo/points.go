@@ -10,35 +10,35 @@ import (
 	"pando/internal/base/errs"
 )
 
-// A head lists its newest points itself. Older ones are in pages: objects of their own, written once, which the head
-// names. So what a push writes does not grow with the history of a volume, and one that changes nothing of old points
+// A head lists its newest points itself. Older ones are in pages: separate objects, written once, which the head names.
+// So the size of what a push writes does not grow with the history of a volume, and a push that changes no old points
 // does not read them.
 //
-// A page that no head names is garbage, which a prune removes; one that is written is not named yet. So pages are
-// written under a session, like manifests, and say under which.
+// A page that no head names is garbage, which a prune removes; but a new page is not named yet either. So pages, like
+// manifests, are written under a session, and record its ID.
 
 // Bounds of points.
 const (
-	maxRecent    = 768     // in a head; with more, all but keepRecent go into pages
-	keepRecent   = 256     // which are more than a chain of streams may have
+	maxRecent    = 768     // in a head; beyond that, all but keepRecent move to pages
+	keepRecent   = 256     // more than the longest chain of streams
 	maxPaged     = 4096    // in a page
 	maxPageBytes = 4 << 20 // of a page, unpacked
 )
 
-// PointPage is where a head has older points: an object of its own that lists them.
+// PointPage is the entry of a page of older points in a head.
 type PointPage struct {
 	ID    ID        `json:"id"`
 	Count int       `json:"count"`
 	First uint64    `json:"first"` // Seq of its first point
 	Last  uint64    `json:"last"`  // Seq of its last point
-	From  time.Time `json:"from"`  // when the oldest of its points was made
-	To    time.Time `json:"to"`    // when the newest was
-	Added int64     `json:"added"` // bytes that were stored for its points
+	From  time.Time `json:"from"`  // creation time of the oldest of its points
+	To    time.Time `json:"to"`    // creation time of the newest
+	Added int64     `json:"added"` // bytes that the pushes of its points stored
 }
 
 // pagedPoints is the content of a page.
 type pagedPoints struct {
-	Head    string  `json:"head"`    // name of the head that it was written for
+	Head    string  `json:"head"`    // name of the head it was written for
 	Session ID      `json:"session"` // under which it was written
 	Points  []Point `json:"points"`
 }
@@ -55,7 +55,7 @@ func (p *PointPage) check(last uint64) error {
 	return nil
 }
 
-// pageOf describes a page that has not been written yet.
+// pageOf returns the entry of a page with these points, without an ID.
 func pageOf(points []Point) PointPage {
 	p := PointPage{
 		Count: len(points), First: points[0].Seq, Last: points[len(points)-1].Seq,
@@ -74,15 +74,16 @@ func pageOf(points []Point) PointPage {
 	return p
 }
 
-// containsSeq reports whether the point of a number is in the page, if it is anywhere.
+// containsSeq reports whether the page covers the number seq; the point itself may have been deleted.
 func (p *PointPage) containsSeq(seq uint64) bool { return p.First <= seq && seq <= p.Last }
 
-// Near reports whether a point that was made at a time can be in the page. Clocks of different precision are one.
+// Near reports whether a point that was created at a time can be in the page. It allows for clocks of different
+// precision.
 func (p *PointPage) Near(at time.Time) bool {
 	return !at.Before(p.From.Add(-time.Second)) && !at.After(p.To.Add(time.Second))
 }
 
-// Count is how many points a head has, in pages and itself.
+// Count returns how many points a head has, including those in pages.
 func (h *Head) Count() int {
 	n := len(h.Recent)
 	for _, p := range h.Pages {
@@ -91,10 +92,10 @@ func (h *Head) Count() int {
 	return n
 }
 
-// Unpaged reports whether a head can be written as it is: it lists no more points itself than it should.
+// Unpaged reports whether a head lists few enough points itself to be written without moving some to pages.
 func (h *Head) Unpaged() bool { return len(h.Recent) <= maxRecent }
 
-// Page is the page in which the point of a number is, if it is in one.
+// Page returns the page that covers the point with number seq, if there is one.
 func (h *Head) Page(seq uint64) (PointPage, bool) {
 	for _, p := range h.Pages {
 		if p.containsSeq(seq) {
@@ -104,8 +105,8 @@ func (h *Head) Page(seq uint64) (PointPage, bool) {
 	return PointPage{}, false
 }
 
-// Point finds the point of a number. It reads at most one page. NotFound: the head has none; and the errors of
-// [Repo.PagePoints].
+// Point finds the point with number seq. It reads at most one page. NotFound: the head has no such point. It also
+// returns the errors of [Repo.PagePoints].
 func (r *Repo) Point(ctx context.Context, h Head, seq uint64) (Point, error) {
 	for _, p := range h.Recent {
 		if p.Seq == seq {
@@ -128,8 +129,8 @@ func (r *Repo) Point(ctx context.Context, h Head, seq uint64) (Point, error) {
 	return Point{}, errs.New(errs.NotFound, "find point", h.Name, "no point has number %d", seq)
 }
 
-// Newest finds the point that is the newest state of a volume or golden: the last one, unless an older snapshot or
-// generation was pushed after it. It nearly always reads nothing. False: the head has no points.
+// Newest finds the point with the newest state of a volume or golden: the last one, unless an older snapshot or
+// generation was pushed after it. It hardly ever has to read a page. False: the head has no points.
 func (r *Repo) Newest(ctx context.Context, h Head) (Point, bool, error) {
 	if h.Latest != 0 {
 		p, err := r.Point(ctx, h, h.Latest)
@@ -151,7 +152,7 @@ func (r *Repo) Newest(ctx context.Context, h Head) (Point, bool, error) {
 	return Point{}, false, nil
 }
 
-// PageError is that a page of points cannot be read. It has the kind of what is wrong.
+// PageError reports that a page of points cannot be read. Its kind is that of the cause.
 type PageError struct {
 	Page PointPage
 	Err  error
@@ -160,11 +161,12 @@ type PageError struct {
 func (e *PageError) Error() string { return e.Err.Error() }
 func (e *PageError) Unwrap() error { return e.Err }
 
-// Object is the key of a page.
+// Object returns the key of the page.
 func (p *PointPage) Object() string { return pagePrefix + p.ID.String() }
 
-// PagePoints reads the points of a page of a head, oldest first. *[PageError]: NotFound (it is lost, or somebody has
-// rewritten the head since it was read, and a prune has removed the page), Damaged, TooNew, and the kinds of the store.
+// PagePoints reads the points of a page of a head, oldest first. Errors are a *[PageError]: NotFound (the page is lost,
+// or the head was rewritten since it was read and a prune has removed the page), Damaged, TooNew, or a kind of the
+// store.
 func (r *Repo) PagePoints(ctx context.Context, h Head, page PointPage) ([]Point, error) {
 	content, err := r.readPointPage(ctx, page.ID)
 	if err == nil {
@@ -214,14 +216,14 @@ func decodePoints(b []byte) (pagedPoints, error) {
 	return p, checkName(p.Head)
 }
 
-// PageRead is a page as it was read.
+// PageRead is the result of reading a page.
 type PageRead struct {
 	Page   PointPage
 	Points []Point
 	Err    error // as of [Repo.PagePoints]
 }
 
-// ReadPages reads pages of a head, several at once, and yields them in order, also those that cannot be read.
+// ReadPages reads pages of a head, several at once, and yields them in order, including those that cannot be read.
 func (r *Repo) ReadPages(ctx context.Context, h Head, pages []PointPage) iter.Seq[PageRead] {
 	ids := func(yield func(PointPage, error) bool) {
 		for _, p := range pages {
@@ -243,14 +245,14 @@ func (r *Repo) ReadPages(ctx context.Context, h Head, pages []PointPage) iter.Se
 	}
 }
 
-// PagePutter writes pages of points. Session gives the session under which that is done, which must be there until the
-// head that names them is written; it is asked only if there is something to write.
+// PagePutter writes pages of points. Session returns the session to write them under, which must exist until the head
+// that names them is written; it is called only if there is something to write.
 type PagePutter struct {
 	Repo    *Repo
 	Session func(context.Context) (ID, error)
 }
 
-// PutPages writes points into pages, as many as they take. They must be in order. Durable on return.
+// PutPages writes points, which must be in order, into as many pages as needed. Durable on return.
 func (w PagePutter) PutPages(ctx context.Context, head string, points []Point) ([]PointPage, error) {
 	var out []PointPage
 	for most := maxPaged; len(points) > 0; {
@@ -269,7 +271,7 @@ func (w PagePutter) PutPages(ctx context.Context, head string, points []Point) (
 	return out, nil
 }
 
-// putPage writes one page. False: it would have too many bytes.
+// putPage writes one page. False: it would be too large.
 func (w PagePutter) putPage(ctx context.Context, head string, points []Point) (PointPage, bool, error) {
 	const op = "write points"
 	page := pageOf(points)
@@ -295,8 +297,8 @@ func (w PagePutter) putPage(ctx context.Context, head string, points []Point) (P
 	return page, true, errs.Wrap(op, head, err)
 }
 
-// Shrink writes the oldest of the points that a head lists itself into pages, if there are too many: then the head
-// names these. Nothing is changed on an error.
+// Shrink moves the oldest of the points that a head lists itself into pages, if there are too many. On an error h is
+// unchanged.
 func (w PagePutter) Shrink(ctx context.Context, h *Head) error {
 	if h.Unpaged() {
 		return nil
@@ -311,12 +313,12 @@ func (w PagePutter) Shrink(ctx context.Context, h *Head) error {
 	return nil
 }
 
-// Edit changes points of a head: edit is called with those of the pages that touched selects, and with the recent ones,
-// and returns what is to be in their place, in the same order. Other pages stay as they are, unless several fit into
-// one. A page that must be read and cannot be is a *[PageError]. Nothing is changed on an error.
+// Edit changes points of a head. It calls edit with the points of each page that touched selects, and with the recent
+// points; edit returns their replacements in the same order. Other pages stay as they are, unless several fit into one.
+// A *[PageError] reports a page that cannot be read. On an error h is unchanged.
 func (w PagePutter) Edit(ctx context.Context, h *Head, touched func(PointPage) bool, edit func([]Point) []Point) error {
 	var pages []PointPage
-	var rest []Point // of pages that are rewritten
+	var rest []Point // points of rewritten pages that are not in a new page yet
 	put := func(full bool) error {
 		n := len(rest)
 		if full {
@@ -327,6 +329,7 @@ func (w PagePutter) Edit(ctx context.Context, h *Head, touched func(PointPage) b
 		return err
 	}
 
+	// Keep, rewrite or merge each page.
 	for i, p := range h.Pages {
 		if !touched(p) && !h.merges(i, len(rest)) {
 			if err := put(false); err != nil {
@@ -354,11 +357,12 @@ func (w PagePutter) Edit(ctx context.Context, h *Head, touched func(PointPage) b
 		return err
 	}
 
+	// Edit the recent points, and change the head.
 	h.Pages, h.Recent = pages, edit(slices.Clone(h.Recent))
 	return nil
 }
 
-// PageSession says under which session a page was written. NotFound, Damaged, TooNew.
+// PageSession returns the session that a page was written under. NotFound, Damaged, TooNew.
 func (r *Repo) PageSession(ctx context.Context, id ID) (ID, error) {
 	p, err := r.readPointPage(ctx, id)
 	return p.Session, errs.Wrap("read points", pagePrefix+id.String(), err)
@@ -372,7 +376,8 @@ func (r *Repo) DeletePage(ctx context.Context, id ID) error {
 	return errs.Wrap("delete points", pagePrefix+id.String(), r.store.Delete(ctx, pagePrefix+id.String()))
 }
 
-// merges reports whether a page goes into one with the points that are before it, or with those of the next page.
+// merges reports whether page i fits into one page with the before points that precede it or, if there are none, with
+// the next page.
 func (h *Head) merges(i, before int) bool {
 	n := h.Pages[i].Count
 	if before > 0 {
@@ -381,7 +386,7 @@ func (h *Head) merges(i, before int) bool {
 	return i+1 < len(h.Pages) && n+h.Pages[i+1].Count <= maxPaged
 }
 
-// Fragmented reports whether many pages could be merged: see [PagePutter.Edit].
+// Fragmented reports whether [PagePutter.Edit] could merge many pages.
 func (h *Head) Fragmented() bool {
 	n := 0
 	for i := range h.Pages {

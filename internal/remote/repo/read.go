@@ -11,22 +11,22 @@ import (
 	"pando/internal/base/errs"
 )
 
-// headerReach: a range that begins so near the header is read from the header on,
-// which saves a request.
+// headerReach is the distance from the start of a segment within which a range is read
+// together with the header, which saves a request.
 const headerReach = 128 << 10
 
 // ReadFrames reads frames of one segment with one ranged request, so they should be
-// near each other; the first read of a segment may need a second one, at the same
-// time, for its header. The result has their content in the same order, which the
-// caller owns; frames that are asked for twice share it. Memory: the range, and the
-// content of frames that were packed.
+// near each other; the first read of a segment may need a second, concurrent request
+// for its header. The result has their contents in the same order; the caller owns
+// them, and frames that are requested twice share theirs. Memory: the range, and the
+// contents of compressed frames.
 //
-// Every frame is authenticated as that of this segment, place and length before
-// anything is done with it. Damaged: it is not what was written. NotFound: the segment
-// is gone. TooNew.
+// Every frame is authenticated as belonging to this segment, place and length before
+// it is used. Damaged: it fails authentication. NotFound: the segment is missing.
+// TooNew.
 //
-// Frames of a segment that was moved are read from where they are now. ReadFrames is for frames that are needed as a
-// whole; one of which a part was dropped is Damaged.
+// If a segment was moved, its frames are read from their current place. ReadFrames is for frames that are needed as a
+// whole: a frame that a prune dropped blocks of is Damaged.
 func (r *Repo) ReadFrames(ctx context.Context, frames []Frame) ([][]byte, error) {
 	contents, err := r.ReadContents(ctx, frames)
 	if err != nil {
@@ -41,7 +41,7 @@ func (r *Repo) ReadFrames(ctx context.Context, frames []Frame) ([][]byte, error)
 	return out, nil
 }
 
-// ReadContents is ReadFrames for frames of which a part may have been dropped, because nothing needed it.
+// ReadContents is ReadFrames for frames that a prune may have dropped unneeded blocks of.
 func (r *Repo) ReadContents(ctx context.Context, frames []Frame) ([]FrameContent, error) {
 	const op = "read segment"
 	if len(frames) == 0 {
@@ -54,7 +54,8 @@ func (r *Repo) ReadContents(ctx context.Context, frames []Frame) ([]FrameContent
 		return out, errs.Wrap(op, s.String(), err)
 	}
 
-	out = make([]FrameContent, len(frames)) // no copy has all of them
+	// No single copy has all of them: read them one by one.
+	out = make([]FrameContent, len(frames))
 	for i := range frames {
 		one, err := r.readContents(ctx, s, frames[i:i+1])
 		if err != nil {
@@ -75,8 +76,7 @@ func (r *Repo) readContents(ctx context.Context, s Segment, frames []Frame) (out
 	return out, err
 }
 
-// readAt reads frames of one segment from one place, which is read once more if it is damaged: a bit may have flipped
-// on its way.
+// readAt reads frames of one segment from one place. A damaged one is read twice: a bit may have flipped in transit.
 func (r *Repo) readAt(ctx context.Context, p Place, s Segment, frames []Frame) (out []FrameContent, err error) {
 	if !p.isOriginal() {
 		err = r.readPackTwice(p, func() error {
@@ -104,6 +104,7 @@ func (r *Repo) readAt(ctx context.Context, p Place, s Segment, frames []Frame) (
 func frameRef(f Frame) string { return fmt.Sprintf("%s#%d", f.Segment, f.Index) }
 
 func (r *Repo) readFrames(ctx context.Context, s Segment, frames []Frame) ([][]byte, error) {
+	// Read the range that contains all frames.
 	start, end := frames[0].Offset, uint32(0)
 	for _, f := range frames {
 		if f.Segment != s {
@@ -120,6 +121,7 @@ func (r *Repo) readFrames(ctx context.Context, s Segment, frames []Frame) ([][]b
 		return nil, err
 	}
 
+	// Decrypt the frames in order of offset.
 	order := make([]int, len(frames))
 	for i := range order {
 		order[i] = i
@@ -129,7 +131,7 @@ func (r *Repo) readFrames(ctx context.Context, s Segment, frames []Frame) ([][]b
 	contents := make([][]byte, len(frames))
 	for n, i := range order {
 		f := frames[i]
-		if n > 0 { // decrypting in place has used it up
+		if n > 0 { // decrypting in place has overwritten the bytes of the last frame
 			if last := frames[order[n-1]]; last == f {
 				contents[i] = contents[order[n-1]]
 				continue
@@ -151,17 +153,18 @@ func (r *Repo) readFrames(ctx context.Context, s Segment, frames []Frame) ([][]b
 		contents[i] = content
 	}
 
-	r.segments.keepCipher(s, aead) // not before it has opened something: the header may be damaged
+	r.segments.keepCipher(s, aead) // only now that it has decrypted a frame: the header may be damaged
 	return contents, nil
 }
 
-// readRange reads [start, end) of a segment, and what opens its frames.
+// readRange reads [start, end) of a segment, and returns the cipher of its frames as well.
 func (r *Repo) readRange(ctx context.Context, s Segment, start, end uint32) (cipher.AEAD, []byte, error) {
 	if aead := r.segments.cachedCipher(s); aead != nil {
 		b, err := r.readExactly(ctx, s, start, end)
 		return aead, b, err
 	}
 
+	// The header is near: one request reads both.
 	if start <= headerReach {
 		b, err := r.readExactly(ctx, s, 0, end)
 		if err != nil {
@@ -171,6 +174,7 @@ func (r *Repo) readRange(ctx context.Context, s Segment, start, end uint32) (cip
 		return aead, b[start:], err
 	}
 
+	// Otherwise read header and range at the same time.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
@@ -194,7 +198,7 @@ func (r *Repo) readRange(ctx context.Context, s Segment, start, end uint32) (cip
 
 	reading.Wait()
 
-	// One that was canceled because of the other says nothing.
+	// If one request was canceled because the other failed, report the failure.
 	if headErr != nil && (err == nil || errs.Is(err, errs.Canceled)) {
 		err = headErr
 	}
@@ -213,7 +217,7 @@ func (r *Repo) readExactly(ctx context.Context, s Segment, start, end uint32) ([
 	return b, nil
 }
 
-// segmentCipher is what the header of a segment, at the beginning of b, says.
+// segmentCipher returns the cipher of the segment whose header is at the beginning of b.
 func (r *Repo) segmentCipher(ctx context.Context, s Segment, b []byte) (cipher.AEAD, error) {
 	h, err := parseHeader(b, typeSegment)
 	if err != nil {
@@ -222,14 +226,13 @@ func (r *Repo) segmentCipher(ctx context.Context, s Segment, b []byte) (cipher.A
 	return r.cipherFor(ctx, h, infoSegment)
 }
 
-// keyCache remembers the ciphers of segments, which are never replaced. The zero value
-// is empty.
+// keyCache keeps the ciphers of segments, which never change. The zero value is empty.
 type keyCache struct {
 	mu sync.Mutex
 	m  map[Segment]cipher.AEAD
 }
 
-const maxCachedKeys = 16 << 10 // some 10 MiB
+const maxCachedKeys = 16 << 10 // about 10 MiB
 
 func (c *keyCache) cachedCipher(s Segment) cipher.AEAD {
 	c.mu.Lock()
@@ -244,7 +247,7 @@ func (c *keyCache) keepCipher(s Segment, a cipher.AEAD) {
 		c.m = map[Segment]cipher.AEAD{}
 	}
 
-	for other := range c.m { // any
+	for other := range c.m { // evict any of them
 		if len(c.m) < maxCachedKeys {
 			break
 		}

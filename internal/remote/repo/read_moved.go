@@ -11,21 +11,21 @@ import (
 	"pando/internal/base/errs"
 )
 
-// moves remembers tables, which are never replaced, and indexes of packs. The zero value is empty.
+// moves caches tables, which never change, and indexes of packs. The zero value is empty.
 type moves struct {
 	mu             sync.Mutex
 	tables         map[Table][]MovedPack
 	places         map[Segment][]Place // the greatest first
-	failed         error               // why a table could not be read
+	failed         error               // why one of the tables could not be read
 	packs          map[Pack]*packIndex
-	order          []Pack           // of packs, by when they were read
-	damagedObjects map[string]error // objects that are damaged, but what was wanted of them is in others as well
+	order          []Pack           // keys of packs in the order they were read
+	damagedObjects map[string]error // damaged objects, though another copy had the requested data
 }
 
-// maxPackIndexes is how many indexes of packs are kept.
+// maxPackIndexes is the number of indexes of packs that are cached.
 const maxPackIndexes = 32
 
-// knownTable is a table that was read before.
+// knownTable returns a table that was read before.
 func (c *moves) knownTable(t Table) ([]MovedPack, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -33,14 +33,14 @@ func (c *moves) knownTable(t Table) ([]MovedPack, bool) {
 	return p, known
 }
 
-// setTables remembers the tables that there are now.
+// setTables replaces the cached tables with those that exist now.
 func (c *moves) setTables(m Moved) {
 	places := map[Segment][]Place{}
 	for _, packs := range m.Tables {
 		for _, p := range packs {
 			for _, s := range p.Segments {
 				at := Place{p.Pack, p.Generation, p.Bytes, s.Bytes}
-				if !slices.Contains(places[s.Segment], at) { // a table was copied into another
+				if !slices.Contains(places[s.Segment], at) { // someone may have copied a table
 					places[s.Segment] = append(places[s.Segment], at)
 				}
 			}
@@ -59,7 +59,8 @@ func (c *moves) setTables(m Moved) {
 	}
 }
 
-// placesOf is where the frames of a segment may be, the best first.
+// placesOf returns the packs that may hold the frames of a segment, the best first, and the error of a table that could
+// not be read.
 func (c *moves) placesOf(s Segment) ([]Place, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -103,7 +104,7 @@ func (c *moves) forgetAll() {
 	c.tables, c.places, c.packs, c.order = nil, nil, nil, nil
 }
 
-// noteDamage notes that objects are damaged of which others have what was wanted.
+// noteDamage records damaged objects whose requested data was read from another copy.
 func (c *moves) noteDamage(all map[string]error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -113,18 +114,18 @@ func (c *moves) noteDamage(all map[string]error) {
 	maps.Copy(c.damagedObjects, all)
 }
 
-// Spoilt are the segments and packs that were found to be damaged, though all that was wanted of them could be read
-// from another copy, and what is wrong with them.
+// Spoilt returns the segments and packs that were found to be damaged, with the error of each. All data requested from
+// them could be read from another copy.
 func (r *Repo) Spoilt() map[string]error {
 	r.moves.mu.Lock()
 	defer r.moves.mu.Unlock()
 	return maps.Clone(r.moves.damagedObjects)
 }
 
-// isOriginal is the object of a segment as a place of its frames: the least.
+// isOriginal reports whether the place is the segment's own object, the least of its places.
 func (p Place) isOriginal() bool { return p.Generation == 0 }
 
-// objectKey is the key of what is at a place of a segment.
+// objectKey returns the key of the object at a place of a segment.
 func (p Place) objectKey(s Segment) string {
 	if p.isOriginal() {
 		return s.key()
@@ -132,19 +133,21 @@ func (p Place) objectKey(s Segment) string {
 	return p.Pack.key()
 }
 
-// findFrames calls read with the places where frames of a segment may be, until one has them: the packs that are known,
-// the greatest first, and the segment's own object. A pack that is gone was replaced by one that a table named before:
-// so it reads the tables again, as often as they name a place that was not tried. A place that is damaged does not end
-// it, as there may be an older copy; that is noted: see Spoilt.
+// findFrames calls read with the places that may have frames of a segment, until one has them: the known packs, the
+// greatest first, then the segment's own object. A missing pack was replaced by one that a table named first, so it
+// reads the tables again as long as they name a place that was not tried. It continues after a damaged place, because
+// there may be an older copy, and records the damage: see Spoilt.
 //
-// Damaged: no place has them, and this one is damaged. NotFound: none is there.
+// Damaged: no place has the frames, and one of them is damaged. NotFound: no place exists.
 func (r *Repo) findFrames(ctx context.Context, s Segment, read func(Place) error) error {
+	// Try the known places.
 	x := &placeSearch{read: read, segment: s, bad: map[string]error{}}
 	places, _ := r.moves.placesOf(s)
 	if x.tryPlaces(places) || x.tryPlaces([]Place{{}}) {
 		return x.finishSearch(r)
 	}
 
+	// Read the tables again, until they name nothing new.
 	for {
 		if _, err := r.readTables(ctx); err != nil {
 			return err
@@ -168,19 +171,20 @@ func (r *Repo) findFrames(ctx context.Context, s Segment, read func(Place) error
 	}
 }
 
-// placeSearch looks for frames in one place after the other.
+// placeSearch tries to read frames from one place after the other.
 type placeSearch struct {
 	read    func(Place) error
 	segment Segment
 	tried   []Place
-	bad     map[string]error // places that are damaged
-	damage  error            // of the first of them
-	missing error            // of the segment's own object
-	pack    Pack             // that is missing
-	err     error            // that is none of a place
+	bad     map[string]error // damaged objects, by key
+	damage  error            // the first error of these
+	missing error            // the error about the segment's own object
+	pack    Pack             // the first missing pack
+	err     error            // an error that ends the search
 }
 
-// tryPlaces reads from places until one has what is wanted, or an error says that no other is to be tried. False: go on.
+// tryPlaces reads from the places that were not tried yet, and reports whether the search is over: one has the frames,
+// or an error ended it.
 func (x *placeSearch) tryPlaces(places []Place) bool {
 	for _, p := range places {
 		if slices.Contains(x.tried, p) {
@@ -208,7 +212,7 @@ func (x *placeSearch) tryPlaces(places []Place) bool {
 	return false
 }
 
-// finishSearch notes what was damaged, if frames were found, and returns the error if there is one.
+// finishSearch returns the error that ended the search. If frames were found, it records the damaged objects.
 func (x *placeSearch) finishSearch(r *Repo) error {
 	if x.err == nil && len(x.bad) > 0 {
 		r.moves.noteDamage(x.bad)
@@ -216,12 +220,13 @@ func (x *placeSearch) finishSearch(r *Repo) error {
 	return x.err
 }
 
-// packIndex reads the index of a pack, which has so many bytes.
+// packIndex returns the index of a pack of size bytes, from the cache or the store.
 func (r *Repo) packIndex(ctx context.Context, p Pack, size int64) (*packIndex, error) {
 	if x := r.moves.knownIndex(p); x != nil {
 		return x, nil
 	}
 
+	// Read a small pack whole, and keep it.
 	if size <= smallPack {
 		object, err := r.packRange(ctx, p, 0, size)
 		if err != nil {
@@ -236,6 +241,7 @@ func (r *Repo) packIndex(ctx context.Context, p Pack, size int64) (*packIndex, e
 		return x, nil
 	}
 
+	// Otherwise read the header and the end, and more of the end if the index is larger.
 	const tailBytes = 128 << 10
 	from := max(0, size-tailBytes)
 	head, err := r.packRange(ctx, p, 0, headerSize)
@@ -263,8 +269,8 @@ func (r *Repo) packIndex(ctx context.Context, p Pack, size int64) (*packIndex, e
 	return x, nil
 }
 
-// smallPack is up to which size a pack is read whole, and kept, when something of it is wanted: it may hold what many
-// segments had, each of which would take a request.
+// smallPack is the size up to which a pack is read whole and cached: it may hold the frames of many segments, and
+// reading those of each would take a request.
 const smallPack = 1 << 20
 
 // readStored reads [start, end) of a pack. The caller owns the bytes.
@@ -286,7 +292,8 @@ func (r *Repo) packRange(ctx context.Context, p Pack, start, end int64) ([]byte,
 	return b, nil
 }
 
-// readPackTwice gives the errors of fn, which reads a pack, its name. What is damaged is read once more.
+// readPackTwice calls fn, which reads a pack, and calls it again if the pack is damaged. It adds the name of the pack
+// to errors.
 func (r *Repo) readPackTwice(p Place, fn func() error) error {
 	err := fn()
 	if errs.Is(err, errs.Damaged) {
@@ -297,6 +304,7 @@ func (r *Repo) readPackTwice(p Place, fn func() error) error {
 }
 
 func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Frame) ([]FrameContent, error) {
+	// Find the segment in the pack.
 	x, err := r.packIndex(ctx, p.Pack, p.PackBytes)
 	if err != nil {
 		return nil, err
@@ -307,6 +315,7 @@ func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Fram
 		return nil, damaged("the pack has no frames of segment %s", s)
 	}
 
+	// Find the frames, and the range that contains them.
 	found := make([]*movedFrame, len(frames))
 	start, end := uint32(MaxSegment), uint32(0)
 	for i, f := range frames {
@@ -323,6 +332,7 @@ func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Fram
 		start, end = min(start, at.at), max(end, at.at+at.stored)
 	}
 
+	// Read and decrypt them.
 	b, err := x.readStored(ctx, r, p.Pack, start, end)
 	if err != nil {
 		return nil, err
@@ -336,8 +346,8 @@ func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Fram
 	done := map[uint32]FrameContent{}
 	out := make([]FrameContent, len(frames))
 	for i, f := range found {
-		c, is := done[f.Index] // opening it in place has used it up
-		if !is {
+		c, again := done[f.Index] // decrypting in place has overwritten its bytes
+		if !again {
 			if c, err = openMoved(aead, x, r.id, f, b[f.at-start:][:f.stored:f.stored]); err != nil {
 				return nil, err
 			}
@@ -349,7 +359,7 @@ func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Fram
 	return out, ctx.Err()
 }
 
-// openMoved opens a frame with the key of its segment, or of the pack.
+// openMoved decrypts a frame with the key of its segment, or of the pack if it is partial.
 func openMoved(segment cipher.AEAD, x *packIndex, repository ID, f *movedFrame, stored []byte) (FrameContent, error) {
 	if f.part {
 		segment = x.aead
@@ -357,17 +367,19 @@ func openMoved(segment cipher.AEAD, x *packIndex, repository ID, f *movedFrame, 
 	return f.openContent(segment, repository, stored)
 }
 
-// ScanSegment reads all of a segment, checks header and index, and calls fn for every
-// frame, in order, with its content or with what is wrong with it (Damaged). The
-// content is valid until fn returns; an error of fn ends it. Damaged if the segment
-// cannot be read at all, NotFound, TooNew. Of a segment that was moved there are the frames that were needed then. What
-// is damaged in one copy is read from another one, if there is one: see Spoilt.
+// ScanSegment reads a whole segment, checks its header and index, and calls fn for
+// every frame, in order, with its content or an error (Damaged). The content is valid
+// until fn returns; an error of fn ends the scan. Damaged: the segment cannot be read
+// at all. NotFound, TooNew. A segment that was moved has only the frames that were
+// needed then. A frame that is damaged in one copy is read from another, if there is
+// one: see Spoilt.
 func (r *Repo) ScanSegment(
 	ctx context.Context,
 	s Segment,
 	fn func(f Frame, content FrameContent, err error) error,
 ) error {
 	const op = "check segment"
+	// Read the best copy.
 	var scan *frameScan
 	var at Place
 	err := r.findFrames(ctx, s, func(p Place) (err error) {
@@ -383,6 +395,7 @@ func (r *Repo) ScanSegment(
 		return errs.Wrap(op, s.String(), err)
 	}
 
+	// Decrypt its frames, damaged ones from other copies.
 	for i := range scan.frames {
 		if err := ctx.Err(); err != nil {
 			return errs.Wrap(op, s.String(), err)
@@ -405,7 +418,7 @@ func (r *Repo) ScanSegment(
 	return nil
 }
 
-// frameScan is what one place has of a segment.
+// frameScan holds the frames of a segment at one place.
 type frameScan struct {
 	frames []movedFrame
 	open   func(*movedFrame) (FrameContent, error)
@@ -429,7 +442,7 @@ func (r *Repo) scanOwn(ctx context.Context, s Segment) (*frameScan, error) {
 	}}, nil
 }
 
-// scanPacked reads what a pack has of a segment.
+// scanPacked reads the frames of a segment in a pack.
 func (r *Repo) scanPacked(ctx context.Context, s Segment, p Place) (out *frameScan, err error) {
 	err = r.readPackTwice(p, func() error {
 		x, err := r.packIndex(ctx, p.Pack, p.PackBytes)
@@ -463,7 +476,7 @@ func (r *Repo) scanPacked(ctx context.Context, s Segment, p Place) (out *frameSc
 	return out, err
 }
 
-// CheckPlace reads all that a pack has of a segment, and authenticates it. NotFound, Damaged, TooNew.
+// CheckPlace reads and authenticates all frames of a segment in a pack. NotFound, Damaged, TooNew.
 func (r *Repo) CheckPlace(ctx context.Context, s Segment, p Place) error {
 	const op = "check segment"
 	scan, err := r.scanPacked(ctx, s, p)
@@ -478,8 +491,8 @@ func (r *Repo) CheckPlace(ctx context.Context, s Segment, p Place) error {
 	return nil
 }
 
-// readElsewhere reads a frame that is damaged at one place from another one. If none has it, the damage stays what it
-// was.
+// readElsewhere reads a frame that is damaged at place not from another place. It returns damage if no other place has
+// the frame.
 func (r *Repo) readElsewhere(ctx context.Context, s Segment, not Place, f Frame, damage error) (FrameContent, error) {
 	var out []FrameContent
 	err := r.findFrames(ctx, s, func(p Place) (err error) {
@@ -500,7 +513,8 @@ func (r *Repo) readElsewhere(ctx context.Context, s Segment, not Place, f Frame,
 	return out[0], nil
 }
 
-// PackShare is how many bytes of a pack are needed: keep says which blocks of a frame are. NotFound, Damaged, TooNew.
+// PackShare returns how many bytes of a pack are needed. keep returns the blocks of a frame that are needed. NotFound,
+// Damaged, TooNew.
 func (r *Repo) PackShare(ctx context.Context, p PackState, keep func(Frame) BlockSet) (n int64, err error) {
 	err = r.readPackTwice(Place{Pack: p.Pack}, func() error {
 		x, err := r.packIndex(ctx, p.Pack, p.Bytes)

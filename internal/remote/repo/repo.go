@@ -1,22 +1,23 @@
-// Package repo is the format of a remote: an encrypted repository in an object
-// store. FORMAT.md describes it byte by byte.
+// Package repo implements the format of a remote: an encrypted repository in an
+// object store. FORMAT.md describes it byte by byte.
 //
 // # Layout
 //
-//	config                        which repository it is; all keys, wrapped for each slot
+//	config                        ID of the repository; all keys, wrapped for each slot
 //	heads/<keyed hash of a name>  one volume or golden: its points; compare-and-swap
 //	points/<id>                   older points of one volume
-//	manifests/<id>                one point: its pages, the segments that it needs
+//	manifests/<id>                one point: its pages, and the segments it needs
 //	segments/<session>/<n>        frames: data and pages
-//	packs/<session>/<n>           frames that were moved out of segments
-//	moved/<session>/<n>           which packs count, and what each holds
-//	sessions/<id>                 who is at work, what must stay
-//	prune/seen                    what the last prune saw
+//	packs/<session>/<n>           frames moved out of segments
+//	moved/<session>/<n>           the packs that are valid, and the contents of each
+//	sessions/<id>                 running operations, and the manifests they pin
+//	prune/seen                    the sessions that the last prune saw
 //
 // # Order
 //
-// Session, then segments, then manifest, then head: nothing durable names what was
-// not uploaded. Deleting goes the other way: out of the head, then look at the
-// sessions, then manifests and segments. Moving is both: packs, then their table, and
-// then what they were copied from goes.
+// A push writes its session, then segments, then the manifest, then the head: nothing
+// durable names an object that was not uploaded. Deletion runs in the opposite order:
+// it edits the head, then checks the sessions, then removes manifests and segments.
+// Moving frames combines both: it writes packs, then their table, and then removes
+// the objects that the frames were copied from.
 package repo

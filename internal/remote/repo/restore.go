@@ -13,24 +13,24 @@ import (
 	"pando/internal/remote/objstore"
 )
 
-// ConfigRestore is how a copy of config is put back into a repository that has lost it.
+// ConfigRestore is a plan to restore a lost config from a copy.
 type ConfigRestore struct {
 	Mark    Mark   // of the copy
-	Damaged []byte // what is there in its place, damaged or older than what was seen; nil: nothing
+	Damaged []byte // config in the store, which is damaged or older than the one seen before; nil: missing
 
 	store   objstore.Store
 	raw     []byte
-	version objstore.Version // of what is there
+	version objstore.Version // of the config in the store
 }
 
-// PlanRestore looks whether the config of the repository in a store is missing, or is certainly damaged, and whether
-// raw, an earlier [Repo.Config], may take its place: one of the secrets opens it, and it is not older than known (if
-// that is set). So may it if the config there is older than known, as after a copy of the storage or of a recovery kit
-// was put back, and has no key that raw lacks. nil without an error: there is a config, and it is not known to be
-// damaged or older. It changes nothing.
+// PlanRestore checks whether the config of the repository in a store is missing or certainly damaged, and whether raw,
+// an earlier [Repo.Config], can replace it: one of the secrets must open raw, and it must not be older than known (if
+// that is set). raw can also replace a config that is older than known and has no key that raw lacks, as after the
+// storage was restored from a backup or config from a recovery kit. Nil without an error: config exists, and is not
+// known to be damaged or older. PlanRestore changes nothing.
 //
-// Damaged: raw is, or is older than known. Conflict: raw is of another repository than known. Permission: no secret
-// opens raw. NotFound: the store holds nothing of a repository, as a disk that is not mounted.
+// Damaged: raw is damaged, or older than known. Conflict: raw and known are of different repositories. Permission: no
+// secret opens raw. NotFound: the store holds no data of a repository, for example because a disk is not mounted.
 func PlanRestore(
 	ctx context.Context,
 	s objstore.Store,
@@ -39,6 +39,8 @@ func PlanRestore(
 	secrets ...Secret,
 ) (*ConfigRestore, error) {
 	const op = "restore the config of repository"
+
+	// Check the copy.
 	k, err := unlock(ctx, raw, secrets)
 	if err != nil {
 		return nil, errs.Wrap(op, s.String(), err)
@@ -52,6 +54,7 @@ func PlanRestore(
 		}
 	}
 
+	// Check the config in the store.
 	out := &ConfigRestore{Mark: k.mark(), store: s, raw: raw}
 	there, _, err := readConfig(ctx, s)
 	switch {
@@ -69,6 +72,7 @@ func PlanRestore(
 		return nil, errs.Wrap(op, s.String(), err)
 	}
 
+	// Make the copy follow a config that is only out of date, so that all hosts accept it as newer.
 	if stale != nil {
 		defer stale.wipe()
 		if out.raw, err = k.encodeAfter(stale); err != nil {
@@ -76,7 +80,7 @@ func PlanRestore(
 		}
 	}
 
-	// What was read may have been damaged on its way.
+	// Read config again: it may have been damaged in transit.
 	again, version, err := readConfig(ctx, s)
 	if err != nil || !bytes.Equal(again, there) {
 		return nil, errs.Wrap(op, s.String(), err)
@@ -86,7 +90,7 @@ func PlanRestore(
 	return out, nil
 }
 
-// holdsSomething is NotFound if nothing of a repository is in a store.
+// holdsSomething returns NotFound if the store holds no data of a repository.
 func holdsSomething(ctx context.Context, s objstore.Store) error {
 	for o, err := range s.List(ctx, "") {
 		if err != nil {
@@ -100,8 +104,8 @@ func holdsSomething(ctx context.Context, s objstore.Store) error {
 		WithHint("check the URL, and that the disk is mounted")
 }
 
-// judgeConfig reports whether a config is certainly not as it was written. One that other keys open than the secrets and
-// that of the copy k may be good. stale is the config if it is good, but older than known and than k.
+// judgeConfig reports whether the config there is certainly damaged. One that neither the secrets nor the ring key of
+// the copy k opens may be good, with other keys. stale is its keyring if it is good, but older than known and k.
 func judgeConfig(
 	ctx context.Context, there, raw []byte, k *keyring, known Mark, secrets []Secret,
 ) (bad bool, stale *keyring, err error) {
@@ -113,6 +117,7 @@ func judgeConfig(
 		return false, nil, err // of a newer pando
 	}
 
+	// Decrypt it with the ring key of the copy, or with the secrets.
 	other, err := c.openSealed(bytes.Clone(k.ringKey))
 	if err != nil {
 		other, err = c.unlock(secrets, ctx.Err)
@@ -125,11 +130,11 @@ func judgeConfig(
 		other.wipe()
 		return false, nil, nil
 	case errs.Is(err, errs.Damaged):
-		return true, nil, nil // its key is right, and what it opens is not
+		return true, nil, nil // the key is right, but the content is not
 	}
 
-	// Each state has one serial, and a ring key is wrapped anew when it changes: either says that the ring key of the copy
-	// must open it.
+	// No key opens it. It is damaged if the ring key of the copy should open it: because it has the same serial, which
+	// only one state has, or a slot with the same wrapped key, because every new ring key is wrapped again.
 	own, err := decodeConfig(raw)
 	if err != nil {
 		return false, nil, err
@@ -149,8 +154,8 @@ func judgeConfig(
 	return false, nil, nil
 }
 
-// supersedes reports whether a config is older than known, and k has all its master keys: then nothing becomes
-// unreadable with k in its place.
+// supersedes reports whether other is older than known, and k has all its master keys: then k can replace it without
+// making anything unreadable.
 func (k *keyring) supersedes(other *keyring, known Mark) bool {
 	if known == (Mark{}) || other.id != known.ID || other.checkFollows(known) == nil {
 		return false
@@ -158,7 +163,7 @@ func (k *keyring) supersedes(other *keyring, known Mark) bool {
 	return !slices.ContainsFunc(other.keys, func(m masterKey) bool { return k.findKey(m.id) == nil })
 }
 
-// encodeAfter is the config of k as one that follows another: whoever has seen that takes it for newer.
+// encodeAfter encodes k with a serial higher than that of other, so that hosts that have seen other accept it as newer.
 func (k *keyring) encodeAfter(other *keyring) ([]byte, error) {
 	next := *k
 	next.serial = max(k.serial, other.serial) + 1
@@ -166,7 +171,7 @@ func (k *keyring) encodeAfter(other *keyring) ([]byte, error) {
 	return next.encode(realEnv.randomBytes(saltSize))
 }
 
-// Do puts the copy back: where nothing is, or over just the state that was seen to be damaged. Conflict: somebody has
+// Do writes the copy, if config is still missing or in the damaged state that was read. Conflict: another process has
 // written it since.
 func (c *ConfigRestore) Do(ctx context.Context) error {
 	condition := objstore.IfAbsent
@@ -177,13 +182,14 @@ func (c *ConfigRestore) Do(ctx context.Context) error {
 	return errs.Wrap("restore the config of repository", c.store.String(), err)
 }
 
-// ConfigSerial is the serial that a copy of config says it has: whoever trusts it must trust the copy. Damaged, TooNew.
+// ConfigSerial returns the serial in the public part of a copy of config, which is not authenticated: use it only for
+// copies that are trusted. Damaged, TooNew.
 func ConfigSerial(raw []byte) (uint64, error) {
 	c, err := decodeConfig(raw)
 	return c.serial, errs.Wrap("read the copy of the config", "", err)
 }
 
-// maxSealedText bounds what OpenText reads.
+// maxSealedText is the longest text that OpenText reads.
 const maxSealedText = 64 << 10
 
 // SealText encrypts a text as an age file, for the recipient or the passphrase of to.
@@ -196,7 +202,7 @@ func SealText(text string, to NewSlot) ([]byte, error) {
 	return out, errs.Wrap(op, to.Label, err)
 }
 
-// OpenText decrypts an age file that SealText made with the first of the secrets that fits. Permission: none does.
+// OpenText decrypts the output of SealText with the first secret that fits. Permission: no secret fits.
 func OpenText(file []byte, secrets ...Secret) (string, error) {
 	const op = "decrypt"
 	for _, s := range secrets {

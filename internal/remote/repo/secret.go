@@ -15,19 +15,19 @@ import (
 	"pando/internal/base/errs"
 )
 
-// Secret is what opens a repository: an identity of age, or a passphrase. The zero
-// value opens nothing. It stays in memory until the Repo is closed and garbage
-// collected: Go's strings cannot be wiped.
+// Secret opens a repository: it holds age identities, or a passphrase. The zero value
+// opens nothing. It stays in memory until the Repo is closed and garbage collected,
+// because Go strings cannot be wiped.
 type Secret struct {
 	identities []age.Identity
 	passphrase string
 }
 
-// Identity reads identities as age-keygen writes them ("AGE-SECRET-KEY-1...", one a
-// line, comments and blank lines between). Invalid if there is none, or one of a
-// kind that slots are not made for (plugins, SSH).
+// Identity parses identities as age-keygen writes them ("AGE-SECRET-KEY-1...", one per
+// line, with comments and blank lines). Invalid: the text has no identity, or one of an
+// unsupported kind (plugins, SSH).
 func Identity(text string) (Secret, error) {
-	// The errors of age may cite the line, which is a secret: not repeated here.
+	// The errors of age may quote the line, which is secret, so they are dropped.
 	identities, err := age.ParseIdentities(strings.NewReader(text))
 	if err != nil {
 		return Secret{}, errs.New(errs.Invalid, "read identity", "", "not an age identity").
@@ -36,11 +36,11 @@ func Identity(text string) (Secret, error) {
 	return Secret{identities: identities}, nil
 }
 
-// Passphrase is a secret of words. Trying it costs about a second and 256 MiB for
-// every slot that has one, on purpose.
+// Passphrase returns a secret that is a passphrase. On purpose, trying it takes about a
+// second and 256 MiB for every slot with a passphrase.
 func Passphrase(text string) Secret { return Secret{passphrase: text} }
 
-// NewIdentity makes an identity, the secret, and its recipient, which is public.
+// NewIdentity generates an identity, which is secret, and its recipient, which is public.
 func NewIdentity() (identity, recipient string, err error) {
 	i, err := age.GenerateX25519Identity()
 	if err != nil {
@@ -49,7 +49,7 @@ func NewIdentity() (identity, recipient string, err error) {
 	return i.String(), i.Recipient().String(), nil
 }
 
-// SlotKind is what opens a slot.
+// SlotKind is the kind of secret that opens a slot.
 type SlotKind string
 
 const (
@@ -57,11 +57,10 @@ const (
 	SlotPassphrase SlotKind = "passphrase"
 )
 
-// NewSlot asks for one more way to open a repository: exactly one of Recipient and
-// Passphrase is set.
+// NewSlot describes a slot to add: exactly one of Recipient and Passphrase must be set.
 type NewSlot struct {
-	Label      string // for people: 1 to 128 bytes, printable
-	Recipient  string // "age1...", also the post-quantum kind "age1pq1..."
+	Label      string // informational: 1 to 128 printable bytes
+	Recipient  string // "age1...", or the post-quantum kind "age1pq1..."
 	Passphrase string
 }
 
@@ -77,12 +76,13 @@ type SlotInfo struct {
 const (
 	maxLabel     = 128
 	maxRecipient = 2048
-	// The cost of a passphrase, as a power of two: what age itself uses. More is not
-	// tried, since it is from who may write config: each step doubles time and memory.
+	// The cost of a passphrase, as a power of two: the value that age itself uses. A higher
+	// cost is refused, because anyone who can write config could choose it, and each step
+	// doubles time and memory.
 	scryptCost = 18
 )
 
-// check is Invalid if the slot cannot be made.
+// check returns Invalid if the slot cannot be created.
 func (n NewSlot) check(op string) error {
 	switch {
 	case n.Label == "" || len(n.Label) > maxLabel || !printable(n.Label):
@@ -108,7 +108,7 @@ func printable(s string) bool {
 	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
-// CheckRecipient is Invalid if no slot can be made for the recipient.
+// CheckRecipient returns Invalid if no slot can be created for the recipient.
 func CheckRecipient(text string) error {
 	_, err := parseRecipient(text)
 	return errs.Wrap("read recipient", text, err)
@@ -127,14 +127,16 @@ func parseRecipient(text string) (age.Recipient, error) {
 	}
 	if err != nil {
 		return nil, errs.New(errs.Invalid, "", "", "not an age recipient").
-			WithHint("use a recipient that begins with age1, as `age-keygen -y` prints it; plugin recipients and SSH keys are not supported")
+			WithHint("use a recipient that begins with age1, as `age-keygen -y` prints it; plugin recipients and SSH keys " +
+				"are not supported")
 	}
 
 	return r, nil
 }
 
-// wrap encrypts a secret for one slot, as a whole age file.
+// wrap encrypts a secret for one slot, as an age file.
 func wrap(secret []byte, n NewSlot, cost int) ([]byte, error) {
+	// Build the recipient.
 	var to age.Recipient
 	if n.Recipient != "" {
 		r, err := parseRecipient(n.Recipient)
@@ -151,6 +153,7 @@ func wrap(secret []byte, n NewSlot, cost int) ([]byte, error) {
 		to = r
 	}
 
+	// Encrypt the secret.
 	var out bytes.Buffer
 	w, err := age.Encrypt(&out, to)
 	if err == nil {
@@ -166,8 +169,8 @@ func wrap(secret []byte, n NewSlot, cost int) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// unwrap opens what wrap made, if one of the secrets can: otherwise nil without an
-// error. Damaged: a secret fits, but not the rest.
+// unwrap decrypts the output of wrap with the first secret that fits, and returns nil
+// without an error if none does. Damaged: a secret fits, but the content is malformed.
 func unwrap(file []byte, kind SlotKind, secrets []Secret, size int) ([]byte, error) {
 	for _, s := range secrets {
 		var with []age.Identity
@@ -189,7 +192,7 @@ func unwrap(file []byte, kind SlotKind, secrets []Secret, size int) ([]byte, err
 
 		r, err := age.Decrypt(bytes.NewReader(file), with...)
 		if err != nil {
-			continue // another's, or broken: who has no other key is told that none fits
+			continue // for another secret, or damaged: if nothing else fits, the caller reports that no secret does
 		}
 
 		secret := make([]byte, size)
@@ -207,7 +210,7 @@ func unwrap(file []byte, kind SlotKind, secrets []Secret, size int) ([]byte, err
 	return nil, nil
 }
 
-// String does not show the secret.
+// String describes the secret without revealing it.
 func (s Secret) String() string {
 	if s.passphrase != "" {
 		return "a passphrase"
@@ -215,5 +218,5 @@ func (s Secret) String() string {
 	return fmt.Sprintf("%d identities", len(s.identities))
 }
 
-// GoString neither.
+// GoString returns String, so that %#v does not reveal the secret either.
 func (s Secret) GoString() string { return s.String() }

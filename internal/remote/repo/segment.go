@@ -16,22 +16,22 @@ const (
 	footMagic  = "PNDOGEND"
 )
 
-// What a segment takes besides its frames, and a frame besides its stored bytes.
+// Bytes that a segment takes in addition to its frames, and a frame in addition to its stored bytes.
 const (
 	SegmentOverhead = headerSize + tagSize + footerSize
 	FrameOverhead   = entrySize
 )
 
-// frameNonce counts the frames of a segment, whose key is its own.
+// frameNonce returns the nonce of a frame: its index, since each segment has its own key.
 func frameNonce(index uint32) []byte {
 	return binary.BigEndian.AppendUint64(make([]byte, 4, 12), uint64(index))
 }
 
-// indexNonce is one that no frame has.
+// indexNonce is the nonce of the index. It differs from those of all frames.
 var indexNonce = []byte{1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
-// frameAAD is what a frame is bound to: where it is, and what it unpacks to. The
-// index of a segment has what no frame can have: a codec that does not exist.
+// frameAAD returns the associated data of a frame: its place, the length of its content,
+// and its codec. The index of a segment uses a codec that no frame can have.
 func frameAAD(repository ID, s Segment, index, plain uint32, codec Codec) []byte {
 	b := make([]byte, 0, 16+16+4+4+4+1)
 	b = append(b, repository[:]...)
@@ -55,10 +55,10 @@ type SegmentWriter struct {
 	done       bool
 }
 
-// NewSegment begins the n-th segment of a session. Its key comes from a random salt,
-// so that a segment that is begun again under the same number has another.
+// NewSegment begins the n-th segment of a session. Its key is derived from a random
+// salt, so a segment that is begun again under the same number has a different key.
 //
-// It holds the segment in memory, in room that grows with it up to MaxSegment.
+// The writer holds the segment in memory, in a buffer that grows up to MaxSegment.
 func (r *Repo) NewSegment(session ID, n uint32) (*SegmentWriter, error) {
 	h, aead, err := r.newSealingCipher(infoSegment)
 	if err != nil {
@@ -69,41 +69,43 @@ func (r *Repo) NewSegment(session ID, n uint32) (*SegmentWriter, error) {
 	return w, nil
 }
 
-// firstRoom is for pushes of little: 16 MiB of zeros for each would take longer than
-// the push.
+// firstRoom is the initial capacity. It suits small pushes: allocating 16 MiB for each
+// would take longer than the push.
 const firstRoom = 1 << 20
 
-// fullRoom is for a segment of which the last frame goes beyond SegmentBytes.
+// fullRoom is the capacity for a segment whose last frame extends beyond SegmentBytes.
 const fullRoom = SegmentBytes + FrameBytes + 64<<10
 
-// Segment is which segment it is.
+// Segment returns the name of the segment.
 func (w *SegmentWriter) Segment() Segment { return w.segment }
 
-// Bytes is how large the object would be if it were finished now. A segment of
-// SegmentBytes is full.
+// Bytes returns the size of the object if it were finished now. A segment is full at
+// SegmentBytes.
 func (w *SegmentWriter) Bytes() int {
 	return len(w.b) + len(w.index) + tagSize + footerSize
 }
 
-// Frames is how many there are.
+// Frames returns the number of frames.
 func (w *SegmentWriter) Frames() int { return int(w.frames) }
 
-// Fits reports whether a frame of so many bytes, as [Compress] returned them, can be
+// Fits reports whether a frame with content bytes, as returned by [Compress], can be
 // added.
 func (w *SegmentWriter) Fits(content int) bool {
 	return w.frames < maxFrames && w.Bytes()+content+tagSize+entrySize <= MaxSegment
 }
 
-// Add appends a frame: content is what [Compress] has made of plain bytes, up to
-// FrameBytes of data or MaxPageBytes of a page. It is encrypted into the segment, not
-// kept. Invalid: nothing fits any more, or the sizes cannot be. The frame can be read
-// once the segment was put.
+// Add appends a frame. content is the result of [Compress] for plain bytes: up to
+// FrameBytes of data, or MaxPageBytes of a page. Add encrypts content into the segment
+// and does not retain it. Invalid: the frame does not fit, or the sizes are impossible.
+// The frame can be read once the segment was written by PutSegment.
 func (w *SegmentWriter) Add(content []byte, codec Codec, plain int) (Frame, error) {
 	const op = "add a frame to segment"
 	if plain <= 0 || plain > MaxPageBytes || len(content) > plain {
-		return Frame{}, badInput(op, w.segment.String(), "%d compressed bytes cannot represent %d bytes of content", len(content), plain)
+		return Frame{}, badInput(op, w.segment.String(), "%d compressed bytes cannot represent %d bytes of content",
+			len(content), plain)
 	}
 
+	// Check that it fits.
 	f := Frame{
 		Segment: w.segment, Index: w.frames, Offset: uint32(len(w.b)),
 		Stored: uint32(len(content) + tagSize), Plain: uint32(plain), Codec: codec,
@@ -119,6 +121,7 @@ func (w *SegmentWriter) Add(content []byte, codec Codec, plain int) (Frame, erro
 		return Frame{}, errs.Wrap(op, w.segment.String(), asInvalid(err))
 	}
 
+	// Encrypt the frame, and add its entry to the index.
 	w.growBuffer(len(content) + tagSize)
 	w.b = w.aead.Seal(w.b, frameNonce(f.Index), content, frameAAD(w.repository, w.segment, f.Index, f.Plain, codec))
 	w.index = binary.LittleEndian.AppendUint32(w.index, f.Stored)
@@ -128,8 +131,8 @@ func (w *SegmentWriter) Add(content []byte, codec Codec, plain int) (Frame, erro
 	return f, nil
 }
 
-// growBuffer makes room for n more bytes: double what there was, so that what append would
-// copy many times is copied once.
+// growBuffer makes room for n more bytes. It doubles the capacity, because append would
+// grow large buffers in smaller steps and copy them more often.
 func (w *SegmentWriter) growBuffer(n int) {
 	need := len(w.b) + n
 	if need <= cap(w.b) {
@@ -142,7 +145,7 @@ func (w *SegmentWriter) growBuffer(n int) {
 	w.b = append(make([]byte, 0, room), w.b...)
 }
 
-// Finish returns the object, for [Repo.PutSegment]: nil if there are no frames. Nothing can be added any more.
+// Finish returns the object for [Repo.PutSegment], or nil if there are no frames. No frames can be added afterwards.
 func (w *SegmentWriter) Finish() []byte {
 	if w.done || w.frames == 0 {
 		return nil
@@ -160,8 +163,8 @@ func (w *SegmentWriter) Finish() []byte {
 	return b
 }
 
-// PutSegment writes what [SegmentWriter.Finish] returned. Exists: there is a segment of
-// this number, which is never replaced. Durable on return.
+// PutSegment writes the object that [SegmentWriter.Finish] returned. Exists: a segment
+// with this number exists, which is never replaced. Durable on return.
 func (r *Repo) PutSegment(ctx context.Context, s Segment, object []byte) error {
 	const op = "write segment"
 	if len(object) <= headerSize+tagSize+footerSize || len(object) > MaxSegment {
@@ -170,13 +173,13 @@ func (r *Repo) PutSegment(ctx context.Context, s Segment, object []byte) error {
 	return errs.Wrap(op, s.String(), r.putIfAbsent(ctx, s.key(), object))
 }
 
-// SegmentState is a segment as a listing shows it.
+// SegmentState is an entry of a listing of segments.
 type SegmentState struct {
 	Segment
 	Bytes int64
 }
 
-// Segments yields all segments, in order of their keys. An error ends it.
+// Segments yields all segments in the order of their keys. An error ends it.
 func (r *Repo) Segments(ctx context.Context) iter.Seq2[SegmentState, error] {
 	return func(yield func(SegmentState, error) bool) {
 		for o, err := range r.store.List(ctx, segmentPrefix) {
@@ -192,8 +195,8 @@ func (r *Repo) Segments(ctx context.Context) iter.Seq2[SegmentState, error] {
 	}
 }
 
-// StatSegment describes a segment without reading it: one that was moved as it was, if the pack that it is in is there.
-// NotFound.
+// StatSegment returns the size of a segment without reading it. For a segment that was moved that is the size of its
+// original object, if its pack exists. NotFound.
 func (r *Repo) StatSegment(ctx context.Context, s Segment) (SegmentState, error) {
 	state := SegmentState{Segment: s}
 	err := r.findFrames(ctx, s, func(p Place) error {
@@ -225,7 +228,7 @@ func (r *Repo) DeleteSegment(ctx context.Context, s Segment) error {
 	return errs.Wrap("delete segment", s.String(), r.store.Delete(ctx, s.key()))
 }
 
-// parseFooter says where the sealed index is in an object of size bytes.
+// parseFooter returns the place of the sealed index in an object of size bytes.
 func parseFooter(footer []byte, size int) (offset, length int, err error) {
 	if len(footer) != footerSize || string(footer[8:]) != footMagic {
 		return 0, 0, damaged("the footer is not that of a segment")
@@ -235,7 +238,8 @@ func parseFooter(footer []byte, size int) (offset, length int, err error) {
 	length = int(binary.LittleEndian.Uint32(footer[4:]))
 	if offset < headerSize || length < tagSize+entrySize || offset > size || length > size ||
 		offset+length+footerSize != size {
-		return 0, 0, damaged("the footer places the index at offset %d, length %d, in an object of %d bytes", offset, length, size)
+		return 0, 0, damaged("the footer places the index at offset %d, length %d, in an object of %d bytes",
+			offset, length, size)
 	}
 
 	if (length-tagSize)%entrySize != 0 || (length-tagSize)/entrySize > maxFrames {
@@ -245,7 +249,7 @@ func parseFooter(footer []byte, size int) (offset, length int, err error) {
 	return offset, length, nil
 }
 
-// parseIndex reads the index, opened, of frames that end at end.
+// parseIndex decodes the decrypted index of a segment whose frames end at end.
 func parseIndex(b []byte, s Segment, end int) ([]Frame, error) {
 	frames := make([]Frame, 0, len(b)/entrySize)
 	offset := uint32(headerSize)
@@ -268,8 +272,8 @@ func parseIndex(b []byte, s Segment, end int) ([]Frame, error) {
 	return frames, nil
 }
 
-// CheckSegment reads a segment whole and checks every byte of it: header, frames, their
-// content, index. It returns how many frames there are. Damaged, NotFound, TooNew.
+// CheckSegment reads a whole segment and checks every byte of it: header, frames, their
+// contents, index. It returns the number of frames. Damaged, NotFound, TooNew.
 func (r *Repo) CheckSegment(ctx context.Context, s Segment) (frames int, err error) {
 	const op = "check segment"
 	object, _, err := r.store.Get(ctx, s.key(), 0, MaxSegment+1)
@@ -311,7 +315,7 @@ func (r *Repo) checkSegment(ctx context.Context, s Segment, object []byte) (int,
 	return len(frames), nil
 }
 
-// openIndex lists the frames of a whole segment.
+// openIndex decrypts the index of a whole segment, and returns its frames.
 func openIndex(aead cipher.AEAD, repository ID, s Segment, object []byte) ([]Frame, error) {
 	at, length, err := parseFooter(object[len(object)-footerSize:], len(object))
 	if err != nil {
@@ -325,7 +329,7 @@ func openIndex(aead cipher.AEAD, repository ID, s Segment, object []byte) ([]Fra
 	return parseIndex(index, s, at)
 }
 
-// openFrame is the content of a frame. stored is overwritten.
+// openFrame decrypts a frame and returns its content. It overwrites stored.
 func openFrame(aead cipher.AEAD, repository ID, f Frame, stored []byte) ([]byte, error) {
 	packed, err := aead.Open(stored[:0], frameNonce(f.Index), stored,
 		frameAAD(repository, f.Segment, f.Index, f.Plain, f.Codec))

@@ -11,21 +11,21 @@ import (
 	"pando/internal/remote/objstore"
 )
 
-// SessionState is a session as it was read.
+// SessionState is a session with its version in the store.
 type SessionState struct {
 	Session
 	Version objstore.Version
 }
 
-// lease is what a process knows of its own session in the store.
+// lease is what a process knows about the state of its own session in the store.
 type lease struct {
-	version objstore.Version    // of the last write that is known to be there
-	unsure  [][sha256.Size]byte // writes since that failed, but may have had their effect
+	version objstore.Version    // of the last write that is known to have succeeded
+	unsure  [][sha256.Size]byte // hashes of later writes that failed, but may have taken effect
 	begun   bool                // something may have been written
 }
 
-// NewSession begins a session, which is not known to anybody until [Repo.PutSession].
-// heads are the names that it may commit to.
+// NewSession returns a new session, which is invisible to others until [Repo.PutSession].
+// heads are the names it may commit to.
 func (r *Repo) NewSession(kind SessionKind, heads []string, w Writer) Session {
 	now := r.env.utcNow()
 	return Session{ID: r.env.newID(), Kind: kind, Heads: heads, Writer: w, PID: os.Getpid(), Started: now, Renewed: now}
@@ -66,13 +66,13 @@ func decodeSession(b []byte) (Session, error) {
 	return s, nil
 }
 
-// PutSession writes a session: the first time it must not be there, later it must be
-// as this process has left it. Each write raises Beat. Conflict: somebody has ended
-// it, or written it; nothing may be committed under it any more. After a temporary
-// error it can be called again, whether or not the write had its effect.
+// PutSession writes a session. The first time the session must not exist; later it must
+// be as this process left it. Each write increments Beat. Conflict: another process has
+// ended or written the session, and nothing may be committed under it any more. After a
+// temporary error PutSession can be called again, whether or not the write took effect.
 //
-// One call at a time for one session, through the same variable: it keeps the state
-// of the lease in it. Durable on return.
+// Only one call at a time may run for a session, and always with the same variable,
+// which holds the state of the lease. Durable on return.
 func (r *Repo) PutSession(ctx context.Context, s *Session) error {
 	return errs.Wrap("renew session", s.ID.String(), r.putSession(ctx, s))
 }
@@ -83,12 +83,13 @@ func (r *Repo) putSession(ctx context.Context, s *Session) error {
 	}
 
 	if !s.lease.begun {
-		// A process that stays for long learns here of rotations.
+		// Read config, so that long-running processes notice that keys were rotated.
 		if err := r.refreshBeforeSession(ctx); err != nil {
 			return err
 		}
 	}
 
+	// Encode the next beat.
 	s.Beat++
 	s.Renewed = r.env.utcNow()
 	key := sessionPrefix + s.ID.String()
@@ -102,9 +103,10 @@ func (r *Repo) putSession(ctx context.Context, s *Session) error {
 		return err
 	}
 
+	// Write it over the state that this process has left.
 	version, err := r.store.Put(ctx, key, object, s.leaseCondition())
 	if errs.Is(err, errs.Conflict) && len(s.lease.unsure) > 0 {
-		// An earlier write of ours may have had its effect although it failed.
+		// An earlier write may have taken effect although it failed.
 		if err := r.adoptUnsureWrite(ctx, key, s); err != nil {
 			return err
 		}
@@ -130,7 +132,7 @@ func (s *Session) leaseCondition() objstore.Condition {
 	return objstore.IfVersion(s.lease.version)
 }
 
-// adoptUnsureWrite takes over the version of what is in the store, if that is what we wrote.
+// adoptUnsureWrite continues from the state in the store, if this process wrote it. Conflict otherwise.
 func (r *Repo) adoptUnsureWrite(ctx context.Context, key string, s *Session) error {
 	object, info, err := r.store.Get(ctx, key, 0, -1)
 	if err != nil {
@@ -143,7 +145,7 @@ func (r *Repo) adoptUnsureWrite(ctx context.Context, key string, s *Session) err
 	return nil
 }
 
-// refreshBeforeSession reads config again, unless that was just done.
+// refreshBeforeSession reads config again, unless it was read since the last session began.
 func (r *Repo) refreshBeforeSession(ctx context.Context) error {
 	r.mu.Lock()
 	asked := r.asked
@@ -168,8 +170,8 @@ func (r *Repo) EndSession(ctx context.Context, s *Session) error {
 	return errs.Wrap("end session", s.ID.String(), r.store.Delete(ctx, sessionPrefix+s.ID.String()))
 }
 
-// Session reads one session. NotFound: it has ended, or was ended. Whose it is, and
-// nobody else, may go on renewing what is returned.
+// Session reads one session. NotFound: it has ended, or was ended by a prune. Only the
+// owner of the session may continue to renew the result.
 func (r *Repo) Session(ctx context.Context, id ID) (SessionState, error) {
 	key := sessionPrefix + id.String()
 	content, version, err := r.getContent(ctx, typeSession, key, maxSessionBytes)
@@ -189,7 +191,7 @@ func (r *Repo) Session(ctx context.Context, id ID) (SessionState, error) {
 	return SessionState{Session: s, Version: version}, nil
 }
 
-// Sessions lists all sessions. One that ends meanwhile may be missing.
+// Sessions returns all sessions. One that ends while it runs may be missing.
 func (r *Repo) Sessions(ctx context.Context) ([]SessionState, error) {
 	var all []SessionState
 	for s, err := range readEach(ctx, r, sessionPrefix, func(ctx context.Context, id ID) (SessionState, error) {
@@ -210,30 +212,31 @@ func (r *Repo) Sessions(ctx context.Context) ([]SessionState, error) {
 	return all, nil
 }
 
-// DropSession removes the session of somebody else. The caller has seen to it that
-// they cannot commit any more. Absent is success. Durable on return.
+// DropSession removes the session of another process. The caller must have made sure
+// that the process cannot commit any more. Absent is success. Durable on return.
 func (r *Repo) DropSession(ctx context.Context, s SessionState) error {
 	return errs.Wrap("drop session", s.Session.ID.String(), r.store.Delete(ctx, sessionPrefix+s.Session.ID.String()))
 }
 
-// Seen is what a prune leaves for the next: a session whose Beat is then the same has
-// not been renewed between the two.
+// Seen is the record that a prune leaves for the next one: a session with the same Beat
+// at the next prune was not renewed in between.
 type Seen struct {
 	WriteID  ID            `json:"write"` // of this write
 	Sessions []SeenSession `json:"sessions"`
 }
 
-// maxSeen is how many sessions a prune notes: what it takes must not become too large. Those left out come next.
+// maxSeen is the number of sessions that a prune records, which bounds the size of the record. Later prunes record the
+// others.
 const maxSeen = 20000
 
 // SeenSession is a session as a prune saw it.
 type SeenSession struct {
 	ID   ID        `json:"id"`
 	Beat uint64    `json:"beat"`
-	At   time.Time `json:"at"` // when it was first seen with this Beat, by the clock of that prune, for people
+	At   time.Time `json:"at"` // when a prune first saw this Beat, by its own clock, informational
 }
 
-// Seen reads what the last prune has left: nothing, and "", if there was none.
+// Seen reads the record of the last prune: empty, with version "", if there was none.
 func (r *Repo) Seen(ctx context.Context) (Seen, objstore.Version, error) {
 	const op = "read the record of sessions in"
 	content, version, err := r.getContent(ctx, typeSeen, seenKey, maxSeenBytes)
@@ -260,8 +263,8 @@ func decodeSeen(b []byte) (Seen, error) {
 	return s, nil
 }
 
-// PutSeen writes it over the state prev, "" for none. Conflict: another prune was
-// faster.
+// PutSeen replaces the state prev of the record, "" for none. Conflict: another prune
+// was faster.
 func (r *Repo) PutSeen(ctx context.Context, s Seen, prev objstore.Version) (objstore.Version, error) {
 	const op = "write the record of sessions in"
 	s.WriteID = r.env.newID()

@@ -11,7 +11,7 @@ import (
 	"pando/internal/remote/objstore"
 )
 
-// Slots lists who can open the repository, in the order in which they were added.
+// Slots lists the slots that can open the repository, in the order in which they were added.
 func (r *Repo) Slots(ctx context.Context) ([]SlotInfo, error) {
 	if err := r.Refresh(ctx); err != nil {
 		return nil, err
@@ -31,8 +31,8 @@ func (r *Repo) Slots(ctx context.Context) ([]SlotInfo, error) {
 	return infos, nil
 }
 
-// AddSlot lets one more open the repository. Exists if the label or the recipient is
-// there already. It is one compare-and-swap: it has happened, or not.
+// AddSlot adds a slot that can open the repository. Exists: a slot with this label or
+// recipient exists. The change is one compare-and-swap, so it is atomic.
 func (r *Repo) AddSlot(ctx context.Context, n NewSlot) error {
 	const op = "add key"
 	if err := n.check(op); err != nil {
@@ -43,7 +43,7 @@ func (r *Repo) AddSlot(ctx context.Context, n NewSlot) error {
 	return errs.Wrap(op, n.Label, r.changeConfig(ctx, func(k *keyring) error {
 		for _, s := range k.slots {
 			if s.ID == id {
-				return errDone // an earlier try of ours, whose answer was lost
+				return errDone // an earlier attempt succeeded, but its response was lost
 			}
 			if s.Label == n.Label {
 				return errs.New(errs.Exists, "", "", "a key with this label already exists")
@@ -63,9 +63,9 @@ func (r *Repo) AddSlot(ctx context.Context, n NewSlot) error {
 	}))
 }
 
-// RemoveSlot takes a way to open the repository away: NotFound if it is not there,
-// Conflict if it is the last. Who could open it may have kept the keys: [Repo.Rotate]
-// keeps new data from them, and only the store can keep old data from them.
+// RemoveSlot removes a slot. NotFound: the slot does not exist. Conflict: it is the
+// last. Its owner may have kept the keys: [Repo.Rotate] keeps new data from them, and
+// only the store can keep old data from them.
 func (r *Repo) RemoveSlot(ctx context.Context, id ID) error {
 	tried := false
 	return errs.Wrap("remove key", id.String(), r.changeConfig(ctx, func(k *keyring) error {
@@ -86,12 +86,12 @@ func (r *Repo) RemoveSlot(ctx context.Context, id ID) error {
 	}))
 }
 
-// Rotate makes a new master key, for all that is written from now on; what is stored
-// stays under its key, which stays in the ring. Every slot is wrapped anew: those of
-// recipients by what is known of them, those of passphrases need their passphrase.
-// Invalid if one is missing, Permission if one is wrong. It is one compare-and-swap:
-// it has happened, or not. Other hosts that have the repository open notice when they
-// begin a session, or read what was written under the new key.
+// Rotate creates a new master key for everything written from now on. Existing data
+// stays under its old key, which stays in the ring. Every slot is wrapped again: slots
+// of recipients need nothing else, slots of passphrases need their passphrase. Invalid:
+// a passphrase is missing. Permission: one is wrong. The change is one compare-and-swap,
+// so it is atomic. Other hosts that have the repository open notice it when they begin a
+// session, or read data that was written under the new key.
 func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 	const op = "rotate the keys of"
 	secret, at := r.env.randomBytes(keySize), r.env.utcNow()
@@ -100,9 +100,10 @@ func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 	added := newMasterKey(secret, at).id
 	return errs.Wrap(op, r.store.String(), r.changeConfig(ctx, func(k *keyring) error {
 		if k.findKey(added) != nil {
-			return errDone // an earlier try of ours, whose answer was lost
+			return errDone // an earlier attempt succeeded, but its response was lost
 		}
 
+		// Wrap a new ring key for every slot.
 		old := k.ringKey
 		k.ringKey = r.env.randomBytes(keySize)
 		defer clear(old)
@@ -117,7 +118,7 @@ func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 						WithHint("enter the passphrase, or remove the key first")
 				}
 
-				// A mistyped one would become the new passphrase.
+				// Check the passphrase: a mistyped one would become the new passphrase.
 				opened, err := unwrap(s.wrapped, s.Kind, []Secret{Passphrase(n.Passphrase)}, keySize)
 				same := err == nil && bytes.Equal(opened, old)
 				clear(opened)
@@ -138,15 +139,16 @@ func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 			s.wrapped = wrapped
 		}
 
+		// Add the new master key.
 		k.keys = append(k.keys, newMasterKey(bytes.Clone(secret), at))
 		return nil
 	}))
 }
 
-// Upgrade makes the repository one of the newest version, if it is not: objects of newer formats may be written from
-// then on, and programs that do not know them refuse the whole repository (TooNew) instead of a part of it. Every
-// writer calls it before it writes the first such object. It is one compare-and-swap, and costs nothing once it is
-// done. What is in the repository stays as it is.
+// Upgrade raises the version of the repository to the newest one. From then on objects of newer formats may be
+// written, and programs that do not support them refuse the whole repository (TooNew) instead of a part of it. Every
+// writer calls it before it writes the first such object. It is one compare-and-swap, and costs nothing once done.
+// Existing objects stay as they are.
 func (r *Repo) Upgrade(ctx context.Context) error {
 	version, err := r.Version()
 	if err != nil || version >= configVersion {
@@ -161,7 +163,7 @@ func (r *Repo) Upgrade(ctx context.Context) error {
 	}))
 }
 
-// Version is the version of the repository as its config was last read or written.
+// Version returns the version of the repository, as of when config was last read or written.
 func (r *Repo) Version() (int, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -171,14 +173,14 @@ func (r *Repo) Version() (int, error) {
 	return int(r.ring.version), nil
 }
 
-// errDone is of an edit that has nothing to do any more.
+// errDone is returned by an edit that has nothing left to do.
 var errDone = errors.New("done already")
 
-// changeTries: each of so many had to lose against another change of the keys.
+// changeTries is how many attempts at changing config may lose against other changes.
 const changeTries = 8
 
-// changeConfig rewrites config by compare-and-swap with what edit makes of it. If somebody
-// else was faster, edit is called again with what they left. edit gets a copy.
+// changeConfig applies edit to a copy of the keyring and writes it by compare-and-swap. If
+// another process was faster, it calls edit again with the new state.
 func (r *Repo) changeConfig(ctx context.Context, edit func(*keyring) error) error {
 	r.refreshing.Lock()
 	defer r.refreshing.Unlock()
@@ -191,7 +193,7 @@ func (r *Repo) changeConfig(ctx context.Context, edit func(*keyring) error) erro
 			return err
 		}
 
-		// So that two that started together do not stay in step.
+		// Wait for a random time, so that two processes that started together do not stay in step.
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -200,7 +202,7 @@ func (r *Repo) changeConfig(ctx context.Context, edit func(*keyring) error) erro
 	}
 }
 
-// tryChangeConfig reports done if there is no use in another try.
+// tryChangeConfig makes one attempt at changeConfig. done means that another attempt is useless.
 func (r *Repo) tryChangeConfig(ctx context.Context, edit func(*keyring) error) (done bool, err error) {
 	r.mu.RLock()
 	if r.ring == nil {
@@ -208,6 +210,7 @@ func (r *Repo) tryChangeConfig(ctx context.Context, edit func(*keyring) error) (
 		return true, errClosed()
 	}
 
+	// Edit a copy.
 	k, version := r.ring.clone(), r.version
 	r.mu.RUnlock()
 	defer func() {
@@ -224,6 +227,7 @@ func (r *Repo) tryChangeConfig(ctx context.Context, edit func(*keyring) error) (
 		return true, err
 	}
 
+	// Write it, and use it from now on.
 	raw, err := k.encode(r.env.randomBytes(saltSize))
 	if err != nil {
 		return true, err
@@ -239,14 +243,14 @@ func (r *Repo) tryChangeConfig(ctx context.Context, edit func(*keyring) error) (
 
 	if r.ring == nil {
 		k.wipe()
-		return true, nil // closed meanwhile; config is written
+		return true, nil // closed in the meantime; config is written
 	}
 
 	r.useKeyring(k, raw, next)
 	return true, nil
 }
 
-// clone copies all that wipe clears and edits change.
+// clone returns a copy that shares nothing that wipe clears or edits change.
 func (k *keyring) clone() *keyring {
 	c := *k
 	c.ringKey = bytes.Clone(k.ringKey)

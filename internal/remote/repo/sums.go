@@ -8,13 +8,13 @@ import (
 	"crypto/subtle"
 )
 
-// sumKeys are what sums are made with.
+// sumKeys holds the keys that sums are computed with.
 //
-// A sum is the AES-256-GMAC of the content under a key that is used for nothing else, with the nonce zero. As a MAC
-// that would be wrong, as two tags under one nonce give the key away. A sum is no MAC: it only tells contents apart,
-// and lies in sealed pages only, so who could see two of them has the key anyway. Without knowing the key nobody can
+// A sum is the AES-256-GMAC of the content under a key with no other purpose, and a zero nonce. As a MAC that would
+// be unsafe, because two tags under one nonce reveal the key. A sum is not a MAC: it only distinguishes contents, and
+// is stored in sealed pages only, so anyone who can see two sums has the key anyway. Without the key, nobody can
 // choose two contents of 512 KiB that have the same sum with a probability above 2^-112. It takes a fifth of the time
-// of HMAC-SHA256, which repositories of version 1 have, and which was a sixth of what a push needs of the processors.
+// of HMAC-SHA256, which version 1 repositories use, and which took a sixth of the processor time of a push.
 type sumKeys struct {
 	gcm cipher.AEAD
 	key []byte // of gcm
@@ -28,18 +28,18 @@ func newSumKeys(master []byte) *sumKeys {
 		k.gcm, err = cipher.NewGCM(block)
 	}
 	if err != nil {
-		panic(err) // a key of this size is one
+		panic(err) // only for invalid key sizes
 	}
 	return k
 }
 
-// wipe clears the keys, but for what the cipher keeps of its own.
+// wipe clears the keys, except for the copy inside the cipher.
 func (k *sumKeys) wipe() {
 	clear(k.key)
 	clear(k.old)
 }
 
-// sumNonce is that of all sums.
+// sumNonce is the nonce of every sum.
 var sumNonce [12]byte
 
 func (k *sumKeys) sum(b []byte) (s Sum) {
@@ -54,8 +54,8 @@ func (k *sumKeys) oldSum(b []byte) (s Sum) {
 	return s
 }
 
-// Sum is a keyed hash of content: equal for equal content in one repository of one version, and of no use to who has no
-// key. It does not change when keys are rotated. Zero if the repository is closed.
+// Sum returns a keyed hash of b: equal content has equal sums within one repository of one version, and a sum reveals
+// nothing without the key. It does not change when keys are rotated. Zero if the repository is closed.
 func (r *Repo) Sum(b []byte) Sum {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -68,13 +68,13 @@ func (r *Repo) Sum(b []byte) Sum {
 	return r.sums.sum(b)
 }
 
-// HasSum reports whether a sum is that of content, of whichever version: a repository that was upgraded has both.
+// HasSum reports whether s is the sum of b in any version: an upgraded repository has sums of both.
 func (r *Repo) HasSum(b []byte, s Sum) bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	if r.ring == nil || s == (Sum{}) {
 		return false // not known
 	}
-	is := func(have Sum) bool { return subtle.ConstantTimeCompare(have[:], s[:]) == 1 }
-	return r.ring.version >= 2 && is(r.sums.sum(b)) || is(r.sums.oldSum(b))
+	matches := func(have Sum) bool { return subtle.ConstantTimeCompare(have[:], s[:]) == 1 }
+	return r.ring.version >= 2 && matches(r.sums.sum(b)) || matches(r.sums.oldSum(b))
 }
