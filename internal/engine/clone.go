@@ -22,23 +22,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cloneWorkers clone at once when many are asked for. Clones of one origin
-// serialise inside the filesystem; two keep it busy while one waits for the
-// catalogue or a mount.
+// cloneWorkers is the number of clones made at the same time. Clones of one origin
+// are serialized by the filesystem; several workers keep it busy while one of them
+// waits for the catalogue or a mount.
 const cloneWorkers = 4
 
-// maxClones is the most that one call makes.
+// maxClones is the largest number of clones per call.
 const maxClones = 100_000
 
 // CloneRequest says what to clone.
 type CloneRequest struct {
 	From      ref.Ref
-	Name      ref.Name      // of the volume; of many, they are NAME-1 ... NAME-Count
+	Name      ref.Name      // of the volume; of many, NAME-1 ... NAME-Count
 	Count     int           // 0: one, called Name
-	Mount     bool          //
+	Mount     bool          // mount the clones
 	MountDir  string        // "": below the pool; of many, the directory above
 	May       Rights        // of the mount
-	SizeBytes int64         // 0: as the origin
+	SizeBytes int64         // 0: the size of the origin
 	TTL       time.Duration // 0: none
 	Ephemeral bool          // need not survive a reboot, so nothing waits for the disk
 	Freeze    Freeze        // of a volume that is in use: whether its writes are stopped
@@ -53,7 +53,7 @@ const (
 	opRun   = ledger.OpRun
 )
 
-// clonePlan is one volume to be made.
+// clonePlan is one volume to be created.
 type clonePlan struct {
 	row    catalog.Row
 	target content.Target
@@ -62,9 +62,9 @@ type clonePlan struct {
 }
 
 // Clone makes volumes from a generation, a snapshot or a volume, which may be in
-// use (see Snapshot): all of them, or none. If the golden is being built, it
-// waits for it. Durable on return, unless ephemeral. NotFound, Exists, Invalid,
-// NoSpace, InUse, Unsupported, Conflict.
+// use (see Snapshot): all of them, or none. If the first generation of the golden is
+// being built, Clone waits for it. Durable on return, unless ephemeral. NotFound,
+// Exists, Invalid, NoSpace, InUse, Unsupported, Conflict.
 func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -107,6 +107,7 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 		return nil, err
 	}
 
+	// Make the clones, then record all of them in one commit.
 	q.Tracker.Start("cloning", int64(len(plans)), 0)
 	err = e.makeClones(ctx, q, l, plans)
 	if err == nil {
@@ -153,16 +154,16 @@ func cloneNames(q CloneRequest) ([]string, error) {
 		names[i] = fmt.Sprintf("%s-%d", q.Name, i+1)
 	}
 
-	return names, ref.CheckName("clone", names[len(names)-1]) // which the number may have made too long
+	return names, ref.CheckName("clone", names[len(names)-1]) // the number may have made it too long
 }
 
-// planClones decides everything, reserves the names and marks the work.
+// planClones decides everything about the clones, reserves their names and marks the work.
 func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string) ([]*clonePlan, content.Live, error) {
 	targets := make([]content.Target, len(names))
 	var l content.Live
 
-	// The kind of filesystem decides how it is mounted, so look once before: a
-	// directory of the user's is not looked at inside a transaction.
+	// Check the user's directories before the transaction: its duration must not
+	// depend on them. The filesystem of the origin decides how a clone is mounted.
 	if q.Mount && q.MountDir != "" {
 		if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 			l.Row, err = tx.Resolve(q.op, q.From)
@@ -205,6 +206,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			return nil, err
 		}
 
+		// Plan each clone, and mark it.
 		now := time.Now().UTC()
 		plans = plans[:0]
 		marks := make([]catalog.Mark, 0, len(names))
@@ -242,7 +244,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 	return plans, l, err
 }
 
-// kindName is what people call a kind of object.
+// kindName returns the name of a kind of object for users.
 func kindName(k driver.Kind) string {
 	if k == driver.Generation {
 		return "golden"
@@ -250,7 +252,7 @@ func kindName(k driver.Kind) string {
 	return string(k)
 }
 
-// cloneUsage is what a fresh clone takes, known without measuring it.
+// cloneUsage returns the space a fresh clone uses, which needs no measurement.
 func cloneUsage(c driver.Caps, origin catalog.Row) driver.Usage {
 	u := origin.Usage
 	if c.Sharing {
@@ -283,8 +285,8 @@ func (e *Engine) cloneSize(q CloneRequest, origin catalog.Row) (int64, error) {
 
 func (e *Engine) makeClones(ctx context.Context, q CloneRequest, l content.Live, plans []*clonePlan) error {
 	if l.InUse() {
-		// One copy of the volume in use; the others are clones of that, so that
-		// all are of one moment.
+		// Copy the volume in use once and clone the copy, so that all clones show
+		// the same moment.
 		first := plans[0]
 		if err := e.copyLive(ctx, l, first.row.Identity, false); err != nil {
 			return err
@@ -299,7 +301,7 @@ func (e *Engine) makeClones(ctx context.Context, q CloneRequest, l content.Live,
 	return e.cloneRest(ctx, q, l.Row.ID, l.Row, plans)
 }
 
-// cloneRest makes clones of an object that is not in use, and is or is like origin.
+// cloneRest makes clones of the object from, which is not in use: origin or a copy of it.
 func (e *Engine) cloneRest(
 	ctx context.Context, q CloneRequest, from driver.ObjectID, origin catalog.Row, plans []*clonePlan,
 ) error {
@@ -332,7 +334,7 @@ func (e *Engine) cloneRest(
 	})
 }
 
-// forClones calls fn for each, for some at once, until one fails.
+// forClones calls fn for each plan, cloneWorkers at a time, until one fails.
 func forClones(ctx context.Context, plans []*clonePlan, fn func(context.Context, *clonePlan) error) error {
 	if len(plans) == 1 {
 		return fn(ctx, plans[0])
@@ -352,8 +354,8 @@ func forClones(ctx context.Context, plans []*clonePlan, fn func(context.Context,
 	return g.Wait()
 }
 
-// beginBatch begins n clones of an object. They are durable after Flush: many share one
-// wait for the disk where the driver can do that.
+// beginBatch starts a batch of n clones of an object. They are durable after Flush: they
+// share one wait for the disk if the driver supports that.
 func (e *Engine) beginBatch(ctx context.Context, from driver.ObjectID, n int) (driver.Batch, error) {
 	if b, ok := e.drv.(driver.Batcher); ok && n > 1 {
 		return b.Batch(ctx, from)
@@ -373,7 +375,7 @@ func (o oneByOne) Clone(ctx context.Context, id driver.Identity) error {
 func (oneByOne) Flush(context.Context) error { return nil }
 func (oneByOne) Close() error                { return nil }
 
-// cloneError says so if a clone failed because its origin is gone.
+// cloneError turns NotFound into a Conflict that says that the origin was destroyed.
 func cloneError(err error, p *clonePlan) error {
 	if errs.Is(err, errs.NotFound) {
 		return errs.New(errs.Conflict, "clone", p.row.Origin, "it has just been destroyed")
@@ -381,7 +383,7 @@ func cloneError(err error, p *clonePlan) error {
 	return err
 }
 
-// readyClone does what is to be done with a clone before it has a name.
+// readyClone grows and mounts a clone before it is recorded.
 func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePlan, mountIt bool) error {
 	if p.row.SizeBytes > origin.SizeBytes {
 		if err := e.growInside(ctx, p.row); err != nil {
@@ -402,7 +404,7 @@ func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePla
 	return nil
 }
 
-// growInside enlarges the filesystem in a volume's image to the whole of it.
+// growInside grows the filesystem in a volume's image to the size of the image.
 func (e *Engine) growInside(ctx context.Context, row catalog.Row) error {
 	if row.FS == driver.None {
 		return nil
@@ -415,8 +417,8 @@ func (e *Engine) growInside(ctx context.Context, row catalog.Row) error {
 		return kernel.GrowExt4(root, row.SizeBytes)
 	})
 	if row.FS == driver.Ext4 && errors.Is(err, unix.EPERM) {
-		// Root in a container often lacks the capability to grow a mounted
-		// ext4. This one is not mounted, so a program can do it.
+		// Root in a container often lacks the capability to grow a mounted ext4.
+		// The image is unmounted now, so resize2fs can do it.
 		err = e.content.WithPath(ctx, row.ID, func(path string) error {
 			_, err := run.Program(ctx, "resize2fs", "-f", path)
 			return err
@@ -427,7 +429,7 @@ func (e *Engine) growInside(ctx context.Context, row catalog.Row) error {
 }
 
 func (e *Engine) commitClones(ctx context.Context, q CloneRequest, origin catalog.Row, plans []*clonePlan) error {
-	// An ephemeral volume may be lost with the power; its row too.
+	// A power loss may lose an ephemeral volume, and so its row as well.
 	return e.cat.Update(ctx, catalog.Durability(!q.Ephemeral), func(tx *catalog.Tx) error {
 		for _, p := range plans {
 			if err := tx.PutObject(p.row); err != nil {
@@ -441,7 +443,7 @@ func (e *Engine) commitClones(ctx context.Context, q CloneRequest, origin catalo
 			}
 
 			if q.op == opRun {
-				// The mark stays until the program has ended; its golden may go.
+				// The mark stays until the program has ended, but the golden may be destroyed.
 				if err := tx.StopReading(p.row.ID); err != nil {
 					return err
 				}
@@ -457,14 +459,14 @@ func (e *Engine) commitClones(ctx context.Context, q CloneRequest, origin catalo
 	})
 }
 
-// undoClones takes everything back that was made so far.
+// undoClones unmounts and removes the clones made so far.
 func (e *Engine) undoClones(ctx context.Context, plans []*clonePlan) {
 	ctx = context.WithoutCancel(ctx)
 	var ids []driver.ObjectID
 	for _, p := range plans {
 		if p.att.ID != "" {
 			if err := e.content.Unmount(ctx, reasonFor("clone"), p.row, p.att, false); err != nil {
-				continue // in use already: the mark stays, and recovery tries again
+				continue // already in use: the mark stays, and recovery retries
 			}
 		}
 		ids = append(ids, p.row.ID)
@@ -472,4 +474,5 @@ func (e *Engine) undoClones(ctx context.Context, plans []*clonePlan) {
 	e.ledger.DestroyUnfinished(ctx, ids...)
 }
 
+// roundUp rounds a size up to a multiple of 4096 bytes.
 func roundUp(n int64) int64 { return (n + 4095) / 4096 * 4096 }

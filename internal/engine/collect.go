@@ -27,7 +27,7 @@ type Freed struct {
 	Ref string `json:"ref"`
 	ID  string `json:"id"`
 	Why string `json:"why"`
-	// used space of the pool before and after, when it had settled; -1: not measured by itself
+	// difference of the pool's used space before and after, once settled; -1: not measured separately
 	Bytes int64 `json:"returned_bytes"`
 }
 
@@ -41,16 +41,16 @@ type Kept struct {
 	Bytes int64 `json:"tied_bytes,omitempty"` // of a tie: what would return without it
 }
 
-// GCReport is what gc did.
+// GCReport describes what gc did.
 type GCReport struct {
 	Sweep
 	Reclaimed int `json:"reclaimed"` // destroyed earlier, returned now
 	Undone    int `json:"undone"`    // interrupted operations cleaned up
-	Expired   int `json:"expired"`   // volumes and snapshots whose time was over
-	// kept when they were destroyed, as the driver had tied them to others, removed now
+	Expired   int `json:"expired"`   // expired volumes and snapshots
+	// objects that the driver kept when they were destroyed, because others depended on them, and removed now
 	Untied  int `json:"untied"`
-	Retired int `json:"retired"` // generations that their golden's retention does not keep
-	// used space of the pool, before minus after, when it had settled; other writers count
+	Retired int `json:"retired"` // generations that the retention of their golden does not keep
+	// used space of the pool, before minus after, once settled; includes changes by other writers
 	FreedBytes   int64          `json:"freed_bytes"`
 	TrimmedBytes int64          `json:"trimmed_bytes"`    // of a loop-backed pool: free ranges reported to the file below
 	HostFreed    int64          `json:"host_freed_bytes"` // of a loop-backed pool: disk space that the file gave back
@@ -61,26 +61,26 @@ type GCReport struct {
 	Warnings     []errs.Message `json:"warnings,omitempty"`
 }
 
-// freedMost is how many things are measured one by one, which takes a moment each.
+// freedMost limits how many objects are measured one by one, as each measurement takes a moment.
 const freedMost = 100
 
-// freed collects what is removed.
+// freed collects the objects that a gc removes.
 type freed struct {
 	mu      sync.Mutex
 	things  []Freed
 	measure bool
 }
 
-// settlePatience is how long a measurement of free space waits for what the
-// filesystem frees in the background.
+// settlePatience is how long a measurement of free space waits for the filesystem
+// to free space in the background.
 const settlePatience = 5 * time.Second
 
 func (e *Engine) settledSpace(ctx context.Context) (pool.Space, error) {
 	return e.pool.WaitFreed(ctx, settlePatience)
 }
 
-// removeObject makes the driver remove an object that has no name any more. During a
-// gc it notes why, and what that returned to the pool.
+// removeObject makes the driver remove an object that no longer has a name. During a
+// gc it records why, and how much space that returned to the pool.
 func (e *Engine) removeObject(ctx context.Context, id driver.ObjectID, ref, why string) error {
 	f := callOf(ctx).freed
 	destroy := func() error { return e.drv.Destroy(ctx, id) }
@@ -115,10 +115,11 @@ func (e *Engine) removeObject(ctx context.Context, id driver.ObjectID, ref, why 
 	return nil
 }
 
-// GC cleans up everything that can be: what Maintain does without its bounds, a full
-// comparison of the pool with the catalogue, the retention of goldens, and, on a
-// loop-backed pool, returning free space to the filesystem below. With explain it
-// measures what each thing returned, and says of everything else why it stays.
+// GC cleans up everything that can be cleaned up: it does the work of Maintain without
+// a time limit, compares the whole pool with the catalogue, applies the retention of
+// goldens and, on a loop-backed pool, returns free space to the filesystem below. With
+// explain it measures the space that each removal returned, and reports why each
+// remaining object stays.
 func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -136,6 +137,7 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 		return nil, err
 	}
 
+	// Finish or undo what was interrupted, and destroy what has expired.
 	recovered, err := e.Maintain(ctx)
 	if err != nil {
 		return nil, err
@@ -145,6 +147,7 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 		return nil, err
 	}
 
+	// Destroy what retention does not keep, and what no longer has dependents.
 	r := &GCReport{}
 	if r.Retired, err = e.applyAllRetention(ctx); err != nil {
 		return nil, err
@@ -156,6 +159,7 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 		}
 	}
 
+	// Compare the pool with the catalogue, and remove the garbage.
 	deciding := time.Now()
 	if err := e.sweepLocked(ctx, r); err != nil {
 		return nil, err
@@ -176,13 +180,14 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 		}
 	}
 
+	// Add up the space that returned.
 	after, err := e.settledSpace(ctx)
 	if err != nil {
 		return nil, err
 	}
 
 	r.FreedBytes = max(0, before.UsedBytes-after.UsedBytes)
-	var sum int64 // what programs had written, but nobody yet to the pool, is only in this
+	var sum int64 // includes writes that reached the pool only after before was measured
 	for _, f := range r.Freed {
 		sum += max(0, f.Bytes)
 	}
@@ -192,7 +197,7 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	return r, nil
 }
 
-// sweepLocked sweeps, while nobody makes, mounts or removes the pool.
+// sweepLocked sweeps with the pool's lock held, so that nobody creates, mounts or removes the pool.
 func (e *Engine) sweepLocked(ctx context.Context, r *GCReport) error {
 	unlock, err := pool.Lock(ctx, e.pool.Dir)
 	if err != nil {
@@ -206,7 +211,7 @@ func (e *Engine) sweepLocked(ctx context.Context, r *GCReport) error {
 	return err
 }
 
-// addEarlier counts what an earlier sweep of the same command did.
+// addEarlier adds the counts of an earlier sweep of the same command; o may be nil.
 func (s *Sweep) addEarlier(o *Sweep) {
 	if o != nil {
 		s.Garbage += o.Garbage
@@ -215,7 +220,7 @@ func (s *Sweep) addEarlier(o *Sweep) {
 	}
 }
 
-// applyAllRetention applies the retention of all goldens.
+// applyAllRetention removes the generations that no golden keeps, and returns their number.
 func (e *Engine) applyAllRetention(ctx context.Context) (n int, err error) {
 	var goldens []catalog.Golden
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
@@ -244,7 +249,7 @@ func (e *Engine) applyAllRetention(ctx context.Context) (n int, err error) {
 	return n, nil
 }
 
-// explainKept says of everything in the pool why it stays.
+// explainKept lists everything in the pool with the reasons why it stays.
 func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 	var u *uses
 	var tombstones []catalog.Tombstone
@@ -271,6 +276,7 @@ func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 		clones[r.OriginID]++
 	}
 
+	// Objects that have a name.
 	for _, r := range u.rows {
 		k := Kept{Ref: r.Name, Kind: kindName(r.Kind)}
 		if r.Pinned.After(time.Now()) {
@@ -312,8 +318,8 @@ func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 	return append(out, ties...), err
 }
 
-// keptTies says of everything that is destroyed and must stay, for what that is and
-// what it takes.
+// keptTies lists the destroyed objects that the driver must keep, with the space they
+// use and the objects that depend on them.
 func (e *Engine) keptTies(ctx context.Context, u *uses) ([]Kept, error) {
 	t, ok := e.drv.(driver.Tied)
 	if !ok {
@@ -344,6 +350,7 @@ func (e *Engine) keptTies(ctx context.Context, u *uses) ([]Kept, error) {
 		}
 	}
 
+	// Say for each tie where its blocks are, and who holds it.
 	out := make([]Kept, 0, len(all))
 	for _, tie := range all {
 		k := Kept{Ref: tie.Name, Kind: "tie", Bytes: tie.Bytes}
@@ -379,7 +386,7 @@ func (e *Engine) keptTies(ctx context.Context, u *uses) ([]Kept, error) {
 	return out, nil
 }
 
-// tiesNamed is how many of the things that keep another are named.
+// tiesNamed limits how many of the objects that hold another are named.
 const tiesNamed = 8
 
 func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []errs.Message {
@@ -435,8 +442,8 @@ func whyGeneration(u *uses, r catalog.Row) []errs.Message {
 	return []errs.Message{"the golden keeps all generations; prune can remove it"}
 }
 
-// returnToHost gives the free space of a loop-backed pool back to the filesystem
-// below it, as far as can be.
+// returnToHost returns the free space of a loop-backed pool to the filesystem below
+// it. Errors do not matter: the next call does the rest.
 func (e *Engine) returnToHost() { _ = e.trimBacking(&GCReport{}) }
 
 // trimBacking returns the pool's free space to the sparse file it lies in.

@@ -19,29 +19,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// destroyBatch objects share their commits.
 const (
-	destroyBatch   = 64
-	destroyWorkers = 4
+	destroyBatch   = 64 // objects that share their commits
+	destroyWorkers = 4  // objects that are unmounted or removed at the same time
 )
 
-// Destroyed says what became of one object.
+// Destroyed describes one destroyed object.
 type Destroyed struct {
 	Ref            string `json:"ref"`
 	ID             string `json:"id"`
 	Kind           string `json:"kind"`
 	ExclusiveBytes int64  `json:"exclusive_bytes"`   // when last measured
-	Reclaimed      bool   `json:"reclaimed"`         // the driver has removed it; if not, the next command will
-	HeldBy         string `json:"held_by,omitempty"` // who keeps the driver from removing it, as far as is known
+	Reclaimed      bool   `json:"reclaimed"`         // the driver has removed it; if not, the next command does
+	HeldBy         string `json:"held_by,omitempty"` // processes that keep the driver from removing it, if known
 }
 
 // DestroyReport is the result of Destroy.
 type DestroyReport struct {
 	Destroyed []Destroyed
-	Failed    []error // one for each that still exists
+	Failed    []error // one for each object that still exists
 
-	budget time.Duration // that may still be spent on removing
-	why    string        // they go
+	budget time.Duration // time that may still be spent on removing
+	why    string        // reason for the removal
 }
 
 // DestroyRequest says what to destroy.
@@ -50,9 +49,9 @@ type DestroyRequest struct {
 	Tracker *progress.Tracker
 }
 
-// Destroy removes volumes, with their snapshots, and snapshots. All names are resolved before
-// anything is done: if one is unknown, nothing is destroyed. After that, one
-// that is in use does not save the others. What is mounted and idle is
+// Destroy destroys volumes, with their snapshots, and snapshots. It resolves all names
+// first: if one is unknown, nothing is destroyed. After that, an object that is in use
+// does not keep the others from being destroyed. Volumes that are mounted but idle are
 // unmounted. NotFound, Invalid.
 func (e *Engine) Destroy(ctx context.Context, q DestroyRequest) (*DestroyReport, error) {
 	ctx, end := e.ledger.Begin(ctx)
@@ -68,11 +67,11 @@ func (e *Engine) Destroy(ctx context.Context, q DestroyRequest) (*DestroyReport,
 	return e.destroyRows(ctx, rows, destroyOptions{tracker: q.Tracker}), ctx.Err()
 }
 
-// reclaimBound is how long a command that destroys goes on removing what it has
-// destroyed. What is left then is hidden already, and goes with later commands.
+// reclaimBound limits how long a command removes the objects it has destroyed. The
+// rest is hidden already, and later commands remove it.
 const reclaimBound = 10 * time.Second
 
-// firstFailure is the first error that is not that something is in use.
+// firstFailure returns the first error that is not InUse.
 func (r *DestroyReport) firstFailure() error {
 	for _, err := range r.Failed {
 		if !errs.Is(err, errs.InUse) {
@@ -82,13 +81,13 @@ func (r *DestroyReport) firstFailure() error {
 	return nil
 }
 
-// destroyOptions of destroyRows.
+// destroyOptions are options of destroyRows.
 type destroyOptions struct {
-	// still, if not nil, decides in the transaction that claims an object
-	// whether it is to go, whatever was found out about it before.
+	// still, if not nil, decides in the transaction that claims an object whether to
+	// destroy it: the reasons to do so may no longer hold.
 	still   func(tx *catalog.Tx, row catalog.Row, attached bool) (bool, error)
-	force   bool   // what is pinned too
-	op      string // "": destroy; other than that, nobody asked for it, and what is in use is left alone at once
+	force   bool   // even what is pinned
+	op      string // "": destroy; otherwise no user asked for it, and objects in use are skipped without waiting
 	why     string // for gc --explain
 	tracker *progress.Tracker
 }
@@ -107,15 +106,15 @@ func (e *Engine) destroyRows(ctx context.Context, rows []doomed, o destroyOption
 	return report
 }
 
-// doomed is an object that is to be destroyed, a volume with its snapshots.
+// doomed is an object to be destroyed; a volume includes its snapshots.
 type doomed struct {
 	row   catalog.Row
 	ref   string
-	whole bool // of a golden: all its generations go, and row is the current one
+	whole bool // of a golden: all its generations are destroyed, and row is the current one
 }
 
-// toDestroy resolves references and globs, without repeats: a snapshot whose
-// volume goes too goes with it.
+// toDestroy resolves references and globs, without repeats. It omits snapshots whose
+// volume is destroyed as well, as these go with the volume.
 func (e *Engine) toDestroy(ctx context.Context, what []ref.Pattern) ([]doomed, error) {
 	var out []doomed
 	seen := map[driver.ObjectID]bool{}
@@ -195,8 +194,8 @@ func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row
 	return nil
 }
 
-// destroyItem is what goes out in one step: an object, a volume with its snapshots,
-// or a whole golden.
+// destroyItem is a unit of destruction: an object, a volume with its snapshots, or a
+// whole golden.
 type destroyItem struct {
 	doomed
 	with   []catalog.Row // a volume's snapshots, a whole golden's other generations
@@ -204,17 +203,17 @@ type destroyItem struct {
 	has    bool
 	failed error
 	skip   bool          // gone meanwhile, or not wanted any more
-	left   []catalog.Row // what the driver could not remove
+	left   []catalog.Row // objects that the driver could not remove
 	dev    uint64        // st_dev of the dataset that was mounted
 	heldBy string
 }
 
-// rows are all that goes, the volume last.
+// rows returns all rows that are destroyed, the volume last.
 func (it *destroyItem) rows() []catalog.Row {
 	return append(slices.Clip(it.with), it.row)
 }
 
-// refOf is the reference of one of its rows.
+// refOf returns the reference of one of its rows.
 func (it *destroyItem) refOf(r catalog.Row) string {
 	switch {
 	case r.ID == it.row.ID:
@@ -225,15 +224,15 @@ func (it *destroyItem) refOf(r catalog.Row) string {
 	return it.row.Name + "@" + r.Name
 }
 
-// destroySome takes a batch through the protocol, each step for all of them.
+// destroySome destroys a batch: claim, unmount, commit and remove, each step for all of it.
 func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptions, report *DestroyReport) {
 	items := make([]*destroyItem, len(batch))
 	for i, d := range batch {
 		items[i] = &destroyItem{doomed: d}
 	}
 
-	// What is in the way of one must not hold up the rest, so they are claimed
-	// one by one if together does not work at once.
+	// Claim them. One that cannot be claimed must not hold up the rest, so if
+	// claiming all together fails, claim them one by one.
 	if err := e.claimDestroy(ctx, items, o); err != nil {
 		if len(items) == 1 {
 			items[0].failed = err
@@ -244,6 +243,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 		}
 	}
 
+	// Unmount them, unless one is in use.
 	e.refuseUsed(ctx, items, o)
 
 	destroyInParallel(items, func(it *destroyItem) {
@@ -274,6 +274,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 		return
 	}
 
+	// Replace their rows by tombstones. This is what destroys them.
 	durable := catalog.Soft // an ephemeral volume that a power loss brings back is destroyed again
 	for _, it := range going {
 		durable = durable || catalog.Durability(!it.row.Ephemeral)
@@ -297,7 +298,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 		return
 	}
 
-	// From here on they do not exist, whatever happens.
+	// From here on they no longer exist, whatever happens.
 	e.reclaimNow(ctx, going, report)
 }
 
@@ -306,12 +307,13 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 func (e *Engine) reclaimNow(ctx context.Context, going []*destroyItem, report *DestroyReport) {
 	ctx = context.WithoutCancel(ctx)
 	bounded, cancel := ctx, func() {}
-	if callOf(ctx).freed == nil { // else it is measured, which takes its time
+	if callOf(ctx).freed == nil { // a gc measures each removal, which has no limit
 		bounded, cancel = context.WithTimeout(ctx, report.budget)
 	}
 
 	defer cancel()
 
+	// Remove the objects until the time is used up.
 	start := time.Now()
 	destroyInParallel(going, func(it *destroyItem) {
 		for _, r := range it.rows() {
@@ -326,8 +328,9 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyItem, report *D
 		}
 	})
 
+	// Note which of them were removed. If that fails, the next command removes them again.
 	report.budget -= time.Since(start)
-	_ = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { // else the next command does it again
+	_ = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		for _, it := range going {
 			for _, r := range it.rows() {
 				if !it.isLeft(r) {
@@ -354,7 +357,7 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyItem, report *D
 	}
 }
 
-// refuseUsed fails those that somebody uses, before anything is unmounted.
+// refuseUsed fails the items that somebody uses, before anything is unmounted.
 func (e *Engine) refuseUsed(ctx context.Context, items []*destroyItem, o destroyOptions) {
 	var asked []*destroyItem
 	var volumes []content.Volume
@@ -389,14 +392,14 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyItem, o destr
 			}
 
 			if ok && it.row.Kind == driver.Volume && row.Kind != driver.Volume {
-				row, ok, err = tx.LineageHolder(it.row.Lineage()) // it was rewound, and this is what it was before
+				row, ok, err = tx.LineageHolder(it.row.Lineage()) // it was rewound: the row is now its previous state
 				if err != nil {
 					return nil, err
 				}
 			}
 
 			if !ok {
-				it.skip = true // somebody else was faster
+				it.skip = true // another process has destroyed it
 				continue
 			}
 
@@ -440,15 +443,15 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyItem, o destr
 	})
 }
 
-// opExpire destroys what nobody asked to be destroyed: who uses it is not looked for.
+// opExpire is the operation of expired volumes: no user asked for it, so it does not search for processes that use them.
 const opExpire = "expire"
 
-// reasonFor is what a volume is taken away for by an operation.
+// reasonFor returns the reason an operation gives for unmounting a volume.
 func reasonFor(op string) content.Reason {
 	return content.Reason{Op: op, Gentle: op == opExpire || op == opPrune}
 }
 
-// checkPin refuses to destroy what is pinned.
+// checkPin refuses to destroy a pinned object.
 func checkPin(r catalog.Row, ref string) error {
 	if !r.Pinned.After(time.Now()) {
 		return nil
@@ -457,7 +460,7 @@ func checkPin(r catalog.Row, ref string) error {
 		WithHint("unpin it first with %s", errs.Run("unpin", ref))
 }
 
-// pinnedUntil says when a pin ends, for people.
+// pinnedUntil returns the end of a pin as text: "" if it has none.
 func pinnedUntil(t time.Time) string {
 	if !t.Before(driver.Forever) {
 		return ""
@@ -465,7 +468,7 @@ func pinnedUntil(t time.Time) string {
 	return " until " + t.Local().Format("2006-01-02 15:04:05 MST")
 }
 
-// destroyInParallel runs fn for the items that have not failed.
+// destroyInParallel runs fn for the items that have neither failed nor been skipped.
 func destroyInParallel(items []*destroyItem, fn func(*destroyItem)) {
 	if len(items) == 1 {
 		if it := items[0]; !it.skip && it.failed == nil {
