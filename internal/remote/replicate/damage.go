@@ -12,11 +12,11 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// DamagedHead is a head that cannot be read. Its points are not known, but their manifests may be whole: see [Repair].
+// DamagedHead is a head that cannot be read. Its points are unknown, but their manifests may be intact: see [Repair].
 type DamagedHead struct {
-	// of the remote: "heads/...", or "points/..." if only a part of it cannot be read
+	// Object is its key on the remote: "heads/...", or "points/..." if only a part of it cannot be read.
 	Object string `json:"object"`
-	Volume string `json:"volume,omitempty"` // its name, if this pool, or something on the remote, tells it
+	Volume string `json:"volume,omitempty"` // its name, if this pool or an object on the remote knows it
 	Reason string `json:"reason"`
 
 	id  repo.ID
@@ -26,13 +26,13 @@ type DamagedHead struct {
 // String names the volume, or the object if its name is not known.
 func (d DamagedHead) String() string { return cmp.Or(d.Volume, d.Object) }
 
-// headset is all heads of a remote.
+// headset holds all heads of a remote.
 type headset struct {
 	good []repo.HeadState // by name
 	bad  []DamagedHead    // by ID
 }
 
-// readHeads reads all heads. One that cannot be read does not hide the others.
+// readHeads reads all heads. Heads that cannot be read do not hide the others.
 func readHeads(ctx context.Context, r *repo.Repo) (headset, error) {
 	var ids []repo.ID
 	for id, err := range r.HeadIDs(ctx) {
@@ -42,6 +42,7 @@ func readHeads(ctx context.Context, r *repo.Repo) (headset, error) {
 		ids = append(ids, id)
 	}
 
+	// Read the heads, several at once, and keep the damaged ones apart.
 	var mu sync.Mutex
 	var out headset
 	err := eachOf(ctx, ids, func(ctx context.Context, id repo.ID) error {
@@ -81,13 +82,14 @@ func (s headset) isBad(r *repo.Repo, volume string) bool {
 	return err == nil && slices.ContainsFunc(s.bad, func(d DamagedHead) bool { return d.id == id })
 }
 
-// damagedVolumeError is the error of a command that needs a head that cannot be read.
+// damagedVolumeError returns the error of a command that needs a head that cannot be read.
 func damagedVolumeError(op, name string, err error) error {
 	return errs.New(errs.KindOf(err), op, name, "cannot read its list of points on the remote: %w", err).
 		WithHint("rebuild the list from the points with %s", errs.Run("remote repair", "REMOTE"))
 }
 
-// readSessions reads all sessions, and notes those that cannot be read: only their IDs are known.
+// readSessions reads all sessions. Those that cannot be read are in bad: only their IDs are known, and a Beat that
+// stays the same until they are written again.
 func readSessions(ctx context.Context, r *repo.Repo) (good, bad []repo.SessionState, err error) {
 	var ids []repo.ID
 	for id, err := range r.SessionIDs(ctx) {
@@ -97,6 +99,7 @@ func readSessions(ctx context.Context, r *repo.Repo) (good, bad []repo.SessionSt
 		ids = append(ids, id)
 	}
 
+	// Read the sessions, several at once.
 	var mu sync.Mutex
 	err = eachOf(ctx, ids, func(ctx context.Context, id repo.ID) error {
 		s, err := r.Session(ctx, id)
@@ -130,21 +133,24 @@ func readSessions(ctx context.Context, r *repo.Repo) (good, bad []repo.SessionSt
 	return good, bad, err
 }
 
-// stateNumber stands for the beat of a session that cannot be read: it is the same as long as nobody writes it.
+// stateNumber returns a substitute for the beat of a session that cannot be read: it changes only when the session is
+// written.
 func stateNumber(version string) uint64 {
 	h := fnv.New64a()
 	h.Write([]byte(version))
 	return h.Sum64()
 }
 
-// KnowNames gives the remote a way to tell the names of volumes and goldens that it may hold, which is asked only when
-// something that is damaged shall be named.
+// KnowNames sets the function that lists the names of volumes and goldens that may be on the remote. It is called only
+// to find the name of a damaged object.
 func (r *Remote) KnowNames(names func(context.Context) ([]string, error)) { r.names = names }
 
-// NamesOf are the names under which volumes and goldens of this pool may be on a remote: their own, and those that the
-// pool remembers to have pushed or pulled.
+// NamesOf returns the names under which volumes and goldens of this pool may be on a remote: their own names, and those
+// under which the pool remembers pushing or pulling them.
 func NamesOf(ctx context.Context, e *engine.Engine, r *Remote) ([]string, error) {
 	var out []string
+
+	// Names that the pool remembers.
 	heads, err := e.RemoteHeads(ctx, r.Mark.ID.String())
 	if err != nil {
 		return nil, err
@@ -154,6 +160,7 @@ func NamesOf(ctx context.Context, e *engine.Engine, r *Remote) ([]string, error)
 		out = append(out, h.Name)
 	}
 
+	// Names of volumes and goldens in the pool.
 	volumes, err := e.Volumes(ctx, false)
 	if err != nil {
 		return nil, err
@@ -176,8 +183,8 @@ func NamesOf(ctx context.Context, e *engine.Engine, r *Remote) ([]string, error)
 	return slices.Compact(out), nil
 }
 
-// nameDamaged calls set with the names of heads, by what their objects are called. Names are hints: without them
-// objects are named by their keys.
+// nameDamaged calls set with the names of heads by the keys of their objects. Names are only a help for people: without
+// them, objects are named by their keys.
 func (r *Remote) nameDamaged(ctx context.Context, rp *repo.Repo, set func(byObject map[string]string)) {
 	if r.names == nil {
 		return

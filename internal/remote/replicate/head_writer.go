@@ -14,15 +14,15 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// headWriter is this pool as a writer of heads. Whatever adds a point to a head, or changes
-// who may do that, goes through it, so that the rules of fencing are in one place:
+// headWriter writes heads for this pool. Every operation that adds a point to a head, or changes
+// which pool may add one, uses it, so that the rules of fencing are in one place:
 //
-//   - A head has one writer, and an epoch that grows whenever that changes.
+//   - A head has one writer, and an epoch that grows whenever the writer changes.
 //   - A push keeps to the epoch at which it first read the head: it commits only while the
-//     head has that epoch and this writer. So a take-over ends all pushes under way, also
+//     head has that epoch and this writer. So a take-over ends all pushes under way, even
 //     those of a pool that takes the volume back.
-//   - A head has a token of its writer's last commit. A pool that has the writer's ID and does
-//     not know the token is a copy of the writer, or was put back to an older state.
+//   - A head has a token of its writer's last commit. A pool that has the writer's ID but does
+//     not know the token is a copy of the writer, or was rolled back to an older state.
 //   - All changes are compare-and-swap.
 //
 // Methods may be called concurrently.
@@ -32,32 +32,32 @@ type headWriter struct {
 	me     repo.Writer
 
 	tokens     tokenLog          // of this pool's writes
-	freeNames  *sync.Map         // by reference there: pages of points in which the name is not
-	replaceSeq map[string]uint64 // by reference there: the number of a point that is pushed once more; see inPlace
+	freeNames  *sync.Map         // by reference on the remote: pages of points without a point of that name
+	replaceSeq map[string]uint64 // by reference on the remote: the number of a point that is pushed again; see inPlace
 
 	memory         headMemory // what this pool remembers of heads
-	acceptRollback bool       // go on with a head that is older than that
+	acceptRollback bool       // accept a head that is older than memory says
 }
 
 // headState is a head as it was read.
 type headState struct {
 	repo.Head
 	version objstore.Version // "" if there is no head
-	own     ownership        // whose its last write is
+	own     ownership        // which pool wrote it last
 }
 
-// claim is the right to write a head, as it was when that was first read.
+// claim is the right to write a head as it was first read. A later epoch invalidates it.
 type claim struct{ epoch uint64 }
 
 func (h headState) claim() claim { return claim{h.Epoch} }
 
-// findListed finds the point of a manifest that was pushed just now: it is a recent one, or in the place of an older one.
+// findListed finds the point of a manifest that was just pushed: a recent one, or one in the place of an older point.
 func (w *headWriter) findListed(ctx context.Context, h headState, m *repo.Manifest) (repo.Point, bool, error) {
 	seq := w.replaceSeq[h.Name+"@"+m.Point]
 	return findPoint(ctx, w.repo, h.Head, pageHolding(seq), func(x repo.Point) bool { return x.Manifest == m.ID })
 }
 
-// readHead reads a head; one that is not there is a zero one.
+// readHead reads a head. A head that does not exist yields one without points, and with version "".
 func (w *headWriter) readHead(ctx context.Context, name string) (headState, error) {
 	before, err := w.tokens.load(name)
 	if err != nil {
@@ -79,11 +79,11 @@ func (w *headWriter) readHead(ctx context.Context, name string) (headState, erro
 	return headState{h, v, own}, err
 }
 
-// unclaimed reports whether a head is there, but nobody's: removed, or only made to
-// tell sessions that they are too late.
+// unclaimed reports whether an existing head has no writer: its volume was removed, or a prune created
+// the head only to fence a session.
 func (h headState) unclaimed() bool { return h.Gone || h.Writer.Pool == "" }
 
-// checkWriter is nil if this pool may write the head. Conflict.
+// checkWriter returns nil if this pool may write the head, and Conflict otherwise.
 func (w *headWriter) checkWriter(h headState) error {
 	if h.version == "" || h.unclaimed() {
 		return nil
@@ -104,7 +104,8 @@ func (w *headWriter) checkWriter(h headState) error {
 			errs.Run("pull", w.remote, h.Name, errs.Param("take-over"), errs.Param("update")))
 }
 
-// copiedPoolError is the error of a pool that has the ID of a head's writer and has not written it last. Conflict.
+// copiedPoolError returns the error, of kind Conflict, of a pool that has the ID of a head's writer but did not write
+// it last.
 func (w *headWriter) copiedPoolError(op string, h repo.Head) error {
 	return errs.New(errs.Conflict, op, h.Name,
 		"another pool with the same ID as this one has pushed the volume since: "+
@@ -115,7 +116,7 @@ func (w *headWriter) copiedPoolError(op string, h repo.Head) error {
 			errs.Run("pull", w.remote, h.Name, errs.Param("take-over"), errs.Param("update")), errs.Param("as", "NAME"))
 }
 
-// checkClaim is nil if this pool may go on with what it began under a claim. Conflict.
+// checkClaim returns nil if this pool may continue an operation that it began under a claim, and Conflict otherwise.
 func (w *headWriter) checkClaim(h headState, c claim) error {
 	if err := w.checkWriter(h); err != nil {
 		return err
@@ -128,7 +129,8 @@ func (w *headWriter) checkClaim(h headState, c claim) error {
 		WithHint("push again; run %s to list the writer of each volume", errs.Run("remote ls", w.remote))
 }
 
-// checkNotOlder is nil if a head is as new as the one that this pool remembers. Damaged.
+// checkNotOlder returns nil if a head is at least as new as this pool remembers, or a rollback is accepted, and Damaged
+// otherwise.
 func (w *headWriter) checkNotOlder(h headState) error {
 	why := w.rollbackReason(h)
 	if why == "" || w.acceptRollback {
@@ -148,7 +150,7 @@ func (w *headWriter) checkNotOlder(h headState) error {
 		errs.Param("accept-rollback"))
 }
 
-// rollbackReason says in which way a head is older than this pool remembers; "" if it is not.
+// rollbackReason explains how a head is older than this pool remembers, and returns "" if it is not.
 func (w *headWriter) rollbackReason(h headState) string {
 	why := w.memory.rollbackReason(&h.Head, h.version != "")
 	if why == "" && h.own == retiredWrite {
@@ -157,7 +159,7 @@ func (w *headWriter) rollbackReason(h headState) string {
 	return why
 }
 
-// checkFits is nil if a point can go into a head. Conflict, Exists, Damaged.
+// checkFits returns nil if a point can be added to a head. Errors: Conflict, Exists, Damaged.
 func (w *headWriter) checkFits(ctx context.Context, h headState, pt engine.Point) error {
 	if err := cmp.Or(w.checkWriter(h), w.checkNotOlder(h)); err != nil {
 		return err
@@ -206,8 +208,8 @@ func kindOfHead(golden bool) string {
 	return "volume"
 }
 
-// pagesThatMayName selects the pages of a head in which a point of a name can be. Names that pushes make tell when that was, so
-// that an ordinary push reads no page; for others each page is read once.
+// pagesThatMayName selects the pages of a head that may contain a point with the given name. Names that pushes generate
+// contain a time, so that an ordinary push reads no page. For other names each page is read once.
 func (w *headWriter) pagesThatMayName(head, name string) pageFilter {
 	made, auto := pushTime(name)
 	var free []repo.PointPage
@@ -224,10 +226,10 @@ func (w *headWriter) pagesThatMayName(head, name string) pageFilter {
 	}
 }
 
-// commitPoint adds a manifest to the head, if this session and this pool may still do so: h is as
-// it was read after the session had begun, c the claim of when it was first read. A manifest
-// that is listed already is a commit whose answer was lost. errEnded, and the kinds of checkClaim
-// and checkFits.
+// commitPoint adds a manifest to the head, if this session and this pool may still do so. h is the head
+// as it was read after the session had begun, c the claim from when it was first read. If the manifest
+// is already listed, an earlier commit succeeded and only its answer was lost. Errors: errEnded, and
+// those of checkClaim and checkFits.
 func (w *headWriter) commitPoint(
 	ctx context.Context, l *lease, c claim, h headState, pt engine.Point, m *repo.Manifest,
 ) (headState, repo.Point, error) {
@@ -241,13 +243,14 @@ func (w *headWriter) commitPoint(
 				return h, at, err
 			}
 
-			// Somebody else wrote it: it may have been a prune that has given this session
-			// up. It says so in the head before it takes the session away.
+			// Another writer changed the head, perhaps a prune that ended this session: it
+			// writes that into the head before it removes the session.
 			if err := l.beat(ctx); err != nil {
 				return h, repo.Point{}, err
 			}
 		}
 
+		// This pool must still be the writer, the point must fit, and no prune may have fenced the session.
 		if err := w.checkClaim(h, c); err != nil {
 			return h, repo.Point{}, err
 		}
@@ -260,6 +263,7 @@ func (w *headWriter) commitPoint(
 			return h, repo.Point{}, errEnded
 		}
 
+		// Write the head with the point. After a lost race, begin again.
 		next, at, err := w.addPoint(ctx, l, h, pt, m)
 		if err != nil {
 			return h, repo.Point{}, err
@@ -275,11 +279,12 @@ func (w *headWriter) commitPoint(
 	}
 }
 
-// addPoint is the head with one more point; what is too much for the head is in pages then. Only a head that is
-// nobody's gets a writer by this: see checkClaim.
+// addPoint returns the head with one more point. Points for which the head has no room are written into pages. The head
+// gets a new writer only if it had none: see checkClaim.
 func (w *headWriter) addPoint(
 	ctx context.Context, l *lease, h headState, pt engine.Point, m *repo.Manifest,
 ) (headState, repo.Point, error) {
+	// A head without a writer becomes this pool's.
 	back := w.rollbackReason(h) != ""
 	switch {
 	case h.Gone:
@@ -290,12 +295,14 @@ func (w *headWriter) addPoint(
 		h.Epoch = max(h.Epoch, 1)
 	}
 
-	if back { // and accepted: no epoch is used twice
+	if back { // the rollback was accepted; no epoch may be used twice
 		h.Epoch = max(h.Epoch, w.memory[h.Name].Epoch) + 1
 	}
 
 	h.Gone, h.Golden, h.Lineage = false, pt.Golden, string(pt.Lineage)
 	h.NextSeq = max(h.NextSeq, 1)
+
+	// Describe the point.
 	at := repo.Point{
 		Seq: h.NextSeq, Name: m.Point, Manifest: m.ID, Source: m.Source, Content: m.Content, FS: m.FS, SizeBytes: m.SizeBytes,
 		CreatedAt: m.CreatedAt, Consistency: m.Consistency, Logical: m.Logical, Added: m.Added,
@@ -308,6 +315,7 @@ func (w *headWriter) addPoint(
 		at.OriginRef, at.OriginVol, at.OriginID = o.Ref, o.Volume, o.Manifest
 	}
 
+	// A point that is pushed again stays in its place.
 	pages := repo.PagePutter{Repo: w.repo, Session: func(context.Context) (repo.ID, error) { return l.id, nil }}
 	if is, err := w.replacePoint(ctx, pages, &h, &at); is || err != nil {
 		return h, at, err
@@ -315,8 +323,8 @@ func (w *headWriter) addPoint(
 
 	h.NextSeq++
 
-	// An older generation, or snapshot, that is pushed later is not what the golden or
-	// volume is now.
+	// An older generation or snapshot that is pushed later is not the current state of the golden or
+	// volume.
 	now, any, err := newestOf(ctx, w.repo, h.Head)
 	if err != nil {
 		return h, at, err
@@ -330,8 +338,8 @@ func (w *headWriter) addPoint(
 	return h, at, pages.Shrink(ctx, &h.Head)
 }
 
-// isOlderState reports whether a point is an older state than the newest that a head has. The
-// snapshot that a push has taken never is, whatever the clocks say.
+// isOlderState reports whether a point is an older state than the newest point of a head. A
+// snapshot that a push took never is, whatever the clocks say.
 func isOlderState(pt engine.Point, newest repo.Point) bool {
 	if pt.Golden {
 		n, _ := strconv.Atoi(pt.Name)
@@ -340,10 +348,11 @@ func isOlderState(pt engine.Point, newest repo.Point) bool {
 	return !pushNames().MatchString(pt.Name) && pt.CreatedAt.Before(newest.CreatedAt)
 }
 
-// takeOver makes this pool the writer of a head, unless it is that already. admit says whether
-// a head can be taken over; it may be called several times. took: it was another's before.
-// NotFound, Conflict (others do not stop writing it; this pool is a copy of the writer), Damaged
-// (the head is older than this pool remembers, which a new epoch would hide), and admit's errors.
+// takeOver makes this pool the writer of a head, unless it already is. admit returns an error if the
+// head cannot be taken over; it may be called several times. took reports whether another pool was the
+// writer before. Errors: NotFound, Conflict (others keep writing the head, or this pool is a copy of the
+// writer), Damaged (the head is older than this pool remembers, which a new epoch would hide), and those
+// of admit.
 func (w *headWriter) takeOver(
 	ctx context.Context, name string, admit func(repo.Head) error,
 ) (h repo.Head, took bool, err error) {
@@ -368,17 +377,17 @@ func (w *headWriter) takeOver(
 			if err == nil && own == foreignWrite {
 				err = w.copiedPoolError(opPull, *h)
 			}
-			return false, err // even if an earlier try took effect and only its answer was lost
+			return false, err // even if an earlier attempt took effect and only its answer was lost
 		}
 
-		// Which volume of this pool it is, is known when that is here.
+		// The lineage is known only once the volume is in this pool.
 		h.Epoch, h.Writer, h.Lineage = h.Epoch+1, w.me, ""
 		h.Token, err = w.tokens.pend(name)
 		took = true
 		return true, err
 	})
 	if err == nil && took {
-		_ = w.tokens.confirm(name, h.Token) // else it is pending, which is as good
+		_ = w.tokens.confirm(name, h.Token) // on failure it stays pending, which is as good
 	}
 
 	return h, took, err

@@ -9,13 +9,13 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// headTries is how often a change of a head is tried that others write, too.
+// headTries is the number of attempts to change a head that others write at the same time.
 const headTries = 20
 
 // changeHead changes a head by compare-and-swap: it reads, changes and writes, and
-// begins again if somebody else was faster. change returns false if there is
-// nothing to do; it may be called several times. The head is returned as it is
-// then. NotFound, Conflict (others do not stop writing), and change's errors.
+// begins again if another writer was faster. change returns false if there is
+// nothing to do; it may be called several times. changeHead returns the head as it
+// is then. Errors: NotFound, Conflict (others keep writing), and those of change.
 func changeHead(
 	ctx context.Context, r *repo.Repo, op, name string, change func(*repo.Head) (bool, error),
 ) (repo.Head, error) {
@@ -35,18 +35,20 @@ func changePoints(
 			return repo.Head{}, noVolumeError(err, r, op, name)
 		}
 
+		// Change the head in memory.
 		read := h
 		do, err := change(&h, pages.pagePutter())
 		var fault *pageFault
 		if errs.Is(err, errs.NotFound) && errors.As(err, &fault) {
 			if now, _, herr := r.Head(ctx, name); herr == nil && now.WriteID != read.WriteID {
-				continue // somebody has replaced the page
+				continue // another writer has replaced the page
 			}
 		}
 		if err != nil || !do {
 			return h, damagedPageError(op, name, err)
 		}
 
+		// Write it over the state that was read.
 		if err := pages.checkNotFenced(read); err != nil {
 			return repo.Head{}, err
 		}
@@ -65,7 +67,8 @@ func changePoints(
 		WithHint("retry when they have finished")
 }
 
-// damagedPageError words the error of reading a page of points; others it leaves as they are.
+// damagedPageError adds context and a hint to the error of reading a page of points, and returns other errors
+// unchanged.
 func damagedPageError(op, name string, err error) error {
 	var fault *pageFault
 	if !errors.As(err, &fault) || !isUnreadable(err) {
@@ -79,7 +82,7 @@ func damagedPageError(op, name string, err error) error {
 		WithHint("rebuild the list from the points with %s", errs.Run("remote repair", "REMOTE"))
 }
 
-// noVolumeError words the error of reading a head.
+// noVolumeError adds context and a hint to the error of reading a head.
 func noVolumeError(err error, r *repo.Repo, op, name string) error {
 	if errs.Is(err, errs.NotFound) {
 		return errs.New(errs.NotFound, op, name, "no volume with this name in %s", r.Store()).
@@ -91,12 +94,13 @@ func noVolumeError(err error, r *repo.Repo, op, name string) error {
 	return errs.Wrap(op, name, err)
 }
 
-// newestOf is the newest point of a head. False: it has none.
+// newestOf returns the newest point of a head, and false if it has none. If the page of that point cannot be read, the
+// point that was pushed last counts as the newest.
 func newestOf(ctx context.Context, r *repo.Repo, h repo.Head) (repo.Point, bool, error) {
 	pt, ok, err := r.Newest(ctx, h)
 	var fault *pageFault
 	if errors.As(err, &fault) && isUnreadable(err) {
-		// What was pushed last is the best that is known.
+		// The last pushed point is the best guess.
 		if n := len(h.Recent); n > 0 {
 			return h.Recent[n-1], true, nil
 		}
@@ -104,8 +108,8 @@ func newestOf(ctx context.Context, r *repo.Repo, h repo.Head) (repo.Point, bool,
 	return pt, ok, err
 }
 
-// resolvePoint finds what a reference names in a head: the newest point, or the newest
-// of that name. NotFound, Damaged.
+// resolvePoint finds the point of a head that a reference names: the newest point, or the
+// newest with that name. Errors: NotFound, Damaged.
 func resolvePoint(ctx context.Context, r *repo.Repo, h repo.Head, op string, q ref.Ref) (repo.Point, error) {
 	if h.Gone {
 		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has been removed from the remote", h.Name).
@@ -123,6 +127,7 @@ func resolvePoint(ctx context.Context, r *repo.Repo, h repo.Head, op string, q r
 		return newest, nil
 	}
 
+	// Find the name.
 	var bad []*pageFault
 	for x, err := range newestFirst(ctx, r, h, nil, &bad) {
 		if err != nil {
@@ -133,7 +138,7 @@ func resolvePoint(ctx context.Context, r *repo.Repo, h repo.Head, op string, q r
 		}
 	}
 
-	if len(bad) > 0 {
+	if len(bad) > 0 { // the name may be in there
 		return repo.Point{}, damagedPageError(op, q.String(), bad[0])
 	}
 

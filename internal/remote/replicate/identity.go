@@ -23,14 +23,16 @@ const opWriter = "remote writer"
 
 const identityFormat = 1
 
-// writerIdentity is the content of POOL/writer/identity: who the pool is, to heads, if that is not the pool's own ID.
+// writerIdentity is the content of POOL/writer/identity: the ID under which the pool writes heads, if it is not the
+// pool's own ID.
 type writerIdentity struct {
 	Format int       `json:"format"`
 	ID     string    `json:"id"`
 	MadeAt time.Time `json:"made_at"`
 }
 
-// writerOf is who this pool is, to a head: the pool's ID, or the one that NewWriter has given it. Damaged, TooNew.
+// writerOf returns the pool as a writer of heads, with the pool's ID or the one that NewWriter gave it. Errors:
+// Damaged, TooNew.
 func writerOf(e *engine.Engine) (repo.Writer, error) {
 	me := repo.Writer{Pool: e.PoolID(), Host: hostLabel()}
 	path := filepath.Join(e.Dir(), writerDir, identityFile)
@@ -58,24 +60,24 @@ func writerOf(e *engine.Engine) (repo.Writer, error) {
 	return me, nil
 }
 
-// WriterIdentity says who a pool is, to the volumes on remotes that it writes.
+// WriterIdentity is the identity under which a pool writes volumes on remotes.
 type WriterIdentity struct {
 	ID       string `json:"id"`
 	Host     string `json:"host"`
-	New      bool   `json:"new"`                // it was made just now
-	Previous string `json:"previous,omitempty"` // ID before that; "" if it cannot be read
+	New      bool   `json:"new"`                // it has just been created
+	Previous string `json:"previous,omitempty"` // the ID before that; "" if it could not be read
 }
 
-// Writer says who a pool is. Damaged, TooNew.
+// Writer returns the identity of a pool. Errors: Damaged, TooNew.
 func Writer(e *engine.Engine) (WriterIdentity, error) {
 	me, err := writerOf(e)
 	return WriterIdentity{ID: me.Pool, Host: me.Host}, err
 }
 
-// NewWriter gives a pool an identity of its own. Volumes on remotes that it wrote under the old one are another
-// pool's from then on: that of which this one is a copy, or nobody's. It can take them over. Pushes that were
-// interrupted are given up, since that other pool may go on with them; the next ones begin afresh. Durable on
-// return. InUse: a push is under way.
+// NewWriter gives a pool an identity of its own. From then on, volumes on remotes that it wrote under the old identity
+// belong to the pool of which this one is a copy, or to no pool. This pool can take them over. Interrupted pushes are
+// abandoned, because the other pool may resume them; the next pushes start from the beginning. The new identity is
+// durable on return. InUse: a push is under way.
 func NewWriter(ctx context.Context, e *engine.Engine) (WriterIdentity, error) {
 	unlock, err := lockRemotes(ctx, opWriter, remotesDir(e.Dir()))
 	if err != nil {
@@ -94,14 +96,15 @@ func NewWriter(ctx context.Context, e *engine.Engine) (WriterIdentity, error) {
 		out.Previous = old.Pool
 	}
 
-	paths, letGo, err := lockJournals(e.Dir())
+	// Remove the journals of interrupted pushes first: no process may find them together with the new identity.
+	paths, unlockAll, err := lockJournals(e.Dir())
 	if err != nil {
 		return WriterIdentity{}, err
 	}
 
-	defer letGo()
+	defer unlockAll()
 
-	for _, path := range paths { // first: who finds the new identity finds none of them
+	for _, path := range paths {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return WriterIdentity{}, errs.Wrap(opWriter, path, err)
 		}
@@ -110,6 +113,7 @@ func NewWriter(ctx context.Context, e *engine.Engine) (WriterIdentity, error) {
 		}
 	}
 
+	// Write the identity.
 	if err := putIdentity(e.Dir(), out.ID); err != nil {
 		return WriterIdentity{}, errs.Wrap(opWriter, e.Dir(), err)
 	}
@@ -117,7 +121,7 @@ func NewWriter(ctx context.Context, e *engine.Engine) (WriterIdentity, error) {
 	return out, nil
 }
 
-// putIdentity writes an identity, durably.
+// putIdentity writes an identity. It is durable on return.
 func putIdentity(pool, id string) error {
 	dir := filepath.Join(pool, writerDir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -137,7 +141,8 @@ func putIdentity(pool, id string) error {
 	return durable.SyncDir(pool)
 }
 
-// lockJournals locks the journals of all unfinished pushes. InUse: one is under way.
+// lockJournals locks the journals of all unfinished pushes, and returns their paths. InUse: one of the pushes is under
+// way.
 func lockJournals(pool string) (paths []string, unlock func(), err error) {
 	var files []*os.File
 	unlock = func() {

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// A marker finds what points need, exactly: which frames of which segments, and which blocks of these. Points share
-// most of their maps, so every page is read once, however many points have it. What is marked only grows.
+// A marker finds exactly which frames, and which blocks of these frames, points need. Points share most of their maps,
+// so every page is read only once, however many points have it. Marks are only added, never removed.
 
-// marker collects what manifests need. Its methods may be called concurrently.
+// marker collects the data that manifests need. Its methods may be called concurrently.
 type marker struct {
 	repo   *repo.Repo
 	memory *semaphore.Weighted // for pages
@@ -22,14 +22,14 @@ type marker struct {
 	mu              sync.Mutex
 	segments        map[repo.Segment]*marked
 	pages           map[pageKey]bool // that were read, or are in todo
-	todo            []repo.Page
-	nodes           []ownedNode // that are to be read
-	lost            []lostNode  // that cannot be read, at most maxLostNodes
-	inexact         error       // why what is marked is not all; nil: it is
-	segmentsUnknown error       // why what segments are needed is not all that is marked: manifests of version 2 do not tell it
+	todo            []repo.Page      // to be read
+	nodes           []ownedNode      // to be read
+	lost            []lostNode       // that cannot be read, at most maxLostNodes
+	inexact         error            // why marks may be missing; nil: none are
+	segmentsUnknown error            // why even segments may be missing: manifests of version 2 do not list them
 }
 
-// ownedNode is a node of the map of a manifest, the first of those that have it.
+// ownedNode is a node of a map, and the first manifest found to have it.
 type ownedNode struct {
 	repo.NodeAt
 	of repo.ID
@@ -41,10 +41,10 @@ type lostNode struct {
 	why error
 }
 
-// maxLostNodes bounds how many nodes are remembered that cannot be read.
+// maxLostNodes is the most unreadable nodes that a marker remembers.
 const maxLostNodes = 100
 
-// pageKey is a page, wherever it is listed.
+// pageKey identifies a page, whichever manifest lists it.
 type pageKey struct {
 	segment repo.Segment
 	index   uint32
@@ -58,7 +58,7 @@ func newMarker(r *repo.Repo) *marker {
 	}
 }
 
-// addManifest marks what a manifest itself says. What its pages say is marked by walk.
+// addManifest marks the frames that a manifest names itself. walkMaps marks those that its pages and nodes name.
 func (k *marker) addManifest(m *repo.Manifest) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -78,8 +78,7 @@ func (k *marker) addManifest(m *repo.Manifest) {
 	k.addNode(ownedNode{m.Root(), m.ID})
 }
 
-// addNode marks a node that was not marked before, and what is below it is then marked by walk. The caller holds the
-// lock.
+// addNode marks a node, and lets walkMaps read it unless it was marked before. The caller holds the lock.
 func (k *marker) addNode(n ownedNode) {
 	if n.IsZero() {
 		return
@@ -92,9 +91,10 @@ func (k *marker) addNode(n ownedNode) {
 	}
 }
 
-// walkNodes reads nodes until none is left, the last that was added first, so that there are never many to read.
+// walkNodes reads nodes until none are left. It takes the last ones first, so that the list of nodes stays short.
 func (k *marker) walkNodes(ctx context.Context) error {
 	for {
+		// Take a batch.
 		k.mu.Lock()
 		from := max(0, len(k.nodes)-nodeBatch)
 		todo := slices.Clone(k.nodes[from:])
@@ -104,6 +104,7 @@ func (k *marker) walkNodes(ctx context.Context) error {
 			return nil
 		}
 
+		// Read it, and mark what the nodes need.
 		nodes := make([]repo.NodeAt, len(todo))
 		for i, n := range todo {
 			nodes[i] = n.NodeAt
@@ -123,7 +124,7 @@ func (k *marker) walkNodes(ctx context.Context) error {
 	}
 }
 
-// markNode marks what a node needs. The caller holds the lock.
+// markNode marks the frames that a node needs. The caller holds the lock.
 func (k *marker) markNode(at ownedNode, r repo.ReadNode) {
 	switch {
 	case r.Err != nil:
@@ -142,7 +143,7 @@ func (k *marker) markNode(at ownedNode, r repo.ReadNode) {
 	}
 }
 
-// needsOf is all segments that some manifests need.
+// needsOf returns all segments that the given manifests need.
 func needsOf(ctx context.Context, r *repo.Repo, all ...*repo.Manifest) (map[repo.Segment]bool, error) {
 	k := newMarker(r)
 	out := map[repo.Segment]bool{}
@@ -164,8 +165,8 @@ func needsOf(ctx context.Context, r *repo.Repo, all ...*repo.Manifest) (map[repo
 	return out, err
 }
 
-// walkMaps reads the pages that were added, several at once, and marks what they need. A page that cannot be read is no
-// error, but a reason to trust nothing but what was marked: see checkExact.
+// walkMaps reads the pages and nodes that were added, several at once, and marks the frames they need. A page that
+// cannot be read is not an error, but means that marks may be missing: see checkExact.
 func (k *marker) walkMaps(ctx context.Context) error {
 	if err := k.walkNodes(ctx); err != nil {
 		return err
@@ -190,7 +191,7 @@ func (k *marker) walkMaps(ctx context.Context) error {
 	}
 }
 
-// markPage reads a page and marks what it needs.
+// markPage reads a page and marks the frames it needs.
 func (k *marker) markPage(ctx context.Context, p repo.Page) error {
 	room := pageRoom(p)
 	if err := k.memory.Acquire(ctx, room); err != nil {
@@ -217,7 +218,7 @@ func (k *marker) markPage(ctx context.Context, p repo.Page) error {
 	return nil
 }
 
-// segment is what is marked of a segment. The caller holds the lock.
+// segment returns the marks of a segment. The caller holds the lock.
 func (k *marker) segment(s repo.Segment) *marked {
 	m := k.segments[s]
 	if m == nil {
@@ -227,22 +228,22 @@ func (k *marker) segment(s repo.Segment) *marked {
 	return m
 }
 
-// hasSegment reports whether something of a segment is marked.
+// hasSegment reports whether anything in a segment is marked.
 func (k *marker) hasSegment(s repo.Segment) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.segments[s] != nil
 }
 
-// checkSegmentsKnown is nil if all segments that are needed are known, and else says why not. Manifests of version 1 say it
-// themselves.
+// checkSegmentsKnown returns nil if all needed segments are known, and otherwise why not. Manifests of version 1 list
+// their segments themselves.
 func (k *marker) checkSegmentsKnown() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.segmentsUnknown
 }
 
-// checkExact is nil if all that was added could be read. Else something that is not marked may be needed.
+// checkExact returns nil if all pages and nodes could be read. Otherwise data that is not marked may be needed.
 func (k *marker) checkExact() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -261,21 +262,21 @@ func (k *marker) neededBytes(s repo.Segment, size int64) int64 {
 	return min(size, m.neededBytes()+repo.SegmentOverhead)
 }
 
-// markedFrame is what of a frame is needed.
+// markedFrame is the needed part of a frame.
 type markedFrame struct {
 	index  uint32
 	stored uint32
 	total  uint32 // blocks
 	blocks repo.BlockSet
-	node   bool // it is a node, which was read or is going to be
+	node   bool // it is a node that was read or is in marker.nodes
 }
 
-// marked is what of a segment is needed: frames in order of index.
+// marked is the needed part of a segment: frames in order of index.
 type marked struct {
 	frames []markedFrame
 }
 
-// frame is the entry of a frame, which is made if there is none.
+// frame returns the entry of a frame, and creates it if there is none.
 func (m *marked) frame(f repo.Frame) *markedFrame {
 	n := len(m.frames)
 	if n > 0 && m.frames[n-1].index == f.Index {
@@ -293,7 +294,7 @@ func (m *marked) frame(f repo.Frame) *markedFrame {
 	return &m.frames[i]
 }
 
-// findFrame is the place of a frame.
+// findFrame returns the place of a frame, or where it would be inserted.
 func (m *marked) findFrame(index uint32) (int, bool) {
 	return slices.BinarySearchFunc(m.frames, index, func(f markedFrame, i uint32) int { return cmp.Compare(f.index, i) })
 }
@@ -301,16 +302,16 @@ func (m *marked) findFrame(index uint32) (int, bool) {
 // markWhole marks all of a frame.
 func (m *marked) markWhole(f repo.Frame) { m.frame(f).blocks = repo.AllBlocks }
 
-// markPart marks a part of the content of a frame.
+// markPart marks a part of the content of a frame, in bytes.
 func (m *marked) markPart(f repo.Frame, within uint32, length int64) {
-	if f.Plain > repo.FrameBytes { // more than can be told apart
+	if f.Plain > repo.FrameBytes { // more blocks than a BlockSet can hold
 		m.markWhole(f)
 		return
 	}
 	m.frame(f).blocks.Add(int64(within), int64(within)+length)
 }
 
-// neededBytes is what the frames take.
+// neededBytes returns the bytes that the needed parts of the frames take.
 func (m *marked) neededBytes() (n int64) {
 	for i := range m.frames {
 		f := &m.frames[i]

@@ -14,32 +14,31 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// A head lists its newest points; older ones are in pages, which change only by being replaced. Who reads a page may
-// find that somebody has rewritten the head since, and that a prune has removed the page: then the head is read again,
-// and reading goes on where it was. Pages that cannot be read are passed over: what that means is for the caller to
-// say.
+// A head lists its newest points. Older ones are in pages, which are never changed, only replaced. A reader of a page
+// may find that the head was rewritten since and that a prune removed the page: it then reads the head again, and
+// continues where it was. Pages that cannot be read are skipped: the caller decides what that means.
 
 // pageFault is a page of points that cannot be read.
 type pageFault = repo.PageError
 
-// pageFilter selects pages of points; nil: all.
+// pageFilter selects pages of points. A nil filter selects all.
 type pageFilter func(repo.PointPage) bool
 
-// pageHolding selects the page in which the point of a number is.
+// pageHolding selects the page that holds the point with the given number.
 func pageHolding(seq uint64) pageFilter {
 	return func(p repo.PointPage) bool { return p.First <= seq && seq <= p.Last }
 }
 
-// pagesNear selects pages in which a point can be that was made at a time.
+// pagesNear selects the pages that may hold a point created at the given time.
 func pagesNear(at time.Time) pageFilter {
 	return func(p repo.PointPage) bool { return p.Near(at) }
 }
 
-// pointSeq is how points are given: an error ends it.
+// pointSeq is a sequence of points. An error ends it.
 type pointSeq = iter.Seq2[repo.Point, error]
 
-// olderPoints yields the points in the pages of a head that want selects, newest first. What is wrong with pages is
-// added to bad, if that is not nil.
+// olderPoints yields the points in those pages of a head that want selects, newest first. Faults of pages are added to
+// bad, unless it is nil.
 func olderPoints(ctx context.Context, r *repo.Repo, h repo.Head, want pageFilter, bad *[]*pageFault) pointSeq {
 	return func(yield func(repo.Point, error) bool) {
 		below := uint64(math.MaxUint64)
@@ -67,7 +66,7 @@ func olderPoints(ctx context.Context, r *repo.Repo, h repo.Head, want pageFilter
 	}
 }
 
-// allPoints yields all points of a head, oldest first. What is wrong with pages is added to bad, if that is not nil.
+// allPoints yields all points of a head, oldest first. Faults of pages are added to bad, unless it is nil.
 func allPoints(ctx context.Context, r *repo.Repo, h repo.Head, bad *[]*pageFault) pointSeq {
 	return func(yield func(repo.Point, error) bool) {
 		above := uint64(0)
@@ -86,6 +85,7 @@ func allPoints(ctx context.Context, r *repo.Repo, h repo.Head, bad *[]*pageFault
 			return true
 		}
 
+		// First the pages, then the recent points of the head as it is by then.
 		whole, err := followPages(ctx, r, &h, left, bad, func(read repo.PageRead) bool {
 			if !give(read.Points) {
 				return false
@@ -103,9 +103,9 @@ func allPoints(ctx context.Context, r *repo.Repo, h repo.Head, bad *[]*pageFault
 	}
 }
 
-// followPages reads the pages that left names, which are some of those of h, until fn returns false; then whole is
-// false. If a page is gone because the head was changed, it goes on with the head as it is then. A page that is missing
-// in one head after the other is damage: a store can answer with two old heads in turn for ever.
+// followPages calls fn with the pages of h that left returns, until fn returns false; whole is false then. If a page is
+// gone because the head was changed, followPages reads the head again, and continues with that. A page that is missing
+// from one head after the other counts as damaged: a hostile store could return two old heads in turn forever.
 func followPages(
 	ctx context.Context, r *repo.Repo, h *repo.Head, left func() []repo.PointPage, bad *[]*pageFault,
 	fn func(repo.PageRead) bool,
@@ -134,7 +134,8 @@ func followPages(
 	return true, nil
 }
 
-// headMovedOn finds out why a page could not be read. True: the head does not name it any more; now is the head as it is.
+// headMovedOn finds out why a page could not be read. It returns true, and the current head, if the head no longer
+// names the page.
 func headMovedOn(
 	ctx context.Context, r *repo.Repo, h repo.Head, read repo.PageRead,
 ) (now repo.Head, is bool, err error) {
@@ -164,6 +165,7 @@ func headNamesPage(h repo.Head, page repo.ID) bool {
 	return slices.ContainsFunc(h.Pages, func(p repo.PointPage) bool { return p.ID == page })
 }
 
+// appendPageFault adds err to bad if it is about a page, unless bad is nil.
 func appendPageFault(bad *[]*pageFault, err error) {
 	var f *pageFault
 	if bad != nil && errors.As(err, &f) {
@@ -171,8 +173,7 @@ func appendPageFault(bad *[]*pageFault, err error) {
 	}
 }
 
-// newestFirst yields all points of a head, newest first, as far as they can be read. Pages are read when they are
-// needed.
+// newestFirst yields all readable points of a head, newest first. It reads each page only when it gets there.
 func newestFirst(ctx context.Context, r *repo.Repo, h repo.Head, want pageFilter, bad *[]*pageFault) pointSeq {
 	return func(yield func(repo.Point, error) bool) {
 		for _, x := range slices.Backward(h.Recent) {
@@ -188,8 +189,8 @@ func newestFirst(ctx context.Context, r *repo.Repo, h repo.Head, want pageFilter
 	}
 }
 
-// findPoint finds the newest point of a head that is as it should be. Only pages that want selects are read. False:
-// there is none in what can be read.
+// findPoint finds the newest point of a head for which is returns true. It reads only pages that want selects, and
+// returns false if no readable point matches.
 func findPoint(
 	ctx context.Context, r *repo.Repo, h repo.Head, want pageFilter, is func(repo.Point) bool,
 ) (repo.Point, bool, error) {
@@ -204,8 +205,8 @@ func findPoint(
 	return repo.Point{}, false, nil
 }
 
-// headLists reports whether a head lists a point as it was read before. It reads at most one page; one that cannot be read
-// does not count.
+// headLists reports whether a head still lists a point that was read before. It reads at most one page. In a page that
+// cannot be read it finds nothing.
 func headLists(ctx context.Context, r *repo.Repo, h repo.Head, pt repo.Point) (bool, error) {
 	if h.Gone {
 		return false, nil
@@ -217,8 +218,8 @@ func headLists(ctx context.Context, r *repo.Repo, h repo.Head, pt repo.Point) (b
 	return is, err
 }
 
-// pageWriter writes pages of points of one head, under a session of its own that it begins when there is something to
-// write. Who commits what names them calls admits first: a prune may have ended the session.
+// pageWriter writes pages of points of one head, under a session of its own, which it begins with the first page. Call
+// checkNotFenced before you commit a head that names the pages: a prune may have ended the session.
 type pageWriter struct {
 	repo   *repo.Repo
 	head   string
@@ -226,7 +227,7 @@ type pageWriter struct {
 
 	mu     sync.Mutex
 	lease  *lease
-	unsure bool // nobody knows whether the head that names the pages was written, or is about to be
+	unsure bool // the head that names the pages may have been written, or may still be
 }
 
 func newPageWriter(r *repo.Repo, head string) *pageWriter {
@@ -248,7 +249,7 @@ func (w *pageWriter) pagePutter() repo.PagePutter {
 	}}
 }
 
-// checkNotFenced is nil if what was written may be committed over a head. errEnded.
+// checkNotFenced returns nil if the pages may be committed over a head, and errEnded otherwise.
 func (w *pageWriter) checkNotFenced(h repo.Head) error {
 	if w.lease != nil && slices.Contains(h.Fenced, w.lease.id) {
 		return errEnded
@@ -256,13 +257,14 @@ func (w *pageWriter) checkNotFenced(h repo.Head) error {
 	return nil
 }
 
-// noteOutcome notes what came of writing the head that names the pages.
+// noteOutcome records the result of writing the head that names the pages.
 func (w *pageWriter) noteOutcome(err error) {
 	w.unsure = err != nil && (objstore.Temporary(err) || !errs.Is(err, errs.Conflict))
 }
 
-// endSession ends the session, if there is one. What is left of it, a prune ends; so it does that of a head of which nobody
-// knows whether it was written: the pages must stay until that head cannot be written any more.
+// endSession ends the session, if there is one. If it is not known whether the head was written, it leaves the session
+// to a prune: the pages must stay until that head can no longer be written. A session that cannot be ended is also left
+// to a prune.
 func (w *pageWriter) endSession(ctx context.Context) {
 	switch {
 	case w.lease == nil:

@@ -11,27 +11,27 @@ import (
 )
 
 // Policy says which points of a volume a prune keeps. A rule that is 0 keeps
-// nothing by itself; the zero Policy keeps everything. Whatever the rules say, the
-// newest point of a volume stays, and so does what somebody asked to keep and what
-// another point cannot be read without.
+// nothing by itself; the zero Policy keeps everything. Whatever the rules say, a
+// prune keeps the newest point of a volume, points that were marked to be kept, and
+// points without which another one cannot be read.
 //
-// Hours, days, weeks (from Monday, as ISO 8601 counts them), months and years are
-// those of UTC. Ages are counted from the newest point of the volume, not from now:
-// no clock is asked, and a volume that nobody writes loses nothing by waiting.
+// Hours, days, weeks (from Monday, as in ISO 8601), months and years are those of
+// UTC. Ages are counted from the newest point of the volume, not from now: no clock
+// is needed, and a volume that is not written to loses no points.
 type Policy struct {
-	Last    int           `json:"keep_last,omitempty"`    // the newest
-	Hourly  int           `json:"keep_hourly,omitempty"`  // the newest of each of so many hours that have one
-	Daily   int           `json:"keep_daily,omitempty"`   // and so on
+	Last    int           `json:"keep_last,omitempty"`    // this many of the newest points
+	Hourly  int           `json:"keep_hourly,omitempty"`  // the newest point of each of this many hours that have points
+	Daily   int           `json:"keep_daily,omitempty"`   // likewise
 	Weekly  int           `json:"keep_weekly,omitempty"`  //
 	Monthly int           `json:"keep_monthly,omitempty"` //
 	Yearly  int           `json:"keep_yearly,omitempty"`  //
-	Within  time.Duration `json:"keep_within,omitempty"`  // that are at most so much older than the newest
+	Within  time.Duration `json:"keep_within,omitempty"`  // points at most this much older than the newest
 }
 
 // IsZero reports whether no rule is set, so that everything is kept.
 func (p Policy) IsZero() bool { return p == Policy{} }
 
-// Check reports what is wrong with the rules. Invalid.
+// Check returns an error of kind Invalid if a rule is negative.
 func (p Policy) Check(op string) error {
 	for _, r := range []struct {
 		name string
@@ -51,27 +51,28 @@ func (p Policy) Check(op string) error {
 	return nil
 }
 
-// retained is what a policy asks of a point. There may be millions of them.
+// retained is the part of a point that a policy looks at. There may be millions of them.
 type retained struct {
 	seq      uint64
 	manifest repo.ID
 	name     string
 	at       time.Time
-	keep     bool // somebody asked for that
+	keep     bool // it was marked to be kept
 }
 
 func retainedOf(pt repo.Point) retained {
 	return retained{seq: pt.Seq, manifest: pt.Manifest, name: pt.Name, at: pt.CreatedAt, keep: pt.Keep}
 }
 
-// generation is the number of a generation.
+// generation returns the number of a generation, and 0 for a snapshot.
 func (x retained) generation() int {
 	n, _ := strconv.Atoi(x.name)
 	return n
 }
 
-// selectKept says for each point of a volume, the oldest first, whether it stays by the
-// rules alone or by what is always kept of one volume. newest is the number of the newest.
+// selectKept reports for each point of a volume, the oldest first, whether the rules keep it, or
+// it is always kept. newestSeq is the number of the newest point. Points that other points need
+// are added later: see keepParents.
 func (p Policy) selectKept(points []retained, newestSeq uint64, golden bool) []bool {
 	keep := make([]bool, len(points))
 	isNewest := func(i int) bool { return points[i].seq == newestSeq }
@@ -83,8 +84,14 @@ func (p Policy) selectKept(points []retained, newestSeq uint64, golden bool) []b
 		keep[i] = pt.keep || p.IsZero() || isNewest(i)
 	}
 
-	// The last ones are those that were pushed last, as clocks go wrong; but an older
-	// generation that was pushed later is older, and the newest state is the last one.
+	p.keepLast(keep, points, isNewest, golden)
+	p.keepByTime(keep, points)
+	return keep
+}
+
+// keepLast keeps the last points. These are the ones that were pushed last, because clocks can be
+// wrong. But generations are ordered by number, and the newest state is the last one.
+func (p Policy) keepLast(keep []bool, points []retained, isNewest func(int) bool, golden bool) {
 	last := make([]int, len(points))
 	for i := range last {
 		last[i] = i
@@ -105,9 +112,13 @@ func (p Policy) selectKept(points []retained, newestSeq uint64, golden bool) []b
 	for _, i := range last[max(0, len(last)-p.Last):] {
 		keep[i] = true
 	}
+}
 
-	// By time: the writer's clock may have been set back, so not in the order of
-	// the points.
+// keepByTime keeps the newest point of each hour, day, week, month and year, and those within an
+// age.
+func (p Policy) keepByTime(keep []bool, points []retained) {
+	// Order points by time, newest first: the writer's clock may have been set back, so their own
+	// order may differ.
 	order := make([]int, len(points))
 	for i := range order {
 		order[i] = i
@@ -120,7 +131,7 @@ func (p Policy) selectKept(points []retained, newestSeq uint64, golden bool) []b
 		return b - a
 	})
 
-	newest := points[order[0]].at
+	// Go back through the hours, days and so on until each rule has kept its number.
 	for _, rule := range []struct {
 		n      int
 		bucket func(time.Time) string
@@ -144,12 +155,11 @@ func (p Policy) selectKept(points []retained, newestSeq uint64, golden bool) []b
 	}
 
 	if p.Within > 0 {
+		newest := points[order[0]].at
 		for i, pt := range points {
 			if newest.Sub(pt.at) <= p.Within {
 				keep[i] = true
 			}
 		}
 	}
-
-	return keep
 }

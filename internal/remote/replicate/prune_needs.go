@@ -53,9 +53,9 @@ func (p *pruner) findNeeds(ctx context.Context) (scene, need, error) {
 	return now, need{}, tooBusyError()
 }
 
-// findAllNeeds is lookForNeeds, and what damaged heads and maps need. If a map cannot be read, somebody may have removed it
-// just then: it looks again, as long as the heads change. If it is damaged, nobody knows what it needs, and everything
-// is kept.
+// findAllNeeds is lookForNeeds, and what damaged heads and maps need. If a map cannot be read, somebody may have
+// removed it just then: it looks again, as long as the heads change. If it is damaged, nobody knows what it needs, and
+// everything is kept.
 func (p *pruner) findAllNeeds(ctx context.Context, o objects) (scene, need, error) {
 	damaged, kept := p.out.Damaged, p.out.KeptAll
 	for try := 0; ; try++ {
@@ -243,7 +243,8 @@ func (n *need) walkMaps(ctx context.Context) error {
 	return nil
 }
 
-// neededBytes is how many of the bytes of a segment are needed. If not all maps could be read it is what manifests say, used.
+// neededBytes is how many of the bytes of a segment are needed. If not all maps could be read it is what manifests say,
+// used.
 func (n *need) neededBytes(s repo.Segment, size, used int64) int64 {
 	if n.marks.checkExact() != nil {
 		return min(size, used)
@@ -304,8 +305,8 @@ func (p *pruner) readNeededManifests(ctx context.Context, n *need, failed func(r
 	return nil
 }
 
-// addNeedsOfDamaged adds what volumes need whose heads cannot be read, or are lost: all manifests of them that are there.
-// Heads are never deleted, so one is lost if a manifest names its volume and nobody is about to make it.
+// addNeedsOfDamaged adds what volumes need whose heads cannot be read, or are lost: all manifests of them that are
+// there. Heads are never deleted, so one is lost if a manifest names its volume and nobody is about to make it.
 func (p *pruner) addNeedsOfDamaged(ctx context.Context, o objects, now scene, n *need) error {
 	damaged := map[repo.ID]int{}
 	for i, d := range now.damaged {

@@ -88,7 +88,8 @@ func (p *pruner) checkCopies(ctx context.Context, o *objects, n need) error {
 	})
 }
 
-// mayLackTable reports whether a table may be damaged or lost: then a pack that no table names may be needed, until a repair.
+// mayLackTable reports whether a table may be damaged or lost: then a pack that no table names may be needed, until a
+// repair.
 func (p *pruner) mayLackTable(o objects, n need) bool {
 	if len(o.moved.Damaged) > 0 {
 		return true

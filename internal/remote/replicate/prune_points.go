@@ -57,8 +57,8 @@ func (p *pruner) readVolume(ctx context.Context, h repo.Head) (*prunedVolume, er
 	return v, nil
 }
 
-// takeRemoved takes the points that are not kept, in order, in the place of all: there may be millions. kept is how many the
-// others are.
+// takeRemoved takes the points that are not kept, in order, in the place of all: there may be millions. kept is how
+// many the others are.
 func (v *prunedVolume) takeRemoved() (gone []retained, kept int) {
 	gone = v.points[:0]
 	for i, pt := range v.points {
@@ -158,8 +158,8 @@ func keepParents(volumes []*prunedVolume) {
 	}
 }
 
-// retireVolume takes the points of a volume out of its head that are not kept. The newest never is one of them, so what a
-// push adds makes no difference but to be kept.
+// retireVolume takes the points of a volume out of its head that are not kept. The newest never is one of them, so what
+// a push adds makes no difference but to be kept.
 func (p *pruner) retireVolume(ctx context.Context, v *prunedVolume) error {
 	gone, kept := v.takeRemoved()
 	if len(gone) == 0 && !v.fragmented || p.DryRun {

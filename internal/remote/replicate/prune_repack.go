@@ -118,8 +118,8 @@ func (p *pruner) weighPacks(ctx context.Context, all []unit, n need) error {
 	})
 }
 
-// chooseUnits says which of the units are repacked: those with the least that is needed first, until all together have at
-// most goalStored of that, if they have more than mostStored; and small ones, if there are many. It ends when it has
+// chooseUnits says which of the units are repacked: those with the least that is needed first, until all together have
+// at most goalStored of that, if they have more than mostStored; and small ones, if there are many. It ends when it has
 // chosen most bytes; negative: it does not.
 func chooseUnits(all []unit, most int64) []unit {
 	stored, live, small, much := int64(0), int64(0), 0, wasteful(all)

@@ -23,8 +23,8 @@ func (x *repairer) notePageFaults(h repo.Head, bad []*pageFault) {
 	}
 }
 
-// repairPages makes pages of points of a head anew that cannot be read, from the manifests of its volume that nothing names.
-// The rest of the head stays as it is.
+// repairPages makes pages of points of a head anew that cannot be read, from the manifests of its volume that nothing
+// names. The rest of the head stays as it is.
 func (x *repairer) repairPages(ctx context.Context, f pointsFault, now scene) (RepairedVolume, error) {
 	out := RepairedVolume{
 		Volume: f.head.Name, Object: f.bad[0].Page.Object(), Part: true, Missing: errs.Is(f.bad[0], errs.NotFound),

@@ -59,7 +59,8 @@ func rememberedHeads(ctx context.Context, e *engine.Engine, r *repo.Repo) (headM
 	return out, err
 }
 
-// rollbackReason says in which way a head is older than the one that is remembered; "" if it is not. there: the head exists.
+// rollbackReason says in which way a head is older than the one that is remembered; "" if it is not. there: the head
+// exists.
 func (m headMemory) rollbackReason(h *repo.Head, there bool) string {
 	known := m[h.Name]
 	switch {
@@ -140,8 +141,8 @@ func (w *witness) acceptHead(name string) {
 	w.accepted[name] = true
 }
 
-// retiredRollbacks lists heads with a token that this pool has replaced. They are read again: another process of this pool may
-// have replaced it after they were read.
+// retiredRollbacks lists heads with a token that this pool has replaced. They are read again: another process of this
+// pool may have replaced it after they were read.
 func (w *witness) retiredRollbacks(ctx context.Context, all headset) (out []rollback, err error) {
 	for _, s := range all.good {
 		h := s.Head
@@ -181,7 +182,8 @@ const (
 	retiredReason = wasRolledBack + ": this pool has since written a newer list of points for the volume"
 )
 
-// rememberHeads remembers heads that were read and are newer than what is remembered, also in the pool unless that is nil.
+// rememberHeads remembers heads that were read and are newer than what is remembered, also in the pool unless that is
+// nil.
 func (w *witness) rememberHeads(ctx context.Context, all headset) error {
 	id, m := w.repo.ID().String(), w.memory
 	var fresh []engine.RemoteHead

@@ -300,8 +300,8 @@ const (
 	foreignWrite                  // of a pool with this one's ID that is not this one
 )
 
-// judgeOwnership says whose the last write of a head is that was read after the tokens were. Other processes of this pool
-// may have written it in between.
+// judgeOwnership says whose the last write of a head is that was read after the tokens were. Other processes of this
+// pool may have written it in between.
 func (w *headWriter) judgeOwnership(before tokens, h *repo.Head) (ownership, error) {
 	if h.Token.IsZero() || h.Gone || h.Writer.Pool != w.me.Pool {
 		return ownWrite, nil

@@ -124,8 +124,8 @@ func (v *verifier) missingFrameReason(f repo.Frame) string {
 	return v.lostReason(f.Segment)
 }
 
-// faultReason says what is wrong with a frame, or with what is expected of it; "" if nothing is known. whole: with all of
-// its segment.
+// faultReason says what is wrong with a frame, or with what is expected of it; "" if nothing is known. whole: with all
+// of its segment.
 func (v *verifier) faultReason(f repo.Frame, within, length uint32, sum repo.Sum) (why string, whole bool) {
 	if why := v.missingFrameReason(f); why != "" {
 		return why, true

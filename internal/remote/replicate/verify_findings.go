@@ -55,7 +55,8 @@ func (v *verifier) addFinding(p Problem) {
 	f.points[p.manifest] = p
 }
 
-// listFindings lists the findings that affect points which are still named, each with the first of these and their number.
+// listFindings lists the findings that affect points which are still named, each with the first of these and their
+// number.
 func (v *verifier) listFindings(named map[repo.ID]bool) (out []Problem) {
 	for _, f := range v.findings {
 		maps.DeleteFunc(f.points, func(id repo.ID, _ Problem) bool { return !named[id] })

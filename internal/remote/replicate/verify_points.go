@@ -305,7 +305,8 @@ func (v *verifier) checkStream(o owner, m *repo.Manifest) error {
 	return v.noteExpected(all)
 }
 
-// expectFrame says what is expected of a frame, and that so much of its segment must be there. The caller holds the lock.
+// expectFrame says what is expected of a frame, and that so much of its segment must be there. The caller holds the
+// lock.
 func (v *verifier) expectFrame(f repo.Frame, within, length uint32, sum repo.Sum) expected {
 	n := v.segmentPlace(f.Segment)
 	v.segments[n].end = max(v.segments[n].end, f.Offset+f.Stored)
@@ -370,8 +371,8 @@ func (w *pageWalk) checkMap(ctx context.Context, m *repo.Manifest) error {
 	return w.checkPages(ctx, m)
 }
 
-// checkPages reads the pages of a manifest that its base does not have, notes what they expect, and makes the manifest the
-// next base.
+// checkPages reads the pages of a manifest that its base does not have, notes what they expect, and makes the manifest
+// the next base.
 func (w *pageWalk) checkPages(ctx context.Context, m *repo.Manifest) error {
 	for _, region := range differentRegions(w.base, m) {
 		page, ok := findPage(m, region)

@@ -97,8 +97,8 @@ func (v *verifier) blameTree(ctx context.Context, o owner, m *repo.Manifest, t *
 	return err
 }
 
-// blameNodes reports what is wrong with nodes and what is below them, which are of one level. It returns for each whether
-// nothing is.
+// blameNodes reports what is wrong with nodes and what is below them, which are of one level. It returns for each
+// whether nothing is.
 func (t *treeBlame) blameNodes(ctx context.Context, o owner, m *repo.Manifest, all []repo.NodeAt) ([]bool, error) {
 	clean := make([]bool, len(all))
 	var todo []repo.NodeAt
