@@ -6,6 +6,9 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 STATICCHECK=honnef.co/go/tools/cmd/staticcheck@v0.8.2
+DEADCODE=golang.org/x/tools/cmd/deadcode@v0.52.0
+# Functions of the product that only tests of several packages call.
+TESTS_ONLY='HintOf|Clear|Runs|DecodeNode|EncodePage|Unpack'
 MAX_LINES=800
 MAX_COLUMNS=120
 LONG_LINES=188 # so many are older than this check: may only become less
@@ -38,6 +41,13 @@ files() {
 
 format() { files .go | xargs -d '\n' scripts/go.sh gofmt -l; }
 staticcheck() { scripts/go.sh go run "$STATICCHECK" ./...; }
+# What nothing calls, and what only tests call.
+deadcode() {
+  scripts/go.sh go run "$DEADCODE" -test ./... || return
+  local found
+  found=$(scripts/go.sh go run "$DEADCODE" ./...) || return
+  grep -vE "/(testing|drivertest)/|unreachable func: ($TESTS_ONLY)\$" <<<"$found" || true
+}
 layers() { scripts/go.sh go test ./test/layers | grep -v '^ok'; return "${PIPESTATUS[0]}"; }
 shell() {
   if ! type -P shellcheck >/dev/null; then
@@ -65,6 +75,7 @@ private() { files | xargs -d '\n' grep -nIE '(^|[^[:alnum:]_.-])/(wor[k]|hom[e]/
 check 'gofmt' format
 check 'go vet' scripts/go.sh go vet ./...
 check "staticcheck ($STATICCHECK)" staticcheck
+check "deadcode ($DEADCODE)" deadcode
 check 'shellcheck' shell
 check 'layers' layers
 check "no Go file longer than $MAX_LINES lines" lengths

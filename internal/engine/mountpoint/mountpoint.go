@@ -94,7 +94,7 @@ func (p *Place) ReadLink() (to string, ok bool) {
 }
 
 // Unmount takes away the mount with this ID. NotFound if it is not there (any more), InUse.
-// idle: it may just as well stay, see mount.UnmountIdle.
+// idle: it may just as well stay, see mount.UnmountIn.
 func (p *Place) Unmount(id uint64, idle bool) error {
 	if !mount.IsMounted(fmt.Sprintf("/proc/self/fd/%d/%s", p.Fd(), p.name), id) {
 		return errs.New(errs.NotFound, "umount", p.path, "not mounted")

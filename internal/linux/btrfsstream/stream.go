@@ -163,9 +163,6 @@ func NewReader(r io.Reader) (*Reader, error) {
 	return s, nil
 }
 
-// Version is the version of the format, 1 or 2.
-func (s *Reader) Version() int { return int(s.version) }
-
 // Drain reads the rest of the stream, up to its end, and checks its form.
 func (s *Reader) Drain() error {
 	for {

@@ -194,17 +194,6 @@ func MountAt(fd int, path string) (MountInfo, error) {
 	}, nil
 }
 
-// DirectIOAlign returns the alignment in bytes that direct I/O on f needs, or 0
-// if f does not allow direct I/O or the kernel does not say (before Linux 6.1).
-func DirectIOAlign(f *os.File) uint32 {
-	var st unix.Statx_t
-	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err != nil ||
-		st.Mask&unix.STATX_DIOALIGN == 0 {
-		return 0
-	}
-	return st.Dio_offset_align
-}
-
 // MountNamespace identifies the mount namespace of the calling process.
 func MountNamespace() (uint64, error) {
 	var st unix.Stat_t

@@ -425,7 +425,7 @@ func TestDirectIOAlign(t *testing.T) {
 	for _, sector := range []uint32{512, 4096} {
 		i := mounted(t, "xfs", 320*mib, loopdev.Options{SectorBytes: sector})
 		f := create(t, filepath.Join(i.dir, "f"), nil)
-		if got := kernel.DirectIOAlign(f); got != sector {
+		if got := directIOAlign(f); got != sector {
 			t.Errorf("on a device with sectors of %d bytes: %d", sector, got)
 		}
 		d, err := unix.Open(f.Name(), unix.O_RDWR|unix.O_DIRECT, 0)
@@ -438,7 +438,7 @@ func TestDirectIOAlign(t *testing.T) {
 		unix.Close(d)
 		f.Close()
 		dir := openDir(t, i.dir)
-		if got := kernel.DirectIOAlign(dir); got != 0 {
+		if got := directIOAlign(dir); got != 0 {
 			t.Errorf("of a directory: %d", got)
 		}
 		dir.Close()
@@ -449,7 +449,7 @@ func TestDirectIOAlign(t *testing.T) {
 	}
 	defer r.Close()
 	defer w.Close()
-	if got := kernel.DirectIOAlign(r); got != 0 {
+	if got := directIOAlign(r); got != 0 {
 		t.Errorf("of a pipe: %d", got)
 	}
 }
@@ -642,4 +642,15 @@ func TestGeometry(t *testing.T) {
 	if _, err := kernel.XFSSectorBytes(btrfs); !errors.Is(err, unix.ENOTTY) {
 		t.Errorf("sectors of XFS on btrfs: %v", err)
 	}
+}
+
+// directIOAlign returns the alignment in bytes that direct I/O on f needs, or 0
+// if f does not allow direct I/O or the kernel does not say (before Linux 6.1).
+func directIOAlign(f *os.File) uint32 {
+	var st unix.Statx_t
+	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err != nil ||
+		st.Mask&unix.STATX_DIOALIGN == 0 {
+		return 0
+	}
+	return st.Dio_offset_align
 }

@@ -302,12 +302,8 @@ const forkWait = 16 * time.Millisecond
 // them (see Holders), NotFound if nothing is mounted there.
 func Unmount(target string) error { return unmount(target, target, forkWait) }
 
-// UnmountIdle is Unmount for what may just as well stay: it does not wait for a child that
-// this process is making.
-func UnmountIdle(target string) error { return unmount(target, target, 0) }
-
-// UnmountIn is Unmount of the mount at the entry name of the directory parent, wherever
-// somebody has moved that meanwhile; with idle UnmountIdle.
+// UnmountIn is Unmount of the mount at the entry name of the directory parent, even if another process has moved that
+// directory. With idle it does not wait for a child that this process is making: for mounts that may as well stay.
 func UnmountIn(parent *os.File, name string, idle bool) error {
 	defer runtime.KeepAlive(parent)
 	patience := forkWait

@@ -1,7 +1,6 @@
 package mount
 
 import (
-	"io"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -64,12 +63,6 @@ func (e Entry) DropsSyncs() string {
 // out: they are other people's.
 func Table(process string) ([]Entry, error) {
 	t, err := readMountTable("/proc/" + process + "/mountinfo")
-	return exported(t), err
-}
-
-// ParseTable reads a mount table from elsewhere.
-func ParseTable(r io.Reader) ([]Entry, error) {
-	t, err := parseMountTable(r)
 	return exported(t), err
 }
 

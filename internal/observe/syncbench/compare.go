@@ -403,7 +403,7 @@ func halfWidth(a, b estimate) float64 {
 		return 0
 	}
 	freedom := v * v / (a.variance*a.variance/a.freedom + b.variance*b.variance/b.freedom)
-	return student((1+confidence)/2, freedom) * math.Sqrt(v)
+	return studentQuantile((1+confidence)/2, freedom) * math.Sqrt(v)
 }
 
 func (c *Comparison) summary() string {

@@ -55,7 +55,7 @@ func TestStudent(t *testing.T) {
 		{0.975, 1, 12.706}, {0.995, 1, 63.657}, {0.995, 2, 9.925}, {0.975, 4, 2.776}, {0.995, 4, 4.604},
 		{0.975, 10, 2.228}, {0.995, 18, 2.878}, {0.995, 100, 2.626}, {0.9, 3, 1.638},
 	} {
-		if got := student(c.p, c.freedom); math.Abs(got-c.want) > 0.001 {
+		if got := studentQuantile(c.p, c.freedom); math.Abs(got-c.want) > 0.001 {
 			t.Errorf("t(%g, %g) = %.4f, not %.3f", c.p, c.freedom, got, c.want)
 		}
 	}

@@ -568,3 +568,24 @@ func raceFor(t testing.TB) time.Duration {
 	}
 	return 4 * time.Second
 }
+
+// cellPieces returns the pieces of one cell. The caller must not change them.
+func (t *tree) cellPieces(ctx context.Context, cell int64) ([]repo.Piece, error) {
+	k, at := &t.root, t.rootAt()
+	from := cell * repo.CellBytes
+	for !k.empty() {
+		if err := t.loadNode(ctx, k, at); err != nil {
+			return nil, err
+		}
+		if k.node.kids == nil {
+			return piecesIn(k.node.pieces, from, from+repo.CellBytes), nil
+		}
+		slot := int((from - at.From()) / repo.LevelBytes(at.Level-1))
+		k, at = &k.node.kids[slot], at.Child(slot, repo.NodeRef{})
+	}
+
+	return nil, nil
+}
+
+// regionOf returns the region of an offset.
+func regionOf(offset int64) uint32 { return uint32(offset / repo.RegionBytes) }

@@ -170,9 +170,6 @@ func changedLayers(old, now []repo.Piece) []layer {
 	return out
 }
 
-// regionOf returns the region of an offset.
-func regionOf(offset int64) uint32 { return uint32(offset / repo.RegionBytes) }
-
 // regionStart returns the offset at which a region begins.
 func regionStart(region uint32) int64 { return int64(region) * repo.RegionBytes }
 

@@ -119,24 +119,6 @@ func (t *tree) loadNode(ctx context.Context, k *treeKid, at repo.NodeAt) (err er
 // rootAt returns the position of the root.
 func (t *tree) rootAt() repo.NodeAt { return repo.NodeAt{Level: t.level} }
 
-// cellPieces returns the pieces of one cell. The caller must not change them.
-func (t *tree) cellPieces(ctx context.Context, cell int64) ([]repo.Piece, error) {
-	k, at := &t.root, t.rootAt()
-	from := cell * repo.CellBytes
-	for !k.empty() {
-		if err := t.loadNode(ctx, k, at); err != nil {
-			return nil, err
-		}
-		if k.node.kids == nil {
-			return piecesIn(k.node.pieces, from, from+repo.CellBytes), nil
-		}
-		slot := int((from - at.From()) / repo.LevelBytes(at.Level-1))
-		k, at = &k.node.kids[slot], at.Child(slot, repo.NodeRef{})
-	}
-
-	return nil, nil
-}
-
 // replace replaces everything in [from, to) with pieces. Both offsets are borders of cells.
 func (t *tree) replace(ctx context.Context, from, to int64, pieces []repo.Piece) error {
 	if from >= to {

@@ -389,3 +389,6 @@ func TestFrozenRepositoryIsRead(t *testing.T) {
 	_, err := openRepo(ctx, m, testEnv(), Passphrase("wrong"))
 	kind(t, err, errs.Permission)
 }
+
+// storeRaw is a compressor that never compresses.
+func storeRaw(_, src []byte) ([]byte, Codec) { return src, Raw }

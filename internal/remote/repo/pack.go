@@ -10,9 +10,6 @@ import (
 // compressor is [Compress], which tests of frozen bytes replace.
 type compressor func(dst, src []byte) ([]byte, Codec)
 
-// storeRaw is a compressor that never compresses.
-func storeRaw(_, src []byte) ([]byte, Codec) { return src, Raw }
-
 // packWindow is the compression window: one frame. It bounds the memory of encoders and
 // decoders.
 const packWindow = FrameBytes

@@ -171,14 +171,6 @@ func (r *reader) pieces(from int64, blocks uint64, most int) []Piece {
 	return pieces
 }
 
-// DecodePage decodes the output of EncodePage. Damaged, TooNew. The pieces are in order,
-// in one region, and within the limits of the format; the caller must check that they are
-// inside their volume.
-func DecodePage(b []byte) ([]Piece, error) {
-	_, pieces, err := decodePage(b)
-	return pieces, errs.Wrap("read page", "", err)
-}
-
 func decodePage(b []byte) (region uint32, pieces []Piece, err error) {
 	if len(b) == 0 || len(b) > MaxPageBytes {
 		return 0, nil, damaged("size of %d bytes is out of range", len(b))

@@ -224,9 +224,6 @@ func (l *tail) String() string {
 	return string(l.text)
 }
 
-// Log is the last of what the server has printed as errors.
-func (s *Server) Log() string { return s.log.String() }
-
 // built has the paths of programs, by name, or why there is none.
 var built sync.Map
 

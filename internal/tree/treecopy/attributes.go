@@ -66,10 +66,6 @@ func NewAttributeReader(opt Options) *AttributeReader {
 	return &AttributeReader{c: newCopier(opt), w: &worker{}}
 }
 
-// Skipped counts what was not read: attributes that only root can read, or that mean something on their filesystem
-// only.
-func (r *AttributeReader) Skipped() Skipped { return r.c.n.totals().Skipped }
-
 // Read reads the attributes of name in dir ("": dir itself), and what stat says of it. Symbolic links are not
 // followed. Errors as CopyDir.
 func (r *AttributeReader) Read(dir *os.File, name string) (a Attributes, st unix.Stat_t, err error) {
