@@ -298,8 +298,8 @@ func TestPullIntoTaken(t *testing.T) {
 	refuse("g", PullRequest{Update: true}, errs.Exists, `parameter "as"`)
 	refuse("v", PullRequest{TakeOver: true}, errs.Exists, `parameter "update"`)
 	refuse("none", PullRequest{}, errs.NotFound, "remote ls")
-	refuse("v@none", PullRequest{}, errs.NotFound, "the newest is")
-	refuse("g@7", PullRequest{}, errs.NotFound, "the newest is 1")
+	refuse("v@none", PullRequest{}, errs.NotFound, "use the newest")
+	refuse("g@7", PullRequest{}, errs.NotFound, "use the newest, 1")
 	refuse("v@x", PullRequest{TakeOver: true}, errs.Invalid, "leave out")
 	if h, _, err := w.open().Head(t.Context(), "v"); err != nil || h.Epoch != 1 {
 		t.Errorf("a refused take-over raised the epoch to %d", h.Epoch)

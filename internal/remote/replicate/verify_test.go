@@ -204,7 +204,7 @@ func TestVerifyReportsASegmentOnce(t *testing.T) {
 		}
 		words := "the segment is missing"
 		if left != nil {
-			words = fmt.Sprintf("the segment has %d bytes and should have %d", len(left), len(data))
+			words = fmt.Sprintf("the segment has %d bytes instead of %d", len(left), len(data))
 			if _, err := b.store.Put(t.Context(), key, left, objstore.Always); err != nil {
 				t.Fatal(err)
 			}
