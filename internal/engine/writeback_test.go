@@ -186,7 +186,7 @@ func (p *fullable) refuses(t *testing.T, v string, do func(e *engine.Engine, v s
 		t.Errorf("the first umount: %v", err)
 	}
 	if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName(v)}); err != nil ||
-		!strings.Contains(warnings(), v+" is unmounted without what was written to it before ") {
+		!strings.Contains(warnings(), v+" is unmounted without data written before ") {
 		t.Errorf("the second umount: %v, warnings %q", err, warnings())
 	}
 	// Of the next mount nothing is known.

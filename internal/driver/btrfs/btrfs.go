@@ -378,7 +378,7 @@ func (d *Driver) name(id driver.ObjectID) string { return string(id) + ext }
 // kernel; Sync wakes it.
 func (d *Driver) Destroy(_ context.Context, id driver.ObjectID) error {
 	if !driver.ValidID(string(id)) {
-		return errs.New(errs.Invalid, "destroy", string(id), "not an object's ID")
+		return errs.New(errs.Invalid, "destroy", string(id), "not the ID of an object")
 	}
 	if err := d.dir.Remove(id); err != nil {
 		return err
@@ -475,7 +475,7 @@ func (d *Driver) Usage(ctx context.Context, id driver.ObjectID) (driver.Usage, e
 	defer f.Close()
 	u, err := d.measure(ctx, f, d.dir.Data(id))
 	if errors.Is(err, fs.ErrNotExist) {
-		return driver.Usage{}, errs.New(errs.NotFound, "measure", string(id), "destroyed meanwhile")
+		return driver.Usage{}, errs.New(errs.NotFound, "measure", string(id), "destroyed in the meantime")
 	}
 	if err != nil {
 		return driver.Usage{}, errs.Wrap("measure", string(id), err)

@@ -49,7 +49,7 @@ func (d *Driver) immutable(op string, id driver.ObjectID) (*os.File, kernel.Subv
 		err = errs.New(errs.Invalid, op, string(id), "it is not immutable").WithHint("make a snapshot of it")
 	case len(nested) > 0:
 		err = errs.New(errs.Unsupported, op, string(id),
-			"there are subvolumes of btrfs inside, %q among them, which streams cannot hold", nested[0].Dir+"/"+nested[0].Name).
+			"it contains btrfs subvolumes, such as %q, which streams cannot hold", nested[0].Dir+"/"+nested[0].Name).
 			WithHint("remove them in the volume with `btrfs subvolume delete`, or make them directories, and make another " +
 				"snapshot")
 	}
@@ -135,7 +135,7 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 
 		if errors.Is(err, unix.EAGAIN) {
 			return errs.New(errs.InUse, op, string(from), "its blocks are being deduplicated: %w",
-				err).WithHint("try again when that has ended")
+				err).WithHint("try again after that operation finishes")
 		}
 
 		return errs.Wrap(op, string(from), err)
@@ -187,8 +187,8 @@ func send(ctx context.Context, f *os.File, o kernel.BtrfsSendOptions, w io.Write
 	case kernelErr != nil && !errors.Is(kernelErr, unix.EPIPE):
 		return t.written, kernelErr
 	case err != nil:
-		return t.written, errs.New(errs.IO, "send", "", "what the kernel has sent is no stream: %w", err).
-			WithHint("try again; it must not be stopped (Ctrl-Z) while it runs")
+		return t.written, errs.New(errs.IO, "send", "", "the kernel did not send a valid stream: %w", err).
+			WithHint("try again, and do not stop it (Ctrl-Z) while it runs")
 	}
 
 	return t.written, kernelErr
@@ -222,7 +222,7 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 	}
 
 	if id.Kind != driver.Snapshot && id.Kind != driver.Generation {
-		return errs.New(errs.Invalid, op, id.Ref(), "a %s cannot be received: what is received is immutable", id.Kind)
+		return errs.New(errs.Invalid, op, id.Ref(), "a %s cannot be received: only immutable objects can", id.Kind)
 	}
 
 	if err := d.dir.Check(id); err != nil { // before much is read
@@ -267,12 +267,14 @@ func (d *Driver) receive(
 	switch {
 	case begin.Diff && base == nil:
 		return errs.New(errs.Conflict, op, id.Ref(),
-			"the stream is only what differs from another object").WithHint("receive that one first")
+			"the stream only holds the differences from another object").WithHint("receive that one first")
 	case !begin.Diff && base != nil:
-		return errs.New(errs.Conflict, op, id.Ref(), "the stream is a whole object, not what differs from %s", base.Name())
+		return errs.New(errs.Conflict, op, id.Ref(), "the stream holds a whole object, not the differences from %s",
+			base.Name())
 	case begin.Diff && !same(info, begin.Parent):
-		return errs.New(errs.Conflict, op, id.Ref(), "the stream is what differs from another object than %s", base.Name()).
-			WithHint("it builds on the subvolume that has, or was received from one that has, the UUID %x", begin.Parent)
+		return errs.New(errs.Conflict, op, id.Ref(), "the stream holds the differences from an object other than %s",
+			base.Name()).
+			WithHint("its base is the subvolume that has, or was received from one that has, the UUID %x", begin.Parent)
 	}
 
 	if base == nil {

@@ -509,7 +509,7 @@ func TestSendStopped(t *testing.T) {
 		}
 		if ended != nil {
 			broken++
-			if !strings.Contains(stderr.String(), "what the kernel has sent is no stream") {
+			if !strings.Contains(stderr.String(), "the kernel did not send a valid stream") {
 				t.Errorf("%s", &stderr)
 			}
 		}

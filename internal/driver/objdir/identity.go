@@ -85,7 +85,8 @@ func Decode(b []byte) (driver.Identity, error) {
 
 	if version > driver.IdentityVersion {
 		return driver.Identity{}, (&errs.Error{Kind: errs.TooNew,
-			Err: fmt.Errorf("identity of format %d, this Pando knows up to %d", version, driver.IdentityVersion)}).
+			Err: fmt.Errorf("identity of format %d, but this pando supports formats up to %d", version,
+				driver.IdentityVersion)}).
 			WithHint("upgrade pando")
 	}
 

@@ -221,7 +221,7 @@ func (d *Dir) Get(id driver.ObjectID) (driver.Identity, error) {
 func (d *Dir) read(id driver.ObjectID) (driver.Identity, bool, error) {
 	i, isCommitted, err := d.readMeta(d.meta(id))
 	if err == nil && (i.ID != id || i.Pool != d.pool) {
-		err = damaged("it says object %q of pool %q", i.ID, i.Pool)
+		err = damaged("it is that of object %q of pool %q", i.ID, i.Pool)
 	}
 	if err != nil {
 		return driver.Identity{}, false, errs.Wrap("read identity", string(id), err)

@@ -262,7 +262,7 @@ func (d *Driver) find(id driver.ObjectID) (os.FileInfo, error) {
 // repeated.
 func (d *Driver) Destroy(ctx context.Context, id driver.ObjectID) error {
 	if !driver.ValidID(string(id)) {
-		return errs.New(errs.Invalid, "destroy", string(id), "not an object's ID")
+		return errs.New(errs.Invalid, "destroy", string(id), "not the ID of an object")
 	}
 	if err := d.dir.Remove(id); err != nil {
 		return err

@@ -19,7 +19,7 @@ const destroyTries = 30
 func (d *Driver) Destroy(ctx context.Context, id driver.ObjectID) error {
 	const op = "destroy"
 	if !driver.ValidID(string(id)) {
-		return errs.New(errs.Invalid, op, string(id), "not an object's ID")
+		return errs.New(errs.Invalid, op, string(id), "not the ID of an object")
 	}
 
 	d.memo.drop(id)
@@ -74,7 +74,7 @@ func (d *Driver) destroyDataset(ctx context.Context, id driver.ObjectID) error {
 		}
 	}
 
-	return errs.New(errs.Conflict, op, string(id), "others keep cloning it").WithHint("try again")
+	return errs.New(errs.Conflict, op, string(id), "other processes keep cloning it").WithHint("try again")
 }
 
 // untie takes from a dataset, given with all below it, what keeps it from being
@@ -146,7 +146,8 @@ func (d *Driver) moveToGraveyard(ctx context.Context, n *node) error {
 	to := d.graveyardDataset() + "/" + string(id)
 	err := d.do(ctx, "rename", n.name, to)
 	if zfs.Is(err, zfs.NoParent) {
-		if err := zfs.ZFS.Do(ctx, "create", "-o", "canmount=off", d.graveyardDataset()); err != nil && !zfs.Is(err, zfs.Taken) {
+		if err := zfs.ZFS.Do(ctx, "create", "-o", "canmount=off", d.graveyardDataset()); err != nil &&
+			!zfs.Is(err, zfs.Taken) {
 			return err
 		}
 		err = d.do(ctx, "rename", n.name, to)

@@ -148,7 +148,7 @@ func (d *Driver) activate(ctx context.Context, id driver.ObjectID) (*os.File, er
 func (d *Driver) Deactivate(ctx context.Context, id driver.ObjectID) error {
 	const op = "deactivate"
 	if !driver.ValidID(string(id)) {
-		return errs.New(errs.Invalid, op, string(id), "not an object's ID")
+		return errs.New(errs.Invalid, op, string(id), "not the ID of an object")
 	}
 
 	unlock, err := d.lockDevice(ctx, op, id, true)

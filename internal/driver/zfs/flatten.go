@@ -22,7 +22,7 @@ func (d *Driver) FlattenCost(ctx context.Context, id driver.ObjectID) (int64, er
 func (d *Driver) vacant(ctx context.Context, id driver.Identity) error {
 	_, err := zfs.ZFS.Output(ctx, "list", "-Hp", "-o", "name", d.dataset(id.ID))
 	if err == nil {
-		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s is there already", d.dataset(id.ID))
+		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s already exists", d.dataset(id.ID))
 	}
 	if zfs.Is(err, zfs.Absent) {
 		return nil

@@ -122,7 +122,7 @@ func (d *Driver) created(ctx context.Context, id driver.Identity, err error) err
 			node: &node{name: d.dataset(id.ID), volume: id.FS.IsImage(), size: id.SizeBytes}})
 		return nil
 	case zfs.Is(err, zfs.Taken):
-		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s is there already", d.dataset(id.ID))
+		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s already exists", d.dataset(id.ID))
 	case zfs.Is(err, zfs.NoParent, zfs.Absent):
 		return d.absentOr(ctx, err)
 	case errs.Is(err, errs.Canceled), errs.Is(err, errs.IO):
@@ -427,7 +427,7 @@ func (d *Driver) finish(ctx context.Context, id driver.Identity, made string, er
 			_ = d.do(clean, "destroy", "-d", made)
 		}
 		done()
-		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s is there already", d.dataset(id.ID))
+		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s already exists", d.dataset(id.ID))
 	default:
 		// If this fails too, the note and what is left remain for the caller's record.
 		if d.Destroy(clean, id.ID) == nil {
@@ -524,7 +524,7 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 	case o.Err != nil:
 		return o.Err
 	default:
-		return errs.New(errs.NotFound, op, string(id.ID), "it is only half there")
+		return errs.New(errs.NotFound, op, string(id.ID), "it is incomplete")
 	}
 
 	if id.FS.IsImage() != o.node.volume {

@@ -171,10 +171,10 @@ func (d *Driver) assess(n *node) object {
 
 	i, err := objdir.Decode([]byte(text))
 	if err == nil && (i.ID != id || i.Pool != d.pool) {
-		err = errs.New(errs.Damaged, "read identity", string(id), "it says object %q of pool %q", i.ID, i.Pool)
+		err = errs.New(errs.Damaged, "read identity", string(id), "it is that of object %q of pool %q", i.ID, i.Pool)
 	}
 	if err == nil && i.FS.IsImage() != n.volume {
-		err = errs.New(errs.Damaged, "read identity", string(id), "it says %s, but the dataset is of the other type", i.FS)
+		err = errs.New(errs.Damaged, "read identity", string(id), "it says %s, but the dataset has the other type", i.FS)
 	}
 	if err != nil {
 		o.Err = errs.Wrap("read identity", string(id), err)
@@ -224,7 +224,7 @@ func (d *Driver) whole(ctx context.Context, op string, id driver.ObjectID, fresh
 	case o.Err != nil:
 		return o, o.Err
 	case !o.Whole:
-		return o, errs.New(errs.NotFound, op, string(id), "it is only half there")
+		return o, errs.New(errs.NotFound, op, string(id), "it is incomplete")
 	}
 
 	return o, nil

@@ -44,7 +44,7 @@ func (d *Driver) layOut(ctx context.Context) error {
 	compression, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "compression", parent)
 	if zfs.Is(err, zfs.Absent) {
 		return errs.New(errs.NotFound, op, parent, "no such dataset").
-			WithHint("make the parent dataset first: `zfs create %s`", parent)
+			WithHint("create the parent dataset first: `zfs create %s`", parent)
 	}
 
 	if err != nil {
@@ -102,7 +102,7 @@ func (d *Driver) takeOver(ctx context.Context, props []string) error {
 			return err
 		} else if len(found) > 0 {
 			return errs.New(errs.Exists, op, d.root, "the dataset is not empty: it holds %s", some(found)).
-				WithHint("choose a name that is not there, or an empty dataset")
+				WithHint("choose a new name, or an empty dataset")
 		}
 	}
 
@@ -111,7 +111,7 @@ func (d *Driver) takeOver(ctx context.Context, props []string) error {
 		return err
 	}
 	if len(rows) != 1 || rows[0][0] != "filesystem" {
-		return errs.New(errs.Invalid, op, d.root, "it is not a filesystem").WithHint("choose a name that is not there")
+		return errs.New(errs.Invalid, op, d.root, "it is not a filesystem").WithHint("choose a new name")
 	}
 
 	return zfs.ZFS.Do(ctx, append(append([]string{"set"}, props...), d.root)...)
@@ -244,8 +244,8 @@ func (d *Driver) unmakeRoot(ctx context.Context) error {
 	}
 
 	if len(found) > 0 {
-		return errs.New(errs.InUse, op, d.root, "there is something in it that is not Pando's: %s", some(found)).
-			WithHint("look with `zfs list -r -t all %s`, and move or destroy it", d.root)
+		return errs.New(errs.InUse, op, d.root, "it contains something that is not Pando's: %s", some(found)).
+			WithHint("list it with `zfs list -r -t all %s`, then move or destroy it", d.root)
 	}
 
 	if local[propMade] == "on" {

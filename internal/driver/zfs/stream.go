@@ -116,7 +116,7 @@ func (u *unframer) begin() error {
 	}
 
 	if v := binary.LittleEndian.Uint32(head[len(streamMagic):]); v != streamVersion {
-		return errs.New(errs.Unsupported, "", "", "the stream is of version %d, this Pando knows %d", v,
+		return errs.New(errs.Unsupported, "", "", "the stream has version %d, but this pando supports version %d", v,
 			streamVersion).WithHint("upgrade pando")
 	}
 
@@ -277,7 +277,7 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 		return f.err
 	case zfs.Is(err, zfs.NotAncestor):
 		e := errs.New(errs.Unsupported, op, string(from), "it does not descend from %s: %w", base, err)
-		return e.WithHint("send it whole, or as the difference to an object that it was made from")
+		return e.WithHint("send it whole, or as the difference from an object that it was made from")
 	case zfs.Is(err, zfs.Absent):
 		d.memo.drop(from)
 		return d.absent(ctx, op, from)
@@ -316,7 +316,7 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 	}
 
 	if !immutable(id.Kind) || id.FS.IsImage() {
-		return errs.New(errs.Invalid, op, id.Ref(), "a %s %s cannot be received: what is received is an immutable tree",
+		return errs.New(errs.Invalid, op, id.Ref(), "a %s %s cannot be received: only immutable trees can",
 			id.FS, id.Kind)
 	}
 
@@ -350,7 +350,7 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 	first, raw, err := d.firstRecord(u, guid)
 	if err == nil && raw && base != "" && !on.raw() {
 		err = errs.New(errs.Conflict, "", "",
-			"the stream is of an encrypted object, and what it is the difference from is not encrypted here").
+			"the stream is of an encrypted object, but its base is not encrypted here").
 			WithHint("%s", rawHint)
 	}
 	if err != nil {
@@ -366,7 +366,7 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 	err = zfs.Receive(ctx, append(args, d.own(id.ID)), io.MultiReader(first, u))
 	if raw && base != "" && zfs.Is(err, zfs.OtherKey) {
 		err = errs.New(errs.Conflict, "", "",
-			"what it is the difference from was not received as it was encrypted: %w", err).
+			"the base of the stream was not received raw, as it was encrypted: %w", err).
 			WithHint("%s", rawHint)
 	}
 	if err == nil && u.err != io.EOF {
@@ -377,7 +377,7 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 		err = d.do(ctx, "set", prop, d.own(id.ID))
 	}
 	if zfs.Is(err, zfs.Taken) { // since it was looked for
-		return errs.New(errs.Exists, op, id.Ref(), "its dataset %s is there already", d.dataset(id.ID))
+		return errs.New(errs.Exists, op, id.Ref(), "its dataset %s already exists", d.dataset(id.ID))
 	}
 
 	if err != nil {
@@ -500,17 +500,17 @@ func (d *Driver) firstRecord(u *unframer, base uint64) (first io.Reader, raw boo
 		return nil, false, err
 	case !b.single, b.kind != ostZFS, b.features&featureResum != 0:
 		// A package could bring other datasets and properties.
-		return nil, false, errs.New(errs.Unsupported, "", "", "the stream is not of one tree as Pando sends it")
+		return nil, false, errs.New(errs.Unsupported, "", "", "the stream is not a single tree as Pando sends it")
 	case b.from != 0 && base == 0:
-		return nil, false, errs.New(errs.Conflict, "", "", "the stream is only what differs from another object").
+		return nil, false, errs.New(errs.Conflict, "", "", "the stream only holds the differences from another object").
 			WithHint("receive that one first")
 	case b.from == 0 && base != 0:
 		return nil, false, errs.New(errs.Conflict, "", "",
-			"the stream is a whole object, not what differs from the one given")
+			"the stream holds a whole object, not the differences from the given one")
 	case b.from != base:
 		return nil, false, errs.New(errs.Conflict, "", "",
-			"the stream is what differs from another object than the one given").
-			WithHint("it builds on the snapshot with the GUID %d", b.from)
+			"the stream holds the differences from an object other than the given one").
+			WithHint("its base is the snapshot with the GUID %d", b.from)
 	}
 
 	return bytes.NewReader(head), b.features&featureRaw != 0, nil

@@ -187,8 +187,9 @@ func (d *Driver) alive(ctx context.Context) error {
 
 	rows, err := zfs.ZFS.Rows(ctx, 2, "get", "-Hp", "-o", "value,source", propPool, d.root)
 	if zfs.Is(err, zfs.Absent) {
-		return errs.New(errs.IO, "open dataset", d.root, "the dataset of the pool is not there").
-			WithHint("was it renamed? `zfs get -r pando:pool` finds it; then change the link %s", filepath.Join(d.dir, Link))
+		return errs.New(errs.IO, "open dataset", d.root, "the pool's dataset does not exist").
+			WithHint("if it was renamed, find it with `zfs get -r pando:pool` and update the link %s",
+				filepath.Join(d.dir, Link))
 	}
 
 	if err != nil {
@@ -198,7 +199,7 @@ func (d *Driver) alive(ctx context.Context) error {
 	if len(rows) != 1 || rows[0][0] != d.pool || rows[0][1] != "local" {
 		return errs.New(errs.Damaged, "open dataset", d.root, "it is not the dataset of this pool: its %s is %q", propPool,
 			rows[0][0]).
-			WithHint("`zfs get -r pando:pool` shows whose datasets there are")
+			WithHint("find the right dataset with `zfs get -r pando:pool`")
 	}
 
 	return nil

@@ -160,7 +160,7 @@ var damagedHint = errs.Messagef("rebuild it from the pool: %s", errs.Run("init",
 func Create(ctx context.Context, dir, poolID string) error {
 	path := filepath.Join(dir, "catalog.db")
 	if _, err := os.Lstat(path); err == nil {
-		return errs.New(errs.Exists, "create catalogue", path, "it is there already")
+		return errs.New(errs.Exists, "create catalogue", path, "it already exists")
 	}
 
 	for _, d := range []string{"live", "locks"} {
@@ -244,11 +244,12 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	case err != nil:
 		err = wrap("open catalogue", path, err)
 	case version > Version:
-		err = errs.New(errs.TooNew, "open catalogue", path, "it has format %d, this pando knows up to %d", version, Version).
+		err = errs.New(errs.TooNew, "open catalogue", path, "it has format %d, but this pando supports formats up to %d",
+			version, Version).
 			WithHint("upgrade pando")
 	case version > 0 && version < Version:
 		err = errs.New(errs.Unsupported, "open catalogue", path,
-			"it has format %d, and the next command that works with the pool makes it %d", version, Version)
+			"it has format %d; the next command that uses the pool upgrades it to %d", version, Version)
 	default:
 		if version == Version {
 			err = db.QueryRowContext(ctx, poolQuery).Scan(&pool, &commits)
@@ -308,7 +309,8 @@ func openWritable(ctx context.Context, dir, poolID, more string) (*Catalog, erro
 
 	if version > Version {
 		_ = c.Close()
-		return nil, errs.New(errs.TooNew, "open catalogue", path, "it has format %d, this pando knows up to %d", version,
+		return nil, errs.New(errs.TooNew, "open catalogue", path,
+			"it has format %d, but this pando supports formats up to %d", version,
 			Version).
 			WithHint("upgrade pando")
 	}
@@ -351,7 +353,8 @@ func (c *Catalog) Close() error {
 	return wrap("close catalogue", c.path, c.db.Close())
 }
 
-// RemoveIdleLiveFiles is Close for a process that is about to end: it only removes the proofs of life that operations have
+// RemoveIdleLiveFiles is Close for a process that is about to end: it only removes the proofs of life that operations
+// have
 // left to the next ones, which the kernel would not. An operation that ends later removes its own.
 func (c *Catalog) RemoveIdleLiveFiles() { c.idle.removeLiveFiles() }
 

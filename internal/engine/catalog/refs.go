@@ -26,7 +26,7 @@ func (t *Tx) Resolve(op string, r ref.Ref) (Row, error) {
 
 	if !ok {
 		return Row{}, errs.New(errs.NotFound, op, r.String(), "no volume or golden has this name").
-			WithHint("see %s and %s", errs.Run("ls"), errs.Run("golden ls"))
+			WithHint("list volumes with %s, and goldens with %s", errs.Run("ls"), errs.Run("golden ls"))
 	}
 
 	if r.At == "" {
@@ -36,7 +36,7 @@ func (t *Tx) Resolve(op string, r ref.Ref) (Row, error) {
 	snap, ok, err := t.Snapshot(vol.Lineage(), r.At)
 	if err == nil && !ok {
 		err = errs.New(errs.NotFound, op, r.String(), "volume %s has no snapshot %s", r.Name, r.At).
-			WithHint("see %s", errs.Run("show", r.Name))
+			WithHint("list its snapshots with %s", errs.Run("show", r.Name))
 	}
 
 	return snap, err
@@ -49,14 +49,14 @@ func (t *Tx) resolveGeneration(op string, r ref.Ref, golden Golden) (Row, error)
 		var ok bool
 		if n, ok = r.Generation(); !ok {
 			return Row{}, errs.New(errs.NotFound, op, r.String(), "%q is not the number of a generation", r.At).
-				WithHint("see %s", errs.Run("golden show", r.Name))
+				WithHint("list its generations with %s", errs.Run("golden show", r.Name))
 		}
 	}
 
 	row, ok, err := t.Generation(r.Name, n)
 	if err == nil && !ok {
 		err = errs.New(errs.NotFound, op, r.String(), "golden %s has no generation %d", r.Name, n).
-			WithHint("see %s", errs.Run("golden show", r.Name))
+			WithHint("list its generations with %s", errs.Run("golden show", r.Name))
 	}
 
 	return row, err
@@ -68,10 +68,10 @@ func (t *Tx) ResolveVolume(op, name string) (Row, error) {
 	if err != nil || ok {
 		return vol, err
 	}
-	e := errs.New(errs.NotFound, op, name, "there is no such volume").WithHint("see %s", errs.Run("ls"))
+	e := errs.New(errs.NotFound, op, name, "there is no such volume").WithHint("list volumes with %s", errs.Run("ls"))
 	if _, isGolden, err := t.Golden(name); err == nil && isGolden {
 		e = errs.New(errs.Invalid, op, name, "it is a golden, not a volume").
-			WithHint("make a volume of it: %s", errs.Run("clone", name, "VOLUME"))
+			WithHint("make a volume from it: %s", errs.Run("clone", name, "VOLUME"))
 	}
 	return vol, e
 }
@@ -82,14 +82,14 @@ func (t *Tx) CheckFree(op, name string) error {
 	if _, ok, err := t.Volume(name); err != nil {
 		return err
 	} else if ok {
-		return errs.New(errs.Exists, op, name, "a volume has this name already").
-			WithHint("choose another, or %s", errs.Run("destroy", name))
+		return errs.New(errs.Exists, op, name, "volume %q already exists", name).
+			WithHint("choose another name, or %s", errs.Run("destroy", name))
 	}
 
 	if _, ok, err := t.Golden(name); err != nil {
 		return err
 	} else if ok {
-		return errs.New(errs.Exists, op, name, "a golden has this name already").WithHint("choose another name")
+		return errs.New(errs.Exists, op, name, "golden %q already exists", name).WithHint("choose another name")
 	}
 
 	return nil
@@ -117,9 +117,9 @@ func (t *Tx) ResolvePoint(op string, id driver.ObjectID) (Row, error) {
 		return row, err
 	case !ok:
 		return row, errs.New(errs.NotFound, op, string(id), "there is no such object").
-			WithHint("it may have been destroyed since")
+			WithHint("it may have been destroyed; list volumes with %s", errs.Run("ls"))
 	case row.Kind != driver.Snapshot && row.Kind != driver.Generation:
-		return row, errs.New(errs.Invalid, op, t.RefOf(row), "it is a %s, which changes", string(row.Kind))
+		return row, errs.New(errs.Invalid, op, t.RefOf(row), "it is a %s, which is not immutable", string(row.Kind))
 	}
 	return row, nil
 }

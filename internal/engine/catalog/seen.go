@@ -161,16 +161,17 @@ func (c *Catalog) LostError() error {
 		return nil
 	}
 	return errs.New(errs.Damaged, "open catalogue", c.path,
-		"it lost its last %s on the disk: its log was damaged, or it is an old copy. Nothing is made or destroyed until "+
-			"it is mended", lostChangesText(c.lost)).
-		WithHint("%s brings back what it lacks; %s lists that", errs.Run("init", errs.Param("rebuild")), errs.Run("fsck"))
+		"it lost its last %s: its log was damaged, or it is an old copy. Nothing can be created or destroyed until "+
+			"it is repaired", lostChangesText(c.lost)).
+		WithHint("list what is missing with %s, and restore it with %s", errs.Run("fsck"),
+			errs.Run("init", errs.Param("rebuild")))
 }
 
 func lostChangesText(n int64) string {
 	if n == 1 {
-		return "change, which was"
+		return "change, which was on disk"
 	}
-	return fmt.Sprintf("%d changes, which were", n)
+	return fmt.Sprintf("%d changes, which were on disk", n)
 }
 
 // Continuous reports whether the catalogue is known to have every durable commit that

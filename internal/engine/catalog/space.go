@@ -136,7 +136,7 @@ func takeSpare(dir, token string) (*os.File, error) {
 			return f, err
 		}
 	}
-	return nil, errs.New(errs.NoSpace, "mark", dir, "there is no room for one more file in %s",
+	return nil, errs.New(errs.NoSpace, "mark", dir, "no space for another file in %s",
 		filepath.Join(dir, "live")).
 		WithHint("free space or inodes on the filesystem of the pool directory")
 }

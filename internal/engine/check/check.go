@@ -194,7 +194,7 @@ func (c *fsck) addNote(format string, args ...any) {
 func (c *fsck) damagedCatalog(why string) {
 	c.report.Findings = append(c.report.Findings, Finding{
 		Severity: sevError, Code: "catalogue", Ref: filepath.Join(c.Dir, "catalog.db"),
-		Message: errs.Messagef("%s", why), Repair: byHandRebuild + " makes it anew from the pool",
+		Message: errs.Messagef("%s", why), Repair: byHandRebuild + " rebuilds it from the pool",
 	})
 }
 
@@ -245,11 +245,10 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 			if err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() }); err != nil {
 				return false, err
 			}
-			c.addNote("first use since the host started: %d objects removed that had not been finished or were ephemeral",
-				removed)
+			c.addNote("first use since the host started: removed %d incomplete or ephemeral objects", removed)
 		} else {
 			c.before = last.BootID
-			c.addNote("this is the first use since the host started: what the next command cleans up is reported here")
+			c.addNote("this is the first use since the host started: the next command cleans up some of what is reported here")
 		}
 	}
 
@@ -278,7 +277,7 @@ func (c *fsck) lostCommits() {
 	c.q.Repair = false
 	c.report.Findings = append(c.report.Findings, Finding{
 		Severity: sevError, Code: "catalogue-lost", Ref: filepath.Join(c.Dir, "catalog.db"),
-		Message: errs.Messagef("%v", c.Catalog.LostError()), Repair: byHandRebuild + " makes it anew from the pool",
+		Message: errs.Messagef("%v", c.Catalog.LostError()), Repair: byHandRebuild + " rebuilds it from the pool",
 	})
 }
 
@@ -356,8 +355,8 @@ func (c *fsck) checkDirs() ([]Finding, error) {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			f := Finding{Ref: path}
-			f.describe(sevWarning, "pool-missing", "the directory is missing", "make it")
-			f.fix = func(context.Context) (string, error) { return "made", os.Mkdir(path, 0o700) }
+			f.describe(sevWarning, "pool-missing", "the directory is missing", "create it")
+			f.fix = func(context.Context) (string, error) { return "created", os.Mkdir(path, 0o700) }
 			if !dirs[d] {
 				f.Severity, f.Repair, f.fix = sevError, "by hand: the objects were in it", nil
 			}
@@ -391,7 +390,8 @@ func wrongMode(path string, st fs.FileInfo, want fs.FileMode) []Finding {
 		return nil
 	}
 	f := Finding{Ref: path}
-	f.describe(sevWarning, "pool-mode", errs.Messagef("its mode is %04o, not %04o", st.Mode().Perm(), want), "set the mode")
+	f.describe(sevWarning, "pool-mode", errs.Messagef("its mode is %04o, not %04o", st.Mode().Perm(), want),
+		"set the mode")
 	f.fix = func(context.Context) (string, error) { return "set", errs.Wrap(opFsck, path, os.Chmod(path, want)) }
 	return []Finding{f}
 }

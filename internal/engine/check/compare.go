@@ -190,7 +190,7 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 
 	for _, s := range stale {
 		f := Finding{Ref: "live/" + s}
-		f.describe(sevNote, "live", "its process is dead and left nothing else", "remove it")
+		f.describe(sevNote, "live", "its process has died and left nothing else", "remove it")
 		f.fix = func(context.Context) (string, error) { return "removed", c.Catalog.RemoveStaleOwners(v.marks) }
 		out = append(out, f)
 	}
@@ -210,7 +210,7 @@ func sortedIDs[T any](m map[driver.ObjectID]T) []driver.ObjectID {
 // missing is the finding of a row whose data is gone.
 func (c *fsck) missing(v *poolView, r catalog.Row) Finding {
 	name := v.refs[r.ID]
-	lost := "its data is gone"
+	lost := "its data is missing"
 	if r.MeasuredAt.IsZero() || r.Usage.LogicalBytes == 0 {
 		lost += " from the pool"
 	} else {
@@ -219,7 +219,7 @@ func (c *fsck) missing(v *poolView, r catalog.Row) Finding {
 
 	return Finding{
 		Severity: sevError, Code: "object-missing", Ref: name, ID: string(r.ID), Message: errs.Messagef("%s", lost),
-		Repair: "forget it: its data CANNOT be brought back",
+		Repair: "forget it: its data CANNOT be restored",
 		fix:    func(ctx context.Context) (string, error) { return c.fixMissing(ctx, r, name) },
 	}
 }
@@ -251,7 +251,7 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 		out = append(out, f)
 	}
 
-	const rewrite = "write it anew, from the catalogue"
+	const rewrite = "rewrite it from the catalogue"
 	restore := func(ctx context.Context) (string, error) { return c.fixIdentity(ctx, row.ID) }
 	diff := v.differences(o.Identity, v.wants[o.ID])
 	switch {
@@ -260,9 +260,9 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 	case o.Err != nil:
 		add(sevError, "identity-unreadable", errs.Messagef("%v", o.Err), rewrite, restore)
 	case !o.Whole:
-		add(sevError, "identity-missing", "its data is there, but its identity is not", rewrite, restore)
+		add(sevError, "identity-missing", "its data exists, but its identity is missing", rewrite, restore)
 	case o.Identity.Kind == driver.Volume && row.Kind == driver.Snapshot:
-		add(sevWarning, "predecessor", "a rewind made it a snapshot, but in the pool it is still called a volume",
+		add(sevWarning, "predecessor", "a rewind made it a snapshot, but the pool still calls it a volume",
 			rewrite, restore)
 	case len(diff) > 0:
 		add(sevWarning, "identity-differs", errs.Messagef("pool and catalogue disagree: %s", strings.Join(diff, ", ")),
@@ -270,7 +270,7 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 	}
 
 	if cond.Leftover {
-		add(sevNote, "identity-leftover", "an interrupted change of its identity left a file", "remove that", restore)
+		add(sevNote, "identity-leftover", "an interrupted change of its identity left a file", "remove the file", restore)
 	}
 	if cond.Mode != "" {
 		add(sevWarning, "object-mode", errs.Messagef("%s", cond.Mode), "set it", restore)
@@ -294,7 +294,7 @@ func (c *fsck) compareUnknown(v *poolView, o driver.Object) []Finding {
 		return nil // compareTombstones
 	case c.before != "" && o.Err == nil && c.Ledger.IsGarbage(o, false):
 		// The mark that told of it went with the power; see sweep.
-		f.describe(sevNote, "object-half", "it was being made, or ephemeral, when the host went down",
+		f.describe(sevNote, "object-half", "it was ephemeral, or still being made, when the host went down",
 			"remove it, as the next command will")
 	case whole && c.Catalog.Lost() == 0 && ledger.IsUnfinished(o):
 		f.Ref = cmp.Or(ledger.Describe(o.Identity), string(o.ID))
@@ -303,15 +303,15 @@ func (c *fsck) compareUnknown(v *poolView, o driver.Object) []Finding {
 		f.describe(sevWarning, "identity-too-new", errs.Messagef("%v", o.Err), "by hand: upgrade pando")
 	case o.Err != nil:
 		f.describe(sevError, "identity-unreadable", errs.Messagef("not in the catalogue, and %v", o.Err),
-			"by hand: only whoever knows what it was can tell")
+			"by hand: nothing records what it was")
 	case !whole:
-		f.describe(sevWarning, "object-half", "half made or half destroyed, by nobody who is known",
+		f.describe(sevWarning, "object-half", "incomplete: half made or half destroyed by an unknown process",
 			errs.Messagef("remove it, as %s would", errs.Run("gc")))
 		f.fix = func(ctx context.Context) (string, error) { return c.fixHalf(ctx, o.ID) }
 	default:
 		f.Ref = cmp.Or(ledger.Describe(o.Identity), string(o.ID))
 		f.describe(sevError, "object-unknown",
-			errs.Messagef("a whole %s is in the pool but not in the catalogue", string(o.Identity.Kind)),
+			errs.Messagef("a complete %s is in the pool but not in the catalogue", string(o.Identity.Kind)),
 			"add it to the catalogue")
 		f.fix = func(ctx context.Context) (string, error) { return c.fixUnknown(ctx, o.Identity) }
 	}
@@ -324,8 +324,8 @@ func (c *fsck) compareSize(row catalog.Row, size int64, add func(_, _ string, _,
 	short := shortBy(size, row.SizeBytes)
 	switch {
 	case size < row.SizeBytes && row.Kind == driver.Volume:
-		add(sevError, "image-short", short, "keep it as a snapshot, and go on with a copy of the right size that is "+
-			"checked; what was cut off is LOST",
+		add(sevError, "image-short", short, "keep it as a snapshot, and continue with a checked copy of the right size; "+
+			"what was cut off is LOST",
 			func(ctx context.Context) (string, error) { return c.fixInside(ctx, row) })
 	case size < row.SizeBytes && isBeforeFsck(row):
 		add(sevNote, "image-short", short, "none: it is what it was before a repair", nil)
@@ -334,13 +334,13 @@ func (c *fsck) compareSize(row catalog.Row, size int64, add func(_, _ string, _,
 	case size > row.SizeBytes:
 		add(sevWarning, "image-long",
 			errs.Messagef("its image has %d bytes, the catalogue says %d", size, row.SizeBytes),
-			"note the size that it has",
+			"record the actual size",
 			func(ctx context.Context) (string, error) { return c.fixSize(ctx, row, size) })
 	}
 }
 
 func shortBy(has, wants int64) errs.Message {
-	return errs.Messagef("its image ends after %d bytes of %d: the rest is gone", has, wants)
+	return errs.Messagef("its image ends after %d of %d bytes: the rest is missing", has, wants)
 }
 
 // adviceImmutable says what can be done about damage in what never changes.
@@ -444,7 +444,8 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 		f := Finding{ID: string(id), Ref: v.refs[id]}
 		switch {
 		case r.Kind == driver.Snapshot && !lineages[r.Volume]:
-			f.describe(sevError, "snapshot-orphan", "its volume is gone, so nothing can reach it", "make it a volume")
+			f.describe(sevError, "snapshot-orphan", "its volume no longer exists, so nothing can reach it",
+				"turn it into a volume")
 			f.fix = func(ctx context.Context) (string, error) { return c.fixOrphan(ctx, r) }
 			out = append(out, f)
 		case r.Kind != driver.Snapshot && r.Kind != driver.Volume && r.Kind != driver.Generation, !driver.ValidID(string(id)):
@@ -455,7 +456,7 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 
 		name := v.refs[id]
 		if _, twice := names[name]; twice || r.Kind == driver.Volume && v.goldens[name].Name != "" {
-			f.describe(sevError, "catalogue", "two things have this name", byHandRebuild+" gives one another")
+			f.describe(sevError, "catalogue", "two objects have this name", byHandRebuild+" renames one of them")
 			f.fix = nil
 			out = append(out, f)
 		}
@@ -475,7 +476,7 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 				errs.Messagef("make generation %d the current one", top))
 		case g.Next <= top:
 			f.describe(sevWarning, "golden-next",
-				errs.Messagef("the next generation would get number %d, but there is a %d", g.Next, top),
+				errs.Messagef("the next generation would get number %d, but generation %d exists", g.Next, top),
 				errs.Messagef("set the next number to %d", top+1))
 		default:
 			continue
@@ -512,7 +513,7 @@ func (c *fsck) compareTombstones(v *poolView) []Finding {
 			continue
 		}
 		f := Finding{Ref: cmp.Or(name, string(id)), ID: string(id)}
-		f.describe(sevNote, "tombstone", "it is destroyed, but its space is not yet returned", "remove it")
+		f.describe(sevNote, "tombstone", "it is destroyed, but its space has not been reclaimed yet", "remove it")
 		f.fix = func(ctx context.Context) (string, error) { return c.fixTombstone(ctx, id) }
 		out = append(out, f)
 	}
@@ -533,18 +534,18 @@ func (c *fsck) compareMountRecords(ctx context.Context, v *poolView) ([]Finding,
 		case v.busy[id]:
 		case !known:
 			f.describe(sevWarning, "attachment-orphan",
-				errs.Messagef("something that is not in the catalogue is recorded as mounted at %s", a.Mountpoint),
+				errs.Messagef("an object that is not in the catalogue is recorded as mounted at %s", a.Mountpoint),
 				"forget that")
 			out = append(out, f)
 		case c.Content.MountState(row, a) == content.NotMounted:
 			f.describe(sevNote, "attachment-gone",
-				errs.Messagef("recorded as mounted at %s, but it is not mounted any more", a.Mountpoint), "forget that")
+				errs.Messagef("recorded as mounted at %s, but no longer mounted", a.Mountpoint), "forget that")
 			out = append(out, f)
 		case c.Content.MountState(row, a) == content.HeldElsewhere:
 			f.fix = nil
 			f.describe(sevNote, "attachment-elsewhere", errs.Messagef(
 				"recorded as mounted at %s, but mounted elsewhere, or in another mount namespace", a.Mountpoint),
-				errs.Messagef("none: %s says who holds it", errs.Run("show")))
+				errs.Messagef("none: run %s to see what holds it", errs.Run("show")))
 			out = append(out, f)
 		}
 	}
@@ -583,7 +584,7 @@ func (c *fsck) compareMountRecords(ctx context.Context, v *poolView) ([]Finding,
 		}
 		f := Finding{Ref: v.refs[id], ID: string(id)}
 		f.describe(sevWarning, "loop",
-			errs.Messagef("%s is on its image, and no attachment accounts for that", b.Path), "detach it")
+			errs.Messagef("%s is attached to its image, but no mount record accounts for it", b.Path), "detach it")
 		f.fix = func(ctx context.Context) (string, error) { return c.fixLoop(ctx, id, b) }
 		if b.Auto {
 			f.Message += ": a mount that Pando did not make, or lost track of, holds it"
@@ -609,7 +610,7 @@ func (c *fsck) activeDevices(ctx context.Context, a driver.Activator, v *poolVie
 			continue
 		}
 		f := Finding{Ref: v.refs[id], ID: string(id)}
-		f.describe(sevWarning, "device", "its block device is there, and no attachment accounts for that", "take it away")
+		f.describe(sevWarning, "device", "its block device is active, but no mount record accounts for it", "deactivate it")
 		f.fix = func(ctx context.Context) (string, error) { return c.fixActiveDevice(ctx, a, id) }
 		out = append(out, f)
 	}

@@ -79,7 +79,7 @@ func DetachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 		if free, err := loopdev.WaitDetached(ctx, b.File, content.ReleaseWait); err != nil && !errs.Is(err, errs.NotFound) {
 			return err
 		} else if err == nil && !free {
-			return errs.New(errs.InUse, "detach", b.File, "%s on it is still mounted or open somewhere", b.Path).
+			return errs.New(errs.InUse, "detach", b.File, "its loop device %s is still mounted or open", b.Path).
 				WithHint("unmount it, then try again")
 		}
 	}

@@ -206,12 +206,12 @@ func (c *fsck) finding(row catalog.Row, name string, v verdict) *Finding {
 	f.Severity, f.Code, f.Message, f.Detail = sevError, "filesystem", errs.Messagef("%s", v.wrong), v.detail
 	switch {
 	case row.Kind == driver.Volume:
-		f.Repair = errs.Messagef("repair a copy with %s, go on with that, and keep the volume as it is as a snapshot",
+		f.Repair = errs.Messagef("repair a copy with %s, use that as the volume, and keep the damaged state as a snapshot",
 			mender[row.FS])
 		f.fix = func(ctx context.Context) (string, error) { return c.fixInside(ctx, row) }
 	case isBeforeFsck(row):
 		f.Severity = sevNote
-		f.Repair = errs.Messagef("none: it is what it was before a repair. %s when nobody needs it",
+		f.Repair = errs.Messagef("none: it is the state before a repair; %s when it is no longer needed",
 			errs.Run("destroy", name))
 	default:
 		f.Repair = adviceImmutable(row)

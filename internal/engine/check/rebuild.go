@@ -50,7 +50,7 @@ func Rebuild(ctx context.Context, p *pool.Pool, d driver.Driver) (*Rebuilt, erro
 		case err != nil:
 			return nil, err
 		case o.Err != nil:
-			r.Notes = append(r.Notes, "left out object "+string(o.ID)+": "+o.Err.Error())
+			r.Notes = append(r.Notes, "skipped object "+string(o.ID)+": "+o.Err.Error())
 		case !o.Whole || o.Identity.Kind == driver.Scratch:
 			if err := d.Destroy(ctx, o.ID); err != nil {
 				return nil, err
@@ -185,7 +185,7 @@ func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Ident
 			id = id.Predecessor(next.Before)
 		case id.Kind == driver.Volume:
 			if id.Name = rename(id.Name, id.ID); id.Name != was.Name {
-				r.Notes = append(r.Notes, "two things were called "+was.Name+": one is now "+id.Name)
+				r.Notes = append(r.Notes, "two objects were named "+was.Name+": one is now named "+id.Name)
 			}
 		case id.Kind == driver.Snapshot && lineages[id.Volume]:
 			key := string(id.Volume) + "@"
@@ -193,7 +193,8 @@ func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Ident
 		case id.Kind == driver.Snapshot:
 			id = orphanVolume(id)
 			id.Name = rename(id.Name, id.ID)
-			r.Notes = append(r.Notes, "the volume of snapshot "+was.Origin+"@"+was.Name+" is gone: it is now volume "+id.Name)
+			r.Notes = append(r.Notes,
+				"the volume of snapshot "+was.Origin+"@"+was.Name+" no longer exists: the snapshot is now volume "+id.Name)
 		}
 
 		// Whoever wrote an identity may have died before it set the mode, and the
@@ -238,7 +239,7 @@ func leaveOutTwins(whole []driver.Identity, r *Rebuilt) []driver.Identity {
 		name := ref.Generation(id.Golden, id.Generation)
 		twin := seen[name]
 		if seen[name] = true; twin {
-			r.Notes = append(r.Notes, "left out object "+string(id.ID)+": there is an older "+name)
+			r.Notes = append(r.Notes, "skipped object "+string(id.ID)+": an older object is already "+name)
 		}
 		return twin
 	})

@@ -19,7 +19,7 @@ import (
 // can be repeated, and whoever comes after one that was killed finishes it.
 
 // nothingToDo is what a repair has done if there was no need any more.
-const nothingToDo = "not needed any more"
+const nothingToDo = "no longer needed"
 
 // withMark does something with an object of the catalogue under a mark. InUse if
 // another process is at work on it.
@@ -51,7 +51,7 @@ func (c *fsck) withMark(
 func notMarked(tx *catalog.Tx, id driver.ObjectID) error {
 	marks, err := tx.BlockingMarks(id, "", true)
 	if err == nil && len(marks) > 0 {
-		err = errs.New(errs.InUse, opFsck, string(id), "another pando (pid %d) is at work on it: %s",
+		err = errs.New(errs.InUse, opFsck, string(id), "another pando (pid %d) is working on it: %s",
 			marks[0].PID, marks[0].Op).
 			WithHint("try again")
 	}
@@ -63,7 +63,7 @@ func (c *fsck) notMounted(tx *catalog.Tx, row catalog.Row) error {
 	a, has, err := tx.MountRecord(row.ID)
 	if err == nil && has && c.Content.MountState(row, a) != content.NotMounted {
 		err = errs.New(errs.InUse, opFsck, row.Name, "it is mounted at %s", a.Mountpoint).
-			WithHint("%s, then repeat", errs.Run("umount", row.Name))
+			WithHint("%s, then retry", errs.Run("umount", row.Name))
 	}
 	return err
 }
@@ -157,7 +157,7 @@ func (c *fsck) fixTombstone(ctx context.Context, id driver.ObjectID) (string, er
 func (c *fsck) fixHalf(ctx context.Context, id driver.ObjectID) (string, error) {
 	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) error {
 		if _, known, err := tx.Object(id); err != nil || known {
-			return cmp.Or(err, error(errs.New(errs.Conflict, opFsck, string(id), "it has become part of the catalogue")))
+			return cmp.Or(err, error(errs.New(errs.Conflict, opFsck, string(id), "it is now in the catalogue")))
 		}
 		return notMarked(tx, id)
 	}); err != nil {
@@ -379,7 +379,7 @@ func (c *fsck) fixMountRecord(ctx context.Context, id driver.ObjectID, name stri
 
 // fixActiveDevice takes a driver's block device away, if still nothing accounts for it.
 func (c *fsck) fixActiveDevice(ctx context.Context, a driver.Activator, id driver.ObjectID) (string, error) {
-	return "taken away", c.withMark(ctx, opFsck, id, func(tx *catalog.Tx, _ catalog.Row) error {
+	return "deactivated", c.withMark(ctx, opFsck, id, func(tx *catalog.Tx, _ catalog.Row) error {
 		if _, has, err := tx.MountRecord(id); err != nil || has {
 			return cmp.Or(err, error(errs.New(errs.InUse, opFsck, string(id), "it has just been attached")))
 		}

@@ -32,8 +32,8 @@ func (acc *Access) Mount(ctx context.Context, row catalog.Row, t Target) (catalo
 	}
 
 	if what.ReadOnly {
-		return a, errs.New(errs.Invalid, "mount", row.Name, "generations and snapshots are never attached").
-			WithHint("make a volume of it with %s", errs.Run("clone"))
+		return a, errs.New(errs.Invalid, "mount", row.Name, "generations and snapshots cannot be mounted").
+			WithHint("make a volume from it with %s", errs.Run("clone"))
 	}
 
 	if a.MountNS, err = kernel.MountNamespace(); err != nil {

@@ -225,7 +225,7 @@ func (acc *Access) usedError(ctx context.Context, why Reason, v Volume, w driver
 	}
 
 	return errs.New(errs.InUse, why.Op, v.Row.Name, "it is in use: %s is attached to its image", on[0].Path).
-		WithHint("if nobody needs the device any more, detach it: losetup -d %s", on[0].Path)
+		WithHint("if nothing needs the device, detach it with `losetup -d %s`", on[0].Path)
 }
 
 // releaseUnheld waits until an image is no block device any more, as it was unmounted here. The
@@ -287,7 +287,7 @@ func (acc *Access) remountDetached(
 		f, err = acc.activateDevice(ctx, row.ID)
 	} else if f, err = os.Open(loopdev.DevicePath(a.Loop)); err == nil && !loopHolds(a) {
 		f.Close()
-		err = errs.New(errs.NotFound, "mount", row.Name, "its block device is gone")
+		err = errs.New(errs.NotFound, "mount", row.Name, "its block device no longer exists")
 	}
 	if err != nil {
 		return nil, errs.Wrap("mount", row.Name, err)
@@ -309,7 +309,9 @@ func (acc *Access) remountDetached(
 }
 
 // restoreMount mounts what remountDetached has mounted at the volume's place, and records it.
-func (acc *Access) restoreMount(ctx context.Context, m *mount.Detached, a *catalog.MountRecord, attrs mount.Attributes) error {
+func (acc *Access) restoreMount(
+	ctx context.Context, m *mount.Detached, a *catalog.MountRecord, attrs mount.Attributes,
+) error {
 	if err := m.SetAttributes(attrs); err != nil {
 		return err
 	}

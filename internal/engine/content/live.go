@@ -301,7 +301,9 @@ func (acc *Access) openMounted(ctx context.Context, l Live) (*os.File, func(), e
 
 // reopenDevice is the block device that a volume's image is attached as, open until
 // done.
-func (acc *Access) reopenDevice(ctx context.Context, l Live, w driver.Attachment) (path string, done func(), err error) {
+func (acc *Access) reopenDevice(
+	ctx context.Context, l Live, w driver.Attachment,
+) (path string, done func(), err error) {
 	if w.Block {
 		f, err := acc.activateDevice(ctx, l.Row.ID)
 		if err != nil {
@@ -312,8 +314,8 @@ func (acc *Access) reopenDevice(ctx context.Context, l Live, w driver.Attachment
 
 	b, err := loopdev.Lookup(l.Record.Loop)
 	if err != nil || !acc.isImage(l.Row.ID, b) {
-		return "", nil, errs.New(errs.InUse, "freeze", l.Row.Name, "it is attached, but not as it was mounted").
-			WithHint("take it as it is with %s", errs.Param("no-freeze"))
+		return "", nil, errs.New(errs.InUse, "freeze", l.Row.Name, "its image is not attached to the recorded loop device").
+			WithHint("copy it without a freeze: add %s", errs.Param("no-freeze"))
 	}
 
 	return b.Path, func() {}, nil

@@ -62,7 +62,7 @@ func (acc *Access) restoreFrozen(
 	}
 
 	return errs.New(errs.InUse, why.Op, row.Name, "its filesystem is frozen").
-		WithHint("thaw it with `fsfreeze --unfreeze %s`, unless whoever froze it does, and try again",
+		WithHint("thaw it with `fsfreeze --unfreeze %s`, or wait until the program that froze it does, then try again",
 			errs.ShellWord(a.Mountpoint))
 }
 
@@ -88,7 +88,8 @@ func (acc *Access) openFrozen(
 	return m
 }
 
-// frozenElsewhereError is the error that a volume's frozen filesystem is not mounted where it was, nil if it is not frozen.
+// frozenElsewhereError is the error that a volume's frozen filesystem is not mounted where it was, nil if it is not
+// frozen.
 func (acc *Access) frozenElsewhereError(
 	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
 ) error {
@@ -97,7 +98,7 @@ func (acc *Access) frozenElsewhereError(
 		return nil
 	}
 	m.Close()
-	return errs.New(errs.InUse, why.Op, row.Name, "its filesystem is frozen, and not mounted at %s any more",
+	return errs.New(errs.InUse, why.Op, row.Name, "its filesystem is frozen and no longer mounted at %s",
 		a.Mountpoint).
 		WithHint("%s", thawElsewhere(row.FS, deviceOf(a, w)))
 }

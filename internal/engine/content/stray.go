@@ -109,7 +109,7 @@ func detachStrayLoop(b loopdev.Bound) (gone bool, err error) {
 	case err != nil:
 		return false, err
 	case now.Auto:
-		return false, errs.New(errs.InUse, "detach", b.Path, "a mount holds it")
+		return false, errs.New(errs.InUse, "detach", b.Path, "it is mounted")
 	}
 
 	err = b.Clear()

@@ -50,12 +50,12 @@ func (acc *Access) CheckTarget(op, name string, kind driver.FS, dir string, may 
 
 	if kind == driver.None {
 		return Target{}, errs.New(errs.Invalid, op, name, "a raw volume has no filesystem to mount on %s", dir).
-			WithHint("attach it without a directory: it becomes a block device")
+			WithHint("mount it without a directory: it becomes a block device")
 	}
 
 	if !CanMount() {
 		return Target{}, errs.New(errs.Permission, op, name, "mounting on %s needs root", dir).
-			WithHint("run it as root, or leave the directory out to get a path below the pool")
+			WithHint("run it as root, or omit the directory to use a path below the pool")
 	}
 
 	abs, err := filepath.Abs(dir)
@@ -95,7 +95,7 @@ func (acc *Access) CheckTarget(op, name string, kind driver.FS, dir string, may 
 func (acc *Access) inspectTarget(op, given string, t *Target) error {
 	m, err := kernel.MountAt(unix.AT_FDCWD, t.Path)
 	if err == nil && m.Root {
-		return errs.New(errs.InUse, op, given, "something is mounted there already").
+		return errs.New(errs.InUse, op, given, "something is already mounted there").
 			WithHint("choose another directory")
 	}
 
@@ -124,7 +124,7 @@ func (acc *Access) inspectTarget(op, given string, t *Target) error {
 
 	if names, _ := dir.Readdirnames(1); len(names) > 0 {
 		return errs.New(errs.Invalid, op, given, "the mount point is not empty").
-			WithHint("what is in it would be hidden: choose an empty directory")
+			WithHint("choose an empty directory: mounting would hide its files")
 	}
 
 	return nil
@@ -295,7 +295,7 @@ func isMadeFor(id driver.ObjectID, unnoted bool) func(dir *os.File) bool {
 
 // MovedError is about a mount point that is not the directory any more that was checked.
 func MovedError(path string) error {
-	return errs.New(errs.Conflict, "mount", path, "somebody replaced this directory, or one above it, in the meantime").
+	return errs.New(errs.Conflict, "mount", path, "this directory, or one above it, was replaced in the meantime").
 		WithHint("find out who can write to the directories above it, then try again")
 }
 

@@ -79,7 +79,7 @@ func (acc *Access) undoMount(ctx context.Context, m catalog.Mark, name string) e
 		return err
 	}
 
-	return errs.New(errs.InUse, "recover", name, "its image is still attached")
+	return errs.New(errs.InUse, "recover", name, "its image is still attached to a block device")
 }
 
 // deviceIs reports whether the block device with number dev is an object's image.

@@ -80,7 +80,7 @@ func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catal
 	case u.cause == nil && !known:
 		return nil
 	case known && lost.Told && (u.cause == nil || u.stopped): // nothing new was lost
-		warnings.AddEach(ctx, "%s is unmounted without what was written to it before %s and could not be stored in the pool",
+		warnings.AddEach(ctx, "%s is unmounted without data written before %s, which could not be stored in the pool",
 			row.Name, lost.At.Local().Format(time.DateTime))
 		return nil
 	case u.cause == nil: // a snapshot has found out, or the umount of another tree
@@ -90,7 +90,7 @@ func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catal
 		acc.recordLostWrites(ctx, a, u, true)
 	}
 
-	then := errs.Messagef("a second %s gives up the rest", errs.Run("umount", row.Name))
+	then := errs.Messagef("a second %s discards the rest", errs.Run("umount", row.Name))
 	return errs.Wrap("umount", row.Name, acc.lostError(ctx, a, u, then))
 }
 
@@ -152,9 +152,9 @@ func (acc *Access) lostError(ctx context.Context, a catalog.MountRecord, u unwri
 	if errs.Is(u.cause, errs.NoSpace) || err == nil && s.FreeBytes < nearlyFull {
 		kind, free = errs.NoSpace, errs.Messagef("free space with %s and %s; ", errs.Run("destroy"), errs.Run("gc"))
 	}
-	what := "some of what was written to it could not be stored in the pool"
+	what := "some data written to it could not be stored in the pool"
 	if u.stopped {
-		what = "it can no longer write to the pool, and some of what was written to it is only in memory"
+		what = "it can no longer write to the pool, and some data written to it is only in memory"
 	}
 	return (&errs.Error{Kind: kind, Err: fmt.Errorf("%s: %w", what, u.cause)}).
 		WithHint("%scopy what you need out of %s, where it can still be read; %s", free, a.Mountpoint, then)

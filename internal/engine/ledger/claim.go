@@ -146,18 +146,19 @@ func (c *claim) blockedError(ctx context.Context) error {
 		who += fmt.Sprintf(" (pid %d)", b.PID)
 	}
 
-	return errs.New(errs.InUse, c.op, cmp.Or(b.Name, c.cat.RefOf(ctx, b.ID)), "%s is at work on it: %s", who, b.Op).
-		WithHint("wait until it is done, or end it")
+	return errs.New(errs.InUse, c.op, cmp.Or(b.Name, c.cat.RefOf(ctx, b.ID)), "%s is working on it: %s", who, b.Op).
+		WithHint("wait until it finishes, or stop it")
 }
 
-// cleanUpError explains that what a dead operation has left is in the way, and could not be cleaned up; nil if it is not so.
+// cleanUpError explains that what a dead operation has left is in the way, and could not be cleaned up; nil if it is
+// not so.
 // It has the kind of the failure, and its hint.
 func (c *claim) cleanUpError(ctx context.Context) error {
 	for _, b := range c.blocking {
 		if err := c.done.Failed[b.ID]; err != nil {
 			return (&errs.Error{Kind: errs.KindOf(err), Op: c.op, Ref: cmp.Or(b.Name, c.cat.RefOf(ctx, b.ID)),
 				Err: fmt.Errorf("an interrupted %s of it could not be cleaned up: %w", b.Op, err)}).
-				WithHint("%s", cmp.Or(errs.HintIn(err), errs.Messagef("%s tries again", errs.Run("gc"))))
+				WithHint("%s", cmp.Or(errs.HintIn(err), errs.Messagef("try again with %s", errs.Run("gc"))))
 		}
 	}
 	return nil
@@ -189,7 +190,8 @@ func (l *Ledger) Unmark(ctx context.Context, ids ...driver.ObjectID) error {
 	})
 }
 
-// UnmarkFailed removes the mark of a failed operation, unless the failure has left something that only cleaning up can put
+// UnmarkFailed removes the mark of a failed operation, unless the failure has left something that only cleaning up can
+// put
 // right: then the mark stays for the next command, as if this process had died here.
 func (l *Ledger) UnmarkFailed(ctx context.Context, id driver.ObjectID, failure error) {
 	switch errs.KindOf(failure) {
@@ -198,7 +200,8 @@ func (l *Ledger) UnmarkFailed(ctx context.Context, id driver.ObjectID, failure e
 	}
 }
 
-// DestroyUnfinished destroys objects that were being made and removes their marks, even if ctx has ended. Work it cannot finish is
+// DestroyUnfinished destroys objects that were being made and removes their marks, even if ctx has ended. Work it
+// cannot finish is
 // left to the next command.
 func (l *Ledger) DestroyUnfinished(ctx context.Context, ids ...driver.ObjectID) {
 	ctx = context.WithoutCancel(ctx)

@@ -73,7 +73,7 @@ func (l *Ledger) cleanUpOrphan(ctx context.Context, owner string, done *Cleaned)
 			if err := failed[m.ID]; err != nil {
 				all = false
 				done.Failed[m.ID] = err
-				warnings.Add(ctx, "a %s that was interrupted could not be cleaned up: %v", m.Op, err)
+				warnings.Add(ctx, "an interrupted %s could not be cleaned up: %v", m.Op, err)
 			}
 		}
 	}
@@ -147,7 +147,7 @@ func (l *Ledger) finishBatch(ctx context.Context, marks []catalog.Mark) (failed 
 	// Removing may take longer than this command may: a tombstone lets it go on where it stops.
 	tombstones := make([]catalog.Tombstone, len(dying))
 	for i, m := range dying {
-		ref := cmp.Or(m.Name, "what an interrupted "+m.Op+" left")
+		ref := cmp.Or(m.Name, "leftovers of an interrupted "+m.Op)
 		tombstones[i] = catalog.Tombstone{ID: m.ID, Ref: ref, At: time.Now()}
 	}
 
@@ -173,9 +173,12 @@ func (l *Ledger) finishBatch(ctx context.Context, marks []catalog.Mark) (failed 
 	return failed
 }
 
-// undoSideEffects takes back what an operation did besides making or removing an object, and reports whether that is to be
+// undoSideEffects takes back what an operation did besides making or removing an object, and reports whether that is to
+// be
 // removed: it was being made, or it was being destroyed and no longer exists.
-func (l *Ledger) undoSideEffects(ctx context.Context, m catalog.Mark, hasTombstone, exists bool) (remove bool, err error) {
+func (l *Ledger) undoSideEffects(
+	ctx context.Context, m catalog.Mark, hasTombstone, exists bool,
+) (remove bool, err error) {
 	if m.Freezes {
 		if err := l.work.Thaw(ctx, m.Reads); err != nil {
 			return false, err
@@ -194,7 +197,7 @@ func (l *Ledger) undoSideEffects(ctx context.Context, m catalog.Mark, hasTombsto
 		if !never {
 			// The sweep after a boot, gc and fsck say so again.
 			warnings.Add(ctx,
-				"%s was being made by a %s that died, or the catalogue lost it: it stays in the pool; %s says more",
+				"%s was being made by an interrupted %s, or the catalogue lost it: it stays in the pool; run %s for details",
 				cmp.Or(m.Name, string(m.ID)), m.Op, errs.Run("fsck"))
 			return false, nil
 		}

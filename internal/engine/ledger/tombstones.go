@@ -120,7 +120,7 @@ func (l *Ledger) reclaimBatch(ctx, bounded context.Context, tombstones []catalog
 // reportUnreclaimed warns that an object could not be removed, unless only the time was over.
 func reportUnreclaimed(ctx, bounded context.Context, g catalog.Tombstone, err error) {
 	if bounded.Err() == nil {
-		warnings.Add(ctx, "%s is destroyed, but its space could not be returned yet: %v", g.Ref, err)
+		warnings.Add(ctx, "%s is destroyed, but its space could not be reclaimed yet: %v", g.Ref, err)
 	}
 }
 

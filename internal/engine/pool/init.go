@@ -62,7 +62,7 @@ func Prepare(
 	}
 
 	if p, err := Read(abs); err == nil {
-		return "", false, nil, nil, errs.New(errs.Exists, "init", abs, "there is a pool already (driver %s)",
+		return "", false, nil, nil, errs.New(errs.Exists, "init", abs, "a pool already exists here (driver %s)",
 			p.Config.Driver).
 			WithHint("use it, or remove it with %s", errs.Run("deinit"))
 	} else if k := errs.KindOf(err); k == errs.TooNew || k == errs.Damaged {
@@ -98,7 +98,7 @@ func Prepare(
 		if !left && e.Name() != "lost+found" && e.Name() != "lock" {
 			return "", false, nil, nil, errs.New(errs.Invalid, "init", abs, "the directory is not empty (it holds %q)",
 				e.Name()).
-				WithHint("name an empty or new directory with %s", errs.Param("pool"))
+				WithHint("choose an empty or new directory with %s", errs.Param("pool"))
 		}
 	}
 
@@ -109,7 +109,7 @@ func Prepare(
 
 	if exists(filepath.Join(abs, configName)) {
 		unlock()
-		return "", false, nil, nil, errs.New(errs.Exists, "init", abs, "another process has just made a pool here")
+		return "", false, nil, nil, errs.New(errs.Exists, "init", abs, "another process has just created a pool here")
 	}
 
 	if left {

@@ -82,7 +82,7 @@ func removeMountPoint(dir, name string) error {
 
 // foreignFileError is about what is not the pool's, or is in use.
 func foreignFileError(path string) error {
-	return errs.New(errs.InUse, "deinit", path, "it holds something that is not the pool's, or is mounted").
+	return errs.New(errs.InUse, "deinit", path, "it contains something that does not belong to the pool, or is mounted").
 		WithHint("move it away or unmount it, then run %s again", errs.Run("deinit"))
 }
 

@@ -130,11 +130,12 @@ func Read(dir string) (*Pool, error) {
 		e := errs.New(errs.NotFound, "open pool", dir, "there is no pool")
 		switch {
 		case exists(filepath.Join(dir, removingName)):
-			return nil, e.WithHint("its removal was interrupted: finish it with %s", errs.Run("deinit"))
+			return nil, e.WithHint("deletion of this pool was interrupted; finish it with %s", errs.Run("deinit"))
 		case exists(filepath.Join(dir, initingName)):
-			return nil, e.WithHint("its making was interrupted: run %s again", errs.Run("init"))
+			return nil, e.WithHint("creation of this pool was interrupted; run %s again", errs.Run("init"))
 		}
-		return nil, e.WithHint("make one with %s, or name another with %s or %s", errs.Run("init"), errs.Param("pool", "DIR"),
+		return nil, e.WithHint("create one with %s, or choose another with %s or %s", errs.Run("init"),
+			errs.Param("pool", "DIR"),
 			errs.Variable("PANDO_POOL"))
 	}
 
@@ -148,7 +149,8 @@ func Read(dir string) (*Pool, error) {
 	}
 
 	if v.Format > Format {
-		return nil, errs.New(errs.TooNew, "open pool", dir, "the pool has format %d, this pando knows up to %d", v.Format,
+		return nil, errs.New(errs.TooNew, "open pool", dir,
+			"the pool has format %d, but this pando supports formats up to %d", v.Format,
 			Format).
 			WithHint("upgrade pando")
 	}
@@ -232,7 +234,7 @@ func (p *Pool) mountBacking(ctx context.Context) (*mount.Detached, error) {
 	if err != nil {
 		e := errs.Wrap("open pool", p.Dir, err)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, errs.New(errs.Damaged, "open pool", p.Dir, "the file that holds it is gone: %s", p.BackingFile())
+			return nil, errs.New(errs.Damaged, "open pool", p.Dir, "its backing file does not exist: %s", p.BackingFile())
 		}
 		return nil, e
 	}
@@ -378,10 +380,11 @@ func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 		hint = errs.Messagef("%s, or on the filesystem below the pool, which has %d MiB left", hint, s.HostFree>>20)
 	}
 
-	msg := fmt.Errorf("the pool has %d MiB free, and %.4g %% (%d MiB) must stay free for what runs", s.FreeBytes>>20,
+	msg := fmt.Errorf("the pool has %d MiB free, and %.4g %% (%d MiB) must stay free for running volumes", s.FreeBytes>>20,
 		p.Config.MinFreePercent, least>>20)
 	if need > 0 {
-		msg = fmt.Errorf("this needs about %d MiB, the pool has %d MiB free, of which %.4g %% (%d MiB) must stay free for "+
+		msg = fmt.Errorf("this needs about %d MiB, but the pool has %d MiB free, of which %.4g %% (%d MiB) must stay free "+
+			"for "+
 			"what runs",
 			need>>20, s.FreeBytes>>20, p.Config.MinFreePercent, least>>20)
 	}

@@ -24,8 +24,9 @@ var objectFile = regexp.MustCompile(`(^|/)objects/[0-9a-v]{26}\.[a-z]+(/|$)`)
 func checkSite(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err == nil && int(st.Uid) != os.Geteuid() {
-		return errs.New(errs.Invalid, "init", dir, "the directory belongs to somebody else (user ID %d)", st.Uid).
-			WithHint("name a new directory with %s, or make this one yours: `chown %d %s`", errs.Param("pool"), os.Geteuid(),
+		return errs.New(errs.Invalid, "init", dir, "the directory belongs to another user (user ID %d)", st.Uid).
+			WithHint("choose a new directory with %s, or take ownership of this one: `chown %d %s`", errs.Param("pool"),
+				os.Geteuid(),
 				dir)
 	}
 
@@ -37,7 +38,7 @@ func checkSite(dir string) error {
 	for d := real; ; d = filepath.Dir(d) {
 		if d != dir && isPool(d) {
 			return errs.New(errs.Invalid, "init", dir, "the directory is inside another pool (%s)", d).
-				WithHint("name a directory outside of it with %s", errs.Param("pool"))
+				WithHint("choose a directory outside it with %s", errs.Param("pool"))
 		}
 		if d == "/" {
 			break
@@ -47,7 +48,7 @@ func checkSite(dir string) error {
 	if volume := volumeAt(real); volume != "" {
 		return errs.New(errs.Invalid, "init", dir, "the directory is inside a volume of another pool, which is mounted on %s",
 			volume).
-			WithHint("name a directory outside of it with %s", errs.Param("pool"))
+			WithHint("choose a directory outside it with %s", errs.Param("pool"))
 	}
 
 	return nil
