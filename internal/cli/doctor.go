@@ -120,21 +120,27 @@ func (a *App) doctorZFS(ctx context.Context, q doctor.ZFSRequest, limit time.Dur
 	}); err != nil {
 		return err
 	}
-	return a.printDoctor(r)
+	return a.printZFSReport(r)
 }
 
-func (a *App) printDoctor(r *doctor.Report) error {
-	if a.json {
-		return a.printJSON(r)
-	}
-
-	if a.quiet {
+// printCodes prints the code of each finding, for --quiet.
+func (a *App) printCodes(reports ...doctor.Report) error {
+	for _, r := range reports {
 		for _, f := range r.Findings {
 			if err := a.printf("%s\n", f.Code); err != nil {
 				return err
 			}
 		}
-		return nil
+	}
+	return nil
+}
+
+func (a *App) printZFSReport(r *doctor.Report) error {
+	switch {
+	case a.json:
+		return a.printJSON(r)
+	case a.quiet:
+		return a.printCodes(*r)
 	}
 
 	version := ""

@@ -101,19 +101,11 @@ func (a *App) printChecks() error {
 // printExamination prints a line for each check that is well, then findings in full,
 // the worst first.
 func (a *App) printExamination(e *doctor.Examination) error {
-	if a.json {
+	switch {
+	case a.json:
 		return a.printJSON(e)
-	}
-
-	if a.quiet {
-		for _, c := range e.Checks {
-			for _, f := range c.Findings {
-				if err := a.printf("%s\n", f.Code); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
+	case a.quiet:
+		return a.printCodes(e.Checks...)
 	}
 
 	width := 0

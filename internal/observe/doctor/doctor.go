@@ -9,16 +9,27 @@
 // A check more is a function more that returns a *Report.
 package doctor
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"slices"
+)
 
 // Severity says how much a finding matters. The words are those of fsck.
 type Severity string
 
-// The severities.
+// The severities. OK and Skipped are only the status of a check.
 const (
-	Warning Severity = "warning" // it costs much, or will fail
-	Note    Severity = "note"    // worth knowing
+	Skipped  Severity = "skipped"  // the check could not look
+	OK       Severity = "ok"       // it found nothing to report
+	Note     Severity = "note"     // worth knowing
+	Warning  Severity = "warning"  // costs much, or will fail
+	Critical Severity = "critical" // loses data, or stops work now
 )
+
+// rank orders severities, the worst last.
+func rank(s Severity) int {
+	return slices.Index([]Severity{Skipped, OK, Note, Warning, Critical}, s)
+}
 
 // Unit is that of a figure.
 type Unit string
@@ -32,13 +43,29 @@ const (
 	Text    Unit = "text" // the figure is words
 )
 
-// Report is the result of a check.
+// Report is the result of one check. Fields of which a check has nothing to say are left out of its JSON form: checks
+// of Examine have no subject, and ZFS has no title, status or time.
 type Report struct {
-	Check    string    `json:"check"`   // which: "zfs"
-	Subject  string    `json:"subject"` // what was looked at: the name of a zpool
-	Summary  string    `json:"summary"` // one sentence
-	Findings []Finding `json:"findings"`
-	ZFS      *Facts    `json:"zfs,omitempty"` // what check "zfs" found
+	Check    string    `json:"check"`             // its name, stable: see docs/doctor.md; "zfs"
+	Title    string    `json:"title,omitempty"`   // what it looks for
+	Subject  string    `json:"subject,omitempty"` // what it looked at: the name of a zpool
+	Status   Severity  `json:"status,omitempty"`  // the worst of its findings; ok; skipped
+	Summary  string    `json:"summary"`           // one sentence: what was checked, or why it was skipped
+	Measured []Figure  `json:"measured,omitzero"` // nil is left out, an empty list is not
+	Findings []Finding `json:"findings"`          //
+	ZFS      *Facts    `json:"zfs,omitempty"`     // what ZFS found
+	Seconds  float64   `json:"seconds,omitzero"`  //
+}
+
+// find adds a finding. Lists of it are not null in JSON.
+func (r *Report) find(f Finding) {
+	if f.Do == nil {
+		f.Do = []Step{}
+	}
+	if f.Measured == nil {
+		f.Measured = []Figure{}
+	}
+	r.Findings = append(r.Findings, f)
 }
 
 // Finding is something that a person should know.

@@ -271,9 +271,10 @@ func TestStepsOfMigration(t *testing.T) {
 		Datasets: []Dataset{{Name: "tank/a b", Dedup: "on", From: "local"},
 			{Name: "tank/a b/c", Dedup: "on", From: "tank/a b"}, {Name: "tank/v", Dedup: "verify", From: "received"}},
 		Copies: &Copies{Trees: []TreeCopies{{Original: "/srv/the golden", Copies: []TreeCopy{{CopiedBytes: 5}}}}}}
-	x, ok := f.migration()
+	var r Report
+	f.findMigration(&r)
 	var commands []string
-	for _, s := range x.Do {
+	for _, s := range r.Findings[0].Do {
 		commands = append(commands, s.Commands...)
 	}
 	want := []string{
@@ -284,12 +285,12 @@ func TestStepsOfMigration(t *testing.T) {
 		"zpool prefetch -t ddt tank", "rm -r --one-file-system COPY", "zpool wait -t free tank", "zpool sync tank",
 		"zpool status -D tank", "zpool ddtprune -p 100 tank",
 	}
-	if !ok || !slices.Equal(commands, want) {
+	if !slices.Equal(commands, want) {
 		t.Errorf("%q", commands)
 	}
 	f.Features = map[string]string{} // before 2.3
-	x, _ = f.migration()
-	for _, s := range x.Do {
+	f.findMigration(&r)
+	for _, s := range r.Findings[1].Do {
 		for _, c := range s.Commands {
 			if strings.Contains(c, "prefetch") || strings.Contains(c, "prune") {
 				t.Errorf("before 2.3 there is no %s", c)

@@ -35,7 +35,7 @@ func TestPoolCheck(t *testing.T) {
 		!strings.Contains(text, "pando ls") {
 		t.Errorf("%q %s", s, text)
 	}
-	var c Checked
+	var c Report
 	if err := poolCheck(t.Context(), &HostRequest{}, &c); !errs.Is(err, errs.Unsupported) {
 		t.Errorf("no pool: %v", err)
 	}
@@ -156,7 +156,7 @@ func init() {
 		if err := unix.Mount(args[0], "/dev", "", unix.MS_BIND, ""); err != nil {
 			return err
 		}
-		c := Checked{Measured: []Figure{}, Findings: []Finding{}}
+		c := Report{Measured: []Figure{}, Findings: []Finding{}}
 		ctx, stop := testContext()
 		defer stop()
 		if err := limitsCheck(0.8)(ctx, &HostRequest{Pool: &PoolFacts{Driver: "reflink"}}, &c); err != nil {
@@ -195,7 +195,7 @@ func init() {
 		if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 			return err
 		}
-		c := Checked{Measured: []Figure{}, Findings: []Finding{}}
+		c := Report{Measured: []Figure{}, Findings: []Finding{}}
 		ctx, stop := testContext()
 		defer stop()
 		if err := loopLeaks(ctx, &HostRequest{}, &c); err != nil {
@@ -215,21 +215,21 @@ func init() {
 func TestHangingCheck(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)
-	hangs := check{name: "hangs", run: func(_ context.Context, _ *HostRequest, c *Checked) error {
+	hangs := check{name: "hangs", run: func(_ context.Context, _ *HostRequest, c *Report) error {
 		c.Summary = "never told"
 		<-release
 		return nil
 	}}
-	r, err := hangs.do(t.Context(), &HostRequest{PatienceEach: time.Millisecond}, Checked{Check: "hangs"})
+	r, err := hangs.do(t.Context(), &HostRequest{PatienceEach: time.Millisecond}, Report{Check: "hangs"})
 	if !errs.Is(err, errs.Unsupported) || r.Check != "hangs" || r.Summary != "" {
 		t.Errorf("%+v, %v", r, err)
 	}
-	slow := check{name: "slow", run: func(ctx context.Context, _ *HostRequest, c *Checked) error {
+	slow := check{name: "slow", run: func(ctx context.Context, _ *HostRequest, c *Report) error {
 		<-ctx.Done()
 		c.Summary = "some of it"
 		return ctx.Err()
 	}}
-	r, err = slow.do(t.Context(), &HostRequest{PatienceEach: time.Millisecond}, Checked{Check: "slow"})
+	r, err = slow.do(t.Context(), &HostRequest{PatienceEach: time.Millisecond}, Report{Check: "slow"})
 	if !errors.Is(err, context.DeadlineExceeded) || r.Summary != "some of it" {
 		t.Errorf("%+v, %v", r, err)
 	}

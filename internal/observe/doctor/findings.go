@@ -12,22 +12,13 @@ import (
 
 // report makes findings of the facts.
 func (f *Facts) report() *Report {
-	r := &Report{Check: "zfs", Subject: f.Pool, ZFS: f, Findings: []Finding{}}
-	add := func(x Finding, ok bool) {
-		if ok {
-			if x.Do == nil {
-				x.Do = []Step{} // not null in JSON
-			}
-			r.Findings = append(r.Findings, x)
-		}
+	r := &Report{Check: "zfs", Subject: f.Pool, Summary: f.summary(), ZFS: f, Findings: []Finding{}}
+	for _, find := range []func(*Report){
+		f.findUnknownTable, f.findDedupDatasets, f.findTableMemory, f.findUniqueBlocks, f.findSavings, f.findCopiedTrees,
+		f.findQuota, f.findRotatingDisks, f.findBlockCloning, f.findMigration,
+	} {
+		find(r)
 	}
-
-	for _, of := range []func() (Finding, bool){f.unreadable, f.dedupOn, f.memory, f.once, f.savings, f.copies, f.quota,
-		f.media, f.cloning, f.migration} {
-		add(of())
-	}
-
-	r.Summary = f.summary()
 	return r
 }
 
@@ -52,23 +43,23 @@ func (f *Facts) summary() string {
 
 const unknownDDT = "the dedup table's figures are unknown"
 
-func (f *Facts) unreadable() (Finding, bool) {
+func (f *Facts) findUnknownTable(r *Report) {
 	if f.DDT != nil {
-		return Finding{}, false
+		return
 	}
-	return Finding{
+	r.find(Finding{
 		Code: "zfs-ddt-unknown", Severity: Warning,
 		Title:    unknownDDT,
 		Measured: []Figure{unknown("ddt_entries", "entries", Count, f.DDTUnknown)},
 		Why:      "What the table costs and saves cannot be said. Nothing below is guessed instead.",
 		Do: []Step{{"look at the table yourself, and report what it prints as a bug of pando",
 			[]string{"zpool status -D " + word(f.Pool)}}},
-	}, true
+	})
 }
 
-func (f *Facts) dedupOn() (Finding, bool) {
+func (f *Facts) findDedupDatasets(r *Report) {
 	if len(f.Datasets) == 0 {
-		return Finding{}, false
+		return
 	}
 
 	var referenced, logical int64
@@ -80,7 +71,7 @@ func (f *Facts) dedupOn() (Finding, bool) {
 		}
 	}
 
-	return Finding{
+	r.find(Finding{
 		Code: "zfs-dedup-datasets", Severity: Note,
 		Title: fmt.Sprintf("%d of %d datasets have dedup on, %d of them by their own setting", len(f.Datasets),
 			f.DatasetsTotal, local),
@@ -91,13 +82,13 @@ func (f *Facts) dedupOn() (Finding, bool) {
 		},
 		Why: "Every block that is written there is looked up in the dedup table, and gets an entry if it is new. Other " +
 			"datasets pay nothing of this.",
-	}, true
+	})
 }
 
-func (f *Facts) memory() (Finding, bool) {
+func (f *Facts) findTableMemory(r *Report) {
 	d := f.DDT
 	if d == nil || d.Entries == 0 {
-		return Finding{}, false
+		return
 	}
 
 	x := Finding{
@@ -142,19 +133,19 @@ func (f *Facts) memory() (Finding, bool) {
 		x.Title = "the dedup table fits in the ARC"
 	}
 
-	return x, true
+	r.find(x)
 }
 
-func (f *Facts) once() (Finding, bool) {
+func (f *Facts) findUniqueBlocks(r *Report) {
 	d := f.DDT
 	if d == nil || d.Blocks.Mid() == 0 {
-		return Finding{}, false
+		return
 	}
 
 	b := d.Once()
 	share := Range{b.Blocks.Low * 1000 / max(d.Blocks.High, 1), b.Blocks.High * 1000 / max(d.Blocks.Low, 1)}
 	if share.High == 0 {
-		return Finding{}, false
+		return
 	}
 
 	share.High = min(share.High, 1000)
@@ -175,7 +166,7 @@ func (f *Facts) once() (Finding, bool) {
 	}
 
 	x.Do = f.prune()
-	return x, true
+	r.find(x)
 }
 
 // prune is how entries of blocks without duplicates are dropped.
@@ -189,10 +180,10 @@ func (f *Facts) prune() []Step {
 		"their blocks are freed"}}
 }
 
-func (f *Facts) savings() (Finding, bool) {
+func (f *Facts) findSavings(r *Report) {
 	d := f.DDT
 	if d == nil || d.Entries == 0 {
-		return Finding{}, false
+		return
 	}
 
 	saved := d.Saved()
@@ -219,7 +210,7 @@ func (f *Facts) savings() (Finding, bool) {
 		x.Severity, x.Title = Warning, "dedup saves nothing here"
 	}
 
-	return x, true
+	r.find(x)
 }
 
 // ofSaved is a part of the saved bytes in percent.
@@ -230,10 +221,10 @@ func (f *Facts) ofSaved(part Range) (low, high float64) {
 	return low, min(high, 100)
 }
 
-func (f *Facts) copies() (Finding, bool) {
+func (f *Facts) findCopiedTrees(r *Report) {
 	c := f.Copies
 	if c == nil || f.DDT == nil {
-		return Finding{}, false
+		return
 	}
 
 	low, high := f.ofSaved(c.Explained)
@@ -304,7 +295,7 @@ func (f *Facts) copies() (Finding, bool) {
 		x.Title = "no copies were found that clones would share"
 	}
 
-	return x, true
+	r.find(x)
 }
 
 func explainedNote(low float64) string {
@@ -315,13 +306,13 @@ func explainedNote(low float64) string {
 	return "no lower bound: as much as was found may have been written without dedup"
 }
 
-func (f *Facts) quota() (Finding, bool) {
+func (f *Facts) findQuota(r *Report) {
 	limit, err := strconv.ParseInt(f.Quota, 10, 64)
 	if err != nil || limit <= 0 || f.DDT == nil || f.DDT.OnDisk.High < limit/10*9 {
-		return Finding{}, false
+		return
 	}
 
-	return Finding{
+	r.find(Finding{
 		Code: "zfs-ddt-quota", Severity: Warning,
 		Title: "the dedup table has reached its quota: new blocks are not deduplicated",
 		Measured: []Figure{
@@ -331,16 +322,16 @@ func (f *Facts) quota() (Finding, bool) {
 		Why: "New copies take their full size, while the table goes on costing what it does: the pool may run full where " +
 			"it did not before.",
 		Do: f.prune(),
-	}, true
+	})
 }
 
-func (f *Facts) media() (Finding, bool) {
+func (f *Facts) findRotatingDisks(r *Report) {
 	m := f.Media
 	if f.DDT == nil || f.DDT.Entries == 0 || m.Rotating == 0 || len(m.Helpers) > 0 {
-		return Finding{}, false
+		return
 	}
 
-	return Finding{
+	r.find(Finding{
 		Code: "zfs-ddt-media", Severity: Warning,
 		Title: "the dedup table is on disks that rotate",
 		Measured: []Figure{
@@ -352,13 +343,13 @@ func (f *Facts) media() (Finding, bool) {
 			"written back.",
 		Do: []Step{{Text: "a mirrored special or dedup vdev on flash would hold the table; it can hardly be taken out " +
 			"again. Needing no table is better: see below"}},
-	}, true
+	})
 }
 
-func (f *Facts) cloning() (Finding, bool) {
+func (f *Facts) findBlockCloning(r *Report) {
 	c := f.Cloning
 	if !f.dedups() && c.SavedBytes == 0 {
-		return Finding{}, false
+		return
 	}
 
 	x := Finding{Code: "zfs-block-cloning", Severity: Note}
@@ -366,7 +357,8 @@ func (f *Facts) cloning() (Finding, bool) {
 		x.Title = "this OpenZFS has no block cloning: `cp --reflink` copies"
 		x.Measured = []Figure{words("bclone_feature", "feature block_cloning", "not there: it came with 2.2")}
 		x.Why = "Clones of datasets and volumes need no block cloning, and share on every version."
-		return x, true
+		r.find(x)
+		return
 	}
 
 	enabled := map[string]string{"1": "on", "0": "off", "": "no such switch in this version"}[c.Enabled]
@@ -394,7 +386,7 @@ func (f *Facts) cloning() (Finding, bool) {
 		x.Title += "; sent back here, what it saves would not fit"
 	}
 
-	return x, true
+	r.find(x)
 }
 
 // goldens are trees that were copied, with names that pando takes.
@@ -455,9 +447,9 @@ func word(s string) string {
 	return s
 }
 
-func (f *Facts) migration() (Finding, bool) {
+func (f *Facts) findMigration(r *Report) {
 	if !f.dedups() || f.DDT == nil {
-		return Finding{}, false
+		return
 	}
 
 	x := Finding{
@@ -499,7 +491,8 @@ func (f *Facts) migration() (Finding, bool) {
 	if len(f.Datasets) > 0 && f.DDT.Entries == 0 {
 		x.Title = "how to do without dedup: turn it off"
 		step("turn it off: there are no copies yet that need it", off...)
-		return x, true
+		r.find(x)
+		return
 	}
 
 	if len(f.Datasets) > 0 {
@@ -545,5 +538,5 @@ func (f *Facts) migration() (Finding, bool) {
 	}
 
 	step(text, watch...)
-	return x, true
+	r.find(x)
 }

@@ -26,7 +26,7 @@ const (
 const mostGoldens = 10
 
 // checkFragmentation finds goldens that are slow to clone.
-func checkFragmentation(ctx context.Context, q *HostRequest, c *Checked) error {
+func checkFragmentation(ctx context.Context, q *HostRequest, c *Report) error {
 	if q.Pool == nil {
 		return skip("this host has no pool of Pando's")
 	}

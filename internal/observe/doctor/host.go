@@ -11,20 +11,6 @@ import (
 	"pando/internal/base/progress"
 )
 
-// Critical is the severity of what loses data, or stops work now.
-const Critical Severity = "critical"
-
-// OK is the status of a check that found nothing to say.
-const OK Severity = "ok"
-
-// Skipped is the status of a check that could not look.
-const Skipped Severity = "skipped"
-
-// rank orders severities, the worst last.
-func rank(s Severity) int {
-	return slices.Index([]Severity{Skipped, OK, Note, Warning, Critical}, s)
-}
-
 // HostRequest says what Examine looks at.
 type HostRequest struct {
 	// Only are the names of the checks to do; nil: all.
@@ -76,38 +62,16 @@ type GoldenFacts struct {
 // Examination is the result of all checks. Its JSON form is stable.
 type Examination struct {
 	Worst   Severity  `json:"worst"` // of all checks: ok, note, warning, critical
-	Checks  []Checked `json:"checks"`
+	Checks  []Report  `json:"checks"`
 	Started time.Time `json:"started_at"`
 	Seconds float64   `json:"seconds"`
-}
-
-// Checked is the result of one check.
-type Checked struct {
-	Check    string    `json:"check"`   // its name, stable: see docs/doctor.md
-	Title    string    `json:"title"`   // what it looks for
-	Status   Severity  `json:"status"`  // the worst of its findings; ok; skipped
-	Summary  string    `json:"summary"` // one sentence: what was looked at and is well, or why it was skipped
-	Measured []Figure  `json:"measured"`
-	Findings []Finding `json:"findings"`
-	Seconds  float64   `json:"seconds"`
 }
 
 // check is one of the things that Examine looks at.
 type check struct {
 	name  string // "flushes"
 	title string // "filesystems and pools that do not pass syncs on"
-	run   func(context.Context, *HostRequest, *Checked) error
-}
-
-// find adds a finding.
-func (c *Checked) find(f Finding) {
-	if f.Do == nil {
-		f.Do = []Step{}
-	}
-	if f.Measured == nil {
-		f.Measured = []Figure{}
-	}
-	c.Findings = append(c.Findings, f)
+	run   func(context.Context, *HostRequest, *Report) error
 }
 
 // skip ends a check that cannot look, with a reason for people.
@@ -134,11 +98,11 @@ const graceEach = 3 * time.Second
 
 // do does one check. What hangs in the kernel can make those hang who look at it, and
 // nothing ends that: such a check is left behind, with what it has found.
-func (c check) do(ctx context.Context, q *HostRequest, empty Checked) (Checked, error) {
+func (c check) do(ctx context.Context, q *HostRequest, empty Report) (Report, error) {
 	mine, cancel := context.WithTimeout(ctx, q.PatienceEach)
 	defer cancel()
 	type result struct {
-		r   Checked
+		r   Report
 		err error
 	}
 	done := make(chan result, 1)
@@ -178,14 +142,14 @@ func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
 		q.PatienceEach = 20 * time.Second
 	}
 
-	e := &Examination{Started: time.Now().UTC(), Worst: OK, Checks: []Checked{}}
+	e := &Examination{Started: time.Now().UTC(), Worst: OK, Checks: []Report{}}
 	for _, c := range all {
 		if q.Only != nil && !slices.Contains(q.Only, c.name) {
 			continue
 		}
 
 		q.Tracker.Start("looking at "+c.title, 0, 0)
-		r := Checked{Check: c.name, Title: c.title, Status: OK, Measured: []Figure{}, Findings: []Finding{}}
+		r := Report{Check: c.name, Title: c.title, Status: OK, Measured: []Figure{}, Findings: []Finding{}}
 		start := time.Now()
 		r, err := c.do(ctx, &q, r)
 		if ctx.Err() != nil {

@@ -5,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
-	"strconv"
 	"strings"
 
 	"pando/internal/base/errs"
@@ -36,7 +33,7 @@ func kernelChecks() []check {
 }
 
 // poolCheck says why the rest of the examination does not know the pool.
-func poolCheck(_ context.Context, q *HostRequest, c *Checked) error {
+func poolCheck(_ context.Context, q *HostRequest, c *Report) error {
 	if q.Pool == nil {
 		return skip("there is no pool on this host")
 	}
@@ -81,63 +78,6 @@ func poolCheck(_ context.Context, q *HostRequest, c *Checked) error {
 	c.find(f)
 	return nil
 }
-
-// readText reads a small file of the kernel's without the line break; "" if it cannot.
-func readText(path string) string {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(b))
-}
-
-// readNumber reads a file with a number in it, or several, of which it takes the
-// first.
-func readNumber(path string) (int64, bool) {
-	f := strings.Fields(readText(path))
-	if len(f) == 0 {
-		return 0, false
-	}
-	n, err := strconv.ParseInt(f[0], 10, 64)
-	return n, err == nil
-}
-
-// pids lists the processes, lowest first.
-func pids() []int {
-	names, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		return nil
-	}
-
-	var out []int
-	for _, n := range names {
-		if pid, err := strconv.Atoi(filepath.Base(n)); err == nil {
-			out = append(out, pid)
-		}
-	}
-
-	slices.Sort(out)
-	return out
-}
-
-// commandOf is the name of a process, made printable: processes choose it.
-func commandOf(pid int) string {
-	return printable(readText("/proc/" + strconv.Itoa(pid) + "/comm"))
-}
-
-// printable replaces what could upset a terminal.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == 0xfffd {
-			return '?'
-		}
-		return r
-	}, s)
-}
-
-// isRoot reports whether this process may look at all others, as far as that can be
-// known.
-func isRoot() bool { return os.Geteuid() == 0 }
 
 // notRoot skips a check that would take others' things for unused.
 func notRoot(what string) error { return skip("%s needs root: run it as root", what) }

@@ -54,14 +54,14 @@ func readClock() clockState {
 const whyClock = "Stores of remotes refuse requests whose time differs from theirs by more than some minutes (S3: " +
 	"15), certificates seem not yet valid or expired, and volumes with a time to live end too early or too late."
 
-func clockCheck(_ context.Context, _ *HostRequest, c *Checked) error {
+func clockCheck(_ context.Context, _ *HostRequest, c *Report) error {
 	s := readClock()
 	s.report(c)
 	return nil
 }
 
 // report makes findings of what is known.
-func (s clockState) report(c *Checked) {
+func (s clockState) report(c *Report) {
 	c.Measured = append(c.Measured, words("now", "the clock says", s.now.UTC().Format(time.RFC3339)))
 	micro := func(name, label string, d time.Duration) Figure {
 		if s.kernel != "" {

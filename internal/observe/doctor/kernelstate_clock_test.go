@@ -50,7 +50,7 @@ func TestClock(t *testing.T) {
 	} {
 		s := good
 		c.change(&s)
-		var k Checked
+		var k Report
 		s.report(&k)
 		var codes []string
 		for _, f := range k.Findings {

@@ -136,7 +136,7 @@ const whyBuffered = "What is read through the device is kept in memory twice, by
 
 // loopDirectIO finds loop devices that go through the page cache of their files'
 // filesystems although they need not.
-func loopDirectIO(ctx context.Context, q *HostRequest, c *Checked) error {
+func loopDirectIO(ctx context.Context, q *HostRequest, c *Report) error {
 	loops, err := loopDevices()
 	if err != nil {
 		return err
@@ -319,16 +319,12 @@ func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace)
 	}
 
 	unseen := blind{}
-	for _, pid := range pids() {
-		if ctx.Err() != nil {
-			return nil, nil, errs.Wrap("look for users of loop devices", "", ctx.Err())
-		}
-
-		base := "/proc/" + strconv.Itoa(pid) + "/fd"
+	err := eachProcess(ctx, func(pid int, dir string) {
+		base := dir + "/fd"
 		fds, err := os.ReadDir(base)
 		if err != nil {
 			unseen.note(pid, err)
-			continue
+			return
 		}
 
 		for _, fd := range fds {
@@ -344,9 +340,9 @@ func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace)
 				}
 			}
 		}
-	}
+	})
 
-	return uses, unseen, nil
+	return uses, unseen, errs.Wrap("look for users of loop devices", "", err)
 }
 
 // inPool reports whether the device's file lies in the pool, and what of the pool is
@@ -372,7 +368,7 @@ func (l loopDevice) inPool(p *PoolFacts) (inside bool, name string) {
 // loopLeaks finds loop devices that nothing uses. It looks until two looks in a row
 // agree: between reading one list and the next, devices come and go, and programs that
 // list devices have each of them open for a moment.
-func loopLeaks(ctx context.Context, q *HostRequest, c *Checked) error {
+func loopLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 	if !isRoot() {
 		return notRoot("finding out who uses a loop device")
 	}
@@ -401,7 +397,7 @@ func loopLeaks(ctx context.Context, q *HostRequest, c *Checked) error {
 
 // findLoopLeaks looks once. Opened says that a device counts as used only because some
 // process had it open at that moment.
-func findLoopLeaks(ctx context.Context, q *HostRequest, c *Checked) (opened bool, err error) {
+func findLoopLeaks(ctx context.Context, q *HostRequest, c *Report) (opened bool, err error) {
 	loops, err := loopDevices()
 	if err != nil {
 		return false, err

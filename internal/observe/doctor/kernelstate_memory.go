@@ -86,8 +86,8 @@ func writeRate(d blockdev.Device) float64 {
 }
 
 // dirtyCheck looks at what is written but not on disk, and at swap.
-func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Checked) error {
-	return func(ctx context.Context, _ *HostRequest, c *Checked) error {
+func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Report) error {
+	return func(ctx context.Context, _ *HostRequest, c *Report) error {
 		page := int64(os.Getpagesize())
 		vm, mem := vmstat(), meminfo()
 		threshold, background := vm["nr_dirty_threshold"]*page, vm["nr_dirty_background_threshold"]*page
@@ -181,7 +181,7 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Checked)
 }
 
 // swapFinding tells of swap space that lies on what needs memory to be written.
-func swapFinding(ctx context.Context, c *Checked, s swapSpace) {
+func swapFinding(ctx context.Context, c *Report, s swapSpace) {
 	st, err := stack.Of(ctx, s.path)
 	if err != nil {
 		return // deleted, or in another namespace

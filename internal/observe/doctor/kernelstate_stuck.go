@@ -77,8 +77,8 @@ func readlink(path string) string {
 }
 
 // stuckCheck looks for what hangs or has given up.
-func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Checked) error {
-	return func(ctx context.Context, _ *HostRequest, c *Checked) error {
+func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Report) error {
+	return func(ctx context.Context, _ *HostRequest, c *Report) error {
 		first := waitingTasks()
 		start := time.Now()
 		if err := failedFilesystems(ctx, c); err != nil {
@@ -220,7 +220,7 @@ func mountOf(pid int, file string) string {
 
 // failedFilesystems finds filesystems that have shut down or gone over to reading
 // only. (Errors that they have merely counted are check scrub's.)
-func failedFilesystems(ctx context.Context, c *Checked) error {
+func failedFilesystems(ctx context.Context, c *Report) error {
 	spaces, _, err := namespaces(ctx)
 	if err != nil {
 		table, terr := mount.Table("self")
@@ -379,7 +379,7 @@ func noteRecord(out map[string]deviceErrors, record string) {
 // recent is how old an error may be to be more than worth knowing.
 const recent = 24 * time.Hour
 
-func ioErrors(c *Checked) {
+func ioErrors(c *Report) {
 	found, err := readKernelLog()
 	if err != nil {
 		c.Measured = append(c.Measured, unknown("io_errors", "devices with errors in the kernel's log", Count,

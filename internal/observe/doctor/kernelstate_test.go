@@ -117,7 +117,7 @@ func rootOnly(t *testing.T) {
 	}
 }
 
-// told is a Checked as programs read it.
+// told is a Report as programs read it.
 type told struct {
 	Status   Severity
 	Summary  string
@@ -137,12 +137,12 @@ type toldFigure struct {
 }
 
 // checkNow does one check and tells its result as JSON does.
-func checkNow(t *testing.T, check func(context.Context, *HostRequest, *Checked) error, q *HostRequest) told {
+func checkNow(t *testing.T, check func(context.Context, *HostRequest, *Report) error, q *HostRequest) told {
 	t.Helper()
 	if q == nil {
 		q = &HostRequest{}
 	}
-	c := Checked{Measured: []Figure{}, Findings: []Finding{}}
+	c := Report{Measured: []Figure{}, Findings: []Finding{}}
 	if err := check(t.Context(), q, &c); err != nil {
 		t.Fatal(err)
 	}

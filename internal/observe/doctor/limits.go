@@ -41,8 +41,8 @@ func sysctl(name string) (int64, bool) {
 }
 
 // limitsCheck finds limits of which more than share (0 to 1) is in use.
-func limitsCheck(share float64) func(context.Context, *HostRequest, *Checked) error {
-	return func(ctx context.Context, q *HostRequest, c *Checked) error {
+func limitsCheck(share float64) func(context.Context, *HostRequest, *Report) error {
+	return func(ctx context.Context, q *HostRequest, c *Report) error {
 		all := systemLimits()
 		per, unseen, err := processLimits(ctx)
 		if err != nil {
@@ -156,16 +156,11 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 	unseen := blind{}
 	instances := map[int][]inotifyFile{}
 	mapCount, _ := sysctl("vm.max_map_count")
-	for _, pid := range pids() {
-		if ctx.Err() != nil {
-			return nil, nil, errs.Wrap("look at limits", "", ctx.Err())
-		}
-
-		base := "/proc/" + strconv.Itoa(pid)
+	err := eachProcess(ctx, func(pid int, base string) {
 		fds, err := os.ReadDir(base + "/fd")
 		if err != nil {
 			unseen.note(pid, err)
-			continue
+			return
 		}
 
 		who := fmt.Sprintf("pid %d (%s)", pid, commandOf(pid))
@@ -202,8 +197,16 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 				instances[uid] = append(instances[uid], inotifyFile{pid, n, int64(strings.Count(info, "inotify wd:"))})
 			}
 		}
+	})
+	if err != nil {
+		return nil, nil, errs.Wrap("look at limits", "", err)
 	}
 
+	return append(out, inotifyLimits(instances)...), unseen, nil
+}
+
+// inotifyLimits returns the limits of users, whose inotify instances are listed by UID.
+func inotifyLimits(instances map[int][]inotifyFile) (out []limit) {
 	maxInstances, ok1 := sysctl("fs.inotify.max_user_instances")
 	maxWatches, ok2 := sysctl("fs.inotify.max_user_watches")
 	for uid, all := range instances {
@@ -234,7 +237,7 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 		}
 	}
 
-	return out, unseen, nil
+	return out
 }
 
 // distinct leaves out what was inherited: the same instance in several processes.
@@ -305,7 +308,7 @@ func mappings(base string) int64 {
 }
 
 // loopNodes finds out whether more loop devices could be had.
-func loopNodes(q *HostRequest, c *Checked) {
+func loopNodes(q *HostRequest, c *Report) {
 	needed := q.Pool != nil && (q.Pool.Loop || q.Pool.Driver == "reflink")
 	severity := Note
 	if needed {

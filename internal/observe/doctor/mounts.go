@@ -20,7 +20,7 @@ import (
 const maxNamed = 20
 
 // mountLeaks finds mounts that are left over.
-func mountLeaks(ctx context.Context, q *HostRequest, c *Checked) error {
+func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 	if !isRoot() {
 		return notRoot("looking into mount namespaces")
 	}
@@ -342,8 +342,8 @@ const whyMounts = "Each container, sandbox and `unshare -m` copies all mounts of
 	"thousands that has made jobs ten times slower."
 
 // mountCount counts the mounts of all namespaces and measures what they cost.
-func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Checked) error {
-	return func(ctx context.Context, _ *HostRequest, c *Checked) error {
+func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Report) error {
+	return func(ctx context.Context, _ *HostRequest, c *Report) error {
 		spaces, missed, err := namespaces(ctx)
 		if ctx.Err() != nil {
 			return errs.Wrap("count mounts", "", ctx.Err())

@@ -292,7 +292,7 @@ func TestLimitOfMounts(t *testing.T) {
 
 func init() {
 	tell := func(check check, ready func(string)) error {
-		c := Checked{Measured: []Figure{}, Findings: []Finding{}}
+		c := Report{Measured: []Figure{}, Findings: []Finding{}}
 		ctx, stop := testContext()
 		defer stop()
 		if err := check.run(ctx, &HostRequest{}, &c); err != nil {

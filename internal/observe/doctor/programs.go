@@ -144,7 +144,7 @@ func osRelease() string {
 }
 
 // programsCheck looks for programs and features.
-func programsCheck(_ context.Context, q *HostRequest, c *Checked) error {
+func programsCheck(_ context.Context, q *HostRequest, c *Report) error {
 	fam, pretty := distribution(osRelease())
 	type group struct {
 		figures []Figure

@@ -126,7 +126,7 @@ func init() {
 		if args[0] != "" {
 			q.Pool = &PoolFacts{Dir: empty, Driver: args[0], Loop: args[0] == "reflink", Data: empty}
 		}
-		c := Checked{Measured: []Figure{}, Findings: []Finding{}}
+		c := Report{Measured: []Figure{}, Findings: []Finding{}}
 		ctx, stop := testContext()
 		defer stop()
 		if err := programsCheck(ctx, q, &c); err != nil {

@@ -160,8 +160,8 @@ type slabThresholds struct{ note, warn float64 }
 var slabDefaults = slabThresholds{note: 0.1, warn: 0.25}
 
 // slabCheck says how much memory the kernel keeps inodes and names in.
-func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Checked) error {
-	return func(_ context.Context, _ *HostRequest, c *Checked) error {
+func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Report) error {
+	return func(_ context.Context, _ *HostRequest, c *Report) error {
 		mem := meminfo()
 		total := mem["MemTotal"]
 		if total <= 0 {

@@ -110,7 +110,7 @@ func hostFilesystems(ctx context.Context) (out []mounted, unseen int, err error)
 		spaces[own] = true
 	}
 
-	err = processes(ctx, func(pid int, dir string) {
+	err = eachProcess(ctx, func(pid int, dir string) {
 		space, err := os.Readlink(filepath.Join(dir, "ns/mnt"))
 		switch {
 		case errors.Is(err, fs.ErrPermission):
@@ -137,34 +137,6 @@ func hostFilesystems(ctx context.Context) (out []mounted, unseen int, err error)
 	return out, unseen, err
 }
 
-// processes calls fn for each process of this PID namespace, with its directory in
-// /proc. It ends with ctx.
-func processes(ctx context.Context, fn func(pid int, dir string)) error {
-	dir, err := os.Open("/proc")
-	if err != nil {
-		return err
-	}
-
-	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
-	if err != nil {
-		return err
-	}
-
-	for _, n := range names {
-		pid, err := strconv.Atoi(n)
-		if err != nil {
-			continue
-		}
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		fn(pid, filepath.Join("/proc", n))
-	}
-
-	return nil
-}
-
 // onTop reports whether the filesystem is what can be reached at its mount point now,
 // and how full it is.
 func (m mounted) onTop() (unix.Statfs_t, bool) {
@@ -175,21 +147,6 @@ func (m mounted) onTop() (unix.Statfs_t, bool) {
 	}
 	// Each subvolume of btrfs has a number of its own.
 	return sf, st.Dev == m.Dev || m.FSType == "btrfs" && int64(sf.Type) == unix.BTRFS_SUPER_MAGIC
-}
-
-// sysText reads a file of sysfs or procfs; "" if it cannot be read.
-func sysText(parts ...string) string {
-	b, err := os.ReadFile(filepath.Join(parts...))
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(b))
-}
-
-// sysNumber is the number in a file of sysfs; ok is false if there is none.
-func sysNumber(parts ...string) (n int64, ok bool) {
-	n, err := strconv.ParseInt(sysText(parts...), 10, 64)
-	return n, err == nil
 }
 
 // zpools are the imported zpools, none on a host without ZFS. why says why they could

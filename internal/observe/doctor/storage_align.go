@@ -26,7 +26,7 @@ const pageBytes = 4096
 const smallPartition = 8 << 20
 
 // checkAlignment finds writes that the disk can only do by reading first.
-func checkAlignment(ctx context.Context, _ *HostRequest, c *Checked) error {
+func checkAlignment(ctx context.Context, _ *HostRequest, c *Report) error {
 	devices, err := blockdev.List()
 	if err != nil {
 		return err
@@ -45,7 +45,7 @@ func checkAlignment(ctx context.Context, _ *HostRequest, c *Checked) error {
 			c.partition(d, g)
 		case blockdev.Mapper, blockdev.RAID:
 			// The kernel writes -1 if what it is made of does not fit together.
-			if off, ok := sysNumber("/sys/dev/block", d.ID(), "alignment_offset"); ok && off != 0 {
+			if off, ok := readNumber("/sys/dev/block", d.ID(), "alignment_offset"); ok && off != 0 {
 				c.find(misaligned(d, fmt.Sprintf("%s is not aligned to the disks it is made of", d.Path()),
 					words("alignment_offset", "the kernel's alignment_offset", fmt.Sprint(off))))
 			}
@@ -138,7 +138,7 @@ func (g grains) of(d blockdev.Device, through bool) int {
 }
 
 // partition is about one that does not begin where a block does.
-func (c *Checked) partition(d blockdev.Device, g grains) {
+func (c *Report) partition(d blockdev.Device, g grains) {
 	grain := g.of(d, true)
 	off := d.StartBytes % int64(grain)
 	if off == 0 && d.AlignOffset <= 0 || d.SizeBytes < smallPartition {
@@ -163,7 +163,7 @@ func misaligned(d blockdev.Device, title string, measured ...Figure) Finding {
 
 // filesystemBlocks is about a filesystem with blocks smaller than those of its disk. It
 // reports whether there was something to look at.
-func (c *Checked) filesystemBlocks(m mounted, g grains) bool {
+func (c *Report) filesystemBlocks(m mounted, g grains) bool {
 	if m.FSType != "xfs" && !strings.HasPrefix(m.FSType, "ext") {
 		return false
 	}
@@ -232,7 +232,7 @@ var tooSmall = sync.OnceValue(func() *regexp.Regexp {
 })
 
 // ashift is about vdevs whose blocks are smaller than those of their disks.
-func (c *Checked) ashift(ctx context.Context, pool string, g grains) error {
+func (c *Report) ashift(ctx context.Context, pool string, g grains) error {
 	vdevs, err := vdevsOf(ctx, pool)
 	if err != nil {
 		return err

@@ -82,7 +82,7 @@ func btrfsAll() ([]btrfsFS, error) {
 }
 
 // eachBtrfs does a check of each mounted btrfs.
-func (c *Checked) eachBtrfs(ctx context.Context, one func(btrfsFS)) error {
+func (c *Report) eachBtrfs(ctx context.Context, one func(btrfsFS)) error {
 	all, err := btrfsAll()
 	if err != nil {
 		return err
@@ -106,14 +106,14 @@ func (c *Checked) eachBtrfs(ctx context.Context, one func(btrfsFS)) error {
 }
 
 // checkBtrfsMetadata finds btrfs that will say that they are full while df shows room.
-func checkBtrfsMetadata(ctx context.Context, _ *HostRequest, c *Checked) error {
+func checkBtrfsMetadata(ctx context.Context, _ *HostRequest, c *Report) error {
 	return c.eachBtrfs(ctx, c.metadata)
 }
 
 // metadata is about one.
-func (c *Checked) metadata(b btrfsFS) {
+func (c *Report) metadata(b btrfsFS) {
 	number := func(parts ...string) int64 {
-		n, _ := sysNumber(append([]string{b.dir, "allocation"}, parts...)...)
+		n, _ := readNumber(append([]string{b.dir, "allocation"}, parts...)...)
 		return n
 	}
 	total, onDisk := number("metadata/total_bytes"), number("metadata/disk_total")
@@ -206,7 +206,7 @@ func (b btrfsFS) unallocated(inChunks int64) (n int64, ok bool) {
 	}
 
 	for _, d := range devs {
-		sectors, ok := sysNumber(d)
+		sectors, ok := readNumber(d)
 		if !ok {
 			return 0, false
 		}
@@ -256,18 +256,18 @@ func bytesText(n int64) string {
 }
 
 // checkBtrfsQgroups finds btrfs with quotas and many subvolumes.
-func checkBtrfsQgroups(ctx context.Context, _ *HostRequest, c *Checked) error {
+func checkBtrfsQgroups(ctx context.Context, _ *HostRequest, c *Report) error {
 	return c.eachBtrfs(ctx, c.qgroups)
 }
 
 // qgroups is about one.
-func (c *Checked) qgroups(b btrfsFS) {
+func (c *Report) qgroups(b btrfsFS) {
 	dir := filepath.Join(b.dir, "qgroups")
-	if sysText(dir, "enabled") != "1" {
+	if readText(dir, "enabled") != "1" {
 		return
 	}
 
-	mode := sysText(dir, "mode") // since Linux 6.7
+	mode := readText(dir, "mode") // since Linux 6.7
 	if mode == "squota" {
 		return // it counts for whoever wrote an extent first, and walks nowhere
 	}
@@ -304,7 +304,7 @@ func (c *Checked) qgroups(b btrfsFS) {
 			[]string{"btrfs quota disable " + word(b.subject()), "btrfs quota enable --simple " + word(b.subject())}})
 	}
 
-	if sysText(dir, "inconsistent") == "1" {
+	if readText(dir, "inconsistent") == "1" {
 		f.Measured = append(f.Measured, words("inconsistent", "its figures", "out of date: a rescan is needed or running"))
 	}
 

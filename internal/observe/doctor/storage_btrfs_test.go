@@ -92,7 +92,7 @@ func TestBtrfsMetadataThatMayGrow(t *testing.T) {
 	}
 	i := slices.IndexFunc(all, func(b btrfsFS) bool { return b.point == dir })
 	number := func(name string) int64 {
-		n, ok := sysNumber(all[i].dir, "allocation", name)
+		n, ok := readNumber(all[i].dir, "allocation", name)
 		if !ok {
 			t.Fatalf("no %s", name)
 		}
@@ -378,7 +378,7 @@ func TestRAID(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		var r Checked
+		var r Report
 		r.raidHealth("/dev/md0", readRAID(md))
 		var got []string
 		for _, f := range r.Findings {

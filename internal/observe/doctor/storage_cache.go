@@ -11,7 +11,7 @@ import (
 )
 
 // checkWriteCache finds caches that flushes do not reach.
-func checkWriteCache(ctx context.Context, q *HostRequest, c *Checked) error {
+func checkWriteCache(ctx context.Context, q *HostRequest, c *Report) error {
 	devices, err := blockdev.List()
 	if err != nil {
 		return err
@@ -57,7 +57,7 @@ func checkWriteCache(ctx context.Context, q *HostRequest, c *Checked) error {
 }
 
 // overridden is about a device whose cache somebody told the kernel not to flush.
-func (c *Checked) overridden(d blockdev.Device) {
+func (c *Report) overridden(d blockdev.Device) {
 	hardware := d.HiddenCache()
 	if hardware == "" {
 		return
@@ -110,7 +110,7 @@ func cacheCommands(d blockdev.Device) []string {
 }
 
 // inMemory is about filesystems whose disk is memory.
-func (c *Checked) inMemory(ctx context.Context, q *HostRequest) error {
+func (c *Report) inMemory(ctx context.Context, q *HostRequest) error {
 	all, err := ownFilesystems()
 	if err != nil {
 		return err
@@ -175,7 +175,7 @@ func (c *Checked) inMemory(ctx context.Context, q *HostRequest) error {
 }
 
 // logDevices is about what ZFS writes syncs to, and returns how many there are.
-func (c *Checked) logDevices(ctx context.Context, pool string) (int, error) {
+func (c *Report) logDevices(ctx context.Context, pool string) (int, error) {
 	vdevs, err := vdevsOf(ctx, pool)
 	if err != nil {
 		return 0, err

@@ -12,7 +12,7 @@ import (
 var deduplicators = []string{"bees", "beesd", "duperemove", "dduper"}
 
 // checkDedup finds dedup tables, and programs that deduplicate.
-func checkDedup(ctx context.Context, _ *HostRequest, c *Checked) error {
+func checkDedup(ctx context.Context, _ *HostRequest, c *Report) error {
 	pools, why := zpools(ctx)
 	for _, p := range pools {
 		f := &Facts{Pool: p}
@@ -21,20 +21,20 @@ func checkDedup(ctx context.Context, _ *HostRequest, c *Checked) error {
 			continue
 		}
 
-		f.MemoryBytes = readTable("/proc/meminfo", "MemTotal:", 1) << 10
-		f.ARCMaxBytes = readTable("/proc/spl/kstat/zfs/arcstats", "c_max", 2)
-		for _, of := range []func() (Finding, bool){f.unreadable, f.memory} {
-			if x, ok := of(); ok {
-				x.Subject, x.Title = p, fmt.Sprintf("zpool %s: %s", p, x.Title)
-				x.Do = []Step{{"see what it costs and saves, and how to do without", []string{"pando doctor --zfs " + word(p)}}}
-				c.find(x)
-			}
+		f.readMemory()
+		var table Report
+		f.findUnknownTable(&table)
+		f.findTableMemory(&table)
+		for _, x := range table.Findings {
+			x.Subject, x.Title = p, fmt.Sprintf("zpool %s: %s", p, x.Title)
+			x.Do = []Step{{"see what it costs and saves, and how to do without", []string{"pando doctor --zfs " + word(p)}}}
+			c.find(x)
 		}
 	}
 
 	running := 0
-	err := processes(ctx, func(pid int, dir string) {
-		name := sysText(dir, "comm")
+	err := eachProcess(ctx, func(pid int, dir string) {
+		name := readText(dir, "comm")
 		if !slices.Contains(deduplicators, name) {
 			return
 		}

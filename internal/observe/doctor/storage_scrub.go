@@ -21,7 +21,7 @@ import (
 const scrubDays = 60
 
 // checkScrub finds what is damaged, or may be without anybody having looked.
-func checkScrub(ctx context.Context, _ *HostRequest, c *Checked) error {
+func checkScrub(ctx context.Context, _ *HostRequest, c *Report) error {
 	pools, why := zpools(ctx)
 	for _, p := range pools {
 		if err := c.zpoolHealth(ctx, p); err != nil {
@@ -71,7 +71,7 @@ func checkScrub(ctx context.Context, _ *HostRequest, c *Checked) error {
 }
 
 // zpoolHealth is about one zpool.
-func (c *Checked) zpoolHealth(ctx context.Context, pool string) error {
+func (c *Report) zpoolHealth(ctx context.Context, pool string) error {
 	// A pool that is suspended may let its programs hang: the kernel says so itself.
 	if state, err := zfs.PoolState(pool); err == nil && state == "SUSPENDED" {
 		c.find(Finding{
@@ -186,7 +186,7 @@ func parseScan(s string) scan {
 }
 
 // scanned is about a scrub that goes on, or should have been.
-func (c *Checked) scanned(subject, name string, s scan, created time.Time, start, look string) {
+func (c *Report) scanned(subject, name string, s scan, created time.Time, start, look string) {
 	switch s.how {
 	case "running", "paused":
 		since := unknown("since", "since", Text, "it is not written down yet")
@@ -239,7 +239,7 @@ var btrfsErrors = []struct{ name, label string }{
 
 // btrfsHealth is about one btrfs. The error says why it is not known whether it is
 // being scrubbed.
-func (c *Checked) btrfsHealth(b btrfsFS) error {
+func (c *Report) btrfsHealth(b btrfsFS) error {
 	infos, err := filepath.Glob(filepath.Join(b.dir, "devinfo/*"))
 	if err != nil {
 		return err
@@ -255,13 +255,13 @@ func (c *Checked) btrfsHealth(b btrfsFS) error {
 	var rootless error
 	for _, dir := range infos {
 		id := filepath.Base(dir)
-		if sysText(dir, "missing") == "1" {
+		if readText(dir, "missing") == "1" {
 			missing++
 		}
 
 		var bad []Figure
 		counts := map[string]int64{}
-		for line := range strings.Lines(sysText(dir, "error_stats")) { // since Linux 5.14
+		for line := range strings.Lines(readText(dir, "error_stats")) { // since Linux 5.14
 			if f := strings.Fields(line); len(f) == 2 {
 				counts[f[0]], _ = strconv.ParseInt(f[1], 10, 64)
 			}
@@ -316,7 +316,7 @@ func (c *Checked) btrfsHealth(b btrfsFS) error {
 		})
 	}
 
-	if op := sysText(b.dir, "exclusive_operation"); op != "" && op != "none" {
+	if op := readText(b.dir, "exclusive_operation"); op != "" && op != "none" {
 		c.find(Finding{
 			Code: "scrub-btrfs-operation", Severity: Note, Subject: b.subject(), Title: fmt.Sprintf("the btrfs at %s is busy "+
 				"with: %s", b.subject(), op),
@@ -408,14 +408,14 @@ type raid struct {
 }
 
 func readRAID(dir string) raid {
-	r := raid{level: sysText(dir, "level"), state: sysText(dir, "array_state"), action: sysText(dir, "sync_action")}
-	r.degraded, _ = sysNumber(dir, "degraded")
-	r.mismatches, _ = sysNumber(dir, "mismatch_cnt")
+	r := raid{level: readText(dir, "level"), state: readText(dir, "array_state"), action: readText(dir, "sync_action")}
+	r.degraded, _ = readNumber(dir, "degraded")
+	r.mismatches, _ = readNumber(dir, "mismatch_cnt")
 	return r
 }
 
 // raidHealth is about an md array.
-func (c *Checked) raidHealth(device string, r raid) {
+func (c *Report) raidHealth(device string, r raid) {
 	look := Step{"look at it", []string{"mdadm --detail " + device, "cat /proc/mdstat"}}
 	if r.degraded > 0 {
 		c.find(Finding{
@@ -450,14 +450,14 @@ func (c *Checked) raidHealth(device string, r raid) {
 }
 
 // ext4Errors is about an ext4 that has noticed damage.
-func (c *Checked) ext4Errors(m mounted) {
+func (c *Report) ext4Errors(m mounted) {
 	d, err := blockdev.Lookup(m.Dev)
 	if err != nil {
 		return
 	}
 
 	dir := filepath.Join("/sys/fs/ext4", filepath.Base(strings.ReplaceAll(d.Name, "/", "!")))
-	n, _ := sysNumber(dir, "errors_count")
+	n, _ := readNumber(dir, "errors_count")
 	if n == 0 {
 		return
 	}
@@ -471,11 +471,11 @@ func (c *Checked) ext4Errors(m mounted) {
 			[]string{"dmesg | grep 'EXT4-fs error' | tail", "e2fsck -f " + d.Path()}}},
 	}
 
-	if t, ok := sysNumber(dir, "last_error_time"); ok && t > 0 {
+	if t, ok := readNumber(dir, "last_error_time"); ok && t > 0 {
 		f.Measured = append(f.Measured, words("last", "the last at", time.Unix(t, 0).Format(time.DateTime)))
 	}
 
-	if fn := sysText(dir, "last_error_func"); fn != "" {
+	if fn := readText(dir, "last_error_func"); fn != "" {
 		f.Measured = append(f.Measured, words("function", "in the kernel's", fn))
 	}
 

@@ -27,7 +27,7 @@ const (
 // fragmentationLimit is the fragmentation, in percent, from which on this ZFS leaves a
 // metaslab for another: its own number, or that of those that do not show it.
 func fragmentationLimit() int64 {
-	if n, ok := sysNumber("/sys/module/zfs/parameters/zfs_metaslab_fragmentation_threshold"); ok && n > 0 {
+	if n, ok := readNumber("/sys/module/zfs/parameters/zfs_metaslab_fragmentation_threshold"); ok && n > 0 {
 		return n
 	}
 	return 70
@@ -47,7 +47,7 @@ func fullness(percent float64) Severity {
 }
 
 // checkSpace finds what is nearly full, and what will be.
-func checkSpace(ctx context.Context, q *HostRequest, c *Checked) error {
+func checkSpace(ctx context.Context, q *HostRequest, c *Report) error {
 	all, err := ownFilesystems()
 	if err != nil {
 		return err
@@ -100,7 +100,7 @@ func checkSpace(ctx context.Context, q *HostRequest, c *Checked) error {
 
 // full is about the space of a filesystem, counted as df does: without what is
 // reserved for root.
-func (c *Checked) full(m mounted, sf unix.Statfs_t) {
+func (c *Report) full(m mounted, sf unix.Statfs_t) {
 	size := int64(sf.Bsize)
 	if sf.Frsize > 0 {
 		size = int64(sf.Frsize)
@@ -142,7 +142,7 @@ func (c *Checked) full(m mounted, sf unix.Statfs_t) {
 }
 
 // inodes is about how many files more a filesystem takes, where that is fixed.
-func (c *Checked) inodes(m mounted, sf unix.Statfs_t) {
+func (c *Report) inodes(m mounted, sf unix.Statfs_t) {
 	if sf.Files == 0 || !strings.HasPrefix(m.FSType, "ext") && m.FSType != "tmpfs" && m.FSType != "f2fs" {
 		return // the others make inodes as they need them, of the space that full is about
 	}
@@ -177,7 +177,7 @@ func (c *Checked) inodes(m mounted, sf unix.Statfs_t) {
 }
 
 // zpoolSpace is about the space of all zpools, and in which pieces it is.
-func (c *Checked) zpoolSpace(ctx context.Context) error {
+func (c *Report) zpoolSpace(ctx context.Context) error {
 	rows, err := zfs.Zpool.Rows(ctx, 6, "list", "-Hp", "-o", "name,size,allocated,free,capacity,fragmentation")
 	if err != nil {
 		return err
@@ -241,7 +241,7 @@ type thin struct {
 
 // overcommit is about files behind loop devices that may grow into more space than
 // there is.
-func (c *Checked) overcommit(ctx context.Context, q *HostRequest) error {
+func (c *Report) overcommit(ctx context.Context, q *HostRequest) error {
 	pool := poolFile(ctx, q)
 	devices, err := blockdev.List()
 	if err != nil {

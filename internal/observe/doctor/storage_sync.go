@@ -13,7 +13,7 @@ import (
 )
 
 // checkSyncHonoured finds what acknowledges syncs without doing them.
-func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Checked) error {
+func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Report) error {
 	all, unseen, err := hostFilesystems(ctx)
 	if err != nil {
 		return err
@@ -41,7 +41,7 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Checked) error {
 	note := ""
 	if unseen > 0 {
 		note = fmt.Sprintf("what %s may see elsewhere was not looked at", counted(unseen, "process"))
-		if os.Geteuid() != 0 {
+		if !isRoot() {
 			note += ": run this as root"
 		}
 	}
@@ -52,7 +52,7 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Checked) error {
 }
 
 // barrier is about a filesystem that does not flush the cache of its disk.
-func (c *Checked) barrier(m mounted) {
+func (c *Report) barrier(m mounted) {
 	if !onDevices[m.FSType] {
 		return
 	}
@@ -87,7 +87,7 @@ func (c *Checked) barrier(m mounted) {
 }
 
 // volatileOverlay is about an overlay that syncs nothing.
-func (c *Checked) volatileOverlay(m mounted) {
+func (c *Report) volatileOverlay(m mounted) {
 	if m.FSType != "overlay" || m.DropsSyncs() == "" {
 		return
 	}
@@ -104,7 +104,7 @@ func (c *Checked) volatileOverlay(m mounted) {
 }
 
 // preload is about what is linked into every program.
-func (c *Checked) preload() {
+func (c *Report) preload() {
 	const path = "/etc/ld.so.preload"
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -142,14 +142,14 @@ func liesAboutSyncs(path string) bool {
 
 // liars are running programs whose syncs are not done: those with such a library, and
 // virtual machines that were told so.
-func (c *Checked) liars(ctx context.Context) error {
-	return processes(ctx, func(pid int, dir string) {
+func (c *Report) liars(ctx context.Context) error {
+	return eachProcess(ctx, func(pid int, dir string) {
 		args, err := os.ReadFile(filepath.Join(dir, "cmdline"))
 		if err != nil || len(args) == 0 { // of the kernel
 			return
 		}
 
-		name := sysText(dir, "comm")
+		name := readText(dir, "comm")
 		if lib := mappedLiar(filepath.Join(dir, "maps")); lib != "" {
 			c.find(Finding{
 				Code: "sync-preloaded", Severity: Critical, Subject: fmt.Sprint(pid),
@@ -213,7 +213,7 @@ func unsafeCache(args []string) string {
 }
 
 // syncDisabled is about datasets of all zpools.
-func (c *Checked) syncDisabled(ctx context.Context) error {
+func (c *Report) syncDisabled(ctx context.Context) error {
 	rows, err := zfs.ZFS.Rows(ctx, 3, "get", "-Hp", "-t", "filesystem,volume", "-o", "name,value,source", "sync")
 	if err != nil {
 		return err
@@ -278,7 +278,7 @@ func disabledSyncs(rows [][]string) (out []disabledSync) {
 }
 
 // noCacheFlush is about the parameters of the ZFS module.
-func (c *Checked) noCacheFlush() {
+func (c *Report) noCacheFlush() {
 	for _, p := range []struct{ name, what string }{
 		{"zfs_nocacheflush", "flushes no disk at all: after a power failure whole pools can be lost"},
 		{"zil_nocacheflush", "does not flush the disks after writes of its log: what was synced can be lost with the power"},

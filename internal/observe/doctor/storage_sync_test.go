@@ -214,7 +214,7 @@ func TestLoopWithoutFlushes(t *testing.T) {
 func memoryDisk(t *testing.T) blockdev.Device {
 	t.Helper()
 	needRoot(t)
-	id := sysText("/sys/class/zram-control/hot_add") // reading makes one
+	id := readText("/sys/class/zram-control/hot_add") // reading makes one
 	if id == "" {
 		t.Skip("SKIPPED: this kernel has no zram")
 	}
@@ -267,7 +267,7 @@ func TestOverridden(t *testing.T) {
 			false},
 		"loop that does not": {blockdev.Device{Name: "loop999", Kind: blockdev.Loop, Backing: "/x"}, true},
 	} {
-		var r Checked
+		var r Report
 		r.overridden(c.d)
 		if len(r.Findings) > 0 != c.is {
 			t.Errorf("%s: %s", what, asJSON(r.Findings))

@@ -27,7 +27,7 @@ import (
 // other tests run: only what is said of this test's own things counts.
 
 // examine does one check.
-func examine(t *testing.T, check string, pool *PoolFacts) *Checked {
+func examine(t *testing.T, check string, pool *PoolFacts) *Report {
 	t.Helper()
 	e, err := Examine(t.Context(), HostRequest{Only: []string{check}, Pool: pool, PatienceEach: time.Minute})
 	if err != nil {
@@ -50,7 +50,7 @@ func examine(t *testing.T, check string, pool *PoolFacts) *Checked {
 }
 
 // only returns what is said of a subject: one finding, with the code and severity.
-func only(t *testing.T, c *Checked, subject, code string, s Severity) Finding {
+func only(t *testing.T, c *Report, subject, code string, s Severity) Finding {
 	t.Helper()
 	got := about(c, subject)
 	if len(got) != 1 || got[0].Code != code || got[0].Severity != s {
@@ -63,14 +63,14 @@ func only(t *testing.T, c *Checked, subject, code string, s Severity) Finding {
 }
 
 // nothing fails the test if there is a finding of a subject.
-func nothing(t *testing.T, c *Checked, subject string) {
+func nothing(t *testing.T, c *Report, subject string) {
 	t.Helper()
 	if got := about(c, subject); len(got) > 0 {
 		t.Fatalf("of %s there is %s; want nothing", subject, asJSON(got))
 	}
 }
 
-func about(c *Checked, subject string) (out []Finding) {
+func about(c *Report, subject string) (out []Finding) {
 	for _, f := range c.Findings {
 		if f.Subject == subject {
 			out = append(out, f)

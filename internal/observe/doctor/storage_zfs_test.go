@@ -98,7 +98,7 @@ func TestOverdue(t *testing.T) {
 		"now":              {scan{"scrub", "running", young}, old, "scrub-running"},
 		"resilver now":     {scan{"resilver", "running", young}, young, "scrub-running"},
 	} {
-		var r Checked
+		var r Report
 		r.scanned("tank", "zpool tank", c.scan, c.created, "", "")
 		got := ""
 		if len(r.Findings) > 0 {
@@ -287,7 +287,7 @@ func TestZFSHealth(t *testing.T) {
 	nothing(t, examine(t, "scrub", nil), second)
 
 	// Both are not.
-	both := strings.TrimSpace(sysText("/sys/block", filepath.Base(first), "loop/backing_file"))
+	both := strings.TrimSpace(readText("/sys/block", filepath.Base(first), "loop/backing_file"))
 	damage(t, image, pattern)
 	damage(t, both, pattern)
 	tool(t, "zpool", "scrub", "-w", p)

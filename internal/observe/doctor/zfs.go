@@ -129,8 +129,7 @@ func ZFS(ctx context.Context, q ZFSRequest) (*Report, error) {
 		}
 	}
 
-	f.MemoryBytes = readTable("/proc/meminfo", "MemTotal:", 1) << 10
-	f.ARCMaxBytes = readTable("/proc/spl/kstat/zfs/arcstats", "c_max", 2)
+	f.readMemory()
 	if f.DDT != nil {
 		f.UnsharedBytes = exactly(f.WrittenBytes).minus(f.DDT.Referenced)
 		if f.DDT.Saved().High > 0 {
@@ -141,6 +140,12 @@ func ZFS(ctx context.Context, q ZFSRequest) (*Report, error) {
 	}
 
 	return f.report(), nil
+}
+
+// readMemory reads how much memory the host has, and how much of it the ARC may use.
+func (f *Facts) readMemory() {
+	f.MemoryBytes = readTable("/proc/meminfo", "MemTotal:", 1) << 10
+	f.ARCMaxBytes = readTable("/proc/spl/kstat/zfs/arcstats", "c_max", 2)
 }
 
 // unsharedIf is what has no entry in the dedup table of the datasets with dedup, if
