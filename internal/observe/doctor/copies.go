@@ -32,7 +32,7 @@ type Copies struct {
 	Volumes      []VolumeGroup `json:"volumes"`
 	NotLookedAt  []string      `json:"not_looked_at,omitempty"` // and why
 	Explained    Range         `json:"explained_bytes"`         // of the bytes that dedup saves
-	// the same, if datasets whose dedup is off now never had it on
+	// the same, if datasets with dedup off never had it on
 	ExplainedIf Range `json:"explained_bytes_if"`
 }
 

@@ -105,7 +105,7 @@ func TestWithoutRoot(t *testing.T) {
 			t.Errorf("%s: %s", name, got[name])
 		}
 	}
-	if !strings.Contains(got["limits"], "without root") || !strings.Contains(got["mount-count"], "is not known") {
+	if !strings.Contains(got["limits"], "without root") || !strings.Contains(got["mount-count"], "is unknown") {
 		t.Errorf("%s; %s", got["limits"], got["mount-count"])
 	}
 }

@@ -30,18 +30,18 @@ func (f *Facts) dedups() bool {
 func (f *Facts) summary() string {
 	switch {
 	case f.DDT == nil:
-		return "dedup: the table's figures are unknown"
+		return "dedup: the figures of the dedup table are unknown"
 	case !f.dedups():
-		return "no dataset uses dedup and there is no dedup table: it costs nothing here, and there is nothing to do"
+		return "no dataset uses dedup and there is no dedup table: dedup costs nothing here"
 	case f.DDT.Entries == 0:
-		return "dedup is on, but nothing has been written with it yet: this is the best time to turn it off"
+		return "dedup is on, but nothing has been written with it yet: now is the best time to turn it off"
 	case len(f.Datasets) == 0:
-		return "dedup is off, but blocks written with it are still there, and so is their table"
+		return "dedup is off, but blocks written with it remain, and so does their table"
 	}
-	return "dedup is on; what it costs and saves is below"
+	return "dedup is on; its cost and savings are listed below"
 }
 
-const unknownDDT = "the dedup table's figures are unknown"
+const unknownDDT = "the figures of the dedup table are unknown"
 
 func (f *Facts) findUnknownTable(r *Report) {
 	if f.DDT != nil {
@@ -51,8 +51,8 @@ func (f *Facts) findUnknownTable(r *Report) {
 		Code: "zfs-ddt-unknown", Severity: Warning,
 		Title:    unknownDDT,
 		Measured: []Figure{unknown("ddt_entries", "entries", Count, f.DDTUnknown)},
-		Why:      "What the table costs and saves cannot be said. Nothing below is guessed instead.",
-		Do: []Step{{"look at the table yourself, and report what it prints as a bug of pando",
+		Why:      "The cost and the savings of the table cannot be computed. No figure below is a guess.",
+		Do: []Step{{"inspect the table yourself, and report the output as a bug in pando",
 			[]string{"zpool status -D " + word(f.Pool)}}},
 	})
 }
@@ -80,8 +80,8 @@ func (f *Facts) findDedupDatasets(r *Report) {
 			figure("dedup_referenced", "they reference", Bytes, referenced).noted("each counted in full"),
 			figure("dedup_logical", "uncompressed", Bytes, logical),
 		},
-		Why: "Every block that is written there is looked up in the dedup table, and gets an entry if it is new. Other " +
-			"datasets pay nothing of this.",
+		Why: "ZFS looks up every block written there in the dedup table, and adds an entry for each new one. Other " +
+			"datasets are not affected.",
 	})
 }
 
@@ -98,9 +98,9 @@ func (f *Facts) findTableMemory(r *Report) {
 			ranged("ddt_on_disk", "on disk", Bytes, d.OnDisk),
 			ranged("ddt_in_core", "in memory, all of it", Bytes, d.InCore),
 		},
-		Why: "Every write with dedup, and every free of a block written with it, needs its entry. While the table is in " +
-			"memory that costs memory which caches nothing else; what is not in memory is read from the disks, at random, " +
-			"before the write can go on.",
+		Why: "Every write with dedup, and every free of a block written with it, needs its entry. Entries in memory take " +
+			"room from other caches; entries that are not in memory are read from the disks, at random places, before the " +
+			"write can continue.",
 	}
 
 	if d.InLog != nil {
@@ -158,7 +158,7 @@ func (f *Facts) findUniqueBlocks(r *Report) {
 			known("ddt_once_percent", "of all", Percent, float64(share.Low)/10, float64(share.High)/10),
 			ranged("ddt_once_bytes", "they hold", Bytes, b.Allocated),
 		},
-		Why: "They are pure cost: an entry each, in memory and on disk, for a block that has no duplicate.",
+		Why: "They are pure cost: each has an entry, in memory and on disk, for a block without duplicates.",
 	}
 
 	if share.Mid() >= 500 {
@@ -172,11 +172,11 @@ func (f *Facts) findUniqueBlocks(r *Report) {
 // prune is how entries of blocks without duplicates are dropped.
 func (f *Facts) prune() []Step {
 	if f.Features["fast_dedup"] == "active" {
-		return []Step{{"drop the entries of blocks that are referenced once; the blocks stay, and a later duplicate of " +
-			"them takes space of its own",
+		return []Step{{"drop the entries of blocks that are referenced once. The blocks stay, and later duplicates of " +
+			"them take space of their own",
 			[]string{"zpool ddtprune -p 100 " + word(f.Pool)}}}
 	}
-	return []Step{{Text: "this table is of the old kind, which `zpool ddtprune` cannot prune: its entries go when " +
+	return []Step{{Text: "this table has the old format, which `zpool ddtprune` cannot prune: entries disappear when " +
 		"their blocks are freed"}}
 }
 
@@ -194,7 +194,8 @@ func (f *Facts) findSavings(r *Report) {
 			ranged("dedup_saved", "saved on disk", Bytes, saved),
 			ranged("dedup_allocated", "blocks in the table take", Bytes, d.Allocated),
 		},
-		Why: "The saving is what these blocks would take more if each reference had its own. It is bought with the table.",
+		Why: "The saving is the additional space that these blocks would take if each reference had its own. The table is " +
+			"its price.",
 	}
 
 	if d.Allocated.Low > 0 {
@@ -234,9 +235,9 @@ func (f *Facts) findCopiedTrees(r *Report) {
 		copies += len(t.Copies)
 	}
 
-	looked := "everything that could be was looked at"
+	looked := "everything accessible was examined"
 	if !c.Complete {
-		looked = "time ran out: --time gives more"
+		looked = "time ran out: allow more with --time"
 	}
 
 	x := Finding{
@@ -245,13 +246,13 @@ func (f *Facts) findCopiedTrees(r *Report) {
 			figure("copied_trees", "trees that are copies", Count, int64(copies)).noted("same paths, sizes and times"),
 			figure("copied_bytes", "files in them that are copies", Bytes, c.CopiedBytes),
 		},
-		Why: "Copies of a tree or of a volume share every block with their original if they are clones: without a table, " +
-			"whatever their number. What is left is duplication that only dedup finds.",
+		Why: "Clones of a tree or a volume share every block with their original, without a table, however many there " +
+			"are. The rest is duplication that only dedup finds.",
 	}
 
 	if c.InsideBytes > 0 {
 		x.Measured = append(x.Measured, figure("copied_inside_bytes", "copies in filesystems inside volumes", Bytes,
-			c.InsideBytes).noted("dedup shares them only where they lie alike"))
+			c.InsideBytes).noted("dedup shares them only if their blocks are aligned alike"))
 	}
 
 	for _, g := range c.Volumes {
@@ -266,10 +267,10 @@ func (f *Facts) findCopiedTrees(r *Report) {
 	}
 
 	x.Measured = append(x.Measured,
-		known("explained_percent", "of what dedup saves, copies are", Percent, low, high).noted(explainedNote(low)))
+		known("explained_percent", "share of copies in the savings of dedup", Percent, low, high).noted(explainedNote(low)))
 	if lowIf > low {
-		x.Measured = append(x.Measured, known("explained_percent_if", "the same, on a condition", Percent, lowIf, highIf).
-			noted("if datasets whose dedup is off now never had it on"))
+		x.Measured = append(x.Measured, known("explained_percent_if", "the same, on one condition", Percent, lowIf, highIf).
+			noted("if datasets with dedup off never had it on"))
 	}
 
 	x.Measured = append(x.Measured,
@@ -283,14 +284,14 @@ func (f *Facts) findCopiedTrees(r *Report) {
 	switch {
 	case low >= 50:
 		x.Severity, x.Title = Warning, fmt.Sprintf("at least %.0f %% of what dedup saves are copies, which clones would "+
-			"share for nothing", low)
+			"share at no cost", low)
 	case low >= 1:
-		x.Title = fmt.Sprintf("at least %.0f %% of what dedup saves are copies, which clones would share for nothing", low)
+		x.Title = fmt.Sprintf("at least %.0f %% of what dedup saves are copies, which clones would share at no cost", low)
 	case lowIf >= 1:
-		x.Title = fmt.Sprintf("copies were found: %.0f to %.0f %% of what dedup saves, if what has dedup off now never "+
+		x.Title = fmt.Sprintf("copies were found: %.0f to %.0f %% of what dedup saves, if datasets with dedup off never "+
 			"had it on", lowIf, highIf)
 	case high >= 1:
-		x.Title = fmt.Sprintf("copies were found; how much of what dedup saves they are, 0 to %.0f %%, cannot be told", high)
+		x.Title = fmt.Sprintf("copies were found; they are between 0 and %.0f %% of what dedup saves", high)
 	default:
 		x.Title = "no copies were found that clones would share"
 	}
@@ -300,10 +301,10 @@ func (f *Facts) findCopiedTrees(r *Report) {
 
 func explainedNote(low float64) string {
 	if low > 0 {
-		return "the lower bound, with 95 % confidence in what was drawn, holds even if all that has no entry in the table " +
-			"belongs to the copies"
+		return "the lower bound, at 95 % confidence, holds even if all blocks without an entry in the table belong to the " +
+			"copies"
 	}
-	return "no lower bound: as much as was found may have been written without dedup"
+	return "no lower bound: all copies found may have been written without dedup"
 }
 
 func (f *Facts) findQuota(r *Report) {
@@ -319,9 +320,8 @@ func (f *Facts) findQuota(r *Report) {
 			ranged("ddt_on_disk", "on disk", Bytes, f.DDT.OnDisk),
 			figure("ddt_quota", "dedup_table_quota", Bytes, limit),
 		},
-		Why: "New copies take their full size, while the table goes on costing what it does: the pool may run full where " +
-			"it did not before.",
-		Do: f.prune(),
+		Why: "New copies take their full size, while the table costs as much as before: the pool can fill up.",
+		Do:  f.prune(),
 	})
 }
 
@@ -333,16 +333,15 @@ func (f *Facts) findRotatingDisks(r *Report) {
 
 	r.find(Finding{
 		Code: "zfs-ddt-media", Severity: Warning,
-		Title: "the dedup table is on disks that rotate",
+		Title: "the dedup table is on rotating disks",
 		Measured: []Figure{
-			figure("rotating_disks", "disks that the kernel says rotate", Count,
-				int64(m.Rotating)).noted("virtual disks often say so and do not"),
-			figure("solid_disks", "others", Count, int64(m.Solid+m.Unknown)),
+			figure("rotating_disks", "disks the kernel reports as rotating", Count,
+				int64(m.Rotating)).noted("often wrong for virtual disks"),
+			figure("solid_disks", "other disks", Count, int64(m.Solid+m.Unknown)),
 		},
-		Why: "Entries lie at random places by nature: each that is not in memory costs a seek, and so does each that is " +
-			"written back.",
-		Do: []Step{{Text: "a mirrored special or dedup vdev on flash would hold the table; it can hardly be taken out " +
-			"again. Needing no table is better: see below"}},
+		Why: "Entries are at random places: each one that is read from disk, or written back, costs a seek.",
+		Do: []Step{{Text: "put the table on a mirrored special or dedup vdev on flash, which is hard to remove again. It " +
+			"is better to need no table: see below"}},
 	})
 }
 
@@ -354,9 +353,9 @@ func (f *Facts) findBlockCloning(r *Report) {
 
 	x := Finding{Code: "zfs-block-cloning", Severity: Note}
 	if !c.Known {
-		x.Title = "this OpenZFS has no block cloning: `cp --reflink` copies"
-		x.Measured = []Figure{words("bclone_feature", "feature block_cloning", "not there: it came with 2.2")}
-		x.Why = "Clones of datasets and volumes need no block cloning, and share on every version."
+		x.Title = "this version of OpenZFS has no block cloning: `cp --reflink` copies the data"
+		x.Measured = []Figure{words("bclone_feature", "feature block_cloning", "missing: it came with OpenZFS 2.2")}
+		x.Why = "Clones of datasets and volumes need no block cloning, and share blocks in every version."
 		r.find(x)
 		return
 	}
@@ -370,20 +369,19 @@ func (f *Facts) findBlockCloning(r *Report) {
 		words("bclone_enabled", "zfs_bclone_enabled", enabled),
 	}
 
-	x.Title = "`cp --reflink` shares blocks here, within and between filesystems of the pool, but not in volumes"
+	x.Title = "`cp --reflink` shares blocks within and between filesystems of this pool, but not in volumes"
 	if !c.Shares() {
-		x.Title = "`cp --reflink` shares nothing here: block cloning is off"
+		x.Title = "`cp --reflink` shares no blocks here: block cloning is off"
 	}
 
-	x.Why = "Blocks that are shared so, need no dedup table. But the sharing is lost in `zfs send`: a stream carries " +
-		"every copy in full, and receiving it can need many times the space (as it does for dedup). " +
-		"And each file is still copied one by one, with an inode of its own. What is freed or shared counts only when its " +
-		"transaction group is written: a loop of copies can fail for want of space that is there (`zpool sync` between " +
-		"them)."
+	x.Why = "Blocks shared this way need no dedup table. But `zfs send` loses the sharing: a stream carries every copy " +
+		"in full, and receiving it can need many times the space (as with dedup). Files are still copied one by one, each " +
+		"with its own inode. Freed and shared space counts only after its transaction group is written: a loop of copies " +
+		"can run out of space that is about to be freed (run `zpool sync` between them)."
 
 	if c.SavedBytes > 0 && c.SavedBytes > f.FreeBytes {
 		x.Severity = Warning
-		x.Title += "; sent back here, what it saves would not fit"
+		x.Title += "; if sent and received here again, the data would not fit"
 	}
 
 	r.find(x)
@@ -454,16 +452,16 @@ func (f *Facts) findMigration(r *Report) {
 
 	x := Finding{
 		Code: "zfs-dedup-migrate", Severity: Note,
-		Title: "how to do without dedup, in an order in which nothing runs full",
+		Title: "how to stop using dedup, in an order that never fills the pool",
 		Measured: []Figure{
 			figure("free", "free in the pool", Bytes, f.FreeBytes),
-			ranged("returns_memory", "memory that comes back", Bytes,
-				f.DDT.InCore).noted("the whole table's, when its last entry is gone"),
-			ranged("returns_disk", "space that comes back", Bytes,
-				f.DDT.OnDisk).noted("the whole table's; the data takes what it takes now, as clones share what dedup did"),
+			ranged("returns_memory", "memory regained", Bytes,
+				f.DDT.InCore).noted("the whole table, once its last entry is gone"),
+			ranged("returns_disk", "space regained", Bytes,
+				f.DDT.OnDisk).noted("the whole table; the data takes as much as now, because clones share what dedup shared"),
 		},
-		Why: "Dedup hides that the copies do not fit. So clones come first, then no new copies, then dedup goes off, and " +
-			"the old copies last.",
+		Why: "Without dedup the copies do not fit. So make clones first, then no more copies, then turn dedup off, and " +
+			"delete the old copies last.",
 	}
 
 	dirs, names := f.goldens()
@@ -473,10 +471,10 @@ func (f *Facts) findMigration(r *Report) {
 			room += t.largest()
 		}
 		x.Measured = append(x.Measured, figure("import_room", "one copy of each tree takes", Bytes,
-			room).noted("at least: what was found of it in its largest copy"))
+			room).noted("at least: the part found in its largest copy"))
 		if room > f.FreeBytes {
 			x.Severity = Warning
-			x.Title = "how to do without dedup; there is not room enough for that yet"
+			x.Title = "how to stop using dedup; the pool has too little free space for it yet"
 		}
 	}
 
@@ -489,8 +487,8 @@ func (f *Facts) findMigration(r *Report) {
 	}
 
 	if len(f.Datasets) > 0 && f.DDT.Entries == 0 {
-		x.Title = "how to do without dedup: turn it off"
-		step("turn it off: there are no copies yet that need it", off...)
+		x.Title = "how to stop using dedup: turn it off"
+		step("turn it off: no copies need it yet", off...)
 		r.find(x)
 		return
 	}
@@ -506,18 +504,18 @@ func (f *Facts) findMigration(r *Report) {
 			imports, clones = []string{"pando golden import NAME DIR --adopt"}, []string{"pando clone NAME JOB --mount"}
 		}
 
-		step("make a pool of Pando's beside what is there; its datasets have dedup off",
+		step("create a Pando pool beside the existing datasets; its own datasets have dedup off",
 			"pando init --driver zfs --zfs-dataset "+word(f.Pool+"/pando"))
-		text := "import what is copied, each tree once. This takes the size of one copy (not of all): it must be free. " +
-			"What runs on the old copies goes on"
+		text := "import each copied tree once. This needs free space for one copy, not for all. Programs that use the old " +
+			"copies keep running"
 		if f.Copies != nil && slices.ContainsFunc(f.Copies.Volumes, func(g VolumeGroup) bool { return g.Equal > 0 }) {
-			text += ". Of volumes that are copies of each other, import one: the directory where it is mounted"
+			text += ". If volumes are copies of each other, import one: the directory it is mounted on"
 		}
 
 		step(text, imports...)
-		step("give out clones where copies were made (JOB is a name of yours)", clones...)
-		step("when nothing copies any more, turn dedup off. Earlier, new copies would take their full size. This does not "+
-			"shrink the table: it stops its growth. Blocks there stay shared until they are overwritten", off...)
+		step("hand out clones where copies were made before (choose a name for JOB)", clones...)
+		step("when nothing makes copies any more, turn dedup off. Before that, new copies would take their full size. The "+
+			"table does not shrink, but stops growing. Its blocks stay shared until they are overwritten", off...)
 	}
 
 	warm := []string{}
@@ -525,16 +523,16 @@ func (f *Facts) findMigration(r *Report) {
 		warm = append(warm, "zpool prefetch -t ddt "+word(f.Pool))
 	}
 
-	step("delete old copies, oldest first, some at a time, and their snapshots: each block that is freed needs its "+
-		"entry, so this is slow if the table is not in memory. The space of a block comes back with its last copy, not before",
+	step("delete old copies and their snapshots, oldest first, a few at a time: each freed block needs its entry, so "+
+		"this is slow if the table is not in memory. The space of a block is freed with its last copy",
 		append(warm, "rm -r --one-file-system COPY", "zpool wait -t free "+word(f.Pool), "zpool sync "+word(f.Pool))...)
 	watch := []string{"zpool status -D " + word(f.Pool)}
 	text := "watch the table shrink"
 	if f.Features["fast_dedup"] == "active" {
-		text += "; drop the entries of blocks of which one copy is left"
+		text += "; drop the entries of blocks with only one copy left"
 		watch = append(watch, "zpool ddtprune -p 100 "+word(f.Pool))
 	} else {
-		text += "; entries of blocks of which one copy is left stay until that is gone, too"
+		text += "; entries of blocks with only one copy left stay until that copy is gone"
 	}
 
 	step(text, watch...)

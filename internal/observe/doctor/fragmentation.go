@@ -28,7 +28,7 @@ const mostGoldens = 10
 // checkFragmentation finds goldens that are slow to clone.
 func checkFragmentation(ctx context.Context, q *HostRequest, c *Report) error {
 	if q.Pool == nil {
-		return skip("this host has no pool of Pando's")
+		return skip("this host has no Pando pool")
 	}
 
 	type golden struct {
@@ -79,32 +79,31 @@ func checkFragmentation(ctx context.Context, q *HostRequest, c *Report) error {
 
 		c.find(Finding{
 			Code: "fragmentation-golden", Severity: s, Subject: g.Ref,
-			Title: fmt.Sprintf("the image of golden %s is in %d extents, each of which every clone copies", g.Ref, g.Extents),
+			Title: fmt.Sprintf("the image of golden %s has %d extents, and every clone copies each of them", g.Ref, g.Extents),
 			Measured: []Figure{
 				figure("extents", "extents", Count, g.Extents),
 				figure("allocated", "they hold", Bytes, g.Exclusive+g.Shared),
 				figure("average", "each, on average", Bytes, (g.Exclusive+g.Shared)/max(g.Extents, 1)),
-				words("clone", "that makes a clone slower by",
+				words("clone", "time they add to a clone",
 					fmt.Sprintf("%s to %s", nsText(g.Extents*extentLowNS),
-						nsText(g.Extents*extentHighNS))).noted("computed from the number, not measured here"),
+						nsText(g.Extents*extentHighNS))).noted("computed from their number, not measured here"),
 			},
-			Why: "A clone shares the blocks, but its map of them is copied extent by extent, while the golden cannot be " +
-				"written. Writes to a clone then split extents further, " +
-				"and comparing and pushing goldens read these maps, too.",
-			Do: []Step{{"import what is in it anew: that writes its files one after the other. The present generation stays " +
-				"for those that run on it",
+			Why: "A clone shares the blocks, but copies the map of them extent by extent, and the golden cannot be written " +
+				"in the meantime. Writes to a clone split extents further. Comparing and pushing goldens read these maps, too.",
+			Do: []Step{{"import its content again, which writes the files one after the other. The current generation stays " +
+				"for the clones that use it",
 				[]string{"pando clone " + word(g.Ref) + " JOB --mount DIR", "pando golden import " + word(name) + " DIR"}}},
 		})
 	}
 
 	c.Measured = append(c.Measured, figure("goldens", "goldens with an image", Count, int64(len(all))))
 	if len(all) > 0 {
-		c.Measured = append(c.Measured, figure("most", "extents of the one with the most", Count, all[0].Extents))
+		c.Measured = append(c.Measured, figure("most", "most extents of one golden", Count, all[0].Extents))
 	}
 
 	text, moreText, unreadText := fmt.Sprintf("%s with an image", counted(len(all), "golden")), "", ""
 	if len(all) == 0 && unread == 0 {
-		text = "no golden has an image: with this driver clones copy no extents"
+		text = "no golden has an image: clones of this driver copy no extents"
 		if len(q.Pool.Goldens) == 0 {
 			text = "there are no goldens"
 		}
@@ -144,7 +143,7 @@ func extentsOf(ctx context.Context, path string) (u extent.Usage, err error) {
 		return ctx.Err()
 	})
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return u, fmt.Errorf("%s: its filesystem does not say where files lie", path)
+		return u, fmt.Errorf("%s: its filesystem cannot list the extents of files", path)
 	}
 
 	return u, err

@@ -122,7 +122,7 @@ func (c check) do(ctx context.Context, q *HostRequest, empty Report) (Report, er
 	case x := <-done:
 		return x.r, x.err
 	case <-time.After(graceEach):
-		return empty, skip("it did not come to an end: what it looked at does not answer (see check stuck)")
+		return empty, skip("the check hangs: the kernel or a device does not answer (see check stuck)")
 	}
 }
 
@@ -133,8 +133,8 @@ func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
 	all := checks()
 	for _, name := range q.Only {
 		if !slices.ContainsFunc(all, func(c check) bool { return c.name == name }) {
-			return nil, errs.New(errs.Invalid, "doctor", name, "there is no such check").
-				WithHint("%s shows them", errs.Run("doctor", errs.Param("list")))
+			return nil, errs.New(errs.Invalid, "doctor", name, "no such check").
+				WithHint("run %s to list the checks", errs.Run("doctor", errs.Param("list")))
 		}
 	}
 
@@ -148,7 +148,7 @@ func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
 			continue
 		}
 
-		q.Tracker.Start("looking at "+c.title, 0, 0)
+		q.Tracker.Start("checking for "+c.title, 0, 0)
 		r := Report{Check: c.name, Title: c.title, Status: OK, Measured: []Figure{}, Findings: []Finding{}}
 		start := time.Now()
 		r, err := c.do(ctx, &q, r)
@@ -167,7 +167,7 @@ func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
 			}
 			r.Summary = err.Error()
 			if errors.Is(err, context.DeadlineExceeded) {
-				r.Summary = fmt.Sprintf("it took longer than %s: give it more with --time", q.PatienceEach)
+				r.Summary = fmt.Sprintf("the check took longer than %s: allow more with --time", q.PatienceEach)
 			}
 		}
 

@@ -18,24 +18,24 @@ import (
 // kernelChecks look at mounts, loop devices, memory of the kernel, limits, programs.
 func kernelChecks() []check {
 	return []check{
-		{"pool", "a pool whose record cannot be read", poolCheck},
-		{"loop-direct-io", "loop devices that cache in memory what their files' filesystem caches too", loopDirectIO},
-		{"loop-leaks", "loop devices that nothing uses", loopLeaks},
-		{"mount-leaks", "mounts that are left over, in any mount namespace", mountLeaks},
-		{"mount-count", "how many mounts there are, and what they cost", mountCount(mountDefaults)},
-		{"slab", "memory that the kernel keeps inodes and names of files in", slabCheck(slabDefaults)},
-		{"limits", "limits of the kernel that are nearly reached", limitsCheck(0.8)},
-		{"programs", "programs and features of the kernel that are missing", programsCheck},
-		{"clock", "a clock that is wrong or that nothing keeps right", clockCheck},
-		{"dirty-memory", "writes that pile up in memory, and swap where it can hang", dirtyCheck(dirtyDefaults)},
-		{"stuck", "tasks that hang, filesystems that gave up, errors of devices", stuckCheck(stuckPause)},
+		{"pool", "a pool whose catalogue cannot be read", poolCheck},
+		{"loop-direct-io", "loop devices whose data is cached twice", loopDirectIO},
+		{"loop-leaks", "unused loop devices", loopLeaks},
+		{"mount-leaks", "leftover mounts in any mount namespace", mountLeaks},
+		{"mount-count", "large mount tables, and their cost", mountCount(mountDefaults)},
+		{"slab", "kernel memory held by inodes and file names", slabCheck(slabDefaults)},
+		{"limits", "kernel limits that are nearly reached", limitsCheck(0.8)},
+		{"programs", "missing programs and kernel features", programsCheck},
+		{"clock", "a clock that is wrong or not synchronised", clockCheck},
+		{"dirty-memory", "writes that pile up in memory, and swap space that can hang", dirtyCheck(dirtyDefaults)},
+		{"stuck", "hung tasks, failed filesystems and device errors", stuckCheck(stuckPause)},
 	}
 }
 
 // poolCheck says why the rest of the examination does not know the pool.
 func poolCheck(_ context.Context, q *HostRequest, c *Report) error {
 	if q.Pool == nil {
-		return skip("there is no pool on this host")
+		return skip("this host has no pool")
 	}
 
 	c.Measured = append(c.Measured, words("pool", "pool", q.Pool.Dir), words("driver", "driver", q.Pool.Driver),
@@ -43,7 +43,7 @@ func poolCheck(_ context.Context, q *HostRequest, c *Report) error {
 			int64(len(q.Pool.Mounts))))
 	err := q.Pool.Trouble
 	if err == nil {
-		c.Summary = fmt.Sprintf("the record of pool %s can be read", q.Pool.Dir)
+		c.Summary = fmt.Sprintf("the catalogue of pool %s is readable", q.Pool.Dir)
 		return nil
 	}
 
@@ -52,20 +52,19 @@ func poolCheck(_ context.Context, q *HostRequest, c *Report) error {
 		why = e.Err // without what was being done, which people did not ask for
 	}
 
-	c.Summary = fmt.Sprintf("what the pool has is not known: %v", why)
+	c.Summary = fmt.Sprintf("the content of the pool is unknown: %v", why)
 	f := Finding{
 		Code: "pool-unknown", Severity: Warning, Subject: q.Pool.Dir,
-		Title: fmt.Sprintf("what pool %s has cannot be read: %v", q.Pool.Dir, why),
-		Why: "What is attached and mounted of it cannot be compared with what should be, and its goldens were not " +
-			"looked at.",
+		Title: fmt.Sprintf("cannot read the catalogue of pool %s: %v", q.Pool.Dir, why),
+		Why:   "Its attachments and mounts cannot be compared with the catalogue, and its goldens were not checked.",
 	}
 
 	switch errs.KindOf(err) {
 	case errs.Damaged:
 		f.Code, f.Severity = "pool-damaged", Critical
 		f.Do = []Step{
-			{"see what is wrong", []string{"pando --pool " + word(q.Pool.Dir) + " fsck"}},
-			{"a catalogue that cannot be read is made anew from the pool, which loses nothing",
+			{"list what is wrong", []string{"pando --pool " + word(q.Pool.Dir) + " fsck"}},
+			{"rebuild the catalogue from the pool, which loses nothing",
 				[]string{"pando --pool " + word(q.Pool.Dir) + " init --rebuild"}},
 		}
 	default:
@@ -93,7 +92,7 @@ func contained() bool {
 // outside says so, for summaries.
 func outside() string {
 	if contained() {
-		return "; processes outside of this container, and their mounts, cannot be seen"
+		return "; processes outside of this container and their mounts are not visible"
 	}
 	return ""
 }
@@ -114,10 +113,10 @@ func (b blind) String() string {
 	}
 	if len(b) == 1 {
 		for pid := range b {
-			return fmt.Sprintf("; pid %d (%s) could not be looked at", pid, commandOf(pid))
+			return fmt.Sprintf("; pid %d (%s) could not be examined", pid, commandOf(pid))
 		}
 	}
-	return fmt.Sprintf("; %d processes could not be looked at", len(b))
+	return fmt.Sprintf("; %d processes could not be examined", len(b))
 }
 
 // namespaces finds the mount namespaces, and says in words what could not be seen.
@@ -131,7 +130,7 @@ func namespaces(ctx context.Context) ([]mount.Namespace, string, error) {
 		if errors.As(err, &e) && e.Err != nil {
 			return all, "; " + e.Err.Error(), nil
 		}
-		return all, "; some processes could not be looked at", nil
+		return all, "; some processes could not be examined", nil
 	}
 
 	return nil, "", err

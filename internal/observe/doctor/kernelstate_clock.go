@@ -18,7 +18,7 @@ type clockState struct {
 	rtc      time.Time     // of the hardware clock; zero: there is none
 }
 
-// Bits of the kernel's status word: see adjtimex(2).
+// Bits of the kernel's status word, from adjtimex(2).
 const (
 	staUnsync = 0x0040
 	staNano   = 0x2000
@@ -51,8 +51,8 @@ func readClock() clockState {
 	return s
 }
 
-const whyClock = "Stores of remotes refuse requests whose time differs from theirs by more than some minutes (S3: " +
-	"15), certificates seem not yet valid or expired, and volumes with a time to live end too early or too late."
+const whyClock = "Stores of remotes refuse requests whose time differs from theirs by more than a few minutes (S3: " +
+	"15), certificates seem not yet valid or expired, and volumes with a time to live expire too early or too late."
 
 func clockCheck(_ context.Context, _ *HostRequest, c *Report) error {
 	s := readClock()
@@ -71,33 +71,32 @@ func (s clockState) report(c *Report) {
 	}
 
 	c.Measured = append(c.Measured, micro("offset_us", "being corrected", s.offset),
-		micro("max_error_us", "wrong by at most, as the kernel was told", s.maxError))
+		micro("max_error_us", "maximum error, as reported to the kernel", s.maxError))
 	keep := []Step{
-		{"see what keeps the clock, and whether it reaches a server",
+		{"find out which service sets the clock, and whether it reaches a server",
 			[]string{"timedatectl status", "chronyc tracking || ntpq -p"}},
-		{"let something keep it", []string{"timedatectl set-ntp true"}},
-		{Text: "in a virtual machine the host's clock will do: chrony with `refclock PHC /dev/ptp0` takes it (ptp_kvm, " +
-			"hv_utils, AWS, Google Cloud)"},
+		{"synchronise the clock", []string{"timedatectl set-ntp true"}},
+		{Text: "in a virtual machine the clock of the host is good enough: use chrony with `refclock PHC /dev/ptp0` " +
+			"(ptp_kvm, hv_utils, AWS, Google Cloud)"},
 	}
 
 	if y := s.now.UTC().Year(); y < builtYear || y > builtYear+50 {
 		c.find(Finding{Code: "clock-implausible", Severity: Warning,
-			Title: fmt.Sprintf("the clock says that it is the year %d",
+			Title: fmt.Sprintf("the clock is set to the year %d",
 				y), Why: whyClock, Do: append([]Step{{"set it", []string{"date -u -s 'YYYY-MM-DD hh:mm:ss'"}}}, keep...)})
 	}
 
 	if s.kernel == "" && !s.synced {
 		c.find(Finding{
-			Code: "clock-unsynchronised", Severity: Warning, Title: "nothing keeps the clock right: the kernel has it as not " +
-				"synchronised", Why: "It drifts, by some seconds a week or more, in a virtual machine also by jumps when that " +
-				"is paused. " + whyClock,
-			Measured: []Figure{micro("max_error_us", "wrong by at most, as the kernel was told", s.maxError)}, Do: keep,
+			Code: "clock-unsynchronised", Severity: Warning, Title: "the clock is not synchronised", Why: "It drifts by a " +
+				"few seconds a week or more, and jumps when a virtual machine is paused. " + whyClock,
+			Measured: []Figure{micro("max_error_us", "maximum error, as reported to the kernel", s.maxError)}, Do: keep,
 		})
 	}
 
 	if d := s.offset.Abs(); s.kernel == "" && d > 500*time.Millisecond {
 		c.find(Finding{Code: "clock-offset", Severity: Warning,
-			Title: fmt.Sprintf("the clock is wrong by %s, and being corrected",
+			Title: fmt.Sprintf("the clock is off by %s, and is being corrected",
 				d.Round(time.Millisecond)), Why: whyClock, Do: keep[:1]})
 	}
 
@@ -114,15 +113,15 @@ func (s clockState) report(c *Report) {
 		switch {
 		case local:
 			c.find(Finding{Code: "clock-rtc-local", Severity: Note, Title: "the hardware clock seems to be kept in local time",
-				Measured: []Figure{f}, Why: "After a boot the clock is wrong until it is corrected, and by an hour when summer " +
-					"time begins or ends.", Do: []Step{{"keep it in UTC",
+				Measured: []Figure{f}, Why: "After a boot the clock is wrong until it is corrected, and off by an hour when " +
+					"summer time begins or ends.", Do: []Step{{"keep it in UTC",
 					[]string{"timedatectl set-local-rtc 0", "hwclock --systohc --utc"}}}})
 		case diff > 5*time.Minute:
 			c.find(Finding{Code: "clock-rtc", Severity: Warning,
 				Title: fmt.Sprintf("clock and hardware clock differ by %s",
-					diff.Round(time.Second)), Measured: []Figure{f}, Why: "One of them is wrong; at the next boot it is the " +
-					"hardware's that counts until something corrects it. " + whyClock, Do: append(keep[:1:1],
-					Step{"when the clock is right", []string{"hwclock --systohc --utc"}})})
+					diff.Round(time.Second)), Measured: []Figure{f}, Why: "One of them is wrong; after the next boot the system " +
+					"starts with the time of the hardware clock. " + whyClock, Do: append(keep[:1:1],
+					Step{"when the clock is correct, set the hardware clock", []string{"hwclock --systohc --utc"}})})
 		}
 	}
 

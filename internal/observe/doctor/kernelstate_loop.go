@@ -130,9 +130,9 @@ func keepsInMemory(f *os.File) bool {
 	return st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC
 }
 
-const whyBuffered = "What is read through the device is kept in memory twice, by the filesystem on it and by the " +
-	"filesystem of its file, and what is written is copied twice. Writes gather in the lower cache until the kernel " +
-	"flushes them all at once, so that a sync through the device waits for much that is not its own."
+const whyBuffered = "Data read through the device is cached twice, by the filesystem on it and by the filesystem of " +
+	"its file, and written data is copied twice. Writes gather in the lower cache until the kernel flushes them all at " +
+	"once, so a sync through the device waits for data that is not its own."
 
 // loopDirectIO finds loop devices that go through the page cache of their files'
 // filesystems although they need not.
@@ -173,22 +173,24 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Report) error {
 			continue
 		}
 
-		inCache := unknown("cached", "of its file in the page cache", Bytes, "the kernel does not tell")
+		inCache := unknown("cached", "of its file in the page cache", Bytes, "the kernel does not report it")
 		if cachedKnown {
 			inCache = figure("cached", "of its file in the page cache", Bytes, cached)
 		}
 
 		measured := []Figure{words("file", "file", printable(l.file)), figure("size", "size", Bytes, l.SizeBytes), inCache,
-			figure("sector", "sectors of the device", Bytes, int64(l.LogicalBytes)), figure("needed", "that direct I/O needs",
+			figure("sector", "sector size of the device", Bytes, int64(l.LogicalBytes)), figure("needed", "sector size "+
+				"needed for direct I/O",
 				Bytes, int64(align))}
 		switch {
 		case l.LogicalBytes < align:
 			c.find(Finding{
 				Code: "loop-sector", Severity: Note, Subject: l.Path(), Measured: measured,
-				Title: fmt.Sprintf("%s cannot use direct I/O: its sectors are smaller than those below its file", l.Path()),
-				Why:   whyBuffered,
-				Do: []Step{{"when it is not in use: attach it again with larger sectors, if what is on it was made for such (a " +
-					"filesystem with smaller sectors cannot be mounted then)",
+				Title: fmt.Sprintf("%s cannot use direct I/O: its sectors are smaller than those of the disk below its "+
+					"file", l.Path()),
+				Why: whyBuffered,
+				Do: []Step{{"when it is not in use, attach it again with larger sectors, unless its content was made for " +
+					"smaller ones (a filesystem with smaller sectors cannot be mounted then)",
 					[]string{"losetup -d " + l.Path(), fmt.Sprintf("losetup --find --show --direct-io=on --sector-size %d %s", align,
 						word(l.file))}}},
 			})
@@ -201,7 +203,7 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Report) error {
 				Code: "loop-buffered", Severity: Warning, Subject: l.Path(), Measured: measured,
 				Title: fmt.Sprintf("%s does not use direct I/O, although its file's filesystem can", l.Path()),
 				Why:   whyBuffered,
-				Do: []Step{{"switch it over, also while it is mounted; and give whoever attaches it the option --direct-io=on",
+				Do: []Step{{"switch to direct I/O, even while it is mounted; and attach it with --direct-io=on in the future",
 					[]string{"losetup --direct-io=on " + l.Path()}}},
 			})
 		}
@@ -213,7 +215,7 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Report) error {
 			Title: fmt.Sprintf("%s without direct I/O", plural(readOnly, "read-only loop device")),
 			Measured: []Figure{figure("devices", "devices", Count, int64(readOnly)),
 				figure("cached", "of their files in the page cache", Bytes, readOnlyCached)},
-			Why: "What is read through them is kept in memory twice. They write nothing, so that is all it costs.",
+			Why: "Data read through them is cached twice. They write nothing, so there is no other cost.",
 			Do:  []Step{{"if that memory matters", readOnlySteps[:min(len(readOnlySteps), 20)]}},
 		})
 	}
@@ -225,7 +227,7 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Report) error {
 		n    int
 		what string
 	}{{memory, "on files in memory"}, {cannot, "on filesystems without direct I/O"}, {hidden,
-		"whose file has no name here"}} {
+		"whose file is not visible here"}} {
 		if k.n > 0 {
 			c.Summary += fmt.Sprintf(", %d %s", k.n, k.what)
 		}
@@ -365,12 +367,12 @@ func (l loopDevice) inPool(p *PoolFacts) (inside bool, name string) {
 	return below(l.file, real(p.Data)), ""
 }
 
-// loopLeaks finds loop devices that nothing uses. It looks until two looks in a row
+// loopLeaks finds unused loop devices. It looks until two looks in a row
 // agree: between reading one list and the next, devices come and go, and programs that
 // list devices have each of them open for a moment.
 func loopLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 	if !isRoot() {
-		return notRoot("finding out who uses a loop device")
+		return notRoot("finding the users of a loop device")
 	}
 
 	opened, err := findLoopLeaks(ctx, q, c)
@@ -448,19 +450,19 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Report) (opened bool,
 		case l.deleted:
 			f.Code, f.Severity = "loop-deleted", Warning
 			f.Title = fmt.Sprintf("%s is attached to a file that has been deleted", l.Path())
-			f.Why = "The space of the file returns only when the device is detached, and no list of files shows it."
-			f.Do = []Step{{"its content is still there: copy it, if it is needed",
+			f.Why = "The space of the file is freed only when the device is detached, and no list of files shows it."
+			f.Do = []Step{{"copy its content if you need it",
 				[]string{"dd if=" + l.Path() + " of=FILE bs=1M conv=sparse"}}, {"detach it", detach}}
 		case inside && volume == "":
 			f.Code, f.Severity = "loop-lost", Warning
-			f.Title = fmt.Sprintf("%s is attached to an image of Pando's pool, and no volume has it", l.Path())
-			f.Why = "What the image belongs to cannot be attached again or destroyed while it is there."
-			f.Do = []Step{{"let Pando find out what it is",
+			f.Title = fmt.Sprintf("%s is attached to an image of the pool, but belongs to no volume", l.Path())
+			f.Why = "Nothing can attach or destroy the image's object while the device exists."
+			f.Do = []Step{{"let Pando clean up and check the pool",
 				[]string{"pando --pool " + word(q.Pool.Dir) + " gc",
-					"pando --pool " + word(q.Pool.Dir) + " fsck"}}, {"if it stays", detach}}
+					"pando --pool " + word(q.Pool.Dir) + " fsck"}}, {"if it remains, detach it", detach}}
 			if q.Pool.Working > 0 {
 				f.Severity = Note
-				f.Why += fmt.Sprintf(" But commands are at work on %s, and it may be theirs.", plural(q.Pool.Working, "thing"))
+				f.Why += fmt.Sprintf(" But commands are working on %s, which it may belong to.", plural(q.Pool.Working, "object"))
 			}
 		case volume != "":
 			used++ // a raw volume need not be open all the time
@@ -471,9 +473,8 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Report) (opened bool,
 		default:
 			f.Code, f.Severity = "loop-unused", Note
 			f.Title = fmt.Sprintf("%s is attached, but nothing mounts it or has it open", l.Path())
-			f.Why = "Whoever attached it may have forgotten it: its file cannot be replaced safely, and deleting it frees no " +
-				"space."
-			f.Do = []Step{{"if nobody needs it any more", detach}}
+			f.Why = "It may have been forgotten: its file cannot be replaced safely, and deleting the file frees no space."
+			f.Do = []Step{{"if it is no longer needed, detach it", detach}}
 		}
 
 		c.find(f)
@@ -481,7 +482,7 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Report) (opened bool,
 
 	c.Measured = append(c.Measured, figure("loops", "loop devices attached", Count, int64(len(loops))),
 		figure("used", "in use", Count, int64(used)),
-		figure("namespaces", "mount namespaces looked at", Count, int64(len(spaces))))
+		figure("namespaces", "mount namespaces examined", Count, int64(len(spaces))))
 	c.Summary = fmt.Sprintf("%d of %s in use, by the mounts of %s and the open files of all processes%s", used,
 		plural(len(loops), "loop device"), plural(len(spaces), "mount namespace"), unseen)
 	if unseen.String() == "" {

@@ -92,14 +92,15 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Report) 
 		vm, mem := vmstat(), meminfo()
 		threshold, background := vm["nr_dirty_threshold"]*page, vm["nr_dirty_background_threshold"]*page
 		if threshold == 0 {
-			return skip("/proc/vmstat does not say when writes are throttled")
+			return skip("/proc/vmstat does not show the thresholds of writeback")
 		}
 
 		now := mem["Dirty"] + mem["Writeback"]
 		c.Measured = append(c.Measured,
 			figure("dirty", "written but not on disk, now", Bytes, now), figure("background",
-				"the kernel begins to write it out at", Bytes, background),
-			figure("threshold", "and makes writers wait at", Bytes, threshold), known("share", "that is, of memory", Percent,
+				"writeback starts at", Bytes, background),
+			figure("threshold", "writers are throttled at", Bytes, threshold), known("share", "that is, in percent of "+
+				"memory", Percent,
 				100*float64(threshold)/float64(max(mem["MemTotal"], 1)), 100*float64(threshold)/float64(max(mem["MemTotal"], 1))))
 
 		devices, err := blockdev.List()
@@ -114,11 +115,12 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Report) 
 			}
 
 			seconds := float64(threshold) / rate
-			measured := []Figure{figure("rate", "it writes a second while busy, at least", Bytes,
+			measured := []Figure{figure("rate", "write rate while busy, bytes per second, at least", Bytes,
 				int64(rate)).noted("on average since the boot, reads included"),
 				figure("threshold", "that may be dirty", Bytes, threshold), known("seconds", "seconds to write that, at most",
 					Count, seconds, seconds)}
-			c.Measured = append(c.Measured, figure("rate_"+d.Name, d.Name+" writes a second while busy, at least", Bytes,
+			c.Measured = append(c.Measured, figure("rate_"+d.Name, d.Name+" write rate while busy, bytes per second, at "+
+				"least", Bytes,
 				int64(rate)))
 			if seconds <= t.flush.Seconds() {
 				continue
@@ -127,55 +129,55 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Report) 
 			want := max(int64(rate*2), 64<<20)
 			c.find(Finding{
 				Code: "dirty-threshold", Severity: Note, Subject: d.Path(), Measured: measured,
-				Title: fmt.Sprintf("%s may gather in memory before writers wait: up to %.0f seconds of %s's work", mib(threshold),
+				Title: fmt.Sprintf("up to %s of dirty data may gather in memory: %.0f seconds of writing for %s", mib(threshold),
 					seconds, d.Path()),
-				Why: "A sync, an unmount or a reboot then waits until all of it is written that is ahead in the queue; " +
-					"writers that reach the threshold are stopped until it is lower.",
-				Do: []Step{{"let it begin sooner, and bound it by what the disk writes in a few seconds; watch throughput " +
-					"afterwards, for programs that overwrite the same data profit from a large one",
+				Why: "A sync, an unmount or a reboot then waits until everything ahead of it in the queue is written; writers " +
+					"that reach the threshold wait until the amount is below it.",
+				Do: []Step{{"start writeback sooner, and limit dirty data to what the disk writes in a few seconds; check the " +
+					"throughput afterwards, because programs that overwrite the same data benefit from a high limit",
 					[]string{fmt.Sprintf("sysctl -w vm.dirty_background_bytes=%d vm.dirty_bytes=%d", want/4, want)}}},
 			})
 		}
 
 		if share := float64(now) / float64(threshold); share > t.throttle {
 			c.find(Finding{
-				Code: "dirty-throttling", Severity: Warning, Title: fmt.Sprintf("%.0f %% of what may be dirty is dirty now: "+
-					"writers are being slowed down", 100*share), Measured: c.Measured[:3:3],
-				Why: "From half way between both marks on the kernel stops each writer for a while at each write.",
-				Do:  []Step{{"see who writes, and what the disk does", []string{"pando diagnose PATH"}}},
+				Code: "dirty-throttling", Severity: Warning, Title: fmt.Sprintf("dirty data has reached %.0f %% of its limit: "+
+					"writers are being throttled", 100*share), Measured: c.Measured[:3:3],
+				Why: "Beyond the middle of the two thresholds, the kernel delays each writer at each write.",
+				Do:  []Step{{"find out which programs write, and how busy the disk is", []string{"pando diagnose PATH"}}},
 			})
 		}
 
 		io, memory := parsePressure(readText("/proc/pressure/io")), parsePressure(readText("/proc/pressure/memory"))
 		pressed := func(code, what string, p pressure, most float64, do Step) {
 			if !p.known {
-				c.Measured = append(c.Measured, unknown(code, "waiting for "+what, Percent, "the kernel does not tell (psi)"))
+				c.Measured = append(c.Measured, unknown(code, "waiting for "+what, Percent, "the kernel does not report it (PSI)"))
 				return
 			}
 
-			f := []Figure{known(code+"_some", "of the last minute some task waited for "+what, Percent, p.some, p.some),
+			f := []Figure{known(code+"_some", "of the last minute, some task waited for "+what, Percent, p.some, p.some),
 				known(code+"_full", "and all tasks", Percent, p.full, p.full)}
 			c.Measured = append(c.Measured, f...)
 			if p.full > most {
 				c.find(Finding{Code: code, Severity: Warning,
-					Title: fmt.Sprintf("in %.0f %% of the last minute nothing went on, for all waited for %s", p.full,
+					Title: fmt.Sprintf("all tasks waited for %[2]s during %.0[1]f %% of the last minute", p.full,
 						what), Measured: f,
-					Why: "What is measured or benchmarked now says more about this than about what it is to say.", Do: []Step{do}})
+					Why: "Benchmarks and measurements made now mostly show this pressure.", Do: []Step{do}})
 			}
 		}
 
 		pressed("io-pressure", "I/O", io, t.ioFull,
-			Step{"see what the disks do, and for whom", []string{"pando diagnose PATH"}})
+			Step{"find out what the disks do, and for which programs", []string{"pando diagnose PATH"}})
 		pressed("memory-pressure", "memory", memory, t.memFull,
-			Step{"see which cgroups press",
+			Step{"find the cgroups that cause the pressure",
 				[]string{"find /sys/fs/cgroup -name memory.pressure | xargs grep -H full | sort -t= -k3 -rn | head"}})
 		spaces := swaps()
 		for _, s := range spaces {
 			swapFinding(ctx, c, s)
 		}
 
-		c.Summary = fmt.Sprintf("%s of %s that may be dirty is dirty; all tasks waited for I/O in %.1f %% of the last "+
-			"minute; %s", mib(now), mib(threshold), io.full, plural(len(spaces), "swap space"))
+		c.Summary = fmt.Sprintf("%s of dirty data, of at most %s; all tasks waited for I/O in %.1f %% of the last minute; "+
+			"%s", mib(now), mib(threshold), io.full, plural(len(spaces), "swap space"))
 		return nil
 	}
 }
@@ -212,9 +214,9 @@ func swapFinding(ctx context.Context, c *Report, s swapSpace) {
 			Code: "swap-on-volume", Severity: Warning, Subject: s.path,
 			Title:    fmt.Sprintf("swap space %s lies on %s", printable(s.path), what),
 			Measured: []Figure{figure("size", "size", Bytes, s.size), figure("used", "in use", Bytes, s.used)},
-			Why: "To write there the kernel needs memory for what is in between, and it swaps because it has none: " +
-				"under pressure the host can hang for good.",
-			Do: []Step{{"take it away, and swap to a partition, a file on the disk's own filesystem, or zram",
+			Why: "To write there, the kernel needs memory for the layers in between, and it swaps because it has none: under " +
+				"pressure the host can hang for good.",
+			Do: []Step{{"remove it, and swap to a partition, a file on the disk's own filesystem, or zram",
 				[]string{"swapoff " + word(s.path)}}},
 		})
 

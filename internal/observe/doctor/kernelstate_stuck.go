@@ -115,21 +115,22 @@ func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Report
 		}
 
 		if n, ok := sysctl("kernel.hung_task_detect_count"); ok {
-			f := figure("hung", "tasks that the kernel found hanging since the boot", Count, n)
+			f := figure("hung", "hung tasks detected by the kernel since the boot", Count, n)
 			c.Measured = append(c.Measured, f)
 			if n > 0 {
 				limit, _ := sysctl("kernel.hung_task_timeout_secs")
 				c.find(Finding{Code: "hung-tasks", Severity: Warning,
-					Title: fmt.Sprintf("the kernel found a task hanging for more than %d seconds, %d times since the boot", limit,
+					Title: fmt.Sprintf("the kernel detected %[2]d tasks that hung for more than %[1]d seconds since the boot", limit,
 						n), Measured: []Figure{f},
-					Why: "Something did not answer for minutes: a disk, a server, or a lock that was never released.", Do: []Step{{"see where", []string{"dmesg | grep -A 20 'blocked for more than'"}}}})
+					Why: "A disk or a server did not answer for minutes, or a lock was never released.", Do: []Step{{"find out " +
+						"where they hung", []string{"dmesg | grep -A 20 'blocked for more than'"}}}})
 			}
 		}
 
-		c.Measured = append(c.Measured, figure("waiting", "tasks that cannot be interrupted, at one moment", Count,
-			int64(len(first))), figure("stuck", fmt.Sprintf("that did nothing for %s", pause), Count, int64(stuck)),
-			figure("kernel_threads", "and threads of the kernel", Count, int64(kernelThreads)))
-		c.Summary = fmt.Sprintf("%s without a sign of life for %s; filesystems and the kernel's log looked at",
+		c.Measured = append(c.Measured, figure("waiting", "uninterruptible tasks at one moment", Count,
+			int64(len(first))), figure("stuck", fmt.Sprintf("without progress for %s", pause), Count, int64(stuck)),
+			figure("kernel_threads", "and kernel threads", Count, int64(kernelThreads)))
+		c.Summary = fmt.Sprintf("%s without progress for %s; checked filesystems and the kernel's log",
 			plural(stuck, "task"), pause)
 		return nil
 	}
@@ -140,11 +141,10 @@ func stuckTask(w waiting, pause time.Duration) Finding {
 	base := fmt.Sprintf("/proc/%d/task/%d", w.pid, w.tid)
 	f := Finding{
 		Code: "task-stuck", Severity: Warning, Subject: fmt.Sprintf("pid %d", w.pid),
-		Title: fmt.Sprintf("pid %d (%s) waits for the kernel without a sign of life for at least %s", w.pid,
+		Title: fmt.Sprintf("pid %d (%s) has been stuck in the kernel for at least %s", w.pid,
 			commandOf(w.pid), pause),
 		Measured: []Figure{},
-		Why: "It can be neither interrupted nor killed until what it waits for happens. What it holds (locks, " +
-			"mounts, devices) stays held.",
+		Why:      "It can be neither interrupted nor killed while it waits, and keeps its locks, mounts and devices.",
 	}
 
 	stack := readText(base + "/stack")
@@ -185,13 +185,13 @@ func stuckTask(w waiting, pause time.Duration) Finding {
 			if point != "" {
 				f.Subject, target = point, word(point)
 			}
-			f.Do = append(f.Do, Step{"if no snapshot or backup is being made that thaws it by itself: thaw it",
+			f.Do = append(f.Do, Step{"thaw it, unless a snapshot or backup in progress will do so",
 				[]string{"fsfreeze --unfreeze " + target}})
 			break
 		}
 	}
 
-	f.Do = append(f.Do, Step{"see what else waits, and for what",
+	f.Do = append(f.Do, Step{"list other waiting tasks, and what they wait for",
 		[]string{"ps -eo pid,stat,wchan:32,args | awk '$2 ~ /D/'", "dmesg | tail -50"}})
 	return f
 }
@@ -247,26 +247,25 @@ func failedFilesystems(ctx context.Context, c *Report) error {
 				Severity: Critical, Subject: m.Point,
 				Measured: []Figure{words("fs", "filesystem", m.FSType+" of "+printable(m.Source)),
 					words("options", "options", m.Options+" / "+m.Super)},
-				Do: []Step{{"find out why: the first message counts",
+				Do: []Step{{"find out why: the first message is the cause",
 					[]string{"dmesg | grep -i " + word(filepath.Base(m.Source))}}, {Text: "unmount it, check it with the " +
-					"filesystem's own tool (e2fsck, xfs_repair, btrfs check), and look whether its device is well; then mount it " +
-					"again"}},
+					"filesystem's own tool (e2fsck, xfs_repair, btrfs check), check its device, then mount it again"}},
 			}
 
 			switch {
 			case m.Has("shutdown") || m.Has("emergency_ro"):
 				f.Code, f.Title = "filesystem-shutdown", fmt.Sprintf("the filesystem at %s%s has shut itself down after an error",
 					printable(m.Point), where(n))
-				f.Why = "It takes no more writes; what was not on disk yet may be lost."
+				f.Why = "It accepts no more writes; data that was not on disk yet may be lost."
 			case hasOption(m.Super, "ro") && hasOption(m.Options, "rw") && !alwaysReadOnly[m.FSType]:
-				f.Code, f.Title = "filesystem-readonly", fmt.Sprintf("the filesystem at %s%s was mounted for writing and has "+
-					"gone over to reading only", printable(m.Point), where(n))
-				f.Why = "So filesystems do that find an error in themselves or below. Nothing can be written any more, and what " +
-					"was not on disk yet may be lost."
+				f.Code, f.Title = "filesystem-readonly", fmt.Sprintf("the filesystem at %s%s was mounted read-write and has "+
+					"become read-only", printable(m.Point), where(n))
+				f.Why = "Filesystems become read-only after an error in themselves or in the device below. Nothing can be " +
+					"written any more, and data that was not on disk yet may be lost."
 			case m.FSType == "xfs" && xfsDown(ctx, n, m):
 				f.Code, f.Title = "filesystem-shutdown", fmt.Sprintf("the XFS at %s%s has shut itself down after an error",
 					printable(m.Point), where(n))
-				f.Why = "Every access fails; what was not on disk yet may be lost."
+				f.Why = "Every access fails; data that was not on disk yet may be lost."
 			default:
 				continue
 			}
@@ -383,7 +382,7 @@ func ioErrors(c *Report) {
 	found, err := readKernelLog()
 	if err != nil {
 		c.Measured = append(c.Measured, unknown("io_errors", "devices with errors in the kernel's log", Count,
-			"only root may read it"))
+			"only root can read it"))
 		return
 	}
 
@@ -412,15 +411,14 @@ func ioErrors(c *Report) {
 		f := Finding{
 			Code: "io-errors", Severity: Note, Subject: "/dev/" + name, Title: fmt.Sprintf("the kernel reported %s of /dev/%s",
 				plural(e.count, "I/O error"), name),
-			Measured: []Figure{figure("errors", "in what is left of its log", Count, int64(e.count)),
+			Measured: []Figure{figure("errors", "in the kernel's log", Count, int64(e.count)),
 				words("last", "the last, "+age.Round(time.Second).String()+" ago", e.line)},
-			Why: "What could not be read is lost or late; what could not be written is lost, unless something above has " +
-				"a second copy.",
-			Do: []Step{{"see what the device says of itself", []string{"smartctl -a /dev/" + name}}},
+			Why: "Failed reads are lost or late; failed writes are lost, unless a layer above has a second copy.",
+			Do:  []Step{{"read the device's own error log", []string{"smartctl -a /dev/" + name}}},
 		}
 
 		if strings.HasPrefix(name, "loop") {
-			f.Do = []Step{{"see whether the file behind it was cut short, or its filesystem is full or has errors",
+			f.Do = []Step{{"check whether the file behind it was truncated, or its filesystem is full or has errors",
 				[]string{"losetup -l /dev/" + name, "dmesg | tail -50"}}}
 		}
 

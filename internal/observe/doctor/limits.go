@@ -30,8 +30,8 @@ type limit struct {
 // raise is the step that doubles a setting of the kernel.
 func raise(name string, to int64) []Step {
 	return []Step{
-		{"find out who uses so many first: a leak fills any limit", nil},
-		{"raise it, now and after a reboot", []string{fmt.Sprintf("sysctl -w %s=%d", name, to),
+		{"first find out which program uses so many: a leak exhausts any limit", nil},
+		{"raise the limit, now and after a reboot", []string{fmt.Sprintf("sysctl -w %s=%d", name, to),
 			fmt.Sprintf("echo '%s = %d' > /etc/sysctl.d/90-%s.conf", name, to, strings.ReplaceAll(name, ".", "-"))}},
 	}
 }
@@ -89,10 +89,10 @@ func limitsCheck(share float64) func(context.Context, *HostRequest, *Report) err
 		}
 
 		loopNodes(q, c)
-		c.Summary = fmt.Sprintf("%d limits looked at; the nearest is %s", len(all),
+		c.Summary = fmt.Sprintf("checked %d limits; the nearest is %s", len(all),
 			worst.name()) + fmt.Sprintf(" with %d of %d in use%s", worst.used, worst.max, unseen)
 		if !isRoot() {
-			c.Summary += "; of other users' processes nothing is known without root"
+			c.Summary += "; processes of other users are not visible without root"
 		}
 
 		return nil
@@ -119,26 +119,25 @@ func systemLimits() []limit {
 	if len(files) == 3 {
 		used, err := strconv.ParseInt(files[0], 10, 64)
 		add("limit-files", "open files of the host", used, err == nil, "fs.file-max",
-			"When it is reached nobody but root can open a file, anywhere.")
+			"When it is reached, only root can open files.")
 	}
 
 	aio, ok := sysctl("fs.aio-nr")
 	add("limit-aio", "asynchronous I/O requests set up", aio, ok, "fs.aio-max-nr",
-		"When it is reached databases and fio cannot set up asynchronous I/O (EAGAIN), or go over to slower ways without "+
-			"a word.")
+		"When it is reached, databases and fio cannot set up asynchronous I/O (EAGAIN), or silently use slower methods.")
 
 	// running/existing tasks
 	if f := strings.Fields(readText("/proc/loadavg")); len(f) > 3 {
 		_, n, _ := strings.Cut(f[3], "/")
 		tasks, err := strconv.ParseInt(n, 10, 64)
-		const why = "When it is reached no process or thread can be started."
+		const why = "When it is reached, no process or thread can be started."
 		add("limit-pids", "numbers of processes and threads", tasks, err == nil, "kernel.pid_max", why)
 		add("limit-threads", "processes and threads", tasks, err == nil, "kernel.threads-max", why)
 	}
 
 	if table, err := mount.Table("self"); err == nil {
 		add("limit-mounts", "mounts of this namespace", int64(len(table)), true, "fs.mount-max",
-			"When it is reached nothing can be mounted (ENOSPC), and no container started that copies the mounts.")
+			"When it is reached, nothing can be mounted (ENOSPC), and containers, which copy the mounts, cannot start.")
 	}
 
 	return out
@@ -167,18 +166,20 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 		if top := openFilesLimit(base); top > 0 {
 			out = append(out, limit{
 				code: "limit-open-files", label: "open files", subject: who, used: int64(len(fds)), max: top,
-				why: "When it is reached the process cannot open files or connections any more (EMFILE).",
-				do: []Step{{"see what it has open, and whether that grows",
+				why: "When it is reached, the process cannot open files or connections any more (EMFILE).",
+				do: []Step{{"list its open files, and check whether their number grows",
 					[]string{fmt.Sprintf("ls -l /proc/%d/fd | tail -20",
-						pid)}}, {"raise it for the running process", []string{fmt.Sprintf("prlimit --pid %d --nofile=%d", pid, 2*top)}}},
+						pid)}}, {"raise the limit of the running process", []string{fmt.Sprintf("prlimit --pid %d "+
+					"--nofile=%d", pid, 2*top)}}},
 			})
 		}
 
 		if n := mappings(base); n > 0 && mapCount > 0 {
 			out = append(out, limit{
 				code: "limit-maps", label: "memory mappings", subject: who, used: n, max: mapCount,
-				why: "When it is reached the process cannot map files or get memory any more (ENOMEM), although there is some.",
-				do:  raise("vm.max_map_count", 2*mapCount),
+				why: "When it is reached, the process cannot map files or allocate memory any more (ENOMEM), even if memory is " +
+					"free.",
+				do: raise("vm.max_map_count", 2*mapCount),
 			})
 		}
 
@@ -217,13 +218,13 @@ func inotifyLimits(instances map[int][]inotifyFile) (out []limit) {
 		}
 
 		who := fmt.Sprintf("uid %d", uid)
-		find := Step{"see whose they are",
+		find := Step{"find the processes that have them",
 			[]string{"find /proc/[0-9]*/fd -lname anon_inode:inotify 2>/dev/null | cut -d/ -f3 | sort | uniq -c | sort -rn | " +
 				"head"}}
 		if ok1 {
 			out = append(out, limit{code: "limit-inotify-instances", label: "inotify instances", subject: who,
 				used: int64(len(all)), max: maxInstances,
-				why: "When it is reached `tail -f`, containers, build tools and editors of this user fail with \"too many open " +
+				why: "When it is reached, `tail -f`, containers, build tools and editors of this user fail with \"too many open " +
 					"files\".",
 				do: append([]Step{find}, raise("fs.inotify.max_user_instances", 4*maxInstances)[1:]...)})
 		}
@@ -231,8 +232,8 @@ func inotifyLimits(instances map[int][]inotifyFile) (out []limit) {
 		if ok2 {
 			out = append(out, limit{code: "limit-inotify-watches", label: "inotify watches", subject: who, used: watches,
 				max: maxWatches,
-				why: "When it is reached nothing more can be watched (\"no space left on device\"). Each clone that is watched " +
-					"as a whole takes one for each directory.",
+				why: "When it is reached, nothing more can be watched (\"no space left on device\"). A watched clone takes one " +
+					"for each directory.",
 				do: append([]Step{find}, raise("fs.inotify.max_user_watches", 2*maxWatches)[1:]...)})
 		}
 	}
@@ -318,20 +319,21 @@ func loopNodes(q *HostRequest, c *Report) {
 	found, _ := filepath.Glob("/sys/block/loop*")
 	c.Measured = append(c.Measured, figure("loop_devices", "loop devices", Count, int64(len(found))))
 	if n, ok := readNumber("/sys/module/loop/parameters/max_loop"); ok && n > 0 {
-		c.Measured = append(c.Measured, figure("max_loop", "loop devices made beforehand (max_loop)", Count,
-			n).noted("more are made when they are asked for"))
+		c.Measured = append(c.Measured, figure("max_loop", "loop devices created at boot (max_loop)", Count,
+			n).noted("more are created on demand"))
 	}
 
 	if len(found) == 0 {
 		return // the kernel may have no loop devices: see programs
 	}
 
-	const why = "The kernel has or makes the device, but whoever asks for it does not find its file. So it is in " +
-		"containers that do not share the host's /dev."
+	const why = "The kernel has the device, but programs cannot find its file. This is common in containers that do " +
+		"not share the host's /dev."
 	if _, err := os.Stat("/dev/loop-control"); errors.Is(err, fs.ErrNotExist) {
 		c.find(Finding{Code: "loop-control-missing", Severity: severity,
-			Title: "/dev/loop-control is missing: no loop device can be made", Why: why,
-			Do: []Step{{"make it; in a container, share the host's /dev", []string{"mknod -m 660 /dev/loop-control c 10 237"}}}})
+			Title: "/dev/loop-control is missing: no loop device can be created", Why: why,
+			Do: []Step{{"create it; in a container, share the host's /dev", []string{"mknod -m 660 /dev/loop-control c 10 " +
+				"237"}}}})
 	}
 
 	var missing, commands []string
@@ -348,7 +350,7 @@ func loopNodes(q *HostRequest, c *Report) {
 		c.find(Finding{Code: "loop-nodes-missing", Severity: severity, Why: why,
 			Title:    fmt.Sprintf("%s have no file in /dev, e.g. %s", plural(len(missing), "loop device"), missing[0]),
 			Measured: []Figure{figure("missing", "missing", Count, int64(len(missing)))},
-			Do:       []Step{{"make them; in a container, share the host's /dev", commands[:min(len(commands), maxNamed)]}}})
+			Do:       []Step{{"create them; in a container, share the host's /dev", commands[:min(len(commands), maxNamed)]}}})
 	}
 }
 

@@ -92,14 +92,14 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 			if lost {
 				f := Finding{
 					Code: "mount-lost", Severity: Warning, Subject: m.Point, Measured: measured,
-					Title: fmt.Sprintf("something of Pando's pool is mounted at %s%s, and no volume is attached there",
+					Title: fmt.Sprintf("an object of the pool is mounted at %s%s, but no volume is attached there",
 						printable(m.Point), where(n)),
-					Why: "What it belongs to cannot be attached elsewhere, destroyed, or its space returned, while it is mounted.",
+					Why: "The object cannot be attached elsewhere or destroyed, and its space cannot be freed, while it is mounted.",
 					Do:  steps,
 				}
 				if q.Pool.Working > 0 {
 					f.Severity = Note
-					f.Why += fmt.Sprintf(" But commands are at work on %s, and it may be theirs.", plural(q.Pool.Working, "thing"))
+					f.Why += fmt.Sprintf(" But commands are working on %s, which it may belong to.", plural(q.Pool.Working, "object"))
 				}
 				find(f)
 			} else {
@@ -107,10 +107,9 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 					Code: "mount-deleted-image", Severity: Warning, Subject: m.Point,
 					Measured: append(measured, words("file", "image", printable(l.file)+" (deleted)"),
 						figure("size", "size", Bytes, l.SizeBytes)),
-					Title: fmt.Sprintf("the image that is mounted at %s%s has been deleted", printable(m.Point), where(n)),
-					Why: "It takes its space until it is unmounted, no list of files shows it, and with the mount its content " +
-						"is gone.",
-					Do: append([]Step{{Text: "copy out what is still needed"}}, steps...),
+					Title: fmt.Sprintf("the image mounted at %s%s has been deleted", printable(m.Point), where(n)),
+					Why:   "It takes space until it is unmounted, no list of files shows it, and its content is lost with the mount.",
+					Do:    append([]Step{{Text: "copy the files you still need"}}, steps...),
 				})
 			}
 		}
@@ -122,11 +121,11 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 	}
 
 	c.Measured = append(c.Measured, figure("namespaces", "mount namespaces", Count, int64(len(spaces))),
-		figure("kept", "of them without a process", Count, int64(kept)), figure("mounts", "mounts in all", Count,
+		figure("kept", "of them without processes", Count, int64(kept)), figure("mounts", "mounts in all", Count,
 			int64(total)))
-	c.Summary = fmt.Sprintf("%s in %s looked at", plural(total, "mount"), plural(len(spaces), "mount namespace"))
+	c.Summary = fmt.Sprintf("checked %s in %s", plural(total, "mount"), plural(len(spaces), "mount namespace"))
 	if q.Pool != nil && q.Pool.Trouble != nil {
-		c.Summary += "; the pool's own could not be told from others'"
+		c.Summary += "; the pool's own mounts could not be identified"
 	}
 
 	c.Summary += missed + outside()
@@ -137,10 +136,9 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 func keptNamespace(n mount.Namespace) Finding {
 	f := Finding{
 		Code: "namespace-kept", Severity: Note, Subject: fmt.Sprintf("mnt:[%d]", n.ID),
-		Title:    fmt.Sprintf("a mount namespace in which no process lives is kept, with %s", plural(len(n.Table), "mount")),
+		Title:    fmt.Sprintf("a mount namespace without processes is kept, with %s", plural(len(n.Table), "mount")),
 		Measured: []Figure{figure("mounts", "mounts", Count, int64(len(n.Table)))},
-		Why: "Filesystems that are mounted there stay in use, with their devices, though `mount` and `fuser` show " +
-			"nothing.",
+		Why:      "Filesystems mounted there, and their devices, stay in use, although `mount` and `fuser` show nothing.",
 	}
 
 	var unmount []string
@@ -152,9 +150,9 @@ func keptNamespace(n mount.Namespace) Finding {
 	}
 
 	if len(unmount) > 0 {
-		f.Do = []Step{{"if nobody needs it: it ends when nothing keeps it any more", unmount}}
+		f.Do = []Step{{"if it is not needed, unmount the files that keep it", unmount}}
 	} else {
-		f.Do = []Step{{Text: "if nobody needs it: end the process that has it open"}}
+		f.Do = []Step{{Text: "if it is not needed, end the process that has it open"}}
 	}
 
 	return f
@@ -171,13 +169,14 @@ func unmountSteps(ctx context.Context, n mount.Namespace, m mount.Entry) []Step 
 	}
 
 	if cmd := inside(n, "umount "+word(m.Point)); cmd != "" {
-		steps = append(steps, Step{"unmount it there", []string{cmd}})
+		steps = append(steps, Step{"unmount it", []string{cmd}})
 	}
 
 	if !n.Own && len(n.Processes) > 0 {
 		p := n.Processes[0]
 		steps = append(steps,
-			Step{fmt.Sprintf("or end what lives there, if it is not needed any more (%s in all)", plural(n.Living, "process")),
+			Step{fmt.Sprintf("or end the processes there, if they are no longer needed (%s in "+
+				"all)", plural(n.Living, "process")),
 				[]string{fmt.Sprintf("ps -f -p %d", p.PID)}})
 	}
 
@@ -337,9 +336,9 @@ func mountTmpfs(at string) error {
 	return nil
 }
 
-const whyMounts = "Each container, sandbox and `unshare -m` copies all mounts of its namespace, and takes them away " +
-	"again; systemd, and each `mount` and `df`, reads the whole table, systemd at every change of it. With some ten " +
-	"thousands that has made jobs ten times slower."
+const whyMounts = "Each container, sandbox and `unshare -m` copies all mounts of its namespace, and removes them " +
+	"again; each `mount` and `df` reads the whole table, and systemd reads it at every change. With tens of thousands " +
+	"of mounts, jobs became ten times slower."
 
 // mountCount counts the mounts of all namespaces and measures what they cost.
 func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Report) error {
@@ -356,7 +355,7 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Report) 
 				return errors.Join(err, terr)
 			}
 			spaces, missed = []mount.Namespace{{Own: true,
-				Table: table}}, "; only this process's mounts can be seen without root"
+				Table: table}}, "; only the mounts of this process are visible without root"
 		}
 
 		cost := measureMounts()
@@ -379,7 +378,7 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Report) 
 
 			if len(n.Shared) > 0 {
 				f.Measured = append(f.Measured, figure("shared", "of them shared", Count,
-					int64(len(n.Shared))).noted("a mount there is made in each namespace that shares it"))
+					int64(len(n.Shared))).noted("a mount there appears in each namespace that shares it"))
 			}
 
 			f.Measured = append(f.Measured, mountKinds(n.Table)...)
@@ -391,11 +390,11 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Report) 
 			}
 
 			f.Do = []Step{
-				{"see what they are",
+				{"list them by type and source",
 					[]string{strings.TrimSpace(inside(n,
 						"findmnt -rn -o FSTYPE,SOURCE")) + " | cut -d/ -f1-4 | sort | uniq -c | sort -rn | head"}},
-				{Text: "unmount what is idle: a dataset, subvolume or volume need not be mounted to exist (`pando umount " +
-					"VOLUME`; of ZFS `zfs set canmount=noauto DATASET`)"},
+				{Text: "unmount idle filesystems: datasets, subvolumes and volumes exist without being mounted (`pando umount " +
+					"VOLUME`; on ZFS `zfs set canmount=noauto DATASET`)"},
 			}
 
 			c.find(f)
@@ -405,7 +404,7 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Report) 
 			c.find(Finding{
 				Code: "mounts-slow", Severity: Warning, Measured: measured, Why: whyMounts,
 				Title: fmt.Sprintf("the %d mounts of this namespace are slow to read or to copy", most),
-				Do: []Step{{"see whether something holds the lock of all mounts",
+				Do: []Step{{"check whether a process holds the mount lock",
 					[]string{"cat /proc/pressure/cpu", "ps -eo pid,stat,wchan:32,comm | grep -w D"}}},
 			})
 		}
@@ -413,7 +412,8 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Report) 
 		c.Measured = append(c.Measured, figure("namespaces", "mount namespaces", Count, int64(len(spaces))),
 			figure("mounts", "mounts in all", Count, int64(total)), figure("most", "in one", Count, int64(most)))
 		c.Measured = append(c.Measured, measured...)
-		c.Summary = fmt.Sprintf("%s in %s, at most %d in one; reading the own table takes %s, copying it for a container %s",
+		c.Summary = fmt.Sprintf("%s in %s, at most %d in one; reading the mount table takes %s, copying it for a "+
+			"container %s",
 			plural(total, "mount"), plural(len(spaces), "namespace"), most,
 			cost.read.Round(time.Microsecond), durationOr(cost.copy, cost.copyErr)) + missed
 		return nil
@@ -422,7 +422,7 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Report) 
 
 func durationOr(d time.Duration, err error) string {
 	if err != nil {
-		return fmt.Sprintf("is not known (%v)", err)
+		return fmt.Sprintf("is unknown (%v)", err)
 	}
 	return d.Round(time.Microsecond).String()
 }

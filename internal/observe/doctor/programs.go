@@ -70,15 +70,15 @@ var programs = []program{
 	{"resize2fs", "clones that are larger than their golden", "e2fsprogs", onImages},
 	{"mkfs.xfs", "loop-backed pools, and XFS inside images", "xfsprogs", onLoop},
 	{"xfs_repair", "checking XFS inside images: `pando fsck`", "xfsprogs", nil},
-	{"mkfs.btrfs", "making a btrfs for a pool", "btrfs-progs", nil},
-	{"btrfs", "looking at a btrfs and its qgroups", "btrfs-progs", nil},
+	{"mkfs.btrfs", "creating a btrfs for a pool", "btrfs-progs", nil},
+	{"btrfs", "inspecting a btrfs and its qgroups", "btrfs-progs", nil},
 	{"zfs", "pools on ZFS", "zfsutils-linux", onZFS},
 	{"zpool", "pools on ZFS", "zfsutils-linux", onZFS},
 	{"fio", "`pando bench sync`", "fio", nil},
-	{"losetup", "what doctor says to do", "util-linux", nil},
-	{"findmnt", "what doctor says to do", "util-linux", nil},
-	{"nsenter", "what doctor says to do", "util-linux", nil},
-	{"sysctl", "what doctor says to do", "procps", nil},
+	{"losetup", "commands that doctor recommends", "util-linux", nil},
+	{"findmnt", "commands that doctor recommends", "util-linux", nil},
+	{"nsenter", "commands that doctor recommends", "util-linux", nil},
+	{"sysctl", "commands that doctor recommends", "procps", nil},
 }
 
 // distribution reads os-release(5).
@@ -112,7 +112,8 @@ func distribution(text string) (family, string) {
 // install says how to get packages, named as on Debian.
 func install(f family, pkgs []string) []Step {
 	if installers[f] == "" {
-		return []Step{{Text: "install, under the names that they have on this system: " + strings.Join(pkgs, ", ")}}
+		return []Step{{Text: "install these packages, which may have other names on this system: " +
+			"" + strings.Join(pkgs, ", ")}}
 	}
 
 	var names, notes []string
@@ -169,15 +170,15 @@ func programsCheck(_ context.Context, q *HostRequest, c *Report) error {
 
 	if len(needed.pkgs) > 0 {
 		c.find(Finding{Code: "programs-needed", Severity: Warning, Subject: q.Pool.Dir,
-			Title: "programs are missing that the pool needs", Measured: needed.figures,
-			Why: "Commands that run them fail.", Do: install(fam, needed.pkgs)})
+			Title: "programs required by the pool are missing", Measured: needed.figures,
+			Why: "Commands that need them fail.", Do: install(fam, needed.pkgs)})
 	}
 
 	if len(other.pkgs) > 0 {
 		c.find(Finding{Code: "programs-missing", Severity: Note,
-			Title: fmt.Sprintf("%s missing that some commands would run",
+			Title: fmt.Sprintf("%s missing, used by some commands",
 				plural(len(other.figures), "program")), Measured: other.figures,
-			Why: "Only what they are for cannot be done.", Do: install(fam, other.pkgs)})
+			Why: "Only the features that need them are unavailable.", Do: install(fam, other.pkgs)})
 	}
 
 	have := 0
@@ -214,15 +215,15 @@ func programsCheck(_ context.Context, q *HostRequest, c *Report) error {
 
 	if len(lacksNeeded) > 0 {
 		c.find(Finding{Code: "features-needed", Severity: Warning, Subject: q.Pool.Dir,
-			Title: "features of the kernel are missing that the pool needs", Measured: lacksNeeded, Why: "Commands that use " +
-				"them fail.", Do: stepsNeeded})
+			Title: "kernel features required by the pool are missing", Measured: lacksNeeded, Why: "Commands that need them " +
+				"fail.", Do: stepsNeeded})
 	}
 
 	if len(lacks) > 0 {
 		c.find(Finding{Code: "features-missing", Severity: Note,
-			Title: fmt.Sprintf("%s of the kernel missing that some commands would use",
-				plural(len(lacks), "feature")), Measured: lacks, Why: "Only what they are for cannot be done, or is told less " +
-				"exactly.", Do: steps})
+			Title: fmt.Sprintf("%s missing, used by some commands",
+				plural(len(lacks), "kernel feature")), Measured: lacks, Why: "Only the commands that use them are unavailable, " +
+				"or report less detail.", Do: steps})
 	}
 
 	var u unix.Utsname
@@ -230,7 +231,7 @@ func programsCheck(_ context.Context, q *HostRequest, c *Report) error {
 	c.Measured = append(c.Measured, words("system", "system", pretty),
 		words("kernel", "kernel", unix.ByteSliceToString(u.Release[:])),
 		figure("programs", "programs found", Count, int64(found)), figure("features", "features found", Count, int64(have)))
-	c.Summary = fmt.Sprintf("%d of %d programs and %d of %d features of the kernel are there", found, len(programs), have,
+	c.Summary = fmt.Sprintf("found %d of %d programs and %d of %d kernel features", found, len(programs), have,
 		len(features()))
 	return nil
 }
@@ -249,7 +250,7 @@ func features() []feature {
 	fsFeature := func(fs, use string, pool func(*PoolFacts) bool) feature {
 		return feature{name: fs, use: use, lacks: func() string {
 			return lacksFilesystem(fs)
-		}, remedy: "load the module, or use a kernel that has it", command: "modprobe " + fs, pool: pool}
+		}, remedy: "load the module, or use a kernel that includes it", command: "modprobe " + fs, pool: pool}
 	}
 
 	return []feature{
@@ -260,8 +261,8 @@ func features() []feature {
 			if zfs.Available() == nil || lacksFilesystem("zfs") == "" {
 				return ""
 			}
-			return "the module is not there"
-		}, "install the module that fits this kernel, and load it", "modprobe zfs", onZFS},
+			return "the module is missing"
+		}, "install the module for this kernel, and load it", "modprobe zfs", onZFS},
 		{"loop", "volumes on image files", lacksLoop, "load the module", "modprobe loop", onReflink},
 		{"fsopen", "mounting without reading the mount table", lacksFsopen,
 			"use Linux 5.2 or newer; in a container, its seccomp profile may forbid the call", "", func(*PoolFacts) bool {
@@ -274,7 +275,8 @@ func features() []feature {
 			return ""
 		}, "run as root, on a kernel with CONFIG_PERF_EVENTS and block tracepoints", "", nil},
 		{"cgroup-io", "who writes, by cgroup: `pando diagnose`", lacksCgroupIO,
-			"boot with systemd.unified_cgroup_hierarchy=1, and let the io controller be used", "echo +io > /sys/fs/cgroup/cgroup.subtree_control", nil},
+			"boot with systemd.unified_cgroup_hierarchy=1, and enable the io controller", "echo +io > " +
+				"/sys/fs/cgroup/cgroup.subtree_control", nil},
 		{"psi", "how long tasks wait for I/O and memory: `pando diagnose`", func() string {
 			if _, err := os.ReadFile("/proc/pressure/io"); err != nil {
 				return "/proc/pressure/io cannot be read"
@@ -294,7 +296,7 @@ func lacksFilesystem(name string) string {
 	if hasModule(name) {
 		return ""
 	}
-	return "not in the kernel, and no module of it"
+	return "not in the kernel, and its module is missing"
 }
 
 // hasModule reports whether the running kernel has a module, built in or not.
@@ -326,7 +328,7 @@ func lacksLoop() string {
 	if _, err := os.Stat("/dev/loop-control"); err == nil || hasModule("loop") {
 		return ""
 	}
-	return "not in the kernel, and no module of it"
+	return "not in the kernel, and its module is missing"
 }
 
 func lacksFsopen() string {
@@ -337,7 +339,7 @@ func lacksFsopen() string {
 	}
 
 	if errors.Is(err, unix.ENOSYS) {
-		return "the kernel does not have it"
+		return "the kernel lacks it"
 	}
 	if errors.Is(err, unix.EPERM) && !isRoot() {
 		return "" // it is there, and root may
@@ -384,5 +386,5 @@ func lacksReflink(dir string) string {
 		return "this XFS was made without reflink=1"
 	}
 
-	return fmt.Sprintf("the pool lies on a filesystem (of type %#x) whose files cannot share blocks", st.Type)
+	return fmt.Sprintf("the pool is on a filesystem (type %#x) whose files cannot share blocks", st.Type)
 }

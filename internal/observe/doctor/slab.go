@@ -180,23 +180,23 @@ func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Report) er
 			}
 		}
 
-		by := "inodes and names of files"
+		by := "inodes and file names"
 		if from == "" {
 			// Of what can be freed, nearly all is theirs.
-			sum, by = mem["SReclaimable"], "reclaimable memory of the kernel, nearly all of it inodes and names of files"
+			sum, by = mem["SReclaimable"], "reclaimable kernel memory, nearly all of it inodes and file names"
 		}
 
 		share := float64(sum) / float64(total)
 		measured := []Figure{
 			figure("inodes", by, Bytes, sum), known("share", "of this host's memory", Percent, 100*share, 100*share),
-			figure("slab", "all memory of the kernel's objects", Bytes, mem["Slab"]), figure("reclaimable", "of it reclaimable",
+			figure("slab", "all slab memory", Bytes, mem["Slab"]), figure("reclaimable", "of it reclaimable",
 				Bytes, mem["SReclaimable"]),
 			figure("available", "memory available to programs", Bytes,
-				mem["MemAvailable"]).noted("it counts most of what is reclaimable"),
+				mem["MemAvailable"]).noted("includes most of the reclaimable memory"),
 		}
 
 		if from == "" {
-			measured[0] = measured[0].noted("by filesystem it is known to root only")
+			measured[0] = measured[0].noted("only root can see it by filesystem")
 		}
 
 		var kinds []string
@@ -220,35 +220,35 @@ func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Report) er
 		c.Measured = measured
 		what := "unknown by filesystem"
 		if len(kinds) > 0 {
-			what = fmt.Sprintf("most of it of %s", kinds[0])
+			what = fmt.Sprintf("most of them of %s", kinds[0])
 		}
 
-		c.Summary = fmt.Sprintf("%s of %s of memory is %s: %.1f %%, %s", mib(sum), mib(total), by, 100*share, what)
+		c.Summary = fmt.Sprintf("%s of %s of memory holds %s: %.1f %%, %s", mib(sum), mib(total), by, 100*share, what)
 		if share < t.note {
 			return nil
 		}
 
 		f := Finding{
 			Code: "slab-large", Severity: Note, Measured: measured,
-			Title: fmt.Sprintf("%.0f %% of this host's memory keeps inodes and names of files", 100*share),
-			Why: "The kernel keeps what was looked at until memory runs short, and then frees it bit by bit while programs " +
-				"wait. Clones of one golden share blocks on disk but not this: the same tree, walked in a hundred clones, is " +
-				"kept a hundred times. It is charged to the cgroup that looked first.",
+			Title: fmt.Sprintf("%.0f %% of this host's memory holds inodes and file names", 100*share),
+			Why: "The kernel keeps inodes and names until memory runs short, and then frees them bit by bit while programs " +
+				"wait. Clones of one golden share blocks on disk, but not this memory: the same tree, walked in a hundred " +
+				"clones, is cached a hundred times. The memory is charged to the cgroup that walked it first.",
 			Do: []Step{
-				{"see which caches grow", []string{"slabtop -o -s c | head -20"}},
+				{"find the caches that grow", []string{"slabtop -o -s c | head -20"}},
 				{
-					Text: "unmount clones that are idle: what is kept of them goes with the mount (`pando umount VOLUME`)",
+					Text: "unmount idle clones, which frees their inodes and names (`pando umount VOLUME`)",
 				},
 				{
-					"if programs wait for memory (see pressure): make the kernel give it up sooner. 100 is the default",
+					"if programs wait for memory (see pressure), make the kernel free it sooner. The default is 100",
 					[]string{
 						"cat /proc/pressure/memory",
 						"sysctl vm.vfs_cache_pressure=" + strconv.FormatInt(2*max(vfsPressure(), 50), 10),
 					},
 				},
 				{
-					Text: "give what walks whole trees (backup, search, checks) a cgroup with memory.high, so that it fills up its " +
-						"own share only",
+					Text: "run programs that walk whole trees (backup, search, checks) in a cgroup with memory.high, so that they " +
+						"fill only their own share",
 				},
 			},
 		}

@@ -18,15 +18,15 @@ import (
 // storageChecks look at filesystems, pools and disks.
 func storageChecks() []check {
 	return []check{
-		{"sync-honoured", "filesystems, pools and programs that say that a sync is done and do nothing", checkSyncHonoured},
-		{"write-cache", "write caches that nobody flushes, and disks that are memory", checkWriteCache},
-		{"alignment", "partitions, pools and filesystems whose writes do not fit the blocks of their disks", checkAlignment},
-		{"space", "filesystems and pools that are nearly full, and files that will not fit", checkSpace},
-		{"btrfs-metadata", "btrfs whose metadata has no room to grow", checkBtrfsMetadata},
-		{"btrfs-qgroups", "btrfs that counts quotas for many snapshots", checkBtrfsQgroups},
-		{"fragmentation", "goldens of many extents, each of which every clone copies", checkFragmentation},
-		{"dedup", "dedup tables, and programs that deduplicate", checkDedup},
-		{"scrub", "pools and filesystems that are damaged, degraded, being scrubbed, or were not for long", checkScrub},
+		{"sync-honoured", "filesystems, pools and programs that report syncs as done without doing them", checkSyncHonoured},
+		{"write-cache", "write caches that are never flushed, and disks in memory", checkWriteCache},
+		{"alignment", "partitions, pools and filesystems that are not aligned to the blocks of their disks", checkAlignment},
+		{"space", "filesystems and pools that are nearly full or overcommitted", checkSpace},
+		{"btrfs-metadata", "btrfs filesystems without room for metadata", checkBtrfsMetadata},
+		{"btrfs-qgroups", "btrfs quotas with many snapshots", checkBtrfsQgroups},
+		{"fragmentation", "goldens with many extents, which make clones slow", checkFragmentation},
+		{"dedup", "dedup tables and deduplicating programs", checkDedup},
+		{"scrub", "pools and filesystems that are damaged, degraded, being scrubbed or overdue for a scrub", checkScrub},
 	}
 }
 
@@ -157,7 +157,7 @@ func zpools(ctx context.Context) (pools []string, why string) {
 	}
 	pools, err := Pools(ctx)
 	if err != nil {
-		return nil, "the zpools could not be looked at: " + err.Error()
+		return nil, "the zpools could not be checked: " + err.Error()
 	}
 	return pools, ""
 }

@@ -47,7 +47,7 @@ func checkAlignment(ctx context.Context, _ *HostRequest, c *Report) error {
 			// The kernel writes -1 if what it is made of does not fit together.
 			if off, ok := readNumber("/sys/dev/block", d.ID(), "alignment_offset"); ok && off != 0 {
 				c.find(misaligned(d, fmt.Sprintf("%s is not aligned to the disks it is made of", d.Path()),
-					words("alignment_offset", "the kernel's alignment_offset", fmt.Sprint(off))))
+					words("alignment_offset", "alignment_offset of the kernel", fmt.Sprint(off))))
 			}
 		}
 	}
@@ -144,19 +144,19 @@ func (c *Report) partition(d blockdev.Device, g grains) {
 	if off == 0 && d.AlignOffset <= 0 || d.SizeBytes < smallPartition {
 		return
 	}
-	c.find(misaligned(d, fmt.Sprintf("the partition %s begins in the middle of a block of its disk", d.Path()),
-		figure("start", "it begins at", Bytes, d.StartBytes),
-		figure("physical", "blocks of what is below", Bytes, int64(grain)),
-		figure("off", "behind the beginning of a block", Bytes, max(off, int64(d.AlignOffset)))))
+	c.find(misaligned(d, fmt.Sprintf("partition %s begins in the middle of a block of its disk", d.Path()),
+		figure("start", "begins at", Bytes, d.StartBytes),
+		figure("physical", "block size of the disk below", Bytes, int64(grain)),
+		figure("off", "offset into a block", Bytes, max(off, int64(d.AlignOffset)))))
 }
 
 func misaligned(d blockdev.Device, title string, measured ...Figure) Finding {
 	return Finding{
 		Code: "alignment-partition", Severity: Warning, Subject: d.Path(), Title: title, Measured: measured,
-		Why: "Each block that a filesystem writes lies in two of the disk: it must read both, change them and write both. " +
-			"Small writes cost twice or more.",
-		Do: []Step{{"copy the data elsewhere, make the partition anew from a multiple of 1 MiB, which is what programs do " +
-			"by themselves now, and copy it back. It cannot be moved in place",
+		Why: "Each block of a filesystem covers parts of two blocks of the disk, which must read both, change them and " +
+			"write both. Small writes cost at least twice as much.",
+		Do: []Step{{"copy the data elsewhere, recreate the partition at a multiple of 1 MiB, which is the default of " +
+			"current tools, and copy the data back. A partition cannot be moved in place",
 			[]string{"lsblk -o NAME,START,PHY-SEC,MOUNTPOINTS", "sfdisk -d " + d.Path()}}},
 	}
 }
@@ -186,8 +186,8 @@ func (c *Report) filesystemBlocks(m mounted, g grains) bool {
 				grain),
 			Measured: []Figure{figure("block", "blocks of the filesystem", Bytes, sf.Bsize),
 				figure("physical", "blocks of the disk", Bytes, int64(grain)), words("device", "device", d.Path())},
-			Why: "The disk can write such a block only by reading the larger one around it first.",
-			Do: []Step{{"make the filesystem anew with larger blocks, and copy the files",
+			Why: "To write such a block, the disk must first read the larger block around it.",
+			Do: []Step{{"recreate the filesystem with larger blocks, and copy the files back",
 				[]string{fmt.Sprintf("mkfs.%s -b %s%d DEVICE", m.FSType, map[bool]string{true: "size="}[m.FSType == "xfs"],
 					grain)}}},
 		})
@@ -216,10 +216,10 @@ func (c *Report) filesystemBlocks(m mounted, g grains) bool {
 			sector, grain),
 		Measured: []Figure{figure("sector", "sectors of the XFS", Bytes, int64(sector)),
 			figure("physical", "blocks of the disk", Bytes, int64(grain)), words("device", "device", d.Path())},
-		Why: "Each sync writes to the log. A write that begins or ends inside a block of the disk makes it read that " +
-			"block first, before the sync is done.",
-		Do: []Step{{"when it is made anew: by itself mkfs.xfs takes the disk's blocks, but cannot see them through " +
-			"a file", []string{fmt.Sprintf("mkfs.xfs -s size=%d DEVICE", grain)}}},
+		Why: "Each sync writes to the log. If a write begins or ends inside a block of the disk, the disk must read that " +
+			"block before the sync is done.",
+		Do: []Step{{"set the sector size when you recreate it: mkfs.xfs uses the block size of the disk, but cannot see " +
+			"it through a file", []string{fmt.Sprintf("mkfs.xfs -s size=%d DEVICE", grain)}}},
 	})
 
 	return true
@@ -261,17 +261,19 @@ func (c *Report) ashift(ctx context.Context, pool string, g grains) error {
 		done[v.top] = true
 		c.find(Finding{
 			Code: "alignment-ashift", Severity: Warning, Subject: pool,
-			Title: fmt.Sprintf("zpool %s writes blocks of %d bytes to %s, whose blocks have %d", pool, block, v.path, native),
+			Title: fmt.Sprintf("zpool %s writes blocks of %d bytes to %s, whose blocks have %d bytes "+
+				"bytes", pool, block, v.path, native),
 			Measured: []Figure{words("vdev", "vdev", v.top),
-				figure("block", "blocks of the vdev (2^ashift)", Bytes, int64(block)), figure("physical", "blocks of what is below",
+				figure("block", "blocks of the vdev (2^ashift)", Bytes, int64(block)), figure("physical", "block size of the "+
+					"disk below",
 					Bytes, int64(native))},
-			Why: "The disk reads a block before it changes a part of it: small writes, and so syncs, cost several times " +
-				"what they should. The ashift of a vdev never changes.",
+			Why: "The disk reads a block before it changes a part of it: small writes, and so syncs, cost several times as " +
+				"much. The ashift of a vdev cannot be changed.",
 			Do: []Step{
-				{"make a pool on other disks with a larger ashift, and send everything there",
+				{"create a pool with a larger ashift on other disks, and send everything there",
 					[]string{fmt.Sprintf("zpool create -o ashift=%d NEWPOOL DISK", log2(native)),
 						"zfs snapshot -r " + word(pool) + "@move", "zfs send -R " + word(pool) + "@move | zfs receive -F NEWPOOL/moved"}},
-				{Text: "a disk that is added or attached takes the ashift of -o ashift=N, or of its vdev: say it then"},
+				{Text: "when you add or attach a disk, set its ashift with -o ashift=N; otherwise it has that of its vdev"},
 			},
 		})
 	}
@@ -305,7 +307,7 @@ func log2(n int) (bits int) {
 func ashifts(ctx context.Context, pool string) (map[string]int, error) {
 	rows, err := zfs.Zpool.Rows(ctx, 2, "get", "-Hp", "-o", "name,value", "ashift", pool, "all-vdevs")
 	if err != nil {
-		return nil, fmt.Errorf("their ashift is known only from what `zpool status` marks: %w", err)
+		return nil, fmt.Errorf("only the ashifts that `zpool status` flags are known: %w", err)
 	}
 	out := map[string]int{}
 	for _, r := range rows {

@@ -13,8 +13,8 @@ import (
 	"pando/internal/observe/blockdev"
 )
 
-// Of btrfs' metadata, in percent of its chunks when no more can be made, with the
-// kernel's reserve, which is for what must not fail, such as deleting. And in bytes
+// Of btrfs' metadata, in percent of its chunks when no more can be made, includes the kernel's reserve, which is for
+// what must not fail, such as deleting. And in bytes
 // that are left: on two small ones no file could be made any more when it was 4 MiB.
 const (
 	metadataNote          = 75
@@ -150,23 +150,23 @@ func (c *Report) metadata(b btrfsFS) {
 	data, dataUsed := number("data/total_bytes"), number("data/bytes_used")
 	f := Finding{
 		Code: "btrfs-metadata-full", Severity: s, Subject: b.subject(),
-		Title: fmt.Sprintf("the metadata of the btrfs at %s is nearly full, and there is no room for more of it",
+		Title: fmt.Sprintf("the metadata of the btrfs at %s is nearly full and cannot grow",
 			b.subject()),
 		Measured: []Figure{
-			known("metadata_percent", "of its metadata chunks in use", Percent, percent,
-				percent).noted("with the kernel's reserve"),
+			known("metadata_percent", "metadata chunks in use", Percent, percent,
+				percent).noted("includes the kernel's reserve"),
 			figure("metadata", "metadata chunks hold", Bytes, total),
 			figure("metadata_used", "used", Bytes, used),
-			figure("reserve", "reserve for what must not fail", Bytes, reserve),
-			figure("left", "left for what is new", Bytes, left),
+			figure("reserve", "reserve for operations that must not fail", Bytes, reserve),
+			figure("left", "left for new metadata", Bytes, left),
 			figure("unallocated", "not in any chunk", Bytes,
-				unallocated).noted(fmt.Sprintf("one chunk more would take %s", bytesText(copies*chunk))),
+				unallocated).noted(fmt.Sprintf("one more chunk takes %s", bytesText(copies*chunk))),
 			figure("data", "data chunks hold", Bytes, data),
 			figure("data_free", "free in them", Bytes, data-dataUsed),
 		},
-		Why: "All space is in chunks, of data or of metadata, and free space in those of data is no use to metadata. When " +
-			"it is full writes fail with \"no space\" while df shows room, " +
-			"snapshots and even deleting fail, and the filesystem may go read-only.",
+		Why: "btrfs allocates space in chunks, for data or for metadata, and metadata cannot use free space in data " +
+			"chunks. When it is full, writes fail with \"no space\" while df shows free space, snapshots and even deletions " +
+			"fail, and the filesystem may become read-only.",
 	}
 
 	at := b.point
@@ -176,16 +176,16 @@ func (c *Report) metadata(b btrfsFS) {
 
 	at = word(at)
 	f.Do = []Step{
-		{"give nearly empty data chunks back. This moves what is in them: begin with few, and raise the number until some " +
-			"is freed", []string{"btrfs balance start -dusage=5 " + at, "btrfs balance start -dusage=20 " + at,
+		{"free nearly empty data chunks. This moves their data: begin with few, and raise the number until space is " +
+			"freed", []string{"btrfs balance start -dusage=5 " + at, "btrfs balance start -dusage=20 " + at,
 			"btrfs filesystem usage " + at}},
-		{"delete snapshots and small files; if nothing works any more, lend it a disk for the balance",
+		{"delete snapshots and small files; if that fails, add a disk for the time of the balance",
 			[]string{"btrfs device add DISK " + at, "btrfs balance start -dusage=20 " + at, "btrfs device remove DISK " + at}},
 	}
 
 	if data-dataUsed < data/20 {
 		f.Do = append(f.Do[1:2:2],
-			Step{Text: "data chunks are full, too: a balance has nothing to give back. It needs a larger disk, or less in it"})
+			Step{Text: "data chunks are full, too, so a balance frees nothing: add a disk or delete data"})
 	}
 
 	c.find(f)
@@ -292,20 +292,20 @@ func (c *Report) qgroups(b btrfsFS) {
 		Title: fmt.Sprintf("the btrfs at %s counts quotas for %d subvolumes", b.subject(), n),
 		Measured: []Figure{figure("subvolumes", "subvolumes and snapshots with a quota group", Count, int64(n)),
 			words("mode", "mode", mode)},
-		Why: "For each extent that changes hands the kernel finds out which of them share it: at each commit, and for a " +
-			"whole tree at once when a snapshot is deleted. " +
-			"Commits, and so syncs, then take seconds, the more snapshots the longer.",
-		Do: []Step{{Text: "turn quotas off, unless somebody needs the figures; Pando does not",
+		Why: "For each extent that changes owners, the kernel finds all subvolumes that share it: at each commit, and for " +
+			"a whole tree at once when a snapshot is deleted. Commits, and so syncs, then take seconds; more snapshots make " +
+			"them longer.",
+		Do: []Step{{Text: "turn quotas off, unless you need the figures; Pando does not need them",
 			Commands: []string{"btrfs quota disable " + word(b.subject())}}},
 	}
 
 	if mode != "" {
-		f.Do = append(f.Do, Step{"or count in the simple way, which walks nowhere (Linux 6.7, btrfs-progs 6.7)",
+		f.Do = append(f.Do, Step{"or use simple quotas, which need no such search (Linux 6.7, btrfs-progs 6.7)",
 			[]string{"btrfs quota disable " + word(b.subject()), "btrfs quota enable --simple " + word(b.subject())}})
 	}
 
 	if readText(dir, "inconsistent") == "1" {
-		f.Measured = append(f.Measured, words("inconsistent", "its figures", "out of date: a rescan is needed or running"))
+		f.Measured = append(f.Measured, words("inconsistent", "figures", "out of date: a rescan is needed or running"))
 	}
 
 	c.find(f)

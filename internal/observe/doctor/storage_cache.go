@@ -41,7 +41,7 @@ func checkWriteCache(ctx context.Context, q *HostRequest, c *Report) error {
 	for _, p := range pools {
 		n, err := c.logDevices(ctx, p)
 		if err != nil {
-			why = fmt.Sprintf("the log devices of %s could not be looked at: %v", p, err)
+			why = fmt.Sprintf("the log devices of %s could not be checked: %v", p, err)
 		}
 		logs += n
 	}
@@ -66,28 +66,28 @@ func (c *Report) overridden(d blockdev.Device) {
 	set := "/sys/block/" + filepath.Base(strings.ReplaceAll(d.Name, "/", "!")) + "/queue/write_cache"
 	f := Finding{
 		Code: "write-cache-overridden", Severity: Warning, Subject: d.Path(),
-		Title: fmt.Sprintf("%s has a volatile cache, and the kernel was told that it has none: it flushes nothing",
+		Title: fmt.Sprintf("%s has a volatile cache, but the kernel is set to assume none: it never flushes the cache",
 			d.Path()),
 		Measured: []Figure{words("write_cache", "the kernel's setting", "write through"),
 			words("hardware", "the device itself", hardware)},
-		Why: "The setting does not change the device: it makes the kernel drop flushes. That is right only if the cache " +
-			"survives a power failure, which the kernel cannot know. " +
-			"If it does not, what was synced is lost, and benchmarks of syncs measure the cache.",
+		Why: "The setting does not change the device: it makes the kernel drop flushes. That is safe only if the cache " +
+			"survives a power failure, which the kernel cannot know. Otherwise synced data is lost, and benchmarks of syncs " +
+			"measure the cache.",
 		Do: []Step{
-			{"look whether the disk protects its cache. Its data sheet says so (PLP, power-loss protection); these programs " +
-				"show only whether there is a cache and whether it is on", cacheCommands(d)},
-			{"if it does not, let the kernel flush again, and look in udev rules for what sets this",
+			{"check the data sheet of the disk for power-loss protection (PLP); these commands only show whether it has a " +
+				"cache, and whether the cache is on", cacheCommands(d)},
+			{"without PLP, let the kernel flush again, and search the udev rules for this setting",
 				[]string{"echo 'write back' > " + set, "grep -r write_cache /etc/udev/rules.d /lib/udev/rules.d"}},
 		},
 	}
 
 	if d.Kind == blockdev.Loop {
 		f.Code, f.Severity = "write-cache-loop", Critical
-		f.Title = fmt.Sprintf("%s does not pass syncs on to its file: the kernel was told that it has no cache", d.Path())
+		f.Title = fmt.Sprintf("%s does not pass syncs on to its file: the kernel is set to assume that it has no "+
+			"cache", d.Path())
 		f.Measured = append(f.Measured, words("file", "file", d.Backing))
-		f.Why = "What lies below a loop device is a file in this host's page cache. Without flushes nothing that was " +
-			"synced above is synced below. " +
-			"The setting stays when the file is detached: the next file on this device has it, too."
+		f.Why = "Below a loop device is a file in this host's page cache. Without flushes, data synced above is not " +
+			"synced below. The setting survives a detach: it also applies to the next file on this device."
 		f.Do = []Step{{"let the kernel flush again", []string{"echo 'write back' > " + set}}}
 	}
 
@@ -138,11 +138,11 @@ func (c *Report) inMemory(ctx context.Context, q *HostRequest) error {
 
 		f := Finding{
 			Code: "write-cache-memory", Severity: Note, Subject: m.Point,
-			Title: fmt.Sprintf("the %s at %s is in memory (%s): it is gone with the power, synced or not", m.FSType, m.Point,
+			Title: fmt.Sprintf("the %s at %s is in memory (%s): a power failure loses it, even if synced", m.FSType, m.Point,
 				d.Name),
 			Measured: []Figure{words("device", "disk", d.Path()), figure("size", "size", Bytes, d.SizeBytes)},
-			Why:      "Flushes of it are done and save nothing. For what may be lost, that is as good as tmpfs.",
-			Do:       []Step{{Text: "keep nothing in it that must survive"}},
+			Why:      "Flushes of it succeed, but save nothing. For disposable data that is as good as tmpfs.",
+			Do:       []Step{{Text: "keep no data in it that must survive"}},
 		}
 
 		c.find(f)
@@ -161,10 +161,10 @@ func (c *Report) inMemory(ctx context.Context, q *HostRequest) error {
 		if l.Kind == stack.InMemory || l.Device != nil && l.Device.Kind == blockdev.Memory {
 			c.find(Finding{
 				Code: "write-cache-pool-memory", Severity: Warning, Subject: q.Pool.Dir,
-				Title:    fmt.Sprintf("Pando's pool is in memory (%s): all goldens and volumes are gone with the power", l.Name),
+				Title:    fmt.Sprintf("the pool is in memory (%s): a power failure loses all goldens and volumes", l.Name),
 				Measured: []Figure{words("layer", "in", l.Name)},
-				Why:      "Nothing that is done in it survives a restart of this host.",
-				Do: []Step{{"if they must survive, push them to a remote, or make a pool on a disk",
+				Why:      "Nothing in it survives a restart of this host.",
+				Do: []Step{{"if they must survive, push them to a remote, or create a pool on a disk",
 					[]string{"pando push --all", "pando init --help"}}},
 			})
 			break
@@ -198,17 +198,16 @@ func (c *Report) logDevices(ctx context.Context, pool string) (int, error) {
 
 		c.find(Finding{
 			Code: "write-cache-log", Severity: Note, Subject: v.path,
-			Title: fmt.Sprintf("the log device %s of zpool %s has a volatile cache; whether it survives a power failure "+
-				"is not known", v.path, pool),
+			Title: fmt.Sprintf("the log device %s of zpool %s has a volatile cache, which may not survive a power "+
+				"failure", v.path, pool),
 			Measured: []Figure{words("pool", "zpool", pool), words("write_cache", "write cache", "write back"),
 				words("transport", "connected by", d.Transport)},
-			Why: "ZFS flushes it after each write of its log, so nothing is lost if the disk obeys. But a disk without " +
-				"power-loss protection is slow at that, and a cheap one may lie. " +
-				"A log device is only as good as its flushes.",
+			Why: "ZFS flushes it after each write of its log, so nothing is lost if the disk obeys. But disks without " +
+				"power-loss protection flush slowly, and cheap ones may ignore flushes.",
 			Do: []Step{
-				{"look it up in its data sheet (PLP, power-loss protection); these programs show only whether there is a cache",
+				{"check its data sheet for power-loss protection (PLP); these commands only show whether it has a cache",
 					cacheCommands(d)},
-				{"measure what a sync costs: a disk with protection does one in some 20 to 100 µs, one without in 1 ms or more",
+				{"measure the duration of a sync: 20 to 100 µs with power-loss protection, 1 ms or more without",
 					[]string{"pando bench sync"}},
 			},
 		})

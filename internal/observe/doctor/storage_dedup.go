@@ -11,7 +11,7 @@ import (
 // deduplicators are programs that look for equal blocks of btrfs and XFS all the time.
 var deduplicators = []string{"bees", "beesd", "duperemove", "dduper"}
 
-// checkDedup finds dedup tables, and programs that deduplicate.
+// checkDedup finds dedup tables and deduplicating programs.
 func checkDedup(ctx context.Context, _ *HostRequest, c *Report) error {
 	pools, why := zpools(ctx)
 	for _, p := range pools {
@@ -27,7 +27,8 @@ func checkDedup(ctx context.Context, _ *HostRequest, c *Report) error {
 		f.findTableMemory(&table)
 		for _, x := range table.Findings {
 			x.Subject, x.Title = p, fmt.Sprintf("zpool %s: %s", p, x.Title)
-			x.Do = []Step{{"see what it costs and saves, and how to do without", []string{"pando doctor --zfs " + word(p)}}}
+			x.Do = []Step{{"list its cost and savings, and the steps to stop using dedup", []string{"pando doctor --zfs " +
+				"" + word(p)}}}
 			c.find(x)
 		}
 	}
@@ -47,13 +48,11 @@ func checkDedup(ctx context.Context, _ *HostRequest, c *Report) error {
 
 		c.find(Finding{
 			Code: "dedup-program", Severity: Note, Subject: fmt.Sprint(pid),
-			Title: fmt.Sprintf("%s is running (process %d): it reads what is written, and has the filesystem share what "+
-				"is equal", name, pid),
+			Title:    fmt.Sprintf("%s is running (process %d): it makes the filesystem share equal blocks", name, pid),
 			Measured: []Figure{words("program", "program", exe)},
-			Why: "It competes with everything else for the disk, locks the files it compares, and splits extents: images " +
-				"become slow to clone. " +
-				"Clones of a golden share their blocks without it.",
-			Do: []Step{{Text: "keep it away from Pando's pool; check fragmentation says what it has done to goldens"}},
+			Why: "It competes with other programs for the disk, locks the files it compares, and splits extents, which makes " +
+				"images slow to clone. Clones of a golden share their blocks without it.",
+			Do: []Step{{Text: "exclude the pool from it; the check fragmentation shows its effect on goldens"}},
 		})
 	})
 	if err != nil {

@@ -25,7 +25,7 @@ func checkScrub(ctx context.Context, _ *HostRequest, c *Report) error {
 	pools, why := zpools(ctx)
 	for _, p := range pools {
 		if err := c.zpoolHealth(ctx, p); err != nil {
-			why = fmt.Sprintf("zpool %s could not be looked at: %v", p, err)
+			why = fmt.Sprintf("zpool %s could not be checked: %v", p, err)
 		}
 	}
 
@@ -40,7 +40,7 @@ func checkScrub(ctx context.Context, _ *HostRequest, c *Report) error {
 			return err
 		}
 		if err := c.btrfsHealth(b); err != nil {
-			rootless = fmt.Sprintf("whether the btrfs at %s is being scrubbed is not known: %v", b.subject(), err)
+			rootless = fmt.Sprintf("cannot tell whether the btrfs at %s is being scrubbed: %v", b.subject(), err)
 		}
 	}
 
@@ -75,10 +75,10 @@ func (c *Report) zpoolHealth(ctx context.Context, pool string) error {
 	// A pool that is suspended may let its programs hang: the kernel says so itself.
 	if state, err := zfs.PoolState(pool); err == nil && state == "SUSPENDED" {
 		c.find(Finding{
-			Code: "scrub-zpool-state", Severity: Critical, Subject: pool, Title: fmt.Sprintf("zpool %s is suspended: whoever "+
-				"writes to it waits", pool),
-			Measured: []Figure{words("state", "state", state)}, Why: "Too many of its disks do not answer.",
-			Do: []Step{{"bring the disks back, then let it go on", []string{"dmesg | tail -50", "zpool clear " + word(pool)}}},
+			Code: "scrub-zpool-state", Severity: Critical, Subject: pool, Title: fmt.Sprintf("zpool %s is suspended: writes "+
+				"to it hang", pool),
+			Measured: []Figure{words("state", "state", state)}, Why: "Too many of its disks do not respond.",
+			Do: []Step{{"reconnect the disks, then resume the pool", []string{"dmesg | tail -50", "zpool clear " + word(pool)}}},
 		})
 		return nil
 	}
@@ -88,17 +88,17 @@ func (c *Report) zpoolHealth(ctx context.Context, pool string) error {
 		return err
 	}
 
-	look := Step{"look what it is", []string{"zpool status -v " + word(pool)}}
+	look := Step{"show the details", []string{"zpool status -v " + word(pool)}}
 	if s.state != "ONLINE" {
-		sev, why := Critical, "It cannot be used, or not all of it."
+		sev, why := Critical, "All of it, or a part, cannot be used."
 		if s.state == "DEGRADED" {
-			sev, why = Warning, "It works, with less redundancy than it was made with, or none: the next disk that fails may "+
-				"lose data. And it is slower."
+			sev, why = Warning, "It works, with less redundancy or none: the failure of another disk may lose data. It is "+
+				"also slower."
 		}
 		f := Finding{Code: "scrub-zpool-state", Severity: sev, Subject: pool,
 			Title:    fmt.Sprintf("zpool %s is %s", pool, s.state),
 			Measured: []Figure{words("state", "state", s.state), words("status", "zpool says", s.status)}, Why: why,
-			Do: []Step{look, {"bring the disk back or put another in its place",
+			Do: []Step{look, {"reconnect the disk or replace it",
 				[]string{"zpool online " + word(pool) + " DISK", "zpool replace " + word(pool) + " OLD NEW"}}}}
 		c.find(f)
 	}
@@ -107,9 +107,9 @@ func (c *Report) zpoolHealth(ctx context.Context, pool string) error {
 		c.find(Finding{
 			Code: "scrub-zpool-data", Severity: Critical, Subject: pool, Title: fmt.Sprintf("zpool %s has lost data", pool),
 			Measured: []Figure{words("errors", "errors", s.errors)},
-			Why:      "Blocks could not be read back as they were written, and no copy of them was right.",
-			Do: []Step{{"see which files it is, and take them from a backup", []string{"zpool status -v " + word(pool)}},
-				{"then look at everything, and forget the errors that are gone",
+			Why:      "Blocks could not be read back as they were written, and no good copy of them was left.",
+			Do: []Step{{"list the affected files, and restore them from a backup", []string{"zpool status -v " + word(pool)}},
+				{"then scrub the pool, and clear the errors that are repaired",
 					[]string{"zpool scrub -w " + word(pool), "zpool clear " + word(pool)}}},
 		})
 	}
@@ -123,9 +123,9 @@ func (c *Report) zpoolHealth(ctx context.Context, pool string) error {
 				v.name, pool),
 			Measured: []Figure{figure("read", "reads that failed", Count, v.errors[0]),
 				figure("write", "writes that failed", Count, v.errors[1]), figure("checksum",
-					"blocks that were not what was written", Count, v.errors[2])},
-			Why: "ZFS has put right what it could. A disk that begins like this, or its cable, often goes on.",
-			Do: []Step{{"look at the disk and at its cable",
+					"blocks with wrong checksums", Count, v.errors[2])},
+			Why: "ZFS has repaired what it could. Such a disk, or its cable, often gets worse.",
+			Do: []Step{{"check the disk and its cable",
 				[]string{"smartctl -a " + v.name, "dmesg | grep -i error | tail"}}, look},
 		})
 	}
@@ -189,16 +189,16 @@ func parseScan(s string) scan {
 func (c *Report) scanned(subject, name string, s scan, created time.Time, start, look string) {
 	switch s.how {
 	case "running", "paused":
-		since := unknown("since", "since", Text, "it is not written down yet")
+		since := unknown("since", "since", Text, "not recorded yet")
 		if !s.at.IsZero() {
 			since = words("since", "since", s.at.Format(time.DateTime))
 		}
 		c.find(Finding{
 			Code: "scrub-running", Severity: Note, Subject: subject, Title: fmt.Sprintf("a %s of %s is %s", s.what, name, s.how),
 			Measured: []Figure{since},
-			Why: "It reads everything: syncs and reads are slower until it ends, and what is measured now is not what " +
+			Why: "It reads all data: syncs and reads are slower until it ends, and measurements made now do not show what " +
 				"the pool can do. A resilver must end before the pool is redundant again.",
-			Do: []Step{{"watch it", []string{look}}},
+			Do: []Step{{"monitor its progress", []string{look}}},
 		})
 		return
 	}
@@ -218,23 +218,22 @@ func (c *Report) scanned(subject, name string, s scan, created time.Time, start,
 
 	title := fmt.Sprintf("%s was scrubbed %d days ago", name, days)
 	if last.Equal(created) {
-		title = fmt.Sprintf("%s, made %d days ago, was never scrubbed to the end", name, days)
+		title = fmt.Sprintf("%s was created %d days ago and has never been scrubbed completely", name, days)
 	}
 
 	c.find(Finding{
 		Code: "scrub-overdue", Severity: Note, Subject: subject, Title: title, Measured: []Figure{figure("days", "days since",
 			Count, days)},
-		Why: "Blocks that nobody reads can rot unseen. A scrub finds them while there is a good copy; later there may be " +
-			"none.",
-		Do: []Step{{"scrub it when there is little to do, and then each month", []string{start}}},
+		Why: "Blocks that are never read can decay unnoticed. A scrub finds them while a good copy exists.",
+		Do:  []Step{{"scrub it at a quiet time, and then every month", []string{start}}},
 	})
 }
 
 // btrfsErrors are the counters of a device, in the words of the kernel.
 var btrfsErrors = []struct{ name, label string }{
 	{"write_errs", "writes that failed"}, {"read_errs", "reads that failed"}, {"flush_errs", "flushes that failed"},
-	{"corruption_errs", "blocks that were not what was written"}, {"generation_errs",
-		"blocks of an older time than they should be"},
+	{"corruption_errs", "blocks with wrong checksums"}, {"generation_errs",
+		"blocks of an older generation than expected"},
 }
 
 // btrfsHealth is about one btrfs. The error says why it is not known whether it is
@@ -277,11 +276,11 @@ func (c *Report) btrfsHealth(b btrfsFS) error {
 			c.find(Finding{
 				Code: "scrub-btrfs-errors", Severity: Warning, Subject: b.subject(),
 				Title: fmt.Sprintf("device %s of the btrfs at %s has had errors", id, b.subject()), Measured: bad,
-				Why: "The numbers count since the filesystem was made or they were reset. With one copy of the data, what was " +
-					"damaged is lost; with two, a scrub puts it right.",
-				Do: []Step{{"see which device it is, and which files",
+				Why: "The counters began when the filesystem was created or they were reset. With one copy of the data, damaged " +
+					"blocks are lost; with two, a scrub repairs them.",
+				Do: []Step{{"find the device and the affected files",
 					[]string{"btrfs device stats " + at, "dmesg | grep -i 'BTRFS.*\\(csum\\|error\\)' | tail"}},
-					{"read everything and repair what has another copy; then set the numbers back, to see new ones",
+					{"scrub the filesystem, which repairs blocks that have another copy; then reset the counters",
 						[]string{"btrfs scrub start -B " + at, "btrfs device stats --reset " + at}}},
 			})
 		}
@@ -308,9 +307,8 @@ func (c *Report) btrfsHealth(b btrfsFS) error {
 			Code: "scrub-btrfs-missing", Severity: Warning, Subject: b.subject(), Title: fmt.Sprintf("the btrfs at %s lacks %s",
 				b.subject(), counted(missing, "device")),
 			Measured: []Figure{figure("missing", "devices missing", Count, int64(missing))},
-			Why: "It is mounted degraded: the next device that fails loses data, and what is written now may have one " +
-				"copy only.",
-			Do: []Step{{"put another in its place, then make copies of what has one",
+			Why:      "It is mounted degraded: the failure of another device loses data, and new data may have only one copy.",
+			Do: []Step{{"replace the device, then restore the second copies",
 				[]string{"btrfs device usage " + at, "btrfs replace start ID NEWDISK " + at,
 					"btrfs balance start -dconvert=raid1,soft -mconvert=raid1,soft " + at}}},
 		})
@@ -321,8 +319,8 @@ func (c *Report) btrfsHealth(b btrfsFS) error {
 			Code: "scrub-btrfs-operation", Severity: Note, Subject: b.subject(), Title: fmt.Sprintf("the btrfs at %s is busy "+
 				"with: %s", b.subject(), op),
 			Measured: []Figure{words("operation", "operation", op)},
-			Why:      "It moves data: syncs and reads are slower until it ends, and commits take longer.",
-			Do: []Step{{"watch it; a balance can wait",
+			Why:      "It moves data: syncs, reads and commits are slower until it ends.",
+			Do: []Step{{"monitor its progress; you can pause a balance",
 				[]string{"btrfs balance status " + at, "btrfs balance pause " + at}}},
 		})
 	}
@@ -416,14 +414,14 @@ func readRAID(dir string) raid {
 
 // raidHealth is about an md array.
 func (c *Report) raidHealth(device string, r raid) {
-	look := Step{"look at it", []string{"mdadm --detail " + device, "cat /proc/mdstat"}}
+	look := Step{"show the details", []string{"mdadm --detail " + device, "cat /proc/mdstat"}}
 	if r.degraded > 0 {
 		c.find(Finding{
 			Code: "scrub-md-degraded", Severity: Warning, Subject: device, Title: fmt.Sprintf("the array %s lacks %s", device,
 				counted(int(r.degraded), "disk")),
 			Measured: []Figure{words("level", "level", r.level), figure("degraded", "disks missing", Count, r.degraded)},
-			Why:      "The next disk that fails loses data.",
-			Do:       []Step{look, {"put a disk in its place", []string{"mdadm --manage " + device + " --add DISK"}}},
+			Why:      "The failure of another disk loses data.",
+			Do:       []Step{look, {"add a replacement disk", []string{"mdadm --manage " + device + " --add DISK"}}},
 		})
 	}
 
@@ -431,7 +429,7 @@ func (c *Report) raidHealth(device string, r raid) {
 		c.find(Finding{
 			Code: "scrub-running", Severity: Note, Subject: device, Title: fmt.Sprintf("the array %s is busy with: %s", device,
 				r.action), Measured: []Figure{words("action", "action", r.action)},
-			Why: "It reads or writes everything: syncs and reads are slower until it ends.", Do: []Step{look},
+			Why: "It reads or writes all data: syncs and reads are slower until it ends.", Do: []Step{look},
 		})
 	}
 
@@ -439,11 +437,10 @@ func (c *Report) raidHealth(device string, r raid) {
 	if r.mismatches > 0 && r.level != "raid1" && r.level != "raid10" {
 		c.find(Finding{
 			Code: "scrub-md-mismatch", Severity: Warning, Subject: device, Title: fmt.Sprintf("the last check of the array "+
-				"%s found parity that does not fit its data", device),
+				"%s found parity that does not match its data", device),
 			Measured: []Figure{words("level", "level", r.level), figure("mismatches", "sectors", Count, r.mismatches)},
-			Why: "Something wrote only a part of a stripe, or a disk returns what was not written. md cannot know which " +
-				"is right.",
-			Do: []Step{look, {"check the files, then write parity anew",
+			Why:      "A write reached only a part of a stripe, or a disk returns wrong data. md cannot tell which blocks are right.",
+			Do: []Step{look, {"check the files, then rewrite the parity",
 				[]string{"echo repair > /sys/block/" + filepath.Base(device) + "/md/sync_action"}}},
 		})
 	}
@@ -463,11 +460,11 @@ func (c *Report) ext4Errors(m mounted) {
 	}
 
 	f := Finding{
-		Code: "scrub-ext4-errors", Severity: Warning, Subject: m.Point, Title: fmt.Sprintf("the ext4 at %s has noticed "+
-			"errors in itself", m.Point),
+		Code: "scrub-ext4-errors", Severity: Warning, Subject: m.Point, Title: fmt.Sprintf("the ext4 at %s has recorded "+
+			"errors in its structures", m.Point),
 		Measured: []Figure{figure("errors", "errors", Count, n)},
-		Why:      "It goes on as it was told to (errors=), on damaged structures. The number is kept until e2fsck has looked.",
-		Do: []Step{{"look what it was, then check it, unmounted",
+		Why:      "It continues on damaged structures, as its option errors= tells it to. e2fsck resets the counter.",
+		Do: []Step{{"find the errors in the log, then unmount the filesystem and check it",
 			[]string{"dmesg | grep 'EXT4-fs error' | tail", "e2fsck -f " + d.Path()}}},
 	}
 

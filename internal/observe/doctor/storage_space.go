@@ -78,7 +78,7 @@ func checkSpace(ctx context.Context, q *HostRequest, c *Report) error {
 	pools, why := zpools(ctx)
 	if len(pools) > 0 {
 		if err := c.zpoolSpace(ctx); err != nil {
-			why = "the zpools could not be looked at: " + err.Error()
+			why = "the zpools could not be checked: " + err.Error()
 		}
 	}
 
@@ -94,7 +94,7 @@ func checkSpace(ctx context.Context, q *HostRequest, c *Report) error {
 	}
 
 	c.Summary = sentence(counted(looked, "filesystem"), zfsText,
-		fmt.Sprintf("full means %d %% or more of what users can have", fullNote), why)
+		fmt.Sprintf("full means that at least %d %% of the space available to users is taken", fullNote), why)
 	return nil
 }
 
@@ -122,20 +122,20 @@ func (c *Report) full(m mounted, sf unix.Statfs_t) {
 		Title: fmt.Sprintf("the %s at %s is %.0f %% full", m.FSType, m.Point, percent),
 		Measured: []Figure{known("used_percent", "full", Percent, percent, percent), figure("used", "used", Bytes, used),
 			figure("free", "free for users", Bytes, avail)},
-		Why: "Free space is in smaller and smaller pieces: files are written in more extents, and syncs wait longer " +
-			"for space to be found. At the end writes fail, and what a database has not synced yet is lost.",
-		Do: []Step{{"look what takes it, deleted files that are still open too",
+		Why: "Free space is in ever smaller pieces: files are written in more extents, and syncs wait longer for space. " +
+			"When it is full, writes fail, and databases lose data that they have not synced yet.",
+		Do: []Step{{"find what takes the space, including deleted files that are still open",
 			[]string{"du -xh --max-depth=2 " + word(m.Point) + " | sort -h | tail", "lsof +L1 " + word(m.Point)}}},
 	}
 
 	switch m.FSType {
 	case "btrfs":
-		f.Measured[2].Note = "an estimate of the kernel's: it depends on how what comes is stored"
+		f.Measured[2].Note = "estimated by the kernel: it depends on how new data is stored"
 		f.Why = "btrfs never overwrites in place: it needs free space even to delete. " + f.Why
-		f.Do = append(f.Do, Step{"look at what snapshots hold, and delete some",
+		f.Do = append(f.Do, Step{"check the space held by snapshots, and delete some",
 			[]string{"btrfs filesystem usage " + word(m.Point), "btrfs subvolume list -s " + word(m.Point)}})
 	case "tmpfs":
-		f.Why = "It is memory. At the end writes fail."
+		f.Why = "It takes memory. When it is full, writes fail."
 	}
 
 	c.find(f)
@@ -159,18 +159,19 @@ func (c *Report) inodes(m mounted, sf unix.Statfs_t) {
 		Measured: []Figure{known("inodes_percent", "inodes in use", Percent, percent, percent),
 			figure("inodes", "inodes", Count, int64(sf.Files)),
 			figure("inodes_free", "free", Count, int64(sf.Ffree))},
-		Why: "When none is left no file can be made, however much space is free. Their number was fixed when the " +
-			"filesystem was made.",
+		Why: "When none is left, no file can be created, however much space is free. Their number was fixed when the " +
+			"filesystem was created.",
 		Do: []Step{
-			{"look where the many files are", []string{"du -x --inodes --max-depth=2 " + word(m.Point) + " | sort -n | tail"}},
-			{Text: "give them a filesystem of their own that has more (mkfs.ext4 -i BYTES-PER-INODE) or makes them as needed " +
-				"(XFS, btrfs, ZFS)"},
+			{"find the directories with the most files", []string{"du -x --inodes --max-depth=2 " + word(m.Point) + " | sort " +
+				"-n | tail"}},
+			{Text: "move the files to a filesystem with more inodes (mkfs.ext4 -i BYTES-PER-INODE), or one that creates them " +
+				"as needed (XFS, btrfs, ZFS)"},
 		},
 	}
 
 	if m.FSType == "tmpfs" {
-		f.Why = "When none is left no file can be made, however much memory is free."
-		f.Do[1] = Step{"allow more", []string{"mount -o remount,nr_inodes=NUMBER " + word(m.Point)}}
+		f.Why = "When none is left, no file can be created, however much memory is free."
+		f.Do[1] = Step{"raise the limit", []string{"mount -o remount,nr_inodes=NUMBER " + word(m.Point)}}
 	}
 
 	c.find(f)
@@ -192,19 +193,19 @@ func (c *Report) zpoolSpace(ctx context.Context) error {
 
 		name, free, capacity, frag := r[0], n[3], float64(n[4]), float64(n[5])
 		measured := []Figure{known("used_percent", "full", Percent, capacity, capacity), figure("used", "used", Bytes, n[2]),
-			figure("free", "free", Bytes, free).noted("parity and what ZFS keeps to itself included"),
+			figure("free", "free", Bytes, free).noted("includes parity and the reserve of ZFS"),
 			known("fragmentation", "fragmentation of the free space", Percent, frag, frag)}
 		if s := fullness(capacity); s != "" {
 			c.find(Finding{
 				Code: "space-zpool", Severity: s, Subject: name, Title: fmt.Sprintf("zpool %s is %.0f %% full", name,
 					capacity), Measured: measured,
-				Why: "ZFS never overwrites in place. The fuller a pool, the longer each write looks for space and the smaller " +
-					"the pieces: syncs and transaction groups slow down long before the end, " +
-					"and files that were written then stay in pieces.",
-				Do: []Step{{"look what takes it: snapshots, and what Pando keeps",
+				Why: "ZFS never overwrites in place. In a full pool each write searches longer for space and gets smaller " +
+					"pieces: syncs and transaction groups slow down long before the pool is full, and files written then stay " +
+					"fragmented.",
+				Do: []Step{{"find what takes the space: snapshots, and objects that Pando keeps",
 					[]string{"zfs list -r -o space " + word(name), "zfs list -t snapshot -s used -r " + word(name),
 						"pando gc --explain"}},
-					{"or give it disks", []string{"zpool add " + word(name) + " DISK"}}},
+					{"or add disks", []string{"zpool add " + word(name) + " DISK"}}},
 			})
 		}
 
@@ -221,11 +222,11 @@ func (c *Report) zpoolSpace(ctx context.Context) error {
 		c.find(Finding{
 			Code: "space-zpool-fragmented", Severity: s, Subject: name, Title: fmt.Sprintf("the free space of zpool %s is in "+
 				"small pieces (%.0f %%)", name, frag),
-			Measured: append(measured, known("limit", "from where on ZFS avoids a metaslab", Percent, limit, limit)),
-			Why: "What is written is put where there is room: in small pieces, each an operation of its own, and parts " +
-				"of large blocks as gang blocks.",
-			Do: []Step{{Text: "free space: what is freed in one piece is one piece. What is left stays as it is until " +
-				"it is written anew, by zfs send to another pool"}},
+			Measured: append(measured, known("limit", "ZFS avoids metaslabs from", Percent, limit, limit)),
+			Why: "Data is written in small pieces, each with an operation of its own, and large blocks are split into gang " +
+				"blocks.",
+			Do: []Step{{Text: "free some space. Existing data stays fragmented until it is written again, with zfs send to " +
+				"another pool"}},
 		})
 	}
 
@@ -281,15 +282,16 @@ func (c *Report) overcommit(ctx context.Context, q *HostRequest) error {
 
 		c.find(Finding{
 			Code: "space-pool-file", Severity: Warning, Subject: pool,
-			Title: "the file of Pando's pool may grow to more than there is room for",
+			Title: "the file of the pool may grow beyond the free space",
 			Measured: []Figure{figure("size", "its size", Bytes, st.Size),
-				figure("allocated", "it takes now", Bytes, st.Blocks*512), figure("missing", "it may still take", Bytes, missing),
-				figure("free", "free where it lies", Bytes, avail)},
-			Why: "The pool believes that it has the space. When the filesystem below is full, writes in the pool fail with " +
-				"I/O errors, in every volume at once, and its filesystem may go read-only.",
+				figure("allocated", "allocated now", Bytes, st.Blocks*512), figure("missing", "may still be "+
+					"allocated", Bytes, missing),
+				figure("free", "free space below", Bytes, avail)},
+			Why: "When the filesystem below is full, writes in the pool fail with I/O errors, in all volumes at once, and " +
+				"its filesystem may become read-only.",
 			Do: []Step{
-				{"free space where the file lies, or move it to a larger filesystem", []string{"df -h " + word(pool)}},
-				{"let the pool give back what it does not use", []string{"fstrim " + word(q.Pool.Data)}},
+				{"free space on the filesystem of the file, or move the file to a larger one", []string{"df -h " + word(pool)}},
+				{"return the unused space of the pool", []string{"fstrim " + word(q.Pool.Data)}},
 			},
 		})
 	}
@@ -302,15 +304,15 @@ func (c *Report) overcommit(ctx context.Context, q *HostRequest) error {
 		slices.Sort(t.files)
 		c.find(Finding{
 			Code: "space-thin", Severity: Note, Subject: t.files[0],
-			Title: fmt.Sprintf("%s behind loop devices may grow to more than there is room for (%s%s)",
+			Title: fmt.Sprintf("%s behind loop devices may grow beyond the free space (%s%s)",
 				counted(len(t.files), "file"), t.files[0], map[bool]string{true: ", ..."}[len(t.files) > 1]),
 			Measured: []Figure{figure("files", "files on one filesystem", Count, int64(len(t.files))),
-				figure("missing", "they may still take", Bytes,
-					t.missing).noted("at least: what they share with others is written anew, too"),
-				figure("free", "free where they lie", Bytes, t.avail)},
-			Why: "So it is meant with thin volumes and clones, as long as somebody watches the space: when it ends, writes " +
-				"fail in all of them at once.",
-			Do: []Step{{"watch the space there", []string{"df -h " + word(t.files[0])}}},
+				figure("missing", "may still be allocated", Bytes,
+					t.missing).noted("at least: writes to shared blocks take space, too"),
+				figure("free", "free space below", Bytes, t.avail)},
+			Why: "This is normal for thin volumes and clones if the space is monitored: when it runs out, writes fail in all " +
+				"of them at once.",
+			Do: []Step{{"monitor the free space", []string{"df -h " + word(t.files[0])}}},
 		})
 	}
 

@@ -19,7 +19,7 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Report) error {
 		return err
 	}
 
-	c.Measured = append(c.Measured, figure("filesystems", "mounted filesystems looked at", Count, int64(len(all))))
+	c.Measured = append(c.Measured, figure("filesystems", "mounted filesystems checked", Count, int64(len(all))))
 	for _, m := range all {
 		c.barrier(m)
 		c.volatileOverlay(m)
@@ -33,20 +33,20 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Report) error {
 	pools, why := zpools(ctx)
 	if len(pools) > 0 {
 		if err := c.syncDisabled(ctx); err != nil {
-			why = "the datasets could not be looked at: " + err.Error()
+			why = "the datasets could not be checked: " + err.Error()
 		}
 		c.noCacheFlush()
 	}
 
 	note := ""
 	if unseen > 0 {
-		note = fmt.Sprintf("what %s may see elsewhere was not looked at", counted(unseen, "process"))
+		note = fmt.Sprintf("filesystems visible only to %s were not checked", counted(unseen, "process"))
 		if !isRoot() {
 			note += ": run this as root"
 		}
 	}
 
-	c.Summary = sentence(fmt.Sprintf("%s, %s, running programs and what the linker preloads",
+	c.Summary = sentence(fmt.Sprintf("%s, %s, running programs and preloaded libraries",
 		counted(len(all), "mounted filesystem"), counted(len(pools), "zpool")), note, why)
 	return nil
 }
@@ -64,23 +64,22 @@ func (c *Report) barrier(m mounted) {
 
 	f := Finding{
 		Code: "sync-nobarrier", Severity: Critical, Subject: m.Point,
-		Title: fmt.Sprintf("%s at %s does not flush its disk's cache: what was synced can be lost with the power",
+		Title: fmt.Sprintf("%s at %s does not flush its disk's cache: a power failure can lose synced data",
 			m.FSType, m.where()),
 		Measured: []Figure{words("option", "mount option", option), words("source", "on", m.Source)},
-		Why: "fsync() returns before the disk has the data. When the power fails, so may the journal: not only the last " +
-			"writes are lost, " +
-			"the filesystem itself can be damaged. And benchmarks of syncs measure the cache.",
-		Do: []Step{{"let it flush again, and take the option out of /etc/fstab or of what mounts it",
+		Why: "fsync() returns before the data is on disk, and so does the journal: a power failure can not only lose the " +
+			"last writes, but damage the filesystem itself. Benchmarks of syncs measure the cache.",
+		Do: []Step{{"enable flushes, and remove the option from /etc/fstab or from the service that mounts it",
 			[]string{m.command("mount -o remount,barrier %s", word(m.Point))}}},
 	}
 
 	if d, err := blockdev.Lookup(m.Dev); err == nil && !d.VolatileCache {
 		f.Severity = Warning
-		f.Title = fmt.Sprintf("%s at %s does not flush its disk's cache; the kernel says that the disk has none that is "+
-			"volatile", m.FSType, m.where())
+		f.Title = fmt.Sprintf("%s at %s does not flush its disk's cache, which is not volatile according to the "+
+			"kernel", m.FSType, m.where())
 		f.Measured = append(f.Measured, words("write_cache", "write cache of "+d.Name, "write through"))
-		f.Why = "While the disk keeps what it has been given, the option gains nothing. When the filesystem is moved to " +
-			"another disk, it loses data."
+		f.Why = "While the cache of this disk survives a power failure, the option gains nothing. After a move to another " +
+			"disk, it loses data."
 	}
 
 	c.find(f)
@@ -96,10 +95,9 @@ func (c *Report) volatileOverlay(m mounted) {
 		Code: "sync-overlay-volatile", Severity: Warning, Subject: m.Point,
 		Title:    fmt.Sprintf("the overlay at %s is volatile: syncs in it do nothing", m.where()),
 		Measured: []Figure{words("option", "mount option", "volatile")},
-		Why: "It is meant for what is thrown away after a crash, such as the build of a container's image: the " +
-			"kernel does not mount it again after one. A database must not be in it.",
-		Do: []Step{{Text: "if its files must survive a crash, have it mounted without the option volatile; else " +
-			"leave it"}},
+		Why: "Volatile overlays are meant for data that is discarded after a crash, such as builds of container images: " +
+			"the kernel does not mount them again. Keep no database in one.",
+		Do: []Step{{Text: "if its files must survive a crash, mount it without the option volatile; otherwise leave it"}},
 	})
 }
 
@@ -119,11 +117,11 @@ func (c *Report) preload() {
 			}
 			c.find(Finding{
 				Code: "sync-preload", Severity: Critical, Subject: lib,
-				Title:    fmt.Sprintf("%s puts %s into every program: no sync of any of them is done", path, lib),
+				Title:    fmt.Sprintf("%s loads %s into every program, which disables all syncs", path, lib),
 				Measured: []Figure{words("library", "library", lib)},
-				Why: "It replaces fsync() and its like by functions that do nothing. Whatever any program on this host has " +
-					"synced since can be lost with the power.",
-				Do: []Step{{Text: "take the line out of " + path + ", and restart all services"}},
+				Why: "It replaces fsync() and similar functions with ones that do nothing. Everything that programs on this " +
+					"host have synced since then can be lost in a power failure.",
+				Do: []Step{{Text: "remove the line from " + path + ", and restart all services"}},
 			})
 		}
 	}
@@ -155,10 +153,10 @@ func (c *Report) liars(ctx context.Context) error {
 				Code: "sync-preloaded", Severity: Critical, Subject: fmt.Sprint(pid),
 				Title:    fmt.Sprintf("process %d (%s) runs with %s: its syncs do nothing", pid, name, filepath.Base(lib)),
 				Measured: []Figure{words("library", "library", lib), words("program", "program", name)},
-				Why: "Fine for what is thrown away, such as a test or the build of an image. What anything else has synced " +
-					"can be lost with the power.",
-				Do: []Step{{Text: "if its data matters, start it again without LD_PRELOAD and without eatmydata before " +
-					"its command"}},
+				Why: "This is fine for disposable data, such as tests and builds of images. Everything else that it has synced " +
+					"can be lost in a power failure.",
+				Do: []Step{{Text: "if its data matters, restart it without LD_PRELOAD and without eatmydata in front of its " +
+					"command"}},
 			})
 		}
 
@@ -167,9 +165,8 @@ func (c *Report) liars(ctx context.Context) error {
 				Code: "sync-vm-unsafe", Severity: Warning, Subject: fmt.Sprint(pid),
 				Title:    fmt.Sprintf("the virtual machine of process %d (%s) drops the flushes of its guest", pid, name),
 				Measured: []Figure{words("option", "option", how)},
-				Why:      "What its guest has synced is only in the memory of this host. Fine for what is thrown away.",
-				Do: []Step{{Text: "if its data matters, give the disk cache=none or cache=writeback instead, and start it " +
-					"again"}},
+				Why:      "Data synced by the guest is only in the memory of this host. This is fine for disposable data.",
+				Do:       []Step{{Text: "if its data matters, set cache=none or cache=writeback for the disk, and restart it"}},
 			})
 		}
 	})
@@ -219,21 +216,21 @@ func (c *Report) syncDisabled(ctx context.Context) error {
 		return err
 	}
 
-	c.Measured = append(c.Measured, figure("datasets", "ZFS filesystems and volumes looked at", Count, int64(len(rows))))
+	c.Measured = append(c.Measured, figure("datasets", "ZFS filesystems and volumes checked", Count, int64(len(rows))))
 	for _, s := range disabledSyncs(rows) {
 		c.find(Finding{
 			Code: "sync-zfs-disabled", Severity: Critical, Subject: s.dataset,
-			Title: fmt.Sprintf("sync=disabled is set on %s: what was synced in the last seconds is lost with the power",
+			Title: fmt.Sprintf("sync=disabled is set on %s: a power failure loses the data synced in the last seconds",
 				s.dataset),
-			Measured: []Figure{figure("datasets", "datasets that it holds for, with this one", Count, int64(s.datasets)),
+			Measured: []Figure{figure("datasets", "datasets affected, including this one", Count, int64(s.datasets)),
 				words("source", "set by", s.source)},
-			Why: "fsync() returns at once; the data goes to the disks with the next transaction group, 5 seconds later by " +
-				"default. The pool itself stays whole, " +
-				"but databases lose transactions that they have confirmed. And benchmarks of syncs measure memory.",
+			Why: "fsync() returns at once; the data reaches the disks with the next transaction group, by default up to 5 " +
+				"seconds later. The pool itself stays consistent, but databases lose transactions that they have confirmed, and " +
+				"benchmarks of syncs measure memory.",
 			Do: []Step{
-				{"let it sync again; if that is too slow, a log device is the remedy, not this",
+				{"enable syncs again; if that is too slow, add a log device instead",
 					[]string{"zfs inherit sync " + word(s.dataset)}},
-				{"look what it is now: a parent may have it, too", []string{"zfs get -r sync " + word(s.dataset)}},
+				{"check the new value: a parent may disable syncs, too", []string{"zfs get -r sync " + word(s.dataset)}},
 			},
 		})
 	}
@@ -280,8 +277,8 @@ func disabledSyncs(rows [][]string) (out []disabledSync) {
 // noCacheFlush is about the parameters of the ZFS module.
 func (c *Report) noCacheFlush() {
 	for _, p := range []struct{ name, what string }{
-		{"zfs_nocacheflush", "flushes no disk at all: after a power failure whole pools can be lost"},
-		{"zil_nocacheflush", "does not flush the disks after writes of its log: what was synced can be lost with the power"},
+		{"zfs_nocacheflush", "never flushes disks: a power failure can destroy whole pools"},
+		{"zil_nocacheflush", "does not flush disks after writing its log: a power failure can lose synced data"},
 	} {
 		path := filepath.Join("/sys/module/zfs/parameters", p.name)
 		b, err := os.ReadFile(path)
@@ -294,9 +291,9 @@ func (c *Report) noCacheFlush() {
 			Code: "sync-zfs-nocacheflush", Severity: Critical, Subject: p.name,
 			Title:    fmt.Sprintf("the ZFS parameter %s is %s: ZFS %s", p.name, value, p.what),
 			Measured: []Figure{words("parameter", p.name, value)},
-			Why: "This is safe only if every disk of every pool keeps its cache without power. It holds for all pools " +
-				"of this host.",
-			Do: []Step{{"turn it off, and take it out of /etc/modprobe.d",
+			Why: "This is safe only if the cache of every disk of every pool survives a power failure. It applies to all " +
+				"pools of this host.",
+			Do: []Step{{"turn it off, and remove it from /etc/modprobe.d",
 				[]string{"echo 0 > " + path, "grep -r " + p.name + " /etc/modprobe.d"}}},
 		})
 	}

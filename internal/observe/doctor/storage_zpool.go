@@ -39,7 +39,7 @@ func statusOf(ctx context.Context, pool string) (*poolStatus, error) {
 	}
 	s := parsePoolStatus(string(out), pool)
 	if s.state == "" || len(s.vdevs) == 0 {
-		return nil, errs.New(errs.Damaged, "zpool status", pool, "it prints what this program does not understand")
+		return nil, errs.New(errs.Damaged, "zpool status", pool, "cannot parse its output")
 	}
 	return s, nil
 }

@@ -132,7 +132,7 @@ func (t *trees) open(datasets []Dataset, deadline time.Time) {
 
 		p, err := openPlace(m.Point, m.Dev)
 		if errs.Is(err, errs.Permission) {
-			t.c.skip("filesystems: opening them without a trace needs root")
+			t.c.skip("filesystems: opening them without changing access times needs root")
 			return
 		}
 
@@ -150,8 +150,8 @@ func (t *trees) open(datasets []Dataset, deadline time.Time) {
 		what string
 	}{
 		{unmounted, "filesystems that are not mounted"},
-		{clones, "clones, which share with their origin"},
-		{late, "filesystems for which there was no time"},
+		{clones, "clones, which share blocks with their origin"},
+		{late, "filesystems skipped for lack of time"},
 	} {
 		if n.n > 0 {
 			t.c.skip(fmt.Sprintf("%d %s", n.n, n.what))

@@ -57,7 +57,7 @@ func (c *Copies) compareVolumes(ctx context.Context, datasets []Dataset, deadlin
 		c.skip(fmt.Sprintf("%d volumes: reading them needs root", denied))
 	}
 	if absent > 0 {
-		c.skip(fmt.Sprintf("%d volumes that have no block device now", absent))
+		c.skip(fmt.Sprintf("%d volumes without a block device", absent))
 	}
 
 	sizes := make([]int64, 0, len(groups))
@@ -126,7 +126,7 @@ func (c *Copies) compareGroup(
 
 	g.explain()
 	if g.Places < minPlaces {
-		c.skip("volumes in which too little was found by drawing places at random")
+		c.skip("volumes with too little data at the places drawn at random")
 	}
 
 	return g, nil

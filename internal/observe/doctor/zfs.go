@@ -55,7 +55,7 @@ type Dataset struct {
 
 // Media is where the pool's dedup table lies.
 type Media struct {
-	Rotating int      `json:"rotating"` // disks that the kernel says rotate
+	Rotating int      `json:"rotating"` // disks the kernel reports as rotating
 	Solid    int      `json:"solid"`
 	Unknown  int      `json:"unknown"`           // files, and what is not there
 	Helpers  []string `json:"classes,omitempty"` // "special", "dedup": what the table is on instead
@@ -115,11 +115,11 @@ func ZFS(ctx context.Context, q ZFSRequest) (*Report, error) {
 	}
 
 	if !slices.Contains(pools, q.Pool) {
-		e := errs.New(errs.NotFound, "doctor", strconv.Quote(q.Pool), "there is no such zpool")
+		e := errs.New(errs.NotFound, "doctor", strconv.Quote(q.Pool), "zpool does not exist")
 		if len(pools) == 0 {
-			return nil, e.WithHint("no zpool is imported: `zpool import` lists those that could be")
+			return nil, e.WithHint("no zpool is imported: run `zpool import` to list pools that can be imported")
 		}
-		return nil, e.WithHint("there is: %s", strings.Join(pools, ", "))
+		return nil, e.WithHint("imported zpools: %s", strings.Join(pools, ", "))
 	}
 
 	f := &Facts{Pool: q.Pool, Version: zfs.Version(), Features: map[string]string{}}
@@ -272,7 +272,7 @@ func parseDatasets(rows [][]string) ([]Dataset, error) {
 
 	for _, d := range out {
 		if d.Type == "" || d.Dedup == "" {
-			return nil, errs.New(errs.Damaged, "zfs get", d.Name, "it has no type or no dedup property")
+			return nil, errs.New(errs.Damaged, "zfs get", d.Name, "type or dedup property is missing")
 		}
 	}
 
@@ -295,10 +295,10 @@ func (f *Facts) readDDT(ctx context.Context) error {
 		return err
 	}
 	if err == nil && f.DDT.OnDisk.Low > f.AllocatedBytes {
-		err = errs.New(errs.Damaged, "zpool status", f.Pool, "the dedup table would be larger than all that the pool holds")
+		err = errs.New(errs.Damaged, "zpool status", f.Pool, "the dedup table is larger than the allocated space of the pool")
 	}
 	if err != nil {
-		f.DDT, f.DDTUnknown = nil, "`zpool status -D` prints what this pando does not understand: "+err.Error()
+		f.DDT, f.DDTUnknown = nil, "cannot parse the output of `zpool status -D`: "+err.Error()
 	}
 	if f.DDT != nil {
 		f.DDT.InLog = inLog(f.Pool)

@@ -262,7 +262,7 @@ func TestPoolWithDedup(t *testing.T) {
 	if c.Explained.High != d.Saved().High || c.Explained.Low < 12*mib || c.ExplainedIf.Low < c.Explained.Low+mib {
 		t.Errorf("explained %+v of %+v; unshared %+v", c.Explained, d.Saved(), f.UnsharedBytes)
 	}
-	if !slices.Contains(c.NotLookedAt, "1 clones, which share with their origin") {
+	if !slices.Contains(c.NotLookedAt, "1 clones, which share blocks with their origin") {
 		t.Errorf("not looked at: %q", c.NotLookedAt)
 	}
 
