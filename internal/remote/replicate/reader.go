@@ -12,27 +12,27 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// imageReader feeds the pipeline with a block image.
+// imageReader reads a block image into the pipeline.
 type imageReader struct {
 	img      engine.Image
 	what     string // reference, for errors
 	ranges   *readAhead
-	held     *engine.Range // of ranges, taken and given back
+	held     *engine.Range // the next range, if peekRange has taken it from ranges
 	base     *repo.Manifest
-	unit     int64           // bytes of the regions in which it is read: see unitOf
-	merge    bool            // ranges are what differs from base; else base is compared with
+	unit     int64           // bytes of a region: see unitOf
+	merge    bool            // ranges are the differences from base; else the data is compared with base
 	ahead    *pagePrefetcher // of base
 	hasSum   func([]byte, repo.Sum) bool
 	stats    *stats
 	tracker  *progress.Tracker
-	finished []finishedPart // what the journal has of it, in order
+	finished []finishedPart // parts that the journal has, in order of offset
 	replay   func(finishedPart) ([]item, error)
 
-	scratch []byte // what was read last to be compared
-	at      int64  // where that is
+	scratch []byte // the data that was last read to be compared
+	at      int64  // its offset
 }
 
-// peek returns the next range without taking it. false: there is none.
+// peekRange returns the next range without taking it, or false at the end.
 func (r *imageReader) peekRange() (engine.Range, bool, error) {
 	if r.held == nil {
 		g, err, ok := r.ranges.next()
@@ -49,7 +49,8 @@ func (r *imageReader) peekRange() (engine.Range, bool, error) {
 	return *r.held, true, nil
 }
 
-// take returns what of the next range begins before to, and takes it. false: nothing.
+// takeRange takes the part of the next range that lies in [from, to), or returns false if there is none. It drops
+// ranges before from.
 func (r *imageReader) takeRange(from, to int64) (engine.Range, bool, error) {
 	for {
 		g, ok, err := r.peekRange()
@@ -75,7 +76,7 @@ func (r *imageReader) takeRange(from, to int64) (engine.Range, bool, error) {
 	}
 }
 
-// produce reads everything that the journal does not have.
+// produce passes everything on: what the journal has from there, and the rest by reading it.
 func (r *imageReader) produce(ctx context.Context, b *batcher) error {
 	at := int64(0)
 	for _, p := range r.finished {
@@ -102,12 +103,13 @@ func (r *imageReader) produce(ctx context.Context, b *batcher) error {
 		at = p.to
 	}
 
-	// Behind the end of a volume that was larger there is nothing.
+	// Read the rest.
 	end := r.img.SizeBytes
 	if err := r.readGap(ctx, b, at, end); err != nil {
 		return err
 	}
 
+	// If base was larger, zero what lies beyond the end.
 	if r.merge && r.base.SizeBytes > end {
 		r.prefetch(end, r.base.SizeBytes)
 		return b.addZero(ctx, end, r.base.SizeBytes-end)
@@ -116,7 +118,7 @@ func (r *imageReader) produce(ctx context.Context, b *batcher) error {
 	return nil
 }
 
-// gap reads [from, to).
+// readGap reads the ranges in [from, to), region by region.
 func (r *imageReader) readGap(ctx context.Context, b *batcher, from, to int64) error {
 	for from < to {
 		g, ok, err := r.peekRange()
@@ -137,7 +139,7 @@ func (r *imageReader) readGap(ctx context.Context, b *batcher, from, to int64) e
 	return b.flushBatch(ctx, to)
 }
 
-// want says that the pages of a range will be merged into.
+// prefetch starts to read the pages that layers in [from, to) will be merged into.
 func (r *imageReader) prefetch(from, to int64) {
 	if !r.merge {
 		return
@@ -146,7 +148,7 @@ func (r *imageReader) prefetch(from, to int64) {
 	first, last := uint32(from/r.unit), uint32((to-1)/r.unit)
 	for region := first; region <= last; region++ {
 		if r.unit == repo.CellBytes && region > first && region < last {
-			region = last // what is between is not merged into: it is zero now
+			region = last // the cells in between become zero, without a merge
 		}
 		if r.baseHasRegion(region) {
 			r.ahead.prefetchRegion(region)
@@ -154,7 +156,7 @@ func (r *imageReader) prefetch(from, to int64) {
 	}
 }
 
-// knows reports whether base may have something in a region.
+// baseHasRegion reports whether base may have data in a region.
 func (r *imageReader) baseHasRegion(region uint32) bool {
 	switch {
 	case r.base == nil:
@@ -166,8 +168,7 @@ func (r *imageReader) baseHasRegion(region uint32) bool {
 	return has
 }
 
-// data reads [from, to) and passes it on, frame by frame, without blocks that are
-// zero.
+// readData reads [from, to) and passes it on, frame by frame, without blocks of zeros.
 func (r *imageReader) readData(ctx context.Context, b *batcher, from, to int64) error {
 	for from < to {
 		n := min(to, (from/repo.FrameBytes+1)*repo.FrameBytes) - from
@@ -186,6 +187,7 @@ func (r *imageReader) readData(ctx context.Context, b *batcher, from, to int64) 
 	return nil
 }
 
+// readImage reads the image at an offset into all of buf, from scratch if that has it.
 func (r *imageReader) readImage(buf []byte, at int64) error {
 	if from := at - r.at; from >= 0 && from+int64(len(buf)) <= int64(len(r.scratch)) {
 		copy(buf, r.scratch[from:])
@@ -205,8 +207,9 @@ func (r *imageReader) readImage(buf []byte, at int64) error {
 	return errs.Wrap(opPush, r.what, err)
 }
 
-// put adds what was read into the room of a batch, leaving zeros out.
+// putBlocks adds the data in buf, the room of a batch, without zeros. at is its offset in the image.
 func (r *imageReader) putBlocks(b *batcher, buf []byte, at int64) {
+	// Move the data together.
 	to := 0
 	var parts []item
 	var holes []item
@@ -220,10 +223,10 @@ func (r *imageReader) putBlocks(b *batcher, buf []byte, at int64) {
 	}
 
 	if !r.merge {
-		holes = nil // nothing is there that they would cover
+		holes = nil // there is nothing that they would cover
 	}
 
-	// In order of offset.
+	// Add data and holes in order of offset.
 	for len(parts) > 0 || len(holes) > 0 {
 		if len(holes) == 0 || len(parts) > 0 && parts[0].offset < holes[0].offset {
 			b.addFresh(parts[0])
@@ -235,7 +238,7 @@ func (r *imageReader) putBlocks(b *batcher, buf []byte, at int64) {
 	}
 }
 
-// stretch is a part of a buffer.
+// stretch is a part of a buffer that is all zeros, or not.
 type stretch struct {
 	from, to int
 	zero     bool
@@ -243,8 +246,8 @@ type stretch struct {
 
 var zeroBlock [repo.BlockBytes]byte
 
-// split finds what of a buffer is zero, in whole blocks. A few zero blocks between
-// data are not worth a piece more.
+// splitZeros splits a buffer into data and zeros, in whole blocks. A few zero blocks between data count as data,
+// because they are not worth another piece.
 func splitZeros(buf []byte) []stretch {
 	var out []stretch
 	for at := 0; at < len(buf); at += repo.BlockBytes {
@@ -268,19 +271,19 @@ func splitZeros(buf []byte) []stretch {
 	return out
 }
 
-// minCompare is how long a range that differs must be to be compared nevertheless:
-// for less it does not pay to wait for the page that says what is there.
+// minCompare is the minimum length of a range that differs to be compared with base nevertheless. For a shorter range
+// it does not pay to wait for the page that tells what base has there.
 const minCompare = 64 << 10
 
-// region passes on what the ranges in [from, to) say, which is within one region. What
-// is as base has it is not uploaded again: the ranges may be more than what differs.
+// passRegion passes on the ranges in [from, to), which lies within one region. It does not upload data again that base
+// has: the ranges may cover more than the differences.
 func (r *imageReader) passRegion(ctx context.Context, b *batcher, from, to int64) error {
 	region := uint32(from / r.unit)
 	known := r.baseHasRegion(region)
 	before := b.n
 	var pieces []repo.Piece
 	loaded := !known
-	i, at := 0, from // all before at is passed on
+	i, at := 0, from // everything before at is passed on
 	for {
 		g, ok, err := r.takeRange(at, to)
 		if err != nil {
@@ -301,6 +304,7 @@ func (r *imageReader) passRegion(ctx context.Context, b *batcher, from, to int64
 			continue
 		}
 
+		// Read the pieces of base, unless the range is too short for that.
 		if !loaded && r.merge && g.Length < minCompare {
 			r.prefetch(g.Offset, g.End())
 		} else if !loaded {
@@ -310,9 +314,10 @@ func (r *imageReader) passRegion(ctx context.Context, b *batcher, from, to int64
 			loaded = true
 		}
 
+		// Go through the range piece by piece.
 		for a := g.Offset; a < g.End(); a = at {
 			for i < len(pieces) && pieces[i].End() <= a {
-				i++ // nothing of it is data now, or it is as it was
+				i++ // nothing of it is data now, or it is unchanged
 			}
 
 			if i == len(pieces) || pieces[i].Offset >= g.End() {
@@ -323,6 +328,7 @@ func (r *imageReader) passRegion(ctx context.Context, b *batcher, from, to int64
 				continue
 			}
 
+			// Compare the piece with the image, and pass it on as data or as what is already stored.
 			p := pieces[i]
 			same := false
 			if r.canCompare(p, g, at, to) {
@@ -355,30 +361,30 @@ func (r *imageReader) passRegion(ctx context.Context, b *batcher, from, to int64
 	}
 
 	if known && b.n == before {
-		r.ahead.dropRegion(region) // nobody else will
+		r.ahead.dropRegion(region) // nothing was passed on, so the sealer does not drop it
 	}
 
 	return nil
 }
 
-// load reads the pieces that base has in a region.
+// loadPieces reads the pieces that base has in a region.
 func (r *imageReader) loadPieces(ctx context.Context, b *batcher, region uint32) ([]repo.Piece, error) {
 	for ahead := region; int(ahead) < int(region)+r.ahead.maxRunning/2 && !r.merge; ahead++ {
 		if r.baseHasRegion(ahead) {
 			r.ahead.prefetchRegion(ahead)
 		}
 	}
-	// Pages are held until what was passed on is sealed: it must not wait here.
+
+	// The sealer drops regions once it seals what was passed on, so the current batch must not wait here.
 	if err := r.ahead.reserveRegion(ctx, region, func() error { return b.flushBatch(ctx, b.pos) }); err != nil {
 		return nil, err
 	}
 	return r.ahead.waitRegion(ctx, region)
 }
 
-// comparable reports whether a piece of base can be compared with what is there now,
-// all of it, and once: all before at is passed on, what is behind to is not to be. If
-// ranges are what differs, what is in none is known to be the same, and no reason to
-// read it.
+// canCompare reports whether the whole of a piece of base can be compared with the image, once: everything before at is
+// already passed on, and everything after to is not part of this region. If ranges are the differences, data outside of
+// them is known to be unchanged, so comparing must not read it.
 func (r *imageReader) canCompare(p repo.Piece, g engine.Range, at, to int64) bool {
 	if p.Sum == (repo.Sum{}) || p.Offset < at || p.End() > to {
 		return false
@@ -386,13 +392,13 @@ func (r *imageReader) canCompare(p repo.Piece, g engine.Range, at, to int64) boo
 	return !r.merge || p.Offset >= g.Offset && p.End() <= g.End()
 }
 
-// same reads what is now where a piece was, and compares.
+// isSame reads the image where base has a piece, and reports whether the data is the same.
 func (r *imageReader) isSame(p repo.Piece) (bool, error) {
 	if r.scratch == nil {
 		r.scratch = make([]byte, repo.FrameBytes)
 	}
 	buf := r.scratch[:p.Length]
-	r.scratch = r.scratch[:0] // nothing, until it is read
+	r.scratch = r.scratch[:0] // empty until the read succeeds
 	if err := r.readImage(buf, p.Offset); err != nil {
 		return false, err
 	}

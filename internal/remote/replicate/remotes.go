@@ -1,13 +1,13 @@
 // Package replicate carries volumes to remotes and back: push, pull, verify, prune.
-// A remote is an encrypted repository (package repo) in an object store; its address
-// and this host's key to it lie in the pool.
+// A remote is an encrypted repository (package repo) in an object store. The pool keeps
+// its address and this host's key to it.
 //
 // # Files
 //
-//	POOL/remotes/NAME/remote.json   what the remote is
+//	POOL/remotes/NAME/remote.json   description of the remote
 //	POOL/remotes/NAME/identity      this host's key: an age X25519 identity
-//	POOL/remotes/NAME/config        copy of the repository's config, which holds its keys, sealed
-//	POOL/remotes/NAME/push/HEAD     journal of a push that is not finished
+//	POOL/remotes/NAME/config        copy of the repository's config, which has its keys, sealed
+//	POOL/remotes/NAME/push/HEAD     journal of an unfinished push
 //
 // Directories have mode 0700, files 0600.
 package replicate
@@ -42,69 +42,70 @@ const (
 	remoteName   = "remote.json"
 	identityName = "identity"
 	journalDir   = "push"
-	addingPrefix = ".adding-"   // a remote that is just being added; no name begins with a dot
-	removePrefix = ".removing-" // and one that is being removed
+	addingPrefix = ".adding-"   // a remote that is being added; no name begins with a dot
+	removePrefix = ".removing-" // a remote that is being removed
 
 	remoteFormat = 1
 )
 
-// Remote is a remote that a pool knows. Its JSON form lies in the pool.
+// Remote is a remote that a pool knows. The pool stores its JSON form.
 type Remote struct {
 	Format    int       `json:"format"`
 	Name      string    `json:"name"`
 	URL       string    `json:"url"`
-	Mark      repo.Mark `json:"mark"`                // what the repository was when it was last opened
-	Recipient string    `json:"recipient,omitempty"` // of this host's key, if that was made for it
+	Mark      repo.Mark `json:"mark"`                // state of the repository when it was last opened
+	Recipient string    `json:"recipient,omitempty"` // of this host's key, if the key was made for this remote
 	AddedAt   time.Time `json:"added_at"`
 
 	dir      string                              // its directory
-	restored bool                                // its config was put back
+	restored bool                                // its config was restored
 	identity string                              // text of the age identity
-	wrap     func(objstore.Store) objstore.Store // for tests: goes between the store and its retries
+	wrap     func(objstore.Store) objstore.Store // for tests: wraps the store below its retries
 	retry    objstore.RetryOptions
 	access   Access
 	names    func(context.Context) ([]string, error) // see KnowNames
 }
 
-// AddRequest says which remote to add, and how it is opened.
+// AddRequest describes the remote to add, and how to open it.
 type AddRequest struct {
 	Name string
 	URL  string
 
 	// Identity is the text of an age identity (AGE-SECRET-KEY-1...), as age-keygen
-	// writes it, that opens the repository there, to give this host's new key access.
-	// It is not kept.
+	// writes it. It opens the existing repository, to give this host's new key access.
+	// It is not stored.
 	Identity string
-	// Passphrase does the same; a new repository opens with it, too.
+	// Passphrase does the same; it also becomes a key of a new repository.
 	Passphrase string
-	// Config is a copy of the repository's config: it is put back if that is missing or damaged. See Kit.
+	// Config is a copy of the repository's config, to restore if that is missing or damaged. See Kit.
 	Config []byte
-	// Recipients are more age recipients (age1...) that the repository shall open for.
+	// Recipients are further age recipients (age1...) to give access to the repository.
 	Recipients []string
-	// MustExist refuses to make a new repository, MustCreate to open one.
+	// MustExist refuses to create a repository, MustCreate to open an existing one.
 	MustExist, MustCreate bool
-	// Access is how the store is reached.
+	// Access is how to reach the store.
 	Access Access
 }
 
 // Added is the result of Add.
 type Added struct {
 	Remote
-	Created bool `json:"created"` // there was no repository; now there is
+	Created bool `json:"created"` // the repository was created
 
-	ConfigRestored bool `json:"config_restored"` // its config was missing or damaged, and was put back
+	ConfigRestored bool `json:"config_restored"` // its config was missing or damaged, and was restored
 }
 
-// Add makes a remote known to the pool. The store is tried first: whether it honours
-// conditions, which everything rests on. If there is a repository at the URL, this
-// host is given access with the secret of the request; if there is none, one is made
-// which opens for this host's key and what else the request names.
+// Add adds a remote to the pool. It first checks that the store honours conditional requests, which everything relies
+// on. If there is a repository at the URL, Add gives this host's new key access to it with the secret of the request.
+// If there is none, Add creates one that this host's key and the other keys of the request open.
 //
-// Either the remote is there, durably, or it is not; an interrupted Add is repeated.
-// The host's key is durable before a repository depends on it. Exists, Invalid,
-// Permission (no key opens the repository; the store refuses), Unsupported (the store
-// does not honour conditions), and the kinds of the store.
+// Either the remote is added, durably, or it is not; an interrupted Add can be repeated. The host's key is durable
+// before a repository depends on it.
+//
+// Errors: Exists, Invalid, Permission (no key opens the repository; the store refuses access), Unsupported (the store
+// does not honour conditional requests), and the kinds of the store.
 func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
+	// Check the request.
 	if err := ref.CheckName(opAdd, q.Name); err != nil {
 		return Added{}, err
 	}
@@ -119,6 +120,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 		}
 	}
 
+	// Lock the directory of remotes, and refuse a name that is taken.
 	top := remotesDir(e.Dir())
 	unlock, err := lockRemotes(ctx, opAdd, top)
 	if err != nil {
@@ -132,6 +134,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 			WithHint("choose another name, or remove that remote with %s", errs.Run("remote rm", q.Name))
 	}
 
+	// Make this host's key, then open or create the repository with it.
 	adding := filepath.Join(top, addingPrefix+q.Name)
 	r := Remote{Format: remoteFormat, Name: q.Name, URL: q.URL, AddedAt: time.Now().UTC().Truncate(time.Second),
 		dir: adding, access: q.Access}
@@ -142,8 +145,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 
 	rp, created, needed, err := r.openOrCreate(ctx, q, hostLabel()+" "+e.PoolID()[:8], fresh)
 	if err != nil {
-		// A repository may depend on the key, or on one that an interrupted Add has
-		// left: then the next Add takes it up.
+		// Keep a key that a repository may depend on, and one left by an interrupted Add: the next Add uses it.
 		if fresh && !needed {
 			_ = os.RemoveAll(adding)
 		}
@@ -152,6 +154,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 
 	defer rp.Close()
 
+	// Write the remote's files, then rename its directory: from here on the remote exists.
 	r.Mark = rp.Mark()
 	if err = r.keepConfig(rp); err == nil {
 		err = r.saveMetadata()
@@ -167,7 +170,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 	return Added{Remote: r, Created: created, ConfigRestored: r.restored}, errs.Wrap(opAdd, q.Name, err)
 }
 
-// save writes remote.json.
+// saveMetadata writes remote.json, durably.
 func (r *Remote) saveMetadata() error {
 	b, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -176,10 +179,10 @@ func (r *Remote) saveMetadata() error {
 	return durable.WriteFile(filepath.Join(r.dir, remoteName), append(b, '\n'))
 }
 
-// hostIdentity sets this host's key for a remote that is being added, durable in its
-// directory: one that an interrupted Add has left there, or a new one. fresh: nothing
-// was there.
+// hostIdentity sets this host's key for a remote that is being added: the one that an interrupted Add left, or a new
+// one, which it makes durable in the remote's directory. fresh reports whether the key is new.
 func (r *Remote) hostIdentity() (fresh bool, err error) {
+	// Use the key of an interrupted Add.
 	path := filepath.Join(r.dir, identityName)
 	left, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -195,6 +198,7 @@ func (r *Remote) hostIdentity() (fresh bool, err error) {
 		return false, nil
 	}
 
+	// Make a new key.
 	text, recipient, err := repo.NewIdentity()
 	if err != nil {
 		return false, err
@@ -212,8 +216,7 @@ func (r *Remote) hostIdentity() (fresh bool, err error) {
 	return true, durable.SyncDir(filepath.Dir(r.dir))
 }
 
-// recipientComment is before the recipient in the file of an identity, as age-keygen
-// writes it.
+// recipientComment precedes the recipient in an identity's file, as age-keygen writes it.
 const recipientComment = "# public key: "
 
 // recipientOf finds the recipient that the comment of an identity names.
@@ -228,15 +231,16 @@ func recipientOf(identity string) string {
 
 var errNoKey = errors.New("this pool has no key for it")
 
-// NoKey reports whether an Add failed for want of a key, which a passphrase may mend.
+// NoKey reports whether an Add failed because it had no key. A passphrase may help then.
 func NoKey(err error) bool { return errors.Is(err, errNoKey) }
 
-// establish opens the repository of a remote that is being added, or makes it. The
-// key opens it afterwards, and is called label there. fresh: the key was not there
-// before. needed, also with an error: a repository may have the key now.
+// openOrCreate opens the repository of a remote that is being added, or creates it, and adds this host's key to it
+// under label. fresh says that the key is new. needed reports, even with an error, that a repository may have the key
+// now.
 func (r *Remote) openOrCreate(
 	ctx context.Context, q AddRequest, label string, fresh bool,
 ) (rp *repo.Repo, created, needed bool, err error) {
+	// Open the store.
 	own, err := repo.Identity(r.identity)
 	if err != nil {
 		return nil, false, false, err
@@ -254,11 +258,12 @@ func (r *Remote) openOrCreate(
 
 	defer func() {
 		if err != nil {
-			_ = objstore.Close(store) // of what failed
+			_ = objstore.Close(store) // the first error counts
 		}
 	}()
 
-	// What only reads comes first: who is refused leaves nothing there.
+	// Try to open the repository, after restoring its config if necessary. Reading comes first, so that a refused Add
+	// leaves nothing in the store.
 	rp, err = repo.Open(ctx, store, own)
 	if configLost(err) && len(q.Config) > 0 {
 		keep := filepath.Join(r.dir, damagedDir)
@@ -269,17 +274,18 @@ func (r *Remote) openOrCreate(
 		rp, err = repo.Open(ctx, store, own)
 	}
 
+	if refused := q.refusal(store, err, len(given) > 0); refused != nil {
+		return nil, false, false, refused
+	}
+
+	// Add the keys, or create the repository.
 	switch {
-	case err == nil && !fresh: // an interrupted Add had made it, perhaps not with all keys
-		if err = objstore.Probe(ctx, store); err == nil {
-			err = addSlots(ctx, rp, q)
-		}
 	case err == nil:
 		err = objstore.Probe(ctx, store)
-	case repo.Locked(err) && q.MustCreate:
-		return nil, false, false, errs.New(errs.Exists, opAdd, q.Name, "a repository already exists at %s", store).
-			WithHint("remove %s to open it, or use another prefix or directory", errs.Param("create"))
-	case repo.Locked(err) && len(given) > 0:
+		if err == nil && !fresh { // an interrupted Add created it, perhaps without all keys
+			err = addSlots(ctx, rp, q)
+		}
+	case repo.Locked(err):
 		if rp, err = repo.Open(ctx, store, given...); err != nil {
 			return nil, false, false, err
 		}
@@ -290,20 +296,6 @@ func (r *Remote) openOrCreate(
 		if err == nil {
 			err = addSlots(ctx, rp, AddRequest{Recipients: q.Recipients})
 		}
-	case repo.Locked(err):
-		return nil, false, false, errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, but %w", store,
-			errNoKey).
-			WithHint("provide a key with %s, or the repository's passphrase with %s or %s", errs.Param("identity", "FILE"),
-				errs.Param("passphrase"), errs.Param("passphrase-file", "FILE"))
-	case !errs.Is(err, errs.NotFound):
-		return nil, false, false, err
-	case q.MustExist:
-		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s", store).
-			WithHint("check the URL, or remove %s to create a new repository", errs.Param("no-create"))
-	case q.Identity != "":
-		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name,
-			"there is no repository at %s for the identity to open", store).
-			WithHint("check the URL, or remove %s to create a new repository", errs.Param("identity"))
 	default:
 		if err := checkEmpty(ctx, store, q.Name); err != nil {
 			return nil, false, false, err
@@ -326,7 +318,35 @@ func (r *Remote) openOrCreate(
 	return rp, created, needed, nil
 }
 
-// empty is Exists if something else than leftovers of a probe is in a store.
+// refusal returns why the request does not allow Add to go on after this host's key opened the repository with err: it
+// is the error to return, or nil. given reports whether the request has a secret.
+func (q AddRequest) refusal(store objstore.Store, err error, given bool) error {
+	switch {
+	case err == nil:
+		return nil
+	case repo.Locked(err) && q.MustCreate:
+		return errs.New(errs.Exists, opAdd, q.Name, "a repository already exists at %s", store).
+			WithHint("remove %s to open it, or use another prefix or directory", errs.Param("create"))
+	case repo.Locked(err) && given:
+		return nil
+	case repo.Locked(err):
+		return errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, but %w", store, errNoKey).
+			WithHint("provide a key with %s, or the repository's passphrase with %s or %s", errs.Param("identity", "FILE"),
+				errs.Param("passphrase"), errs.Param("passphrase-file", "FILE"))
+	case !errs.Is(err, errs.NotFound):
+		return err
+	case q.MustExist:
+		return errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s", store).
+			WithHint("check the URL, or remove %s to create a new repository", errs.Param("no-create"))
+	case q.Identity != "":
+		return errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s for the identity to open", store).
+			WithHint("check the URL, or remove %s to create a new repository", errs.Param("identity"))
+	}
+
+	return nil
+}
+
+// checkEmpty returns an error if the store has anything but leftovers of a probe.
 func checkEmpty(ctx context.Context, s objstore.Store, name string) error {
 	for o, err := range s.List(ctx, "") {
 		if err != nil {
@@ -339,7 +359,7 @@ func checkEmpty(ctx context.Context, s objstore.Store, name string) error {
 	return nil
 }
 
-// notEmpty is the error for a store that holds something, but no config of a repository.
+// notEmpty returns the error for a store that has objects, but no config of a repository.
 func notEmpty(s objstore.Store, name, key string) error {
 	dir, _, _ := strings.Cut(key, "/")
 	if slices.Contains([]string{"heads", "manifests", "segments"}, dir) {
@@ -351,7 +371,7 @@ func notEmpty(s objstore.Store, name, key string) error {
 		WithHint("use an empty directory or bucket, or another prefix in the bucket")
 }
 
-// secrets are what may open a repository that is there.
+// secrets returns the secrets of the request that may open an existing repository.
 func (q AddRequest) secrets() (out []repo.Secret, err error) {
 	if q.Identity != "" {
 		s, err := repo.Identity(q.Identity)
@@ -366,7 +386,7 @@ func (q AddRequest) secrets() (out []repo.Secret, err error) {
 	return out, nil
 }
 
-// addSlots adds what else shall open a new repository.
+// addSlots adds the passphrase and the recipients of the request to a repository.
 func addSlots(ctx context.Context, rp *repo.Repo, q AddRequest) error {
 	var slots []repo.NewSlot
 	if q.Passphrase != "" {
@@ -386,14 +406,15 @@ func addSlots(ctx context.Context, rp *repo.Repo, q AddRequest) error {
 	return nil
 }
 
-// addSlot adds a slot under its label, or one like it if that is taken, unless there is
-// one for the same.
+// addSlot adds a slot, unless the repository already has one for that recipient, or for a passphrase any one with a
+// passphrase. If the label is taken, addSlot appends a number to it.
 func addSlot(ctx context.Context, rp *repo.Repo, s repo.NewSlot) error {
 	there, err := rp.Slots(ctx)
 	if err != nil {
 		return err
 	}
 
+	// Return if the key is there; collect the labels.
 	labels := map[string]bool{}
 	for _, i := range there {
 		if i.Recipient == s.Recipient && (s.Recipient != "" || i.Kind == repo.SlotPassphrase) {
@@ -409,7 +430,7 @@ func addSlot(ctx context.Context, rp *repo.Repo, s repo.NewSlot) error {
 	return rp.AddSlot(ctx, s)
 }
 
-// Load reads a remote of a pool. NotFound, Damaged, TooNew, Permission.
+// Load reads a remote of a pool. Errors: NotFound, Damaged, TooNew, Permission.
 func Load(pool, name string, access Access) (*Remote, error) {
 	if err := ref.CheckName(opOpen, name); err != nil {
 		return nil, err
@@ -432,6 +453,7 @@ func Load(pool, name string, access Access) (*Remote, error) {
 				filepath.Join(dir, file), errs.Run("remote rm", errs.Param("force"), name))
 	}
 
+	// Parse remote.json, and the format alone first.
 	r := &Remote{dir: dir, access: access}
 	var v struct {
 		Format int `json:"format"`
@@ -453,6 +475,7 @@ func Load(pool, name string, access Access) (*Remote, error) {
 		return nil, damaged(remoteName, "values are missing or belong to another remote")
 	}
 
+	// Read this host's key.
 	key, err := os.ReadFile(filepath.Join(dir, identityName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, damaged(identityName, "the file with this host's key does not exist")
@@ -487,16 +510,15 @@ func List(pool string) ([]string, error) {
 	return out, errs.Wrap("list remotes", pool, err)
 }
 
-// RemoveRequest says which remote to forget.
+// RemoveRequest names the remote to remove.
 type RemoveRequest struct {
 	Name   string
-	Access Access // how the store is reached
-	Force  bool   // also if nothing else opens the repository, or it cannot be asked
+	Access Access // how to reach the store
+	Force  bool   // even if no other key opens the repository, or the repository cannot be reached
 }
 
-// Remove makes the pool forget a remote: its address, this host's key, what was
-// recorded of pushes. The repository stays as it is, and so does this host's slot in
-// it. NotFound; Conflict if this host's key is the only one that opens the
+// Remove removes a remote from the pool: its address, this host's key, and the records of pushes. The repository does
+// not change; it keeps this host's slot. Errors: NotFound; Conflict if this host's key is the only one that opens the
 // repository, unless Force.
 func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 	top := remotesDir(e.Dir())
@@ -511,6 +533,7 @@ func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 
 	defer unlock()
 
+	// Refuse to remove the only key.
 	dir := filepath.Join(top, q.Name)
 	r, err := Load(e.Dir(), q.Name, q.Access)
 	if errs.Is(err, errs.NotFound) {
@@ -526,7 +549,7 @@ func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 		}
 	}
 
-	// The name goes first, in one step.
+	// Free the name in one step, then delete the files.
 	away := filepath.Join(top, removePrefix+q.Name)
 	if err := os.RemoveAll(away); err != nil {
 		return errs.Wrap(opRemove, q.Name, err)
@@ -544,6 +567,7 @@ func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 		return errs.Wrap(opRemove, q.Name, err)
 	}
 
+	// Drop the links to the repository unless another remote uses it.
 	if r == nil || r.sharedRepo(e.Dir()) {
 		return nil
 	}
@@ -551,7 +575,7 @@ func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 	return e.DropLinks(ctx, r.Mark.ID.String())
 }
 
-// sharedRepo reports whether another remote of the pool is of the same repository.
+// sharedRepo reports whether another remote of the pool has the same repository.
 func (r *Remote) sharedRepo(pool string) bool {
 	names, _ := List(pool)
 	for _, n := range names {
@@ -562,10 +586,10 @@ func (r *Remote) sharedRepo(pool string) bool {
 	return false
 }
 
-// otherKeys is nil if something besides this host's key opens the repository.
+// checkOtherKeys returns an error unless a key other than this host's opens the repository.
 func (r *Remote) checkOtherKeys(ctx context.Context) error {
 	if r.Recipient == "" {
-		return nil // the key was given to us: somebody else has it
+		return nil // the key was not made for this remote, so it exists elsewhere
 	}
 
 	rp, err := r.Open(ctx)
@@ -591,16 +615,15 @@ func (r *Remote) checkOtherKeys(ctx context.Context) error {
 			filepath.Join(r.dir, identityName), errs.Param("force"))
 }
 
-// IdentityFile is where this host's key lies.
+// IdentityFile returns the path of this host's key.
 func (r *Remote) IdentityFile() string { return filepath.Join(r.dir, identityName) }
 
-// Open opens the repository, with retries. The caller closes it. NotFound,
-// Permission, Conflict (another repository is there than when the remote was added),
-// Damaged (its keys were put back to an older state), and the kinds of the store.
+// Open opens the repository, with retries. The caller closes it. Errors: NotFound, Permission, Conflict (the repository
+// is not the one that the remote was added with), Damaged (its keys were reset to an older state), and the kinds of the
+// store.
 func (r *Remote) Open(ctx context.Context) (*repo.Repo, error) { return r.OpenLimited(ctx, 0) }
 
-// OpenLimited is Open with a bound of bytes a second for what is uploaded and
-// downloaded; 0: none.
+// OpenLimited is Open with a rate limit for uploads and downloads; 0 means no limit.
 func (r *Remote) OpenLimited(ctx context.Context, bytesPerSecond int64) (*repo.Repo, error) {
 	store, err := r.openStore(ctx, bytesPerSecond, false)
 	if err != nil {
@@ -609,13 +632,13 @@ func (r *Remote) OpenLimited(ctx context.Context, bytesPerSecond int64) (*repo.R
 
 	id, err := repo.Identity(r.identity)
 	if err != nil {
-		_ = objstore.Close(store) // of what failed
+		_ = objstore.Close(store) // the first error counts
 		return nil, err
 	}
 
 	rp, err := repo.Open(ctx, store, id)
 	if err != nil {
-		_ = objstore.Close(store) // of what failed
+		_ = objstore.Close(store) // the first error counts
 		return nil, r.hintCopy(ctx, err)
 	}
 
@@ -629,8 +652,8 @@ func (r *Remote) OpenLimited(ctx context.Context, bytesPerSecond int64) (*repo.R
 	return rp, nil
 }
 
-// remember keeps what was seen of a repository. What was seen once is not to be taken back. If it cannot be written
-// down, only a later check is weaker, and the copy of config an older one.
+// recordSeen records the state of a repository, so that a later Open notices if the repository was reset to an older
+// one. It ignores errors: without the record, only a later check is weaker, and the copy of config older.
 func (r *Remote) recordSeen(rp *repo.Repo) {
 	_ = r.keepConfig(rp)
 	if m := rp.Mark(); m != r.Mark {
@@ -639,7 +662,7 @@ func (r *Remote) recordSeen(rp *repo.Repo) {
 	}
 }
 
-// store opens the store of the remote's URL, with retries and a limit.
+// openStore opens the store of the remote's URL, with retries and a rate limit.
 func (r *Remote) openStore(ctx context.Context, bytesPerSecond int64, create bool) (objstore.Store, error) {
 	s, err := OpenStore(ctx, r.URL, r.access, create)
 	if err != nil {
@@ -665,7 +688,7 @@ func (r *Remote) openStore(ctx context.Context, bytesPerSecond int64, create boo
 	return objstore.Retry(s, o), nil
 }
 
-// hostLabel is this host's name, for people.
+// hostLabel returns this host's name for display.
 func hostLabel() string {
 	h, err := os.Hostname()
 	if err != nil || h == "" {
@@ -674,10 +697,11 @@ func hostLabel() string {
 	return h
 }
 
+// remotesDir returns the directory of a pool's remotes.
 func remotesDir(pool string) string { return filepath.Join(pool, "remotes") }
 
-// lockRemotes makes the directory of remotes and locks it against other commands that
-// add and remove.
+// lockRemotes creates the directory of remotes if necessary, and locks it against other commands that add or remove
+// remotes. It waits up to 15 s for the lock. Errors: InUse.
 func lockRemotes(ctx context.Context, op, dir string) (func(), error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, errs.Wrap(op, dir, err)
