@@ -11,18 +11,17 @@ import (
 	"pando/internal/observe/blockdev"
 )
 
-// Scores order the causes: a cause whose share of the time of the syncs is measured
-// has that share; what cannot be measured has one of these. docs/diagnose.md has
-// the table.
+// Scores order the causes. A cause whose share of the time of the syncs is measured has that share as its score; other
+// causes have one of these. docs/diagnose.md has the table.
 const (
-	scoreLie       = 10 // the syncs do not do what they are for: nothing else matters before
+	scoreLie       = 10 // syncs do not make data durable: nothing else matters
 	scoreErrors    = 5
-	scoreRunning   = 0.35 // times the share of looks that saw it
+	scoreRunning   = 0.35 // times the share of samples that saw it
 	scoreFull      = 0.2  // near full: to scoreFullest
 	scoreFullest   = 0.5
 	scoreMetadata  = 0.4
 	scoreFragments = 0.25
-	scoreHeld      = 0.5 // ZFS held writers back
+	scoreHeld      = 0.5 // ZFS throttled writers
 	scoreCrowd     = 0.3 // times the share of syncs that one control group makes
 
 	// leastShare is what a measured cause must explain to be named.
@@ -31,14 +30,14 @@ const (
 
 // What counts as slow, in seconds.
 const (
-	slowSync     = 0.002 // on average, where the disk is no spinning one
+	slowSync     = 0.002 // on average, unless the disk rotates
 	slowSpinning = 0.020
 	slowLayer    = 0.001
 	slowCommit   = 0.050
 	slowTxg      = time.Second
 )
 
-// measured adds a cause by the share that it explains.
+// measured adds a cause if the share it explains is large enough, and scores it by that share.
 func (w *watch) measured(c Cause) {
 	if c.Share < leastShare {
 		return
@@ -53,7 +52,7 @@ func (w *watch) possible(c Cause) {
 	w.report.Causes = append(w.report.Causes, c)
 }
 
-// causes finds all and ranks them.
+// causes finds all causes and ranks them.
 func (w *watch) causes() {
 	w.arrival()
 	w.failures()
@@ -93,7 +92,7 @@ func (w *watch) causes() {
 	}
 }
 
-// arrival compares the syncs with the flushes at the uppermost device.
+// arrival adds a cause if far fewer flushes reach the uppermost device than files are synced.
 func (w *watch) arrival() {
 	t := w.tracer
 	if t == nil || len(t.flight.devices) == 0 || t.here.n < 50 {
@@ -101,7 +100,7 @@ func (w *watch) arrival() {
 	}
 
 	top, f := t.top()
-	line := fmt.Sprintf("while %d syncs of files here were recorded, %s was given %d flushes", t.here.n, top, f.flushes)
+	line := fmt.Sprintf("%d recorded syncs of files here caused %[3]d flushes of %[2]s", t.here.n, top, f.flushes)
 	for i, c := range w.report.Causes {
 		if c.score == scoreLie {
 			w.report.Causes[i].Evidence = append(c.Evidence, line)
@@ -117,20 +116,21 @@ func (w *watch) arrival() {
 
 	volatile := slices.ContainsFunc(w.stack.Devices(), func(l stackLayer) bool { return l.Device.VolatileCache })
 
-	// Threads that sync at once share a flush; f.bytes: what has nothing to write
-	// needs none.
+	// Threads that sync at the same time share a flush; without data to write (f.bytes) none is needed.
 	if !volatile || slices.ContainsFunc(w.report.Causes, func(c Cause) bool { return c.score == scoreLie }) ||
 		f.bytes == 0 || float64(f.flushes) >= 0.05*float64(t.here.n)/float64(max(threads, 1)) {
 		return
 	}
 
 	w.report.Causes = append(w.report.Causes, Cause{
-		Code: "flushes-missing", Share: -1, Confidence: Likely, Title: "syncs end, and hardly a flush reaches " + top + ": what was synced may be lost with the power",
-		Evidence: []string{line}, Next: []string{"`pando bench sync " + w.benchPath() + "` shows at which layer they end"}, score: scoreLie,
+		Code: "flushes-missing", Share: -1, Confidence: Likely, Title: "syncs return, but hardly a flush reaches " +
+			"" + top + ": a power failure may lose synced data",
+		Evidence: []string{line}, Next: []string{"`pando bench sync " + w.benchPath() + "` shows the layer that drops " +
+			"them"}, score: scoreLie,
 	})
 }
 
-// benchPath is a directory for the benchmark.
+// benchPath returns the directory for the benchmark.
 func (w *watch) benchPath() string {
 	if w.file != 0 {
 		return filepath.Dir(w.stack.Path)
@@ -144,13 +144,13 @@ func (w *watch) failures() {
 			w.report.Causes = append(w.report.Causes, Cause{
 				Code: "device-errors", Share: -1, Confidence: Certain, Title: "requests to " + d.Name + " fail",
 				Evidence: []string{fmt.Sprintf("%d failed in %.0f s", d.Errors, w.elapsed.Seconds())},
-				Next:     []string{"`dmesg | grep " + d.Name + "`", "save the data before looking for speed"}, score: scoreErrors,
+				Next:     []string{"`dmesg | grep " + d.Name + "`", "save the data before you look for speed"}, score: scoreErrors,
 			})
 		}
 	}
 }
 
-// throttled looks for limits on the control groups of those who sync.
+// throttled finds limits on the control groups of the processes that sync.
 func (w *watch) throttled() {
 	t := w.tracer
 	if t == nil {
@@ -189,15 +189,15 @@ func (w *watch) throttled() {
 			}
 
 			w.measured(Cause{
-				Code: "cgroup-limit", Share: share, Title: fmt.Sprintf("%s is held back by a limit on its control group: %d %s "+
-					"a second to %s", p.command, l.perSecond, l.what, device.Name),
+				Code: "cgroup-limit", Share: share, Title: fmt.Sprintf("%s is throttled by a limit on its control group: %d %s "+
+					"per second to %s", p.command, l.perSecond, l.what, device.Name),
 				Evidence: []string{
 					filepath.Join(l.dir, l.setting) + ": " + fmt.Sprintf("%s %d", l.device, l.perSecond),
-					fmt.Sprintf("it used %.0f of them a second", used),
-					fmt.Sprintf("in %s of the time of the syncs %s had nothing to do", percent(share), device.Name),
+					fmt.Sprintf("it used %.0f of them per second", used),
+					fmt.Sprintf("%[2]s was idle for %[1]s of the time of the syncs", percent(share), device.Name),
 				},
 				Next: []string{"`cat " + filepath.Join(l.dir, l.setting) + "`",
-					"raise the limit, or write less: what waits is the limit, not the disk"},
+					"raise the limit, or write less: the limit is slow, not the disk"},
 			})
 		}
 	}
@@ -215,7 +215,7 @@ func seconds(s float64) string {
 	return fmt.Sprintf("%.1f s", s)
 }
 
-// heldBack looks at writers that the kernel makes wait because too much is dirty.
+// heldBack finds writers that the kernel throttles because too much data is dirty.
 func (w *watch) heldBack() {
 	if z := w.zfs; z != nil {
 		w.heldBackZFS(z)
@@ -244,7 +244,7 @@ func (w *watch) heldBack() {
 	for _, x := range list {
 		if len(evidence) < 5 {
 			evidence = append(evidence,
-				fmt.Sprintf("%s (pid %d) was made to wait %d times while it wrote to %s, %s in all, %s at most", x.command,
+				fmt.Sprintf("%s (pid %d) was throttled %d times while writing to %s, %s in all, at most %s", x.command,
 					x.key.pid, x.n,
 					w.dirty.layers[x.key.bdi], x.total.Round(time.Millisecond), x.most))
 		}
@@ -255,18 +255,19 @@ func (w *watch) heldBack() {
 
 	const page = 4096
 	evidence = append(evidence,
-		fmt.Sprintf("when it waited last, %d MiB of what is dirty were for this device, and the kernel aims for %d MiB; "+
-			"on the whole host the most was %d MiB", list[0].dirty*page>>20, list[0].aim*page>>20, w.report.Host.DirtyBytes>>20))
+		fmt.Sprintf("at the last pause, %d MiB of dirty data were for this device, and the kernel aims for %d MiB; the "+
+			"maximum on the whole host was %d MiB", list[0].dirty*page>>20, list[0].aim*page>>20, w.report.Host.DirtyBytes>>20))
 	c := Cause{
-		Code: "dirty-throttle", Title: "writers are held back: more is written to memory than the device takes", Evidence: evidence,
+		Code: "dirty-throttle", Title: "writers are throttled: they write faster than the device", Evidence: evidence,
 		Next: []string{"`grep -E 'Dirty|Writeback' /proc/meminfo`",
-			"`sysctl vm.dirty_ratio vm.dirty_background_ratio`, and /sys/class/bdi/" + list[0].key.bdi + "/max_ratio", "sync the writer more often, so that less piles up, or write with direct I/O"},
+			"`sysctl vm.dirty_ratio vm.dirty_background_ratio`, and /sys/class/bdi/" + list[0].key.bdi + "/max_ratio", "make " +
+				"the writer sync more often, so that less piles up, or use direct I/O"},
 	}
 
 	syncs := time.Duration(w.report.Syncs.Mean * float64(w.report.Syncs.Count) * 1e9)
 	switch {
 	case here > 0 && w.report.Syncs.Count > 0:
-		// Of the time in which the writer waited for the storage.
+		// The share is of the time in which the writer waited for storage.
 		c.Share = float64(here) / float64(here+syncs)
 		w.measured(c)
 	default:
@@ -289,14 +290,15 @@ func (w *watch) heldBackZFS(z *zfsFacts) {
 
 	if evidence != nil {
 		w.possible(Cause{
-			Code: "dirty-throttle", Title: "ZFS holds writers back: more is dirty than its limits want", Evidence: evidence, score: scoreHeld,
+			Code: "dirty-throttle", Title: "ZFS throttles writers: dirty data exceeds its " +
+				"limits", Evidence: evidence, score: scoreHeld,
 			Next: []string{"`cat /proc/spl/kstat/zfs/dmu_tx`", "`cat /sys/module/zfs/parameters/zfs_dirty_data_max`",
 				"`zpool iostat -vl " + z.pool + " 5`: are the data disks slow?"},
 		})
 	}
 }
 
-// neighbours looks at what the devices did for others during the syncs.
+// neighbours finds the device that worked most for other processes during the syncs.
 func (w *watch) neighbours() {
 	t := w.tracer
 	if t == nil {
@@ -333,7 +335,7 @@ func (w *watch) neighbours() {
 		if who == "" {
 			who = n
 		}
-		evidence = append(evidence, fmt.Sprintf("%s syncs %s %.0f times a second", n, p.File, p.PerSecond))
+		evidence = append(evidence, fmt.Sprintf("%s syncs %s %.0f times per second", n, p.File, p.PerSecond))
 	}
 
 	for _, x := range w.report.Writers {
@@ -359,22 +361,23 @@ func (w *watch) neighbours() {
 			who = n
 		}
 
-		evidence = append(evidence, fmt.Sprintf("%s: %.0f requests and %.0f flushes a second", n, x.Requests, x.Flushes))
+		evidence = append(evidence, fmt.Sprintf("%s: %.0f requests and %.0f flushes per second", n, x.Requests, x.Flushes))
 	}
 
 	if who == "" {
-		who = "others"
+		who = "other processes"
 	}
 
-	evidence = append(evidence, fmt.Sprintf("%s of the time of the syncs %s worked for others", percent(share), d.name))
+	evidence = append(evidence, fmt.Sprintf("%[2]s worked for other processes during %[1]s of the time of the "+
+		"syncs", percent(share), d.name))
 	w.measured(Cause{
-		Code: "neighbour", Share: share, Title: "others keep " + d.name + " busy: " + who, Evidence: evidence,
-		Next: []string{"limit its control group (io.max, or blkio.throttle.write_iops_device), or give it another disk",
-			"`pando iostat` shows what each volume writes"},
+		Code: "neighbour", Share: share, Title: "other processes keep " + d.name + " busy: " + who, Evidence: evidence,
+		Next: []string{"limit its control group (io.max, or blkio.throttle.write_iops_device), or move it to another disk",
+			"`pando iostat` shows the writes of each volume"},
 	})
 }
 
-// crowd: several control groups sync below the path, and one of them does most of it.
+// crowd adds a cause if several control groups sync below the path, and one of them makes most of the syncs.
 func (w *watch) crowd() {
 	groups := map[string]int64{}
 	var all int64
@@ -383,7 +386,7 @@ func (w *watch) crowd() {
 		if p.Relation != Here {
 			continue
 		}
-		if busiest == nil { // they are in order
+		if busiest == nil { // sorted, the busiest first
 			busiest = &w.report.Syncs.Processes[i]
 		}
 		groups[p.CGroup] += p.Sampled
@@ -397,15 +400,15 @@ func (w *watch) crowd() {
 
 	part := float64(groups[busiest.CGroup]) / float64(all)
 	c := Cause{
-		Code: "crowd", Title: fmt.Sprintf("%d control groups sync here; %s of the syncs are those of %s", len(groups),
+		Code: "crowd", Title: fmt.Sprintf("%d control groups sync here; %s of the syncs come from %s", len(groups),
 			percent(part), busiest.CGroup), score: scoreCrowd * part,
-		Next: []string{"`pando diagnose` of the directory of one of them says what the others cost it"},
+		Next: []string{"`pando diagnose` on the directory of one of them shows how the others slow it down"},
 	}
 
 	for _, p := range w.report.Syncs.Processes {
 		if p.Relation == Here && len(c.Evidence) < 5 {
 			c.Evidence = append(c.Evidence,
-				fmt.Sprintf("%s (pid %d, control group %s) syncs %s %.0f times a second, within %s on average", p.Command, p.PID,
+				fmt.Sprintf("%s (pid %d, control group %s) syncs %s %.0f times per second, in %s on average", p.Command, p.PID,
 					p.CGroup, p.File, p.PerSecond, seconds(p.Mean)))
 		}
 	}
@@ -438,11 +441,11 @@ func (w *watch) discards() {
 	took := w.stop.devices[best].Minus(w.start.devices[best]).DiscardTime
 	busy := took.Seconds() / max(w.elapsed.Seconds(), 1e-3)
 	c := Cause{
-		Code: "discard", Share: share, Title: "free space is being given back on " + best + " (fstrim, or the mount " +
-			"option discard)",
-		Evidence: []string{fmt.Sprintf("%.0f discards a second, %d MiB in all; together they took %s", d.DiscardsPerSecond,
+		Code: "discard", Share: share, Title: "discards of free space keep " + best + " busy (fstrim, or the mount option " +
+			"discard)",
+		Evidence: []string{fmt.Sprintf("%.0f discards per second, %d MiB in all; together they took %s", d.DiscardsPerSecond,
 			d.DiscardedBytes>>20, took.Round(time.Millisecond))},
-		Next: []string{"`fstrim` at a quiet time, instead of now or of the mount option discard",
+		Next: []string{"run `fstrim` at a quiet time, and remove the mount option discard",
 			"`systemctl list-timers fstrim.timer`"},
 	}
 
@@ -470,24 +473,24 @@ func (w *watch) discards() {
 	}
 }
 
-// running adds what filesystems and pools were doing on themselves.
+// running adds the maintenance that filesystems and pools were doing, such as scrubs.
 func (w *watch) running() {
 	for _, o := range w.ops {
 		part := min(1, float64(o.seen)/float64(max(w.looks, 1)))
 		if strings.Contains(o.title, "zpool") {
-			part = 1 // it is asked at the start and at the end only
+			part = 1 // sampled at the start and at the end only
 		}
 		const least = 0.05
 		if part < least {
 			continue
 		}
 		w.possible(Cause{Code: o.code, Title: o.title,
-			Evidence: []string{fmt.Sprintf("it was running at %s of the looks", percent(part)),
+			Evidence: []string{fmt.Sprintf("it was running in %s of the samples", percent(part)),
 				o.detail}, Next: o.next, score: scoreRunning * part})
 	}
 }
 
-// slowParts says at which layer the time is, if it is long.
+// slowParts adds the layers at which slow syncs spend their time.
 func (w *watch) slowParts() {
 	t := w.tracer
 	if t == nil || t.here.n == 0 {
@@ -505,8 +508,8 @@ func (w *watch) slowParts() {
 
 		device, r := w.stack.Devices()[l].Device, w.report.Devices[x]
 		busy := w.share(t.flight.of(i, sumBusy))
-		at := min(busy, w.share(placeDepths+d.depth)) // and nothing was waiting further down
-		flush := fmt.Sprintf("in %s of that a flush was at it; its flushes take %s on average, its writes %s",
+		at := min(busy, w.share(placeDepths+d.depth)) // with nothing waiting further down
+		flush := fmt.Sprintf("in %s of that, a flush was in flight there; its flushes take %s on average, its writes %s",
 			percent(part(w.share(t.flight.of(i, sumFlush)), busy)), seconds(r.FlushAwait), seconds(r.WriteAwait))
 		long := slowSync
 		if device.Rotational && device.Kind == blockdev.Disk && device.Transport != "virtio" {
@@ -517,35 +520,38 @@ func (w *watch) slowParts() {
 		case logs && r.Role == "log" && mean >= slowLayer && busy >= 0.3:
 			w.measured(Cause{
 				Code: "log-device", Share: busy, Title: "the log device " + d.name + " takes the time, not the pool",
-				Evidence: []string{fmt.Sprintf("in %s of the time of the syncs a request was at %s", percent(busy), d.name), flush},
+				Evidence: []string{fmt.Sprintf("a request was at %[2]s for %[1]s of the time of the "+
+					"syncs", percent(busy), d.name), flush},
 				Next: []string{"`zpool iostat -vl " + w.poolName() + " 5`",
-					"a log device with power-loss protection, and mirrored"},
+					"use a mirrored log device with power-loss protection"},
 			})
 		case logs && r.Role == "" && mean >= slowLayer && busy >= 0.3 && w.bottom(d.name):
 			w.measured(Cause{
 				Code: "pool-devices", Share: busy * 0.9, Title: "a data disk of the pool, " + d.name + ", is busy during the " +
 					"syncs, although there are log devices",
-				Evidence: []string{fmt.Sprintf("in %s of the time of the syncs a request was at %s; it is busy %s of all time",
+				Evidence: []string{fmt.Sprintf("a request was at %[2]s for %[1]s of the time of the syncs; it is busy %s of all "+
+					"time",
 					percent(busy), d.name, percent(r.Busy)), flush},
-				Next: []string{"`zpool iostat -vl " + w.poolName() + " 5`", "look for what else writes to the pool"},
+				Next: []string{"`zpool iostat -vl " + w.poolName() + " 5`", "find other programs that write to the pool"},
 			})
 		case w.bottom(d.name) && mean >= long && r.Queue < deepQueue:
 			w.measured(Cause{
 				Code: "slow-device", Share: at * (1 - w.share(t.flight.of(i,
 					sumOthers))), Title: "the device " + d.name + " itself is slow to write or to flush",
-				Evidence: []string{fmt.Sprintf("a sync takes %s on average; %s of that it waits for %s", seconds(mean), percent(at),
+				Evidence: []string{fmt.Sprintf("a sync takes %s on average; %s of that time it waits for "+
+					"%s", seconds(mean), percent(at),
 					d.name), flush},
 				Next: []string{"`cat /sys/block/" + d.name + "/queue/scheduler`",
-					"`pando doctor` looks at its caches and alignment", "disks with power-loss protection need not write their " +
-						"cache at each flush"},
+					"`pando doctor` checks its caches and alignment", "use disks with power-loss protection, which need not write " +
+						"their cache at each flush"},
 			})
 		case !w.bottom(d.name) && mean >= slowLayer && at >= 0.4:
 			w.measured(Cause{
-				Code: "slow-layer", Share: at, Title: "the time is lost in " + d.name + ": a request is at it, and nothing at " +
-					"what is below",
-				Evidence: []string{fmt.Sprintf("a sync takes %s on average, %s of it so", seconds(mean), percent(at)), flush},
-				Next: []string{"`losetup -l`: direct I/O saves a second cache",
-					"look at the limits and at the processor time of who works for " + d.name},
+				Code: "slow-layer", Share: at, Title: "the time is lost in " + d.name + ": requests wait there while nothing is " +
+					"in flight below",
+				Evidence: []string{fmt.Sprintf("a sync takes %s on average, %s of that there", seconds(mean), percent(at)), flush},
+				Next: []string{"`losetup -l`: direct I/O avoids a second cache",
+					"check the limits and the CPU time of the threads that work for " + d.name},
 			})
 		}
 	}
@@ -553,10 +559,10 @@ func (w *watch) slowParts() {
 	if above := w.share(placeNowhere); mean >= 5*slowLayer && above >= 0.5 {
 		w.measured(Cause{
 			Code: "above-devices", Share: above * 0.6, Title: "syncs wait above the devices: for the journal, for each " +
-				"other, for a limit or for a processor",
-			Evidence: []string{fmt.Sprintf("a sync takes %s on average; %s of that nothing was at any device", seconds(mean),
+				"other, for a limit or for a CPU",
+			Evidence: []string{fmt.Sprintf("a sync takes %s on average; for %s of that no device had a request", seconds(mean),
 				percent(above))},
-			Next: []string{"look at the other causes; `cat /proc/PID/stack` of the process that waits shows where"},
+			Next: []string{"check the other causes; `cat /proc/PID/stack` shows where the waiting process is stuck"},
 		})
 	}
 }
@@ -575,8 +581,7 @@ func (w *watch) poolName() string {
 	return ""
 }
 
-// deepQueue is the mean number of requests in flight from which on a request waits
-// mostly for others.
+// deepQueue is the mean number of requests in flight above which a request mostly waits for others.
 const deepQueue = 4.0
 
 func (w *watch) queues() {
@@ -601,11 +606,12 @@ func (w *watch) queues() {
 			Evidence: []string{
 				fmt.Sprintf("%.1f requests in flight on average, %d at most, of %d; busy %s of the time", d.Queue, d.MostQueued,
 					d.NrRequests, percent(d.Busy)),
-				fmt.Sprintf("a write takes %s, a flush %s on average; %s of the time of the syncs is at %s", seconds(d.WriteAwait),
+				fmt.Sprintf("a write takes %s on average, a flush %s; %s of the time of the syncs is spent at "+
+					"%s", seconds(d.WriteAwait),
 					seconds(d.FlushAwait), percent(d.SyncShare), d.Name),
 			},
 			Next: []string{"`cat /sys/block/" + d.Name + "/queue/{scheduler,nr_requests,wbt_lat_usec}`",
-				"give bulk work fewer requests at once, or the idle class: `ionice -c 3`"},
+				"limit the requests of bulk work, or run it in the idle class: `ionice -c 3`"},
 		}
 	}
 
@@ -619,7 +625,7 @@ func (w *watch) queues() {
 	}
 }
 
-// commits looks at how long the filesystem's transactions take.
+// commits adds slow commits of the filesystem's journal or of ZFS transaction groups.
 func (w *watch) commits() {
 	if t := w.tracer; t != nil && t.commits.n > 0 {
 		c := t.commits
@@ -627,11 +633,11 @@ func (w *watch) commits() {
 		busy := min(1, float64(c.sum)/float64(max(t.traced, 1)))
 		if (mean >= slowCommit || float64(c.most)/1e9 >= 10*slowCommit) && busy >= leastShare {
 			w.possible(Cause{
-				Code: "slow-commits", Title: "commits of the journal take long, and syncs wait for them", score: busy / 2,
+				Code: "slow-commits", Title: "journal commits are slow, and syncs wait for them", score: busy / 2,
 				Evidence: []string{fmt.Sprintf("%d commits, %s on average, %s at most: %s of the time", c.n, seconds(mean),
 					seconds(float64(c.most)/1e9), percent(busy))},
-				Next: []string{"write less metadata beside what is synced: fewer new files, less appending",
-					"a filesystem of its own for what is synced"},
+				Next: []string{"write less metadata beside the synced files: fewer new files, fewer appends",
+					"move the synced files to a filesystem of their own"},
 			})
 		}
 	}
@@ -654,17 +660,17 @@ func (w *watch) commits() {
 	if time.Duration(most) >= slowTxg {
 		busy := min(1, float64(sum)/float64(max(w.elapsed, 1)))
 		w.possible(Cause{
-			Code: "slow-commits", Title: "transaction groups of zpool " + z.pool + " take long to write, and syncs stall " +
+			Code: "slow-commits", Title: "transaction groups of zpool " + z.pool + " are slow to write, and syncs stall " +
 				"behind them", score: 0.2 + 0.6*busy,
-			Evidence: []string{fmt.Sprintf("%d transaction groups, the longest was written for %s; the largest had %d MiB", n,
+			Evidence: []string{fmt.Sprintf("%d transaction groups; the slowest took %s to write, the largest had %d MiB", n,
 				seconds(float64(most)/1e9), dirty>>20)},
 			Next: []string{"`cat /proc/spl/kstat/zfs/" + z.pool + "/txgs`",
-				"`zpool iostat -vl " + z.pool + " 5`: are the data disks slow, or is too much written?"},
+				"`zpool iostat -vl " + z.pool + " 5`: are the data disks slow, or is too much data written?"},
 		})
 	}
 }
 
-// starved looks at processors and memory.
+// starved adds shortages of CPU time and memory.
 func (w *watch) starved() {
 	var delay, whole time.Duration
 	for _, d := range w.cpu {
@@ -675,30 +681,30 @@ func (w *watch) starved() {
 	if whole > 0 {
 		share := float64(delay) / float64(whole)
 		w.measured(Cause{
-			Code: "cpu", Share: share, Title: "the processes that sync wait for a processor",
-			Evidence: []string{fmt.Sprintf("their %d threads were ready to run and did not for %s of the time", len(w.cpu),
-				percent(share)), fmt.Sprintf("pressure on processors: %s of the time", known(w.report.Host.CPUPressure))},
-			Next: []string{"`cat /proc/pressure/cpu`", "`uptime`: more runs here than there are processors for"},
+			Code: "cpu", Share: share, Title: "the processes that sync wait for a CPU",
+			Evidence: []string{fmt.Sprintf("their %d threads were ready but not running for %s of the time", len(w.cpu),
+				percent(share)), fmt.Sprintf("CPU pressure: %s of the time", known(w.report.Host.CPUPressure))},
+			Next: []string{"`cat /proc/pressure/cpu`", "`uptime`: more tasks are running than there are CPUs"},
 		})
 	}
 
 	if s := w.report.Host.Steal; s >= leastShare {
 		w.measured(Cause{
-			Code: "steal", Share: s, Title: "the hypervisor gives this machine's processors to others",
-			Evidence: []string{fmt.Sprintf("steal: %s of processor time",
-				percent(s))}, Next: []string{"`vmstat 1 5` (column st)", "ask for a host that is less full"},
+			Code: "steal", Share: s, Title: "the hypervisor gives the CPUs of this machine to others",
+			Evidence: []string{fmt.Sprintf("steal: %s of CPU time",
+				percent(s))}, Next: []string{"`vmstat 1 5` (column st)", "move to a less crowded host"},
 		})
 	}
 
 	share := w.report.Host.MemoryPressure
 	var evidence []string
 	if share > 0 {
-		evidence = append(evidence, "some task waited for memory "+percent(share)+" of the time")
+		evidence = append(evidence, "some task waited for memory for "+percent(share)+" of the time")
 	}
 
 	for _, p := range w.report.Syncs.Processes {
 		if p.Relation == Here && p.MemoryPressure > 0 {
-			evidence = append(evidence, fmt.Sprintf("tasks of control group %s waited for memory %s of the time", p.CGroup,
+			evidence = append(evidence, fmt.Sprintf("tasks of control group %s waited for memory for %s of the time", p.CGroup,
 				percent(p.MemoryPressure)))
 			share = max(share, p.MemoryPressure)
 		}
@@ -718,31 +724,31 @@ func (w *watch) starved() {
 		w.measured(Cause{Code: "memory", Share: share, Title: "memory is short", Evidence: evidence,
 			Next: []string{"`cat /proc/pressure/memory`", "`free -m`"}})
 	case grown:
-		w.possible(Cause{Code: "memory", Title: "the control group of a process that syncs is at its limit of memory",
-			Evidence: evidence, Next: []string{"raise its limit of memory"}, score: scoreFull})
+		w.possible(Cause{Code: "memory", Title: "the control group of a process that syncs has reached its memory limit",
+			Evidence: evidence, Next: []string{"raise its memory limit"}, score: scoreFull})
 	}
 }
 
 func known(share float64) string {
 	if share < 0 {
-		return "not known"
+		return "unknown"
 	}
 	return percent(share)
 }
 
-// verdict says it in a sentence or two.
+// verdict sums the report up in a sentence or two.
 func (w *watch) verdict() {
 	r := w.report
 	s := r.Syncs
-	look := []string{"`pando bench sync " + w.benchPath() + "` measures what a sync costs here with a load of its own",
-		"`pando doctor` looks at the host's settings"}
-	figures := fmt.Sprintf("%d syncs, half of them within %s, 99 %% within %s, the longest %s", s.Count, seconds(s.P50),
+	look := []string{"`pando bench sync " + w.benchPath() + "` measures the cost of a sync here with its own load",
+		"`pando doctor` checks the settings of the host"}
+	figures := fmt.Sprintf("%d syncs: median %s, 99th percentile %s, longest %s", s.Count, seconds(s.P50),
 		seconds(s.P99), seconds(s.Max))
 	switch {
 	case s.Sampled == 0 && w.tracer != nil && s.Pending > 0:
-		r.Verdict = fmt.Sprintf("a sync has been waiting for %s, and none has ended", seconds(s.Pending))
+		r.Verdict = fmt.Sprintf("a sync has been waiting for %s, and none has finished", seconds(s.Pending))
 	case s.Count == 0 && w.tracer != nil:
-		r.Verdict = fmt.Sprintf("no sync of a file here happened in %.0f s: start the load, or use `pando bench sync`",
+		r.Verdict = fmt.Sprintf("no file here was synced in %.0f s: start the load, or use `pando bench sync`",
 			w.elapsed.Seconds())
 		for _, p := range s.Processes {
 			if p.Relation == Filesystem {
@@ -752,7 +758,7 @@ func (w *watch) verdict() {
 		}
 		r.Next = look
 	case w.tracer == nil:
-		r.Verdict = "who syncs and how long it takes could not be seen"
+		r.Verdict = "syncs and their durations are not visible"
 	default:
 		r.Verdict = figures
 	}
@@ -763,7 +769,7 @@ func (w *watch) verdict() {
 		}
 		r.Next = look
 	} else {
-		r.Verdict += "; first: " + r.Causes[0].Title
+		r.Verdict += "; main cause: " + r.Causes[0].Title
 	}
 
 	if r.Interrupted {

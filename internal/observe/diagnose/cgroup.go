@@ -12,11 +12,11 @@ import (
 	"pando/internal/linux/mount"
 )
 
-// cgroups are the control groups of a process: of the unified hierarchy, and of
-// the controllers of version 1 that matter here; "" where there is none.
+// cgroups are the control groups of a process: in the unified hierarchy, and in the controllers of version 1 that
+// matter here; "" if there is none.
 type cgroups struct{ unified, blkio, memory string }
 
-// name is the one that says most.
+// name returns the most specific one.
 func (g cgroups) name() string {
 	for _, s := range []string{g.unified, g.blkio, g.memory} {
 		if s != "" && s != "/" {
@@ -58,7 +58,7 @@ func parseGroups(text string) (g cgroups) {
 	return g
 }
 
-// hierarchies are where control groups are mounted; "" where not.
+// hierarchies are the mount points of control groups; "" if not mounted.
 type hierarchies struct{ unified, blkio, memory string }
 
 var groupRoots = sync.OnceValue(func() (h hierarchies) {
@@ -81,17 +81,17 @@ var groupRoots = sync.OnceValue(func() (h hierarchies) {
 	return h
 })
 
-// groupIO is what a control group has written to a device.
+// groupIO is the amount a control group has written to a device.
 type groupIO struct{ bytes, requests int64 }
 
 // ioKey is a control group, by its directory, and a device, "254:0".
 type ioKey struct{ dir, device string }
 
-// mostGroups bounds the control groups that are read.
+// mostGroups is the maximum number of control groups that are read.
 const mostGroups = 5000
 
-// readGroupIO reads what all control groups have written to some devices. Only those
-// of version 2 have the sums of the groups below them in theirs.
+// readGroupIO reads how much each control group has written to some devices. In version 2 the figures include the
+// groups below.
 func readGroupIO(devices map[string]bool) map[ioKey]groupIO {
 	out := map[ioKey]groupIO{}
 	h := groupRoots()
@@ -103,7 +103,7 @@ func readGroupIO(devices map[string]bool) map[ioKey]groupIO {
 
 		_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || !d.IsDir() {
-				return nil // gone meanwhile
+				return nil // it has been removed
 			}
 			if seen++; seen > mostGroups {
 				return filepath.SkipAll
@@ -187,11 +187,10 @@ type limit struct {
 	dir, device string
 	what        string // "bytes" or "requests"
 	perSecond   int64
-	setting     string // the file that it stands in
+	setting     string // the file that sets it
 }
 
-// limitsOf are the limits on writes that a process is under, its own group's and
-// those of the groups above.
+// limitsOf returns the write limits of a process: those of its own group and of the groups above.
 func limitsOf(g cgroups) (out []limit) {
 	h := groupRoots()
 	each := func(root, path string, read func(dir string)) {
@@ -243,8 +242,7 @@ func parseIOMax(dir, text string) (out []limit) {
 	return out
 }
 
-// pressure reads the time, in microseconds, in which some task waited:
-// Documentation/accounting/psi.rst. -1 if it is not known.
+// pressure reads the time, in microseconds, in which some task waited (Documentation/accounting/psi.rst). -1: unknown.
 func pressure(path string) int64 {
 	for line := range strings.Lines(slurp(path)) {
 		if !strings.HasPrefix(line, "some ") {
@@ -259,8 +257,8 @@ func pressure(path string) int64 {
 	return -1
 }
 
-// pressureDir is the directory with the pressure on a control group alone; "" if it is
-// not counted, or it is the whole host.
+// pressureDir returns the directory with the pressure on a control group alone; "" if it is not counted, or the group
+// is the whole host.
 func pressureDir(g cgroups) string {
 	h := groupRoots()
 	if h.unified == "" || g.unified == "" || g.unified == "/" {
@@ -273,14 +271,13 @@ func pressureDir(g cgroups) string {
 	return dir
 }
 
-// groupPressure is what the tasks of a control group have waited since it is watched.
+// groupPressure is the time that tasks of a control group have waited since the watch began.
 type groupPressure struct {
 	since                time.Time
 	io0, io1, mem0, mem1 int64 // microseconds; -1: not known
 }
 
-// shares are those of the time in which some task waited for storage, and for memory; -1:
-// not known.
+// shares returns the shares of the time in which some task waited for storage, and for memory; -1: unknown.
 func (p *groupPressure) shares() (io, memory float64) {
 	took := float64(time.Since(p.since).Microseconds())
 	share := func(a, b int64) float64 {

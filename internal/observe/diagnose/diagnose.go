@@ -1,10 +1,9 @@
-// Package diagnose watches a live system for a while and says why syncing a path
-// takes as long as it does: who syncs, where the time of a sync goes layer by layer,
-// and which of the usual causes make it longer, ranked, with the evidence for each.
+// Package diagnose watches a live system for a while and finds out why syncs of a path are slow: which processes sync,
+// where the time of a sync goes, layer by layer, and which of the usual causes make it longer, ranked, with the
+// evidence for each.
 //
-// It only looks: it makes no load, writes nothing, and changes no setting. Events of
-// the kernel are recorded in windows, as many as a budget of events allows, so that
-// what is watched does not suffer.
+// It causes no load, writes nothing, and changes no setting. It records kernel events in windows, limited by a budget
+// of events, so that it does not slow the system down.
 package diagnose
 
 import (
@@ -22,18 +21,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Format is the version of Report's JSON form. It grows when a field changes its
-// meaning or goes.
+// Format is the version of Report's JSON form. It grows when a field changes its meaning or is removed.
 const Format = 1
 
-// Request says what Watch looks at.
+// Request is what Watch examines.
 type Request struct {
-	// Path is a file, a directory or a block device. The syncs that are explained
-	// are those of files below it.
+	// Path is a file, a directory or a block device. The report explains the syncs of files below it.
 	Path   string
-	Volume string        // the name it was asked for by, if any: for the report
+	Volume string        // the name the user gave, if any: for the report
 	For    time.Duration // how long to watch; 0: 30 s
-	// Tracker is told how far it is; may be nil.
+	// Tracker receives the progress; may be nil.
 	Tracker *progress.Tracker
 }
 
@@ -46,11 +43,11 @@ type Report struct {
 	Volume  string    `json:"volume,omitempty"`
 	Started time.Time `json:"started_at"`
 	Layers  []Layer   `json:"layers"`
-	// Hidden says why nothing is known below the last layer.
+	// Hidden is the reason why nothing is known below the last layer.
 	Hidden  string  `json:"hidden,omitempty"`
 	Seconds float64 `json:"seconds"`        // watched
 	Traced  float64 `json:"traced_seconds"` // of them, with events recorded
-	// Interrupted: it was ended before its time, and is about Seconds.
+	// Interrupted is set if Watch ended early; the report then covers Seconds.
 	Interrupted bool `json:"interrupted"`
 
 	Syncs     Syncs     `json:"syncs"`
@@ -59,11 +56,11 @@ type Report struct {
 	Host      Host      `json:"host"`
 	Causes    []Cause   `json:"causes"`
 	Verdict   string    `json:"verdict"` // a sentence or two
-	Next      []string  `json:"next"`    // command lines to go on with, if there is no cause
+	Next      []string  `json:"next"`    // suggested command lines, if there is no cause
 	NotLooked []Missing `json:"not_looked_at"`
 }
 
-// Layer is a thing below the path.
+// Layer is a filesystem, device or pool below the path.
 type Layer struct {
 	Name   string `json:"name"`
 	Kind   string `json:"kind"`
@@ -72,7 +69,7 @@ type Layer struct {
 	FSType string `json:"fstype,omitempty"`
 }
 
-// Missing is something that could not be looked at.
+// Missing is something that could not be examined.
 type Missing struct {
 	What string `json:"what"`
 	Why  string `json:"why"`
@@ -80,26 +77,26 @@ type Missing struct {
 
 // Syncs are those of files below the path.
 type Syncs struct {
-	// Count is how many ended while it was watched: counted if all the time was
-	// traced, else what the windows show, extended to all of it. -1: not known.
+	// Count is the number of syncs that ended during the watch: counted if all of it was traced, otherwise extrapolated
+	// from the windows. -1: unknown.
 	Count     int64   `json:"count"`
 	PerSecond float64 `json:"per_second"`
 	Exact     bool    `json:"exact"`
 
-	// The latencies of the Sampled syncs that were recorded.
+	// The latencies are those of the Sampled syncs that were recorded.
 	Sampled int64   `json:"sampled"`
 	Mean    float64 `json:"mean"`
 	P50     float64 `json:"p50"`
 	P99     float64 `json:"p99"`
 	Max     float64 `json:"max"`
-	// Pending is how long the oldest sync has lasted that had not ended.
+	// Pending is the duration so far of the oldest sync that had not ended.
 	Pending float64 `json:"pending"`
 
-	// Where is the time of the syncs, by where they were waiting, from the top.
+	// Where splits the time of the syncs by the layer where they waited, from the top.
 	Where []Part `json:"where"`
 
 	Processes []Process `json:"processes"` // that sync here, or on the same devices
-	// Lost is the number of events that found the buffers full.
+	// Lost is the number of events dropped because the buffers were full.
 	Lost uint64 `json:"lost_events"`
 }
 
@@ -109,7 +106,7 @@ type Part struct {
 	Share float64 `json:"share"`
 }
 
-// Relation is what a process has to do with the path.
+// Relation is how a process is related to the path.
 type Relation string
 
 // The relations.
@@ -133,13 +130,13 @@ type Process struct {
 	P50       float64  `json:"p50"`
 	P99       float64  `json:"p99"`
 	Max       float64  `json:"max"`
-	// The share of the time in which some task of its control group waited for storage, and
-	// for memory; -1: not counted for this group.
+	// IOPressure and MemoryPressure are the shares of the time in which some task of its control group waited for storage,
+	// and for memory; -1: not counted for this group.
 	IOPressure     float64 `json:"io_pressure"`
 	MemoryPressure float64 `json:"memory_pressure"`
 }
 
-// Device is what a device below the path did.
+// Device is the work that a device below the path did.
 type Device struct {
 	Name  string `json:"name"`
 	Kind  string `json:"kind"`
@@ -165,21 +162,21 @@ type Device struct {
 	OthersShare float64 `json:"others_share"` // ... in which it worked for others
 }
 
-// Writer is who wrote to the devices below the path, or synced on them.
+// Writer is a process, control group or loop device that wrote to the devices below the path, or synced on them.
 type Writer struct {
 	Kind         string  `json:"kind"` // "process", "cgroup" or "device" (of a loop device beside)
 	Name         string  `json:"name"` // of the command, the group, or the device
 	PID          int     `json:"pid,omitempty"`
 	CGroup       string  `json:"cgroup,omitempty"`
 	Device       string  `json:"device,omitempty"`
-	WrittenBytes int64   `json:"written_bytes"` // while it was watched
+	WrittenBytes int64   `json:"written_bytes"` // during the watch
 	Requests     float64 `json:"requests_per_second"`
 	Flushes      float64 `json:"flushes_per_second"`
 	Syncs        float64 `json:"syncs_per_second"`
-	Here         bool    `json:"here"` // it is one of those whose syncs are explained
+	Here         bool    `json:"here"` // its syncs are among those the report explains
 }
 
-// Host is what else the host was doing. Shares are of the time watched; -1: not known.
+// Host is the state of the rest of the host. Shares are of the time watched; -1: unknown.
 type Host struct {
 	Steal          float64 `json:"steal"`
 	IOPressure     float64 `json:"io_pressure"`
@@ -196,29 +193,29 @@ type Confidence string
 const (
 	Certain  Confidence = "certain"  // read from a setting, or counted
 	Likely   Confidence = "likely"   // the share was measured
-	Possible Confidence = "possible" // it is there, and often is a cause; what it costs here was not measured
+	Possible Confidence = "possible" // it exists, and often is a cause; its cost here was not measured
 )
 
 // Cause is one reason for slow syncs.
 type Cause struct {
 	Code string `json:"code"` // stable: see docs/diagnose.md
 	Rank int    `json:"rank"` // from 1
-	// Share of the time of the syncs that it explains; -1: it cannot be computed.
-	// Shares of several causes overlap.
+	// Share is the part of the time of the syncs that the cause explains; -1: it cannot be computed. Shares of several
+	// causes overlap.
 	Share      float64    `json:"share"`
 	Confidence Confidence `json:"confidence"`
 	Title      string     `json:"title"`
 	Evidence   []string   `json:"evidence"`
-	Next       []string   `json:"next"` // what to look at or to do; what is a command line is in `backquotes`
+	Next       []string   `json:"next"` // next steps; command lines are in `backquotes`
 
 	score float64
 }
 
-// step is how often the watch looks at what can only be looked at.
+// step is the interval between two samples of state that has no events.
 const step = 100 * time.Millisecond
 
 // Watch watches until the time is over or ctx ends; the report then is about the time
-// really watched, and Interrupted. Errors are those of finding what is below the
+// really watched, and Interrupted. Errors are those of finding the layers below the
 // path: NotFound, Permission, Unsupported (the path is no file, directory or block
 // device). All else that cannot be looked at is in the report.
 func Watch(ctx context.Context, q Request) (*Report, error) {
@@ -226,7 +223,7 @@ func Watch(ctx context.Context, q Request) (*Report, error) {
 		q.For = 30 * time.Second
 	}
 
-	q.Tracker.Start("finding what is below "+q.Path, 0, 0)
+	q.Tracker.Start("finding the layers below "+q.Path, 0, 0)
 	s, err := stack.Of(ctx, q.Path)
 	if err != nil {
 		return nil, err
@@ -246,13 +243,13 @@ func Watch(ctx context.Context, q Request) (*Report, error) {
 	return w.report, nil
 }
 
-// observe watches, and fills the report.
+// observe watches, and fills in the report.
 func (w *watch) observe(ctx context.Context) {
 	w.trace()
 	w.begin()
 	w.run(ctx)
 	w.end()
-	// The rest is quick, and worth more than an answer to an interruption at once.
+	// The rest is quick, and worth a short delay after an interruption.
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	w.finish(last)
@@ -300,7 +297,7 @@ func newWatch(q Request, s *stack.Stack) *watch {
 		most: map[string]int64{}}
 }
 
-// missing notes what could not be looked at, once.
+// missing records once that something could not be examined.
 func (w *watch) missing(what string, format string, args ...any) {
 	m := Missing{What: what, Why: fmt.Sprintf(format, args...)}
 	for _, x := range w.report.NotLooked {
@@ -311,7 +308,7 @@ func (w *watch) missing(what string, format string, args ...any) {
 	w.report.NotLooked = append(w.report.NotLooked, m)
 }
 
-// identify finds out how a file below the path is told from others.
+// identify finds out how to tell files below the path from others.
 func (w *watch) identify() error {
 	var st unix.Stat_t
 	if err := unix.Stat(w.stack.Path, &st); err != nil {
@@ -364,7 +361,7 @@ func (w *watch) run(ctx context.Context) {
 	}
 }
 
-// close gives up what is open.
+// close closes files, counters and recorders.
 func (w *watch) close() {
 	if w.tracer != nil {
 		w.tracer.close()

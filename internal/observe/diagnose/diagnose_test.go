@@ -86,7 +86,7 @@ func TestNoSync(t *testing.T) {
 	needTraces(t)
 	f := makeFresh(t, "ext4", t.TempDir(), 128*mib, nil)
 	r := watched(t, f.dir, time.Second)
-	if r.Syncs.Count != 0 || !strings.Contains(r.Verdict, "no sync of a file here happened in 1 s") || len(r.Next) == 0 ||
+	if r.Syncs.Count != 0 || !strings.Contains(r.Verdict, "no file here was synced in 1 s") || len(r.Next) == 0 ||
 		len(r.Causes) > 0 {
 		t.Errorf("%s: %+v, %+v", r.Verdict, r.Syncs, r.Causes)
 	}

@@ -12,12 +12,12 @@ import (
 	"pando/internal/observe/tracepoint"
 )
 
-// Most rows of lists in a report.
+// Lists in a report have at most this many rows.
 const (
 	mostListed = 20
 )
 
-// finish turns what was gathered into the report.
+// finish turns the samples and events into the report.
 func (w *watch) finish(ctx context.Context) {
 	w.syncFigures()
 	w.deviceFigures()
@@ -26,13 +26,14 @@ func (w *watch) finish(ctx context.Context) {
 	if w.uring != nil {
 		if n, err := w.uring.Read(); err == nil && n > 0 {
 			w.missing("syncs through io_uring",
-				"there were %d on this host; they have no system call of their own, so that who waits how long is not seen", n)
+				"%d on this host: they have no system call of their own, so their durations are not visible", n)
 		}
 	}
 
 	if t := w.tracer; t != nil && t.unknown > 0 {
 		w.missing("some syncs",
-			"%d of those recorded were by processes that had ended, or of files that were closed, before they could be looked at", t.unknown)
+			"%d recorded syncs were of processes that ended, or of files that were closed, before diagnose could examine "+
+				"them", t.unknown)
 	}
 
 	if w.zfs != nil {
@@ -43,7 +44,7 @@ func (w *watch) finish(ctx context.Context) {
 	w.verdict()
 }
 
-// total is the time of all syncs that were recorded, in nanoseconds.
+// total returns the time of all recorded syncs, in nanoseconds.
 func (w *watch) total() float64 {
 	if w.tracer == nil {
 		return 0
@@ -51,7 +52,7 @@ func (w *watch) total() float64 {
 	return w.tracer.here.sum
 }
 
-// share is a part of the time of the syncs; 0 if there were none.
+// share returns the part of the time of the syncs that was spent at a place; 0 if there were no syncs.
 func (w *watch) share(place int) float64 {
 	if total := w.total(); total > 0 {
 		return min(1, max(0, w.tracer.whereSum[place]/total))
@@ -127,10 +128,9 @@ func (w *watch) syncFigures() {
 	s.Processes = s.Processes[:min(len(s.Processes), 3*mostListed)]
 }
 
-// estimate is how many syncs of the path there were in all of the time: as many calls
-// as were counted of the threads that do it, since they are known, by the share of
-// them that the windows show to be of the path; before that at the same rate. What
-// cannot be counted so went on between the windows as in them.
+// estimate returns the number of syncs of the path during the watch. For threads known to sync the path, it is the
+// number of their counted calls, times the share of calls in the windows that were of the path; the time before a
+// thread was known counts at the same rate. Other syncs are assumed to be as frequent between the windows as in them.
 func (t *tracer) estimate(traced, seconds float64) int64 {
 	t.countHere()
 	n := 0.0
@@ -153,8 +153,7 @@ func (t *tracer) estimate(traced, seconds float64) int64 {
 	return int64(n)
 }
 
-// countHere counts the calls of the threads that are known to sync the path, whether or
-// not events are being recorded.
+// countHere starts counting the calls of the threads known to sync the path, even while no events are recorded.
 func (t *tracer) countHere() {
 	const mostThreads = 64
 	tids := map[int]bool{}
@@ -190,7 +189,7 @@ func (t *tracer) countHere() {
 	}
 }
 
-// counted adds up the counters; peek leaves the sums as they are.
+// counted adds up the counters; with peek it leaves the sums unchanged.
 func (t *tracer) counted(peek bool) map[string]int64 {
 	out := map[string]int64{}
 	for _, c := range syncCalls {
@@ -264,7 +263,7 @@ func perEach(sum time.Duration, n int64) float64 {
 	return sum.Seconds() / float64(n)
 }
 
-// bottom reports whether no device of the stack is below a device.
+// bottom reports whether a device has no device of the stack below it.
 func (w *watch) bottom(name string) bool {
 	layers := w.stack.Layers
 	for i, l := range layers {
@@ -285,7 +284,7 @@ func (w *watch) bottom(name string) bool {
 	return false
 }
 
-// top are the uppermost devices that are traced: several of a zpool or a btrfs.
+// top returns the uppermost traced devices (a zpool or a btrfs has several), and their traffic.
 func (t *tracer) top() (names string, f traffic) {
 	all := t.flight.devices
 	var list []string
@@ -366,7 +365,7 @@ func (w *watch) writerFigures() {
 	}
 }
 
-// groupWriters are the control groups that wrote to the devices.
+// groupWriters returns the control groups that wrote to the devices.
 func (w *watch) groupWriters(seconds float64) (out []Writer) {
 	here := map[string]bool{}
 	h := groupRoots()
@@ -419,7 +418,7 @@ func (w *watch) hostFigures() {
 	}
 }
 
-// commitTimes are those of the journal of an ext4.
+// commitTimes are the durations of commits of an ext4 journal.
 type commitTimes struct {
 	began     map[int64]uint64 // by transaction
 	n         int64
@@ -444,7 +443,7 @@ func (c *commitTimes) end(id int64, at uint64) {
 	c.most = max(c.most, at-from)
 }
 
-// take is for events of the journal; false if it is another.
+// take handles an event of the journal; it returns false for other events.
 func (c *commitTimes) take(r *tracepoint.Record) bool {
 	switch r.Event.Name {
 	case "jbd2:jbd2_start_commit":

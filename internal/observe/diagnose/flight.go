@@ -5,21 +5,20 @@ import (
 	"strings"
 )
 
-// maxInFlight bounds what is remembered of a device: requests whose end was not seen
-// must not pile up.
+// maxInFlight limits the requests remembered for a device: requests whose completion was missed must not pile up.
 const maxInFlight = 4096
 
-// request is one that a device has been given and has not completed.
+// request is a request that was queued to a device and is not complete.
 type request struct {
 	at            uint64 // when
 	sector, count uint64 // in sectors
 	flush         bool   // it is, or begins with, a flush
 	discard       bool
-	kernel        bool    // a thread of the kernel sent it
-	others        float64 // which part of it is for others, from 0 to 1
+	kernel        bool    // sent by a kernel thread
+	others        float64 // the part of it that is for others, from 0 to 1
 }
 
-// device is the state of a device while events are played back.
+// device is the state of a device while events are replayed.
 type device struct {
 	name  string
 	depth int // less than 64: see package stack
@@ -29,13 +28,13 @@ type device struct {
 	flushes, discards, kernels int // of them
 	othersLoad                 float64
 
-	// idle is a time at which the kernel had nothing in flight: what is remembered from
-	// before has ended unseen, as the parts of a merged discard do.
+	// idle is a time at which the kernel had nothing in flight: earlier requests have ended unseen, as the parts of a
+	// merged discard do.
 	idle uint64
 }
 
-// flight plays back what devices, in the order of the stack, were doing, and adds up times. Times are in
-// nanoseconds of the kernel's monotonic clock.
+// flight replays the requests of devices, in the order of the stack, and adds up times. Times are in nanoseconds of the
+// kernel's monotonic clock.
 type flight struct {
 	devices []*device
 	depths  int
@@ -43,9 +42,8 @@ type flight struct {
 	sums    []float64 // see the places below
 }
 
-// Places in the sums: first the time in which nothing was at any device, then for
-// each depth the time in which it was the deepest with a request of who syncs here, then four for
-// each device.
+// Places in the sums: first the time in which no device had a request, then for each depth the time in which it was the
+// deepest with a request of processes that sync here, then four for each device.
 const (
 	placeNowhere = 0
 	placeDepths  = 1
@@ -57,7 +55,7 @@ const (
 	sumPlaces  = 4
 )
 
-// leastOwn is the part of a request that must not be for others.
+// leastOwn is the minimum part of a request that must not be for others.
 const leastOwn = 0.05
 
 func newFlight(devices []*device) *flight {
@@ -76,10 +74,10 @@ func newFlight(devices []*device) *flight {
 	return f
 }
 
-// of is the place of a sum of the i-th device.
+// of returns the place of a sum of the i-th device.
 func (f *flight) of(i, what int) int { return placeDepths + f.depths + i*sumPlaces + what }
 
-// reset forgets what is in flight: nothing was recorded until t.
+// reset forgets the requests in flight: nothing was recorded until t.
 func (f *flight) reset(t uint64) {
 	f.now = t
 	for _, d := range f.devices {
@@ -87,7 +85,7 @@ func (f *flight) reset(t uint64) {
 	}
 }
 
-// advance adds up the time until t.
+// advance adds up the times until t.
 func (f *flight) advance(t uint64) {
 	if t < f.now {
 	}
@@ -111,8 +109,7 @@ func (f *flight) advance(t uint64) {
 		}
 
 		if d.above >= 0 {
-			// One of what threads of the kernel have sent is of the device above, which
-			// waits for it.
+			// Requests of kernel threads belong to the device above, which waits for them.
 			if active&(1<<d.above) == 0 || d.kernels == 0 && n-others < leastOwn {
 				continue
 			}
@@ -136,7 +133,7 @@ func (f *flight) advance(t uint64) {
 	f.sums[placeDepths+deepest] += dt // -1: placeNowhere
 }
 
-// queue: a device was given a request. rwbs is the kernel's: "FWS", "D", ...
+// queue records that a request was queued to the device. rwbs is the kernel's: "FWS", "D", ...
 func (d *device) queue(r request, rwbs string) {
 	r.flush = strings.HasPrefix(rwbs, "F")
 	r.discard = strings.HasPrefix(rwbs, "D")
@@ -162,7 +159,7 @@ func (d *device) drop(i int) {
 	d.inFlight = slices.Delete(d.inFlight, i, i+1)
 	d.othersLoad -= r.others
 	if len(d.inFlight) == 0 {
-		d.othersLoad = 0 // what rounding has left
+		d.othersLoad = 0 // remove rounding errors
 	}
 	if r.flush {
 		d.flushes--
@@ -175,8 +172,8 @@ func (d *device) drop(i int) {
 	}
 }
 
-// complete: the device has done count sectors from sector on. Requests that the
-// kernel had merged end together. Without sectors it is a flush, the oldest.
+// complete records that the device has done count sectors from sector on. Requests that the kernel merged complete
+// together. Without sectors the oldest flush completes.
 func (d *device) complete(sector, count uint64) {
 	for i := 0; i < len(d.inFlight); {
 		r := d.inFlight[i]
@@ -192,7 +189,7 @@ func (d *device) complete(sector, count uint64) {
 	}
 }
 
-// settleAt drops what was given to the device before a time at which it was idle.
+// settleAt drops requests queued before a time at which the device was idle.
 func (d *device) settleAt(idle uint64) {
 	for i := 0; i < len(d.inFlight); {
 		if d.inFlight[i].at < idle {
@@ -203,7 +200,7 @@ func (d *device) settleAt(idle uint64) {
 	}
 }
 
-// completeAt: the device has done the request that ends at a sector.
+// completeAt records that the device has done the request that ends at a sector.
 func (d *device) completeAt(end uint64) {
 	for i, r := range d.inFlight {
 		if r.sector+r.count == end {

@@ -5,7 +5,7 @@ import "math/bits"
 // subBuckets divides each power of two: a bucket is about 3 % wide.
 const subBuckets = 32
 
-// histogram counts durations in nanoseconds. Its size does not depend on how many.
+// histogram counts durations in nanoseconds. Its size does not depend on their number.
 type histogram struct {
 	counts []uint32
 	n      int64
@@ -21,7 +21,7 @@ func bucket(ns uint64) int {
 	return (shift+1)*subBuckets + int(ns>>shift) - subBuckets
 }
 
-// middle is the middle of a bucket.
+// middle returns the middle of a bucket.
 func middle(b int) float64 {
 	if b < subBuckets {
 		return float64(b)
@@ -44,7 +44,7 @@ func (h *histogram) add(ns uint64) {
 	h.most = max(h.most, ns)
 }
 
-// quantile is in seconds; 0 if there is nothing.
+// quantile returns a quantile in seconds; 0 if the histogram is empty.
 func (h *histogram) quantile(q float64) float64 {
 	if h.n == 0 {
 		return 0

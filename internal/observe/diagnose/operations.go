@@ -12,21 +12,21 @@ import (
 	"pando/internal/observe/stack"
 )
 
-// operation is work of a filesystem or pool on itself that was seen running.
+// operation is maintenance of a filesystem or pool, such as a scrub, that was seen running.
 type operation struct {
 	code, title string
-	seen        int // how many looks saw it
+	seen        int // samples that saw it
 	detail      string
 	next        []string
 }
 
-// scanner asks one filesystem or array whether something is running.
+// scanner finds out whether one filesystem or array has an operation running.
 type scanner struct {
 	dir *os.File // may be nil
 	ask func() *operation
 }
 
-// btrfsDir is the directory in sysfs of the btrfs of a layer; "" if it is not there.
+// btrfsDir returns the sysfs directory of the btrfs of a layer; "" if there is none.
 func btrfsDir(l stack.Layer) string {
 	d, err := blockdev.LookupPath(l.Mount.Source)
 	if err != nil {
@@ -54,8 +54,9 @@ func (w *watch) prepareOperations() {
 			if action == "" || action == "idle" || action == "frozen" {
 				return nil
 			}
-			return &operation{code: "rebuild", title: "the array " + l.Name + " is at work on itself: " + action,
-				detail: "done: " + strings.TrimSpace(slurp(path+"sync_completed")) + " sectors", next: []string{"`cat /proc/mdstat`"}}
+			return &operation{code: "rebuild", title: "the array " + l.Name + " is busy with: " + action,
+				detail: "done: " + strings.TrimSpace(slurp(path+"sync_completed")) + " sectors", next: []string{"`cat " +
+					"/proc/mdstat`"}}
 		}})
 	}
 }
@@ -63,7 +64,7 @@ func (w *watch) prepareOperations() {
 func (w *watch) prepareBtrfs(l stack.Layer) {
 	dir := btrfsDir(l)
 	if dir == "" {
-		w.missing("balance and scrub of "+l.Name, "it is not in /sys/fs/btrfs")
+		w.missing("balance and scrub of "+l.Name, "not in /sys/fs/btrfs")
 		return
 	}
 
@@ -73,7 +74,7 @@ func (w *watch) prepareBtrfs(l stack.Layer) {
 		if now == "" || now == "none" || strings.Contains(now, "paused") {
 			return nil
 		}
-		return &operation{code: "balance", title: "btrfs is at work on itself: " + now,
+		return &operation{code: "balance", title: "btrfs is busy with: " + now,
 			detail: dir + "/exclusive_operation says " + strconv.Quote(now),
 			next:   []string{"`btrfs balance status " + point + "`", "`btrfs balance pause " + point + "` until a quieter time"}}
 	}})
@@ -84,7 +85,7 @@ func (w *watch) prepareBtrfs(l stack.Layer) {
 		return
 	}
 
-	ids, _ := filepath.Glob(dir + "/devinfo/*") // the pattern is good
+	ids, _ := filepath.Glob(dir + "/devinfo/*") // the pattern is valid
 	var devids []uint64
 	for _, p := range ids {
 		if n, err := strconv.ParseUint(filepath.Base(p), 10, 64); err == nil {
@@ -100,8 +101,8 @@ func (w *watch) prepareBtrfs(l stack.Layer) {
 				return nil
 			}
 			if running {
-				return &operation{code: "scrub", title: "a scrub of " + l.Name + " is reading everything",
-					detail: fmt.Sprintf("the kernel says so of device %d", id),
+				return &operation{code: "scrub", title: "a scrub of " + l.Name + " is reading all data",
+					detail: fmt.Sprintf("reported by the kernel for device %d", id),
 					next: []string{"`btrfs scrub status " + point + "`",
 						"`btrfs scrub cancel " + point + "`; it goes on with `btrfs scrub resume`"}}
 			}

@@ -13,7 +13,7 @@ import (
 	"pando/internal/observe/tracepoint"
 )
 
-// sample is what counters show at a moment.
+// sample holds the values of counters at one moment.
 type sample struct {
 	devices map[string]blockdev.Stat // of the stack, by name
 	beside  map[string]besideStat    // loop devices whose files are on the same disks
@@ -52,8 +52,7 @@ func (w *watch) sample() sample {
 
 	denied := 0
 	for _, pid := range processes() {
-		// By thread: what a process shows has in it all of the children that it has
-		// waited for, at once.
+		// Read by thread: the figures of a process suddenly include all children that it has waited for.
 		dir := "/proc/" + strconv.Itoa(pid) + "/task"
 		tasks, err := os.ReadDir(dir)
 		if err != nil {
@@ -76,7 +75,7 @@ func (w *watch) sample() sample {
 	}
 
 	if denied > 0 {
-		w.missing("what processes of other users write", "/proc/PID/io of %d processes cannot be read (as root it could)",
+		w.missing("writes of other users' processes", "/proc/PID/io of %d processes is only readable as root",
 			denied)
 	}
 
@@ -100,8 +99,7 @@ func (w *watch) sample() sample {
 	return s
 }
 
-// besides lists the loop devices that are not of the stack and have their files on
-// the device of one of its filesystems.
+// besides lists the loop devices outside the stack whose files are on the device of one of its filesystems.
 func (w *watch) besides() (out []blockdev.Device) {
 	all, err := blockdev.List()
 	if err != nil {
@@ -134,7 +132,7 @@ func (w *watch) begin() {
 	w.prepareOperations()
 }
 
-// end takes the last.
+// end takes the last sample.
 func (w *watch) end() {
 	if t := w.tracer; t != nil && t.on {
 		if t.recorder.Pause() == nil {
@@ -149,7 +147,7 @@ func (w *watch) end() {
 	w.report.Seconds = w.elapsed.Seconds()
 }
 
-// look is done at every step.
+// look takes the samples of every step.
 func (w *watch) look() {
 	w.looks++
 	for _, l := range w.stack.Devices() {
@@ -173,7 +171,7 @@ func (w *watch) look() {
 	}
 }
 
-// lookSeldom is done every second.
+// lookSeldom takes the samples of every second.
 func (w *watch) lookSeldom() {
 	h := &w.report.Host
 	for line := range strings.Lines(slurp("/proc/meminfo")) {
@@ -230,8 +228,7 @@ func (w *watch) readPressure(dir string) {
 	p.io1, p.mem1 = io, memory
 }
 
-// memoryFails are files that count how often a control group of version 1 was at its
-// limit of memory.
+// memoryFails returns the files that count how often a control group of version 1 reached its memory limit.
 func memoryFails(g cgroups) []string {
 	h := groupRoots()
 	if h.memory == "" || g.memory == "" || g.memory == "/" {
@@ -240,7 +237,7 @@ func memoryFails(g cgroups) []string {
 	return []string{filepath.Join(h.memory, g.memory, "memory.failcnt")}
 }
 
-// runDelay is how long a thread was ready to run and did not.
+// runDelay is the time in which a thread was ready but not running.
 type runDelay struct {
 	first, last time.Duration
 	since, till time.Time
@@ -266,8 +263,8 @@ func (w *watch) readDelay(pid, tid int) {
 	d.last, d.till = time.Duration(n), time.Now()
 }
 
-// dirtyWatch adds up the pauses of those who dirty memory faster than it is
-// written. They are few, so that all are recorded.
+// dirtyWatch adds up the pauses of processes that dirty memory faster than it is written back. Pauses are few, so all
+// are recorded.
 type dirtyWatch struct {
 	recorder *tracepoint.Recorder
 	layers   map[string]string // of bdi names: the filesystem
@@ -284,12 +281,11 @@ type pauses struct {
 	n     int64
 	total time.Duration
 	most  time.Duration
-	// At the last pause, in pages: what was dirty of this device, and what it aims for.
+	// At the last pause, in pages: the dirty data of this device, and its target.
 	dirty, aim int64
 }
 
-// bdiName is what the kernel calls the writeback of a filesystem; "" if it cannot be
-// found.
+// bdiName returns the kernel's name for the writeback of a filesystem; "" if it cannot be found.
 func bdiName(l stack.Layer) string {
 	if l.FSType == "btrfs" {
 		if dir := btrfsDir(l); dir != "" {
@@ -334,7 +330,7 @@ func (w *watch) watchDirty() {
 	r, err := tracepoint.NewRecorder(tracepoint.Spec{Event: "writeback:balance_dirty_pages",
 		Filter: "pause > 0 && (" + strings.Join(terms, " || ") + ")"})
 	if err != nil {
-		w.missing("writers that are held back because too much is dirty", "%v", err)
+		w.missing("writers throttled for too much dirty data", "%v", err)
 		return
 	}
 
@@ -371,7 +367,7 @@ func (w *watch) readDirty() {
 	}
 }
 
-// countErrors counts requests that fail at the devices of the stack.
+// countErrors counts failed requests of the devices of the stack.
 func (w *watch) countErrors() {
 	for _, l := range w.stack.Devices() {
 		if l.Device.Kind == blockdev.Partition {

@@ -16,19 +16,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// settings finds what needs no watching: layers that say themselves that they do not
-// pass syncs on, and what is full.
+// settings finds causes that need no watching: layers whose settings drop syncs, and full filesystems.
 func (w *watch) settings(ctx context.Context) error {
 	layers := w.stack.Layers
 	for _, l := range layers {
 		switch {
 		case l.Kind == stack.InMemory:
-			w.lie("memory-only", l.Name+" is memory: what is synced there is gone with the power",
-				[]string{"the filesystem is " + l.FSType}, "put the data on a disk, or do without syncs")
+			w.lie("memory-only", l.Name+" is memory: a power failure loses data synced there",
+				[]string{"the filesystem is " + l.FSType}, "move the data to a disk, or turn syncs off")
 		case l.Kind == stack.Network:
-			w.missing("what lies below "+l.Name, "it is on another machine (%s): diagnose it there", l.Mount.Source)
+			w.missing("the layers below "+l.Name, "it is on another machine (%s): run diagnose there", l.Mount.Source)
 		case l.Kind == stack.FUSE:
-			w.missing("what lies below "+l.Name, "it is a program (%s): only it knows whether it passes syncs on",
+			w.missing("the layers below "+l.Name, "it is a FUSE program (%s): only the program knows whether it passes syncs on",
 				l.Mount.Source)
 		}
 
@@ -39,26 +38,27 @@ func (w *watch) settings(ctx context.Context) error {
 			}
 			w.lie("barrier-off", l.Name+" does not pass syncs on to its device: it is mounted with "+o,
 				[]string{"mount option " + o + " of " + l.Mount.Source,
-					"what was synced is lost with the power as long as it is in a cache"},
-				next, "speed is not the question until then")
+					"a power failure loses synced data that is still in a cache"},
+				next, "fix this before you look at speed")
 		}
 
 		if d := l.Device; d != nil {
 			if why := d.HiddenCache(); why != "" {
-				w.lie("cache-lie", l.Name+" is said to have no volatile write cache, but "+why+": the kernel drops the flushes",
+				w.lie("cache-lie", l.Name+" is configured as having no volatile write cache, but "+why+": the kernel drops the "+
+					"flushes",
 					[]string{l.Name + ": write through"}, "`cat /sys/block/"+l.Name+"/queue/write_cache`", "`echo 'write back' > "+
 						"/sys/block/"+l.Name+"/queue/write_cache`")
 			}
 		}
 
 		if l.Device != nil && l.Device.Kind == blockdev.Memory {
-			w.lie("memory-only", l.Name+" is memory: what is synced there is gone with the power",
-				[]string{"the device is " + l.Name}, "put the data on a disk, or do without syncs")
+			w.lie("memory-only", l.Name+" is memory: a power failure loses data synced there",
+				[]string{"the device is " + l.Name}, "move the data to a disk, or turn syncs off")
 		}
 	}
 
 	if w.stack.Hidden != "" {
-		w.missing("what lies below", "%s", w.stack.Hidden)
+		w.missing("the layers below", "%s", w.stack.Hidden)
 	}
 
 	w.zfs = w.lookZFS(ctx)
@@ -72,19 +72,19 @@ func withBarriers(o string) string {
 	return "barrier=1"
 }
 
-// lie adds a cause that is certain, whatever the time says.
+// lie adds a certain cause: a layer that drops syncs.
 func (w *watch) lie(code, title string, evidence []string, next ...string) {
 	w.report.Causes = append(w.report.Causes, Cause{Code: code, Share: -1, Confidence: Certain, Title: title,
 		Evidence: evidence, Next: next, score: scoreLie})
 }
 
-// How full a filesystem is before it counts, in percent.
+// A filesystem or pool counts as nearly full from these percentages on.
 const (
 	fullFrom     = 90
-	fullPoolFrom = 80 // ZFS looks for free space in another way from then on
+	fullPoolFrom = 80 // ZFS searches free space in another way from then on
 )
 
-// full looks at the room in filesystems and pools.
+// full finds filesystems and pools that are nearly full.
 func (w *watch) full() {
 	for _, l := range w.stack.Layers {
 		if l.FSType == "" || l.Kind == stack.Network {
@@ -98,7 +98,7 @@ func (w *watch) full() {
 		}
 
 		if err := unix.Statfs(path, &st); err != nil {
-			w.missing("the room in "+l.Name, "%v", err)
+			w.missing("the free space of "+l.Name, "%v", err)
 			continue
 		}
 
@@ -122,21 +122,21 @@ func (w *watch) nearFull(name string, percent float64, left int64, from float64,
 		return
 	}
 
-	evidence := []string{fmt.Sprintf("%.1f %% are used, %d MiB are left", percent, left>>20)}
+	evidence := []string{fmt.Sprintf("%.1f %% used, %d MiB left", percent, left>>20)}
 	if z := w.zfs; z != nil && name == "zpool "+z.pool && z.fragmentation >= 0 {
-		evidence = append(evidence, fmt.Sprintf("its free space is fragmented to %d %%", z.fragmentation))
+		evidence = append(evidence, fmt.Sprintf("the fragmentation of its free space is %d %%", z.fragmentation))
 	}
 
 	w.report.Causes = append(w.report.Causes, Cause{
-		Code: "near-full", Share: -1, Confidence: Possible, Title: name + " is nearly full: it takes longer to find room, " +
-			"and what is written is scattered",
-		Evidence: evidence, Next: []string{look, "free space, or make it larger"},
+		Code: "near-full", Share: -1, Confidence: Possible, Title: name + " is nearly full: finding free space takes " +
+			"longer, and writes are scattered",
+		Evidence: evidence, Next: []string{look, "free some space, or enlarge it"},
 		score: scoreFull + (scoreFullest-scoreFull)*(percent-from)/(100-from),
 	})
 }
 
-// btrfsMetadata: a btrfs whose metadata chunks are full, with no unallocated space for
-// another, stalls however much room there is for data.
+// btrfsMetadata finds a btrfs whose metadata chunks are full and that has no unallocated space for another: it stalls,
+// however much space is free for data.
 func (w *watch) btrfsMetadata(l stack.Layer) {
 	dir := btrfsDir(l)
 	if dir == "" {
@@ -171,25 +171,24 @@ func (w *watch) btrfsMetadata(l stack.Layer) {
 	}
 
 	w.report.Causes = append(w.report.Causes, Cause{
-		Code: "metadata-full", Share: -1, Confidence: Possible, Title: l.Name + " has hardly any room for metadata: syncs " +
-			"wait until some is free",
+		Code: "metadata-full", Share: -1, Confidence: Possible, Title: l.Name + " has hardly any free space for metadata: " +
+			"syncs wait until some is free",
 		Evidence: []string{fmt.Sprintf("%.0f %% of %d MiB for metadata are used or reserved, and %d MiB of the devices "+
-			"are not allocated", percent, total>>20, (size-allocated)>>20)},
+			"are unallocated", percent, total>>20, (size-allocated)>>20)},
 		Next: []string{"`btrfs filesystem usage " + l.Mount.Point + "`",
-			"`btrfs balance start -dusage=10 " + l.Mount.Point + "`: it gives nearly empty data chunks back"},
+			"`btrfs balance start -dusage=10 " + l.Mount.Point + "`: it frees nearly empty data chunks"},
 		score: scoreMetadata,
 	})
 }
 
-// What counts as fragmented.
+// A file counts as fragmented by these limits.
 const (
 	fragmentsFrom     = 64
 	fragmentBytesFrom = 64 << 10 // mean length of an extent below this
 	mostExtents       = 1 << 18
 )
 
-// fragments counts the pieces that files are in: those that were synced most, and
-// those behind loop devices.
+// fragments counts the extents of the files that were synced most, and of files behind loop devices.
 func (w *watch) fragments(files []string, requestsPerSync float64) {
 	names := files
 	for _, l := range w.stack.Devices() {
@@ -212,15 +211,14 @@ func (w *watch) fragments(files []string, requestsPerSync float64) {
 		}
 
 		c := Cause{
-			Code: "fragmented", Share: -1, Confidence: Possible, Title: name + " is in many pieces: a sync has many places " +
-				"to write to",
+			Code: "fragmented", Share: -1, Confidence: Possible, Title: name + " is fragmented: a sync writes to many places",
 			Evidence: []string{fmt.Sprintf("%d extents, %d KiB each on average", pieces, bytes/pieces>>10)},
 			Next: []string{"`filefrag -v " + name + " | head`",
-				"rewrite it in one go: copy it within the filesystem and rename the copy over it"}, score: scoreFragments,
+				"rewrite it sequentially: copy it within the filesystem and rename the copy over it"}, score: scoreFragments,
 		}
 
 		if requestsPerSync > 0 {
-			c.Evidence = append(c.Evidence, fmt.Sprintf("%.1f requests reach the uppermost device for each sync",
+			c.Evidence = append(c.Evidence, fmt.Sprintf("each sync sends %.1f requests to the uppermost device",
 				requestsPerSync))
 		}
 
@@ -228,7 +226,7 @@ func (w *watch) fragments(files []string, requestsPerSync float64) {
 	}
 }
 
-// piecesOf counts the extents of a file that do not follow each other on the device.
+// piecesOf counts the extents of a file that are not adjacent on the device.
 func piecesOf(name string) (pieces, bytes int64, err error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -266,7 +264,7 @@ func piecesOf(name string) (pieces, bytes int64, err error) {
 	return pieces, bytes, err
 }
 
-// zfsFacts is what ZFS says of the pool below the path.
+// zfsFacts is the state of the zpool below the path.
 type zfsFacts struct {
 	pool          string
 	capacity      int64 // percent; -1 unknown
@@ -276,8 +274,7 @@ type zfsFacts struct {
 	tx            map[string]int64 // counters of waits
 }
 
-// lookZFS reads the settings of the datasets, and the counters of the pool at the
-// start. nil if there is no ZFS below.
+// lookZFS reads the settings of the datasets, and the counters of the pool at the start. It returns nil without ZFS.
 func (w *watch) lookZFS(ctx context.Context) *zfsFacts {
 	var z *zfsFacts
 	for _, l := range w.stack.Layers {
@@ -301,14 +298,14 @@ func (w *watch) lookZFS(ctx context.Context) *zfsFacts {
 			switch {
 			case r[0] == "sync" && r[1] == "disabled":
 				w.lie("sync-disabled", l.Dataset+" does not sync: sync=disabled",
-					[]string{"sync=disabled (" + r[2] + ")", "what was synced in the last seconds is lost with the power"},
-					"`zfs inherit sync "+l.Dataset+"`, or `zfs set sync=standard "+l.Dataset+"`", "speed is not the question until "+
-						"then")
+					[]string{"sync=disabled (" + r[2] + ")", "a power failure loses the data synced in the last seconds"},
+					"`zfs inherit sync "+l.Dataset+"`, or `zfs set sync=standard "+l.Dataset+"`", "fix this before you look at speed")
 			case r[0] == "logbias" && r[1] == "throughput":
 				w.report.Causes = append(w.report.Causes, Cause{
-					Code: "logbias", Share: -1, Confidence: Possible, Title: l.Dataset + " has logbias=throughput: its syncs go " +
-						"past the log devices",
-					Evidence: []string{"logbias=throughput (" + r[2] + ")"}, Next: []string{"`zfs set logbias=latency " + l.Dataset + "`"}, score: scoreFull,
+					Code: "logbias", Share: -1, Confidence: Possible, Title: l.Dataset + " has logbias=throughput: its syncs " +
+						"bypass the log devices",
+					Evidence: []string{"logbias=throughput (" + r[2] + ")"}, Next: []string{"`zfs set logbias=latency " +
+						"" + l.Dataset + "`"}, score: scoreFull,
 				})
 			}
 		}
@@ -320,7 +317,7 @@ func (w *watch) lookZFS(ctx context.Context) *zfsFacts {
 
 	rows, err := zfs.Zpool.Rows(ctx, 3, "list", "-Hp", "-o", "capacity,fragmentation,free", z.pool)
 	if err != nil || len(rows) != 1 {
-		w.missing("the room in zpool "+z.pool, "%v", err)
+		w.missing("the free space of zpool "+z.pool, "%v", err)
 	} else {
 		for i, p := range []*int64{&z.capacity, &z.fragmentation, &z.free} {
 			if n, err := strconv.ParseInt(rows[0][i], 10, 64); err == nil {
@@ -338,7 +335,7 @@ func (w *watch) lookZFS(ctx context.Context) *zfsFacts {
 	return z
 }
 
-// lookScan asks whether a scrub or resilver is running.
+// lookScan finds out whether a scrub or resilver is running.
 func (w *watch) lookScan(ctx context.Context, pool string) {
 	out, err := zfs.Zpool.Output(ctx, "status", pool)
 	if err != nil {
@@ -360,10 +357,10 @@ func parseScan(text, pool string) *operation {
 	line, _, _ := strings.Cut(strings.TrimSpace(rest), "\n")
 	switch {
 	case strings.HasPrefix(line, "scrub in progress"):
-		return &operation{code: "scrub", title: "a scrub of zpool " + pool + " is reading everything", detail: line,
+		return &operation{code: "scrub", title: "a scrub of zpool " + pool + " is reading all data", detail: line,
 			next: []string{"`zpool status " + pool + "`", "`zpool scrub -p " + pool + "` pauses it"}}
 	case strings.HasPrefix(line, "resilver in progress"):
-		return &operation{code: "rebuild", title: "zpool " + pool + " is writing a disk anew", detail: line,
+		return &operation{code: "rebuild", title: "zpool " + pool + " is rebuilding a disk", detail: line,
 			next: []string{"`zpool status " + pool + "`"}}
 	}
 
@@ -423,7 +420,7 @@ func parseTxgs(text string) (out []txg) {
 	return out
 }
 
-// kstat reads "name type value" lines.
+// kstat reads lines of the form "name type value".
 func kstat(path string) map[string]int64 {
 	out := map[string]int64{}
 	for line := range strings.Lines(slurp(path)) {

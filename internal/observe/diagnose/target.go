@@ -17,18 +17,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// target is the file that a descriptor names.
+// target is the file behind a descriptor.
 type target struct {
-	rel     Relation // "" if it has nothing to do with the path
+	rel     Relation // "" if it is unrelated to the path
 	file    string
 	durable bool // opened with O_DSYNC or O_SYNC
 	asked   time.Time
 }
 
-// targetAge is how long an answer is believed: descriptors are used again.
+// targetAge is how long an answer is cached: descriptors are reused.
 const targetAge = time.Second
 
-// target looks at a descriptor of a process. nil if it is gone.
+// target returns the file behind a descriptor of a process, nil if it is closed.
 func (t *tracer) target(pid, fd int) *target {
 	key := [2]int{pid, fd}
 	now := time.Now()
@@ -60,7 +60,7 @@ func (w *watch) target(pid, fd int) *target {
 	return &target{rel: w.relation(pid, fd, name, &st), file: name, durable: openFlags(pid, fd)&unix.O_DSYNC != 0}
 }
 
-// relation says what a file has to do with the path.
+// relation returns how a file is related to the path.
 func (w *watch) relation(pid, fd int, name string, st *unix.Stat_t) Relation {
 	kind := st.Mode & unix.S_IFMT
 	if w.rawDev != 0 {
@@ -95,18 +95,18 @@ func (w *watch) relation(pid, fd int, name string, st *unix.Stat_t) Relation {
 	return ""
 }
 
-// below: a file of the filesystem is below the path.
+// below reports whether a file of the filesystem is below the path.
 func (w *watch) below(name string, st *unix.Stat_t) bool {
 	if w.file != 0 {
 		return st.Ino == w.file && st.Dev == w.fsDev
 	}
 	if w.stack.Path == w.entry.Point && (w.entry.Root == "/" || st.Dev == w.fsDev && w.fsType == "btrfs") {
-		return true // all of the filesystem, or subvolume, wherever it is mounted besides
+		return true // the whole filesystem, or subvolume, wherever else it is mounted
 	}
 	return name == w.stack.Path || strings.HasPrefix(name, strings.TrimSuffix(w.stack.Path, "/")+"/")
 }
 
-// sharing remembers which filesystems are on devices of the stack.
+// sharing caches which filesystems are on devices of the stack.
 var sharingAge = 10 * time.Second
 
 type sharing struct {
@@ -150,8 +150,8 @@ func (w *watch) shares(dev uint64, name string) bool {
 	return yes
 }
 
-// mountDev is the filesystem's number, as in mount tables, of a descriptor; 0 if it
-// cannot be found. On btrfs it is the same for all subvolumes, unlike st_dev.
+// mountDev returns the device number of a descriptor's filesystem, as in mount tables; 0 if unknown. On btrfs it is the
+// same for all subvolumes, unlike st_dev.
 func mountDev(pid, fd int) uint64 {
 	id, err := strconv.ParseUint(fdinfo(pid, fd, "mnt_id:"), 10, 64)
 	if err != nil {
@@ -172,7 +172,7 @@ func mountDev(pid, fd int) uint64 {
 	return 0
 }
 
-// openFlags are the flags that a descriptor was opened with.
+// openFlags returns the flags that a descriptor was opened with.
 func openFlags(pid, fd int) int {
 	n, err := strconv.ParseInt(fdinfo(pid, fd, "flags:"), 8, 64)
 	if err != nil {
@@ -194,8 +194,8 @@ func fdinfo(pid, fd int, key string) string {
 	return ""
 }
 
-// dsyncTracer records writes to descriptors that were opened with O_DSYNC or O_SYNC:
-// they are looked for from time to time, and only these are recorded.
+// dsyncTracer records writes to descriptors opened with O_DSYNC or O_SYNC. It searches for such descriptors from time
+// to time, and records only these.
 type dsyncTracer struct {
 	w        *watch
 	recorder *tracepoint.Recorder
@@ -204,8 +204,8 @@ type dsyncTracer struct {
 	off      bool
 }
 
-// scanEvery is how often descriptors are looked through; a look costs a few
-// microseconds for each that is open on the host, so it is rarer where they are many.
+// scanEvery is the interval between searches of descriptors. A search costs a few microseconds for each descriptor open
+// on the host, so it is rarer on hosts with many.
 const scanEvery = 5 * time.Second
 
 var writeCalls = []string{"write", "pwrite64", "writev", "pwritev"}
@@ -224,7 +224,7 @@ func (d *dsyncTracer) scan(now time.Time) {
 	begin := time.Now()
 	filter := d.find()
 	took := time.Since(begin)
-	d.next = now.Add(max(scanEvery, 200*took)) // half a percent of a processor
+	d.next = now.Add(max(scanEvery, 200*took)) // half a percent of a CPU
 	if filter == d.filter {
 		return
 	}
@@ -253,7 +253,7 @@ func (d *dsyncTracer) scan(now time.Time) {
 	}
 }
 
-// exits is the part of the filter that events at the end of a call have too.
+// exits returns the part of the filter that also applies to events at the end of a call.
 func (d *dsyncTracer) exits() string {
 	if _, threads, both := strings.Cut(d.filter, " && "); both {
 		return threads
@@ -261,8 +261,7 @@ func (d *dsyncTracer) exits() string {
 	return ""
 }
 
-// find makes a filter of the descriptors that are open with O_DSYNC on files below
-// the path, or near it; "" if there are none.
+// find builds a filter for the descriptors open with O_DSYNC on files below the path, or near it; "" if there are none.
 func (d *dsyncTracer) find() string {
 	fds, tids := map[int]bool{}, map[int]bool{}
 	for _, pid := range processes() {
@@ -372,7 +371,7 @@ func (d *dsyncTracer) close() {
 	}
 }
 
-// processes lists the numbers of all.
+// processes lists the PIDs of all processes.
 func processes() []int {
 	dir, err := os.Open("/proc")
 	if err != nil {

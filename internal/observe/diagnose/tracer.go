@@ -119,10 +119,10 @@ func (w *watch) trace() {
 	if err := tracepoint.Available(); err != nil {
 		hint := ""
 		if errs.Is(err, errs.Permission) {
-			hint = " (as root it could)"
+			hint = "; run it as root"
 		}
-		w.missing("who syncs here, how long syncs take, and where that time goes", "%v%s", err, hint)
-		w.missing("writers that are held back because too much is dirty; failed requests", "%v", err)
+		w.missing("the processes that sync here, and where the time of their syncs goes", "%v%s", err, hint)
+		w.missing("writers throttled for too much dirty data; failed requests", "%v", err)
 		return
 	}
 
@@ -163,7 +163,7 @@ func (w *watch) trace() {
 
 	r, err := tracepoint.NewRecorder(specs...)
 	if err != nil {
-		w.missing("who syncs here, how long syncs take, and where that time goes", "%v", err)
+		w.missing("the processes that sync here, and where the time of their syncs goes", "%v", err)
 		return
 	}
 

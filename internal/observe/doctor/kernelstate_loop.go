@@ -278,7 +278,7 @@ func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace)
 
 	// Filesystems that are in use, also if no mount of them can be seen.
 	for _, pattern := range []string{"/sys/fs/*/loop*", "/sys/fs/btrfs/*/devices/loop*"} {
-		found, _ := filepath.Glob(pattern) // the patterns are good
+		found, _ := filepath.Glob(pattern) // the patterns are valid
 		for _, p := range found {
 			if name := named(filepath.Base(p)); name != "" && len(uses[name]) == 0 {
 				use(name, "a filesystem that is mounted where it cannot be seen, or held by an open file (%s)", p)

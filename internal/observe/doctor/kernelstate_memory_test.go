@@ -65,8 +65,9 @@ func TestDirtyMemory(t *testing.T) {
 
 func TestPressure(t *testing.T) {
 	for text, want := range map[string]pressure{
-		"some avg10=0.32 avg60=12.50 avg300=0.43 total=1787864492\nfull avg10=0.20 avg60=7.29 avg300=0.29 total=513974156\n": {12.5, 7.29, true},
-		"some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n":                                                                   {0, 0, true},
+		"some avg10=0.32 avg60=12.50 avg300=0.43 total=1787864492\nfull avg10=0.20 avg60=7.29 avg300=0.29 " +
+			"total=513974156\n": {12.5, 7.29, true},
+		"some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n": {0, 0, true},
 		"":                    {},
 		"some avg60=many\n":   {},
 		"avg60=1 nonsense\n":  {},

@@ -31,7 +31,7 @@ type waiting struct {
 // waitingTasks finds the tasks in state D. Threads that merely idle in it do not count.
 func waitingTasks() map[int]waiting {
 	out := map[int]waiting{}
-	dirs, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*") // the pattern is good
+	dirs, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*") // the pattern is valid
 	for _, d := range dirs {
 		stat := readText(d + "/stat")
 

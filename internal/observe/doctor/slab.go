@@ -93,7 +93,7 @@ func parseSPL(text string) []slabCache {
 // slabsFromSys reads /sys/kernel/slab, where there is no /proc/slabinfo.
 func slabsFromSys(root string) []slabCache {
 	var out []slabCache
-	dirs, _ := filepath.Glob(filepath.Join(root, "*")) // the pattern is good
+	dirs, _ := filepath.Glob(filepath.Join(root, "*")) // the pattern is valid
 	for _, d := range dirs {
 		if fsOf(filepath.Base(d)) == "" {
 			continue

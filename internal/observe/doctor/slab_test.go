@@ -97,7 +97,8 @@ func TestSlabSources(t *testing.T) {
 		t.Errorf("%+v", spl)
 	}
 	for cache, want := range map[string]string{"ext4_inode_cache": "ext4", "xfs_inode": "xfs", "btrfs_inode": "btrfs",
-		"ovl_inode": "overlay", "fuse_inode": "fuse", "dentry": "names of files", "zfs_znode_cache": "zfs", "kmalloc-64": "", "inode_cache": "others", "jfs_inode_cache": "jfs"} {
+		"ovl_inode": "overlay", "fuse_inode": "fuse", "dentry": "names of " +
+			"files", "zfs_znode_cache": "zfs", "kmalloc-64": "", "inode_cache": "others", "jfs_inode_cache": "jfs"} {
 		if got := fsOf(cache); got != want {
 			t.Errorf("%s is of %q, not %q", cache, got, want)
 		}

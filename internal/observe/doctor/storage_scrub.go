@@ -439,7 +439,8 @@ func (c *Report) raidHealth(device string, r raid) {
 			Code: "scrub-md-mismatch", Severity: Warning, Subject: device, Title: fmt.Sprintf("the last check of the array "+
 				"%s found parity that does not match its data", device),
 			Measured: []Figure{words("level", "level", r.level), figure("mismatches", "sectors", Count, r.mismatches)},
-			Why:      "A write reached only a part of a stripe, or a disk returns wrong data. md cannot tell which blocks are right.",
+			Why: "A write reached only a part of a stripe, or a disk returns wrong data. md cannot tell which blocks " +
+				"are right.",
 			Do: []Step{look, {"check the files, then rewrite the parity",
 				[]string{"echo repair > /sys/block/" + filepath.Base(device) + "/md/sync_action"}}},
 		})

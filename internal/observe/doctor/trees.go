@@ -593,7 +593,7 @@ func (t *trees) sample(ctx context.Context, deadline time.Time) error {
 		a, err1 := m.original.readAt(m.originalPath, x, at)
 		b, err2 := m.copied.readAt(m.copiedPath, y, at)
 		if err1 != nil || err2 != nil {
-			continue // gone meanwhile
+			continue // it has been removed
 		}
 
 		t.c.Sampled++

@@ -13,7 +13,8 @@ import (
 
 func TestParse(t *testing.T) {
 	for stat, want := range map[string]int{
-		"4711 (fio) S 4710 4711 4700 0": 4710, "1 (a ) b (c) R 77 1": 77, "": 0, "12 (x": 0, "12 (x) S": 0, "12 (x) S y": 0, "12 (x) S -3": 0,
+		"4711 (fio) S 4710 4711 4700 0": 4710, "1 (a ) b (c) R 77 1": 77, "": 0, "12 (x": 0, "12 (x) S": 0, "12 (x) S " +
+			"y": 0, "12 (x) S -3": 0,
 	} {
 		if got := parseParent(stat); got != want {
 			t.Errorf("%q: %d", stat, got)

@@ -190,7 +190,8 @@ func target(ctx context.Context, path string) (string, *stack.Stack, error) {
 	for _, l := range below.Layers {
 		if l.Kind == stack.InMemory {
 			return "", nil, errs.New(errs.Unsupported, op, path,
-				"it is on %s, which keeps its files in memory: a sync there does nothing, and nothing outlives the power", l.FSType).
+				"it is on %s, which keeps its files in memory: a sync there does nothing, and nothing outlives the "+
+					"power", l.FSType).
 				WithHint("name a directory on a disk")
 		}
 		if l.Kind != stack.Overlay {
