@@ -443,7 +443,8 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyItem, o destr
 	})
 }
 
-// opExpire is the operation of expired volumes: no user asked for it, so it does not search for processes that use them.
+// opExpire is the operation that destroys expired volumes. No user asked for it, so it does not search for processes
+// that use them.
 const opExpire = "expire"
 
 // reasonFor returns the reason an operation gives for unmounting a volume.
@@ -489,9 +490,9 @@ func destroyInParallel(items []*destroyItem, fn func(*destroyItem)) {
 	_ = g.Wait()
 }
 
-// destroyRow destroys an object, a volume with its snapshots, for which this
-// process, or a dead one that it has locked as an orphan, has a mark already, or which
-// nobody can be working on. Pins do not count.
+// destroyRow destroys an object, a volume with its snapshots, ignoring pins. Either the
+// object has a mark already, of this process or of an orphan that it has locked, or
+// nobody else can be working on it.
 func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.MountRecord, has bool) error {
 	if err := e.content.InUse(ctx, reasonFor("destroy"),
 		[]content.Volume{{Row: row, Record: att, HasRecord: has}})[0]; err != nil {
@@ -500,7 +501,7 @@ func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.Mo
 	return e.destroyUnused(ctx, row, att, has)
 }
 
-// destroyUnused is destroyRow of something that inUse has not found in use.
+// destroyUnused is destroyRow for an object that is known not to be in use.
 func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog.MountRecord, has bool) error {
 	if has {
 		if err := e.content.Unmount(ctx, reasonFor("destroy"), row, att, false); err != nil {

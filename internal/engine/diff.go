@@ -20,17 +20,17 @@ import (
 
 const (
 	opDiff = "diff"
-	opLook = "look" // of marks: something is read, in a copy if need be
+	opLook = "look" // of marks: an object is read, in a copy if necessary
 )
 
-// Path is a path in a volume: any bytes but NUL. In JSON, what is not UTF-8 is
-// written \xHH, byte by byte, and a backslash \\, so that nothing is lost.
+// Path is a path in a volume: any bytes but NUL. In JSON, bytes that are not UTF-8
+// are written as \xHH and a backslash as \\, so that nothing is lost.
 type Path string
 
 // MarshalJSON implements json.Marshaler.
 func (p Path) MarshalJSON() ([]byte, error) { return json.Marshal(p.Escaped()) }
 
-// Escaped is the text that stands for the path in JSON.
+// Escaped returns the path as it is written in JSON.
 func (p Path) Escaped() string {
 	if utf8.ValidString(string(p)) && !strings.Contains(string(p), `\`) {
 		return string(p)
@@ -59,8 +59,8 @@ type DiffChange struct {
 	Path         Path   `json:"path"`
 	From         Path   `json:"from,omitempty"`        // of renamed
 	Type         string `json:"type"`                  // file, directory, symlink, fifo, socket, char device, block device
-	TypeBefore   string `json:"type_before,omitempty"` // if it was another
-	Link         Path   `json:"link,omitempty"`        // another name of the same file, whose change tells of its content
+	TypeBefore   string `json:"type_before,omitempty"` // if the type has changed
+	Link         Path   `json:"link,omitempty"`        // another name of the same file; its change describes the content
 	SizeBefore   int64  `json:"size_before"`
 	SizeAfter    int64  `json:"size_after"`
 	ChangedBytes int64  `json:"changed_bytes"`
@@ -68,7 +68,7 @@ type DiffChange struct {
 	Metadata     bool   `json:"metadata"`
 }
 
-// DiffStat adds changes up.
+// DiffStat counts changes.
 type DiffStat struct {
 	Added        int   `json:"added"`
 	Modified     int   `json:"modified"`
@@ -77,7 +77,7 @@ type DiffStat struct {
 	ChangedBytes int64 `json:"changed_bytes"`
 }
 
-// DiffCost is what finding out took.
+// DiffCost is the work that a comparison took.
 type DiffCost struct {
 	Directories int64 `json:"directories_read"`
 	Inodes      int64 `json:"inodes_asked"`
@@ -109,10 +109,10 @@ type DiffRequest struct {
 	Tracker *progress.Tracker
 }
 
-// Diff tells in what B differs from A. Neither is changed, and both stay while it
-// runs; of a volume in use one moment is looked at. Its cost follows the changes
-// where the filesystem can tell what they are. NotFound, Invalid (a raw volume
-// and one with files), InUse, NoSpace.
+// Diff reports how B differs from A. It changes neither, and both stay while it runs;
+// of a volume in use it compares a copy of one moment. Where the filesystem can tell
+// what has changed, the cost depends on the changes only. NotFound, Invalid (a raw
+// volume and one with files), InUse, NoSpace.
 func (e *Engine) Diff(ctx context.Context, q DiffRequest) (Difference, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -179,17 +179,17 @@ func diffChange(c treediff.Change) DiffChange {
 	}
 }
 
-// side is one of the objects that are looked at.
+// side is one of the objects that are compared.
 type side struct {
 	ref  ref.Ref
 	live content.Live
-	copy driver.Identity // scratch, if made; its ID is that of the mark in any case
+	copy driver.Identity // the scratch copy, if made is set; its ID is always that of the mark
 	made bool
 }
 
 func (s *side) row() catalog.Row { return s.live.Row }
 
-// id is the object to look at.
+// id returns the object to read: the copy, if there is one.
 func (s *side) id() driver.ObjectID {
 	if s.made {
 		return s.copy.ID
@@ -197,15 +197,15 @@ func (s *side) id() driver.ObjectID {
 	return s.row().ID
 }
 
-// view is several objects made visible.
+// view is a set of objects opened for reading.
 type view struct {
 	e     *Engine
 	sides []*side
 }
 
-// openSides finds objects and sees to it that they stay, until close. What is in
-// an image, or in use, is looked at in a copy, so that nobody is disturbed and a
-// log can be replayed.
+// openSides finds objects and keeps them from being destroyed until close. Objects
+// with a filesystem in an image, or in use, are copied and the copy is read: this
+// disturbs nobody, and the log of the filesystem can be replayed.
 func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs ...ref.Ref) (*view, error) {
 	v := &view{e: e}
 	err := e.ledger.Claim(ctx, op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
@@ -236,6 +236,7 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 		return nil, err
 	}
 
+	// Copy those that cannot be read in place.
 	for _, s := range v.sides {
 		l := s.live
 		hasFiles := l.Row.FS == driver.Ext4 || l.Row.FS == driver.XFS
@@ -252,14 +253,15 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 	return v, nil
 }
 
-// close lets the objects go. What cannot be removed now, the next command will.
+// close removes the copies and releases the objects. Copies that it cannot remove are
+// left to the next command.
 func (v *view) close(ctx context.Context) {
 	for _, s := range v.sides {
 		v.e.ledger.DestroyUnfinished(ctx, s.copy.ID)
 	}
 }
 
-// withRoot calls fn with the root of a side's files, which cannot be changed through it.
+// withRoot calls fn with the root of a side's files, mounted read-only.
 func (v *view) withRoot(ctx context.Context, s *side, fn func(root *os.File) error) error {
 	if s.row().FS.IsImage() {
 		return v.e.content.WithImage(ctx, s.id(), content.ImageOptions{}, fn)
@@ -294,7 +296,7 @@ func (v *view) compareSides(ctx context.Context, a, b *side, times bool, t *prog
 	return res, err
 }
 
-// withRoots calls fn with the roots of several sides.
+// withRoots calls fn with the roots of several sides, in their order.
 func (v *view) withRoots(ctx context.Context, fn func(roots []*os.File) error, sides ...*side) error {
 	var open func(i int, roots []*os.File) error
 	open = func(i int, roots []*os.File) error {
@@ -306,8 +308,9 @@ func (v *view) withRoots(ctx context.Context, fn func(roots []*os.File) error, s
 	return open(0, nil)
 }
 
-// imageHints is what can be known of two sides before their files are looked at. done:
-// they are the same. The images must stay until release.
+// imageHints finds out what two sides have in common before their files are read: it
+// compares their origins and the extents of their images. done reports that they are
+// the same. The images stay open until release is called.
 func (v *view) imageHints(ctx context.Context, a, b *side) (o treediff.Options, done bool, release func(), err error) {
 	release = func() {}
 	_, since, same, err := v.e.commonOrigin(ctx, a.row(), b.row())
@@ -323,6 +326,7 @@ func (v *view) imageHints(ctx context.Context, a, b *side) (o treediff.Options, 
 		return o, false, release, nil
 	}
 
+	// Compare the extents of the images.
 	var files []*os.File
 	release = func() {
 		for _, f := range files {
@@ -352,10 +356,11 @@ func (v *view) imageHints(ctx context.Context, a, b *side) (o treediff.Options, 
 		return o, true, release, nil
 	}
 
+	// In ext4, the changed blocks tell which inodes have changed.
 	if a.row().FS == driver.Ext4 && b.row().FS == driver.Ext4 {
 		h, err := treediff.Ext4Hints(ctx, files[0], files[1], delta, o.Younger)
 		if err != nil || h == nil {
-			// Replaying the log, when it is mounted, may write into files.
+			// No hints, also because mounting may replay the log, which writes into files.
 			return o, false, release, err
 		}
 		if o.SameOrigin {
@@ -367,7 +372,7 @@ func (v *view) imageHints(ctx context.Context, a, b *side) (o treediff.Options, 
 	return o, done, release, nil
 }
 
-// treeHints is what the filesystem knows of two trees in the pool.
+// treeHints adds to o what the filesystem knows about the differences of two trees.
 func (v *view) treeHints(ctx context.Context, a, b *side, rootA, rootB *os.File, o *treediff.Options) error {
 	o.SameBlocks = func(x, y, n int64) (bool, int64) { return x == y, n }
 	if !o.SameOrigin {
@@ -391,9 +396,9 @@ func (v *view) treeHints(ctx context.Context, a, b *side, rootA, rootB *os.File,
 	return err
 }
 
-// commonOrigin reports whether two objects come from one origin, the nearest one's
-// ID, and when the first copy was made of it that one of them is or comes from,
-// or a little before.
+// commonOrigin reports whether two objects descend from the same object, and returns
+// the ID of the nearest such object. since is when the first of the two lines was
+// copied from it, or a little earlier.
 func (e *Engine) commonOrigin(
 	ctx context.Context, a, b catalog.Row,
 ) (common driver.ObjectID, since time.Time, same bool, err error) {
@@ -408,6 +413,7 @@ func (e *Engine) commonOrigin(
 			return err
 		}
 
+		// Find the first object that is in both lines.
 		for i, x := range as {
 			for j, y := range bs {
 				if x.ID != y.ID || x.ID == "" {
@@ -432,8 +438,9 @@ func (e *Engine) commonOrigin(
 	return common, since, same, err
 }
 
-// copiedAt is when an object was copied from its origin, or before. A volume that was
-// rewound or rebased is as old as its name, but no older a copy than its origin.
+// copiedAt returns when an object was copied from its origin, or an earlier time. A
+// volume that was rewound or rebased keeps its creation time, but cannot have been
+// copied before its origin existed.
 func copiedAt(r, origin catalog.Row) time.Time {
 	successor := r.Kind == driver.Volume && r.Lineage() != r.ID
 	if successor && origin.CreatedAt.After(r.CreatedAt) {
@@ -442,8 +449,8 @@ func copiedAt(r, origin catalog.Row) time.Time {
 	return r.CreatedAt
 }
 
-// ancestry lists an object and what it was copied from, as far as that is known.
-// The last one may be gone: then it has an ID only.
+// ancestry lists an object and the objects it descends from, as far as they are known.
+// The last one may no longer exist: then only its ID is set.
 func ancestry(tx *catalog.Tx, r catalog.Row) ([]catalog.Row, error) {
 	out := []catalog.Row{r}
 	for seen := map[driver.ObjectID]bool{r.ID: true}; r.OriginID != "" && !seen[r.OriginID]; {
@@ -462,7 +469,7 @@ func ancestry(tx *catalog.Tx, r catalog.Row) ([]catalog.Row, error) {
 	return out, nil
 }
 
-// diffRaw compares block images.
+// diffRaw compares the sides as raw block images.
 func (v *view) diffRaw(ctx context.Context, out *Difference) error {
 	var ranges []treediff.Range
 	var changed int64

@@ -1,7 +1,7 @@
-// Package engine holds what Pando does: import, publish, clone, mount, destroy
-// and the rest, each as one call that either happens or leaves no trace.
+// Package engine implements Pando's operations: import, publish, clone, mount, destroy
+// and the rest. Each is one call that either happens completely or leaves no trace.
 //
-// How operations are made whole or undone, whatever happens to the process, is described in package ledger.
+// Package ledger describes how an interrupted operation is finished or undone.
 package engine
 
 import (
@@ -23,11 +23,11 @@ import (
 	"pando/internal/linux/kernel"
 )
 
-// Drivers are the drivers that this program has, by name.
+// Drivers are the drivers of this program, by name.
 type Drivers map[string]driver.Opener
 
-// Engine is an open pool. Its methods may be called concurrently: what a call keeps in
-// mind is in its context (see call), and so is the list that takes its warnings (see
+// Engine is an open pool. Its methods may be called concurrently: the context of a call
+// carries its state (see call) and the list that collects its warnings (see
 // [warnings.Collect]).
 type Engine struct {
 	pool *pool.Pool
@@ -39,27 +39,27 @@ type Engine struct {
 
 	shortLived bool // see ShortLived
 	readOnly   bool
-	refilled   atomic.Pointer[time.Time] // when all that refill takes was there; nil: maybe not now
+	refilled   atomic.Pointer[time.Time] // when the reserve was last found complete; nil: unknown
 
 	content *content.Access
 }
 
-// Option of Open.
+// Option is an option of Open.
 type Option string
 
 const (
-	// ReadOnly opens for reading: nothing is mounted and nothing upgraded, and only methods that change nothing work.
-	// A pool that is not mounted or has an older format, which the next command that works with it changes, is
-	// Unsupported.
+	// ReadOnly opens the pool for reading: it mounts and upgrades nothing, and only methods that change nothing work.
+	// Open returns Unsupported for a pool that is not mounted or has an older format; the next command that works
+	// with the pool mounts and upgrades it.
 	ReadOnly Option = "read-only"
 
-	// ShortLived is for a process that ends right after Close, which then leaves the catalogue's files to the kernel.
-	// That saves writing its log back, which waits for the disk twice, and which some later command does for many.
+	// ShortLived is for a process that ends right after Close: Close leaves the catalogue's files to the kernel. This
+	// saves writing back the log of the catalogue, which waits for the disk twice; a later command does it for many.
 	ShortLived Option = "short-lived"
 )
 
-// Open opens the pool in dir, which it mounts if need be, and nothing else: what dead processes left is cleaned up
-// by Maintain. End it with Close. NotFound, Damaged, TooNew, Permission.
+// Open opens the pool in dir, and mounts it if necessary. It does no more: Maintain cleans up after processes that
+// died. Call Close when done. NotFound, Damaged, TooNew, Permission.
 func Open(ctx context.Context, dir string, drivers Drivers, options ...Option) (*Engine, error) {
 	find := pool.Open
 	if slices.Contains(options, ReadOnly) {
@@ -72,7 +72,7 @@ func Open(ctx context.Context, dir string, drivers Drivers, options ...Option) (
 	return openPool(ctx, p, drivers, options...)
 }
 
-// openPool is Open of a pool that has been found.
+// openPool is Open for a pool that has been found.
 func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Option) (_ *Engine, err error) {
 	readOnly := slices.Contains(options, ReadOnly)
 	e := &Engine{pool: p, shortLived: slices.Contains(options, ShortLived), readOnly: readOnly}
@@ -139,31 +139,31 @@ func (d Drivers) names() string {
 	return strings.Join(out, ", ")
 }
 
-// Close releases the pool, when all calls have returned, and leaves no descriptor open; but see ShortLived.
+// Close releases the pool and closes all descriptors, unless ShortLived is set. All calls must have returned.
 func (e *Engine) Close() {
 	if e.shortLived {
 		e.cat.RemoveIdleLiveFiles()
 		return
 	}
 	if c, ok := e.drv.(io.Closer); ok {
-		_ = c.Close() // of a directory that was only read
+		_ = c.Close() // a directory that was only read
 	}
-	_ = e.cat.Close() // whatever was committed is in the log, or in the database
+	_ = e.cat.Close() // commits are in the log or in the database already
 	if !e.readOnly {
-		catalog.Preallocate(e.pool.Dir) // the log went with the last who had it open
+		catalog.Preallocate(e.pool.Dir) // the last process to close the log removes it
 	}
 }
 
-// Dir is the pool's directory.
+// Dir returns the pool's directory.
 func (e *Engine) Dir() string { return e.pool.Dir }
 
-// PoolID is the pool's ID, the same for ever.
+// PoolID returns the pool's ID, which never changes.
 func (e *Engine) PoolID() string { return e.pool.Config.ID }
 
-// Caps are those of the pool's driver.
+// Caps returns the capabilities of the pool's driver.
 func (e *Engine) Caps() driver.Caps { return e.caps }
 
-// newIdentity begins the identity of a new object.
+// newIdentity returns the identity of a new object, with a new ID.
 func (e *Engine) newIdentity(kind driver.Kind) driver.Identity {
 	return driver.Identity{
 		ID:        driver.NewID(),

@@ -13,30 +13,31 @@ import (
 
 const opFlatten = "flatten"
 
-// FlattenRequest says which volume is to share nothing any more.
+// FlattenRequest says which volume to make independent of all others.
 type FlattenRequest struct {
 	Volume  ref.Name
-	DryRun  bool          // only say what it would cost
-	Plan    func(Flatten) // told the cost before anything is done; may be nil
+	DryRun  bool          // only report the cost
+	Plan    func(Flatten) // called with the cost before anything is done; may be nil
 	Tracker *progress.Tracker
 }
 
 // Flatten is the result of Engine.Flatten.
 type Flatten struct {
 	Info
-	// this driver ties volumes to what they were cloned from; if not, nothing is done
+	// this driver ties volumes to their origins; if not, there is nothing to do
 	Tied      bool    `json:"tied"`
-	CostBytes int64   `json:"cost_bytes"` // to be read, and written
+	CostBytes int64   `json:"cost_bytes"` // bytes to read and to write
 	FreeBytes int64   `json:"free_bytes"` // in the pool, before
 	Done      bool    `json:"done"`       // the volume has been copied and replaced
 	Snapshots int     `json:"snapshots"`  // of the volume, which stay as they are
 	Seconds   float64 `json:"duration_seconds"`
 }
 
-// Flatten makes a volume that shares no block with any other: it is copied, and
-// the copy takes its place in one commit. Nothing that is destroyed elsewhere is
-// kept for its sake afterwards. Where a driver does not tie volumes together there
-// is nothing to do. NotFound, InUse (it is mounted), NoSpace.
+// Flatten makes a volume independent: it copies the volume, and replaces it with the
+// copy, which shares no block with any other object, in one commit. From then on no
+// destroyed object is kept because of this volume. If the driver does not tie volumes
+// to their origins, there is nothing to do. Durable on return. NotFound, InUse (it is
+// mounted), NoSpace.
 func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -109,8 +110,8 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 	return out, nil
 }
 
-// replaceByCopy puts an independent copy in a volume's place, and destroys what it
-// was.
+// replaceByCopy replaces a volume with an independent copy, and destroys its previous
+// object.
 func (e *Engine) replaceByCopy(
 	ctx context.Context, q FlattenRequest, fl driver.Flattener, look func(*catalog.Tx) (catalog.Row, catalog.Row, error),
 ) (catalog.Row, error) {
@@ -119,7 +120,7 @@ func (e *Engine) replaceByCopy(
 		return catalog.Row{}, err
 	}
 
-	// It is what it was: only its blocks are its own.
+	// Only the blocks differ: the volume keeps its origin.
 	s.next.Origin, s.next.OriginID = s.vol.Origin, s.vol.OriginID
 	q.Tracker.Start("copying", 0, 0)
 	last := int64(0)

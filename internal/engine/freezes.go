@@ -10,7 +10,8 @@ import (
 	"pando/internal/engine/ledger"
 )
 
-// freezes are the marks of those who freeze a volume that is being copied. It implements [content.Freezes].
+// freezes gives access to the marks of processes that freeze a volume in order to copy it. It implements
+// [content.Freezes].
 type freezes struct {
 	e      *Engine
 	volume driver.ObjectID
@@ -41,7 +42,7 @@ func (f freezes) CleanUp(ctx context.Context) (ours bool, err error) {
 	return true, err
 }
 
-// otherMarks are the marks of other copies that may have frozen the volume.
+// otherMarks returns the marks of other copies that may have frozen the volume.
 func (f freezes) otherMarks(ctx context.Context) (out []catalog.Mark, err error) {
 	err = f.e.cat.View(ctx, func(tx *catalog.Tx) error {
 		marks, err := tx.Marks()
@@ -55,8 +56,8 @@ func (f freezes) otherMarks(ctx context.Context) (out []catalog.Mark, err error)
 	return out, err
 }
 
-// copyLive makes an object with the content of a volume, snapshot or generation, also while programs write to it. The
-// caller has marked id.ID. Errors as [content.Access.CopyLive].
+// copyLive makes an object with the content of a volume, snapshot or generation, even while programs write to it. The
+// caller has marked id.ID. It returns the errors of [content.Access.CopyLive].
 func (e *Engine) copyLive(ctx context.Context, l content.Live, id driver.Identity, immutable bool) error {
 	return e.content.CopyLive(ctx, l, id, immutable, freezes{e, l.Row.ID, id.ID})
 }

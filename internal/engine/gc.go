@@ -13,14 +13,14 @@ import (
 	"pando/internal/linux/kernel"
 )
 
-// Sweep is what a comparison of the whole pool with the catalogue found.
+// Sweep is the result of comparing the whole pool with the catalogue.
 type Sweep struct {
-	Objects     int            `json:"objects"`           // looked at
-	Garbage     int            `json:"garbage"`           // removed: half made, half destroyed, ephemeral of another boot
+	Objects     int            `json:"objects"`           // checked
+	Garbage     int            `json:"garbage"`           // removed: incomplete, or ephemeral of another boot
 	Loops       int            `json:"loop_devices"`      // detached
 	StaleMounts int            `json:"stale_attachments"` // forgotten: not attached any more
-	Kept        []errs.Message `json:"kept,omitempty"`    // what is there and not understood
-	Missing     []string       `json:"missing,omitempty"` // what the catalogue has and the pool has not
+	Kept        []errs.Message `json:"kept,omitempty"`    // objects kept because they are not understood
+	Missing     []string       `json:"missing,omitempty"` // objects in the catalogue that the pool lacks
 }
 
 func (e *Engine) syncer() (driver.Syncer, bool) {
@@ -28,7 +28,7 @@ func (e *Engine) syncer() (driver.Syncer, bool) {
 	return s, ok
 }
 
-// sweepAfterBoot sweeps once a boot, in one process.
+// sweepAfterBoot sweeps once per boot, in one process; nil if another process was first.
 func (e *Engine) sweepAfterBoot(ctx context.Context) (*Sweep, error) {
 	unlock, err := pool.Lock(ctx, e.pool.Dir)
 	if err != nil {
@@ -56,14 +56,14 @@ func (e *Engine) sweepAfterBoot(ctx context.Context) (*Sweep, error) {
 	return s, e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() })
 }
 
-// sweep compares all that the driver has with all that the catalogue has, and
-// removes what is provably garbage (see ledger.IsGarbage). Anything else that is whole but
-// unknown is kept and reported.
+// sweep compares all objects of the driver with the catalogue, and removes those that
+// are provably garbage (see ledger.IsGarbage). It keeps and reports other objects that
+// the catalogue does not know.
 func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 	s := &Sweep{}
 
-	// First the pool, then the catalogue: whatever is made meanwhile has its
-	// mark or row by then.
+	// List the pool first and read the catalogue second: by then, objects created
+	// in the meantime have a mark or a row.
 	var objects []driver.Object
 	for o, err := range e.drv.List(ctx) {
 		if err != nil {
@@ -98,6 +98,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 		marked[m.ID] = true
 	}
 
+	// Remove objects that are garbage.
 	whole := make(map[driver.ObjectID]bool, len(objects))
 	for _, o := range objects {
 		if err := ctx.Err(); err != nil {
@@ -130,7 +131,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 
 		if !garbage {
 			if _, err := e.drv.Attachment(ctx, o.ID); errs.Is(err, errs.NotFound) {
-				continue // destroyed and forgotten since it was listed
+				continue // destroyed since it was listed
 			}
 			s.Kept = append(s.Kept, e.ledger.StrayText(o))
 			continue
@@ -147,9 +148,10 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 
 	e.sweepEphemeral(ctx, s, rows, marked, mounts)
 
+	// Find rows without an object.
 	for id := range rows {
 		if !whole[id] {
-			// Made after the list was read, maybe: look again.
+			// It may have been created after the pool was listed: check again.
 			if _, err := e.drv.Attachment(ctx, id); errs.Is(err, errs.NotFound) {
 				s.Missing = append(s.Missing, e.cat.RefOf(ctx, id))
 			}
@@ -167,8 +169,8 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 	return s, e.ledger.ForgetReclaimed(ctx)
 }
 
-// sweepEphemeral destroys the ephemeral objects of earlier boots, but those that somebody uses,
-// and takes them out of rows and attached.
+// sweepEphemeral destroys the ephemeral objects of earlier boots, except those in use,
+// and removes them from rows and mounts.
 func (e *Engine) sweepEphemeral(
 	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool,
 	mounts map[driver.ObjectID]catalog.MountRecord,
@@ -203,7 +205,7 @@ func (e *Engine) sweepEphemeral(
 // objectInUse reports whether somebody uses an object that no row names.
 func (e *Engine) objectInUse(ctx context.Context, o driver.Object) bool {
 	id := o.Identity
-	id.Kind = driver.Volume // whatever it was to become
+	id.Kind = driver.Volume // whatever it was meant to become
 	return o.Whole && e.content.InUse(ctx, reasonFor(opExpire),
 		[]content.Volume{{Row: catalog.Row{Identity: id}}})[0] != nil
 }
@@ -239,8 +241,8 @@ func (e *Engine) sweepMountRecords(
 		return err
 	}
 
-	// Marks may have come since; a mount point that is being made is only
-	// removed if it is empty and unused, and mounting makes it again.
+	// There may be new marks by now. That does no harm: a mount point that is being
+	// created is only removed if it is empty and unused, and mounting recreates it.
 	if len(marked) == 0 {
 		return e.content.RemoveStaleTargets(used)
 	}

@@ -14,21 +14,21 @@ import (
 	"pando/internal/engine/pool"
 )
 
-// View is what Look tells of a pool.
+// View is what Look reports about a pool.
 type View struct {
 	Dir     string // absolute
 	Driver  string
-	Loop    bool   // it lies in a file of its own
-	Data    string // directory or mount point that its objects are in
+	Loop    bool   // it is in a file of its own
+	Data    string // directory or mount point of its objects
 	Goldens []ViewImage
-	// Attached are the images that are block devices now, by path, with the name of
-	// what is attached; and Mounts where things are mounted now, with the same.
+	// Attached maps the paths of images that are attached to block devices now to the
+	// names of their objects, and Mounts does the same for mount points.
 	Attached map[string]string
 	Mounts   map[string]string
-	// Working is how many things commands are at work on now: what is attached for
-	// them is in neither list.
+	// Working is the number of objects that commands are working on now: devices and
+	// mounts that these use are in neither map.
 	Working int
-	// Trouble is why the lists are empty, nil if they are right: Damaged, TooNew,
+	// Trouble is why the maps are empty, or nil if they are right: Damaged, TooNew,
 	// Permission, or Unsupported (the pool is not mounted, or must be upgraded).
 	Trouble error
 }
@@ -37,13 +37,12 @@ type View struct {
 type ViewImage struct {
 	Ref   string // "web@3"
 	Image string // path of its image, or of its tree
-	Tree  bool   // it is a directory
+	Tree  bool   // Image is a directory
 }
 
-// Look tells what a pool is and has without touching it: unlike Open it cleans up
-// nothing, mounts nothing and upgrades nothing, and damage is told, not an error.
-// NotFound if there is no pool, and Damaged, TooNew or Permission if not even that
-// can be said.
+// Look reports what a pool is and contains without changing it: it cleans up, mounts
+// and upgrades nothing, and reports damage in View.Trouble. NotFound if there is no
+// pool; Damaged, TooNew or Permission if its configuration cannot be read.
 func Look(ctx context.Context, dir string, drivers Drivers) (*View, error) {
 	p, err := pool.Read(dir)
 	if err != nil {
@@ -67,7 +66,7 @@ func Look(ctx context.Context, dir string, drivers Drivers) (*View, error) {
 }
 
 func (v *View) readCatalog(ctx context.Context, e *Engine) error {
-	// Who works is asked first: what they have recorded since is in the rows.
+	// Read the marks first: what their operations record afterwards is in the rows.
 	var current []catalog.Row
 	names := map[driver.ObjectID]string{}
 	var attached map[driver.ObjectID]catalog.MountRecord
@@ -121,7 +120,7 @@ func (v *View) readCatalog(ctx context.Context, e *Engine) error {
 			g.Image, g.Tree = w.Tree, true
 		}
 		if w.Block {
-			g.Image = "" // it is a device while it is in use, and its blocks lie elsewhere
+			g.Image = "" // a device that exists while it is in use; its blocks are elsewhere
 		}
 		v.Goldens = append(v.Goldens, g)
 	}

@@ -14,19 +14,19 @@ import (
 	"pando/internal/linux/kernel"
 )
 
-// Rights are what a mounted volume allows that could give somebody the host.
+// Rights are permissions of a mounted volume that could give its users control of the host.
 type Rights = content.Rights
 
-// MountRequest says what to mount where.
+// MountRequest says which volume to mount, and where.
 type MountRequest struct {
 	Volume ref.Name
-	Dir    string // "": the volume's place below the pool
+	Dir    string // "": the default place below the pool
 	May    Rights // of the mount
 }
 
-// Mount makes a volume usable. One that is mounted there already stays so. NotFound,
-// Invalid (the mount point), InUse (mounted elsewhere, or already without these rights),
-// Permission, Conflict (somebody replaces the mount point).
+// Mount mounts a volume. It does nothing if the volume is mounted there already.
+// NotFound, Invalid (the mount point), InUse (it is mounted elsewhere, or without these
+// rights), Permission, Conflict (somebody replaces the mount point).
 func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -61,6 +61,7 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 		return Info{}, err
 	}
 
+	// Mark the work, after checking again in the transaction.
 	already := false
 	err = e.ledger.Claim(ctx, ledger.OpMount, true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		if row, err = tx.ResolveVolume("mount", name); err != nil {
@@ -75,7 +76,7 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 			if already, err = e.alreadyMounted(row, att, dir, may); already || err != nil {
 				return nil, err
 			}
-			// Stale: unmounted by somebody, or before a reboot.
+			// The record is stale: somebody has unmounted the volume, or the host has rebooted.
 			if err := tx.ForgetMount(row.ID); err != nil {
 				return nil, err
 			}
@@ -113,8 +114,8 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	return volumeInfo(row, e.caps.Name, att.Mountpoint), nil
 }
 
-// alreadyMounted says whether a recorded attachment is what a mount request
-// wants. InUse if the volume is attached somewhere else.
+// alreadyMounted reports whether the volume is already mounted as requested. InUse if
+// it is mounted elsewhere, or without the requested rights.
 func (e *Engine) alreadyMounted(row catalog.Row, a catalog.MountRecord, dir string, may Rights) (bool, error) {
 	switch e.content.OwnMountState(row, a) {
 	case content.NotMounted:
@@ -142,10 +143,10 @@ type UmountRequest struct {
 	Volume ref.Name
 }
 
-// Umount undoes Mount, and gives space that was freed inside the volume back to
-// the pool. A volume that is not mounted stays so. NotFound, InUse (with who
-// holds it); NoSpace or IO, once, if something that was written to the volume could not be
-// stored in the pool: it stays mounted, and the next Umount gives that up.
+// Umount undoes Mount, and returns space that was freed inside the volume to the pool.
+// It does nothing if the volume is not mounted. NotFound, InUse (naming the processes
+// that use it). NoSpace or IO, once, if data written to the volume could not be stored
+// in the pool: the volume stays mounted, and the next Umount discards that data.
 func (e *Engine) Umount(ctx context.Context, q UmountRequest) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -158,7 +159,7 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 		return Info{}, err
 	}
 
-	ctx = mayUseReserve(ctx) // what stays in memory for want of space would, for ever
+	ctx = mayUseReserve(ctx) // data that does not fit on the disk would stay in memory for ever
 	var row catalog.Row
 	var att catalog.MountRecord
 	var has bool
@@ -228,15 +229,15 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 	return volumeInfo(row, e.caps.Name, ""), err
 }
 
-// cheapAtUmount reports whether what a volume takes can be found out at once after
-// it was unmounted. A driver that measures all at once has the figures some time
-// later, and listings ask it.
+// cheapAtUmount reports whether a volume can be measured right after it was unmounted.
+// A driver that measures all volumes at once has the figures only some time later, and
+// listings ask it for them.
 func (e *Engine) cheapAtUmount() bool {
 	_, ok := e.drv.(driver.Measurer)
 	return !ok
 }
 
-// samePath reports whether two paths lead to the same directory.
+// samePath reports whether path a leads to b, which is absolute.
 func samePath(a, b string) bool {
 	abs, err := filepath.Abs(a)
 	if err != nil {
