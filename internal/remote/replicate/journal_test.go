@@ -52,7 +52,7 @@ func TestJournal(t *testing.T) {
 	}
 	j := open()
 	_, err := openJournal(t.Context(), dir, "v")
-	wantKind(t, err, errs.InUse, "wait")
+	wantKind(t, err, errs.InUse, "retry after")
 	want := plan{Version: planVersion, Snapshot: "v@push-1", Took: true, Object: "o", Session: repo.NewID(), Base: "b",
 		Head: "h", Manifest: repo.NewID(), Merge: true,
 		Origin: &repo.Origin{Ref: "g@1", Volume: "g", Manifest: repo.NewID()}}

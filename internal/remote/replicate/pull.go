@@ -21,49 +21,45 @@ const opPull = "pull"
 // PullRequest says what to fetch from a remote.
 type PullRequest struct {
 	Ref        ref.Ref  // VOLUME (its newest point), VOLUME@POINT, GOLDEN, GOLDEN@N
-	As         ref.Name // name here; zero: as there
-	Update     bool     // the volume is here, and becomes what is pulled; its state stays as a snapshot
-	TakeOver   bool     // this pool may push the volume from now on, and nobody else
-	NoOrigin   bool     // do not restore what the volume was cloned from, if that is not here
-	LimitBytes int64    // a second, of what is downloaded; 0: no bound
+	As         ref.Name // local name; zero: the name on the remote
+	Update     bool     // replace the content of an existing volume, and keep its current state as a snapshot
+	TakeOver   bool     // make this pool the only one that may push the volume
+	NoOrigin   bool     // do not restore a missing origin of the volume
+	LimitBytes int64    // download limit in bytes a second; 0: none
 	Tracker    *progress.Tracker
 }
 
 // Pulled is the result of Pull.
 type Pulled struct {
 	engine.Info
-	Volume       string   `json:"volume"`        // of the remote
+	Volume       string   `json:"volume"`        // its name on the remote
 	Point        string   `json:"point"`         // that was pulled
-	Snapshot     string   `json:"snapshot"`      // reference of the snapshot or generation here
-	Origins      []string `json:"origins"`       // what was restored first, as the volume was cloned from it
-	Base         string   `json:"base"`          // what was here and has not been read again
-	ReadBytes    int64    `json:"read_bytes"`    // of the remote
+	Snapshot     string   `json:"snapshot"`      // reference of the snapshot or generation in this pool
+	Origins      []string `json:"origins"`       // points restored first, because the volume was cloned from them
+	Base         string   `json:"base"`          // local point that the pull began with, and whose data it did not read
+	ReadBytes    int64    `json:"read_bytes"`    // from the remote
 	WrittenBytes int64    `json:"written_bytes"` // into the pool
 	Seconds      float64  `json:"seconds"`
-	Epoch        uint64   `json:"epoch"`     // of the volume in the remote
-	TookOver     bool     `json:"took_over"` // this pool is its writer now, and was not before
-	Unchanged    bool     `json:"unchanged"` // the point was here already, so nothing was pulled
-	Notes        []string `json:"notes"`     // what a person should know
+	Epoch        uint64   `json:"epoch"`     // of the volume on the remote
+	TookOver     bool     `json:"took_over"` // this pool became the writer
+	Unchanged    bool     `json:"unchanged"` // the point was already in this pool, so nothing was pulled
+	Notes        []string `json:"notes"`     // warnings and other messages for the user
 }
 
-// Pull fetches a point of a volume, or a generation of a golden, from a remote, and
-// makes a snapshot of it and a volume that is its clone, or a generation. It begins
-// as a clone of whatever is here already and has most in common with it: an earlier
-// point, or what the volume was cloned from, which is restored first if it is not
-// here. So clones share here what they shared where they came from. Only what is
-// different is read and written.
+// Pull fetches a point from a remote. Of a volume it makes a snapshot, and a volume that is a clone of the snapshot; of
+// a golden it makes a generation. Pull begins with a clone of the local point that shares most data with the wanted
+// one: an earlier point, or the origin of the volume, which Pull restores first if it is missing. So clones share as
+// much here as in the pool they were pushed from. Pull reads and writes only the differences.
 //
-// Everything that is read is authenticated. Whatever goes wrong, and whenever, the
-// volume is there as it was pushed, or nothing has changed but that origins were
-// restored; pulling again goes on from there. Volumes that are trees come as the
-// steps in which they were pushed: then a step may be all that is there.
+// Pull authenticates everything it reads. Whatever fails, either the volume is complete as it was pushed, or nothing
+// has changed except for restored origins; pulling again resumes from there. Volumes that are trees arrive in the steps
+// in which they were pushed, and after a failure only some of the steps may be there.
 //
-// TakeOver first makes this pool the writer, by which the old one is refused from
-// then on, and then pulls what the old one had pushed until then. It can be repeated.
+// With TakeOver, Pull first makes this pool the writer, so that pushes of the old writer are refused from then on, and
+// then pulls what the old writer pushed before. This can be repeated.
 //
-// NotFound, Exists (hint: As, Update), Conflict (it was removed while it was
-// read), Damaged (with the range of the volume), Permission, Unsupported, NoSpace,
-// InUse (with Update: it is mounted).
+// Errors: NotFound, Exists (hint: As, Update), Conflict (the point was removed while it was read), Damaged (with the
+// range of the volume), Permission, Unsupported, NoSpace, InUse (with Update: the volume is mounted).
 func Pull(ctx context.Context, e *engine.Engine, r *Remote, q PullRequest) (Pulled, error) {
 	rp, err := r.OpenLimited(ctx, q.LimitBytes)
 	if err != nil {
@@ -73,24 +69,25 @@ func Pull(ctx context.Context, e *engine.Engine, r *Remote, q PullRequest) (Pull
 	return pullFrom(ctx, e, rp, r.Name, q)
 }
 
-// puller is a pull under way.
+// puller is a running pull.
 type puller struct {
 	PullRequest
 	e          *engine.Engine
 	repo       *repo.Repo
-	remote     string   // name, for those of origins
-	local      ref.Name // name here
-	lease      *lease   // nil: the remote cannot be written
+	remote     string   // name of the remote, for names of origins
+	local      ref.Name // name in this pool
+	lease      *lease   // nil: the remote is read-only
 	links      map[repo.ID]driver.ObjectID
-	recognised map[repo.ID]driver.ObjectID // points of objects that are here, besides links
+	recognised map[repo.ID]driver.ObjectID // local objects of manifests without a link: see linkKnownObjects
 	heads      map[string]engine.RemoteHead
 	out        Pulled
 
 	read, written atomic.Int64
 
-	sharedBytes map[[2]repo.ID]int64 // of two manifests, what was found out
+	sharedBytes map[[2]repo.ID]int64 // results of estimateShared
 }
 
+// pullFrom is Pull from a repository that is open. remote is the name of the remote.
 func pullFrom(ctx context.Context, e *engine.Engine, rp *repo.Repo, remote string, q PullRequest) (Pulled, error) {
 	start := time.Now()
 	p := &puller{PullRequest: q, e: e, repo: rp, remote: remote, local: q.As}
@@ -103,7 +100,8 @@ func pullFrom(ctx context.Context, e *engine.Engine, rp *repo.Repo, remote strin
 	}
 
 	if q.TakeOver && q.Ref.At != "" {
-		return Pulled{}, errs.New(errs.Invalid, opPull, q.Ref.String(), "only a volume can be taken over, not one of its points").
+		return Pulled{}, errs.New(errs.Invalid, opPull, q.Ref.String(),
+			"only a volume can be taken over, not one of its points").
 			WithHint("remove @%s to pull the newest point", q.Ref.At)
 	}
 
@@ -117,9 +115,11 @@ func pullFrom(ctx context.Context, e *engine.Engine, rp *repo.Repo, remote strin
 	return p.out, nil
 }
 
+// pullRef pulls the point that the request names, and takes the volume over if the request says so.
 func (p *puller) pullRef(ctx context.Context) error {
+	// Find the point on the remote. Links are loaded before the head is read: see headMemory.
 	p.Tracker.Start("reading the remote", 0, 0)
-	if err := p.loadLinks(ctx); err != nil { // before the head is read: see headMemory
+	if err := p.loadLinks(ctx); err != nil {
 		return err
 	}
 
@@ -137,6 +137,7 @@ func (p *puller) pullRef(ctx context.Context) error {
 		return err
 	}
 
+	// Find what this pool has, and refuse what cannot be put there.
 	if err := p.linkKnownObjects(ctx, h, pt); err != nil {
 		return err
 	}
@@ -150,6 +151,7 @@ func (p *puller) pullRef(ctx context.Context) error {
 		return err
 	}
 
+	// Take the volume over. The old writer may have pushed just before, so find the newest point again.
 	if p.TakeOver {
 		if err := p.checkReceivable(ctx, h, pt, here); err != nil {
 			return err
@@ -163,7 +165,7 @@ func (p *puller) pullRef(ctx context.Context) error {
 			return err
 		}
 
-		if err := p.checkDestination(h, pt, here); err != nil { // it was pushed to just before
+		if err := p.checkDestination(h, pt, here); err != nil {
 			return err
 		}
 
@@ -172,6 +174,7 @@ func (p *puller) pullRef(ctx context.Context) error {
 		}
 	}
 
+	// Fetch the point unless it is here.
 	p.out.Point, p.out.Epoch = pt.Name, h.Epoch
 	if here.hasObject(p.links[pt.Manifest]) {
 		return p.finishUnchanged(ctx, h, pt)
@@ -184,7 +187,7 @@ func (p *puller) pullRef(ctx context.Context) error {
 	return p.claimLineage(ctx, h)
 }
 
-// known reads what is remembered of this repository.
+// loadLinks reads the links and heads that the catalogue has of this repository.
 func (p *puller) loadLinks(ctx context.Context) error {
 	id := p.repo.ID().String()
 	links, err := p.e.Links(ctx, id)
@@ -213,9 +216,9 @@ func (p *puller) loadLinks(ctx context.Context) error {
 	return err
 }
 
-// recognise finds the objects that recent points of a head, and pt, describe, though no link says so: those that they
-// were pushed from, if that was from here (links may be lost), and those that are here of points that were pushed once
-// more, under another manifest. IDs are never used again, so it is the same content.
+// linkKnownObjects finds the local objects of a head's recent points and of pt that have no link: the objects that this
+// pool pushed them from (links may be lost), and objects of points that were pushed again under another manifest.
+// Object IDs are never reused, so the content is the same.
 func (p *puller) linkKnownObjects(ctx context.Context, h repo.Head, pt repo.Point) error {
 	var again objectsByIdentity
 	for _, x := range append(slices.Clone(h.Recent), pt) {
@@ -249,11 +252,11 @@ func (p *puller) linkKnownObjects(ctx context.Context, h repo.Head, pt repo.Poin
 	return nil
 }
 
-// sameHere are objects that came from a head or went there, by what stays the same of a point when that is pushed once
-// more.
+// objectsByIdentity has the objects that were pulled from a head or pushed to it, by the properties of a point that
+// stay the same when it is pushed again.
 type objectsByIdentity map[pointIdentity]driver.ObjectID
 
-// pointIdentity tells points of one volume or golden apart: no two are made in the same nanosecond.
+// pointIdentity distinguishes the points of one volume or golden: no two are created in the same nanosecond.
 type pointIdentity struct {
 	name        string
 	createdAt   int64 // nanoseconds since 1970
@@ -266,7 +269,7 @@ func identityOf(pt repo.Point) pointIdentity {
 	return pointIdentity{pt.Name, pt.CreatedAt.UnixNano(), pt.SizeBytes, pt.FS, pt.Consistency}
 }
 
-// samePoints lists the objects that are linked to this repository, of the volume or golden that a head is here.
+// objectsOfHead lists the objects with a link to this repository that belong to the local volume or golden of a head.
 func (p *puller) objectsOfHead(ctx context.Context, head string) (objectsByIdentity, error) {
 	out := objectsByIdentity{}
 	lineage := p.heads[head].Lineage
@@ -290,12 +293,13 @@ func (p *puller) objectsOfHead(ctx context.Context, head string) (objectsByIdent
 	return out, nil
 }
 
-// local is what has a name here.
+// local is what this pool has under a name.
 type local struct {
 	exists bool
 	points []engine.Point
 }
 
+// localPoints returns what this pool has under a name.
 func (p *puller) localPoints(ctx context.Context, name ref.Name) (local, error) {
 	points, err := p.e.Points(ctx, name)
 	if errs.Is(err, errs.NotFound) {
@@ -304,7 +308,7 @@ func (p *puller) localPoints(ctx context.Context, name ref.Name) (local, error) 
 	return local{err == nil, points}, err
 }
 
-// has reports whether an object is among the points.
+// hasObject reports whether an object is among the points.
 func (l local) hasObject(id driver.ObjectID) bool {
 	for _, x := range l.points {
 		if x.ID == id && id != "" {
@@ -314,7 +318,7 @@ func (l local) hasObject(id driver.ObjectID) bool {
 	return false
 }
 
-// named reports whether a point of a name is there.
+// hasName reports whether there is a point with a name.
 func (l local) hasName(name string) bool {
 	for _, x := range l.points {
 		if x.Name == name {
@@ -324,7 +328,7 @@ func (l local) hasName(name string) bool {
 	return false
 }
 
-// lineage is that of the points; "" if there are none.
+// lineage returns the lineage of the points, "" if there are none.
 func (l local) lineage() driver.ObjectID {
 	if len(l.points) == 0 {
 		return ""
@@ -332,13 +336,14 @@ func (l local) lineage() driver.ObjectID {
 	return l.points[0].Lineage
 }
 
-// follows reports whether what is here under a name is a golden that came from, or
-// went to, a head of this remote: then it may take further generations of it.
+// followsHead reports whether l is a golden that was pulled from a head of this remote or pushed to it. It may receive
+// further generations of that head then.
 func (p *puller) followsHead(l local, head string) bool {
 	return l.exists && len(l.points) > 0 && l.points[0].Golden && p.heads[head].Lineage == l.lineage()
 }
 
-// admit refuses what cannot be put where it is to go, before anything is changed.
+// checkDestination returns an error if the point cannot be put where the request wants it. Nothing has changed yet
+// then.
 func (p *puller) checkDestination(h repo.Head, pt repo.Point, here local) error {
 	full := p.local.String() + "@" + pt.Name
 	if h.Golden {
@@ -372,8 +377,8 @@ func (p *puller) checkDestination(h repo.Head, pt repo.Point, here local) error 
 	return nil
 }
 
-// canReceive refuses what this pool can never hold, or not as long as the volume is mounted, before somebody else is
-// kept from writing it. Unsupported, InUse.
+// checkReceivable returns an error if this pool can never hold the point, or not while the volume is mounted. It is
+// called before a take-over, which prevents the old writer from pushing. Errors: Unsupported, InUse.
 func (p *puller) checkReceivable(ctx context.Context, h repo.Head, pt repo.Point, here local) error {
 	if here.exists && !h.Golden && !here.hasObject(p.links[pt.Manifest]) {
 		if err := p.e.CanUpdate(ctx, p.local); err != nil {
@@ -402,7 +407,8 @@ func (p *puller) checkReceivable(ctx context.Context, h repo.Head, pt repo.Point
 	return p.e.CanReceive(h.Name+"@"+pt.Name, driver.FS(m.FS), m.Content == repo.Tree, begin)
 }
 
-// readsRaw is nil if this pool can receive what a manifest describes, as far as encryption goes. Unsupported.
+// checkRaw returns an error if this pool cannot receive a manifest's stream because it is raw, from an encrypted
+// dataset. Errors: Unsupported.
 func (p *puller) checkRaw(h repo.Head, pt repo.Point, m repo.Manifest) error {
 	if !m.Raw || p.e.ReceivesRaw() {
 		return nil
@@ -412,7 +418,7 @@ func (p *puller) checkRaw(h repo.Head, pt repo.Point, m repo.Manifest) error {
 		WithHint("pull it into a pool that was created with %s", errs.Param("driver", "zfs"))
 }
 
-// nothingToDo is the end of a pull of what is here.
+// finishUnchanged finishes a pull of a point that is already here.
 func (p *puller) finishUnchanged(ctx context.Context, h repo.Head, pt repo.Point) error {
 	p.out.Unchanged = true
 	p.addNote("%s@%s is already in this pool", p.local, pt.Name)
@@ -422,11 +428,12 @@ func (p *puller) finishUnchanged(ctx context.Context, h repo.Head, pt repo.Point
 	return p.claimLineage(ctx, h)
 }
 
+// addNote adds a message for the user to the result.
 func (p *puller) addNote(format string, args ...any) {
 	p.out.Notes = append(p.out.Notes, errs.New(errs.Internal, "", "", format, args...).Error())
 }
 
-// result describes what is here now.
+// describeResult fills the result in from the volume or generation that is here now.
 func (p *puller) describeResult(ctx context.Context, pt repo.Point) error {
 	point, err := p.e.PointByID(ctx, p.links[pt.Manifest])
 	if err != nil {
@@ -447,8 +454,9 @@ func (p *puller) describeResult(ctx context.Context, pt repo.Point) error {
 	return nil
 }
 
-// fetch pulls under a session, so that nothing of it is pruned meanwhile.
+// fetchPoint pulls a point under a session, which keeps a prune from removing its data in the meantime.
 func (p *puller) fetchPoint(ctx context.Context, h repo.Head, pt repo.Point, here local) error {
+	// Begin a session that pins the point.
 	me, err := writerOf(p.e)
 	if err != nil {
 		return err
@@ -463,11 +471,11 @@ func (p *puller) fetchPoint(ctx context.Context, h repo.Head, pt repo.Point, her
 		return err
 	default:
 		p.lease = l
-		// What cannot be removed now, a prune ends.
+		// If the session cannot be ended now, a prune ends it.
 		defer func() { _ = l.endSession(ctx) }()
 	}
 
-	// Pinned first, then looked at again: now it stays.
+	// Read the head again: a point that is still listed after it was pinned will stay.
 	if h, _, err = p.repo.Head(sctx, h.Name); err != nil {
 		return noVolumeError(err, p.repo, opPull, h.Name)
 	}
@@ -480,6 +488,7 @@ func (p *puller) fetchPoint(ctx context.Context, h repo.Head, pt repo.Point, her
 		return p.removedError(pt)
 	}
 
+	// Make the point and everything it needs.
 	d := dest{name: p.local, golden: h.Golden, exists: here.exists, update: here.exists}
 	info, err := p.pullPoint(sctx, h, pt, d, 0)
 	if err != nil {
@@ -497,13 +506,14 @@ func (p *puller) fetchPoint(ctx context.Context, h repo.Head, pt repo.Point, her
 	return p.recordHead(ctx, h, pt)
 }
 
+// removedError returns the error for a point that the head no longer lists.
 func (p *puller) removedError(pt repo.Point) error {
 	return errs.New(errs.Conflict, opPull, p.Ref.Name+"@"+pt.Name, "it was just removed from the remote").
 		WithHint("pull another point: list them with %s", errs.Run("remote ls", p.remote))
 }
 
-// missing words that something of a point is not there: somebody has removed it, or
-// the remote is damaged.
+// missingError returns the error for a point whose data is missing: either the point was removed, or the remote is
+// damaged.
 func (p *puller) missingError(ctx context.Context, pt repo.Point, err error) error {
 	h, _, herr := p.repo.Head(ctx, p.Ref.Name)
 	if herr == nil {
@@ -515,7 +525,7 @@ func (p *puller) missingError(ctx context.Context, pt repo.Point, err error) err
 		WithHint("find intact points with %s, and pull an older one", errs.Run("verify", p.remote))
 }
 
-// remember notes what the volume is in the remote, and describes what was pulled.
+// recordHead records in the catalogue that the volume has this point on the remote, and sets the result's snapshot.
 func (p *puller) recordHead(ctx context.Context, h repo.Head, pt repo.Point) error {
 	point, err := p.e.PointByID(ctx, p.links[pt.Manifest])
 	if err != nil {
@@ -528,7 +538,7 @@ func (p *puller) recordHead(ctx context.Context, h repo.Head, pt repo.Point) err
 	})
 }
 
-// takeOver makes this pool the writer of the volume, unless it is that already.
+// takeOver makes this pool the writer of the volume, unless it already is.
 func (p *puller) takeOver(ctx context.Context) (h repo.Head, err error) {
 	me, err := writerOf(p.e)
 	if err != nil {
@@ -542,8 +552,7 @@ func (p *puller) takeOver(ctx context.Context) (h repo.Head, err error) {
 	return h, err
 }
 
-// claimLineage says in the head which volume of this pool writes it, after a
-// take-over.
+// claimLineage records in the head, after a take-over, which volume of this pool writes it.
 func (p *puller) claimLineage(ctx context.Context, h repo.Head) error {
 	here, err := p.localPoints(ctx, p.local)
 	if err != nil || !p.TakeOver {
@@ -577,6 +586,7 @@ func (p *puller) claimLineage(ctx context.Context, h repo.Head) error {
 	})
 }
 
+// generationOf returns the generation number of a golden's point, 0 if its name is not a number.
 func generationOf(pt repo.Point) int {
 	n, _ := strconv.Atoi(pt.Name)
 	return n

@@ -14,29 +14,28 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// How much is fetched at once. What is in memory is at most fetchers times
-// (fetchSpan + fetchPlain), and two windows of wants.
+// These constants bound how much is fetched at once. Memory holds at most fetchers times (fetchSpan + fetchPlain), and
+// two windows of placements.
 const (
-	fetchers         = 8         // requests under way
-	fetchSpan        = 4 << 20   // bytes of a segment in one request, at most, if it is for more than one frame
-	fetchPlain       = 8 << 20   // bytes of content that one request is for, likewise
-	fetchGap         = 128 << 10 // bytes between two frames that are read along rather than asked for twice
-	windowPlacements = 128 << 10 // places to write to that are planned before fetching begins, at most
-	windowBytes      = 1 << 30   // and bytes
-	pagesPlain       = 8 << 20   // of encoded pages that are read at once
+	fetchers         = 8         // concurrent requests
+	fetchSpan        = 4 << 20   // maximum bytes of a segment in a request for more than one frame
+	fetchPlain       = 8 << 20   // maximum bytes of content in a request for more than one frame
+	fetchGap         = 128 << 10 // maximum bytes between two frames in one request, which are read and dropped
+	windowPlacements = 128 << 10 // maximum number of placements planned before fetching them begins
+	windowBytes      = 1 << 30   // maximum bytes of these placements
+	pagesPlain       = 8 << 20   // maximum bytes of encoded pages that are read at once
 )
 
-// zeroRun is how many zeros in a row are worth a hole.
+// zeroRun is the minimum length of a run of zeros to become a hole.
 const zeroRun = 64 << 10
 
-// sink is what a volume's content is written into. Its methods may be called
-// concurrently, for different ranges.
+// sink receives a volume's content. Its methods may be called concurrently for different ranges.
 type sink interface {
 	io.WriterAt
 	Zero(offset, length int64) error
 }
 
-// want is a place in a volume, and what is to be there.
+// placement is a range of a volume, and the part of a frame to write there.
 type placement struct {
 	frame  repo.Frame
 	within uint32
@@ -44,28 +43,28 @@ type placement struct {
 	length int64
 }
 
-// haul is what one request fetches: frames of one segment, in order, and where
-// their content goes, in order of frame.
+// fetchBatch is what one request fetches: frames of one segment, in order of offset, and their placements, in order of
+// frame. span is the number of bytes from the first frame to the end of the last.
 type fetchBatch struct {
 	frames     []repo.Frame
 	placements []placement
 	span       int64
 }
 
-// restore writes into a target what makes it the content of a manifest.
+// restore turns the content of a target into that of a manifest.
 type restore struct {
 	repo    *repo.Repo
-	base    *repo.Manifest // whose content the target has; nil: it is empty
+	base    *repo.Manifest // of the target's content; nil: the target is empty
 	now     *repo.Manifest
 	to      sink
 	tracker *progress.Tracker
 
-	read, written atomic.Int64 // bytes of the remote, of the target
+	read, written atomic.Int64 // bytes read from the remote, written to the target
 }
 
-// run reads the maps of both, region by region, and fetches and writes what is
-// different. Every frame is fetched once in a window of regions. Damaged (with the
-// range of the volume), NotFound (an object is gone).
+// restoreImage reads the maps of both manifests, region by region, and fetches and writes the differences. Within a
+// window of regions it fetches every frame once. Errors: Damaged (with the range of the volume), NotFound (an object
+// does not exist).
 func (x *restore) restoreImage(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	hauls := make(chan fetchBatch)
@@ -95,8 +94,7 @@ func (x *restore) restoreImage(ctx context.Context) error {
 	return g.Wait()
 }
 
-// plan finds what is to be fetched and sends it in hauls; what is zero now it
-// writes at once.
+// planFetches finds what to fetch and sends it in batches. It writes zeros at once.
 func (x *restore) planFetches(ctx context.Context, send func(fetchBatch) error) error {
 	var window []placement
 	bytes := int64(0)
@@ -115,7 +113,8 @@ func (x *restore) planFetches(ctx context.Context, send func(fetchBatch) error) 
 				continue
 			}
 			if l.end() > x.now.SizeBytes {
-				return x.rangeError(l.Offset, l.Length, errs.New(errs.Damaged, "", "", "the map extends beyond the end of the volume"))
+				return x.rangeError(l.Offset, l.Length,
+					errs.New(errs.Damaged, "", "", "the map extends beyond the end of the volume"))
 			}
 			window = append(window, placement{l.Piece.Frame, l.Piece.Within, l.Offset, l.Length})
 			bytes += l.Length
@@ -134,9 +133,9 @@ func (x *restore) planFetches(ctx context.Context, send func(fetchBatch) error) 
 	return flush()
 }
 
-// parts calls fn for each part of the volume in which the maps may differ, in order.
+// eachChangedPart calls fn for each part of the volume in which the maps may differ, in order of offset.
 func (x *restore) eachChangedPart(ctx context.Context, fn func(part) error) error {
-	was := x.now.Version == 2 // of nothing, as it suits
+	was := x.now.Version == 2 // without a base, treat it as of the same version
 	if x.base != nil {
 		was = x.base.Version == 2
 	}
@@ -149,7 +148,7 @@ func (x *restore) eachChangedPart(ctx context.Context, fn func(part) error) erro
 	return x.pageParts(ctx, fn)
 }
 
-// treeParts is parts of two maps of version 2.
+// treeParts is eachChangedPart for two maps of version 2.
 func (x *restore) treeParts(ctx context.Context, fn func(part) error) error {
 	d := &treeDiff{
 		nodes: x.repo.ReadNodes, old: x.base, now: x.now,
@@ -166,7 +165,7 @@ func (x *restore) treeParts(ctx context.Context, fn func(part) error) error {
 	return d.eachPart(ctx, fn)
 }
 
-// mixedParts is parts of maps of which one is of version 1.
+// mixedParts is eachChangedPart for maps of different versions.
 func (x *restore) mixedParts(ctx context.Context, fn func(part) error) error {
 	cache := x.repo.NewNodeCache(cachedNodes)
 	for region := uint32(0); regionStart(region) < x.now.SizeBytes; region++ {
@@ -201,10 +200,11 @@ func (x *restore) mixedParts(ctx context.Context, fn func(part) error) error {
 	return nil
 }
 
-// pageParts is parts of two maps of version 1.
+// pageParts is eachChangedPart for two maps of version 1.
 func (x *restore) pageParts(ctx context.Context, fn func(part) error) error {
 	regions := differentRegions(x.base, x.now)
 	for len(regions) > 0 {
+		// Choose how many pages to read at once.
 		n, plain := 0, uint32(0)
 		for n < len(regions) && n < requests {
 			plain += pagePlain(x.base, regions[n]) + pagePlain(x.now, regions[n])
@@ -230,7 +230,7 @@ func (x *restore) pageParts(ctx context.Context, fn func(part) error) error {
 	return nil
 }
 
-// pagePlain is how large the page of a region is, encoded.
+// pagePlain returns the encoded size of a region's page.
 func pagePlain(m *repo.Manifest, region uint32) uint32 {
 	if m == nil {
 		return 0
@@ -239,7 +239,7 @@ func pagePlain(m *repo.Manifest, region uint32) uint32 {
 	return p.Frame.Plain
 }
 
-// pages reads the pieces of regions in both manifests.
+// readPages reads the pieces of regions in both manifests.
 func (x *restore) readPages(ctx context.Context, regions []uint32) ([]part, error) {
 	out := make([]part, len(regions))
 	g, ctx := errgroup.WithContext(ctx)
@@ -276,8 +276,8 @@ func (x *restore) readPages(ctx context.Context, regions []uint32) ([]part, erro
 	return out, g.Wait()
 }
 
-// unknownPieces stand for a range of a base of which the map cannot be read: a base is only a help, and nothing keeps a
-// prune from removing it. They are like nothing else, so that all of the range is written.
+// unknownPieces returns pieces for a range of a base whose map cannot be read: a base is only an optimization, and
+// nothing keeps a prune from removing it. The pieces differ from all others, so that the whole range is written.
 func unknownPieces(from, to int64) []repo.Piece {
 	if from >= to {
 		return nil
@@ -285,8 +285,8 @@ func unknownPieces(from, to int64) []repo.Piece {
 	return []repo.Piece{{Offset: from, Length: to - from}}
 }
 
-// eachHaul groups wants by the segment that they are in, and by how near each
-// other their frames are. It sorts them.
+// groupFetches groups placements whose frames are near each other in one segment, and sends each group. It sorts the
+// placements.
 func groupFetches(wants []placement, send func(fetchBatch) error) error {
 	slices.SortFunc(wants, func(a, b placement) int {
 		if c := slices.Compare(a.frame.Segment.Session[:], b.frame.Segment.Session[:]); c != 0 {
@@ -297,6 +297,7 @@ func groupFetches(wants []placement, send func(fetchBatch) error) error {
 	})
 
 	for len(wants) > 0 {
+		// Extend the group as long as it fits into one request.
 		first := wants[0].frame
 		b := fetchBatch{frames: []repo.Frame{first}}
 		plain, end := int64(first.Plain), int64(first.Offset)+int64(first.Stored)
@@ -316,7 +317,7 @@ func groupFetches(wants []placement, send func(fetchBatch) error) error {
 		}
 
 		b.span = end - int64(first.Offset)
-		b.placements = slices.Clone(wants[:n]) // the window is used again
+		b.placements = slices.Clone(wants[:n]) // the caller reuses the window
 		wants = wants[n:]
 		if err := send(b); err != nil {
 			return err
@@ -326,7 +327,7 @@ func groupFetches(wants []placement, send func(fetchBatch) error) error {
 	return nil
 }
 
-// fetch reads a haul and writes what it is for.
+// fetchAndWrite reads a batch and writes its placements.
 func (x *restore) fetchAndWrite(ctx context.Context, b fetchBatch) error {
 	contents, err := x.repo.ReadContents(ctx, b.frames)
 	if err != nil {
@@ -352,8 +353,7 @@ func (x *restore) fetchAndWrite(ctx context.Context, b fetchBatch) error {
 	return nil
 }
 
-// write writes content but for its zeros: where there is nothing, they need not be
-// written, and elsewhere long runs of them become holes.
+// writeContent writes content. In an empty target it skips zeros; otherwise it turns long runs of them into holes.
 func (x *restore) writeContent(b []byte, offset int64) error {
 	put := func(from, to int) error {
 		if from == to {
@@ -389,8 +389,7 @@ func (x *restore) writeContent(b []byte, offset int64) error {
 	return put(from, len(b))
 }
 
-// zeros is how many bytes at the beginning of b are zero, in whole blocks but for
-// its end.
+// leadingZeros returns how many bytes at the beginning of b are zero, in whole blocks except at the end of b.
 func leadingZeros(b []byte) int {
 	n := 0
 	for n < len(b) {
@@ -403,7 +402,7 @@ func leadingZeros(b []byte) int {
 	return n
 }
 
-// blame finds out which part of the volume a haul that cannot be read is for.
+// findDamagedRange finds the range of the volume that cannot be restored because a batch cannot be read.
 func (x *restore) findDamagedRange(ctx context.Context, b fetchBatch, err error) error {
 	if k := errs.KindOf(err); k != errs.Damaged && k != errs.NotFound || ctx.Err() != nil {
 		return err
@@ -421,11 +420,11 @@ func (x *restore) findDamagedRange(ctx context.Context, b fetchBatch, err error)
 		}
 	}
 
-	return err // it could be read one by one: not for long, then
+	return err // each frame alone could be read, so the error was temporary
 }
 
-// damaged says which range of the volume err is about. What is not there is damage,
-// too; the kind stays, so that the caller can tell whether somebody removed it.
+// rangeError adds the range of the volume to an error about damaged or missing data. The kind stays, so that the caller
+// can check whether missing data was removed on purpose.
 func (x *restore) rangeError(offset, length int64, err error) error {
 	k := errs.KindOf(err)
 	if k != errs.Damaged && k != errs.NotFound {
@@ -436,8 +435,7 @@ func (x *restore) rangeError(offset, length int64, err error) error {
 		WithHint("find intact points with %s, and pull an older one", errs.Run("verify", "REMOTE"))
 }
 
-// stream is the content of frames, one after the other, read ahead of its reader. It
-// is to be closed.
+// frameStream reads the content of frames, one after the other, and fetches ahead of its reader. The caller closes it.
 type frameStream struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -445,17 +443,18 @@ type frameStream struct {
 	parts  [][]byte
 	err    error
 
-	read, given *atomic.Int64 // bytes of the remote, of content
+	read, given *atomic.Int64 // bytes read from the remote, bytes of content returned
 	tracker     *progress.Tracker
 }
 
+// chunk is the result of one request: the content of consecutive frames.
 type chunk struct {
 	parts [][]byte
 	err   error
 	span  int64
 }
 
-// openStream reads the frames in order.
+// openFrameStream returns a stream of the frames' content, in order.
 func openFrameStream(
 	ctx context.Context, r *repo.Repo, frames []repo.Frame, read, given *atomic.Int64, tracker *progress.Tracker,
 ) *frameStream {
@@ -465,6 +464,7 @@ func openFrameStream(
 	go func() {
 		defer close(s.queue)
 		for len(frames) > 0 {
+			// Choose frames that fit into one request.
 			n, plain := 1, int64(frames[0].Plain)
 			for ; n < len(frames); n++ {
 				a, f := frames[n-1], frames[n]
@@ -475,6 +475,7 @@ func openFrameStream(
 				}
 			}
 
+			// Fetch them as soon as the queue has room.
 			some := frames[:n]
 			frames = frames[n:]
 			c := make(chan chunk, 1)
@@ -494,13 +495,13 @@ func openFrameStream(
 	return s
 }
 
-// Read returns an error of a frame before anything behind it.
+// Read reads content. It returns the error of a frame before any content after that frame.
 func (s *frameStream) Read(b []byte) (int, error) {
 	for s.err == nil && len(s.parts) == 0 {
 		c, ok := <-s.queue
 		if !ok {
 			if s.err = context.Cause(s.ctx); s.err == nil {
-				s.err = io.EOF // all of it, and not what was read until somebody ended it
+				s.err = io.EOF // the end of the content; a cancelled stream has an error instead
 			}
 			break
 		}
@@ -522,7 +523,7 @@ func (s *frameStream) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// Close ends reading ahead.
+// Close stops fetching ahead.
 func (s *frameStream) Close() error {
 	s.cancel()
 	return nil

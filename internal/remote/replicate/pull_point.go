@@ -13,25 +13,25 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// maxDepth is how long a chain of origins, or of streams, may be.
+// maxDepth is the maximum length of a chain of origins or of streams.
 const maxDepth = 10000
 
-// dest is where a point goes.
+// dest is where to put a point.
 type dest struct {
 	name   ref.Name
 	golden bool
-	exists bool // there is something of that name
-	update bool // which becomes the point; of a volume: otherwise the snapshot is added to it
+	exists bool // the name exists in this pool
+	update bool // an existing volume becomes the point; otherwise it only receives the snapshot
 }
 
-// point makes a point of a head what it is to be here, and before that all that it
-// needs.
+// pullPoint makes a local snapshot or generation of a head's point. First it makes everything that the point needs.
 func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d dest, depth int) (engine.Info, error) {
 	if depth > maxDepth {
 		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "it depends on more than %d other points",
 			maxDepth)
 	}
 
+	// Read and check the manifest.
 	m, err := p.repo.Manifest(ctx, pt.Manifest)
 	if err != nil {
 		return engine.Info{}, err
@@ -52,6 +52,7 @@ func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d de
 		Links: []engine.Link{{Repo: p.repo.ID().String(), Manifest: m.ID.String()}},
 	}
 
+	// Find the base, and restore it if necessary.
 	if m.Content.Chained() {
 		if q.Base, err = p.restoreParent(ctx, h, m, &d, depth); err != nil {
 			return engine.Info{}, err
@@ -65,6 +66,7 @@ func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d de
 		}
 	}
 
+	// Set what to make, and what it was cloned from.
 	if d.golden {
 		q.Golden, q.Generation, q.Update = true, generationOf(pt), d.exists
 	} else {
@@ -131,7 +133,7 @@ func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d de
 	return info, nil
 }
 
-// noteKey says what must be done before what was pulled raw can be mounted.
+// noteKey adds a note if the user has to load a key before what was pulled raw can be mounted.
 func (p *puller) noteKey(ctx context.Context, id repo.ID) {
 	k, err := p.e.Key(ctx, p.links[id])
 	if err == nil && k.Root != "" && !k.Loaded {
@@ -143,19 +145,19 @@ func (p *puller) noteKey(ctx context.Context, id repo.ID) {
 	}
 }
 
-// estimate is how much of the pool a point will take, about.
+// estimateBytes estimates how many bytes of the pool a point will occupy.
 func (p *puller) estimateBytes(ctx context.Context, base, m *repo.Manifest) int64 {
 	if base == nil {
 		return m.Logical
 	}
 	n, err := p.estimateShared(ctx, base, m)
 	if err != nil {
-		n = 0 // then it takes at most all of it
+		n = 0 // assume that nothing is shared
 	}
 	return max(0, storedBytes(m)-n)
 }
 
-// origin fills in what a volume was cloned from, in the words of this pool.
+// fillOrigin sets what a volume was cloned from, as references of this pool, if this pool has it.
 func (p *puller) fillOrigin(ctx context.Context, q *engine.ReceiveRequest, pt repo.Point) error {
 	id, ok := p.links[pt.OriginID]
 	if !ok {
@@ -178,15 +180,16 @@ func (p *puller) fillOrigin(ctx context.Context, q *engine.ReceiveRequest, pt re
 	return nil
 }
 
-// base chooses what a point of a block volume begins as: of those that are here, or
-// can be brought here, what has most in common with it. No base is no error.
+// chooseBase chooses the point that a block volume's point begins as a clone of: the one that shares most with it,
+// among those that are here or can be restored. Without a base, the results are zero.
 func (p *puller) chooseBase(
 	ctx context.Context, h repo.Head, pt repo.Point, m *repo.Manifest, depth int,
 ) (*repo.Manifest, driver.ObjectID, error) {
 	if id := p.links[m.ID]; p.canClone(ctx, id, m, m) {
-		return m, id, nil // the same, under another name
+		return m, id, nil // the same point, under another name
 	}
 
+	// try keeps a candidate if it shares more than the best one so far.
 	var best *repo.Manifest
 	var object driver.ObjectID
 	most := int64(0)
@@ -196,7 +199,7 @@ func (p *puller) chooseBase(
 			return
 		}
 
-		// What is linked is only a help: if its map cannot be read, it is none.
+		// A base is only an optimization: skip one whose map cannot be read.
 		b, err := p.repo.Manifest(ctx, id)
 		if err != nil || !p.canClone(ctx, o, &b, m) {
 			return
@@ -207,6 +210,7 @@ func (p *puller) chooseBase(
 		}
 	}
 
+	// Try the neighbours in the same head, and the origin.
 	earlier, later := repo.ID{}, repo.ID{}
 	around, err := p.nearbyPoints(ctx, h, pt)
 	if err != nil {
@@ -227,7 +231,7 @@ func (p *puller) chooseBase(
 	try(later)
 	try(pt.OriginID)
 
-	// Else what other volumes have that are here: it may have shared more with them.
+	// Try points of other local volumes, which may share more.
 	enough := storedBytes(m) - storedBytes(m)/16
 	for _, id := range p.otherBases(m, earlier, later, pt.OriginID) {
 		if most >= enough || ctx.Err() != nil {
@@ -244,6 +248,7 @@ func (p *puller) chooseBase(
 		return best, object, nil
 	}
 
+	// The origin is not here: find it on the remote.
 	oh, opt, err := p.findOrigin(ctx, pt)
 	if err != nil || opt.Manifest.IsZero() {
 		return best, object, err
@@ -258,8 +263,7 @@ func (p *puller) chooseBase(
 		return best, object, nil
 	}
 
-	// It is worth bringing here if it has more in common than anything that is, and
-	// not next to nothing.
+	// Restore the origin only if it shares more than the best local point, and not next to nothing.
 	o, err := p.repo.Manifest(ctx, opt.Manifest)
 	if err != nil {
 		if isUnreadable(err) {
@@ -285,8 +289,8 @@ func (p *puller) chooseBase(
 	return best, object, nil
 }
 
-// around are the points of a head among which one to share with a point is looked for: its recent ones, and those near
-// the point.
+// nearbyPoints returns the points of a head that may share data with a point: the recent ones, and those in the point's
+// page.
 func (p *puller) nearbyPoints(ctx context.Context, h repo.Head, pt repo.Point) ([]repo.Point, error) {
 	var out []repo.Point
 	page, _ := h.Page(pt.Seq)
@@ -300,11 +304,11 @@ func (p *puller) nearbyPoints(ctx context.Context, h repo.Head, pt repo.Point) (
 	return append(out, h.Recent...), nil
 }
 
-// mostOthers is how many manifests of other volumes a pull reads to find one to share with.
+// mostOthers is the maximum number of other volumes' manifests that a pull reads to find a base.
 const mostOthers = 8
 
-// others are manifests to share with besides those of the same volume, which were tried: what it was compared with when
-// it was pushed, and what was last pulled or pushed of each volume.
+// otherBases returns the manifests of further local candidates, except those that were tried: the base it was pushed
+// with, and what was last pulled or pushed of each volume, the newest first.
 func (p *puller) otherBases(m *repo.Manifest, tried ...repo.ID) []repo.ID {
 	heads := slices.SortedFunc(maps.Values(p.heads), func(a, b engine.RemoteHead) int { return b.At.Compare(a.At) })
 	out := []repo.ID{m.Parent}
@@ -321,8 +325,7 @@ func (p *puller) otherBases(m *repo.Manifest, tried ...repo.ID) []repo.ID {
 	return out[:min(len(out), mostOthers)]
 }
 
-// usable reports whether an object that is linked to manifest b can be cloned to
-// begin a volume like m.
+// canClone reports whether a volume like m can begin as a clone of an object that is linked to manifest b.
 func (p *puller) canClone(ctx context.Context, id driver.ObjectID, b, m *repo.Manifest) bool {
 	if id == "" || b.Content != repo.Block || b.SizeBytes > m.SizeBytes {
 		return false
@@ -331,8 +334,8 @@ func (p *puller) canClone(ctx context.Context, id driver.ObjectID, b, m *repo.Ma
 	return err == nil && o.FS.IsImage() && o.SizeBytes == b.SizeBytes && (m.Sector == 0 || o.Sector == m.Sector)
 }
 
-// findOrigin finds what a point was cloned from in the remote, and pins it. Without
-// it, the point is zero, and there is a note.
+// findOrigin finds what a point was cloned from on the remote, and pins it. If it is not there, findOrigin adds a note
+// and returns the zero point.
 func (p *puller) findOrigin(ctx context.Context, pt repo.Point) (repo.Head, repo.Point, error) {
 	if p.lease != nil {
 		if err := p.lease.pinManifests(ctx, pt.OriginID); err != nil {
@@ -357,7 +360,7 @@ func (p *puller) findOrigin(ctx context.Context, pt repo.Point) (repo.Head, repo
 	return oh, repo.Point{}, nil
 }
 
-// bring restores a point that others were cloned from.
+// restoreOrigin restores a point that another point needs.
 func (p *puller) restoreOrigin(ctx context.Context, h repo.Head, pt repo.Point, depth int) error {
 	d, err := p.chooseDest(ctx, h, pt)
 	if err != nil {
@@ -389,8 +392,8 @@ func (p *puller) restoreOrigin(ctx context.Context, h repo.Head, pt repo.Point, 
 	return p.loadLinks(ctx)
 }
 
-// place finds a name for what is restored because others need it: its own if that is
-// free, or what has it came from this remote; otherwise one with the remote's name.
+// chooseDest chooses where to restore a point that another point needs: under its own name if that is free or was
+// pulled from the same head, otherwise under a name that ends in the remote's name.
 func (p *puller) chooseDest(ctx context.Context, h repo.Head, pt repo.Point) (dest, error) {
 	for i := 0; ; i++ {
 		name := h.Name
@@ -408,7 +411,7 @@ func (p *puller) chooseDest(ctx context.Context, h repo.Head, pt repo.Point) (de
 		}
 
 		if free == p.local {
-			continue // that is for what was asked for
+			continue // reserved for the requested volume
 		}
 
 		l, err := p.localPoints(ctx, free)
@@ -431,8 +434,7 @@ func (p *puller) chooseDest(ctx context.Context, h repo.Head, pt repo.Point) (de
 	}
 }
 
-// fromHere reports whether a point that is here is linked to one of a head: so they
-// are of one history.
+// sharesHistory reports whether a local point is linked to a point of a head, so that both belong to one history.
 func (p *puller) sharesHistory(ctx context.Context, l local, h repo.Head) (bool, error) {
 	if p.heads[h.Name].Lineage == l.lineage() {
 		return true, nil
@@ -441,8 +443,8 @@ func (p *puller) sharesHistory(ctx context.Context, l local, h repo.Head) (bool,
 	return is, err
 }
 
-// parent returns what a stream is the difference from, which is restored first if it
-// is not here. The destination exists from then on, if that is of the same volume.
+// restoreParent returns the object that a stream is the difference from, and restores it if it is not here. If the
+// parent belongs to the same volume, the destination exists from then on.
 func (p *puller) restoreParent(
 	ctx context.Context, h repo.Head, m repo.Manifest, d *dest, depth int,
 ) (driver.ObjectID, error) {
@@ -456,7 +458,7 @@ func (p *puller) restoreParent(
 		}
 	}
 
-	// As long as the stream is there, so is its parent, whether or not a head names it.
+	// A stream's parent exists as long as the stream, even if no head lists it.
 	pm, err := p.repo.Manifest(ctx, m.Parent)
 	if err != nil {
 		return "", err
@@ -470,6 +472,7 @@ func (p *puller) restoreParent(
 		pt.OriginRef, pt.OriginVol, pt.OriginID = pm.Origin.Ref, pm.Origin.Volume, pm.Origin.Manifest
 	}
 
+	// A parent in another volume is an origin.
 	if pm.Volume != h.Name {
 		oh, _, err := p.repo.Head(ctx, pm.Volume)
 		if errs.Is(err, errs.NotFound) {
@@ -481,8 +484,8 @@ func (p *puller) restoreParent(
 		return p.links[m.Parent], err
 	}
 
-	// The same volume: it is made of its oldest state, and goes on from there; or
-	// it is here, and the states on the way become snapshots of it.
+	// The parent belongs to the same volume. A new volume begins with its oldest state and is updated step by step; an
+	// existing one receives the intermediate states as snapshots.
 	pd := *d
 	if d.exists && !d.golden {
 		pd.update = false

@@ -7,7 +7,8 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// stored is how many bytes a manifest refers to, about: of the remote, or of content if only that is known.
+// storedBytes estimates how many bytes a manifest refers to: bytes on the remote, or bytes of content if only those are
+// known.
 func storedBytes(m *repo.Manifest) (n int64) {
 	if m.Version == 2 {
 		return m.Map.Bytes
@@ -18,7 +19,7 @@ func storedBytes(m *repo.Manifest) (n int64) {
 	return n
 }
 
-// shared is how many of the bytes that b refers to a has as well, about. What is damaged is not shared.
+// estimateShared estimates how many of the bytes that b refers to are also in a. Damaged data counts as not shared.
 func (p *puller) estimateShared(ctx context.Context, a, b *repo.Manifest) (n int64, err error) {
 	if a.Version < 2 && b.Version < 2 {
 		uses := useMap(a.Uses)
@@ -28,6 +29,7 @@ func (p *puller) estimateShared(ctx context.Context, a, b *repo.Manifest) (n int
 		return n, nil
 	}
 
+	// Compare the maps, once for each pair.
 	key := [2]repo.ID{a.ID, b.ID}
 	if n, known := p.sharedBytes[key]; known {
 		return n, nil
@@ -48,13 +50,13 @@ func (p *puller) estimateShared(ctx context.Context, a, b *repo.Manifest) (n int
 	return n, nil
 }
 
-// comparedNodes is how many nodes are read to find out how much two maps have in common.
+// comparedNodes is the maximum number of nodes to read for an estimate of what two maps have in common.
 const comparedNodes = 2048
 
 var errEnough = errors.New("enough was read")
 
-// differing is how many bytes of the content of a manifest another does not share, about: of large maps only a part is
-// compared, and of the rest half is taken to differ.
+// estimateDiffering estimates how many bytes of b's content a does not share. It compares only a part of large maps,
+// and assumes that half of the rest differs.
 func estimateDiffering(ctx context.Context, r *repo.Repo, a, b *repo.Manifest) (n int64, err error) {
 	add := func(p part) error {
 		for _, l := range changedLayers(p.old, p.now) {
@@ -70,6 +72,7 @@ func estimateDiffering(ctx context.Context, r *repo.Repo, a, b *repo.Manifest) (
 		return n, x.eachChangedPart(ctx, add)
 	}
 
+	// Compare until enough nodes were read.
 	read := 0
 	d := &treeDiff{
 		nodes: func(ctx context.Context, nodes []repo.NodeAt) ([]repo.ReadNode, error) {
@@ -86,6 +89,7 @@ func estimateDiffering(ctx context.Context, r *repo.Repo, a, b *repo.Manifest) (
 		return n, err
 	}
 
+	// Count half of the rest.
 	for _, p := range d.todo {
 		if n += p.now.node.Bytes / 2; p.now.node.IsZero() {
 			n += pageLogical(p.now.pieces) / 2

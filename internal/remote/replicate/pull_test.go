@@ -300,7 +300,7 @@ func TestPullIntoTaken(t *testing.T) {
 	refuse("none", PullRequest{}, errs.NotFound, "remote ls")
 	refuse("v@none", PullRequest{}, errs.NotFound, "use the newest")
 	refuse("g@7", PullRequest{}, errs.NotFound, "use the newest, 1")
-	refuse("v@x", PullRequest{TakeOver: true}, errs.Invalid, "leave out")
+	refuse("v@x", PullRequest{TakeOver: true}, errs.Invalid, "remove @x")
 	if h, _, err := w.open().Head(t.Context(), "v"); err != nil || h.Epoch != 1 {
 		t.Errorf("a refused take-over raised the epoch to %d", h.Epoch)
 	}
@@ -573,7 +573,7 @@ func TestPullWithoutWriting(t *testing.T) {
 		Err: storetest.Permanent(errs.Permission)}
 	o.store.Add(readOnly)
 	p := o.pull("v", PullRequest{As: ref.MustName("x")})
-	if len(p.Notes) != 1 || !strings.Contains(p.Notes[0], "cannot be written") || o.sum("x") != w.sum("v") {
+	if len(p.Notes) != 1 || !strings.Contains(p.Notes[0], "read-only") || o.sum("x") != w.sum("v") {
 		t.Errorf("got %+v", p)
 	}
 	if _, err := o.tryPull("v", PullRequest{TakeOver: true}); !errs.Is(err, errs.Permission) {

@@ -318,8 +318,8 @@ func (r *Remote) openOrCreate(
 	return rp, created, needed, nil
 }
 
-// refusal returns why the request does not allow Add to go on after this host's key opened the repository with err: it
-// is the error to return, or nil. given reports whether the request has a secret.
+// refusal returns the error for a request that Add must refuse, or nil. err is the result of opening the repository
+// with this host's key; given reports whether the request has a secret.
 func (q AddRequest) refusal(store objstore.Store, err error, given bool) error {
 	switch {
 	case err == nil:

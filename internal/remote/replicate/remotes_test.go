@@ -98,7 +98,7 @@ func TestRemoteAdd(t *testing.T) {
 		t.Errorf("the key that opened it was kept: %v", err)
 	}
 	_, err = Add(t.Context(), e, AddRequest{Name: "four", URL: url, MustCreate: true})
-	wantKind(t, err, errs.Exists, `leave out parameter "create"`)
+	wantKind(t, err, errs.Exists, `remove parameter "create"`)
 	if names, err := List(e.Dir()); err != nil || !slices.Equal(names, []string{"one", "three", "two"}) {
 		t.Errorf("%v, %v", names, err)
 	}
