@@ -25,8 +25,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// defaultVolumeBytes is the room in a golden made from a tree, if nobody says
-// otherwise: images are sparse, so room that is not used costs nothing.
+// defaultVolumeBytes is the default size of a golden made from a tree. Images are
+// sparse, so unused space costs nothing.
 const defaultVolumeBytes = 32 << 30
 
 // ImportRequest says what to import.
@@ -34,16 +34,16 @@ type ImportRequest struct {
 	Name      ref.Name
 	Source    string    // a directory, an archive, a disk image, or "-"
 	Stdin     io.Reader // what "-" stands for
-	FS        driver.FS // "": the driver's default for trees, what is in it for images
-	SizeBytes int64     // 0: enough
-	Update    bool      // make the next generation of a golden that exists
-	Force     bool      // take an image as it is: incomplete or damaged, or a block device in use
+	FS        driver.FS // "": the driver's default for trees, the filesystem found inside for images
+	SizeBytes int64     // 0: large enough
+	Update    bool      // make the next generation of an existing golden
+	Force     bool      // import an image as is, even incomplete or damaged, or a block device in use
 	Keep      *int      // of the golden: newest generations to keep from now on, 0: all; nil: as before
 	Tracker   *progress.Tracker
 
-	Adopt         bool     // Source is a directory of a live system: what changes is copied again
-	Replace       bool     // with Adopt: put a volume of the golden in the place of Source
-	ReplaceVolume ref.Name // its name; zero: Name with -live behind it
+	Adopt         bool     // Source is a directory that a live system uses: copy again what changes
+	Replace       bool     // with Adopt: replace Source with a volume of the golden
+	ReplaceVolume ref.Name // its name; zero: Name followed by -live
 }
 
 // Imported is the result of Import.
@@ -51,22 +51,22 @@ type Imported struct {
 	Info
 	Files    int64          `json:"files,omitempty"`       // of a tree
 	Bytes    int64          `json:"bytes,omitempty"`       // of data, holes left out
-	Waited   bool           `json:"waited"`                // another process was building it, and this is what it built
-	Warnings []errs.Message `json:"warnings,omitempty"`    // what could not be kept or checked of the source
+	Waited   bool           `json:"waited"`                // another process has built this generation
+	Warnings []errs.Message `json:"warnings,omitempty"`    // parts of the source that could not be kept or checked
 	Source   string         `json:"source_kind,omitempty"` // directory, tar, image
 	Removed  []string       `json:"removed,omitempty"`     // older generations, by the golden's retention
 
-	// NotKept counts what the volume's filesystem cannot hold of the source. Warnings has it too.
+	// NotKept counts what the volume's filesystem cannot store of the source. Warnings lists it as text.
 	NotKept []treecopy.NotKept `json:"not_kept,omitempty"`
 
-	Passes   int    `json:"passes,omitempty"`   // of an adopted directory: copies that it took
-	Changed  int64  `json:"changed,omitempty"`  // and directories that were copied again
-	Replaced string `json:"replaced,omitempty"` // the directory that is a volume now
-	Aside    string `json:"aside,omitempty"`    // where its old content is
-	Volume   string `json:"volume,omitempty"`   // that is mounted there
+	Passes   int    `json:"passes,omitempty"`   // of an adopted directory: number of copies that were needed
+	Changed  int64  `json:"changed,omitempty"`  // of an adopted directory: directories that were copied again
+	Replaced string `json:"replaced,omitempty"` // the directory that was replaced with a volume
+	Aside    string `json:"aside,omitempty"`    // where the old content of Replaced is
+	Volume   string `json:"volume,omitempty"`   // the volume that is mounted at Replaced
 }
 
-// source is an opened source of an import.
+// source is the opened source of an import.
 type source struct {
 	kind   string // "directory", "tar", "image"
 	path   string
@@ -75,23 +75,23 @@ type source struct {
 	f      *os.File    // image
 	bytes  int64       // of data; 0: unknown
 	files  int64
-	alloc  int64 // bytes that the tree takes at least; 0: unknown
+	alloc  int64 // bytes that the tree needs at least; 0: unknown
 	probed fsprobe.Result
 	stamp  *treecopy.Stamp // of a directory that is adopted
 
-	resolved bool // path must not lead anywhere else while the directory is copied
+	resolved bool // path is resolved: refuse to follow symbolic links while copying
 
 	close func()
 
-	warnings []errs.Message // what is wrong with it, and was taken all the same
+	warnings []errs.Message // defects that do not prevent the import
 }
 
-// Import makes the first generation of a golden (with Update: the next) from a
-// tree, an archive or a disk image. If another process is building the same
-// golden, it waits and returns what that process built. Durable on return; on
-// error, or if it is interrupted, nothing remains; but if only replacing the
-// source fails, the golden does. Exists, NotFound, Invalid, Damaged, NoSpace,
-// Conflict (the source changed), InUse, Unsupported, Permission.
+// Import makes the first generation of a golden (with Update: the next one) from a
+// tree, an archive or a disk image. If another process is building the same golden,
+// Import waits and returns the generation that this process has built. Durable on
+// return. On error, or if it is interrupted, nothing remains, except that the golden
+// stays if only replacing the source fails. Exists, NotFound, Invalid, Damaged,
+// NoSpace, Conflict (the source changed), InUse, Unsupported, Permission.
 func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -109,6 +109,7 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 		return Imported{}, errs.New(errs.Invalid, opImport, name, "the size must not be negative (got %d)", q.SizeBytes)
 	}
 
+	// Find out what the source is.
 	src, err := e.openSource(q)
 	if err != nil {
 		return Imported{}, errs.Wrap(opImport, q.Source, err)
@@ -120,6 +121,7 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 		return Imported{}, err
 	}
 
+	// Wait for other builders of the golden, and take over their result.
 	unlock, waited, err := e.lockGolden(ctx, name, q.Tracker)
 	if err != nil {
 		return Imported{}, err
@@ -127,7 +129,7 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 
 	defer unlock()
 
-	if waited && !q.Update && !q.Replace { // what others built need not be what is in the source
+	if waited && !q.Update && !q.Replace { // others may have built from another source
 		if info, ok, err := e.currentGeneration(ctx, name); err != nil || ok {
 			return Imported{Info: info, Waited: true}, err
 		}
@@ -137,6 +139,7 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 		return Imported{}, err
 	}
 
+	// Fill a scratch volume, and publish it.
 	id, err := e.planImport(ctx, q, src)
 	if err != nil {
 		return Imported{}, err
@@ -164,14 +167,14 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 	out.Source = src.kind
 	out.Removed = e.removeOldOrWarn(ctx, name)
 	if q.Replace {
-		unlock() // those who wait for the golden have it
+		unlock() // the golden is ready for those who wait for it
 		err = e.replaceSource(ctx, q, src, &out)
 	}
 
 	return out, err
 }
 
-// checkNew refuses a taken name before any work is done.
+// checkNew refuses a name that is taken before any work is done.
 func (e *Engine) checkNew(ctx context.Context, q ImportRequest) error {
 	return e.cat.View(ctx, func(tx *catalog.Tx) error {
 		_, exists, err := tx.Golden(q.Name.String())
@@ -209,7 +212,7 @@ func (e *Engine) currentGeneration(ctx context.Context, name string) (info Info,
 	return info, ok, err
 }
 
-// openSource finds out what the source is. NotFound, Invalid, Permission.
+// openSource opens the source and finds out what it is. NotFound, Invalid, Permission.
 func (e *Engine) openSource(q ImportRequest) (*source, error) {
 	nothing := func() {}
 	if q.Source == "-" {
@@ -243,6 +246,7 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 		return nil, err
 	}
 
+	// Refuse sources inside the pool.
 	dir, err := filepath.EvalSymlinks(e.pool.Dir)
 	if err != nil {
 		return nil, err
@@ -260,7 +264,7 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 
 	switch {
 	case st.IsDir():
-		f, err := os.Open(real) // unreadable: say so before anything is made
+		f, err := os.Open(real) // if it cannot be read, fail before anything is created
 		if err != nil {
 			return nil, err
 		}
@@ -273,9 +277,12 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 	return nil, errs.New(errs.Invalid, opImport, q.Source, "not a directory, a regular file or a block device")
 }
 
-// planImport decides kind and size of the volume, and whether there is room.
+// planImport decides the filesystem and size of the volume, and checks that there is
+// enough space.
 func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (driver.Identity, error) {
 	id := driver.Identity{FS: q.FS}
+
+	// An image determines both.
 	if src.kind == "image" {
 		found := driver.None
 		if src.probed.Type != "" {
@@ -315,6 +322,7 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 		return id, err
 	}
 
+	// A tree is measured.
 	if src.kind != "image" {
 		if id.FS == driver.None {
 			return id, errs.New(errs.Invalid, opImport, q.Name.String(), "a raw volume cannot hold files").
@@ -337,7 +345,7 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 	return id, e.pool.Admit(ctx, opImport, q.Name.String(), src.alloc)
 }
 
-// treeSize decides the size of an image that a tree goes into.
+// treeSize decides the size of the image for a tree.
 func (e *Engine) treeSize(ctx context.Context, id *driver.Identity, q ImportRequest, src *source) error {
 	if !id.FS.IsImage() {
 		if q.SizeBytes > 0 {
@@ -362,13 +370,14 @@ func (e *Engine) treeSize(ctx context.Context, id *driver.Identity, q ImportRequ
 	return err
 }
 
-// imageBytes is the size of an image for a tree that takes about so many bytes, if nobody says which it is to have.
+// imageBytes returns the default size of an image for a tree that needs about this many bytes.
 func imageBytes(s pool.Space, tree int64) int64 {
 	size := max(defaultVolumeBytes, roundUp(2*tree))
-	// A size that the pool could never hold would only mislead.
+	// A size larger than the pool would mislead.
 	return max(min(size, s.TotalBytes>>20<<20), 512<<20)
 }
 
+// copyOptions returns the options for copying into a volume. The pool itself is never copied.
 func (e *Engine) copyOptions(t *progress.Tracker) treecopy.Options {
 	o := treecopy.Options{Unprivileged: os.Geteuid() != 0}
 	if t != nil {
@@ -383,18 +392,18 @@ func (e *Engine) copyOptions(t *progress.Tracker) treecopy.Options {
 	return o
 }
 
-// sourceOptions are copyOptions for reading a directory that is imported.
+// sourceOptions returns copyOptions for a directory that is imported.
 func (e *Engine) sourceOptions(src *source, t *progress.Tracker) treecopy.Options {
 	o := e.copyOptions(t)
 	o.Resolved = src.resolved
 	return o
 }
 
-// fillScratch makes the scratch volume and puts the source into it.
+// fillScratch creates the scratch volume and copies the source into it.
 func (e *Engine) fillScratch(ctx context.Context, b *build, src *source, q ImportRequest) (Imported, error) {
 	if src.kind == "image" {
 		kind := b.scratch.FS
-		b.scratch.FS = driver.None // nothing to make inside
+		b.scratch.FS = driver.None // the image brings its own filesystem
 		if err := e.drv.Create(ctx, b.scratch); err != nil {
 			return Imported{}, err
 		}
@@ -406,6 +415,7 @@ func (e *Engine) fillScratch(ctx context.Context, b *build, src *source, q Impor
 		return Imported{}, err
 	}
 
+	// Copy the directory, or unpack the archive.
 	var totals treecopy.Totals
 	var out Imported
 	put := func(root *os.File) (err error) {
@@ -438,7 +448,7 @@ func (e *Engine) fillScratch(ctx context.Context, b *build, src *source, q Impor
 	return out, err
 }
 
-// fillImage copies an image into the scratch volume, and checks what it holds.
+// fillImage copies an image into the scratch volume, and checks its filesystem.
 func (e *Engine) fillImage(ctx context.Context, b *build, src *source, q ImportRequest) (Imported, error) {
 	q.Tracker.Start("copying", 0, src.alloc)
 	out := Imported{Warnings: src.warnings}
@@ -455,20 +465,22 @@ func (e *Engine) fillImage(ctx context.Context, b *build, src *source, q ImportR
 	return out, err
 }
 
+// fillTree calls put with the root of the scratch volume's files.
 func (e *Engine) fillTree(ctx context.Context, id driver.Identity, put func(*os.File) error) error {
 	if id.FS == driver.Native {
 		return e.content.WithTree(ctx, id.ID, false, put)
 	}
 
-	// Nobody needs this image after a power loss: no barriers. Through the page
-	// cache: sealing reads it again at once, and most of it never gets to disk.
+	// The image is worthless after a power loss, so it needs no barriers. Writing
+	// goes through the page cache: sealing reads the image again at once, and most
+	// of it never reaches the disk.
 	o := content.ImageOptions{Buffered: true}
 	if id.FS == driver.Ext4 {
 		o.Extra = []string{"barrier=0", "noauto_da_alloc"}
 	}
 
 	return e.content.WithImage(ctx, id.ID, o, func(root *os.File) error {
-		// An empty volume is empty; e2fsck makes it again when it needs one.
+		// An empty volume has no lost+found; e2fsck creates it if it needs one.
 		if err := unix.Unlinkat(int(root.Fd()), "lost+found", unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
 			return errs.Wrap(opImport, "lost+found", err)
 		}
@@ -482,10 +494,10 @@ func (e *Engine) fillTree(ctx context.Context, id driver.Identity, put func(*os.
 	})
 }
 
-// flushBeforeSealing makes ready for sealing in a pool that has no room for a second copy.
-// What is in memory only has no place on disk yet, so that sealing copies it:
-// that is fast, as the first copy is then never written. Once written it has a
-// place, and sealing shares all long pieces instead.
+// flushBeforeSealing writes the scratch volume to disk if the pool has no space for a
+// second copy of it. Data that is only in memory has no blocks on disk yet, so sealing
+// copies it, which is fast because the first copy is then never written. Data on disk
+// has blocks, and sealing shares all long extents instead of copying them.
 func (e *Engine) flushBeforeSealing(ctx context.Context, scratch driver.ObjectID) error {
 	if _, ok := e.drv.(driver.Sealer); !ok {
 		return nil
@@ -514,7 +526,7 @@ func (e *Engine) flushBeforeSealing(ctx context.Context, scratch driver.ObjectID
 	return errs.Wrap(opImport, w.Image, f.Sync())
 }
 
-// skippedMessages puts into words what a copy could not keep.
+// skippedMessages describes what a copy could not keep.
 func skippedMessages(s treecopy.Skipped) []errs.Message {
 	var out []errs.Message
 	add := func(n int64, one, many string) {

@@ -23,11 +23,13 @@ import (
 
 // openFile opens a source that is a regular file or a block device, and finds out
 // whether it is an archive or an image. Invalid, Damaged, InUse, Unsupported, IO.
+//
+// A block device is opened exclusively, unless q.Force is set.
 func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *source, err error) {
 	device := !st.Mode().IsRegular()
 	flags := os.O_RDONLY
 	if device && !q.Force {
-		flags |= os.O_EXCL // nobody has it mounted, and nobody can mount it now
+		flags |= os.O_EXCL // it is not mounted, and nobody can mount it now
 	}
 
 	f, err := os.OpenFile(path, flags, 0)
@@ -48,6 +50,7 @@ func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *sour
 		}
 	}()
 
+	// Find its size.
 	s := &source{path: path, f: f, close: func() { f.Close() }}
 	if s.bytes, err = f.Seek(0, io.SeekEnd); err != nil { // of a block device too
 		return nil, err
@@ -61,6 +64,7 @@ func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *sour
 		return nil, errs.New(errs.Invalid, opImport, q.Source, "the file is empty")
 	}
 
+	// Recognize archives by their first bytes; everything else is an image.
 	format := treecopy.Unknown
 	if !device {
 		if format, err = treecopy.SniffFile(f); err != nil {
@@ -71,7 +75,7 @@ func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *sour
 	switch {
 	case format == treecopy.Compressed:
 		return nil, refuseCompressed(f, q.Source)
-	case format == treecopy.EmptyTar && q.FS == driver.None: // rather a blank disk
+	case format == treecopy.EmptyTar && q.FS == driver.None: // more likely a blank disk
 	case format.IsTar():
 		s.kind, s.r = "tar", bufio.NewReaderSize(f, 1<<20)
 		return s, nil
@@ -81,7 +85,7 @@ func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *sour
 	return s, e.checkImage(s, q)
 }
 
-// decompressors are the programs that undo a compression.
+// decompressors are the commands that undo each compression.
 var decompressors = map[string]string{"gzip": "gunzip", "zstd": "unzstd", "xz": "unxz", "lzip": "lzip -d",
 	"lz4": "unlz4", "bzip2": "bunzip2"}
 
@@ -97,9 +101,9 @@ func refuseCompressed(f *os.File, name string) error {
 		WithHint("decompress a copy with `%s -k %s`, and import the result", decompressors[kind], errs.ShellWord(name))
 }
 
-// checkImage finds out what an image holds, and refuses what is no whole
-// filesystem of a kind that volumes can hold. With --fs none it takes any content,
-// and with --force also what is incomplete or damaged; s.warnings say so then.
+// checkImage finds out what an image contains, and refuses it unless it is a complete
+// filesystem of a type that volumes can have. With --fs none it accepts any content, and
+// with --force even an incomplete or damaged filesystem; s.warnings say so.
 func (e *Engine) checkImage(s *source, q ImportRequest) (err error) {
 	if s.probed, err = fsprobe.Probe(s.f, s.bytes); err != nil {
 		return err
@@ -117,7 +121,7 @@ func (e *Engine) checkImage(s *source, q ImportRequest) (err error) {
 		}
 	}
 
-	// Raw volumes hold any bytes: nothing is made up, so a warning is enough.
+	// Raw volumes can contain any bytes, so a warning is enough.
 	if wrong != nil && (q.Force || q.FS == driver.None && s.probed.Type != "") {
 		s.warnings = append(s.warnings, errs.Messagef("imported as is: %s", errs.Reason(wrong)))
 		return nil
@@ -126,8 +130,8 @@ func (e *Engine) checkImage(s *source, q ImportRequest) (err error) {
 	return wrong
 }
 
-// checkSuperblock checks what the superblock of an ext4 or XFS says about itself
-// and about the size of the image. Damaged, Unsupported.
+// checkSuperblock checks the superblock of an ext4 or XFS filesystem, and whether the
+// image is large enough for it. Damaged, Unsupported.
 func checkSuperblock(s *source, q ImportRequest) error {
 	p := s.probed
 	switch {
@@ -152,6 +156,7 @@ func checkSuperblock(s *source, q ImportRequest) error {
 	return nil
 }
 
+// missingBytes says that n bytes are missing.
 func missingBytes(n int64) string {
 	switch {
 	case n == 1:
@@ -168,7 +173,7 @@ func hintRepair(fs string) errs.Message {
 		errs.Param("force"))
 }
 
-// checkRaw checks an image that --fs none takes, and in which Probe found nothing.
+// checkRaw checks an image imported with --fs none in which Probe found no filesystem.
 func checkRaw(s *source, q ImportRequest) (wrong, err error) {
 	if s.bytes%512 != 0 {
 		return errs.New(errs.Invalid, opImport, q.Source,
@@ -183,8 +188,8 @@ func checkRaw(s *source, q ImportRequest) (wrong, err error) {
 	return nil, err
 }
 
-// refuseUnknown refuses an image that holds neither ext4 nor XFS, with a hint
-// about what can be done with what it holds.
+// refuseUnknown refuses an image that contains neither ext4 nor XFS, with a hint about
+// how to import its content.
 func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 	c, err := fsprobe.Identify(s.f, s.bytes)
 	if err != nil {
@@ -196,6 +201,7 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 		what = "it is " + c.Phrase
 	}
 
+	// Find a hint for this kind of content.
 	file := errs.ShellWord(q.Source)
 	raw := slices.Contains(e.caps.FS, driver.None)
 	switch c.Class {
@@ -233,11 +239,11 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 // accepted says what an import takes.
 const acceptedSources = "give a directory, a tar archive (plain, gzip or zstd), or an image of ext4 or XFS"
 
-// checkCopied checks the filesystem in the copy of an image, on that copy: the
-// source is never written to. A log that was not replayed is what a crash leaves,
-// and no damage: the copy is mounted once, so that no clone has to replay it. An
-// image without such a log stays as it is, bit by bit. warnings say what could
-// not be checked. Damaged; others if the host cannot replay the log.
+// checkCopied checks the filesystem in the copy of an image; the source is never
+// written to. A log that was not replayed is left by a crash, and is not damage: the
+// copy is mounted once, so that no clone has to replay it. An image without such a log
+// stays identical, bit by bit. warnings say what could not be checked. Damaged; other
+// kinds if the host cannot replay the log.
 func (e *Engine) checkCopied(
 	ctx context.Context, id driver.ObjectID, s *source, q ImportRequest,
 ) (warnings []errs.Message, err error) {
@@ -245,7 +251,7 @@ func (e *Engine) checkCopied(
 	q.Tracker.Start("checking the filesystem", 0, 0)
 	_, missing := lookProgram(check.Checker(kind))
 
-	// Without xfs_repair nobody knows whether the log of an XFS is clean.
+	// Replay the log if it is dirty. Only xfs_repair can tell whether the log of an XFS is clean.
 	replayed := kind == driver.Ext4 && s.probed.Dirty || kind == driver.XFS && missing != nil
 	wrong := ""
 	if replayed {
@@ -261,6 +267,7 @@ func (e *Engine) checkCopied(
 		return []errs.Message{notChecked(missing)}, nil
 	}
 
+	// Check the filesystem. On an XFS with a dirty log, replay it and check again.
 	found, err := check.RunChecker(ctx, e.content, id, kind)
 	if err == nil && kind == driver.XFS && (found.DirtyLog || found.Damaged) {
 		if wrong, err = check.Replay(ctx, e.content, id, kind); err == nil {
@@ -292,7 +299,7 @@ func notChecked(err error) errs.Message {
 	return w
 }
 
-// shownFaults is how many lines of e2fsck or xfs_repair are in an error.
+// shownFaults limits how many lines of e2fsck or xfs_repair an error quotes.
 const shownFaults = 3
 
 func refuseDamaged(q ImportRequest, fs, wrong, detail string) error {
@@ -306,8 +313,8 @@ func refuseDamaged(q ImportRequest, fs, wrong, detail string) error {
 	return errs.New(errs.Damaged, opImport, q.Source, "%s", wrong).WithHint("%s", hintRepair(fs))
 }
 
-// copyImage copies the data of a disk image, holes left out, and returns how
-// many bytes that was.
+// copyImage copies the data of a disk image without its holes, and returns the number
+// of bytes copied. Conflict if the image changed in the meantime.
 func copyImage(ctx context.Context, src *os.File, path string, size int64, t *progress.Tracker) (int64, error) {
 	dst, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -321,13 +328,14 @@ func copyImage(ctx context.Context, src *os.File, path string, size int64, t *pr
 		return 0, errs.Wrap(opImport, src.Name(), err)
 	}
 
+	// Copy from one hole to the next.
 	buf := make([]byte, 4<<20)
 	var copied int64
 	for off := int64(0); off < size; {
 		end := size
 		if start, err := unix.Seek(int(src.Fd()), off, unix.SEEK_DATA); errors.Is(err, unix.ENXIO) {
 			break
-		} else if err == nil { // block devices cannot tell: copy all
+		} else if err == nil { // block devices do not report holes: copy everything
 			off = start
 			if end, err = unix.Seek(int(src.Fd()), off, unix.SEEK_HOLE); err != nil {
 				return copied, errs.Wrap(opImport, src.Name(), err)
@@ -357,13 +365,14 @@ func copyImage(ctx context.Context, src *os.File, path string, size int64, t *pr
 		}
 	}
 
-	// A driver's block device has a cache that the driver does not see.
+	// Flush the cache of a driver's block device, which the driver cannot see.
 	if st, err := dst.Stat(); err == nil && st.Mode()&os.ModeDevice != 0 {
 		if err := dst.Sync(); err != nil {
 			return copied, errs.Wrap(opImport, path, err)
 		}
 	}
 
+	// Check that the image did not change.
 	after, err := src.Stat()
 	if err == nil && before.Mode().IsRegular() &&
 		(!after.ModTime().Equal(before.ModTime()) || after.Size() != before.Size()) {
@@ -383,9 +392,9 @@ func allZero(b []byte) bool {
 	return true
 }
 
-// sectorFor is the sector size that the block device of an imported image
-// needs: what its filesystem was made for, or 512 for what Pando cannot read,
-// such as a partition table.
+// sectorFor returns the sector size that the block device of an imported image needs:
+// that of its filesystem, or 512 for content that Pando cannot read, such as a partition
+// table.
 func sectorFor(s *source) uint32 {
 	if s.probed.SectorBytes > 0 {
 		return s.probed.SectorBytes
@@ -393,6 +402,7 @@ func sectorFor(s *source) uint32 {
 	return 512
 }
 
+// allocatedBytes returns the bytes that a file uses on disk, or the size of a device.
 func allocatedBytes(f *os.File) int64 {
 	var st unix.Stat_t
 	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {

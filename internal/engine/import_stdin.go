@@ -10,15 +10,15 @@ import (
 	"pando/internal/tree/treecopy"
 )
 
-// headReader remembers how standard input began, so that an error can say what it
-// holds instead of a tar. It may be read by another goroutine than the one that asks.
+// headReader remembers the beginning of standard input, so that an error can say what
+// it contains instead of a tar. Reading and asking can happen in different goroutines.
 type headReader struct {
 	r    io.Reader
 	mu   sync.Mutex
 	head []byte
 }
 
-// headBytes is how much it remembers: enough for most of what fsprobe knows.
+// headBytes is how much it remembers: enough for most formats that fsprobe knows.
 const headBytes = 128 << 10
 
 func (h *headReader) Read(p []byte) (int, error) {
@@ -29,14 +29,14 @@ func (h *headReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// refuseContent returns the error for what has been read, if that is an image or another
-// kind of file that is known, and nil if not.
+// refuseContent returns an error that names the content read so far, if that is an image
+// or another known kind of file, and nil otherwise.
 func (h *headReader) refuseContent() error {
 	h.mu.Lock()
 	head := bytes.Clone(h.head)
 	h.mu.Unlock()
 	if treecopy.Sniff(head) != treecopy.Unknown {
-		return nil // it is an archive, and something in it is wrong
+		return nil // an archive, but a damaged one
 	}
 
 	what := ""

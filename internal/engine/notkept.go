@@ -7,8 +7,8 @@ import (
 	"pando/internal/tree/treecopy"
 )
 
-// lossMessages puts into words what a volume cannot hold of a source: one line for each
-// kind, with a count and an example.
+// lossMessages describes what a volume cannot store of a source: one line per kind, with
+// a count and an example.
 func lossMessages(all []treecopy.NotKept) []errs.Message {
 	var out []errs.Message
 	for _, n := range all {
@@ -57,6 +57,7 @@ func lossWords(n treecopy.NotKept) string {
 		files, n.What)
 }
 
+// countOf returns a count with its noun, in the singular or the plural.
 func countOf(n int64, one, many string) string {
 	if n == 1 {
 		return "1 " + one

@@ -15,8 +15,9 @@ import (
 	"pando/internal/linux/extent"
 )
 
-// physicalBytes adds up the space that objects take, each shared block once, by
-// merging all their extents. ok is false where there is no map, or nothing is shared.
+// physicalBytes adds up the space that objects use, counting each shared block once, by
+// merging all their extents. ok is false if there are no extent maps, or if the driver
+// shares nothing.
 func (e *Engine) physicalBytes(ctx context.Context, rows []catalog.Row) (total int64, ok bool, err error) {
 	if !e.caps.Sharing {
 		return 0, false, nil
@@ -30,7 +31,7 @@ func (e *Engine) physicalBytes(ctx context.Context, rows []catalog.Row) (total i
 		w, err := e.drv.Attachment(ctx, r.ID)
 		switch {
 		case errs.Is(err, errs.NotFound):
-			continue // destroyed meanwhile
+			continue // just destroyed
 		case err != nil, w.Block, w.Source != "":
 			return 0, false, nil
 		}
@@ -45,13 +46,13 @@ func (e *Engine) physicalBytes(ctx context.Context, rows []catalog.Row) (total i
 // spaceSum adds up the blocks of many files.
 type spaceSum struct {
 	blocks      []diskRange
-	merged      int // of blocks: how many there were after the last merge
+	merged      int // length of blocks after the last merge
 	inline      map[inlineFile]struct{}
 	inlineBytes int64
 }
 
-// inlineFile is a file whose data lies in metadata. Until it changes it is the same in all
-// copies, which share the metadata; at least until they change something beside it.
+// inlineFile is a file whose data is stored in metadata. Until it changes, all copies share
+// the metadata, at least until they change something next to it.
 type inlineFile struct {
 	ino     uint64
 	changed time.Time
@@ -93,7 +94,7 @@ func (s *spaceSum) addExtent(x extent.Extent) {
 		return
 	}
 	s.blocks = append(s.blocks, diskRange{x.Physical, x.Physical + x.Length})
-	if len(s.blocks) > 2*s.merged+1<<20 { // keep memory bounded: merge what is there
+	if len(s.blocks) > 2*s.merged+1<<20 { // merge now and then, to bound memory
 		s.blocks = mergeRanges(s.blocks)
 		s.merged = len(s.blocks)
 	}

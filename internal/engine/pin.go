@@ -13,8 +13,8 @@ import (
 const opPin = "pin"
 
 // Pin keeps a volume, snapshot or generation from being destroyed, by anybody and
-// for any reason, for a time (0: until it is unpinned). A second pin replaces the
-// first. Durable. NotFound, Invalid.
+// for any reason, for the duration d (0: until it is unpinned). A second pin replaces
+// the first. Durable on return. NotFound, Invalid.
 func (e *Engine) Pin(ctx context.Context, r ref.Ref, d time.Duration) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -29,7 +29,7 @@ func (e *Engine) Pin(ctx context.Context, r ref.Ref, d time.Duration) (Info, err
 	return e.pinUntil(ctx, r, until)
 }
 
-// Unpin undoes Pin. What is not pinned stays so.
+// Unpin undoes Pin. It does nothing if the object is not pinned.
 func (e *Engine) Unpin(ctx context.Context, r ref.Ref) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -75,10 +75,9 @@ func (e *Engine) pinUntil(ctx context.Context, r ref.Ref, until time.Time) (Info
 	return e.volumeNow(row, att, has), nil
 }
 
-// changeRow changes what the catalogue says of an object, durably, and then what
-// the pool says of it. If this process dies between the two, the mark that it
-// leaves makes the next command do the second. find looks the object up, change
-// writes.
+// changeRow changes the row of an object in the catalogue, durably, and then its
+// identity in the pool. If this process dies between the two, it leaves a mark, and the
+// next command writes the identity. find looks the object up, change writes the row.
 func (e *Engine) changeRow(
 	ctx context.Context, op string, find func(*catalog.Tx) (driver.ObjectID, error), change func(*catalog.Tx) error,
 ) error {
@@ -95,7 +94,7 @@ func (e *Engine) changeRow(
 	err := e.cat.Update(ctx, catalog.Durable, change)
 	if err == nil {
 		if err = e.matchIdentity(context.WithoutCancel(ctx), id); err != nil {
-			return err // the mark stays: the catalogue has changed, and the pool follows
+			return err // the mark stays, so that the next command writes the identity
 		}
 	}
 
@@ -106,7 +105,7 @@ func (e *Engine) changeRow(
 	return err
 }
 
-// matchIdentity writes what the catalogue says of an object into the pool.
+// matchIdentity writes the identity that the catalogue has of an object to the pool.
 func (e *Engine) matchIdentity(ctx context.Context, id driver.ObjectID) error {
 	var row catalog.Row
 	var ok bool
@@ -128,8 +127,8 @@ func (e *Engine) matchIdentity(ctx context.Context, id driver.ObjectID) error {
 	return e.writeIdentity(ctx, i)
 }
 
-// restoreIdentity writes to the pool what the catalogue says of an object,
-// even if what is there cannot be read.
+// restoreIdentity writes the identity that the catalogue has of an object to the pool,
+// even if the identity that is there cannot be read.
 func (e *Engine) restoreIdentity(ctx context.Context, id driver.ObjectID) error {
 	ins, ok := e.drv.(driver.Inspector)
 	if !ok {
@@ -150,15 +149,15 @@ func (e *Engine) restoreIdentity(ctx context.Context, id driver.ObjectID) error 
 		return err
 	}
 
-	if filled, err := e.fillSector(ctx, want); err == nil { // without an identity: what every device can do
+	if filled, err := e.fillSector(ctx, want); err == nil { // on error keep 0, the default of every device
 		want = filled
 	}
 
 	return ins.Restore(ctx, want)
 }
 
-// fillSector takes the sector size over that the driver has chosen, where the
-// catalogue does not have it: rows of earlier versions.
+// fillSector adds the sector size that the driver has chosen if the catalogue lacks it,
+// as it does in rows of earlier versions.
 func (e *Engine) fillSector(ctx context.Context, id driver.Identity) (driver.Identity, error) {
 	if !id.FS.IsImage() || id.Sector > 0 {
 		return id, nil
@@ -168,7 +167,8 @@ func (e *Engine) fillSector(ctx context.Context, id driver.Identity) (driver.Ide
 	return id, err
 }
 
-// wholeIdentity is the identity of a row, with what the catalogue keeps elsewhere.
+// wholeIdentity returns the identity of a row, with the fields that the catalogue keeps in
+// the row of the golden.
 func wholeIdentity(tx *catalog.Tx, r catalog.Row) (driver.Identity, error) {
 	id := r.Identity
 	if r.Kind == driver.Generation {
