@@ -14,25 +14,26 @@ import (
 
 const opRemotePrune = "remote prune"
 
-// DefaultPatience is how long a session must have given no sign of life, by the
-// clock of who prunes, before it is ended. It is many times what a living one lets
-// pass. Nothing depends on it but the patience with others: see [Prune].
+// DefaultPatience is how long a session must not have been renewed, by the clock of
+// the host that prunes, before a prune ends it. It is many times the interval at
+// which a live session is renewed. A wrong value costs other hosts work, but never
+// loses data: see [Prune].
 const DefaultPatience = 10 * time.Minute
 
 // PruneRequest says what a remote keeps.
 type PruneRequest struct {
 	Policy Policy   // of points; the zero Policy keeps all of them
-	Names  []string // of volumes that it is for; none: all
-	DryRun bool     // only say what would go
-	// MaxRepack is how many bytes of objects of which little is needed may be rewritten, at most; 0: none; negative: all.
+	Names  []string // of the volumes that Policy applies to; none: all
+	DryRun bool     // only report what would be removed
+	// MaxRepack is the most bytes of partly needed objects that may be rewritten. 0: none; negative: no limit.
 	MaxRepack int64
-	Patience  time.Duration // with sessions without a sign of life; 0: DefaultPatience; negative: none
+	Patience  time.Duration // with sessions that are not renewed; 0: DefaultPatience; negative: none
 	Tracker   *progress.Tracker
 
-	// Pool is the pool that prunes, which remembers heads: see AcceptRollback. Nil remembers none.
+	// Pool is the pool that prunes. It remembers heads: see AcceptRollback. A nil Pool remembers none.
 	Pool *engine.Engine
-	// AcceptRollback goes on although heads that the pool has seen are missing or were put back to an older state. What
-	// only the newer ones named is garbage then, but for that of missing heads, which stays until it is repaired.
+	// AcceptRollback continues although heads that the pool has seen are missing or were rolled back to an older state.
+	// Data that only the newer heads named is garbage then. Data of missing heads stays until they are repaired.
 	AcceptRollback bool
 
 	remote string // its name, for hints
@@ -40,22 +41,22 @@ type PruneRequest struct {
 
 // Pruned is what Prune did, or would do.
 type Pruned struct {
-	Points    []PrunedPoint `json:"points"` // that are gone, by volume, the oldest first
-	Kept      int           `json:"kept"`   // points that stay, of all volumes
-	Ended     []ListedWork  `json:"ended"`  // sessions that gave no sign of life
+	Points    []PrunedPoint `json:"points"` // removed, by volume, the oldest first
+	Kept      int           `json:"kept"`   // points of all volumes that stay
+	Ended     []ListedWork  `json:"ended"`  // expired sessions
 	Working   int           `json:"working"`
-	Manifests int           `json:"manifests"` // that nothing needed, removed
-	Segments  int           `json:"segments"`  // and segments
-	// FreedBytes is what the removed objects took. UsedBytes is what is left, of
-	// which PartlyUsedBytes are of no use any more: they lie in segments of
-	// which something else is still needed. HeldBytes lie in segments that nothing
-	// needs, but that a session which may still be at work has written.
+	Manifests int           `json:"manifests"` // removed, because no point needed them
+	Segments  int           `json:"segments"`  // likewise
+	// FreedBytes is the size of the removed objects. UsedBytes is the size of those
+	// that are left; PartlyUsedBytes of these are no longer needed, but are in
+	// objects with other data that is. HeldBytes is the size of segments that no
+	// point needs, but that belong to a session which may still be at work.
 	FreedBytes      int64 `json:"freed_bytes"`
 	UsedBytes       int64 `json:"used_bytes"`
 	PartlyUsedBytes int64 `json:"partly_used_bytes"`
 	HeldBytes       int64 `json:"held_bytes"`
-	// NeededBytes are what of UsedBytes is needed. RepackedBytes is what the objects had of which what is needed was moved
-	// into packs, of PackedBytes.
+	// NeededBytes is the part of UsedBytes that points need. RepackedBytes is the size of the objects whose needed data
+	// was moved into packs, and PackedBytes that of these packs.
 	NeededBytes     int64 `json:"needed_bytes"`
 	RepackedObjects int   `json:"repacked_objects"`
 	RepackedBytes   int64 `json:"repacked_bytes"`
@@ -63,94 +64,96 @@ type Pruned struct {
 	PackedBytes     int64 `json:"packed_bytes"`
 	DryRun          bool  `json:"dry_run"`
 
-	// Damaged are volumes whose list of points cannot be read, or is lost: none of their points went, and nothing that
-	// these need.
+	// Damaged are volumes whose list of points cannot be read, or is lost: the prune kept all their points, and all data
+	// that these need.
 	Damaged []DamagedHead `json:"damaged"`
-	// KeptAll says why nothing was deleted although it may be of no use; "" if that was not so.
+	// KeptAll says why no data was deleted, although some may be unneeded. It is "" otherwise.
 	KeptAll string `json:"kept_all,omitempty"`
-	// Unreadable are points whose maps cannot be read in part, so that nobody knows what they need. Then KeptAll says so.
+	// Unreadable are points with maps that cannot be read completely, so that the data they need is not known. KeptAll
+	// says so, too.
 	Unreadable []UnreadablePoint `json:"unreadable,omitempty"`
-	// Accepted are volumes whose heads are missing or older than this pool has seen, which was accepted.
+	// Accepted are volumes whose heads are missing or older than this pool has seen, and were accepted like that.
 	Accepted []string `json:"accepted_rollbacks,omitempty"`
 }
 
-// UnreadablePoint is a point of whose map a part cannot be read. Others may share that part.
+// UnreadablePoint is a point with a map that cannot be read completely. Other points may share the unreadable part.
 type UnreadablePoint struct {
 	Volume string `json:"volume"` // "" if no list of points names it any more
 	Point  string `json:"point"`
-	Object string `json:"object"` // in which the part is: "segments/..."
+	Object string `json:"object"` // that holds the unreadable part: "segments/..."
 	Reason string `json:"reason"`
 }
 
-// PrunedPoint is a point that a prune has removed.
+// PrunedPoint is a point that a prune removed.
 type PrunedPoint struct {
 	Volume    string    `json:"volume"`
 	Name      string    `json:"name"`
 	CreatedAt time.Time `json:"created_at"`
 }
 
-// Prune removes points that the policy does not keep, and then what nothing needs
-// any more: manifests and segments of removed points, and what pushes have left that
-// were interrupted. It may run beside pushes, pulls and other prunes, on any host.
+// Prune removes points that the policy does not keep, and then objects that no point
+// needs any more: manifests and segments of removed points, and those that interrupted
+// pushes have left. It may run beside pushes, pulls and other prunes, on any host.
 //
-// # Why nothing is deleted that is needed
+// # Why no needed object is deleted
 //
-// (1) Points go out of the heads. (2) Segments and manifests are listed: only these
-// can be deleted. (3) Heads are read, then sessions, then heads again, until the
-// heads did not change in between. (4) Manifests that the heads name, or that
-// sessions pin, are read. (5) What is in the list of (2) and not needed by these,
-// and not written under one of the sessions, is deleted.
+// (1) Remove points from the heads. (2) List segments and manifests: only listed ones
+// can be deleted. (3) Read the heads, then the sessions, then the heads again, until
+// the heads did not change in between. (4) Read the manifests that the heads name or
+// that sessions pin. (5) Delete the listed objects of (2) that these manifests do not
+// need and that were not written under one of the sessions.
 //
-// Somebody who builds upon a manifest pins it in his session and then finds it in a
-// head. If his session is in (3), his pins count. If it had ended before (3), what he
-// committed was in the heads. If he began after the sessions were read, he found the
-// manifest in a head that was the same as in (3), or he found one that was pushed
-// later, all of which is either newer than the list of (2), or found in its turn like
-// this. So, by induction, it is not deleted.
+// A push that builds on a manifest pins it in its session, and then finds it in a
+// head. If the session is among those of (3), its pins count. If the session had ended
+// before (3), its commits were in the heads. If it began after the sessions were read,
+// the push found the manifest in a head that was the same as in (3), or it found one
+// that was pushed later; all objects of that one are either newer than the list of (2),
+// or were found in turn in this way. So, by induction, they are not deleted.
 //
-// A session whose writer is dead would keep what it wrote for ever. Prune remembers
-// what it saw of each session, and ends one that has not moved since an earlier prune
-// saw it, longer ago than Patience: it writes into every head that the session may
-// commit to that it must not any more, and then removes the session. If its writer
-// was only slow, it finds that out when it commits, and pushes again. Clocks only
-// decide how patient that is.
+// A session whose process has died would keep its objects forever. Prune remembers the
+// state in which it saw each session, and ends a session that has not changed since an
+// earlier prune saw it, longer ago than Patience: it adds the session to the fenced ones
+// in every head that the session may commit to, and then removes the session. If the
+// push was only slow, it notices that when it commits, and pushes again. Clocks only
+// decide how long that takes.
 //
 // # Why repacking is safe
 //
-// What says which segments stay says the same of their frames, and of blocks of frames: a point that is pushed later
-// needs what was written for it, and of older frames only what a manifest needed that it has pinned. So what is
-// needed of a segment that no living session writes only becomes less, and a copy of that, made after (3), suffices
-// for ever.
+// The argument above holds for frames, and for blocks of frames, as it does for segments: a point that is pushed later
+// needs the data that was written for it, and of older frames only data that a manifest it pinned needed. So the needed
+// part of a segment that no live session writes can only shrink, and a copy of that part, made after (3), suffices
+// forever.
 //
-// Copies are packs. A pack counts once its table names it, which is written once. Whoever deletes one that is not named
-// writes its table first, without it; so either its prune finds that out and deletes nothing, or the pack is named and
-// stays. After that, and having seen that the packs are there, the prune deletes what they were copied from. Sessions
-// of prunes only keep others from deleting packs that are about to be named; nothing depends on them.
+// Copies are packs. A pack counts once its table names it, and a table is written only once. A prune that deletes an
+// unnamed pack writes its table first, without the pack; so either the prune that wrote the pack notices that and
+// deletes nothing, or the pack is named and stays. Only then, and after checking that the packs exist, does a prune
+// delete the objects they were copied from. Sessions of prunes only keep others from deleting packs that are about to
+// be named; no safety depends on them.
 //
-// Two prunes may copy the same segment. Of all its copies the one that is the greatest by generation and name is used,
-// and a copy is deleted only if a greater one is named and there, and was read whole if another prune wrote it. The
-// object of the segment is the least, and a copy of a copy is greater than that. So whatever prunes do at the same
-// time, the greatest stays.
+// Two prunes may copy the same segment. Readers use the greatest of its copies by generation and name, and a copy is
+// deleted only if a greater one is named and exists, and was read completely if another prune wrote it. The object of
+// the segment itself is the least, and a copy of a copy is greater than that copy. So whatever prunes do at the same
+// time, the greatest copy stays.
 //
-// A reader that finds a segment, or a pack, gone reads the tables, again if it has, and finds a greater copy, which was
-// named before. Programs that do not know packs refuse the repository: its version is raised before the first one.
+// A reader that finds a segment or a pack gone reads the tables, a second time if necessary, and finds a greater copy,
+// which was named before. Programs that do not know packs refuse the repository: its version is raised before the first
+// pack is written.
 //
 // # Damage
 //
-// A head that cannot be read, or is lost, names points that nobody knows. All manifests of its volume that are there
-// count as named by it, and what they need stays, until somebody repairs it. If a manifest that no other head names
-// cannot be
-// read either, it may be of that volume, and nothing is deleted. Nor is anything while a session cannot be read,
-// whose pins are not known: it is ended like one that gives no sign of life, as its owner cannot renew it.
+// The points of a head that cannot be read, or is lost, are not known. All existing manifests of its volume count as
+// named by it, and the data they need stays until the head is repaired. If a manifest that no other head names cannot
+// be read either, it may belong to that volume, and nothing is deleted. Nothing is deleted while a session cannot be
+// read, because its pins are not known; such a session is ended like an expired one, since its owner cannot renew it.
 //
-// A head that is older than one that the pool has seen may name less than it should, and one that it has seen and
-// that is missing may have named what no manifest tells. While there is such a head, Prune changes nothing, unless
+// A head that is older than the pool has seen may name fewer points than it should, and a missing head that the pool
+// has seen may have named points of which no manifest tells. While such a head exists, Prune changes nothing, unless
 // AcceptRollback.
 //
 // # Errors
 //
-// Any error while it looks deletes nothing. NotFound (a name), Invalid, Conflict
-// (others write all the time), Damaged, Permission.
+// Prune deletes nothing after an error in steps (2) to (4). Errors: NotFound (a name), Invalid, Conflict (others keep
+// writing), Damaged, Permission.
 func Prune(ctx context.Context, r *Remote, q PruneRequest) (*Pruned, error) {
 	rp, err := r.Open(ctx)
 	if err != nil {
@@ -219,6 +222,7 @@ func (p *pruner) runPrune(ctx context.Context) error {
 		return err
 	}
 
+	// List what can be deleted, then find out what is needed: see Prune.
 	objects, err := listObjects(ctx, p.repo)
 	if err != nil {
 		return err
@@ -238,6 +242,7 @@ func (p *pruner) runPrune(ctx context.Context) error {
 		return err
 	}
 
+	// The difference is garbage.
 	manifests, segments, err := p.findGarbage(ctx, objects, now, need)
 	if err != nil {
 		return err
@@ -255,6 +260,7 @@ func (p *pruner) runPrune(ctx context.Context) error {
 		return p.repack(ctx, objects, now, need)
 	}
 
+	// Delete it, and move what is needed out of wasteful objects.
 	if err := p.removePages(ctx, pages, now); err != nil {
 		return err
 	}

@@ -9,17 +9,17 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// objects are those that a prune may delete, as they were listed.
+// objects are the objects that a prune may delete, as they were listed.
 type objects struct {
 	segments  map[repo.Segment]int64 // bytes
 	manifests []repo.ID
 	moved     repo.Moved                  // tables, and packs
 	places    map[repo.Segment]repo.Place // where moved segments are
-	unsound   map[repo.Segment]bool       // that cannot be read there, and of which there is an older copy
+	unsound   map[repo.Segment]bool       // that cannot be read there, and have an older copy
 }
 
-// listObjects lists segments and manifests, and then what was moved: a segment that is moved at that time is found in
-// one of them, at least.
+// listObjects lists segments and manifests, and then tables and packs: so a segment that another prune moves at the
+// same time is found in at least one of the two.
 func listObjects(ctx context.Context, r *repo.Repo) (objects, error) {
 	o := objects{segments: map[repo.Segment]int64{}}
 	for s, err := range r.Segments(ctx) {
@@ -42,8 +42,8 @@ func listObjects(ctx context.Context, r *repo.Repo) (objects, error) {
 	return o, err
 }
 
-// present are the segments whose frames can be read, with the bytes of their objects: of moved ones those that they
-// had.
+// present returns the segments whose frames can be read, with the bytes of their objects; for moved segments these are
+// the bytes before the move.
 func (o objects) present() map[repo.Segment]int64 {
 	out := maps.Clone(o.segments)
 	for s, at := range o.places {
@@ -54,7 +54,7 @@ func (o objects) present() map[repo.Segment]int64 {
 	return out
 }
 
-// presentSegments lists the segments whose frames can be read, with the bytes of their objects.
+// presentSegments lists the segments whose frames can be read, as objects.present returns them.
 func presentSegments(ctx context.Context, r *repo.Repo) (map[repo.Segment]int64, error) {
 	o := objects{segments: map[repo.Segment]int64{}}
 	for s, err := range r.Segments(ctx) {
@@ -68,13 +68,14 @@ func presentSegments(ctx context.Context, r *repo.Repo) (map[repo.Segment]int64,
 	return o.present(), err
 }
 
-// findGarbage says what of the listed objects goes.
+// findGarbage returns the listed objects that are to be deleted, and counts them in p.out.
 func (p *pruner) findGarbage(
 	ctx context.Context,
 	o objects,
 	now scene,
 	n need,
 ) (manifests []repo.ID, segments []repo.Segment, err error) {
+	// Manifests that nothing names are garbage, unless a push may be about to commit them.
 	writing := slices.ContainsFunc(now.sessions, func(s repo.SessionState) bool { return s.Session.Kind == repo.Push })
 	var maybe []repo.ID
 	for _, id := range o.manifests {
@@ -82,7 +83,7 @@ func (p *pruner) findGarbage(
 			continue
 		}
 		if writing {
-			maybe = append(maybe, id) // a session may be about to commit it
+			maybe = append(maybe, id)
 		} else {
 			manifests = append(manifests, id)
 		}
@@ -94,7 +95,7 @@ func (p *pruner) findGarbage(
 		}
 	}, func(_ repo.ID, err error) error {
 		if k := errs.KindOf(err); k == errs.NotFound || k == errs.Damaged {
-			return nil // gone, or nobody knows whose it is: it stays until nobody is at work
+			return nil // gone, or its session is not known: it stays while any push is under way
 		}
 		return err
 	})
@@ -102,10 +103,11 @@ func (p *pruner) findGarbage(
 		return nil, nil, err
 	}
 
+	// Segments are garbage if nothing needs them, or if they were moved.
 	for s, size := range o.segments {
 		used, is := n.segments[s], n.hasSegment(s)
 		switch {
-		case is && o.places[s].Generation > 0 && !o.unsound[s]: // it was moved, by who did not get as far as to delete it
+		case is && o.places[s].Generation > 0 && !o.unsound[s]: // moved, by a prune that did not get to delete it
 			segments = append(segments, s)
 			p.out.Segments++
 			p.out.FreedBytes += size
@@ -125,7 +127,7 @@ func (p *pruner) findGarbage(
 	return manifests, segments, nil
 }
 
-// deleteGarbage deletes manifests first, so that none is there whose segments are not.
+// deleteGarbage deletes manifests first, so that no manifest exists without its segments.
 func (p *pruner) deleteGarbage(ctx context.Context, manifests []repo.ID, segments []repo.Segment) error {
 	p.Tracker.Start("deleting", int64(len(manifests)+len(segments)), 0)
 	err := eachOf(ctx, manifests, func(ctx context.Context, id repo.ID) error {

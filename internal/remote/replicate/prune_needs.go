@@ -11,7 +11,7 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// scene is what the remote's heads and sessions were at one moment.
+// scene is the state of a remote's heads and sessions at one moment.
 type scene struct {
 	heads     []repo.HeadState
 	damaged   []DamagedHead
@@ -19,7 +19,7 @@ type scene struct {
 	manifests []repo.ID // that heads name
 }
 
-// hasSession reports whether a session is there.
+// hasSession reports whether a session exists.
 func (s scene) hasSession(id repo.ID) bool {
 	return slices.ContainsFunc(s.sessions, func(x repo.SessionState) bool { return x.Session.ID == id })
 }
@@ -29,8 +29,8 @@ func (s scene) same(o scene) bool {
 	return (headset{s.heads, s.damaged}).same(headset{o.heads, o.damaged})
 }
 
-// findNeeds finds what is there and what of it must stay. If something that must stay is
-// gone, somebody may have removed it just then: it looks again, as long as the heads change.
+// findNeeds reads the scene, and finds the objects that must stay. If one of these is gone, another host
+// may have just removed it: findNeeds then tries again, as long as the heads keep changing.
 func (p *pruner) findNeeds(ctx context.Context) (scene, need, error) {
 	damaged := p.out.Damaged
 	now, err := p.readScene(ctx)
@@ -53,9 +53,9 @@ func (p *pruner) findNeeds(ctx context.Context) (scene, need, error) {
 	return now, need{}, tooBusyError()
 }
 
-// findAllNeeds is lookForNeeds, and what damaged heads and maps need. If a map cannot be read, somebody may have
-// removed it just then: it looks again, as long as the heads change. If it is damaged, nobody knows what it needs, and
-// everything is kept.
+// findAllNeeds calls findNeeds, and adds the needs of damaged heads and of maps. If a map cannot be read, another host
+// may have just removed it: findAllNeeds then tries again, as long as the heads keep changing. If the map is damaged,
+// the data it needs is not known, and everything is kept.
 func (p *pruner) findAllNeeds(ctx context.Context, o objects) (scene, need, error) {
 	damaged, kept := p.out.Damaged, p.out.KeptAll
 	for try := 0; ; try++ {
@@ -77,6 +77,7 @@ func (p *pruner) findAllNeeds(ctx context.Context, o objects) (scene, need, erro
 			return now, n, nil
 		}
 
+		// Some needs are not known. Have the heads changed?
 		was := p.out.Damaged
 		again, err := p.readScene(ctx)
 		p.out.Damaged = was
@@ -94,13 +95,14 @@ func (p *pruner) findAllNeeds(ctx context.Context, o objects) (scene, need, erro
 	}
 }
 
-// nameUnreadable notes which points have nodes that cannot be read: of each node one of them.
+// nameUnreadable records the points with nodes that cannot be read, one point for each such node.
 func (p *pruner) nameUnreadable(ctx context.Context, now scene, lost []lostNode) error {
 	owners := map[repo.ID]UnreadablePoint{}
 	for _, n := range lost {
 		owners[n.of] = UnreadablePoint{}
 	}
 
+	// Find the names of their points.
 	for _, h := range now.heads {
 		for pt, err := range allPoints(ctx, p.repo, h.Head, nil) {
 			if err != nil {
@@ -125,7 +127,7 @@ func (p *pruner) nameUnreadable(ctx context.Context, now scene, lost []lostNode)
 	return nil
 }
 
-// unreadableReason says whose maps cannot be read.
+// unreadableReason names up to three of the points whose maps cannot be read, and says why.
 func (out *Pruned) unreadableReason(why error) string {
 	var points []string
 	for _, x := range out.Unreadable {
@@ -146,13 +148,13 @@ func (out *Pruned) unreadableReason(why error) string {
 	return fmt.Sprintf("cannot tell which data %s needs: a part of its map cannot be read (%v)", whose, why)
 }
 
-// tooBusyError is why a prune gives up.
+// tooBusyError returns the error of a prune that gives up because the heads keep changing.
 func tooBusyError() error {
 	return errs.New(errs.Conflict, opRemotePrune, "", "no data was deleted, because pushes kept changing the remote").
 		WithHint("run the prune again to free the space: the points themselves have been removed")
 }
 
-// readScene reads sessions between two readings of the heads that are the same.
+// readScene reads the sessions between two readings of the heads that are the same.
 func (p *pruner) readScene(ctx context.Context) (scene, error) {
 	heads, err := readHeads(ctx, p.repo)
 	if err != nil {
@@ -160,6 +162,7 @@ func (p *pruner) readScene(ctx context.Context) (scene, error) {
 	}
 
 	for range headTries {
+		// Sessions, then heads again.
 		sessions, unread, err := readSessions(ctx, p.repo)
 		if err != nil {
 			return scene{}, err
@@ -174,6 +177,7 @@ func (p *pruner) readScene(ctx context.Context) (scene, error) {
 			return scene{}, err
 		}
 
+		// If no head has changed, this is the scene.
 		now := scene{heads: again.good, damaged: again.bad, sessions: append(sessions, unread...)}
 		same := heads.same(again)
 		if same {
@@ -197,13 +201,13 @@ func (p *pruner) readScene(ctx context.Context) (scene, error) {
 	return scene{}, tooBusyError()
 }
 
-// need is what must stay.
+// need is the set of objects that must stay.
 type need struct {
 	manifests map[repo.ID]bool
-	segments  map[repo.Segment]int64 // at least so many bytes of it are needed
-	marks     *marker                // what of them is needed, exactly
+	segments  map[repo.Segment]int64 // at least this many bytes of each are needed
+	marks     *marker                // the exact parts that are needed
 
-	todo []repo.ID // manifests whose own needs are not yet noted
+	todo []repo.ID // manifests whose own needs have not been added
 }
 
 // addManifest adds a manifest that must stay.
@@ -214,9 +218,9 @@ func (n *need) addManifest(id repo.ID) {
 	}
 }
 
-// addUses notes what a manifest needs.
+// addUses adds the segments and manifests that a manifest needs.
 func (n *need) addUses(m *repo.Manifest) {
-	if m.Version < 2 { // else it is marked
+	if m.Version < 2 { // for others walkMaps finds the segments
 		for _, u := range m.Uses {
 			n.segments[u.Segment] = max(n.segments[u.Segment], u.Bytes)
 		}
@@ -227,10 +231,10 @@ func (n *need) addUses(m *repo.Manifest) {
 	}
 }
 
-// hasSegment reports whether something of a segment is needed.
+// hasSegment reports whether any part of a segment is needed.
 func (n *need) hasSegment(s repo.Segment) bool { return n.segments[s] > 0 || n.marks.hasSegment(s) }
 
-// walkMaps reads the maps of what must stay.
+// walkMaps reads the maps of the manifests that must stay, and adds the segments they need.
 func (n *need) walkMaps(ctx context.Context) error {
 	if err := n.marks.walkMaps(ctx); err != nil {
 		return err
@@ -243,8 +247,8 @@ func (n *need) walkMaps(ctx context.Context) error {
 	return nil
 }
 
-// neededBytes is how many of the bytes of a segment are needed. If not all maps could be read it is what manifests say,
-// used.
+// neededBytes returns how many of the bytes of a segment are needed. If some maps could not be read, that is used, the
+// number that manifests give.
 func (n *need) neededBytes(s repo.Segment, size, used int64) int64 {
 	if n.marks.checkExact() != nil {
 		return min(size, used)
@@ -252,14 +256,13 @@ func (n *need) neededBytes(s repo.Segment, size, used int64) int64 {
 	return n.marks.neededBytes(s, size)
 }
 
-// needsOfScene reads the manifests that must stay and notes the segments that they name:
-// those in heads, those that sessions pin, and whatever a stream among them is the
-// difference from.
+// needsOfScene reads the manifests that must stay, and returns them with the segments that they name:
+// manifests in heads, those that sessions pin, and the parents of streams among them.
 func (p *pruner) needsOfScene(ctx context.Context, now scene) (need, error) {
 	n := need{manifests: map[repo.ID]bool{}, segments: map[repo.Segment]int64{}, marks: newMarker(p.repo)}
 	p.Tracker.Start("reading manifests", 0, 0)
 
-	// What heads name must be there.
+	// Manifests that heads name must exist.
 	for _, id := range now.manifests {
 		if !p.DryRun || !p.retired[id] {
 			n.addManifest(id)
@@ -272,8 +275,8 @@ func (p *pruner) needsOfScene(ctx context.Context, now scene) (need, error) {
 		return n, err
 	}
 
-	// What only sessions have pinned may be gone already, and so may what that was the difference
-	// from: who has pinned it finds that out.
+	// Manifests that only sessions pin may be gone already, and so may their parents: the sessions that
+	// pinned them will notice.
 	for _, s := range now.sessions {
 		for _, id := range s.Session.Pins {
 			n.addManifest(id)
@@ -288,7 +291,7 @@ func (p *pruner) needsOfScene(ctx context.Context, now scene) (need, error) {
 	})
 }
 
-// readNeededManifests reads the manifests that were added, and notes what they need, also of others.
+// readNeededManifests reads the manifests in n.todo, and adds what they need, until none are left.
 func (p *pruner) readNeededManifests(ctx context.Context, n *need, failed func(repo.ID, error) error) error {
 	for len(n.todo) > 0 {
 		batch := n.todo
@@ -305,8 +308,9 @@ func (p *pruner) readNeededManifests(ctx context.Context, n *need, failed func(r
 	return nil
 }
 
-// addNeedsOfDamaged adds what volumes need whose heads cannot be read, or are lost: all manifests of them that are
-// there. Heads are never deleted, so one is lost if a manifest names its volume and nobody is about to make it.
+// addNeedsOfDamaged adds the needs of volumes whose heads cannot be read or are lost: those of all their existing
+// manifests. Heads are never deleted, so a head is lost if a manifest names its volume and no push is about to create
+// it.
 func (p *pruner) addNeedsOfDamaged(ctx context.Context, o objects, now scene, n *need) error {
 	damaged := map[repo.ID]int{}
 	for i, d := range now.damaged {
@@ -320,6 +324,7 @@ func (p *pruner) addNeedsOfDamaged(ctx context.Context, o objects, now scene, n 
 		}
 	}
 
+	// Read the manifests that no head names. If one cannot be read, it may belong to a damaged head.
 	unnamed := slices.DeleteFunc(
 		slices.Clone(o.manifests),
 		func(id repo.ID) bool { return n.manifests[id] || p.retired[id] },
@@ -342,10 +347,10 @@ func (p *pruner) addNeedsOfDamaged(ctx context.Context, o objects, now scene, n 
 
 		i, is := damaged[id]
 		if !is && now.hasSession(m.Session) {
-			return // the first push of a volume, which is about to make its head
+			return // the first push of a volume is about to create its head
 		}
 
-		if !is {
+		if !is { // the head is lost
 			i = len(p.out.Damaged)
 			damaged[id] = i
 			p.out.Damaged = append(p.out.Damaged, DamagedHead{Object: "heads/" + id.String(), Reason: "missing", id: id})
@@ -359,6 +364,7 @@ func (p *pruner) addNeedsOfDamaged(ctx context.Context, o objects, now scene, n 
 		return err
 	}
 
+	// And the manifests that these need.
 	if err := p.readNeededManifests(ctx, n, unread); err != nil {
 		return err
 	}
@@ -370,7 +376,8 @@ func (p *pruner) addNeedsOfDamaged(ctx context.Context, o objects, now scene, n 
 	return nil
 }
 
-// unreadableManifestError words why nothing is deleted.
+// unreadableManifestError returns the error of a prune that deletes nothing because a needed manifest cannot be read.
+// It names the point, if it can.
 func (p *pruner) unreadableManifestError(ctx context.Context, now scene, id repo.ID, err error) error {
 	what := id.String()
 	for _, h := range now.heads {

@@ -10,11 +10,12 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// findPackGarbage says which of the listed packs go, and counts the others. Those that no table names go only after
-// fencePack.
+// findPackGarbage returns the listed packs that are to be deleted, and counts all of them in p.out. Those that no table
+// names may be deleted only after fencePack.
 func (p *pruner) findPackGarbage(o objects, now scene, n need) (named, unnamed []repo.Pack) {
 	in, lost := packsOf(o), p.mayLackTable(o, n)
 	for _, pk := range slices.SortedFunc(maps.Keys(o.moved.Packs), repo.Pack.Compare) {
+		// How much of the pack is needed?
 		size := o.moved.Packs[pk]
 		live, needed, known := int64(0), false, false
 		for _, m := range in[pk] {
@@ -24,7 +25,7 @@ func (p *pruner) findPackGarbage(o objects, now scene, n need) (named, unnamed [
 				if !n.hasSegment(s.Segment) || placed && at.Pack != pk && !o.unsound[s.Segment] {
 					continue
 				}
-				needed = true // even if the pack is damaged: something of it may be saved
+				needed = true // even if the pack is damaged: some data in it may still be readable
 				live += n.marks.neededBytes(s.Segment, s.Bytes)
 			}
 		}
@@ -47,9 +48,10 @@ func (p *pruner) findPackGarbage(o objects, now scene, n need) (named, unnamed [
 	return named, unnamed
 }
 
-// checkCopies reads what is needed and was moved of which an older copy is there, as a prune that was killed leaves it:
-// that stays if the newer one is damaged.
+// checkCopies reads the needed segments that were moved but still have an older copy, as a killed prune leaves them: if
+// the newer copy is damaged, the older one stays.
 func (p *pruner) checkCopies(ctx context.Context, o *objects, n need) error {
+	// Find the segments with an older copy.
 	older := map[repo.Segment]bool{}
 	for s := range o.segments {
 		older[s] = true
@@ -73,6 +75,7 @@ func (p *pruner) checkCopies(ctx context.Context, o *objects, n need) error {
 		}
 	}
 
+	// Read the newer copies.
 	slices.SortFunc(todo, compareSegment)
 	o.unsound = map[repo.Segment]bool{}
 	var mu sync.Mutex
@@ -88,7 +91,7 @@ func (p *pruner) checkCopies(ctx context.Context, o *objects, n need) error {
 	})
 }
 
-// mayLackTable reports whether a table may be damaged or lost: then a pack that no table names may be needed, until a
+// mayLackTable reports whether a table may be damaged or lost. If so, a pack that no table names may be needed, until a
 // repair.
 func (p *pruner) mayLackTable(o objects, n need) bool {
 	if len(o.moved.Damaged) > 0 {
@@ -116,7 +119,7 @@ func (p *pruner) mayLackTable(o objects, n need) bool {
 	return false
 }
 
-// packsOf is what tables say of each pack. Several may name one.
+// packsOf returns what tables say about each pack. Several tables may name the same pack.
 func packsOf(o objects) map[repo.Pack][]repo.MovedPack {
 	out := map[repo.Pack][]repo.MovedPack{}
 	for _, packs := range o.moved.Tables {
@@ -127,14 +130,14 @@ func packsOf(o objects) map[repo.Pack][]repo.MovedPack {
 	return out
 }
 
-// removePacks deletes packs.
+// removePacks deletes packs. It first fences those that no table names.
 func (p *pruner) removePacks(ctx context.Context, named, unnamed []repo.Pack) error {
 	err := eachOf(ctx, unnamed, func(ctx context.Context, pk repo.Pack) error {
 		fenced, err := p.fencePack(ctx, pk)
 		if err != nil {
 			return err
 		}
-		if !fenced { // it has just been named: the next prune counts it
+		if !fenced { // a table has just named it: the next prune counts it
 			return nil
 		}
 		return p.repo.DeletePack(ctx, pk)
@@ -146,7 +149,7 @@ func (p *pruner) removePacks(ctx context.Context, named, unnamed []repo.Pack) er
 	return eachOf(ctx, named, func(ctx context.Context, pk repo.Pack) error { return p.repo.DeletePack(ctx, pk) })
 }
 
-// fencePack makes sure that no table will ever name a pack. False: its table names it.
+// fencePack makes sure that no table will ever name a pack. It returns false if a table already does.
 func (p *pruner) fencePack(ctx context.Context, pk repo.Pack) (bool, error) {
 	err := p.repo.PutTable(ctx, pk.Table(), nil)
 	if !errs.Is(err, errs.Exists) {
@@ -154,20 +157,18 @@ func (p *pruner) fencePack(ctx context.Context, pk repo.Pack) (bool, error) {
 	}
 	packs, err := p.repo.ReadTable(ctx, pk.Table())
 	if isUnreadable(err) {
-		return false, nil // nobody knows; the next prune tries again
+		return false, nil // the table may name it; the next prune tries again
 	}
 	return err == nil && !slices.ContainsFunc(packs, func(m repo.MovedPack) bool { return m.Pack == pk }), err
 }
 
-// staleTables are the tables that say nothing any more: none of their packs were listed, which was after they were
-// read,
-// and nothing is needed that only these had. A table of a pack that is lost says what is lost, and is needed if the
-// pack
-// comes back.
+// staleTables returns the tables that are no longer of use: none of their packs exist (packs are listed after tables
+// are read), and no needed segment was only in these packs. The table of a lost pack tells what is lost, and is needed
+// if the pack comes back.
 //
-// An empty table is never one of them. It keeps the prune that had put its packs from naming them, which may still be
-// about to do so, however long ago that was; others may be about to delete these packs, because it cannot. Only a prune
-// that died leaves one.
+// An empty table is never stale. It keeps the prune that wrote its packs from naming them; that prune may still be
+// about to do so, however long ago it wrote them, while others may be about to delete these packs, because it cannot.
+// Only a prune that died leaves an empty table.
 func staleTables(m repo.Moved, o objects, n need) (out []repo.Table) {
 	live := map[repo.Table]bool{}
 	for pk := range m.Packs {

@@ -8,11 +8,11 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// Pages of points are deleted by the rules of manifests: if they were listed, no head names them, and they were not
-// written under a session that is there. Nobody pins a page: who finds one gone reads the head again.
+// Pages of points are deleted by the same rules as manifests: if they were listed, no head names them, and they were
+// not written under an existing session. Pages are never pinned: a reader that finds one gone reads the head again.
 
-// readPoints notes which manifests the heads of a scene name. A head with a page that cannot be read is a damaged one
-// from then on: which points it has is not known. False: a head was changed since it was read.
+// readPoints adds the manifests that the heads of a scene name. A head with a page that cannot be read counts as
+// damaged from then on, because its points are not known. It returns false if a head was changed since it was read.
 func (p *pruner) readPoints(ctx context.Context, now *scene) (bool, error) {
 	var good []repo.HeadState
 	count := 0
@@ -32,6 +32,7 @@ func (p *pruner) readPoints(ctx context.Context, now *scene) (bool, error) {
 			continue
 		}
 
+		// A page cannot be read. If the head has changed since, the scene is out of date.
 		is, _, err := p.repo.Head(ctx, h.Head.Name)
 		if err != nil && !isUnreadable(err) {
 			return false, err
@@ -54,7 +55,7 @@ func (p *pruner) readPoints(ctx context.Context, now *scene) (bool, error) {
 	return true, nil
 }
 
-// addNamedManifests adds the manifests that a head names, exactly as it was read.
+// addNamedManifests adds the manifests that a head names, exactly as it was read. It returns the first fault of a page.
 func (p *pruner) addNamedManifests(ctx context.Context, h repo.Head, now *scene) (*pageFault, error) {
 	var bad []*pageFault
 	for read := range p.repo.ReadPages(ctx, h, h.Pages) {
@@ -89,10 +90,10 @@ func listPages(ctx context.Context, r *repo.Repo) (out []repo.ID, err error) {
 	return out, nil
 }
 
-// removePages deletes those of the listed pages that are garbage.
+// removePages deletes the listed pages that are garbage.
 func (p *pruner) removePages(ctx context.Context, listed []repo.ID, now scene) error {
 	if len(p.out.Damaged) > 0 {
-		return nil // who names them is not known
+		return nil // a damaged head may name them
 	}
 
 	named := map[repo.ID]bool{}
@@ -111,7 +112,7 @@ func (p *pruner) removePages(ctx context.Context, listed []repo.ID, now scene) e
 		if writing { // a session may be about to commit a head that names it
 			session, err := p.repo.PageSession(ctx, id)
 			if isUnreadable(err) && !errs.Is(err, errs.NotFound) {
-				return nil // nobody knows whose it is: it stays until nobody is at work
+				return nil // its session is not known: it stays while any push is under way
 			}
 			if err != nil && !errs.Is(err, errs.NotFound) {
 				return err
