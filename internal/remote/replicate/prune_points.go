@@ -10,19 +10,20 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// prunedVolume is what retire knows of a volume.
+// prunedVolume is a volume whose points are being selected.
 type prunedVolume struct {
-	head   repo.Head // pages and recent points left out
-	write  repo.ID   // the state of the head that points are of
+	head   repo.Head // without pages and recent points
+	write  repo.ID   // the state of the head that points were read from
 	points []retained
 	newest uint64
 	keep   []bool
-	parent map[repo.ID]repo.ID // what points cannot be read without, by manifest
+	parent map[repo.ID]repo.ID // parents of chained points, by manifest
 
 	fragmented bool // its pages are to be merged
 }
 
-// readVolume reads the points of a volume. A page that cannot be read is a *pageFault.
+// readVolume reads the points of a volume, and selects those that the policy keeps. If a page cannot be read, the error
+// is a *pageFault.
 func (p *pruner) readVolume(ctx context.Context, h repo.Head) (*prunedVolume, error) {
 	v := &prunedVolume{head: h, write: h.WriteID, points: make([]retained, 0, h.Count()), fragmented: h.Fragmented()}
 	v.head.Pages, v.head.Recent, v.parent = nil, nil, map[repo.ID]repo.ID{}
@@ -41,6 +42,7 @@ func (p *pruner) readVolume(ctx context.Context, h repo.Head) (*prunedVolume, er
 		return nil, bad[0]
 	}
 
+	// Apply the policy. Volumes that the prune is not for keep everything.
 	newest, _, err := p.repo.Newest(ctx, h)
 	if err != nil {
 		return nil, err
@@ -57,8 +59,8 @@ func (p *pruner) readVolume(ctx context.Context, h repo.Head) (*prunedVolume, er
 	return v, nil
 }
 
-// takeRemoved takes the points that are not kept, in order, in the place of all: there may be millions. kept is how
-// many the others are.
+// takeRemoved returns the points that are not kept, in order, and the number of the others. It reuses the memory of
+// v.points, because there may be millions.
 func (v *prunedVolume) takeRemoved() (gone []retained, kept int) {
 	gone = v.points[:0]
 	for i, pt := range v.points {
@@ -71,13 +73,14 @@ func (v *prunedVolume) takeRemoved() (gone []retained, kept int) {
 	return gone, kept
 }
 
-// retirePoints takes points out of the heads. A dry run only notes them.
+// retirePoints removes points from the heads. A dry run only records them.
 func (p *pruner) retirePoints(ctx context.Context) error {
 	all, err := readHeads(ctx, p.repo)
 	if err != nil {
 		return err
 	}
 
+	// Heads must not be older than the pool has seen.
 	if p.AcceptRollback {
 		err = p.acceptRollback(ctx, all)
 	} else {
@@ -91,6 +94,7 @@ func (p *pruner) retirePoints(ctx context.Context) error {
 		return err
 	}
 
+	// Volumes that were named must exist.
 	for _, n := range p.Names {
 		if all.isBad(p.repo, n) {
 			return damagedVolumeError(opRemotePrune, n, errs.New(errs.Damaged, "", "", "the list is damaged"))
@@ -100,6 +104,7 @@ func (p *pruner) retirePoints(ctx context.Context) error {
 		}
 	}
 
+	// Select the points of all volumes, then remove them volume by volume.
 	p.retired = map[repo.ID]bool{}
 	var volumes []*prunedVolume
 	for _, s := range all.good {
@@ -110,7 +115,7 @@ func (p *pruner) retirePoints(ctx context.Context) error {
 		var fault *pageFault
 		switch {
 		case errors.As(err, &fault) && isUnreadable(err) && !slices.Contains(p.Names, s.Head.Name):
-			p.out.Kept += s.Head.Count() // none of its points goes: see readScene
+			p.out.Kept += s.Head.Count() // all of its points stay: see readScene
 			continue
 		case err != nil:
 			return damagedPageError(opRemotePrune, s.Head.Name, err)
@@ -128,7 +133,7 @@ func (p *pruner) retirePoints(ctx context.Context) error {
 	return nil
 }
 
-// keepParents keeps what points that stay cannot be read without.
+// keepParents keeps the points without which others that stay cannot be read.
 func keepParents(volumes []*prunedVolume) {
 	parent := map[repo.ID]repo.ID{}
 	for _, v := range volumes {
@@ -158,8 +163,8 @@ func keepParents(volumes []*prunedVolume) {
 	}
 }
 
-// retireVolume takes the points of a volume out of its head that are not kept. The newest never is one of them, so what
-// a push adds makes no difference but to be kept.
+// retireVolume removes the points of a volume that are not kept from its head. Points that a push adds in the meantime
+// are kept, and do not change the selection: the newest point is never removed.
 func (p *pruner) retireVolume(ctx context.Context, v *prunedVolume) error {
 	gone, kept := v.takeRemoved()
 	if len(gone) == 0 && !v.fragmented || p.DryRun {
@@ -172,7 +177,7 @@ func (p *pruner) retireVolume(ctx context.Context, v *prunedVolume) error {
 	name := v.head.Name
 	left, err := changePoints(ctx, p.repo, opRemotePrune, name, func(h *repo.Head, pages repo.PagePutter) (bool, error) {
 		if h.WriteID != planned {
-			// Others may have removed points: what is the newest now stays.
+			// Others may have removed points: select again, so that the point that is newest now stays.
 			var err error
 			if gone, err = p.stillRemovable(ctx, *h, gone); err != nil {
 				return false, err
@@ -195,7 +200,7 @@ func (p *pruner) retireVolume(ctx context.Context, v *prunedVolume) error {
 	return nil
 }
 
-// stillRemovable is what of points that were to go still may, as a head is now.
+// stillRemovable returns those of the points in gone that may still be removed from the head as it is now.
 func (p *pruner) stillRemovable(ctx context.Context, h repo.Head, gone []retained) ([]retained, error) {
 	if h.Gone {
 		return nil, nil
@@ -215,9 +220,9 @@ func (p *pruner) stillRemovable(ctx context.Context, h repo.Head, gone []retaine
 	return slices.DeleteFunc(left, func(pt retained) bool { return !planned[pt.manifest] }), nil
 }
 
-// withoutPoints takes points, which are in order, out of a head.
+// withoutPoints removes points from a head. The points are in order.
 func withoutPoints(ctx context.Context, h *repo.Head, pages repo.PagePutter, gone []retained) error {
-	from := func(seq uint64) int { // place of the first that is not before seq
+	from := func(seq uint64) int { // place of the first point that is not before seq
 		i, _ := slices.BinarySearchFunc(gone, seq, func(x retained, seq uint64) int {
 			switch {
 			case x.seq < seq:
@@ -237,7 +242,7 @@ func withoutPoints(ctx context.Context, h *repo.Head, pages repo.PagePutter, gon
 	})
 }
 
-// noteRetired notes points that are gone.
+// noteRetired records points that were removed.
 func (p *pruner) noteRetired(volume string, gone []retained) {
 	p.out.Points = slices.Grow(p.out.Points, len(gone))
 	for _, pt := range gone {

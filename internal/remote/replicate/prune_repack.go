@@ -13,31 +13,32 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// What a prune leaves may be needed in small part only: segments are written once, and a point that overwrites a volume
-// here and there leaves a little of everything. Prune moves what is needed into packs, then, and deletes the rest.
+// Of the objects that a prune leaves, only a small part may be needed: segments are never changed, and a point that
+// overwrites scattered blocks of a volume leaves a little of every segment in use. Prune then moves the needed frames
+// into packs, and deletes the rest.
 
-// How a remote is kept.
+// Limits of repacking.
 const (
-	mostStored = 1.5  // times what is needed: more is repacked
-	goalStored = 1.25 // times what is needed, which is what it is repacked to
+	mostStored = 1.5  // a remote may store this many times the needed bytes; above that it is repacked
+	goalStored = 1.25 // and repacked until it stores at most this many times the needed bytes
 	smallBytes = repo.SegmentBytes / 4
-	mostSmall  = 16 // objects of less than smallBytes; more become one
+	mostSmall  = 16 // a remote may have this many objects of less than smallBytes; above that they are merged
 )
 
 // unit is an object that may be repacked: a segment, or a pack.
 type unit struct {
-	segment repo.Segment // zero: it is a pack
+	segment repo.Segment // zero: the unit is a pack
 	pack    repo.Pack
-	gen     uint64 // of a pack
-	size    int64
-	live    int64
-	parts   []repo.Segment // that are needed from it, in order
+	gen     uint64         // generation of a pack; 0: the unit is a segment
+	size    int64          // bytes stored
+	live    int64          // bytes needed
+	parts   []repo.Segment // needed segments in it, in order
 }
 
 // isPack reports whether the unit is a pack.
 func (u *unit) isPack() bool { return u.gen > 0 }
 
-// repackableUnits are the objects that may be repacked: those that are needed, and that no session is still writing.
+// repackableUnits returns the objects that may be repacked: those that are needed, and that no session is writing.
 func (p *pruner) repackableUnits(o objects, now scene, n need) (out []unit) {
 	for s, size := range o.segments {
 		if _, moved := o.places[s]; moved || !n.marks.hasSegment(s) || now.hasSession(s.Session) {
@@ -69,7 +70,7 @@ func (p *pruner) repackableUnits(o objects, now scene, n need) (out []unit) {
 	return out
 }
 
-// wasteful reports whether units take so much more than is needed of them that they are repacked.
+// wasteful reports whether the units store so many unneeded bytes that they should be repacked.
 func wasteful(all []unit) bool {
 	stored, live := int64(0), int64(0)
 	for _, u := range all {
@@ -78,9 +79,9 @@ func wasteful(all []unit) bool {
 	return float64(stored) > mostStored*float64(live)
 }
 
-// weighPacks says exactly how much of packs is needed, of those that seem to be wasteful. Until then it is the share of
-// what the frames took in their segments; but a part of a frame may not pack as well as all of it did, and would be
-// rewritten each time.
+// weighPacks computes the exact number of needed bytes in packs that seem wasteful. Until then the number is estimated
+// from the size of the frames in their segments. But a part of a frame may not compress as well as the whole frame did,
+// and such a pack would be rewritten by every prune.
 func (p *pruner) weighPacks(ctx context.Context, all []unit, n need) error {
 	var mu sync.Mutex
 	var packs []*unit
@@ -90,6 +91,7 @@ func (p *pruner) weighPacks(ctx context.Context, all []unit, n need) error {
 		}
 	}
 
+	// Read their indexes, several at once.
 	return eachOf(ctx, packs, func(ctx context.Context, u *unit) error {
 		parts := map[repo.Segment]bool{}
 		for _, s := range u.parts {
@@ -118,9 +120,9 @@ func (p *pruner) weighPacks(ctx context.Context, all []unit, n need) error {
 	})
 }
 
-// chooseUnits says which of the units are repacked: those with the least that is needed first, until all together have
-// at most goalStored of that, if they have more than mostStored; and small ones, if there are many. It ends when it has
-// chosen most bytes; negative: it does not.
+// chooseUnits returns the units to repack. If the units together store more than mostStored times the needed bytes,
+// these are the ones with the smallest needed part, until the rest stores at most goalStored times the needed bytes. If
+// there are many small units, these are chosen, too. At most most bytes are chosen; a negative value sets no limit.
 func chooseUnits(all []unit, most int64) []unit {
 	stored, live, small, much := int64(0), int64(0), 0, wasteful(all)
 	for _, u := range all {
@@ -130,6 +132,7 @@ func chooseUnits(all []unit, most int64) []unit {
 		}
 	}
 
+	// The most wasteful ones come first.
 	slices.SortFunc(all, func(a, b unit) int {
 		return cmp.Or(
 			cmp.Compare(float64(a.live)/float64(a.size), float64(b.live)/float64(b.size)),
@@ -153,17 +156,18 @@ func chooseUnits(all []unit, most int64) []unit {
 		out = append(out, u)
 	}
 
-	if len(out) == 1 && out[0].live == out[0].size { // it would only be written again
+	if len(out) == 1 && out[0].live == out[0].size { // repacking would only copy it
 		return nil
 	}
 
-	// What lies together stays together.
+	// Segments that are next to each other stay together.
 	slices.SortFunc(out, func(a, b unit) int { return compareSegment(a.parts[0], b.parts[0]) })
 	return out
 }
 
-// repack moves what is needed out of objects of which little is.
+// repack moves needed frames out of mostly unneeded objects, and deletes these.
 func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error {
+	// Choose the objects. Without exact marks and all tables, nothing can be moved.
 	units := p.repackableUnits(o, now, n)
 	if p.MaxRepack != 0 && wasteful(units) {
 		if err := p.weighPacks(ctx, units, n); err != nil {
@@ -188,8 +192,8 @@ func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error
 		return nil
 	}
 
-	// (1) Older programs must not read what is here any more: they do not know packs. One that is still at work would take
-	// what it does not find for damage.
+	// (1) Raise the version, so that older programs, which do not know packs, refuse the repository. One that is still at
+	// work would report moved segments as damage: then leave the repacking to a later prune.
 	version, err := p.repo.Version()
 	if err != nil {
 		return err
@@ -203,13 +207,14 @@ func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error
 		return verr
 	}
 
-	// (2) A session tells other prunes to leave the packs alone which no table names yet. Only that: see Prune.
+	// (2) Begin a session, only so that other prunes do not delete packs that no table names yet: see Prune.
 	host, _ := os.Hostname()
 	sctx, l, err := beginSession(ctx, p.repo, repo.Repack, nil, repo.Writer{Host: host})
 	if err != nil {
 		return err
 	}
 
+	// (3) Move the frames.
 	x := &repacker{pruner: p, marks: n.marks, session: l.id, places: o.places}
 	err = x.repackUnits(sctx, chosen)
 	if cause := context.Cause(sctx); errors.Is(cause, errEnded) {
@@ -224,7 +229,7 @@ func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error
 	return err
 }
 
-// countRepacked counts what was moved.
+// countRepacked counts objects of was bytes that were replaced by is bytes in packs.
 func (out *Pruned) countRepacked(was, is int64) {
 	out.RepackedBytes += was
 	out.PackedBytes += is
@@ -233,27 +238,27 @@ func (out *Pruned) countRepacked(was, is int64) {
 	out.PartlyUsedBytes = max(0, out.PartlyUsedBytes-(was-is))
 }
 
-// repacker moves frames.
+// repacker moves frames into packs.
 type repacker struct {
 	*pruner
 	marks   *marker
 	session repo.ID
 	places  map[repo.Segment]repo.Place
 
-	n       uint32 // of the next pack
-	pack    *repo.PackWriter
-	gen     uint64 // of what is in it, at most
-	written []repo.MovedPack
-	sources []source // that are in packs, or skipped, since the last table
+	n       uint32           // number of the next pack
+	pack    *repo.PackWriter // being filled; nil: none
+	gen     uint64           // the highest generation of its contents
+	written []repo.MovedPack // since the last table
+	sources []source         // moved into packs, or skipped, since the last table
 }
 
-// source is a unit that was read, and how much of it still is to be written into packs.
+// source is a unit that was read.
 type source struct {
 	unit
-	whole bool // all that is needed was moved
+	whole bool // all needed frames were moved
 }
 
-// repackUnits moves what is needed of units, and deletes them.
+// repackUnits moves the needed frames of units, and deletes the units.
 func (x *repacker) repackUnits(ctx context.Context, units []unit) error {
 	total := int64(0)
 	for _, u := range units {
@@ -271,7 +276,7 @@ func (x *repacker) repackUnits(ctx context.Context, units []unit) error {
 	return x.finishPacks(ctx)
 }
 
-// moveUnit moves what is needed of one unit. What is damaged stays as it is.
+// moveUnit moves the needed frames of one unit. It leaves a damaged unit as it is.
 func (x *repacker) moveUnit(ctx context.Context, u unit) error {
 	var src *repo.Source
 	var err error
@@ -287,6 +292,7 @@ func (x *repacker) moveUnit(ctx context.Context, u unit) error {
 		return err
 	}
 
+	// Move its segments one by one.
 	has := map[repo.Segment][]repo.Frame{}
 	for _, s := range src.Segments() {
 		has[s.Segment] = s.Frames
@@ -295,7 +301,7 @@ func (x *repacker) moveUnit(ctx context.Context, u unit) error {
 	whole := true
 	for _, s := range u.parts {
 		if !x.marks.coveredBy(s, has[s]) {
-			whole = false // something is needed of it that it does not have: verify says what
+			whole = false // needed frames are missing from it: a verify reports them
 			continue
 		}
 		err := x.addSegment(ctx, src, s, u.gen)
@@ -312,10 +318,10 @@ func (x *repacker) moveUnit(ctx context.Context, u unit) error {
 	return nil
 }
 
-// addSegment moves what is needed of one segment, into the pack in the making or a new one.
+// addSegment moves the needed frames of one segment into the current pack, or into a new one if they do not fit.
 func (x *repacker) addSegment(ctx context.Context, src *repo.Source, s repo.Segment, gen uint64) error {
 	keep := func(f repo.Frame) repo.BlockSet { return x.marks.neededBlocks(f) }
-	for range 2 {
+	for range 2 { // the second time with an empty pack
 		if x.pack == nil {
 			var err error
 			if x.pack, err = x.repo.NewPack(x.session, x.n); err != nil {
@@ -345,7 +351,7 @@ func (x *repacker) addSegment(ctx context.Context, src *repo.Source, s repo.Segm
 	return errs.New(errs.Damaged, "repack", s.String(), "its needed frames do not fit into one pack")
 }
 
-// closePack writes the pack in the making, and its table if that is full.
+// closePack uploads the current pack, and its table if that is full.
 func (x *repacker) closePack(ctx context.Context) error {
 	w := x.pack
 	if w == nil {
@@ -373,7 +379,7 @@ func (x *repacker) closePack(ctx context.Context) error {
 	return nil
 }
 
-// finishPacks writes what is not yet written, and deletes what was moved.
+// finishPacks uploads the last pack and table, and deletes the sources that were moved.
 func (x *repacker) finishPacks(ctx context.Context) error {
 	if err := x.closePack(ctx); err != nil {
 		return err
@@ -384,13 +390,15 @@ func (x *repacker) finishPacks(ctx context.Context) error {
 	return x.deleteSources(ctx)
 }
 
-// commitTable writes the table of the packs that were written since the last one. From then on they are to be used, and
-// nobody deletes them while they are needed.
+// commitTable writes the table of the packs that were uploaded since the last table. From then on readers use these
+// packs, and no prune deletes them while they are needed. It then deletes their sources. errEnded: another prune fenced
+// the packs.
 func (x *repacker) commitTable(ctx context.Context) error {
 	if len(x.written) == 0 {
 		return nil
 	}
 
+	// Write the table.
 	packs := x.written
 	x.written = nil
 	table := packs[0].Table()
@@ -402,7 +410,7 @@ func (x *repacker) commitTable(ctx context.Context) error {
 		return err
 	}
 
-	// One that took this session for dead may have deleted packs before.
+	// A prune that considered this session dead may have deleted packs before: check that they exist.
 	err := eachOf(ctx, packs, func(ctx context.Context, m repo.MovedPack) error { return x.repo.CheckPack(ctx, m) })
 	if err != nil {
 		return err
@@ -419,7 +427,7 @@ func (x *repacker) commitTable(ctx context.Context) error {
 	return x.deleteSources(ctx)
 }
 
-// deleteSources deletes the sources of which all that is needed is in packs that a table names.
+// deleteSources deletes the sources whose needed frames are all in packs that a table names.
 func (x *repacker) deleteSources(ctx context.Context) error {
 	var left, gone []source
 	for _, s := range x.sources {
@@ -446,7 +454,7 @@ func (x *repacker) deleteSources(ctx context.Context) error {
 	})
 }
 
-// deleteStaleTables deletes the tables that say nothing any more.
+// deleteStaleTables deletes the tables that are no longer of use.
 func (p *pruner) deleteStaleTables(ctx context.Context, o objects, n need) error {
 	m, err := p.repo.MovedAndPacks(ctx)
 	if err != nil {
@@ -455,7 +463,7 @@ func (p *pruner) deleteStaleTables(ctx context.Context, o objects, n need) error
 	return eachOf(ctx, staleTables(m, o, n), p.repo.DeleteTable)
 }
 
-// coveredBy reports whether all that is needed of a segment is in these frames.
+// coveredBy reports whether these frames include all that is needed of a segment.
 func (k *marker) coveredBy(s repo.Segment, frames []repo.Frame) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -482,7 +490,7 @@ func (k *marker) coveredBy(s repo.Segment, frames []repo.Frame) bool {
 	return true
 }
 
-// neededBlocks is what is needed of a frame.
+// neededBlocks returns the needed blocks of a frame.
 func (k *marker) neededBlocks(f repo.Frame) repo.BlockSet {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -9,25 +9,27 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// maxFenced is how many ended sessions a head remembers.
+// maxFenced is the number of fenced sessions that a head remembers.
 const maxFenced = 256
 
-// endSessions ends what has not moved since an earlier prune saw it, and notes what
-// is there now.
+// endSessions ends the sessions that have not changed since an earlier prune saw them, longer ago than
+// Patience, and records the state of the others for the next prune.
 func (p *pruner) endSessions(ctx context.Context) error {
 	if p.DryRun {
 		return nil
 	}
 
+	// Read what earlier prunes saw.
 	before, v, err := p.repo.Seen(ctx)
 	if errs.Is(err, errs.Damaged) {
-		// It only makes prunes patient: they begin anew.
+		// Without it, sessions only live longer: start with an empty record.
 		before, v, err = repo.Seen{}, "", p.repo.DropSeen(ctx)
 	}
 	if err != nil {
 		return err
 	}
 
+	// Read the sessions, including those that are damaged.
 	sessions, unread, err := readSessions(ctx, p.repo)
 	if err != nil {
 		return err
@@ -39,6 +41,7 @@ func (p *pruner) endSessions(ctx context.Context) error {
 		sessions = append(sessions, s)
 	}
 
+	// Compare, and end those that have expired.
 	now := time.Now().UTC()
 	var seen repo.Seen
 	for _, s := range sessions {
@@ -51,7 +54,7 @@ func (p *pruner) endSessions(ctx context.Context) error {
 
 		first := before.Sessions[i]
 		if first.At.After(now.At.Add(max(0, p.Patience))) {
-			first.At = now.At // the clock of whoever wrote that was ahead
+			first.At = now.At // the clock of the host that wrote it was ahead
 		}
 
 		if now.At.Sub(first.At) < p.Patience {
@@ -59,7 +62,7 @@ func (p *pruner) endSessions(ctx context.Context) error {
 			continue
 		}
 
-		if damaged[s.Session.ID] { // nobody knows which heads it may commit to
+		if damaged[s.Session.ID] { // it may commit to any head
 			if s.Session.Heads, err = headNames(ctx, p.repo); err != nil {
 				return err
 			}
@@ -75,7 +78,7 @@ func (p *pruner) endSessions(ctx context.Context) error {
 		p.out.Ended = append(p.out.Ended, workOf(s.Session))
 	}
 
-	// Another prune may have written it meanwhile: then that one's count holds.
+	// Another prune may have written a newer record in the meantime, which then counts.
 	if _, err := p.repo.PutSeen(ctx, seen, v); err != nil && !errs.Is(err, errs.Conflict) {
 		return err
 	}
@@ -83,7 +86,7 @@ func (p *pruner) endSessions(ctx context.Context) error {
 	return nil
 }
 
-// headNames are the names of all heads that can be read.
+// headNames returns the names of all heads that can be read.
 func headNames(ctx context.Context, r *repo.Repo) (out []string, err error) {
 	all, err := readHeads(ctx, r)
 	for _, h := range all.good {
@@ -92,9 +95,9 @@ func headNames(ctx context.Context, r *repo.Repo) (out []string, err error) {
 	return out, err
 }
 
-// fenceSession makes sure that a session never commits again, and removes it. A head that
-// is not there yet is made, so that the session cannot make it. False: one of its heads
-// is damaged or lost and cannot tell it, so that it stays.
+// fenceSession makes sure that a session never commits again, and removes it. It creates
+// heads that do not exist yet, so that the session cannot create them. It returns false,
+// and keeps the session, if one of the heads is damaged or lost and cannot be fenced.
 func (p *pruner) fenceSession(ctx context.Context, s repo.SessionState, all []repo.SessionState) (bool, error) {
 	add := func(h *repo.Head) bool {
 		if slices.Contains(h.Fenced, s.Session.ID) {
@@ -107,6 +110,7 @@ func (p *pruner) fenceSession(ctx context.Context, s repo.SessionState, all []re
 		return true
 	}
 
+	// Fence it in each head that it may commit to.
 	for _, name := range s.Session.Heads {
 		for try := 0; ; try++ {
 			_, err := changeHead(ctx, p.repo, opRemotePrune, name, func(h *repo.Head) (bool, error) { return add(h), nil })
@@ -118,7 +122,7 @@ func (p *pruner) fenceSession(ctx context.Context, s repo.SessionState, all []re
 				add(&h)
 				_, err = p.repo.PutHead(ctx, h, "")
 				if errs.Is(err, errs.Conflict) && try < headTries {
-					continue // it was made just now
+					continue // it has just been created
 				}
 			}
 			if errs.Is(err, errs.Damaged) || errs.Is(err, errs.TooNew) {
@@ -135,8 +139,9 @@ func (p *pruner) fenceSession(ctx context.Context, s repo.SessionState, all []re
 	return true, p.repo.DropSession(ctx, s)
 }
 
-// isLost reports whether a volume without a head has lost it: it has a manifest that none of the sessions wrote, or one
-// that cannot be read may be. A head that a prune made then would say that the volume has no points.
+// isLost reports whether a volume without a head has lost it: a manifest that none of the sessions wrote belongs to the
+// volume, or may belong to it because it cannot be read. A head that a prune created for such a volume would say that
+// the volume has no points.
 func (p *pruner) isLost(ctx context.Context, volume string, sessions []repo.SessionState) (lost bool, err error) {
 	var all []repo.ID
 	for id, err := range p.repo.Manifests(ctx) {

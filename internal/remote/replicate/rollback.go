@@ -12,27 +12,27 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// headMemory is what this pool remembers of the heads of a repository, by name. It is read before the heads are: what
-// another process pushes in between makes them newer, never older.
+// headMemory is what this pool remembers of the heads of a repository, by name. It is read before the heads are: pushes
+// of other processes in between make the heads newer, never older.
 //
-// Heads are never deleted, their epochs never go back, and neither does the number of their next point while the
-// epoch stays the same. So a head that is missing, or has lower numbers, was lost or put back to an older state. A
-// head that another pool has taken over, or that was made anew by a repair, has a higher epoch. A pool that was
-// killed between the write of a head and its own record remembers less than there is, which is no rollback.
+// Heads are never deleted, their epochs never decrease, and neither does the number of their next point while the epoch
+// stays the same. So a head that is missing, or has lower numbers, was lost or rolled back to an older state. A head
+// that another pool took over, or that a repair rebuilt, has a higher epoch. A pool that was killed between writing a
+// head and recording it remembers an older state than there is, which does not count as a rollback.
 type headMemory map[string]engine.RemoteHead
 
-// witness is what a pool can say of the heads of a repository that others may have put back. The zero value knows
-// nothing.
+// witness detects heads of a repository that were lost or rolled back, by what a pool remembers of them. The zero value
+// detects nothing.
 type witness struct {
 	e      *engine.Engine
 	repo   *repo.Repo
 	memory headMemory
-	own    headWriter // to know what this pool has replaced
+	own    headWriter // knows which writes this pool has replaced
 
-	accepted map[string]bool // heads that count as they are
+	accepted map[string]bool // heads whose rollback was accepted
 }
 
-// newWitness reads what a pool remembers; e may be nil.
+// newWitness reads what a pool remembers. A nil e remembers nothing.
 func newWitness(ctx context.Context, e *engine.Engine, r *repo.Repo) (w witness, err error) {
 	w = witness{e: e, repo: r, memory: headMemory{}}
 	if e == nil {
@@ -46,7 +46,7 @@ func newWitness(ctx context.Context, e *engine.Engine, r *repo.Repo) (w witness,
 	return w, err
 }
 
-// rememberedHeads reads what a pool remembers of a repository; a nil engine remembers nothing.
+// rememberedHeads reads what a pool remembers of a repository. A nil e remembers nothing.
 func rememberedHeads(ctx context.Context, e *engine.Engine, r *repo.Repo) (headMemory, error) {
 	out := headMemory{}
 	if e == nil {
@@ -59,7 +59,7 @@ func rememberedHeads(ctx context.Context, e *engine.Engine, r *repo.Repo) (headM
 	return out, err
 }
 
-// rollbackReason says in which way a head is older than the one that is remembered; "" if it is not. there: the head
+// rollbackReason explains how a head is older than remembered, and returns "" if it is not. there says whether the head
 // exists.
 func (m headMemory) rollbackReason(h *repo.Head, there bool) string {
 	known := m[h.Name]
@@ -83,12 +83,12 @@ func (m headMemory) rollbackReason(h *repo.Head, there bool) string {
 type rollback struct {
 	volume string
 	object string  // "heads/..."
-	lost   bool    // it is missing
-	token  repo.ID // it has this one, which this pool has replaced; zero: it is older by its numbers
+	lost   bool    // the head is missing
+	token  repo.ID // the head's token, which this pool has replaced; zero: its numbers are lower
 	reason string
 }
 
-// rollbacks lists heads that are missing or older than remembered, by name. One that cannot be read is neither.
+// rollbacks lists heads that are missing or older than remembered, by name. A head that cannot be read is not listed.
 func (w *witness) rollbacks(ctx context.Context, all headset) ([]rollback, error) {
 	r, m := w.repo, w.memory
 	out, err := w.retiredRollbacks(ctx, all)
@@ -96,6 +96,7 @@ func (w *witness) rollbacks(ctx context.Context, all headset) ([]rollback, error
 		return nil, err
 	}
 
+	// Index the heads that exist. Damaged ones are nil.
 	there := map[repo.ID]*repo.Head{}
 	for i := range all.good {
 		h := &all.good[i].Head
@@ -110,6 +111,7 @@ func (w *witness) rollbacks(ctx context.Context, all headset) ([]rollback, error
 		there[d.id] = nil
 	}
 
+	// Compare those that the pool remembers.
 	for _, name := range slices.Sorted(maps.Keys(m)) {
 		id, err := r.HeadID(name)
 		if err != nil {
@@ -118,7 +120,7 @@ func (w *witness) rollbacks(ctx context.Context, all headset) ([]rollback, error
 
 		h, is := there[id]
 		if is && h == nil {
-			continue // damaged, which is said of it
+			continue // damaged, which is reported elsewhere
 		}
 		if !is {
 			h = &repo.Head{Name: name}
@@ -134,6 +136,7 @@ func (w *witness) rollbacks(ctx context.Context, all headset) ([]rollback, error
 	return out, nil
 }
 
+// acceptHead lets a head count as it is.
 func (w *witness) acceptHead(name string) {
 	if w.accepted == nil {
 		w.accepted = map[string]bool{}
@@ -141,8 +144,8 @@ func (w *witness) acceptHead(name string) {
 	w.accepted[name] = true
 }
 
-// retiredRollbacks lists heads with a token that this pool has replaced. They are read again: another process of this
-// pool may have replaced it after they were read.
+// retiredRollbacks lists heads with a token that this pool has replaced. It reads these heads again, because another
+// process of this pool may have replaced the token after they were first read.
 func (w *witness) retiredRollbacks(ctx context.Context, all headset) (out []rollback, err error) {
 	for _, s := range all.good {
 		h := s.Head
@@ -158,6 +161,7 @@ func (w *witness) retiredRollbacks(ctx context.Context, all headset) (out []roll
 			continue
 		}
 
+		// The token is retired. Does the head still have it?
 		now, _, err := w.repo.Head(ctx, h.Name)
 		if isUnreadable(err) || err == nil && now.Token != h.Token {
 			continue
@@ -182,8 +186,7 @@ const (
 	retiredReason = wasRolledBack + ": this pool has since written a newer list of points for the volume"
 )
 
-// rememberHeads remembers heads that were read and are newer than what is remembered, also in the pool unless that is
-// nil.
+// rememberHeads remembers heads that are newer than the remembered ones, in w and in the catalogue of its pool, if any.
 func (w *witness) rememberHeads(ctx context.Context, all headset) error {
 	id, m := w.repo.ID().String(), w.memory
 	var fresh []engine.RemoteHead
@@ -203,8 +206,8 @@ func (w *witness) rememberHeads(ctx context.Context, all headset) error {
 	return w.e.SeeRemoteHeads(ctx, id, fresh)
 }
 
-// refuseRollback is Damaged if a head is missing or older than this pool remembers: what only the newer one names would
-// be deleted as garbage.
+// refuseRollback returns Damaged if a head is missing or older than this pool remembers: objects that only the newer
+// head names would be deleted as garbage.
 func (p *pruner) refuseRollback(ctx context.Context, all headset) error {
 	back, err := p.witness.rollbacks(ctx, all)
 	if err != nil || len(back) == 0 {
@@ -227,8 +230,8 @@ func (p *pruner) refuseRollback(ctx context.Context, all headset) error {
 		"push the volume with %s, or run %s", errs.Param("accept-rollback"), accept)
 }
 
-// acceptRollback makes what is there the state that counts: a head that is older gets an epoch above all that were
-// seen, so that no epoch is used twice, and heads that are missing are forgotten.
+// acceptRollback accepts the heads as they are: an older head gets an epoch above all that the pool has seen, so that
+// no epoch is used twice, and missing heads are forgotten.
 func (p *pruner) acceptRollback(ctx context.Context, all headset) error {
 	back, err := p.witness.rollbacks(ctx, all)
 	if err != nil {
@@ -249,7 +252,7 @@ func (p *pruner) acceptRollback(ctx context.Context, all headset) error {
 				if (headMemory{b.volume: known}).rollbackReason(h, true) == "" && (b.token.IsZero() || h.Token != b.token) {
 					return false, nil
 				}
-				h.Epoch, h.Token = max(h.Epoch, known.Epoch)+1, repo.ID{} // which the writer may have replaced since
+				h.Epoch, h.Token = max(h.Epoch, known.Epoch)+1, repo.ID{} // the writer may have replaced the token since
 				return true, nil
 			})
 		}

@@ -12,27 +12,28 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// beatEvery is how often a session says that it is alive. It is slow: the clock of a
-// prune does not matter, and a bucket takes about one write of an object a second.
+// beatEvery is the interval at which a session is renewed. It can be long, because a
+// prune waits for minutes, and should be: a bucket allows about one write per object
+// and second.
 const beatEvery = 20 * time.Second
 
 // errEnded stops an operation whose session a prune has removed.
 var errEnded = errs.New(errs.Conflict, "", "", "a prune ended this session, because it had expired")
 
-// lease is a session that this process keeps alive. While its object is there, what
-// was written under it is not garbage, and what it pins stays. Methods may be called
-// concurrently.
+// lease is a session that this process keeps alive. While its object exists, objects
+// that were written under it are not garbage, and the manifests it pins stay. Methods
+// may be called concurrently.
 //
-// The rule of pins: pin first, then read the head again; only what it still lists may
-// be built upon.
+// The rule of pins: pin first, then read the head again. A push may build only on
+// manifests that the head still lists.
 type lease struct {
 	repo *repo.Repo
 	id   repo.ID
 	stop context.CancelCauseFunc
 	done chan struct{} // closed when the background work has ended
 
-	begun  chan struct{} // closed when the session is written, or cannot be
-	failed error         // why it cannot; set before begun is closed
+	begun  chan struct{} // closed when the session was written, or could not be
+	failed error         // why it could not; set before begun is closed
 
 	mu        sync.Mutex // one write of the object at a time
 	s         repo.Session
@@ -42,10 +43,9 @@ type lease struct {
 	ended error
 }
 
-// beginSession writes a new session that pins manifests, and keeps it alive until end,
-// abandon, or the end of ctx. The context it returns ends with errEnded as its cause
-// when the session is found to be gone: nothing that was written under it may be
-// committed then.
+// beginSession writes a new session that pins manifests, and keeps it alive until endSession,
+// abandon, or the end of ctx. The context it returns ends, with errEnded as its cause, when the
+// session is gone: nothing that was written under it may be committed then.
 func beginSession(
 	ctx context.Context, r *repo.Repo, kind repo.SessionKind, heads []string, w repo.Writer, pins ...repo.ID,
 ) (context.Context, *lease, error) {
@@ -59,16 +59,16 @@ func beginSession(
 	return ctx, l, nil
 }
 
-// newLease makes the lease of a session that begin writes: of a new one, or of one as it was read that a dead process
-// of this pool has left. The context that it returns is as that of begin.
+// newLease returns a lease of a session that start will write: a new session, or one that a dead process of this pool
+// has left, as it was read. The context it returns is like that of beginSession.
 func newLease(ctx context.Context, r *repo.Repo, s repo.Session) (context.Context, *lease) {
 	l := &lease{repo: r, id: s.ID, s: s, begun: make(chan struct{}), done: make(chan struct{})}
 	ctx, l.stop = context.WithCancelCause(ctx)
 	return ctx, l
 }
 
-// start writes the session, and keeps it alive until ctx ends. It is called once. errEnded: a session that was left is
-// gone.
+// start writes the session, and keeps it alive until ctx ends. It must be called once. errEnded: the session that a
+// dead process left is gone.
 func (l *lease) start(ctx context.Context) error {
 	defer close(l.begun)
 	if l.failed = l.beat(ctx); l.failed != nil {
@@ -79,7 +79,7 @@ func (l *lease) start(ctx context.Context) error {
 	return nil
 }
 
-// waitBegun waits until the session is written: what is written under it must not be there before.
+// waitBegun waits until the session is written. Nothing may be written under it before that.
 func (l *lease) waitBegun(ctx context.Context) error {
 	select {
 	case <-l.begun:
@@ -100,8 +100,8 @@ func (l *lease) keepAlive(ctx context.Context) {
 			return
 		case <-t.C:
 		}
-		// A store that does not answer now may answer next time; only who hears
-		// that the session is gone must stop.
+		// A store that does not answer now may answer next time. Stop only if
+		// the session is known to be gone.
 		if err := l.beat(ctx); errors.Is(err, errEnded) {
 			l.stop(err)
 			return
@@ -109,14 +109,14 @@ func (l *lease) keepAlive(ctx context.Context) {
 	}
 }
 
-// beat writes the session once. errEnded if it is gone.
+// beat renews the session once. errEnded: it is gone.
 func (l *lease) beat(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.putSession(ctx)
 }
 
-// putSession writes the session; the caller holds mu.
+// putSession writes the session. The caller holds mu.
 func (l *lease) putSession(ctx context.Context) error {
 	if err := l.endedError(); err != nil {
 		return err
@@ -141,14 +141,14 @@ func (l *lease) putSession(ctx context.Context) error {
 	return err
 }
 
-// endedError is errEnded if the session is known to be gone.
+// endedError returns errEnded if the session is known to be gone.
 func (l *lease) endedError() error {
 	l.emu.Lock()
 	defer l.emu.Unlock()
 	return l.ended
 }
 
-// pinManifests adds manifests to what the session pins. When it returns they are pinned; the
+// pinManifests adds manifests to those that the session pins. They are pinned when it returns; the
 // caller then reads the head again.
 func (l *lease) pinManifests(ctx context.Context, ids ...repo.ID) error {
 	l.mu.Lock()
@@ -172,15 +172,15 @@ func (l *lease) pinManifests(ctx context.Context, ids ...repo.ID) error {
 	return err
 }
 
-// abandon stops renewing and leaves the session where it is, for a resume, or for a
-// prune to end. Idempotent.
+// abandon stops renewing the session, and leaves it for a push that resumes it, or for a
+// prune that ends it. It may be repeated.
 func (l *lease) abandon() {
 	l.stop(context.Canceled)
 	<-l.done
 }
 
-// endSession removes the session. What was written under it and is not committed is garbage
-// from then on. It works also when ctx has ended, for a while.
+// endSession removes the session. Objects that were written under it and not committed are
+// garbage from then on. Even after the end of ctx it tries for up to 30 seconds.
 func (l *lease) endSession(ctx context.Context) error {
 	l.abandon()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)

@@ -17,24 +17,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A copy of a pool (a restored image of a virtual machine, two machines made from one template) has the same ID as the
-// original, so that a head would take both for its writer. Tokens tell them apart: before each write of a head by which
-// this pool adds a point or becomes the writer, it makes a random token and makes it durable as pending, and the token
-// goes into the head. From then on only a pool that knows this token may write the head. Of two copies the one that
-// writes first makes a token that the other does not know.
+// A copy of a pool (a restored image of a virtual machine, or one of two machines made from the same template) has the
+// same ID as the original, so that both look like the writer of a head. Tokens distinguish them: before each write of a
+// head by which this pool adds a point or becomes the writer, it draws a random token, records it durably as pending,
+// and writes it into the head. From then on only a pool that knows this token may write the head. Of two copies, the
+// one that writes first draws a token that the other does not know.
 //
-// A token is current if the head is known to have, or to have had last, what was written with it. It is pending as
-// long as nobody knows whether the write had its effect: the answer may be lost, or the process killed. A token
-// that another one of this pool has replaced is retired: a head that has it was put back to an older state.
+// A token is current if the write with it is known to have succeeded, and no later write is. It is pending while the
+// result of the write is not known: the answer may be lost, or the process killed. A token that this pool has replaced
+// by another is retired: a head with a retired token was rolled back to an older state.
 
-// tokens are those of one head that a pool knows.
+// tokens are the tokens of one head that a pool knows.
 type tokens struct {
 	current repo.ID // zero: none
 	pending []repo.ID
 	retired []repo.ID // the newest last
 }
 
-// isLive reports whether a head may have this token now.
+// isLive reports whether the head may have this token now.
 func (t *tokens) isLive(id repo.ID) bool { return t.current == id || slices.Contains(t.pending, id) }
 
 // isOwn reports whether a token was made by this pool.
@@ -47,7 +47,7 @@ func (t *tokens) apply(kind byte, id repo.ID) {
 		return
 	}
 
-	// What else was pending when the head got this token has failed: it depended on a version that is gone.
+	// All other pending writes have failed: each depended on a version of the head that this write replaced.
 	if !t.current.IsZero() && t.current != id {
 		t.retired = append(t.retired, t.current)
 	}
@@ -67,18 +67,18 @@ type tokenLog interface {
 	load(head string) (tokens, error)
 	// pend makes a new token pending. It is durable on return.
 	pend(head string) (repo.ID, error)
-	// confirm makes a pending token the current one; of another token it does nothing. Not durable by itself: after a
-	// power loss the token may be pending again.
+	// confirm makes a pending token the current one, and ignores other tokens. It is not durable on return: after a
+	// power failure the token may be pending again.
 	confirm(head string, id repo.ID) error
 }
 
-// tokenFiles is a tokenLog in a directory: a file for each head, to which records are added.
+// tokenFiles is a tokenLog in a directory. It has a file for each head, and appends records to it:
 //
 //	header: "PNDO", 'T', version 1, two zero bytes
 //	record: kind 'P' (pending) or 'C' (current), token (16 bytes), CRC-32C of these 17 bytes
 //
-// in little-endian order. What is behind the first record that is not whole does not count. A file that has become
-// long is replaced by a short one.
+// in little-endian order. The first incomplete record and everything after it are ignored. A file that has become long
+// is replaced by a short one.
 type tokenFiles struct {
 	dir  string                       // of the repository
 	name func(string) (string, error) // of the file of a head
@@ -90,13 +90,13 @@ const (
 
 	tokenHeader  = "PNDOT\x01\x00\x00"
 	tokenRecord  = 1 + 16 + 4
-	maxTokens    = 8192 // records of a file, before it is made short
-	maxRetired   = 1024 // records of retired tokens in a short one
+	maxTokens    = 8192 // records in a file before it is shortened
+	maxRetired   = 1024 // records of retired tokens in a shortened file
 	writerDir    = "writer"
 	identityFile = "identity"
 )
 
-// newTokenFiles is the tokenLog of a pool for a repository.
+// newTokenFiles returns the tokenLog of a pool for a repository.
 func newTokenFiles(pool string, r *repo.Repo) tokenFiles {
 	return tokenFiles{dir: filepath.Join(pool, writerDir, r.ID().String()), name: func(head string) (string, error) {
 		id, err := r.HeadID(head)
@@ -141,7 +141,8 @@ func (l tokenFiles) confirm(head string, id repo.ID) error {
 	}, false)
 }
 
-// addRecord adds a record, under the lock of the file; kind 0: none.
+// addRecord appends the record that the callback returns for the tokens in the file; kind 0 appends none. It holds the
+// lock of the file. With sync, the record is durable on return.
 func (l tokenFiles) addRecord(head string, record func(tokens) (byte, repo.ID), sync bool) (err error) {
 	path, err := l.path(head)
 	if err != nil {
@@ -150,6 +151,7 @@ func (l tokenFiles) addRecord(head string, record func(tokens) (byte, repo.ID), 
 
 	defer func() { err = errs.Wrap(opPush, head, err) }()
 
+	// Read the file under its lock.
 	f, err := l.openLocked(path)
 	if err != nil {
 		return err
@@ -167,13 +169,14 @@ func (l tokenFiles) addRecord(head string, record func(tokens) (byte, repo.ID), 
 		return err
 	}
 
+	// Append the record, or replace a long file.
 	kind, id := record(t)
 	switch {
 	case kind == 0:
 		return nil
 	case end > maxTokens*tokenRecord:
 		t.apply(kind, id)
-		return durable.WriteFile(path, encodeTokens(t)) // whoever waits for the lock finds another file under this name
+		return durable.WriteFile(path, encodeTokens(t)) // processes that wait for the lock notice the new file
 	}
 
 	fresh := []byte{}
@@ -191,7 +194,7 @@ func (l tokenFiles) addRecord(head string, record func(tokens) (byte, repo.ID), 
 		err = f.Sync()
 	}
 	if err != nil {
-		_ = f.Truncate(int64(end)) // what may not be on disk must not look as if it were
+		_ = f.Truncate(int64(end)) // a record that may not be on disk must not look as if it were
 		return err
 	}
 
@@ -199,10 +202,10 @@ func (l tokenFiles) addRecord(head string, record func(tokens) (byte, repo.ID), 
 		return nil
 	}
 
-	return l.syncDirs() // until a write has succeeded, nobody knows whether this was done
+	return l.syncDirs() // it is known to have been done only once a write has succeeded
 }
 
-// openLocked opens a file, makes it if there is none, and locks it.
+// openLocked opens and locks a file, and creates it if it does not exist.
 func (l tokenFiles) openLocked(path string) (*os.File, error) {
 	if err := os.MkdirAll(l.dir, 0o700); err != nil {
 		return nil, err
@@ -230,20 +233,21 @@ func (l tokenFiles) openLocked(path string) (*os.File, error) {
 	}
 }
 
-// isStill reports whether an open file is the one that has a name.
+// isStill reports whether path still names the open file.
 func isStill(f *os.File, path string) bool {
 	var mine, there unix.Stat_t
 	return unix.Fstat(int(f.Fd()), &mine) == nil && unix.Stat(path, &there) == nil &&
 		mine.Ino == there.Ino && mine.Dev == there.Dev
 }
 
-// syncDirs makes the names of a new file, and of the directories above it, durable.
+// syncDirs makes the name of a new file, and those of the directories above it, durable.
 func (l tokenFiles) syncDirs() error {
 	top := filepath.Dir(l.dir)
 	return errors.Join(durable.SyncDir(l.dir), durable.SyncDir(top), durable.SyncDir(filepath.Dir(top)))
 }
 
-// decodeTokens reads a file. end is where its last whole record ends; 0: not even the header is whole. TooNew.
+// decodeTokens decodes a file. end is the end of its last complete record, or 0 if even the header is incomplete.
+// TooNew.
 func decodeTokens(b []byte) (t tokens, end int, err error) {
 	if len(b) < len(tokenHeader) {
 		return tokens{}, 0, nil
@@ -255,7 +259,7 @@ func decodeTokens(b []byte) (t tokens, end int, err error) {
 	}
 
 	if string(b[:len(tokenHeader)]) != tokenHeader {
-		return tokens{}, 0, nil // as if it were lost: what the head has is not known
+		return tokens{}, 0, nil // as if the file were lost: the head's token is not known
 	}
 
 	end = len(tokenHeader)
@@ -271,7 +275,7 @@ func decodeTokens(b []byte) (t tokens, end int, err error) {
 	return t, end, nil
 }
 
-// encodeTokens is a short file with the same tokens, but the oldest retired ones.
+// encodeTokens returns a short file with the same tokens, except the oldest retired ones.
 func encodeTokens(t tokens) []byte {
 	b := []byte(tokenHeader)
 	for _, id := range t.retired[max(0, len(t.retired)-maxRetired):] {
@@ -291,16 +295,16 @@ func appendToken(b []byte, kind byte, id repo.ID) []byte {
 	return append(b, binary.LittleEndian.AppendUint32(r, crc32.Checksum(r, castagnoli))...)
 }
 
-// ownership says whose the last write of a head is.
+// ownership says which pool wrote a head last.
 type ownership int
 
 const (
-	ownWrite     ownership = iota // this pool's, or another pool's whose head it is, or it is not known
-	retiredWrite                  // this pool's, and this pool has replaced it since
-	foreignWrite                  // of a pool with this one's ID that is not this one
+	ownWrite     ownership = iota // this pool, or another pool that is the head's writer, or an unknown one
+	retiredWrite                  // this pool, which has replaced that write since
+	foreignWrite                  // another pool with the ID of this one
 )
 
-// judgeOwnership says whose the last write of a head is that was read after the tokens were. Other processes of this
+// judgeOwnership says which pool wrote a head last. The head must be read after the tokens. Other processes of this
 // pool may have written it in between.
 func (w *headWriter) judgeOwnership(before tokens, h *repo.Head) (ownership, error) {
 	if h.Token.IsZero() || h.Gone || h.Writer.Pool != w.me.Pool {
@@ -316,8 +320,8 @@ func (w *headWriter) judgeOwnership(before tokens, h *repo.Head) (ownership, err
 		return retiredWrite, nil
 	}
 
-	// Another process of this pool has written it since. That token is confirmed here too: a confirmation that came only
-	// after the next write of this process would retire what that write leaves in the head.
+	// Another process of this pool may have written it since. That token is confirmed here, too: a confirmation after the
+	// next write of this process would retire the token of that write.
 	after, err := w.tokens.load(h.Name)
 	switch {
 	case err != nil:
@@ -331,8 +335,8 @@ func (w *headWriter) judgeOwnership(before tokens, h *repo.Head) (ownership, err
 	return foreignWrite, nil
 }
 
-// putHead writes a head with a new token over the state prev. When the error is temporary, the token stays pending: the
-// next reading of the head tells.
+// putHead writes a head with a new token over the state that h was read from. If that fails, the token stays pending,
+// and the next read of the head decides.
 func (w *headWriter) putHead(ctx context.Context, h headState) (headState, error) {
 	var err error
 	if h.Token, err = w.tokens.pend(h.Name); err != nil {
@@ -342,6 +346,6 @@ func (w *headWriter) putHead(ctx context.Context, h headState) (headState, error
 		return h, err
 	}
 	h.own = ownWrite
-	_ = w.tokens.confirm(h.Name, h.Token) // else it is pending, which is as good
+	_ = w.tokens.confirm(h.Name, h.Token) // on failure it stays pending, which is as good
 	return h, nil
 }
