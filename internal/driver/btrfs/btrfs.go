@@ -177,25 +177,25 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 		return err
 	}
 
-	if err := kernel.SubvolCreate(d.f, d.name(id.ID)); err != nil {
+	if err := kernel.SubvolCreate(d.f, d.subvolumeName(id.ID)); err != nil {
 		return errs.Wrap(op, id.Ref(), err)
 	}
 
 	err := os.Chmod(d.dir.Data(id.ID), 0o755) // the umask has taken part of it
 	if err == nil {
-		err = d.dir.Put(id, until(id))
+		err = d.dir.Put(id, durabilityOf(id))
 	}
 	if err != nil {
 		// Should this fail too, what is left has no identity.
-		_ = d.destroyTree(d.name(id.ID))
+		_ = d.destroyTree(d.subvolumeName(id.ID))
 		return errs.Wrap(op, id.Ref(), err)
 	}
 
 	return nil
 }
 
-// until is how far the identity of an object that is there goes.
-func until(id driver.Identity) objdir.Until {
+// durabilityOf is how far the identity of an object that is there goes.
+func durabilityOf(id driver.Identity) objdir.Until {
 	if id.Ephemeral {
 		return objdir.InMemory
 	}
@@ -221,7 +221,7 @@ func (d *Driver) snapshot(
 		return err
 	}
 
-	src, err := d.open(from)
+	src, err := d.openSubvolume(from)
 	if err != nil {
 		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
@@ -254,14 +254,14 @@ func (d *Driver) snapshot(
 		if err := d.dir.Put(id, objdir.InNext); err != nil {
 			return errs.Wrap(op, id.Ref(), err)
 		}
-		if err := kernel.SubvolSnapshot(d.f, d.name(id.ID), src, readOnly); err != nil {
+		if err := kernel.SubvolSnapshot(d.f, d.subvolumeName(id.ID), src, readOnly); err != nil {
 			_ = d.dir.Remove(id.ID)
 			return errs.Wrap(op, id.Ref(), err)
 		}
 		return nil
 	}
 
-	if err := kernel.SubvolSnapshot(d.f, d.name(id.ID), src, false); err != nil {
+	if err := kernel.SubvolSnapshot(d.f, d.subvolumeName(id.ID), src, false); err != nil {
 		return errs.Wrap(op, id.Ref(), err)
 	}
 
@@ -270,7 +270,7 @@ func (d *Driver) snapshot(
 		err = d.dir.Put(id, objdir.OnDisk)
 	}
 	if err != nil {
-		_ = d.destroyTree(d.name(id.ID))
+		_ = d.destroyTree(d.subvolumeName(id.ID))
 		return errs.Wrap(op, id.Ref(), err)
 	}
 
@@ -358,8 +358,8 @@ func (d *Driver) snapshotChild(ctx context.Context, src *os.File, c kernel.Subvo
 	return d.snapshotNested(ctx, child, grandchildren, filepath.Join(to, rel), info.ReadOnly)
 }
 
-// open opens the root of an object's subvolume. NotFound.
-func (d *Driver) open(id driver.ObjectID) (*os.File, error) {
+// openSubvolume opens the root of an object's subvolume. NotFound.
+func (d *Driver) openSubvolume(id driver.ObjectID) (*os.File, error) {
 	if driver.ValidID(string(id)) {
 		f, err := os.Open(d.dir.Data(id))
 		if err == nil {
@@ -372,7 +372,7 @@ func (d *Driver) open(id driver.ObjectID) (*os.File, error) {
 	return nil, errs.New(errs.NotFound, "open", string(id), "no such object in the pool")
 }
 
-func (d *Driver) name(id driver.ObjectID) string { return string(id) + ext }
+func (d *Driver) subvolumeName(id driver.ObjectID) string { return string(id) + ext }
 
 // Destroy implements driver.Driver. The space is returned by a thread of the
 // kernel; Sync wakes it.
@@ -383,7 +383,7 @@ func (d *Driver) Destroy(_ context.Context, id driver.ObjectID) error {
 	if err := d.dir.Remove(id); err != nil {
 		return err
 	}
-	return errs.Wrap("destroy", string(id), d.destroyTree(d.name(id)))
+	return errs.Wrap("destroy", string(id), d.destroyTree(d.subvolumeName(id)))
 }
 
 // destroyTree destroys the subvolume called name in the directory of objects,
@@ -403,7 +403,7 @@ func (d *Driver) destroyTree(name string) error {
 	}
 
 	defer f.Close()
-	if err := release(f); err != nil {
+	if err := prepareDestroy(f); err != nil {
 		return err
 	}
 
@@ -419,9 +419,9 @@ func (d *Driver) destroyTree(name string) error {
 	return kernel.SubvolDestroy(d.f, name)
 }
 
-// release makes the subvolume with the root f ready to be destroyed: a read-only one
+// prepareDestroy makes the subvolume with the root f ready to be destroyed: a read-only one
 // holds on to what is inside it, and one whose root is immutable (chattr) to itself.
-func release(f *os.File) error {
+func prepareDestroy(f *os.File) error {
 	if err := kernel.SubvolSetReadOnly(f, false); err != nil {
 		return err
 	}
@@ -443,7 +443,7 @@ func (d *Driver) destroyNested(f *os.File, id uint64) error {
 			return fmt.Errorf("subvolume %s: %w", filepath.Join(c.Dir, c.Name), err)
 		}
 
-		if err = release(child); err == nil {
+		if err = prepareDestroy(child); err == nil {
 			err = d.destroyNested(child, c.ID)
 		}
 
@@ -467,13 +467,13 @@ func (d *Driver) destroyNested(f *os.File, id uint64) error {
 // inside. Files so small that btrfs keeps them in its metadata count as shared
 // in a clone until they change, although their origin may be gone.
 func (d *Driver) Usage(ctx context.Context, id driver.ObjectID) (driver.Usage, error) {
-	f, err := d.open(id)
+	f, err := d.openSubvolume(id)
 	if err != nil {
 		return driver.Usage{}, err
 	}
 
 	defer f.Close()
-	u, err := d.measure(ctx, f, d.dir.Data(id))
+	u, err := d.measureTree(ctx, f, d.dir.Data(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return driver.Usage{}, errs.New(errs.NotFound, "measure", string(id), "destroyed in the meantime")
 	}
@@ -489,7 +489,7 @@ func (d *Driver) Usage(ctx context.Context, id driver.ObjectID) (driver.Usage, e
 	}, nil
 }
 
-func (d *Driver) measure(ctx context.Context, f *os.File, path string) (extent.Usage, error) {
+func (d *Driver) measureTree(ctx context.Context, f *os.File, path string) (extent.Usage, error) {
 	info, err := kernel.SubvolInfoOf(f)
 	if err != nil {
 		return extent.Usage{}, err
@@ -516,7 +516,7 @@ func (d *Driver) measure(ctx context.Context, f *os.File, path string) (extent.U
 		if err != nil {
 			return extent.Usage{}, fmt.Errorf("subvolume %s: %w", rel, err)
 		}
-		u, err := d.measure(ctx, child, filepath.Join(path, rel))
+		u, err := d.measureTree(ctx, child, filepath.Join(path, rel))
 		child.Close()
 		if err != nil {
 			return extent.Usage{}, err
@@ -532,7 +532,7 @@ func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] { ret
 
 // Attachment implements driver.Driver.
 func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attachment, error) {
-	f, err := d.open(id)
+	f, err := d.openSubvolume(id)
 	if err != nil {
 		return driver.Attachment{}, err
 	}
@@ -564,7 +564,7 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 		return err
 	}
 
-	f, err := d.open(id.ID)
+	f, err := d.openSubvolume(id.ID)
 	if err != nil {
 		return err
 	}
@@ -605,7 +605,7 @@ func (d *Driver) Inspect(_ context.Context, id driver.Identity) (driver.Conditio
 		return c, err
 	}
 
-	f, err := d.open(id.ID)
+	f, err := d.openSubvolume(id.ID)
 	if err == nil {
 		defer f.Close()
 		var info kernel.SubvolInfo
@@ -629,7 +629,7 @@ func (d *Driver) Inspect(_ context.Context, id driver.Identity) (driver.Conditio
 
 // Restore implements driver.Inspector.
 func (d *Driver) Restore(_ context.Context, id driver.Identity) error {
-	f, err := d.open(id.ID)
+	f, err := d.openSubvolume(id.ID)
 	if err != nil {
 		return err
 	}

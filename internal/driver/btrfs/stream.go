@@ -30,7 +30,7 @@ const maxReceived = 400
 // immutable opens an object that can be sent, or that others can build on: whole,
 // read-only, and without subvolumes inside, which streams do not have.
 func (d *Driver) immutable(op string, id driver.ObjectID) (*os.File, kernel.SubvolInfo, error) {
-	f, err := d.open(id)
+	f, err := d.openSubvolume(id)
 	if err != nil {
 		return nil, kernel.SubvolInfo{}, err
 	}
@@ -122,7 +122,7 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 	}
 
 	for o.Version = btrfsstream.MaxVersion; ; o.Version-- {
-		written, err := send(ctx, f, o, w)
+		written, err := sendStream(ctx, f, o, w)
 		if err == nil {
 			return nil
 		}
@@ -142,8 +142,8 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 	}
 }
 
-// send writes a stream to w, and reports whether anything was written.
-func send(ctx context.Context, f *os.File, o kernel.BtrfsSendOptions, w io.Writer) (written bool, err error) {
+// sendStream writes a stream to w, and reports whether anything was written.
+func sendStream(ctx context.Context, f *os.File, o kernel.BtrfsSendOptions, w io.Writer) (written bool, err error) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		return false, err
@@ -271,16 +271,16 @@ func (d *Driver) receive(
 	case !begin.Diff && base != nil:
 		return errs.New(errs.Conflict, op, id.Ref(), "the stream holds a whole object, not the differences from %s",
 			base.Name())
-	case begin.Diff && !same(info, begin.Parent):
+	case begin.Diff && !isSameSubvolume(info, begin.Parent):
 		return errs.New(errs.Conflict, op, id.Ref(), "the stream holds the differences from an object other than %s",
 			base.Name()).
 			WithHint("its base is the subvolume that has, or was received from one that has, the UUID %x", begin.Parent)
 	}
 
 	if base == nil {
-		err = kernel.SubvolCreate(d.f, d.name(id.ID))
+		err = kernel.SubvolCreate(d.f, d.subvolumeName(id.ID))
 	} else {
-		err = kernel.SubvolSnapshot(d.f, d.name(id.ID), base, false)
+		err = kernel.SubvolSnapshot(d.f, d.subvolumeName(id.ID), base, false)
 	}
 	if err != nil {
 		return errs.Wrap(op, id.Ref(), err)
@@ -289,11 +289,11 @@ func (d *Driver) receive(
 	defer func() {
 		if err != nil {
 			// Should this fail too, what is left has no identity.
-			_ = d.destroyTree(d.name(id.ID))
+			_ = d.destroyTree(d.subvolumeName(id.ID))
 		}
 	}()
 
-	f, err := d.open(id.ID)
+	f, err := d.openSubvolume(id.ID)
 	if err != nil {
 		return err
 	}
@@ -304,25 +304,25 @@ func (d *Driver) receive(
 		return errs.Wrap(op, id.Ref(), err)
 	}
 
-	if err := d.seal(f, begin, id.Ephemeral); err != nil {
+	if err := d.sealReceived(f, begin, id.Ephemeral); err != nil {
 		return errs.Wrap(op, id.Ref(), err)
 	}
 
-	return errs.Wrap(op, id.Ref(), d.dir.Put(id, until(id)))
+	return errs.Wrap(op, id.Ref(), d.dir.Put(id, durabilityOf(id)))
 }
 
-// same reports whether a subvolume is the one with that UUID, or was received from
+// isSameSubvolume reports whether a subvolume is the one with that UUID, or was received from
 // it.
-func same(info kernel.SubvolInfo, uuid [16]byte) bool {
+func isSameSubvolume(info kernel.SubvolInfo, uuid [16]byte) bool {
 	if info.ReceivedUUID != [16]byte{} {
 		return info.ReceivedUUID == uuid || info.UUID == uuid
 	}
 	return info.UUID == uuid
 }
 
-// seal makes what was received immutable, so that others can build on it, and
+// sealReceived makes what was received immutable, so that others can build on it, and
 // durable but for the identity.
-func (d *Driver) seal(f *os.File, begin btrfsstream.Begin, ephemeral bool) error {
+func (d *Driver) sealReceived(f *os.File, begin btrfsstream.Begin, ephemeral bool) error {
 	n, err := kernel.BtrfsReceivedCount(d.f, begin.UUID)
 	if err != nil {
 		return err

@@ -68,7 +68,7 @@ func readable(id driver.Identity, b []byte) error {
 		}
 	}
 	if id.Extra == "" {
-		return check(id)
+		return checkValues(id)
 	}
 	_, err := Decode(b)
 	return err
@@ -97,7 +97,7 @@ func Decode(b []byte) (driver.Identity, error) {
 		}
 	}
 
-	i, err := parse(b)
+	i, err := parseFields(b)
 	if err == nil && i.Version != version {
 		err = errors.New("an identity with two versions")
 	}
@@ -105,7 +105,7 @@ func Decode(b []byte) (driver.Identity, error) {
 		return driver.Identity{}, damaged("%w", err)
 	}
 
-	if err := check(i); err != nil {
+	if err := checkValues(i); err != nil {
 		return driver.Identity{}, err
 	}
 
@@ -142,8 +142,8 @@ func checkSum(b []byte) ([]byte, error) {
 	return append(bytes.Clone(body), '}'), nil
 }
 
-// parse reads the fields that this version knows; the others go into Extra.
-func parse(b []byte) (driver.Identity, error) {
+// parseFields reads the fields that this version knows; the others go into Extra.
+func parseFields(b []byte) (driver.Identity, error) {
 	var i driver.Identity
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
@@ -163,7 +163,7 @@ func parse(b []byte) (driver.Identity, error) {
 	}
 
 	for name := range all {
-		if isKnown(name) {
+		if isKnownField(name) {
 			delete(all, name)
 		}
 	}
@@ -179,9 +179,9 @@ func parse(b []byte) (driver.Identity, error) {
 	return i, nil
 }
 
-// isKnown reports whether a field of an identity is one of driver.Identity's; like
+// isKnownField reports whether a field of an identity is one of driver.Identity's; like
 // encoding/json it takes no account of case.
-func isKnown(name string) bool {
+func isKnownField(name string) bool {
 	t := reflect.TypeFor[driver.Identity]()
 	for i := range t.NumField() {
 		tag, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
@@ -192,8 +192,8 @@ func isKnown(name string) bool {
 	return strings.EqualFold(name, "sum")
 }
 
-// check refuses values that no identity can have. Damaged.
-func check(i driver.Identity) error {
+// checkValues refuses values that no identity can have. Damaged.
+func checkValues(i driver.Identity) error {
 	optional := func(id driver.ObjectID) bool { return id == "" || driver.ValidID(string(id)) }
 	switch {
 	case i.Version < 1, !driver.ValidID(string(i.ID)), i.SizeBytes < 0, i.Generation < 0, i.Keep < 0,

@@ -52,7 +52,7 @@ func (d *Dir) Put(id driver.Identity, until Until) error {
 
 	defer f.Close()
 
-	err = d.rename(id.ID)
+	err = d.commitMeta(id.ID)
 	if err != nil {
 		_ = os.Remove(f.Name())
 		return errs.Wrap("write identity", string(id.ID), err)
@@ -72,7 +72,7 @@ func (d *Dir) Put(id driver.Identity, until Until) error {
 		}
 	}
 	if err != nil {
-		_ = os.Remove(d.meta(id.ID))
+		_ = os.Remove(d.metaPath(id.ID))
 	}
 
 	return errs.Wrap("write identity", string(id.ID), err)
@@ -94,7 +94,7 @@ func (d *Dir) writeNew(id driver.Identity, mode fs.FileMode) (f *os.File, logged
 		return nil, false, err
 	}
 
-	path := d.meta(id.ID) + newExt
+	path := d.metaPath(id.ID) + newExt
 	f, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
 	if errors.Is(err, fs.ErrExist) { // left by a process that was killed
 		if err = os.Remove(path); err == nil {
@@ -119,9 +119,9 @@ func (d *Dir) writeNew(id driver.Identity, mode fs.FileMode) (f *os.File, logged
 	return f, logged, nil
 }
 
-// rename gives what writeNew has written its name. Exists if there is one already.
-func (d *Dir) rename(id driver.ObjectID) error {
-	from, to := d.meta(id)+newExt, d.meta(id)
+// commitMeta gives what writeNew has written its name. Exists if there is one already.
+func (d *Dir) commitMeta(id driver.ObjectID) error {
+	from, to := d.metaPath(id)+newExt, d.metaPath(id)
 	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 	if !errors.Is(err, unix.EINVAL) { // a filesystem that knows no flags
 		return err
@@ -145,7 +145,7 @@ func (d *Dir) Replace(id driver.Identity) error {
 // Force is Replace whether or not there is an identity that can be read.
 func (d *Dir) Force(id driver.Identity) error {
 	mode := uncommitted
-	if old, was, err := d.read(id.ID); err == nil {
+	if old, was, err := d.readIdentity(id.ID); err == nil {
 		if was {
 			mode = committed
 		}
@@ -166,7 +166,7 @@ func (d *Dir) Force(id driver.Identity) error {
 		err = f.Sync()
 	}
 	if err == nil {
-		err = os.Rename(f.Name(), d.meta(id.ID))
+		err = os.Rename(f.Name(), d.metaPath(id.ID))
 	}
 	if err != nil {
 		_ = os.Remove(f.Name())
@@ -179,7 +179,7 @@ func (d *Dir) Force(id driver.Identity) error {
 // Commit notes in its identity that an object is in the catalogue, or was. It does not
 // wait for the disk: a power loss soon after may take it away. Idempotent. NotFound.
 func (d *Dir) Commit(id driver.ObjectID) error {
-	fd, err := openMeta(d.meta(id))
+	fd, err := openMeta(d.metaPath(id))
 	if err == nil {
 		err = chmodFile(fd, committed)
 		unix.Close(fd)
@@ -207,19 +207,19 @@ func chmodFile(fd int, mode fs.FileMode) error {
 // Committed reports whether Commit has been called for an object, and has not been lost.
 // Kinds as Get.
 func (d *Dir) Committed(id driver.ObjectID) (bool, error) {
-	_, is, err := d.read(id)
+	_, is, err := d.readIdentity(id)
 	return is, err
 }
 
 // Get reads the identity. NotFound, Damaged (not of this pool, not of this ID, not what
 // was written), TooNew.
 func (d *Dir) Get(id driver.ObjectID) (driver.Identity, error) {
-	i, _, err := d.read(id)
+	i, _, err := d.readIdentity(id)
 	return i, err
 }
 
-func (d *Dir) read(id driver.ObjectID) (driver.Identity, bool, error) {
-	i, isCommitted, err := d.readMeta(d.meta(id))
+func (d *Dir) readIdentity(id driver.ObjectID) (driver.Identity, bool, error) {
+	i, isCommitted, err := d.readMeta(d.metaPath(id))
 	if err == nil && (i.ID != id || i.Pool != d.pool) {
 		err = damaged("it is that of object %q of pool %q", i.ID, i.Pool)
 	}
@@ -303,7 +303,7 @@ func readAll(fd int, size int64) ([]byte, error) {
 // Remove takes the identity away, so that what remains is not whole. Absent is
 // success.
 func (d *Dir) Remove(id driver.ObjectID) error {
-	for _, p := range []string{d.meta(id), d.meta(id) + newExt} {
+	for _, p := range []string{d.metaPath(id), d.metaPath(id) + newExt} {
 		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return errs.Wrap("remove identity", string(id), err)
 		}
@@ -348,7 +348,7 @@ func (d *Dir) Upgrade(ctx context.Context, isCommitted func(driver.ObjectID) boo
 	}
 
 	for _, id := range made {
-		if err := os.Rename(d.meta(id)+newExt, d.meta(id)); err != nil {
+		if err := os.Rename(d.metaPath(id)+newExt, d.metaPath(id)); err != nil {
 			return errs.Wrap("upgrade", string(id), err)
 		}
 	}
@@ -358,7 +358,7 @@ func (d *Dir) Upgrade(ctx context.Context, isCommitted func(driver.ObjectID) boo
 
 // upgradeOne writes the new form of an identity beside the old one, if that is a link.
 func (d *Dir) upgradeOne(id driver.ObjectID, isCommitted bool) (made bool, err error) {
-	if st, err := os.Lstat(d.meta(id)); err != nil || st.Mode()&fs.ModeSymlink == 0 {
+	if st, err := os.Lstat(d.metaPath(id)); err != nil || st.Mode()&fs.ModeSymlink == 0 {
 		return false, err
 	}
 

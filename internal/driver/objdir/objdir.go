@@ -79,13 +79,13 @@ func (d *Dir) Path() string { return d.path }
 // Data is the absolute path of an object's data.
 func (d *Dir) Data(id driver.ObjectID) string { return filepath.Join(d.path, string(id)+d.ext) }
 
-func (d *Dir) meta(id driver.ObjectID) string { return filepath.Join(d.path, string(id)+metaExt) }
+func (d *Dir) metaPath(id driver.ObjectID) string { return filepath.Join(d.path, string(id)+metaExt) }
 
 // Inspect says what lies under an ID, but for what only the driver knows: the
 // rest of the Condition is the caller's.
 func (d *Dir) Inspect(id driver.ObjectID) (driver.Condition, fs.FileInfo, error) {
 	var c driver.Condition
-	if _, err := os.Lstat(d.meta(id) + newExt); err == nil {
+	if _, err := os.Lstat(d.metaPath(id) + newExt); err == nil {
 		c.Leftover = true
 	}
 
@@ -113,14 +113,14 @@ func (d *Dir) Close() error { return d.f.Close() }
 // among them. See driver.Driver.
 func (d *Dir) List(ctx context.Context) iter.Seq2[driver.Object, error] {
 	return func(yield func(driver.Object, error) bool) {
-		all, err := d.entries(ctx)
+		all, err := d.listEntries(ctx)
 		if err != nil {
 			yield(driver.Object{}, err)
 			return
 		}
 
 		for batch := range slices.Chunk(all, listBatch) {
-			for _, o := range d.objects(batch) {
+			for _, o := range d.readObjects(batch) {
 				if ctx.Err() != nil {
 					yield(driver.Object{}, ctx.Err())
 					return
@@ -146,8 +146,8 @@ type entry struct {
 	data bool // its data is there
 }
 
-// entries lists the objects of which there is anything.
-func (d *Dir) entries(ctx context.Context) ([]entry, error) {
+// listEntries lists the objects of which there is anything.
+func (d *Dir) listEntries(ctx context.Context) ([]entry, error) {
 	f, err := os.Open(d.path)
 	if err != nil {
 		return nil, errs.Wrap("list", d.path, err)
@@ -160,7 +160,7 @@ func (d *Dir) entries(ctx context.Context) ([]entry, error) {
 	for {
 		names, err := f.Readdirnames(4096)
 		for _, n := range names {
-			id, ok := d.owner(n)
+			id, ok := d.ownerOf(n)
 			if !ok {
 				continue
 			}
@@ -184,14 +184,14 @@ func (d *Dir) entries(ctx context.Context) ([]entry, error) {
 	}
 }
 
-// objects reads the identities of a batch.
-func (d *Dir) objects(batch []entry) []driver.Object {
+// readObjects reads the identities of a batch.
+func (d *Dir) readObjects(batch []entry) []driver.Object {
 	out := make([]driver.Object, len(batch))
 	var g sync.WaitGroup
 	for w := range listWorkers {
 		g.Go(func() {
 			for i := w; i < len(batch); i += listWorkers {
-				out[i] = d.object(batch[i])
+				out[i] = d.readObject(batch[i])
 			}
 		})
 	}
@@ -199,12 +199,12 @@ func (d *Dir) objects(batch []entry) []driver.Object {
 	return out
 }
 
-// object reads one identity, and looks for the data unless that was seen before: who
+// readObject reads one identity, and looks for the data unless that was seen before: who
 // destroys an object takes its identity first, so that what has one still has its data.
-func (d *Dir) object(e entry) driver.Object {
+func (d *Dir) readObject(e entry) driver.Object {
 	o := driver.Object{ID: e.id}
 	var err error
-	o.Identity, o.Committed, err = d.read(e.id)
+	o.Identity, o.Committed, err = d.readIdentity(e.id)
 	if err == nil && !e.data {
 		_, err = os.Lstat(d.Data(e.id))
 	}
@@ -221,8 +221,8 @@ func (d *Dir) object(e entry) driver.Object {
 	return driver.Object{ID: e.id, Err: errs.Wrap("list", string(e.id), err)}
 }
 
-// owner says which object a directory entry belongs to.
-func (d *Dir) owner(name string) (driver.ObjectID, bool) {
+// ownerOf says which object a directory entry belongs to.
+func (d *Dir) ownerOf(name string) (driver.ObjectID, bool) {
 	if len(name) <= driver.IDLength || !driver.ValidID(name[:driver.IDLength]) {
 		return "", false
 	}

@@ -34,7 +34,7 @@ func (b *batch) Clone(ctx context.Context, id driver.Identity) error {
 	if id.Ephemeral {
 		return b.d.Clone(ctx, b.from, id)
 	}
-	return b.d.copy(ctx, "clone", b.from, id, copyOnce, func() error {
+	return b.d.copyObject(ctx, "clone", b.from, id, copyOnce, func() error {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.ready = append(b.ready, id)

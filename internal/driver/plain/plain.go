@@ -90,7 +90,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 		return dst.Sync()
 	}
 
-	return d.make(ctx, "create", id, empty, func() error {
+	return d.makeObject(ctx, "create", id, empty, func() error {
 		if id.Ephemeral {
 			return d.dir.Put(id, objdir.InMemory)
 		}
@@ -100,13 +100,13 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 
 // Clone implements driver.Driver.
 func (d *Driver) Clone(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
-	return d.copy(ctx, "clone", from, id, copyOnce, d.finish(id))
+	return d.copyObject(ctx, "clone", from, id, copyOnce, d.finisher(id))
 }
 
 // Snapshot implements driver.Driver. Nothing may write to the volume meanwhile;
 // Conflict if that is noticed. See CopyLive.
 func (d *Driver) Snapshot(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
-	return d.copy(ctx, "snapshot", from, id, copyOnce, d.finish(id))
+	return d.copyObject(ctx, "snapshot", from, id, copyOnce, d.finisher(id))
 }
 
 // livePasses is how often what has changed meanwhile is copied again.
@@ -121,14 +121,14 @@ func (d *Driver) CopyLive(
 		op = "snapshot"
 	}
 
-	return d.copy(ctx, op, from, id, func(ctx context.Context, src string, dst *os.File, o treecopy.Options) error {
+	return d.copyObject(ctx, op, from, id, func(ctx context.Context, src string, dst *os.File, o treecopy.Options) error {
 		_, err := treecopy.CopyStable(ctx, src, dst, o, livePasses)
 		var e *errs.Error
 		if errors.As(err, &e) && e.Kind == errs.Conflict {
 			e.Hint = "stop what writes to it, or unmount it"
 		}
 		return err
-	}, d.finish(id))
+	}, d.finisher(id))
 }
 
 type copier func(ctx context.Context, src string, dst *os.File, o treecopy.Options) error
@@ -140,7 +140,7 @@ func copyOnce(ctx context.Context, src string, dst *os.File, o treecopy.Options)
 
 // checkOrigin reports whether copies can be made of an object. NotFound.
 func (d *Driver) checkOrigin(from driver.ObjectID) error {
-	if _, err := d.find(from); err != nil {
+	if _, err := d.statObject(from); err != nil {
 		return err
 	}
 	// Without an identity it may be half a copy.
@@ -150,8 +150,8 @@ func (d *Driver) checkOrigin(from driver.ObjectID) error {
 	return nil
 }
 
-// copy makes a copy of an object under id's ID, and calls finish when its content is there.
-func (d *Driver) copy(
+// copyObject makes a copy of an object under id's ID, and calls finish when its content is there.
+func (d *Driver) copyObject(
 	ctx context.Context, op string, from driver.ObjectID, id driver.Identity, copyTree copier, finish func() error,
 ) error {
 	if err := d.Caps().Check(ctx, op, id); err != nil {
@@ -160,14 +160,14 @@ func (d *Driver) copy(
 	if err := d.checkOrigin(from); err != nil {
 		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
-	return d.make(ctx, op, id, func(dst *os.File) error {
+	return d.makeObject(ctx, op, id, func(dst *os.File) error {
 		// The root is the volume's own: its mode is its owner's choice.
 		return copyTree(ctx, d.dir.Data(from), dst, treecopy.Options{Unprivileged: os.Geteuid() != 0, OwnRoot: true})
 	}, finish)
 }
 
-// finish returns what makes the copy id whole and, unless it is ephemeral, durable.
-func (d *Driver) finish(id driver.Identity) func() error {
+// finisher returns what makes the copy id whole and, unless it is ephemeral, durable.
+func (d *Driver) finisher(id driver.Identity) func() error {
 	return func() error {
 		if id.Ephemeral {
 			return d.dir.Put(id, objdir.InMemory)
@@ -181,9 +181,9 @@ func (d *Driver) finish(id driver.Identity) func() error {
 	}
 }
 
-// make creates the directory of id, lets fill fill it, and calls finish, which makes it whole. On error nothing
+// makeObject creates the directory of id, lets fill fill it, and calls finish, which makes it whole. On error nothing
 // remains.
-func (d *Driver) make(
+func (d *Driver) makeObject(
 	ctx context.Context, op string, id driver.Identity, fill func(*os.File) error, finish func() error,
 ) error {
 	if err := d.Caps().Check(ctx, op, id); err != nil {
@@ -192,21 +192,21 @@ func (d *Driver) make(
 
 	path := d.dir.Data(id.ID)
 	if err := os.Mkdir(path, 0o700); err != nil {
-		return wrap(op, id.Ref(), err)
+		return wrapCopyError(op, id.Ref(), err)
 	}
 
-	err := d.fill(ctx, path, fill, finish)
+	err := d.fillDirectory(ctx, path, fill, finish)
 	if err != nil {
 		// Should this fail, what is left has no identity, and is garbage to the
 		// caller's record.
 		_ = treewalk.Remove(context.WithoutCancel(ctx), path)
-		return wrap(op, id.Ref(), err)
+		return wrapCopyError(op, id.Ref(), err)
 	}
 
 	return nil
 }
 
-func (d *Driver) fill(ctx context.Context, path string, fill func(*os.File) error, finish func() error) error {
+func (d *Driver) fillDirectory(ctx context.Context, path string, fillDirectory func(*os.File) error, finish func() error) error {
 	dst, err := os.Open(path)
 	if err != nil {
 		return err
@@ -217,7 +217,7 @@ func (d *Driver) fill(ctx context.Context, path string, fill func(*os.File) erro
 		return err
 	}
 
-	if err := fill(dst); err != nil {
+	if err := fillDirectory(dst); err != nil {
 		return err
 	}
 
@@ -228,9 +228,9 @@ func (d *Driver) fill(ctx context.Context, path string, fill func(*os.File) erro
 	return finish()
 }
 
-// wrap says op where copying says "import", and gives a full pool the hint that
+// wrapCopyError says op where copying says "import", and gives a full pool the hint that
 // fits: a volume here has no size of its own that could be larger.
-func wrap(op, ref string, err error) error {
+func wrapCopyError(op, ref string, err error) error {
 	var e *errs.Error
 	if !errors.As(err, &e) || e.Err == nil || e.Op == op {
 		return errs.Wrap(op, ref, err)
@@ -242,8 +242,8 @@ func wrap(op, ref string, err error) error {
 	return &errs.Error{Kind: e.Kind, Op: op, Ref: ref, Hint: e.Hint, Err: cause}
 }
 
-// find looks up the directory of an object. NotFound.
-func (d *Driver) find(id driver.ObjectID) (os.FileInfo, error) {
+// statObject looks up the directory of an object. NotFound.
+func (d *Driver) statObject(id driver.ObjectID) (os.FileInfo, error) {
 	if driver.ValidID(string(id)) {
 		st, err := os.Lstat(d.dir.Data(id))
 		if err == nil {
@@ -272,7 +272,7 @@ func (d *Driver) Destroy(ctx context.Context, id driver.ObjectID) error {
 
 // Usage implements driver.Driver. It walks the tree.
 func (d *Driver) Usage(ctx context.Context, id driver.ObjectID) (driver.Usage, error) {
-	if _, err := d.find(id); err != nil {
+	if _, err := d.statObject(id); err != nil {
 		return driver.Usage{}, err
 	}
 
@@ -294,7 +294,7 @@ func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] { ret
 
 // Attachment implements driver.Driver.
 func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attachment, error) {
-	if _, err := d.find(id); err != nil {
+	if _, err := d.statObject(id); err != nil {
 		return driver.Attachment{}, err
 	}
 
@@ -315,7 +315,7 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 	if err := d.Caps().Check(ctx, "write identity", id); err != nil {
 		return err
 	}
-	if _, err := d.find(id.ID); err != nil {
+	if _, err := d.statObject(id.ID); err != nil {
 		return err
 	}
 	return d.dir.Replace(id)
@@ -345,7 +345,7 @@ func (d *Driver) Inspect(_ context.Context, id driver.Identity) (driver.Conditio
 
 // Restore implements driver.Inspector.
 func (d *Driver) Restore(_ context.Context, id driver.Identity) error {
-	if _, err := d.find(id.ID); err != nil {
+	if _, err := d.statObject(id.ID); err != nil {
 		return err
 	}
 	return d.dir.Force(id)

@@ -30,7 +30,7 @@ func (b *batch) Clone(ctx context.Context, id driver.Identity) error {
 	if b.d.ordered && !id.Ephemeral {
 		until = objdir.InNext
 	}
-	return b.d.cloneOf(ctx, "clone", b.src, id, cloneOptions{mode: modeOf(id.Kind), until: until})
+	return b.d.cloneOf(ctx, "clone", b.src, id, cloneOptions{mode: imageMode(id.Kind), until: until})
 }
 
 // Flush implements driver.Batch. Where the filesystem's log has everything in order,

@@ -131,7 +131,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 		id.Sector = imagefs.SectorBytes
 	}
 
-	return d.make(id, 0o600, until(id), func(f *os.File) (bool, error) {
+	return d.makeImage(id, 0o600, durabilityOf(id), func(f *os.File) (bool, error) {
 		if err := f.Truncate(id.SizeBytes); err != nil {
 			return true, err
 		}
@@ -168,7 +168,7 @@ func (d *Driver) clone(
 		return errs.Wrap(op, id.Origin, err)
 	}
 	defer src.Close()
-	return d.cloneOf(ctx, op, src, id, cloneOptions{mode: mode, until: until(id), quiet: quiet})
+	return d.cloneOf(ctx, op, src, id, cloneOptions{mode: mode, until: durabilityOf(id), quiet: quiet})
 }
 
 // cloneOptions says how an image is cloned.
@@ -180,7 +180,7 @@ type cloneOptions struct {
 
 // cloneOf makes the object id with the content of src.
 func (d *Driver) cloneOf(ctx context.Context, op string, src *origin, id driver.Identity, o cloneOptions) error {
-	src.complete(&id)
+	src.completeIdentity(&id)
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ func (d *Driver) cloneOf(ctx context.Context, op string, src *origin, id driver.
 			WithHint("a volume can grow but not shrink")
 	}
 
-	return d.make(id, o.mode, o.until, func(f *os.File) (bool, error) {
+	return d.makeImage(id, o.mode, o.until, func(f *os.File) (bool, error) {
 		take := func() error { return kernel.Reflink(f, src.File) }
 		var err error
 		if o.quiet != nil {
@@ -209,18 +209,18 @@ func (d *Driver) cloneOf(ctx context.Context, op string, src *origin, id driver.
 	})
 }
 
-// until is how far an object is taken that is made by itself.
-func until(id driver.Identity) objdir.Until {
+// durabilityOf is how far an object is taken that is made by itself.
+func durabilityOf(id driver.Identity) objdir.Until {
 	if id.Ephemeral {
 		return objdir.InMemory
 	}
 	return objdir.OnDisk
 }
 
-// make creates the image of id, lets fill fill it, and makes it whole, and as durable
-// as until says. fill reports whether it wrote data, rather than only shared what was on
+// makeImage creates the image of id, lets fill fill it, and makes it whole, and as durable
+// as durabilityOf says. fill reports whether it wrote data, rather than only shared what was on
 // the disk already. On error nothing remains.
-func (d *Driver) make(
+func (d *Driver) makeImage(
 	id driver.Identity, mode fs.FileMode, until objdir.Until, fill func(*os.File) (wrote bool, err error),
 ) error {
 	path := d.dir.Data(id.ID)
@@ -253,8 +253,8 @@ type origin struct {
 	sector uint32 // bytes
 }
 
-// complete fills in what a clone takes over from its origin.
-func (o *origin) complete(id *driver.Identity) {
+// completeIdentity fills in what a clone takes over from its origin.
+func (o *origin) completeIdentity(id *driver.Identity) {
 	if id.Sector == 0 {
 		id.Sector = o.sector
 	}
@@ -270,15 +270,15 @@ func (d *Driver) openOrigin(from driver.ObjectID) (*origin, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, size, err := d.open(from)
+	f, size, err := d.openImage(from)
 	if err != nil {
 		return nil, err
 	}
 	return &origin{File: f, size: size, sector: id.Sector}, nil
 }
 
-// open opens the image of an object and returns its size.
-func (d *Driver) open(id driver.ObjectID) (*os.File, int64, error) {
+// openImage opens the image of an object and returns its size.
+func (d *Driver) openImage(id driver.ObjectID) (*os.File, int64, error) {
 	f, err := os.Open(d.dir.Data(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, 0, errs.New(errs.NotFound, "open", string(id), "no such object in the pool")
@@ -309,7 +309,7 @@ func (d *Driver) Destroy(_ context.Context, id driver.ObjectID) error {
 
 // Usage implements driver.Driver. Its cost is that of reading the extents.
 func (d *Driver) Usage(_ context.Context, id driver.ObjectID) (driver.Usage, error) {
-	f, _, err := d.open(id)
+	f, _, err := d.openImage(id)
 	if err != nil {
 		return driver.Usage{}, err
 	}
@@ -330,7 +330,7 @@ func (d *Driver) Usage(_ context.Context, id driver.ObjectID) (driver.Usage, err
 
 // Address implements driver.Addresser. Its cost is that of reading the extents.
 func (d *Driver) Address(_ context.Context, id driver.ObjectID) (string, error) {
-	f, _, err := d.open(id)
+	f, _, err := d.openImage(id)
 	if err != nil {
 		return "", err
 	}
@@ -372,8 +372,8 @@ func (d *Driver) SetIdentity(_ context.Context, id driver.Identity) error {
 	return d.dir.Replace(id)
 }
 
-// modeOf is the mode of the image of an object.
-func modeOf(k driver.Kind) fs.FileMode {
+// imageMode is the mode of the image of an object.
+func imageMode(k driver.Kind) fs.FileMode {
 	if k == driver.Snapshot || k == driver.Generation {
 		return 0o400
 	}
@@ -393,7 +393,7 @@ func (d *Driver) Inspect(_ context.Context, id driver.Identity) (driver.Conditio
 	}
 
 	c.SizeBytes = st.Size()
-	if want := modeOf(id.Kind); st.Mode().Perm() != want {
+	if want := imageMode(id.Kind); st.Mode().Perm() != want {
 		c.Mode = fmt.Sprintf("its image has mode %04o, not %04o", st.Mode().Perm(), want)
 	}
 
@@ -402,13 +402,13 @@ func (d *Driver) Inspect(_ context.Context, id driver.Identity) (driver.Conditio
 
 // Restore implements driver.Inspector.
 func (d *Driver) Restore(_ context.Context, id driver.Identity) error {
-	f, _, err := d.open(id.ID)
+	f, _, err := d.openImage(id.ID)
 	if err != nil {
 		return err
 	}
 
 	defer f.Close()
-	if err := f.Chmod(modeOf(id.Kind)); err != nil {
+	if err := f.Chmod(imageMode(id.Kind)); err != nil {
 		return errs.Wrap("write identity", id.Ref(), err)
 	}
 

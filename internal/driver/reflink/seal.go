@@ -51,7 +51,7 @@ func (d *Driver) Seal(
 
 	defer origin.Close()
 
-	origin.complete(&id)
+	origin.completeIdentity(&id)
 	src, size := origin.File, origin.size
 	if id.SizeBytes != size {
 		return errs.New(errs.Invalid, "seal", id.Name, "%d bytes, but its origin has %d", id.SizeBytes, size)
@@ -74,7 +74,7 @@ func (d *Driver) Seal(
 		}
 	}
 
-	return d.make(id, 0o400, until(id), func(dst *os.File) (bool, error) {
+	return d.makeImage(id, 0o400, durabilityOf(id), func(dst *os.File) (bool, error) {
 		if err := dst.Truncate(size); err != nil {
 			return true, err
 		}
@@ -183,11 +183,11 @@ func planPieces(data, fixed []span, size int64) []piece {
 	}
 
 	limit := int(sealedExtents + total/bytesAnExtent)
-	pieces := cut(data, fixed)
+	pieces := cutAtExtents(data, fixed)
 
 	// Share extents down to ever longer ones, until few enough pieces are left.
 	for shortest := int64(0); ; {
-		plan := join(pieces, shortest, max(minFillBytes, total/maxFillPart), limit)
+		plan := joinPieces(pieces, shortest, max(minFillBytes, total/maxFillPart), limit)
 		if len(plan) <= limit || shortest >= size {
 			return plan
 		}
@@ -195,9 +195,9 @@ func planPieces(data, fixed []span, size int64) []piece {
 	}
 }
 
-// cut splits the data at the borders of extents. What is in no fixed extent
+// cutAtExtents splits the data at the borders of extents. What is in no fixed extent
 // must be copied.
-func cut(data, fixed []span) []piece {
+func cutAtExtents(data, fixed []span) []piece {
 	var out []piece
 	i := 0
 	for _, d := range data {
@@ -221,10 +221,10 @@ func cut(data, fixed []span) []piece {
 	return out
 }
 
-// join turns shared pieces shorter than shortest into copies, and merges copies
+// joinPieces turns shared pieces shorter than shortest into copies, and merges copies
 // that touch. While there are more than limit pieces it also merges copies over
 // the shortest holes between them, filling at most fill bytes.
-func join(pieces []piece, shortest, fill int64, limit int) []piece {
+func joinPieces(pieces []piece, shortest, fill int64, limit int) []piece {
 	var out []piece
 	for _, p := range pieces {
 		p.share = p.share && p.len() >= shortest

@@ -22,9 +22,9 @@ func (d *Driver) Destroy(ctx context.Context, id driver.ObjectID) error {
 		return errs.New(errs.Invalid, op, string(id), "not the ID of an object")
 	}
 
-	d.memo.drop(id)
-	d.unnote(id)
-	half := d.wasBegun(id)
+	d.memo.forget(id)
+	d.forgetOrigin(id)
+	half := d.mayBeHalfMade(id)
 	err := d.destroyDataset(ctx, id)
 	if err == nil && !half {
 		return nil // what nearly all cost: one program
@@ -38,7 +38,7 @@ func (d *Driver) Destroy(ctx context.Context, id driver.ObjectID) error {
 	}
 
 	if half {
-		d.forget(id)
+		d.forgetMaking(id)
 	}
 
 	return nil
@@ -49,19 +49,19 @@ func (d *Driver) destroyDataset(ctx context.Context, id driver.ObjectID) error {
 	const op = "destroy"
 	ds := d.dataset(id)
 	for range destroyTries {
-		err := d.do(ctx, "destroy", ds)
+		err := d.runChange(ctx, "destroy", ds)
 		switch {
 		case err == nil:
 			return nil
 		case zfs.Is(err, zfs.Absent):
-			return d.absent(ctx, op, id)
+			return d.absentError(ctx, op, id)
 		case !zfs.Is(err, zfs.HasChildren, zfs.HasClones):
 			return err
 		}
 
-		nodes, err := d.read(ctx, "-r", ds)
+		nodes, err := d.listDatasets(ctx, "-r", ds)
 		if zfs.Is(err, zfs.Absent) {
-			return d.absent(ctx, op, id)
+			return d.absentError(ctx, op, id)
 		}
 		if err != nil {
 			return err
@@ -84,14 +84,14 @@ func (d *Driver) untie(ctx context.Context, nodes []*node) (bool, error) {
 	n := nodes[0]
 	var ours []string
 	for _, s := range n.snaps {
-		if d.mine(s) && !s.deferred {
+		if d.isOwnSnap(s) && !s.deferred {
 			ours = append(ours, s.name)
 		}
 	}
 
 	if len(ours) > 0 {
 		// Those that nobody needs go at once, the others with the last who does.
-		err := d.do(ctx, "destroy", "-d", n.name+"@"+strings.Join(ours, ","))
+		err := d.runChange(ctx, "destroy", "-d", n.name+"@"+strings.Join(ours, ","))
 		if err != nil && !zfs.Is(err, zfs.Absent) {
 			return false, err
 		}
@@ -110,7 +110,7 @@ func (d *Driver) untie(ctx context.Context, nodes []*node) (bool, error) {
 	}
 
 	// No clones: only a snapshot of somebody else, or a hold, can be in the way.
-	return !slices.ContainsFunc(n.snaps, func(s *snap) bool { return !d.mine(s) || s.holds > 0 }), nil
+	return !slices.ContainsFunc(n.snaps, func(s *snap) bool { return !d.isOwnSnap(s) || s.holds > 0 }), nil
 }
 
 // promoteOne promotes one of Pando's clones of a snapshot, which moves it there,
@@ -123,7 +123,7 @@ func (d *Driver) promoteOne(ctx context.Context, s *snap) (bool, error) {
 		} else if _, ok := n.id(); !ok {
 			continue
 		}
-		err := d.do(ctx, "promote", c)
+		err := d.runChange(ctx, "promote", c)
 		switch {
 		case err == nil, zfs.Is(err, zfs.Absent, zfs.NotAClone):
 			return true, nil // or it has gone, or somebody else was first
@@ -138,19 +138,19 @@ func (d *Driver) promoteOne(ctx context.Context, s *snap) (bool, error) {
 // moveToGraveyard hides a dataset that cannot be destroyed. What it has besides the snapshots
 // that keep it is given up, as far as that can be.
 func (d *Driver) moveToGraveyard(ctx context.Context, n *node) error {
-	if err := d.inUse(ctx, n); err != nil {
+	if err := d.checkUnused(ctx, n); err != nil {
 		return err
 	}
 
 	id, _ := n.id()
 	to := d.graveyardDataset() + "/" + string(id)
-	err := d.do(ctx, "rename", n.name, to)
+	err := d.runChange(ctx, "rename", n.name, to)
 	if zfs.Is(err, zfs.NoParent) {
 		if err := zfs.ZFS.Do(ctx, "create", "-o", "canmount=off", d.graveyardDataset()); err != nil &&
 			!zfs.Is(err, zfs.Taken) {
 			return err
 		}
-		err = d.do(ctx, "rename", n.name, to)
+		err = d.runChange(ctx, "rename", n.name, to)
 	}
 	if err != nil {
 		return err
@@ -165,9 +165,9 @@ func (d *Driver) moveToGraveyard(ctx context.Context, n *node) error {
 	return nil
 }
 
-// inUse is InUse if a dataset that is to be renamed away is in use: renaming does
+// checkUnused is InUse if a dataset that is to be renamed away is in use: renaming does
 // not mind that.
-func (d *Driver) inUse(ctx context.Context, n *node) error {
+func (d *Driver) checkUnused(ctx context.Context, n *node) error {
 	if !n.volume {
 		return nil // the engine has unmounted it
 	}
@@ -189,10 +189,10 @@ func (d *Driver) destroyHalves(ctx context.Context, id driver.ObjectID) error {
 
 	for _, n := range append(live, inGraveyard...) {
 		for _, s := range n.snaps {
-			if s.name != string(id) || s.deferred || !d.mine(s) {
+			if s.name != string(id) || s.deferred || !d.isOwnSnap(s) {
 				continue
 			}
-			if err := d.do(ctx, "destroy", "-d", n.name+"@"+s.name); err != nil && !zfs.Is(err, zfs.Absent) {
+			if err := d.runChange(ctx, "destroy", "-d", n.name+"@"+s.name); err != nil && !zfs.Is(err, zfs.Absent) {
 				return err
 			}
 		}
@@ -223,17 +223,17 @@ func (d *Driver) Reap(ctx context.Context) (int, error) {
 	// A snapshot for a clone that is whole was to go with the clone.
 	whole := map[string]bool{}
 	for _, n := range live {
-		o := d.assess(n)
+		o := d.objectOf(n)
 		whole[string(o.ID)] = o.Whole
 	}
 
 	for _, n := range live {
 		for _, s := range n.snaps {
 			id, _ := n.id()
-			if s.deferred || s.name == string(id) || !whole[s.name] || !d.mine(s) {
+			if s.deferred || s.name == string(id) || !whole[s.name] || !d.isOwnSnap(s) {
 				continue
 			}
-			if err := d.do(ctx, "destroy", "-d", n.name+"@"+s.name); err != nil && !zfs.Is(err, zfs.Absent) {
+			if err := d.runChange(ctx, "destroy", "-d", n.name+"@"+s.name); err != nil && !zfs.Is(err, zfs.Absent) {
 				return gone, err
 			}
 			gone++
@@ -246,7 +246,7 @@ func (d *Driver) Reap(ctx context.Context) (int, error) {
 // reapDataset destroys a dataset of the graveyard if it can be.
 func (d *Driver) reapDataset(ctx context.Context, ds string) (bool, error) {
 	for range destroyTries {
-		err := d.do(ctx, "destroy", ds)
+		err := d.runChange(ctx, "destroy", ds)
 		switch {
 		case err == nil:
 			return true, nil
@@ -258,7 +258,7 @@ func (d *Driver) reapDataset(ctx context.Context, ds string) (bool, error) {
 			return false, err
 		}
 
-		nodes, err := d.read(ctx, "-r", ds)
+		nodes, err := d.listDatasets(ctx, "-r", ds)
 		if zfs.Is(err, zfs.Absent) {
 			return false, nil
 		}

@@ -119,17 +119,17 @@ func (d *Driver) activate(ctx context.Context, id driver.ObjectID) (*os.File, er
 	}
 
 	deadline := time.Now().Add(deviceLimit)
-	if o, ok := d.memo.get(id); ok && o.Identity.Soon {
+	if o, ok := d.memo.lookup(id); ok && o.Identity.Soon {
 		if f, err := zfs.AwaitDevice(ctx, ds, comingLimit); !errs.Is(err, errs.Unsupported) {
 			return f, err
 		}
 	}
 
 	for {
-		err := d.do(ctx, "set", "volmode=dev", ds)
+		err := d.runChange(ctx, "set", "volmode=dev", ds)
 		if zfs.Is(err, zfs.Absent) {
-			d.memo.drop(id)
-			return nil, d.absent(ctx, op, id)
+			d.memo.forget(id)
+			return nil, d.absentError(ctx, op, id)
 		}
 		if err != nil {
 			return nil, err
@@ -163,7 +163,7 @@ func (d *Driver) Deactivate(ctx context.Context, id driver.ObjectID) error {
 	path := ""
 	for deadline := time.Now().Add(leaveLimit); ; {
 		var held bool
-		if path, held, err = d.device(id, true); err != nil {
+		if path, held, err = d.findDevice(id, true); err != nil {
 			return err
 		}
 		if !held {
@@ -175,15 +175,15 @@ func (d *Driver) Deactivate(ctx context.Context, id driver.ObjectID) error {
 		time.Sleep(30 * time.Millisecond)
 	}
 
-	err = d.do(ctx, "set", "volmode=none", ds)
+	err = d.runChange(ctx, "set", "volmode=none", ds)
 	if zfs.Is(err, zfs.Absent) {
-		return d.alive(ctx)
+		return d.checkRoot(ctx)
 	}
 	if err != nil {
 		return err
 	}
 
-	d.memo.drop(id)
+	d.memo.forget(id)
 	if path == "" || zfs.AwaitNoDevice(ctx, ds, path, leaveLimit) {
 		return nil
 	}
@@ -208,13 +208,13 @@ func (d *Driver) Active(context.Context) ([]driver.ObjectID, error) {
 
 // Held implements driver.Activator. It runs no program.
 func (d *Driver) Held(_ context.Context, id driver.ObjectID) (bool, error) {
-	_, held, err := d.device(id, false)
+	_, held, err := d.findDevice(id, false)
 	return held, err
 }
 
-// device is the path of an object's block device, "" if there is none, and whether
+// findDevice is the path of an object's block device, "" if there is none, and whether
 // somebody has it exclusively, or, with locks, has a lock on it.
-func (d *Driver) device(id driver.ObjectID, locks bool) (path string, held bool, err error) {
+func (d *Driver) findDevice(id driver.ObjectID, locks bool) (path string, held bool, err error) {
 	if !driver.ValidID(string(id)) {
 		return "", false, nil
 	}

@@ -11,15 +11,15 @@ import (
 
 // FlattenCost implements driver.Flattener.
 func (d *Driver) FlattenCost(ctx context.Context, id driver.ObjectID) (int64, error) {
-	o, err := d.whole(ctx, "flatten", id, true)
+	o, err := d.readWhole(ctx, "flatten", id, true)
 	if err != nil {
 		return 0, err
 	}
 	return o.node.refer, nil
 }
 
-// vacant is Exists if there is something under an ID already.
-func (d *Driver) vacant(ctx context.Context, id driver.Identity) error {
+// checkVacant is Exists if there is something under an ID already.
+func (d *Driver) checkVacant(ctx context.Context, id driver.Identity) error {
 	_, err := zfs.ZFS.Output(ctx, "list", "-Hp", "-o", "name", d.dataset(id.ID))
 	if err == nil {
 		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s already exists", d.dataset(id.ID))
@@ -37,36 +37,36 @@ func (d *Driver) Flatten(
 	ctx context.Context, from driver.ObjectID, id driver.Identity, progress func(done, total int64),
 ) error {
 	const op = "flatten"
-	o, err := d.origin(ctx, op, from, &id, false)
+	o, err := d.readOrigin(ctx, op, from, &id, false)
 	if err != nil {
 		return err
 	}
 
-	prop, err := d.encode(id)
+	prop, err := d.identityArg(id)
 	if err != nil {
 		return err
 	}
 
-	if err := d.vacant(ctx, id); err != nil {
+	if err := d.checkVacant(ctx, id); err != nil {
 		return err
 	}
 
-	done, err := d.begin(id.ID)
+	done, err := d.noteMaking(id.ID)
 	if err != nil {
 		return err
 	}
 
-	return d.finish(ctx, id, "", d.flatten(ctx, o, id, prop, progress), done)
+	return d.finishSteps(ctx, id, "", d.flatten(ctx, o, id, prop, progress), done)
 }
 
 func (d *Driver) flatten(
 	ctx context.Context, o object, id driver.Identity, prop string, progress func(done, total int64),
 ) error {
 	const op = "flatten"
-	at := d.own(o.ID)
+	at := d.ownSnapName(o.ID)
 	if !o.immutable {
 		at = d.dataset(o.ID) + "@" + string(id.ID)
-		if _, err := d.take(ctx, op, o.ID, nil, "snapshot", at); err != nil {
+		if _, err := d.takeContent(ctx, op, o.ID, nil, "snapshot", at); err != nil {
 			return err
 		}
 	}
@@ -79,27 +79,27 @@ func (d *Driver) flatten(
 
 	// Without -p the stream carries no properties, so the copy has those of the
 	// root. It comes with a snapshot, which must be gone when the identity is set.
-	ds, came := d.dataset(id.ID), d.own(id.ID)
+	ds, came := d.dataset(id.ID), d.ownSnapName(id.ID)
 	if d.step != nil {
 		d.step([]string{"send"})
 	}
 
 	err := zfs.Copy(ctx, []string{"-L", "-c", at}, []string{"-u", came}, report)
 	if zfs.Is(err, zfs.Absent) {
-		d.memo.drop(o.ID)
-		return d.absent(ctx, op, o.ID)
+		d.memo.forget(o.ID)
+		return d.absentError(ctx, op, o.ID)
 	}
 
 	if err != nil {
 		return err
 	}
 
-	if err := d.do(ctx, "destroy", came); err != nil {
+	if err := d.runChange(ctx, "destroy", came); err != nil {
 		return err
 	}
 
 	if !o.immutable {
-		if err := d.do(ctx, "destroy", "-d", at); err != nil && !zfs.Is(err, zfs.Absent) {
+		if err := d.runChange(ctx, "destroy", "-d", at); err != nil && !zfs.Is(err, zfs.Absent) {
 			return err
 		}
 	}
@@ -107,7 +107,7 @@ func (d *Driver) flatten(
 	args := []string{"set", prop}
 	if id.FS.IsImage() {
 		if id.SizeBytes > o.node.size {
-			if err := d.do(ctx, "set", "volsize="+strconv.FormatInt(id.SizeBytes, 10), ds); err != nil {
+			if err := d.runChange(ctx, "set", "volsize="+strconv.FormatInt(id.SizeBytes, 10), ds); err != nil {
 				return err
 			}
 		}
@@ -116,7 +116,7 @@ func (d *Driver) flatten(
 		}
 	}
 
-	if err := d.created(ctx, id, d.do(ctx, append(args, ds)...)); err != nil {
+	if err := d.finishCreate(ctx, id, d.runChange(ctx, append(args, ds)...)); err != nil {
 		return err
 	}
 

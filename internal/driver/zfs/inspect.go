@@ -10,7 +10,7 @@ import (
 // Inspect implements driver.Inspector.
 func (d *Driver) Inspect(ctx context.Context, id driver.Identity) (driver.Condition, error) {
 	var c driver.Condition
-	o, err := d.look(ctx, "inspect", id.ID)
+	o, err := d.readObject(ctx, "inspect", id.ID)
 	if errs.Is(err, errs.NotFound) {
 		return c, nil
 	}
@@ -20,7 +20,7 @@ func (d *Driver) Inspect(ctx context.Context, id driver.Identity) (driver.Condit
 
 	c.Data, c.SizeBytes = true, o.node.size
 	own := o.node.ownSnap() != nil
-	switch to := immutable(id.Kind); {
+	switch to := isImmutable(id.Kind); {
 	case id.FS.IsImage() != o.node.volume:
 		c.Err = errs.New(errs.Damaged, "open", string(id.ID), "its dataset is not of the type for %s", id.FS)
 	case to && !own:
@@ -38,9 +38,9 @@ func (d *Driver) Inspect(ctx context.Context, id driver.Identity) (driver.Condit
 
 // Restore implements driver.Inspector.
 func (d *Driver) Restore(ctx context.Context, id driver.Identity) error {
-	o, err := d.look(ctx, "write identity", id.ID)
+	o, err := d.readObject(ctx, "write identity", id.ID)
 	if err != nil {
 		return err
 	}
-	return d.write(ctx, o, id)
+	return d.writeIdentity(ctx, o, id)
 }

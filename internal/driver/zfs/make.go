@@ -36,23 +36,23 @@ func blockSize(id driver.Identity) (int64, error) {
 		WithHint("use a size that is a multiple of 4 KiB")
 }
 
-// encode is the user property with an identity, as an argument.
-func (d *Driver) encode(id driver.Identity) (string, error) {
+// identityArg is the user property with an identity, as an argument.
+func (d *Driver) identityArg(id driver.Identity) (string, error) {
 	b, err := objdir.Encode(id, d.pool)
 	return propIdentity + "=" + string(b), err
 }
 
-// do runs a program that changes something, again while something holds the
+// runChange runs a program that changes something, again while something holds the
 // dataset for a moment.
-func (d *Driver) do(ctx context.Context, args ...string) error {
+func (d *Driver) runChange(ctx context.Context, args ...string) error {
 	if d.step != nil {
 		d.step(args)
 	}
 	return zfs.Patiently(ctx, patience, func() error { return zfs.ZFS.Do(ctx, args...) })
 }
 
-// undo is for what must be taken back also when ctx has ended.
-func (d *Driver) undo(ctx context.Context, id driver.ObjectID) {
+// destroyAnyway is for what must be taken back also when ctx has ended.
+func (d *Driver) destroyAnyway(ctx context.Context, id driver.ObjectID) {
 	_ = d.Destroy(context.WithoutCancel(ctx), id)
 }
 
@@ -78,7 +78,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 		return err
 	}
 
-	prop, err := d.encode(id)
+	prop, err := d.identityArg(id)
 	if err != nil {
 		return err
 	}
@@ -89,59 +89,59 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 		if id.Soon {
 			args = append(args, "-o", "volmode=dev")
 		}
-		return d.created(ctx, id, d.do(ctx, append(args, d.dataset(id.ID))...))
+		return d.finishCreate(ctx, id, d.runChange(ctx, append(args, d.dataset(id.ID))...))
 	}
 
-	if err := d.do(ctx, append(args, "-o", "volmode=dev", d.dataset(id.ID))...); err != nil {
-		return d.created(ctx, id, err)
+	if err := d.runChange(ctx, append(args, "-o", "volmode=dev", d.dataset(id.ID))...); err != nil {
+		return d.finishCreate(ctx, id, err)
 	}
 
-	if err := d.fillNew(ctx, id, prop); err != nil {
-		d.undo(ctx, id.ID)
+	if err := d.formatNewZvol(ctx, id, prop); err != nil {
+		d.destroyAnyway(ctx, id.ID)
 		return err
 	}
 
-	return d.created(ctx, id, nil)
+	return d.finishCreate(ctx, id, nil)
 }
 
 func (d *Driver) createNative(ctx context.Context, id driver.Identity) error {
-	prop, err := d.encode(id)
+	prop, err := d.identityArg(id)
 	if err != nil {
 		return err
 	}
-	return d.created(ctx, id, d.do(ctx, "create", "-o", prop, d.dataset(id.ID)))
+	return d.finishCreate(ctx, id, d.runChange(ctx, "create", "-o", prop, d.dataset(id.ID)))
 }
 
-// created remembers what was made, or says why not. What a program made that was
+// finishCreate remembers what was made, or says why not. What a program made that was
 // told to stop is taken back.
-func (d *Driver) created(ctx context.Context, id driver.Identity, err error) error {
+func (d *Driver) finishCreate(ctx context.Context, id driver.Identity, err error) error {
 	switch {
 	case err == nil:
 		id.Version, id.Pool = driver.IdentityVersion, d.pool
-		d.memo.put(object{Object: driver.Object{ID: id.ID, Whole: true, Identity: id},
+		d.memo.remember(object{Object: driver.Object{ID: id.ID, Whole: true, Identity: id},
 			node: &node{name: d.dataset(id.ID), volume: id.FS.IsImage(), size: id.SizeBytes}})
 		return nil
 	case zfs.Is(err, zfs.Taken):
 		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s already exists", d.dataset(id.ID))
 	case zfs.Is(err, zfs.NoParent, zfs.Absent):
-		return d.absentOr(ctx, err)
+		return d.rootErrorOr(ctx, err)
 	case errs.Is(err, errs.Canceled), errs.Is(err, errs.IO):
-		d.undo(ctx, id.ID)
+		d.destroyAnyway(ctx, id.ID)
 	}
 
 	return err
 }
 
-// absentOr says what is wrong with the root, or else err.
-func (d *Driver) absentOr(ctx context.Context, err error) error {
-	if e := d.alive(ctx); e != nil {
+// rootErrorOr says what is wrong with the root, or else err.
+func (d *Driver) rootErrorOr(ctx context.Context, err error) error {
+	if e := d.checkRoot(ctx); e != nil {
 		return e
 	}
 	return err
 }
 
-// fillNew makes the filesystem in a new zvol, and then makes it whole.
-func (d *Driver) fillNew(ctx context.Context, id driver.Identity, prop string) error {
+// formatNewZvol makes the filesystem in a new zvol, and then makes it whole.
+func (d *Driver) formatNewZvol(ctx context.Context, id driver.Identity, prop string) error {
 	f, err := zfs.AwaitDevice(ctx, d.dataset(id.ID), deviceLimit)
 	if err != nil {
 		return err
@@ -153,7 +153,7 @@ func (d *Driver) fillNew(ctx context.Context, id driver.Identity, prop string) e
 		return errs.Wrap("create", id.Ref(), err)
 	}
 
-	if err := d.do(ctx, "set", prop, d.dataset(id.ID)); err != nil || id.Soon {
+	if err := d.runChange(ctx, "set", prop, d.dataset(id.ID)); err != nil || id.Soon {
 		return err
 	}
 
@@ -180,27 +180,27 @@ func (d *Driver) CopyLive(
 	return d.clone(ctx, from, id, quiet)
 }
 
-// origin reads the object that id is to be made from, fills in what id takes over
+// readOrigin reads the object that id is to be made from, fills in what id takes over
 // from it, and refuses what cannot be; if the copy will be tied to it also what
 // has another key.
-func (d *Driver) origin(
+func (d *Driver) readOrigin(
 	ctx context.Context, op string, from driver.ObjectID, id *driver.Identity, tied bool,
 ) (object, error) {
 	if err := ctx.Err(); err != nil {
 		return object{}, errs.Wrap(op, id.Ref(), err)
 	}
-	o, err := d.whole(ctx, op, from, false)
+	o, err := d.readWhole(ctx, op, from, false)
 	if err != nil {
 		return o, err
 	}
 	if err := d.Caps().Check(ctx, op, *id); err != nil {
 		return o, err
 	}
-	return o, d.fits(op, o, id, tied)
+	return o, d.completeFromOrigin(op, o, id, tied)
 }
 
-// fits is the part of origin that asks nobody.
-func (d *Driver) fits(op string, o object, id *driver.Identity, tied bool) error {
+// completeFromOrigin fills in what id takes over from its origin, and refuses what cannot be made from it.
+func (d *Driver) completeFromOrigin(op string, o object, id *driver.Identity, tied bool) error {
 	if id.FS.IsImage() != o.node.volume {
 		return errs.New(errs.Invalid, op, id.Ref(), "its origin is %s, it cannot become %s", o.Identity.FS, id.FS)
 	}
@@ -254,7 +254,7 @@ func (n *node) keyArgs() []string {
 // cloneArgs are the arguments of the program that makes a clone of a snapshot of a node, whose
 // zvol has n.size bytes, -1 if that is not known.
 func (d *Driver) cloneArgs(of string, n *node, id driver.Identity) ([]string, error) {
-	prop, err := d.encode(id)
+	prop, err := d.identityArg(id)
 	if err != nil {
 		return nil, err
 	}
@@ -277,7 +277,7 @@ func (d *Driver) cloneArgs(of string, n *node, id driver.Identity) ([]string, er
 // false if it must be done in the usual order; then nothing was made.
 func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver.Identity) (done bool, err error) {
 	const op = "clone"
-	if _, read := d.memo.get(from); read || d.Caps().Check(ctx, op, id) != nil || !driver.ValidID(string(from)) {
+	if _, read := d.memo.lookup(from); read || d.Caps().Check(ctx, op, id) != nil || !driver.ValidID(string(from)) {
 		return false, nil
 	}
 
@@ -288,22 +288,22 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 		id.SizeBytes, id.Sector = 0, 0
 	}
 
-	n, known := d.noted(from)
+	n, known := d.rememberedOrigin(from)
 	if known = known && n.FS == id.FS && n.Size <= id.SizeBytes; !known {
 		n.Size = -1
 	}
 
-	args, err := d.cloneArgs(d.own(from), &node{size: n.Size}, id)
+	args, err := d.cloneArgs(d.ownSnapName(from), &node{size: n.Size}, id)
 	if err != nil {
 		return false, nil
 	}
 
 	if known {
-		err := d.do(ctx, args...)
+		err := d.runChange(ctx, args...)
 		if !zfs.Is(err, zfs.Absent) {
-			return true, d.created(ctx, id, err)
+			return true, d.finishCreate(ctx, id, err)
 		}
-		d.unnote(from)
+		d.forgetOrigin(from)
 	}
 
 	var o object
@@ -311,20 +311,20 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
-		if o, wrong = d.whole(ctx, op, from, true); wrong == nil {
-			wrong = d.fits(op, o, &id, true)
+		if o, wrong = d.readWhole(ctx, op, from, true); wrong == nil {
+			wrong = d.completeFromOrigin(op, o, &id, true)
 		}
 	}()
 
-	err = d.do(ctx, args...)
+	err = d.runChange(ctx, args...)
 	<-read
 	if wrong == nil && o.immutable && !o.node.ownKey && !zfs.Is(err, zfs.Absent) {
-		d.note(o)
-		return true, d.created(ctx, id, err)
+		d.rememberOrigin(o)
+		return true, d.finishCreate(ctx, id, err)
 	}
 
 	if err == nil || errs.Is(err, errs.Canceled) || errs.Is(err, errs.IO) {
-		d.undo(ctx, id.ID)
+		d.destroyAnyway(ctx, id.ID)
 	}
 
 	return wrong != nil, wrong
@@ -341,12 +341,12 @@ func (d *Driver) clone(
 		}
 	}
 
-	o, err := d.origin(ctx, op, from, &id, true)
+	o, err := d.readOrigin(ctx, op, from, &id, true)
 	if err != nil {
 		return err
 	}
 
-	at := d.own(from)
+	at := d.ownSnapName(from)
 	if !o.immutable {
 		at = d.dataset(from) + "@" + string(id.ID)
 	}
@@ -357,44 +357,44 @@ func (d *Driver) clone(
 	}
 
 	if o.immutable {
-		made, err := d.take(ctx, op, from, quiet, args...)
+		made, err := d.takeContent(ctx, op, from, quiet, args...)
 		switch {
 		case err == nil, made == "" && !errs.Is(err, errs.NotFound):
-			err = d.created(ctx, id, err)
+			err = d.finishCreate(ctx, id, err)
 			if o.node.ownKey { // which is not in what is remembered
-				d.memo.drop(id.ID)
+				d.memo.forget(id.ID)
 			}
 			return err
 		case made != "":
-			d.undo(ctx, id.ID)
+			d.destroyAnyway(ctx, id.ID)
 		}
 		return err
 	}
 
 	// Of a volume: a snapshot that goes when the clone does.
-	done, err := d.begin(id.ID)
+	done, err := d.noteMaking(id.ID)
 	if err != nil {
 		return err
 	}
 
-	made, err := d.take(ctx, op, from, quiet, "snapshot", at)
+	made, err := d.takeContent(ctx, op, from, quiet, "snapshot", at)
 	if err == nil {
-		err = d.do(ctx, args...)
+		err = d.runChange(ctx, args...)
 	}
 	if err == nil {
-		err = d.do(ctx, "destroy", "-d", at)
+		err = d.runChange(ctx, "destroy", "-d", at)
 	}
 
-	return d.finish(ctx, id, made, err, done)
+	return d.finishSteps(ctx, id, made, err, done)
 }
 
-// take runs the program that takes the content of an object, within quiet. It
+// takeContent runs the program that takes the content of an object, within quiet. It
 // returns the last of args, which that makes, if it did: quiet may refuse afterwards.
-func (d *Driver) take(
+func (d *Driver) takeContent(
 	ctx context.Context, op string, from driver.ObjectID, quiet func(func() error) error, args ...string,
 ) (made string, err error) {
 	run := func() error {
-		err := d.do(ctx, args...)
+		err := d.runChange(ctx, args...)
 		if err == nil {
 			made = args[len(args)-1]
 		}
@@ -407,16 +407,16 @@ func (d *Driver) take(
 		err = run()
 	}
 	if zfs.Is(err, zfs.Absent) {
-		d.memo.drop(from)
-		err = d.absent(ctx, op, from)
+		d.memo.forget(from)
+		err = d.absentError(ctx, op, from)
 	}
 
 	return made, err
 }
 
-// finish ends what was made in several steps: on error all of it is taken back, the
+// finishSteps ends what was made in several steps: on error all of it is taken back, the
 // snapshot made of the origin ("" if none was) too, and the note that it was begun.
-func (d *Driver) finish(ctx context.Context, id driver.Identity, made string, err error, done func()) error {
+func (d *Driver) finishSteps(ctx context.Context, id driver.Identity, made string, err error, done func()) error {
 	clean := context.WithoutCancel(ctx)
 	switch {
 	case err == nil:
@@ -424,7 +424,7 @@ func (d *Driver) finish(ctx context.Context, id driver.Identity, made string, er
 	case zfs.Is(err, zfs.Taken):
 		// What has the ID is another's.
 		if made != "" {
-			_ = d.do(clean, "destroy", "-d", made)
+			_ = d.runChange(clean, "destroy", "-d", made)
 		}
 		done()
 		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s already exists", d.dataset(id.ID))
@@ -443,7 +443,7 @@ func (d *Driver) snapshot(
 	ctx context.Context, from driver.ObjectID, id driver.Identity, quiet func(func() error) error,
 ) error {
 	const op = "snapshot"
-	o, err := d.origin(ctx, op, from, &id, true)
+	o, err := d.readOrigin(ctx, op, from, &id, true)
 	if err != nil {
 		return err
 	}
@@ -451,12 +451,12 @@ func (d *Driver) snapshot(
 		return errs.New(errs.Invalid, op, id.Ref(), "a snapshot has the size of its volume")
 	}
 
-	prop, err := d.encode(id)
+	prop, err := d.identityArg(id)
 	if err != nil {
 		return err
 	}
 
-	done, err := d.begin(id.ID)
+	done, err := d.noteMaking(id.ID)
 	if err != nil {
 		return err
 	}
@@ -465,30 +465,30 @@ func (d *Driver) snapshot(
 	if o.immutable {
 		// A clone of it with a snapshot of its own: a promotion would take its own
 		// snapshot away from it.
-		_, err = d.take(ctx, op, from, quiet, append(asOrigin, d.own(from), d.dataset(id.ID))...)
+		_, err = d.takeContent(ctx, op, from, quiet, append(asOrigin, d.ownSnapName(from), d.dataset(id.ID))...)
 		if err == nil {
-			err = d.do(ctx, "snapshot", "-o", prop, d.own(id.ID))
+			err = d.runChange(ctx, "snapshot", "-o", prop, d.ownSnapName(id.ID))
 		}
-		return d.finish(ctx, id, "", err, done)
+		return d.finishSteps(ctx, id, "", err, done)
 	}
 
 	at := d.dataset(from) + "@" + string(id.ID)
-	made, err := d.take(ctx, op, from, quiet, "snapshot", "-o", prop, at)
+	made, err := d.takeContent(ctx, op, from, quiet, "snapshot", "-o", prop, at)
 	if err == nil {
-		err = d.do(ctx, append(asOrigin, at, d.dataset(id.ID))...)
+		err = d.runChange(ctx, append(asOrigin, at, d.dataset(id.ID))...)
 	}
 	if err == nil {
-		err = d.do(ctx, "promote", d.dataset(id.ID))
+		err = d.runChange(ctx, "promote", d.dataset(id.ID))
 	}
 
-	return d.finish(ctx, id, made, err, done)
+	return d.finishSteps(ctx, id, made, err, done)
 }
 
-func immutable(k driver.Kind) bool { return k == driver.Snapshot || k == driver.Generation }
+func isImmutable(k driver.Kind) bool { return k == driver.Snapshot || k == driver.Generation }
 
 // attachment describes a whole object.
 func (d *Driver) attachment(o object) driver.Attachment {
-	ro := o.immutable || immutable(o.Identity.Kind)
+	ro := o.immutable || isImmutable(o.Identity.Kind)
 	if !o.node.volume {
 		return driver.Attachment{FS: driver.Native, Source: d.dataset(o.ID), Type: "zfs", ReadOnly: ro}
 	}
@@ -514,7 +514,7 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 		return err
 	}
 
-	o, err := d.look(ctx, op, id.ID)
+	o, err := d.readObject(ctx, op, id.ID)
 	if err != nil {
 		return err
 	}
@@ -532,59 +532,59 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 	}
 
 	id.Extra = cmp.Or(id.Extra, o.Identity.Extra)
-	return d.write(ctx, o, id)
+	return d.writeIdentity(ctx, o, id)
 }
 
-// write gives an object an identity, and the form of its kind.
-func (d *Driver) write(ctx context.Context, o object, id driver.Identity) error {
+// writeIdentity gives an object an identity, and the form of its kind.
+func (d *Driver) writeIdentity(ctx context.Context, o object, id driver.Identity) error {
 	if o.node.volume {
 		id.SizeBytes = cmp.Or(id.SizeBytes, o.node.size)
 		id.Sector = cmp.Or(id.Sector, o.Identity.Sector, sectorBytes)
 	}
 
-	prop, err := d.encode(id)
+	prop, err := d.identityArg(id)
 	if err != nil {
 		return err
 	}
 
-	defer d.memo.drop(id.ID)
+	defer d.memo.forget(id.ID)
 
-	d.unnote(id.ID)
-	ds, own := d.dataset(id.ID), d.own(id.ID)
-	switch to := immutable(id.Kind); {
+	d.forgetOrigin(id.ID)
+	ds, own := d.dataset(id.ID), d.ownSnapName(id.ID)
+	switch to := isImmutable(id.Kind); {
 	case to && o.immutable:
-		if err := d.do(ctx, "set", prop, own); err != nil {
+		if err := d.runChange(ctx, "set", prop, own); err != nil {
 			return err
 		}
 	case to:
-		err := d.do(ctx, "snapshot", "-o", prop, own)
+		err := d.runChange(ctx, "snapshot", "-o", prop, own)
 		if zfs.Is(err, zfs.Taken) { // by one that stays for its clones, from when it was immutable before
-			if err = d.do(ctx, "rename", own, ds+"@"+string(driver.NewID())); err == nil {
-				err = d.do(ctx, "snapshot", "-o", prop, own)
+			if err = d.runChange(ctx, "rename", own, ds+"@"+string(driver.NewID())); err == nil {
+				err = d.runChange(ctx, "snapshot", "-o", prop, own)
 			}
 		}
 		if err != nil {
 			return err
 		}
 	default:
-		if err := d.do(ctx, "set", prop, ds); err != nil {
+		if err := d.runChange(ctx, "set", prop, ds); err != nil {
 			return err
 		}
 		if o.immutable {
 			// From here on the identity is that of the dataset, also if the snapshot has to
 			// stay for its clones.
-			if err := d.do(ctx, "destroy", "-d", own); err != nil {
+			if err := d.runChange(ctx, "destroy", "-d", own); err != nil {
 				return err
 			}
 		}
 	}
 
-	if o.node.readOnly == immutable(id.Kind) {
+	if o.node.readOnly == isImmutable(id.Kind) {
 		return nil
 	}
-	if immutable(id.Kind) {
-		return d.do(ctx, "set", "readonly=on", ds)
+	if isImmutable(id.Kind) {
+		return d.runChange(ctx, "set", "readonly=on", ds)
 	}
 
-	return d.do(ctx, "inherit", "readonly", ds)
+	return d.runChange(ctx, "inherit", "readonly", ds)
 }

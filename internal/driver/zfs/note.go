@@ -18,12 +18,12 @@ type originNote struct {
 	Size int64     `json:"size"`
 }
 
-func (d *Driver) notePath(id driver.ObjectID) string {
+func (d *Driver) originPath(id driver.ObjectID) string {
 	return filepath.Join(d.dir, origins, string(id))
 }
 
-// note remembers an origin for later processes. It is only a cache.
-func (d *Driver) note(o object) {
+// rememberOrigin remembers an origin for later processes. It is only a cache.
+func (d *Driver) rememberOrigin(o object) {
 	if o.node.encRoot != "" {
 		return
 	}
@@ -31,17 +31,17 @@ func (d *Driver) note(o object) {
 	if err != nil {
 		return
 	}
-	p := d.notePath(o.ID)
+	p := d.originPath(o.ID)
 	if os.WriteFile(p, b, 0o600) != nil && os.Mkdir(filepath.Dir(p), 0o700) == nil {
 		_ = os.WriteFile(p, b, 0o600)
 	}
 }
 
-// noted is what is remembered of an origin; half a note does not count.
-func (d *Driver) noted(id driver.ObjectID) (originNote, bool) {
+// rememberedOrigin is what is remembered of an origin; half a note does not count.
+func (d *Driver) rememberedOrigin(id driver.ObjectID) (originNote, bool) {
 	var n originNote
-	b, err := os.ReadFile(d.notePath(id))
+	b, err := os.ReadFile(d.originPath(id))
 	return n, err == nil && json.Unmarshal(b, &n) == nil
 }
 
-func (d *Driver) unnote(id driver.ObjectID) { _ = os.Remove(d.notePath(id)) }
+func (d *Driver) forgetOrigin(id driver.ObjectID) { _ = os.Remove(d.originPath(id)) }

@@ -50,9 +50,9 @@ const columns = "name,type,origin,volsize,readonly,encryptionroot,used,reference
 
 var columnCount = strings.Count(columns, ",") + 1
 
-// read lists datasets with their snapshots, by `zfs list` with args, in the order
+// listDatasets lists datasets with their snapshots, by `zfs list` with args, in the order
 // in which they are printed.
-func (d *Driver) read(ctx context.Context, args ...string) ([]*node, error) {
+func (d *Driver) listDatasets(ctx context.Context, args ...string) ([]*node, error) {
 	rows, err := zfs.ZFS.TextRows(ctx, columnCount,
 		append([]string{"list", "-Hp", "-t", "filesystem,volume,snapshot", "-o", columns}, args...)...)
 	if err != nil {
@@ -139,9 +139,9 @@ func (n *node) ownSnap() *snap {
 	return nil
 }
 
-// mine reports whether a snapshot is Pando's: its name is an ID, and nothing says
+// isOwnSnap reports whether a snapshot is Pando's: its name is an ID, and nothing says
 // that it is another pool's.
-func (d *Driver) mine(s *snap) bool {
+func (d *Driver) isOwnSnap(s *snap) bool {
 	if !driver.ValidID(s.name) {
 		return false
 	}
@@ -156,8 +156,8 @@ type object struct {
 	immutable bool // it is a snapshot, on node
 }
 
-// assess says what a dataset in the root is.
-func (d *Driver) assess(n *node) object {
+// objectOf says what a dataset in the root is.
+func (d *Driver) objectOf(n *node) object {
 	id, _ := n.id()
 	o := object{Object: driver.Object{ID: id}, node: n}
 	text := n.text
@@ -185,39 +185,39 @@ func (d *Driver) assess(n *node) object {
 	return o
 }
 
-// look reads one object. NotFound if there is nothing of it. What is broken is in
+// readObject reads one object. NotFound if there is nothing of it. What is broken is in
 // the object's Err.
-func (d *Driver) look(ctx context.Context, op string, id driver.ObjectID) (object, error) {
+func (d *Driver) readObject(ctx context.Context, op string, id driver.ObjectID) (object, error) {
 	if !driver.ValidID(string(id)) {
 		return object{}, errs.New(errs.NotFound, op, string(id), "no such object in the pool")
 	}
 
-	nodes, err := d.read(ctx, "-d", "1", d.dataset(id))
+	nodes, err := d.listDatasets(ctx, "-d", "1", d.dataset(id))
 	if zfs.Is(err, zfs.Absent) || err == nil && len(nodes) == 0 {
-		return object{}, d.absent(ctx, op, id)
+		return object{}, d.absentError(ctx, op, id)
 	}
 	if err != nil {
 		return object{}, err
 	}
 
-	o := d.assess(nodes[0])
+	o := d.objectOf(nodes[0])
 	if o.Whole {
-		d.memo.put(o)
+		d.memo.remember(o)
 	}
 
 	return o, nil
 }
 
-// whole is look for objects that must be whole: NotFound if half, its Err if it is
+// readWhole is readObject for objects that must be whole: NotFound if half, its Err if it is
 // broken. With fresh it is not believed what was read some moments ago.
-func (d *Driver) whole(ctx context.Context, op string, id driver.ObjectID, fresh bool) (object, error) {
+func (d *Driver) readWhole(ctx context.Context, op string, id driver.ObjectID, fresh bool) (object, error) {
 	if !fresh {
-		if o, ok := d.memo.get(id); ok {
+		if o, ok := d.memo.lookup(id); ok {
 			return o, nil
 		}
 	}
 
-	o, err := d.look(ctx, op, id)
+	o, err := d.readObject(ctx, op, id)
 	switch {
 	case err != nil:
 		return o, err
@@ -238,10 +238,10 @@ const listTries = 5
 func (d *Driver) listNodes(ctx context.Context) (live, inGraveyard []*node, err error) {
 	var nodes []*node
 	for range listTries {
-		if nodes, err = d.read(ctx, "-r", "-d", "3", d.root); !zfs.Is(err, zfs.Absent) {
+		if nodes, err = d.listDatasets(ctx, "-r", "-d", "3", d.root); !zfs.Is(err, zfs.Absent) {
 			break
 		}
-		if err := d.alive(ctx); err != nil {
+		if err := d.checkRoot(ctx); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -251,7 +251,7 @@ func (d *Driver) listNodes(ctx context.Context) (live, inGraveyard []*node, err 
 
 	if len(nodes) == 0 || nodes[0].name != d.root || nodes[0].pool != d.pool {
 		// Another one under its name: that it is empty says nothing.
-		if err := d.alive(ctx); err != nil {
+		if err := d.checkRoot(ctx); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -280,10 +280,10 @@ func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] {
 
 		there := map[string]bool{}
 		for _, n := range live {
-			o := d.assess(n)
+			o := d.objectOf(n)
 			there[string(o.ID)] = true
 			if o.Whole {
-				d.memo.put(o)
+				d.memo.remember(o)
 			}
 			if !yield(o.Object, nil) {
 				return
@@ -293,7 +293,7 @@ func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] {
 		// Snapshots of objects that were not finished, or not destroyed to the end.
 		for _, n := range append(live, inGraveyard...) {
 			for _, s := range n.snaps {
-				if id, _ := n.id(); s.deferred || there[s.name] || s.name == string(id) || !d.mine(s) {
+				if id, _ := n.id(); s.deferred || there[s.name] || s.name == string(id) || !d.isOwnSnap(s) {
 					continue
 				}
 				there[s.name] = true
@@ -307,7 +307,7 @@ func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] {
 
 // Attachment implements driver.Driver.
 func (d *Driver) Attachment(ctx context.Context, id driver.ObjectID) (driver.Attachment, error) {
-	o, err := d.whole(ctx, "attach", id, false)
+	o, err := d.readWhole(ctx, "attach", id, false)
 	if err != nil {
 		return driver.Attachment{}, err
 	}
@@ -332,7 +332,7 @@ const (
 	memoSize = 256
 )
 
-func (m *memo) put(o object) {
+func (m *memo) remember(o object) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.m == nil || len(m.m) >= memoSize {
@@ -341,7 +341,7 @@ func (m *memo) put(o object) {
 	m.m[o.ID] = memoEntry{o, time.Now()}
 }
 
-func (m *memo) get(id driver.ObjectID) (object, bool) {
+func (m *memo) lookup(id driver.ObjectID) (object, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e, ok := m.m[id]
@@ -351,7 +351,7 @@ func (m *memo) get(id driver.ObjectID) (object, bool) {
 	return e.o, true
 }
 
-func (m *memo) drop(id driver.ObjectID) {
+func (m *memo) forget(id driver.ObjectID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.m, id)

@@ -25,9 +25,9 @@ var rootProps = []string{
 	"com.sun:auto-snapshot=false",
 }
 
-// layOut makes the root dataset, or takes over an empty one, and tries whether all
+// layOutRoot makes the root dataset, or takes over an empty one, and tries whether all
 // that is needed is possible in it. It may be repeated.
-func (d *Driver) layOut(ctx context.Context) error {
+func (d *Driver) layOutRoot(ctx context.Context) error {
 	const op = "init"
 	parent := zfs.ParentOf(d.root)
 	features, err := zfs.Features(ctx, d.zp)
@@ -54,9 +54,9 @@ func (d *Driver) layOut(ctx context.Context) error {
 	props := append([]string(nil), rootProps...)
 	if len(compression) == 1 && compression[0][0] == "off" {
 		switch {
-		case usable(features["zstd_compress"]):
+		case isUsable(features["zstd_compress"]):
 			props = append(props, "compression=zstd")
-		case usable(features["lz4_compress"]):
+		case isUsable(features["lz4_compress"]):
 			props = append(props, "compression=lz4")
 		default:
 			props = append(props, "compression=on")
@@ -72,20 +72,20 @@ func (d *Driver) layOut(ctx context.Context) error {
 
 	err = zfs.ZFS.Do(ctx, append(args, d.root)...)
 	if zfs.Is(err, zfs.Taken) {
-		err = d.takeOver(ctx, props)
+		err = d.adoptRoot(ctx, props)
 	}
 	if err != nil {
 		return err
 	}
 
-	return d.try(ctx)
+	return d.tryOperations(ctx)
 }
 
-func usable(feature string) bool { return feature == "enabled" || feature == "active" }
+func isUsable(feature string) bool { return feature == "enabled" || feature == "active" }
 
-// takeOver makes a dataset that is there the root, if it is this pool's already, or
+// adoptRoot makes a dataset that is there the root, if it is this pool's already, or
 // empty.
-func (d *Driver) takeOver(ctx context.Context, props []string) error {
+func (d *Driver) adoptRoot(ctx context.Context, props []string) error {
 	const op = "init"
 	owner, err := zfs.ZFS.Rows(ctx, 2, "get", "-Hp", "-o", "value,source", propPool, d.root)
 	if err != nil {
@@ -98,10 +98,10 @@ func (d *Driver) takeOver(ctx context.Context, props []string) error {
 			return errs.New(errs.Exists, op, d.root, "it is the dataset of the pool %s", owner[0][0]).
 				WithHint("choose another dataset, or %s that pool", errs.Run("deinit"))
 		}
-		if found, err := d.contents(ctx); err != nil {
+		if found, err := d.listContents(ctx); err != nil {
 			return err
 		} else if len(found) > 0 {
-			return errs.New(errs.Exists, op, d.root, "the dataset is not empty: it holds %s", some(found)).
+			return errs.New(errs.Exists, op, d.root, "the dataset is not empty: it holds %s", nameSome(found)).
 				WithHint("choose a new name, or an empty dataset")
 		}
 	}
@@ -117,8 +117,8 @@ func (d *Driver) takeOver(ctx context.Context, props []string) error {
 	return zfs.ZFS.Do(ctx, append(append([]string{"set"}, props...), d.root)...)
 }
 
-// contents are the names of all datasets and snapshots below the root.
-func (d *Driver) contents(ctx context.Context) ([]string, error) {
+// listContents are the names of all datasets and snapshots below the root.
+func (d *Driver) listContents(ctx context.Context) ([]string, error) {
 	rows, err := zfs.ZFS.Rows(ctx, 1, "list", "-Hp", "-r", "-t", "all", "-o", "name", d.root)
 	if err != nil {
 		return nil, err
@@ -132,8 +132,8 @@ func (d *Driver) contents(ctx context.Context) ([]string, error) {
 	return out, nil
 }
 
-// some is a list of names that is not too long for an error.
-func some(names []string) string {
+// nameSome is a list of names that is not too long for an error.
+func nameSome(names []string) string {
 	const most = 3
 	if len(names) > most {
 		return strings.Join(names[:most], ", ") + " and others"
@@ -141,9 +141,9 @@ func some(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// try does once what the driver will do, with scratch datasets: permissions may be
+// tryOperations does once what the driver will do, with scratch datasets: permissions may be
 // delegated in part.
-func (d *Driver) try(ctx context.Context) (err error) {
+func (d *Driver) tryOperations(ctx context.Context) (err error) {
 	a, b := driver.NewID(), driver.NewID()
 	defer func() {
 		clean := context.WithoutCancel(ctx)
@@ -195,7 +195,7 @@ func (d *Driver) Foreign(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 
-	return d.contents(ctx)
+	return d.listContents(ctx)
 }
 
 // Unmake implements driver.Unmaker. A dataset that was there before Pando stays, and
@@ -215,7 +215,7 @@ func (d *Driver) Unmake(ctx context.Context) error {
 // unmakeRoot takes the root dataset away, or gives it back.
 func (d *Driver) unmakeRoot(ctx context.Context) error {
 	const op = "deinit"
-	if err := d.imported(); err != nil {
+	if err := d.checkImported(); err != nil {
 		return err
 	}
 
@@ -244,7 +244,7 @@ func (d *Driver) unmakeRoot(ctx context.Context) error {
 	}
 
 	if len(found) > 0 {
-		return errs.New(errs.InUse, op, d.root, "it contains something that is not Pando's: %s", some(found)).
+		return errs.New(errs.InUse, op, d.root, "it contains something that is not Pando's: %s", nameSome(found)).
 			WithHint("list it with `zfs list -r -t all %s`, then move or destroy it", d.root)
 	}
 

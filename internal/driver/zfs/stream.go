@@ -218,7 +218,7 @@ func parseBegin(b []byte) (beginRecord, error) {
 
 // immutableTree reads an object that can be sent, or that others can build on.
 func (d *Driver) immutableTree(ctx context.Context, op string, id driver.ObjectID) (object, error) {
-	o, err := d.whole(ctx, op, id, true)
+	o, err := d.readWhole(ctx, op, id, true)
 	switch {
 	case err != nil:
 	case o.node.volume:
@@ -233,17 +233,17 @@ func (d *Driver) immutableTree(ctx context.Context, op string, id driver.ObjectI
 // encrypted dataset encrypted, whether or not its key is loaded: a difference that is raw fits no base that is not.
 func (d *Driver) sendArgs(o object, base driver.ObjectID) []string {
 	args := []string{"-L", "-c"}
-	if o.raw() {
+	if o.sentRaw() {
 		args = []string{"-w"}
 	}
 	if base != "" {
-		args = append(args, "-i", d.own(base))
+		args = append(args, "-i", d.ownSnapName(base))
 	}
-	return append(args, d.own(o.ID))
+	return append(args, d.ownSnapName(o.ID))
 }
 
-// raw reports whether an object is sent raw: a dataset is encrypted as its origin is, for ever.
-func (o object) raw() bool { return o.node.encRoot != "" }
+// sentRaw reports whether an object is sent raw: a dataset is encrypted as its origin is, for ever.
+func (o object) sentRaw() bool { return o.node.encRoot != "" }
 
 // Send implements driver.Streamer. A base must be among what from descends from; ZFS knows no other.
 func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writer) error {
@@ -279,8 +279,8 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 		e := errs.New(errs.Unsupported, op, string(from), "it does not descend from %s: %w", base, err)
 		return e.WithHint("send it whole, or as the difference from an object that it was made from")
 	case zfs.Is(err, zfs.Absent):
-		d.memo.drop(from)
-		return d.absent(ctx, op, from)
+		d.memo.forget(from)
+		return d.absentError(ctx, op, from)
 	case err != nil:
 		return err
 	}
@@ -294,13 +294,13 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 func (d *Driver) Same(ctx context.Context, id, base driver.ObjectID) (bool, error) {
 	const op = "compare"
 	for _, x := range []driver.ObjectID{id, base} {
-		o, err := d.whole(ctx, op, x, false)
+		o, err := d.readWhole(ctx, op, x, false)
 		if err != nil || !o.immutable {
 			return false, err
 		}
 	}
 
-	rows, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "written@"+d.own(base), d.own(id))
+	rows, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "written@"+d.ownSnapName(base), d.ownSnapName(id))
 	if err != nil {
 		return false, err
 	}
@@ -315,18 +315,18 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 		return err
 	}
 
-	if !immutable(id.Kind) || id.FS.IsImage() {
+	if !isImmutable(id.Kind) || id.FS.IsImage() {
 		return errs.New(errs.Invalid, op, id.Ref(), "a %s %s cannot be received: only immutable trees can",
 			id.FS, id.Kind)
 	}
 
 	id.SizeBytes, id.Sector = 0, 0
-	prop, err := d.encode(id)
+	prop, err := d.identityArg(id)
 	if err != nil {
 		return err
 	}
 
-	if err := d.vacant(ctx, id); err != nil {
+	if err := d.checkVacant(ctx, id); err != nil {
 		return err
 	}
 
@@ -340,15 +340,15 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 		if err := d.sameKey(op, on, id); err != nil {
 			return err
 		}
-		if guid, err = d.guid(ctx, base); err != nil {
+		if guid, err = d.snapshotGUID(ctx, base); err != nil {
 			return err
 		}
-		args = append(args, "-o", "origin="+d.own(base))
+		args = append(args, "-o", "origin="+d.ownSnapName(base))
 	}
 
 	u := &unframer{r: bufio.NewReaderSize(r, maxFrame)}
 	first, raw, err := d.firstRecord(u, guid)
-	if err == nil && raw && base != "" && !on.raw() {
+	if err == nil && raw && base != "" && !on.sentRaw() {
 		err = errs.New(errs.Conflict, "", "",
 			"the stream is of an encrypted object, but its base is not encrypted here").
 			WithHint("%s", rawHint)
@@ -363,7 +363,7 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 		d.step([]string{"receive"})
 	}
 
-	err = zfs.Receive(ctx, append(args, d.own(id.ID)), io.MultiReader(first, u))
+	err = zfs.Receive(ctx, append(args, d.ownSnapName(id.ID)), io.MultiReader(first, u))
 	if raw && base != "" && zfs.Is(err, zfs.OtherKey) {
 		err = errs.New(errs.Conflict, "", "",
 			"the base of the stream was not received raw, as it was encrypted: %w", err).
@@ -374,18 +374,18 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 		_, err = io.Copy(io.Discard, u)
 	}
 	if err == nil {
-		err = d.do(ctx, "set", prop, d.own(id.ID))
+		err = d.runChange(ctx, "set", prop, d.ownSnapName(id.ID))
 	}
 	if zfs.Is(err, zfs.Taken) { // since it was looked for
 		return errs.New(errs.Exists, op, id.Ref(), "its dataset %s already exists", d.dataset(id.ID))
 	}
 
 	if err != nil {
-		d.undo(ctx, id.ID)
+		d.destroyAnyway(ctx, id.ID)
 		return errs.Wrap(op, id.Ref(), err)
 	}
 
-	d.memo.drop(id.ID)
+	d.memo.forget(id.ID)
 	return nil
 }
 
@@ -399,14 +399,14 @@ func (d *Driver) Plan(ctx context.Context, from, base driver.ObjectID) (driver.S
 		return driver.StreamPlan{}, err
 	}
 
-	p := driver.StreamPlan{Raw: o.raw()}
+	p := driver.StreamPlan{Raw: o.sentRaw()}
 	out, err := zfs.ZFS.Output(ctx, append([]string{"send", "-nP"}, d.sendArgs(o, base)...)...)
 	if err != nil {
 		return p, ctx.Err() // it is only an estimate
 	}
 
 	if p.Bytes = estimate(string(out)); p.Bytes > 0 {
-		p.SavedBytes = min(p.Bytes, d.saved(ctx))
+		p.SavedBytes = min(p.Bytes, d.savedByZpool(ctx))
 	}
 
 	return p, ctx.Err()
@@ -425,9 +425,9 @@ func estimate(out string) int64 {
 	return 0
 }
 
-// saved is how much less room the zpool takes as block cloning and dedup keep blocks once: ZFS counts it for a zpool
+// savedByZpool is how much less room the zpool takes as block cloning and dedup keep blocks once: ZFS counts it for a zpool
 // only, and a dataset as if it had each block for itself. 0 if it does not say.
-func (d *Driver) saved(ctx context.Context) int64 {
+func (d *Driver) savedByZpool(ctx context.Context) int64 {
 	rows, err := zfs.Zpool.Rows(ctx, 2, "get", "-Hp", "-o", "property,value", "all", d.zp)
 	if err != nil {
 		return 0
@@ -449,8 +449,8 @@ func savedBytes(of map[string]float64) int64 {
 // Key implements driver.Keyed.
 func (d *Driver) Key(ctx context.Context, id driver.ObjectID) (driver.Key, error) {
 	const op = "read key"
-	o, err := d.whole(ctx, op, id, true)
-	if err != nil || !o.raw() {
+	o, err := d.readWhole(ctx, op, id, true)
+	if err != nil || !o.sentRaw() {
 		return driver.Key{}, err
 	}
 	rows, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "keystatus", d.dataset(id))
@@ -460,9 +460,9 @@ func (d *Driver) Key(ctx context.Context, id driver.ObjectID) (driver.Key, error
 	return driver.Key{Root: o.node.encRoot, Loaded: len(rows) == 1 && rows[0][0] == "available", Own: d.foreignKey(o)}, nil
 }
 
-// guid is what ZFS knows a snapshot by, also where it was received.
-func (d *Driver) guid(ctx context.Context, id driver.ObjectID) (uint64, error) {
-	out, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "guid", d.own(id))
+// snapshotGUID is what ZFS knows a snapshot by, also where it was received.
+func (d *Driver) snapshotGUID(ctx context.Context, id driver.ObjectID) (uint64, error) {
+	out, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "guid", d.ownSnapName(id))
 	if err != nil {
 		return 0, err
 	}

@@ -20,11 +20,11 @@ func (d *Driver) Usage(ctx context.Context, id driver.ObjectID) (driver.Usage, e
 	if err := d.Sync(ctx); err != nil {
 		return driver.Usage{}, err
 	}
-	o, err := d.whole(ctx, "measure", id, true)
+	o, err := d.readWhole(ctx, "measure", id, true)
 	if err != nil {
 		return driver.Usage{}, err
 	}
-	return measure(o), nil
+	return usageOf(o), nil
 }
 
 // Usages implements driver.Measurer. It runs one program, and what was written in
@@ -36,8 +36,8 @@ func (d *Driver) Usages(ctx context.Context) (map[driver.ObjectID]driver.Usage, 
 	}
 	out := map[driver.ObjectID]driver.Usage{}
 	for _, n := range live {
-		if o := d.assess(n); o.Whole {
-			out[o.ID] = measure(o)
+		if o := d.objectOf(n); o.Whole {
+			out[o.ID] = usageOf(o)
 		}
 	}
 	return out, nil
@@ -47,8 +47,8 @@ func (d *Driver) Usages(ctx context.Context) (map[driver.ObjectID]driver.Usage, 
 // head of its dataset, in several copies: no data.
 const headerBytes = 32 << 10
 
-// measure says what an object takes, from the figures of its dataset.
-func measure(o object) driver.Usage {
+// usageOf says what an object takes, from the figures of its dataset.
+func usageOf(o object) driver.Usage {
 	n := o.node
 	u := driver.Usage{LogicalBytes: n.refer}
 	if u.LogicalBytes > 0 {
@@ -109,7 +109,7 @@ func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
 		for _, s := range n.snaps {
 			id, _ := n.id()
 			switch {
-			case !d.mine(s):
+			case !d.isOwnSnap(s):
 				foreign = true
 			case s.deferred:
 				hidden = append(hidden, s)
@@ -120,7 +120,7 @@ func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
 		}
 
 		for i, s := range hidden {
-			t := d.tie(n, s)
+			t := d.tieOf(n, s)
 			if there[s.name] {
 				// The point at which a volume was cloned: nothing was destroyed.
 				t.ID = ""
@@ -142,7 +142,7 @@ func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
 		id, _ := n.id()
 		t := driver.Tie{Name: n.name, ID: id, Bytes: n.used}
 		for _, s := range n.snaps {
-			x := d.tie(n, s)
+			x := d.tieOf(n, s)
 			t.HeldBy = append(t.HeldBy, x.HeldBy...)
 			t.Foreign = append(t.Foreign, x.Foreign...)
 		}
@@ -155,10 +155,10 @@ func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
 	return out, nil
 }
 
-// tie says who needs a snapshot.
-func (d *Driver) tie(n *node, s *snap) driver.Tie {
+// tieOf says who needs a snapshot.
+func (d *Driver) tieOf(n *node, s *snap) driver.Tie {
 	t := driver.Tie{Name: n.name + "@" + s.name, ID: driver.ObjectID(s.name)}
-	if !d.mine(s) {
+	if !d.isOwnSnap(s) {
 		t.Foreign = append(t.Foreign, t.Name)
 	}
 
@@ -206,7 +206,7 @@ func (d *Driver) Space(ctx context.Context, rough bool) (driver.Space, error) {
 
 	rows, err := zfs.ZFS.Rows(ctx, 2, "get", "-Hp", "-o", "property,value", "available,used", d.root)
 	if zfs.Is(err, zfs.Absent) {
-		err = d.absentOr(ctx, err)
+		err = d.rootErrorOr(ctx, err)
 	}
 	if err != nil {
 		return driver.Space{}, err

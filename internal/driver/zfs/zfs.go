@@ -131,12 +131,12 @@ func Open(ctx context.Context, dir, poolID string, create bool) (driver.Driver, 
 		}
 	}
 
-	if err := d.imported(); err != nil {
+	if err := d.checkImported(); err != nil {
 		return nil, err
 	}
 
 	if create {
-		if err := d.layOut(ctx); err != nil {
+		if err := d.layOutRoot(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -144,9 +144,9 @@ func Open(ctx context.Context, dir, poolID string, create bool) (driver.Driver, 
 	return d, nil
 }
 
-// imported fails, with what to do, if the zpool is not there. What it says is
+// checkImported fails, with what to do, if the zpool is not there. What it says is
 // never NotFound.
-func (d *Driver) imported() error {
+func (d *Driver) checkImported() error {
 	_, err := zfs.PoolState(d.zp)
 	if errs.Is(err, errs.NotFound) {
 		return &errs.Error{Kind: errs.IO, Op: "open zpool", Ref: d.zp, Hint: errs.HintIn(err),
@@ -170,18 +170,18 @@ func (d *Driver) Caps() driver.Caps {
 // dataset is the name of an object's dataset.
 func (d *Driver) dataset(id driver.ObjectID) string { return d.root + "/" + string(id) }
 
-// own is the name of the snapshot that an immutable object is.
-func (d *Driver) own(id driver.ObjectID) string { return d.dataset(id) + "@" + string(id) }
+// ownSnapName is the name of the snapshot that an immutable object is.
+func (d *Driver) ownSnapName(id driver.ObjectID) string { return d.dataset(id) + "@" + string(id) }
 
 func (d *Driver) graveyardDataset() string { return d.root + "/" + graveyard }
 
 // Dataset is the name of the root dataset, for people.
 func (d *Driver) Dataset() string { return d.root }
 
-// alive makes sure that the root dataset is there and this pool's: only then "does
+// checkRoot makes sure that the root dataset is there and this pool's: only then "does
 // not exist" means that something is absent.
-func (d *Driver) alive(ctx context.Context) error {
-	if err := d.imported(); err != nil {
+func (d *Driver) checkRoot(ctx context.Context) error {
+	if err := d.checkImported(); err != nil {
 		return err
 	}
 
@@ -205,10 +205,10 @@ func (d *Driver) alive(ctx context.Context) error {
 	return nil
 }
 
-// absent turns a complaint that something does not exist into "not there", if that
+// absentError turns a complaint that something does not exist into "not there", if that
 // is true, or into what is wrong instead.
-func (d *Driver) absent(ctx context.Context, op string, id driver.ObjectID) error {
-	if err := d.alive(ctx); err != nil {
+func (d *Driver) absentError(ctx context.Context, op string, id driver.ObjectID) error {
+	if err := d.checkRoot(ctx); err != nil {
 		return err
 	}
 	return errs.New(errs.NotFound, op, string(id), "no such object in the pool")
@@ -217,9 +217,9 @@ func (d *Driver) absent(ctx context.Context, op string, id driver.ObjectID) erro
 // making is the directory with the names of what is being made in several steps.
 const making = "making"
 
-// begin notes that an object is being made; the func returned takes the note away.
+// noteMaking notes that an object is being made; the func returned takes the note away.
 // The note need not survive a power loss.
-func (d *Driver) begin(id driver.ObjectID) (func(), error) {
+func (d *Driver) noteMaking(id driver.ObjectID) (func(), error) {
 	p := filepath.Join(d.dir, making, string(id))
 	f, err := os.OpenFile(p, os.O_CREATE|os.O_WRONLY|unix.O_CLOEXEC, 0o600)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -233,15 +233,15 @@ func (d *Driver) begin(id driver.ObjectID) (func(), error) {
 	}
 
 	f.Close()
-	return func() { d.forget(id) }, nil
+	return func() { d.forgetMaking(id) }, nil
 }
 
-func (d *Driver) forget(id driver.ObjectID) {
+func (d *Driver) forgetMaking(id driver.ObjectID) {
 	_ = os.Remove(filepath.Join(d.dir, making, string(id))) // a note too many costs a look
 }
 
-// wasBegun reports whether making an object may have been interrupted.
-func (d *Driver) wasBegun(id driver.ObjectID) bool {
+// mayBeHalfMade reports whether making an object may have been interrupted.
+func (d *Driver) mayBeHalfMade(id driver.ObjectID) bool {
 	_, err := os.Lstat(filepath.Join(d.dir, making, string(id)))
 	return !errors.Is(err, fs.ErrNotExist)
 }

@@ -171,7 +171,7 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 			continue
 		}
 		if _, err := c.Driver.Attachment(ctx, id); errs.Is(err, errs.NotFound) {
-			out = append(out, c.missing(v, v.rows[id]))
+			out = append(out, c.missingFinding(v, v.rows[id]))
 		}
 	}
 
@@ -207,8 +207,8 @@ func sortedIDs[T any](m map[driver.ObjectID]T) []driver.ObjectID {
 	return out
 }
 
-// missing is the finding of a row whose data is gone.
-func (c *fsck) missing(v *poolView, r catalog.Row) Finding {
+// missingFinding is the finding of a row whose data is gone.
+func (c *fsck) missingFinding(v *poolView, r catalog.Row) Finding {
 	name := v.refs[r.ID]
 	lost := "its data is missing"
 	if r.MeasuredAt.IsZero() || r.Usage.LogicalBytes == 0 {
@@ -241,7 +241,7 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 		return nil, err
 	}
 	if !cond.Data {
-		return []Finding{c.missing(v, row)}, nil
+		return []Finding{c.missingFinding(v, row)}, nil
 	}
 
 	var out []Finding
@@ -321,7 +321,7 @@ func (c *fsck) compareUnknown(v *poolView, o driver.Object) []Finding {
 
 // compareSize compares the size of an image with that in its row.
 func (c *fsck) compareSize(row catalog.Row, size int64, add func(_, _ string, _, _ errs.Message, _ fix)) {
-	short := shortBy(size, row.SizeBytes)
+	short := shortMessage(size, row.SizeBytes)
 	switch {
 	case size < row.SizeBytes && row.Kind == driver.Volume:
 		add(sevError, "image-short", short, "keep it as a snapshot, and continue with a checked copy of the right size; "+
@@ -339,7 +339,7 @@ func (c *fsck) compareSize(row catalog.Row, size int64, add func(_, _ string, _,
 	}
 }
 
-func shortBy(has, wants int64) errs.Message {
+func shortMessage(has, wants int64) errs.Message {
 	return errs.Messagef("its image ends after %d of %d bytes: the rest is missing", has, wants)
 }
 

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clearPlace takes away what Pando has put at a default mount point.
-func clearPlace(of *pool.Pool, path string) error {
+// clearMountPoint takes away what Pando has put at a default mount point.
+func clearMountPoint(of *pool.Pool, path string) error {
 	p, err := mountpoint.Open(path, of.MountDir())
 	if err != nil {
 		return err
@@ -44,7 +44,7 @@ func DetachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 	}
 
 	for _, e := range entries {
-		if err := clearPlace(p, filepath.Join(p.MountDir(), e.Name())); err != nil {
+		if err := clearMountPoint(p, filepath.Join(p.MountDir(), e.Name())); err != nil {
 			return err
 		}
 	}
@@ -54,7 +54,7 @@ func DetachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 	}
 
 	if a, ok := d.(driver.Activator); ok {
-		return detachOwn(ctx, d, a)
+		return detachDriverDevices(ctx, d, a)
 	}
 
 	loops, err := loopdev.List()
@@ -122,9 +122,9 @@ func unmountTrees(ctx context.Context, d driver.Driver) error {
 	return nil
 }
 
-// detachOwn unmounts filesystems that are mounted by name, and takes away the
+// detachDriverDevices unmounts filesystems that are mounted by name, and takes away the
 // driver's own block devices.
-func detachOwn(ctx context.Context, d driver.Driver, a driver.Activator) error {
+func detachDriverDevices(ctx context.Context, d driver.Driver, a driver.Activator) error {
 	sources := map[string]bool{}
 	for o, err := range d.List(ctx) {
 		if err != nil {

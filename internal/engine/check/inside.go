@@ -107,11 +107,11 @@ func (c *fsck) checkImage(ctx context.Context, row catalog.Row, name string) (_ 
 		return f, false, err
 	}
 	defer c.Ledger.DestroyUnfinished(ctx, scratch)
-	v, err := c.judge(ctx, scratch, row.FS)
+	v, err := c.checkScratch(ctx, scratch, row.FS)
 	if err != nil {
 		return nil, false, err
 	}
-	return c.finding(row, name, v), v.err == nil, nil
+	return c.filesystemFinding(row, name, v), v.err == nil, nil
 }
 
 // copyToCheck makes a scratch copy of an image, which the caller undoes. Without one,
@@ -119,7 +119,7 @@ func (c *fsck) checkImage(ctx context.Context, row catalog.Row, name string) (_ 
 func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (driver.ObjectID, *Finding, error) {
 	f := &Finding{Ref: name, ID: string(row.ID)}
 	if _, err := c.Look(Checker(row.FS)); err != nil {
-		return "", skipped(f, err), nil
+		return "", skippedFinding(f, err), nil
 	}
 
 	if ins, ok := c.Driver.(driver.Inspector); ok {
@@ -129,12 +129,12 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 		}
 	}
 
-	scratch := c.scratchOf(row, name)
+	scratch := c.scratchIdentity(row, name)
 	err := c.Ledger.ClaimNow(ctx, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		if _, ok, err := tx.Object(row.ID); err != nil || !ok {
 			return nil, cmp.Or(err, error(errs.New(errs.NotFound, opFsck, name, "it has just been destroyed")))
 		}
-		reads, err := c.unlessDead(tx, row.ID)
+		reads, err := c.readsUnlessDead(tx, row.ID)
 		return []catalog.Mark{{ID: scratch.ID, Op: opFsck, Reads: reads}}, err
 	})
 
@@ -160,7 +160,7 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 		case errs.Is(err, errs.NotFound), errs.Is(err, errs.Damaged), errs.Is(err, errs.TooNew):
 			return "", nil, nil // its identity, which was found before
 		}
-		return "", skipped(f, err), nil
+		return "", skippedFinding(f, err), nil
 	}
 
 	if err := c.Catalog.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
@@ -173,8 +173,8 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 	return scratch.ID, nil, nil
 }
 
-// scratchOf is the identity of a copy to be checked.
-func (c *fsck) scratchOf(row catalog.Row, name string) driver.Identity {
+// scratchIdentity is the identity of a copy to be checked.
+func (c *fsck) scratchIdentity(row catalog.Row, name string) driver.Identity {
 	return driver.Identity{
 		ID: driver.NewID(), Kind: driver.Scratch, Origin: name, OriginID: row.ID,
 		FS: row.FS, Sector: row.Sector, Ephemeral: true, CreatedAt: time.Now().UTC(), BootID: kernel.BootID(),
@@ -187,18 +187,18 @@ type verdict struct {
 	err           error  // it could not be checked
 }
 
-// judge checks the filesystem in a scratch copy. The error is only that of ctx.
-func (c *fsck) judge(ctx context.Context, scratch driver.ObjectID, fs driver.FS) (v verdict, err error) {
-	v.wrong, v.detail, v.err = verify(ctx, c.Content, scratch, fs)
+// checkScratch checks the filesystem in a scratch copy. The error is only that of ctx.
+func (c *fsck) checkScratch(ctx context.Context, scratch driver.ObjectID, fs driver.FS) (v verdict, err error) {
+	v.wrong, v.detail, v.err = verifyFilesystem(ctx, c.Content, scratch, fs)
 	return v, ctx.Err()
 }
 
-// finding says what is wrong with an image; nil if nothing is.
-func (c *fsck) finding(row catalog.Row, name string, v verdict) *Finding {
+// filesystemFinding says what is wrong with an image; nil if nothing is.
+func (c *fsck) filesystemFinding(row catalog.Row, name string, v verdict) *Finding {
 	f := &Finding{Ref: name, ID: string(row.ID)}
 	switch {
 	case v.err != nil:
-		return skipped(f, v.err)
+		return skippedFinding(f, v.err)
 	case v.wrong == "":
 		return nil
 	}
@@ -207,7 +207,7 @@ func (c *fsck) finding(row catalog.Row, name string, v verdict) *Finding {
 	switch {
 	case row.Kind == driver.Volume:
 		f.Repair = errs.Messagef("repair a copy with %s, use that as the volume, and keep the damaged state as a snapshot",
-			mender[row.FS])
+			checkers[row.FS])
 		f.fix = func(ctx context.Context) (string, error) { return c.fixInside(ctx, row) }
 	case isBeforeFsck(row):
 		f.Severity = sevNote
@@ -220,9 +220,9 @@ func (c *fsck) finding(row catalog.Row, name string, v verdict) *Finding {
 	return f
 }
 
-// unlessDead is what a mark says that it reads: nothing if dead processes have
+// readsUnlessDead is what a mark says that it reads: nothing if dead processes have
 // marks on that, which a mere check does not clean up. Nobody is in its way then.
-func (c *fsck) unlessDead(tx *catalog.Tx, id driver.ObjectID) (driver.ObjectID, error) {
+func (c *fsck) readsUnlessDead(tx *catalog.Tx, id driver.ObjectID) (driver.ObjectID, error) {
 	marks, err := tx.BlockingMarks(id, "", false)
 	if err != nil || len(marks) == 0 || c.q.Repair {
 		return id, err
@@ -235,8 +235,8 @@ func (c *fsck) unlessDead(tx *catalog.Tx, id driver.ObjectID) (driver.ObjectID, 
 	return "", nil
 }
 
-// skipped makes f say that something could not be checked.
-func skipped(f *Finding, err error) *Finding {
+// skippedFinding makes f say that something could not be checked.
+func skippedFinding(f *Finding, err error) *Finding {
 	f.Severity, f.Code, f.Message = sevWarning, "skipped", errs.Messagef("its filesystem could not be checked: %v", err)
 	if f.Repair = errs.HintIn(err); f.Repair != "" {
 		f.Repair = "by hand: " + f.Repair
@@ -244,11 +244,11 @@ func skipped(f *Finding, err error) *Finding {
 	return f
 }
 
-// mender names the programs that repair filesystems.
-var mender = map[driver.FS]string{driver.Ext4: "e2fsck", driver.XFS: "xfs_repair"}
+// checkers names the programs that repair filesystems.
+var checkers = map[driver.FS]string{driver.Ext4: "e2fsck", driver.XFS: "xfs_repair"}
 
 // Checker names the program that checks and repairs a filesystem.
-func Checker(fs driver.FS) string { return mender[fs] }
+func Checker(fs driver.FS) string { return checkers[fs] }
 
 // fixInside gives a volume a successor whose filesystem has been repaired, and
 // keeps it as it is as a snapshot. A volume in use is left alone.
@@ -266,7 +266,7 @@ func (c *fsck) fixInside(ctx context.Context, row catalog.Row) (string, error) {
 	}
 
 	before, err := c.Verbs.Succeed(ctx, opFsck, find, func(ctx context.Context, copied driver.ObjectID) error {
-		return c.mend(ctx, copied, row.FS)
+		return c.repairCopy(ctx, copied, row.FS)
 	})
 	if err != nil {
 		return "", err
@@ -275,20 +275,20 @@ func (c *fsck) fixInside(ctx context.Context, row catalog.Row) (string, error) {
 	return "repaired; as it was: " + row.Name + "@" + before, nil
 }
 
-// mend repairs the filesystem in a copy, and makes sure that it is whole and on
+// repairCopy repairs the filesystem in a copy, and makes sure that it is whole and on
 // disk. Damaged if it cannot be repaired.
-func (c *fsck) mend(ctx context.Context, id driver.ObjectID, fs driver.FS) error {
+func (c *fsck) repairCopy(ctx context.Context, id driver.ObjectID, fs driver.FS) error {
 	if fs != driver.None {
 		if _, err := c.Look(Checker(fs)); err != nil {
 			return err
 		}
 
 		_, _ = Replay(ctx, c.Content, id, fs) // what cannot be replayed is thrown away below
-		if err := c.Content.WithPath(ctx, id, func(path string) error { return c.runMender(ctx, fs, path) }); err != nil {
+		if err := c.Content.WithPath(ctx, id, func(path string) error { return c.runRepairProgram(ctx, fs, path) }); err != nil {
 			return err
 		}
 
-		wrong, detail, err := verify(ctx, c.Content, id, fs)
+		wrong, detail, err := verifyFilesystem(ctx, c.Content, id, fs)
 		if err != nil {
 			return err
 		}
@@ -309,8 +309,8 @@ func (c *fsck) mend(ctx context.Context, id driver.ObjectID, fs driver.FS) error
 	})
 }
 
-// runMender runs the program that repairs, first gently.
-func (c *fsck) runMender(ctx context.Context, fs driver.FS, image string) error {
+// runRepairProgram runs the program that repairs, first gently.
+func (c *fsck) runRepairProgram(ctx context.Context, fs driver.FS, image string) error {
 	tries := [][]string{{"-f", "-p", image}, {"-f", "-y", image}, {"-f", "-y", image}}
 	good := 3 // of e2fsck: bits that say that errors were corrected
 	if fs == driver.XFS {
@@ -319,7 +319,7 @@ func (c *fsck) runMender(ctx context.Context, fs driver.FS, image string) error 
 
 	var out string
 	for _, args := range tries {
-		stdout, stderr, code, err := program(ctx, Checker(fs), args...)
+		stdout, stderr, code, err := runForExitCode(ctx, Checker(fs), args...)
 		if err != nil {
 			return err
 		}
@@ -329,6 +329,6 @@ func (c *fsck) runMender(ctx context.Context, fs driver.FS, image string) error 
 		}
 	}
 
-	return errs.New(errs.Damaged, opFsck, image, "%s gave up: %s", Checker(fs), essence(out, image)).
+	return errs.New(errs.Damaged, opFsck, image, "%s gave up: %s", Checker(fs), tellingLines(out, image)).
 		WithHint("clone it and save what can be read, or go back to a snapshot with %s", errs.Run("rewind"))
 }

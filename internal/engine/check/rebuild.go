@@ -93,7 +93,7 @@ func Rebuild(ctx context.Context, p *pool.Pool, d driver.Driver) (*Rebuilt, erro
 	}
 
 	var err error
-	if r.Old, err = setAside(p.Dir); err != nil {
+	if r.Old, err = setAsideCatalog(p.Dir); err != nil {
 		return nil, err
 	}
 
@@ -296,10 +296,10 @@ func findBases(whole []driver.Identity) {
 	}
 }
 
-// setAside renames the old catalogue's files, so that nothing is lost. The
+// setAsideCatalog renames the old catalogue's files, so that nothing is lost. The
 // database goes first: without it the rest is no catalogue, and the next command
 // says so. Should this process die then, the next call goes on.
-func setAside(dir string) (string, error) {
+func setAsideCatalog(dir string) (string, error) {
 	const set = "catalog.damaged-"
 	name := func(stamp, ext string) string { return filepath.Join(dir, set+stamp+".db"+ext) }
 	stamp := time.Now().UTC().Format("20060102T150405.000000000")

@@ -30,7 +30,7 @@ func (c *fsck) checkImages(
 	ctx context.Context, images []catalog.Row, names map[driver.ObjectID]string,
 ) ([]*Finding, error) {
 	k := &imageCheck{fsck: c, names: names}
-	groups, err := k.groups(ctx, images)
+	groups, err := k.groupByAddress(ctx, images)
 	if err != nil {
 		return nil, err
 	}
@@ -39,17 +39,17 @@ func (c *fsck) checkImages(
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(fsckWorkers)
 	for _, group := range groups {
-		g.Go(func() error { return k.group(gctx, group) })
+		g.Go(func() error { return k.checkGroup(gctx, group) })
 	}
 
 	return k.found, g.Wait()
 }
 
-// groups puts images together that seem to lie in the same blocks, each immutable one
+// groupByAddress puts images together that seem to lie in the same blocks, each immutable one
 // before others. What is attached, or worked on, is by itself: somebody may write to it.
-func (k *imageCheck) groups(ctx context.Context, images []catalog.Row) ([][]catalog.Row, error) {
+func (k *imageCheck) groupByAddress(ctx context.Context, images []catalog.Row) ([][]catalog.Row, error) {
 	a, can := k.Driver.(driver.Addresser)
-	inUse, err := k.inUseNow(ctx)
+	inUse, err := k.findInUse(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -82,14 +82,14 @@ func (k *imageCheck) groups(ctx context.Context, images []catalog.Row) ([][]cata
 	}
 
 	for _, group := range out {
-		slices.SortStableFunc(group, func(a, b catalog.Row) int { return cmp.Compare(rank(a), rank(b)) })
+		slices.SortStableFunc(group, func(a, b catalog.Row) int { return cmp.Compare(groupOrder(a), groupOrder(b)) })
 	}
 
 	return out, nil
 }
 
-// inUseNow is what is attached, or what some command is at work on.
-func (k *imageCheck) inUseNow(ctx context.Context) (map[driver.ObjectID]bool, error) {
+// findInUse is what is attached, or what some command is at work on.
+func (k *imageCheck) findInUse(ctx context.Context) (map[driver.ObjectID]bool, error) {
 	out := map[driver.ObjectID]bool{}
 	err := k.Catalog.View(ctx, func(tx *catalog.Tx) error {
 		mounts, err := tx.MountRecords()
@@ -119,32 +119,32 @@ type contentKey struct {
 	address string
 }
 
-func rank(r catalog.Row) int {
+func groupOrder(r catalog.Row) int {
 	if r.Kind == driver.Volume {
 		return 1
 	}
 	return 0
 }
 
-// group checks images that seemed to lie in the same blocks.
-func (k *imageCheck) group(ctx context.Context, group []catalog.Row) error {
-	for len(group) > 1 {
-		rest, done, err := k.sharedCheck(ctx, group[0], group[1:])
+// checkGroup checks images that seemed to lie in the same blocks.
+func (k *imageCheck) checkGroup(ctx context.Context, checkGroup []catalog.Row) error {
+	for len(checkGroup) > 1 {
+		rest, done, err := k.checkShared(ctx, checkGroup[0], checkGroup[1:])
 		if err != nil {
 			return err
 		}
 		if done {
-			group = rest
+			checkGroup = rest
 			continue
 		}
-		if err := k.one(ctx, group[0]); err != nil {
+		if err := k.checkOne(ctx, checkGroup[0]); err != nil {
 			return err
 		}
-		group = group[1:]
+		checkGroup = checkGroup[1:]
 	}
 
-	for _, row := range group {
-		if err := k.one(ctx, row); err != nil {
+	for _, row := range checkGroup {
+		if err := k.checkOne(ctx, row); err != nil {
 			return err
 		}
 	}
@@ -152,13 +152,13 @@ func (k *imageCheck) group(ctx context.Context, group []catalog.Row) error {
 	return nil
 }
 
-// one checks one image by itself.
-func (k *imageCheck) one(ctx context.Context, row catalog.Row) error {
+// checkOne checks one image by itself.
+func (k *imageCheck) checkOne(ctx context.Context, row catalog.Row) error {
 	f, checked, err := k.checkImage(ctx, row, k.names[row.ID])
 	if err != nil {
 		return err
 	}
-	k.add(f, func(n *Counts) {
+	k.addResult(f, func(n *Counts) {
 		if checked {
 			n.Images++
 		}
@@ -166,14 +166,14 @@ func (k *imageCheck) one(ctx context.Context, row catalog.Row) error {
 	return nil
 }
 
-// sharedCheck checks one image, and takes the result for all others that still lie in the
+// checkShared checks one image, and takes the result for all others that still lie in the
 // same blocks. It returns those that do not. done is false if the first could not be
 // checked in this way, and nothing was done.
 //
 // A reference copy, which nobody writes to, keeps the blocks from being reused: what lies
 // where it lies is what was checked. The check itself works on a copy of that, as it
 // replays logs.
-func (k *imageCheck) sharedCheck(
+func (k *imageCheck) checkShared(
 	ctx context.Context, first catalog.Row, others []catalog.Row,
 ) (rest []catalog.Row, done bool, err error) {
 	name := k.names[first.ID]
@@ -189,12 +189,12 @@ func (k *imageCheck) sharedCheck(
 		return nil, false, ctx.Err()
 	}
 
-	v, err := k.judgeCopy(ctx, reference, first, name)
+	v, err := k.checkReference(ctx, reference, first, name)
 	if err != nil || v.err != nil {
 		return nil, false, err
 	}
 
-	k.add(k.finding(first, name, v), func(n *Counts) { n.Images++ })
+	k.addResult(k.filesystemFinding(first, name, v), func(n *Counts) { n.Images++ })
 
 	for _, row := range others {
 		if err := ctx.Err(); err != nil {
@@ -208,7 +208,7 @@ func (k *imageCheck) sharedCheck(
 			rest = append(rest, row)
 			continue
 		}
-		k.add(k.finding(row, k.names[row.ID], v), func(n *Counts) { n.Shared++ })
+		k.addResult(k.filesystemFinding(row, k.names[row.ID], v), func(n *Counts) { n.Shared++ })
 	}
 
 	return rest, true, nil
@@ -220,11 +220,11 @@ func (k *imageCheck) sameAddress(ctx context.Context, row catalog.Row, address s
 	return err == nil && got == address, ctx.Err()
 }
 
-// judgeCopy checks the filesystem in a copy of a reference copy. The error ends all.
-func (k *imageCheck) judgeCopy(
+// checkReference checks the filesystem in a copy of a reference copy. The error ends all.
+func (k *imageCheck) checkReference(
 	ctx context.Context, reference driver.ObjectID, row catalog.Row, name string,
 ) (v verdict, err error) {
-	scratch := k.scratchOf(row, name)
+	scratch := k.scratchIdentity(row, name)
 	if err := k.Ledger.ClaimNow(ctx, opFsck, false, func(*catalog.Tx) ([]catalog.Mark, error) {
 		return []catalog.Mark{{ID: scratch.ID, Op: opFsck}}, nil
 	}); err != nil {
@@ -234,11 +234,11 @@ func (k *imageCheck) judgeCopy(
 	if v.err = k.Driver.Clone(ctx, reference, scratch); v.err != nil {
 		return v, ctx.Err()
 	}
-	return k.judge(ctx, scratch.ID, row.FS)
+	return k.checkScratch(ctx, scratch.ID, row.FS)
 }
 
-// add adds what was found of one image to the report.
-func (k *imageCheck) add(f *Finding, count func(*Counts)) {
+// addResult adds what was found of one image to the report.
+func (k *imageCheck) addResult(f *Finding, count func(*Counts)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.q.Tracker.Add(1, 0)

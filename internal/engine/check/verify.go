@@ -16,11 +16,11 @@ import (
 	"pando/internal/linux/run"
 )
 
-// verify checks the filesystem in a copy that nobody else uses: it replays the
+// verifyFilesystem checks the filesystem in a copy that nobody else uses: it replays the
 // log by mounting it, and then runs the filesystem's own program. wrong says what
 // is wrong, and detail what the program said. The error is that of not being able
 // to check.
-func verify(
+func verifyFilesystem(
 	ctx context.Context, acc *content.Access, id driver.ObjectID, fs driver.FS,
 ) (wrong, detail string, err error) {
 	if wrong, err = Replay(ctx, acc, id, fs); err != nil {
@@ -83,13 +83,13 @@ func RunChecker(ctx context.Context, acc *content.Access, id driver.ObjectID, fs
 			args = xfsRepair(path, "-n")
 		}
 
-		stdout, stderr, code, err := program(ctx, Checker(fs), args...)
+		stdout, stderr, code, err := runForExitCode(ctx, Checker(fs), args...)
 		if err != nil {
 			return err
 		}
 
 		out := stdout + stderr
-		if code != 0 && tooOld(out) {
+		if code != 0 && isTooOld(out) {
 			return errs.New(errs.Unsupported, "check", "", "%s does not know all features of the filesystem", Checker(fs)).
 				WithHint("install a newer %s, and check the filesystem with it", Checker(fs))
 		}
@@ -99,16 +99,16 @@ func RunChecker(ctx context.Context, acc *content.Access, id driver.ObjectID, fs
 			strings.Contains(out, "cannot find log head")
 
 		// e2fsck writes what it found to standard output, xfs_repair to the other.
-		found.Detail = cmp.Or(essence(stdout, path), essence(stderr, path))
+		found.Detail = cmp.Or(tellingLines(stdout, path), tellingLines(stderr, path))
 		return nil
 	})
 
 	return found, err
 }
 
-// tooOld reports whether e2fsck or xfs_repair gave up because a filesystem has
+// isTooOld reports whether e2fsck or xfs_repair gave up because a filesystem has
 // features that it does not know. Their exit codes do not tell.
-func tooOld(out string) bool {
+func isTooOld(out string) bool {
 	return strings.Contains(out, "Get a newer version of e2fsck") ||
 		strings.Contains(out, "unsupported filesystem features")
 }
@@ -121,8 +121,8 @@ func xfsRepair(path string, flags ...string) []string {
 	return append(flags, path)
 }
 
-// program runs a program whose exit code is its answer.
-func program(ctx context.Context, name string, args ...string) (stdout, stderr string, code int, err error) {
+// runForExitCode runs a program whose exit code is its answer.
+func runForExitCode(ctx context.Context, name string, args ...string) (stdout, stderr string, code int, err error) {
 	b, errb, err := run.Output(ctx, name, args...)
 	var exit *exec.ExitError
 	if ctx.Err() == nil && errors.As(err, &exit) && exit.Exited() {
@@ -134,8 +134,8 @@ func program(ctx context.Context, name string, args ...string) (stdout, stderr s
 	return string(b), string(errb), 0, err
 }
 
-// essenceLines is how many lines of a program are shown.
-const essenceLines = 8
+// maxTellingLines is how many lines of a program are shown.
+const maxTellingLines = 8
 
 // noise are the beginnings of lines of e2fsck and xfs_repair that say nothing.
 var noise = []string{
@@ -156,9 +156,9 @@ var summary = regexp.MustCompile(`^\d+/\d+ files \(.* blocks$`)
 // address is a place in the code of xfs_repair, which is another every time.
 var address = regexp.MustCompile(` at 0x[0-9a-f]+\b`)
 
-// essence leaves out of a program's output what says nothing, or something else
+// tellingLines leaves out of a program's output what says nothing, or something else
 // every time, such as the path of the image.
-func essence(out, path string) string {
+func tellingLines(out, path string) string {
 	var lines []string
 	out = strings.ReplaceAll(strings.ReplaceAll(out, path+": ", ""), path, "the image")
 	for l := range strings.Lines(out) {
@@ -167,7 +167,7 @@ func essence(out, path string) string {
 		if l == "" || summary.MatchString(l) || saysNothing {
 			continue
 		}
-		if len(lines) == essenceLines {
+		if len(lines) == maxTellingLines {
 			lines = append(lines, "...")
 			break
 		}
