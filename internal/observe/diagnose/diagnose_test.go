@@ -124,7 +124,7 @@ func TestBarrierOff(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	says(t, c, "nobarrier")
-	says(t, c, "was given 0 flushes")
+	says(t, c, "caused 0 flushes")
 }
 
 // TestCacheLie: a device that hides the volatile cache below it.
@@ -207,7 +207,7 @@ func TestCgroupLimit(t *testing.T) {
 			setting(t, group+"/blkio.throttle.write_iops_device", d.dev.ID()+" 40")
 			r := watched(t, f.dir, long, "cgroup-limit")
 			got := first(t, r, "cgroup-limit")
-			says(t, got, "40 requests a second to "+d.dev.Name)
+			says(t, got, "40 requests per second to "+d.dev.Name)
 			says(t, got, filepath.Join(group, "blkio.throttle.write_iops_device"))
 			if got.Share < 0.5 {
 				t.Errorf("share %.2f:\n%s", got.Share, list(r))
@@ -235,7 +235,7 @@ func TestDirtyThrottle(t *testing.T) {
 	f.writing(t, 100)
 	r := watched(t, f.dir, long+time.Second, "dirty-throttle")
 	c := first(t, r, "dirty-throttle")
-	says(t, c, "fio (pid "+strconv.Itoa(l.pid())+") was made to wait")
+	says(t, c, "fio (pid "+strconv.Itoa(l.pid())+") was throttled")
 	says(t, c, f.dir)
 }
 
@@ -515,7 +515,7 @@ func TestOverlay(t *testing.T) {
 	w.observe(t.Context())
 	l.stop()
 	c = first(t, w.report, "flushes-missing")
-	says(t, c, f.dev.Name+" was given") // maybe one: the filesystem commits by itself every few seconds
+	says(t, c, "flushes of "+f.dev.Name) // maybe one: the filesystem commits by itself every few seconds
 }
 
 // TestInterrupted: what was found until then is there.

@@ -16,9 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How much is recorded. An event costs who is recorded about 0.6 microseconds (see
-// BenchmarkRecorded of package tracepoint), and this process about as much again: of
-// the load this budget takes 0.3 %, and of another processor some more.
+// The budget of events. An event costs the recorded process about 0.6 microseconds (BenchmarkRecorded in package
+// tracepoint), and this process about as much again: this budget costs the load 0.3 %, and some time of another CPU.
 const (
 	eventsPerSecond = 5000
 	mostCredit      = 2 * eventsPerSecond
@@ -73,7 +72,7 @@ type tracer struct {
 	commits  commitTimes
 }
 
-// syncing is a call that has begun.
+// syncing is a sync call in progress.
 type syncing struct {
 	call  string
 	start uint64
@@ -87,7 +86,7 @@ type procKey struct {
 	rel Relation
 }
 
-// process adds up the syncs of one.
+// process adds up the syncs of one process.
 type process struct {
 	*identity
 	pid   int
@@ -109,12 +108,12 @@ type sender struct {
 	requests, flushes, discards, bytes int64
 }
 
-// traffic is what reached a device: all of it, and what threads of the kernel sent.
+// traffic is the requests of a device: all of them, and those of kernel threads.
 type traffic struct {
 	requests, flushes, bytes, kernelFlushes, kernelBytes int64
 }
 
-// trace begins to record, or notes why that cannot be.
+// trace starts recording, or records why it cannot.
 func (w *watch) trace() {
 	if err := tracepoint.Available(); err != nil {
 		hint := ""
@@ -186,8 +185,7 @@ func (w *watch) trace() {
 	}
 }
 
-// devices makes the list of what is traced, and its filter. The requests of
-// partitions are those of their disk.
+// devices lists the traced devices, and builds their filter. Requests of partitions count for their disk.
 func (t *tracer) devices() string {
 	var list []*device
 	var terms []string
@@ -227,7 +225,7 @@ func (t *tracer) devices() string {
 	return strings.Join(terms, " || ")
 }
 
-// deviceOf is the state of a device of the stack; of a partition that of its disk.
+// deviceOf returns the state of a device of the stack; for a partition, that of its disk.
 func (t *tracer) deviceOf(n uint64) (int, *device) {
 	d := t.byNumber[tracepoint.KernelDev(n)]
 	return slices.Index(t.flight.devices, d), d
@@ -241,7 +239,7 @@ func monotonic() uint64 {
 	return uint64(ts.Nano())
 }
 
-// step takes what was recorded, and decides whether recording goes on.
+// step reads the recorded events, and decides whether to continue recording.
 func (t *tracer) step(now time.Time) {
 	t.dsync.scan(now)
 	t.countHere()
@@ -274,7 +272,7 @@ func (t *tracer) step(now time.Time) {
 	}
 }
 
-// waiting: a sync of the path has begun and not ended.
+// waiting reports whether a sync of the path is in progress.
 func (t *tracer) waiting() bool {
 	for _, s := range t.pending {
 		if s.t.rel == Here {
@@ -284,13 +282,11 @@ func (t *tracer) waiting() bool {
 	return false
 }
 
-// settle is how old an event must be to be played back: the buffers of the processors
-// are read one after the other, so that of the newest a part is missing, the more so
-// where a hypervisor stops one of them in the middle of an event.
+// settle is the minimum age of an event that is replayed: the buffers of the CPUs are read one after the other, so the
+// newest events are incomplete, especially where a hypervisor stops a CPU in the middle of an event.
 const settle = uint64(20 * time.Millisecond)
 
-// read takes what was recorded since the last time; all of it if nothing more can
-// come.
+// read returns the events recorded since the last call; all of them if no more can come.
 func (t *tracer) read(all bool) {
 	until := monotonic() - settle
 	records, lost, err := t.recorder.Read()
@@ -327,7 +323,7 @@ func (t *tracer) read(all bool) {
 	t.forget()
 }
 
-// forget drops what may have changed: a descriptor may name another file now.
+// forget drops state that may be stale: a descriptor may refer to another file now.
 func (t *tracer) forget() {
 	const most = 1 << 14
 	if len(t.targets) > most {
@@ -434,11 +430,10 @@ func (t *tracer) queued(r *tracepoint.Record, d *device, sector, count uint64) {
 		rwbs)
 }
 
-// others is which part of a request is for others than those whose syncs are
-// explained. What a thread of the kernel sends is shared out: at a device below
-// another of the stack by what that one was given. At the uppermost a sync of another
-// filesystem, which is on a loop device or the like, accounts for one flush of a thread
-// of the kernel; the rest is shared out by who syncs how often on the filesystem.
+// others returns the part of a request that is for processes other than those whose syncs the report explains. Requests
+// of kernel threads are divided: at a device below another one of the stack, in proportion to the requests of that
+// device. At the uppermost device, each sync of another filesystem, for example on a loop device, accounts for one
+// flush of a kernel thread; the rest is divided by how often each process syncs on the filesystem.
 func (t *tracer) others(who *identity, pid int, d *device, flush bool) float64 {
 	if !who.kernel {
 		if t.procs[procKey{pid, Here}] != nil {
@@ -552,7 +547,7 @@ func (t *tracer) exit(r *tracepoint.Record, s *syncing) {
 	}
 }
 
-// callName is a call as people know it.
+// callName returns the name of a call for people.
 func callName(call string) string {
 	if strings.Contains(call, "write") {
 		return call + " (O_DSYNC)"
@@ -560,7 +555,7 @@ func callName(call string) string {
 	return call
 }
 
-// oldest is how long the oldest sync of the path has lasted that has not ended.
+// oldest returns the duration so far of the oldest sync of the path in progress.
 func (t *tracer) oldest() uint64 {
 	now, most := monotonic(), uint64(0)
 	for _, s := range t.pending {
@@ -584,7 +579,7 @@ func (t *tracer) close() {
 	_ = t.recorder.Close()
 }
 
-// identity is what is known of a process.
+// identity describes a process.
 type identity struct {
 	command string
 	cgroup  string // for people
@@ -592,7 +587,7 @@ type identity struct {
 	kernel  bool // a thread of the kernel
 }
 
-// kernelThreads stands for all of them: which one sends a request says little.
+// kernelThreads stands for all kernel threads, which need no distinction.
 var kernelThreads = &identity{command: "threads of the kernel", kernel: true}
 
 func (t *tracer) identity(pid int) *identity {

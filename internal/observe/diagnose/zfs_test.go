@@ -208,7 +208,7 @@ func TestCgroupLimitUnified(t *testing.T) {
 	setting(t, filepath.Join(group, "io.max"), f.dev.ID()+" wiops=20")
 	r := watched(t, f.dir, 5*time.Second, "cgroup-limit")
 	c := first(t, r, "cgroup-limit", "memory-only")
-	says(t, c, "20 requests a second to "+f.dev.Name)
+	says(t, c, "20 requests per second to "+f.dev.Name)
 	says(t, c, filepath.Join(group, "io.max"))
 	if !slices.ContainsFunc(r.Writers, func(w Writer) bool {
 		return w.Kind == "cgroup" && w.Name == "/"+filepath.Base(group) && w.Here

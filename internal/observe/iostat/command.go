@@ -21,30 +21,28 @@ import (
 	"pando/internal/observe/blockdev"
 )
 
-// Operation is what targets wrote while something was done, and afterwards.
+// Operation is what targets wrote during an operation and afterwards.
 type Operation struct {
-	Before *Sample     `json:"before"` // the second before it: what others write all the time
-	During *Sample     `json:"during"` // from its beginning to its end
+	Before *Sample     `json:"before"` // the second before it: the background load
+	During *Sample     `json:"during"` // from its start to its end
 	After  *Sample     `json:"after"`  // the tail
 	Total  *Sample     `json:"total"`  // of both
 	Tail   TailOutcome `json:"tail"`
 }
 
-// TailOutcome says how writing ended.
+// TailOutcome describes how writing ended.
 type TailOutcome struct {
 	Seconds float64 `json:"seconds"` // from the end of the operation to the last write
-	Quiet   bool    `json:"quiet"`   // false: it had not died down when the limit came
-	// UnwrittenBytes is what was still in memory at the end, to be written: of the
-	// targets' devices, or of the whole host (Scope).
+	Quiet   bool    `json:"quiet"`   // false: the limit was reached before writing ended
+	// UnwrittenBytes is the dirty data left in memory at the end: for the targets' devices, or for the whole host (Scope).
 	UnwrittenBytes int64  `json:"unwritten_bytes"`
 	Scope          string `json:"scope"` // "targets", "host"
 }
 
-// Around measures an operation. Before it begins, the filesystems of the targets are synced,
-// so that what was written earlier is not counted as its; afterwards nothing is, because
-// how the kernel writes by itself is what is measured. It waits until next to nothing is
-// written any more and what is in memory has been written, but not longer than limit. An error of fn is
-// returned, with what was measured nevertheless.
+// Around measures an operation. It syncs the filesystems of the targets first, so that earlier writes do not count; it
+// does not sync afterwards, because it measures how the kernel itself writes back. It waits until hardly anything is
+// written any more and dirty data has been written, but no longer than limit. It returns an error of fn together with
+// the measurement.
 func (w *Watcher) Around(ctx context.Context, limit time.Duration, fn func() error) (*Operation, error) {
 	for _, t := range w.layout.targets {
 		if t.fs == nil {
@@ -82,26 +80,25 @@ func (w *Watcher) Around(ctx context.Context, limit time.Duration, fn func() err
 	return o, failure
 }
 
-// Outcome is how a command ended.
+// Outcome describes how a command ended.
 type Outcome struct {
 	Command []string `json:"command"`
-	Exit    int      `json:"exit"` // 128 + signal if one ended it
+	Exit    int      `json:"exit"` // 128 + signal if it was killed by one
 	Seconds float64  `json:"seconds"`
-	// DirtiedBytes is what the command and the processes that it has waited for have
-	// written on filesystems, wherever, as the kernel counts it: whole pages, when they
-	// become different from what is on disk.
+	// DirtiedBytes is the amount that the command and the processes it waited for have written to any filesystem, as the
+	// kernel counts it: whole pages, when they become dirty.
 	DirtiedBytes int64 `json:"dirtied_bytes"`
 	Operation
 }
 
-// AroundCommand is Around a command, which has the standard streams that are given, and gets the signals. That it
-// exits with another status than 0 is no error. NotFound if there is no such program.
+// AroundCommand is Around for a command, which uses the given standard streams and receives the signals. An exit status
+// other than 0 is not an error. NotFound: the program does not exist.
 func (w *Watcher) AroundCommand(
 	ctx context.Context, limit time.Duration, argv []string, signals run.Signals, stdin, stdout, stderr *os.File,
 ) (*Outcome, error) {
 	path, err := exec.LookPath(argv[0])
 	if err != nil {
-		return nil, errs.New(errs.NotFound, op, argv[0], "no such program")
+		return nil, errs.New(errs.NotFound, op, argv[0], "program not found")
 	}
 
 	out := &Outcome{Command: argv}
@@ -125,13 +122,13 @@ func (w *Watcher) AroundCommand(
 	return out, nil
 }
 
-// written is what has been written to each device of the targets, in bytes.
+// written returns the bytes written to each device of the targets.
 func (w *Watcher) written() ([]int64, error) {
 	var out []int64
 	for _, t := range w.layout.targets {
 		for _, g := range t.groups {
 			if g.last && len(t.groups) > 1 {
-				continue // the host's disk: others write there, in bursts too
+				continue // the host's disk: other programs write there, too, in bursts
 			}
 			for _, d := range g.devs {
 				s, err := d.Stat()
@@ -146,14 +143,14 @@ func (w *Watcher) written() ([]int64, error) {
 	return out, nil
 }
 
-// Where to look for what is in memory.
+// The scope of the count of dirty data.
 const (
 	ofTargets = "targets"
 	ofHost    = "host"
 )
 
-// unwritten returns what tells how much is in memory, to be written: for the devices
-// of the targets if the kernel shows that, else for the host.
+// unwritten returns a function that reads the amount of dirty data: of the targets' devices if the kernel shows that,
+// otherwise of the host.
 func (w *Watcher) unwritten() (read func() int64, scope string) {
 	var files []string
 	dir, err := debugfs()
@@ -195,8 +192,8 @@ func (w *Watcher) unwritten() (read func() int64, scope string) {
 	}, ofTargets
 }
 
-// slack is by how much the kernel's counts of unwritten bytes may be off: each
-// processor keeps some pages to itself. The host's are others', too.
+// slack returns the possible error of the kernel's counts of unwritten bytes: each CPU keeps some pages to itself. The
+// host's count includes other programs.
 func slack(scope string) int64 {
 	if scope == ofHost {
 		return quietDirty
@@ -205,7 +202,7 @@ func slack(scope string) int64 {
 	return int64(8*(1+bits.Len(uint(n)))*n) * int64(os.Getpagesize())
 }
 
-// disk is the disk of a partition: pages are counted for that.
+// disk returns the disk of a partition, because pages are counted by disk.
 func disk(d blockdev.Device) blockdev.Device {
 	if d.Kind == blockdev.Partition {
 		if below, err := d.Below(); err == nil && len(below) == 1 {
@@ -215,8 +212,8 @@ func disk(d blockdev.Device) blockdev.Device {
 	return d
 }
 
-// debugfs tells where debugfs can be read from: where it is mounted, or mounted for this
-// process alone, at no path, for as long as it lives.
+// debugfs returns a path to read debugfs from: its mount point, or a mount private to this process, without a path, for
+// as long as the process lives.
 var debugfs = sync.OnceValues(func() (func() string, error) {
 	const usual = "/sys/kernel/debug"
 	if _, err := os.Stat(usual + "/bdi"); err == nil {

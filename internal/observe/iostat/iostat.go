@@ -1,9 +1,8 @@
-// Package iostat measures what paths and volumes write at each layer, and what of it
-// reaches the disks. It takes the kernel's own counts (statistics of block devices, of
-// XFS, of ZFS datasets, and tracepoints of syncs), and says "not known" where the kernel
-// does not count by volume: filesystems that several share are never divided by guess.
-//
-// It knows paths, and nothing of pools. It keeps nothing open in what it watches.
+// Package iostat measures what paths and volumes write at each layer, and how much of it reaches the disks. It uses the
+// kernel's own counts (statistics of block devices, XFS and ZFS datasets, and tracepoints of syncs), and reports
+// figures as unknown where the kernel does not count by volume: it never divides the writes of a shared filesystem by
+// guessing.
+// It knows paths, but not pools. It keeps no file open on the filesystems it watches.
 package iostat
 
 import (
@@ -15,72 +14,68 @@ import (
 
 const op = "watch"
 
-// Target is something to watch: the filesystem that a path is on.
+// Target is something to watch: the filesystem of a path.
 type Target struct {
-	Name string // as it is called in samples; unique
+	Name string // its name in samples; unique
 	Path string // a directory, file or block device
-	// Only: what is at the path is meant, not the whole filesystem that it is on. The path
-	// must be where something is mounted, or a symbolic link to a directory or device.
+	// Only restricts the target to the path itself, instead of its whole filesystem. The path must be a mount point, or a
+	// symbolic link to a directory or device.
 	Only bool
 }
 
-// Sample is what happened in an interval. Its figures are sums over the interval, so
-// that those of samples on end add up.
+// Sample is the activity in an interval. Its figures are sums over the interval, so those of consecutive samples add
+// up.
 type Sample struct {
 	Time    time.Time      `json:"time"` // the end of the interval
 	Seconds float64        `json:"seconds"`
 	Targets []TargetSample `json:"targets"`
-	// Layers are the devices below that others may write to as well, each once however
-	// many targets are on it.
+	// Layers are the devices below that may have other writers, each listed once, even if several targets are on it.
 	Layers []LayerSample `json:"layers"`
-	// Missing says in words what is not measured here, and why.
+	// Missing lists in words what was not measured, and why.
 	Missing []string `json:"missing,omitempty"`
 }
 
-// TargetSample is what one target did.
+// TargetSample is the activity of one target.
 type TargetSample struct {
 	Name   string   `json:"name"`
 	Path   string   `json:"path"`
 	FSType string   `json:"fstype"` // "" of a block device
-	Layers []string `json:"layers"` // what it is on, from the top down
+	Layers []string `json:"layers"` // the layers below it, from the top down
 
-	// ApplicationBytes is what programs wrote by write(2) and the like; null where the
-	// filesystem does not count it. Writes into mapped memory are not in it on XFS.
+	// ApplicationBytes is the amount that programs wrote with write(2) and similar calls; null if the filesystem does not
+	// count it. On XFS it excludes writes to mapped memory.
 	ApplicationBytes  *int64 `json:"application_bytes"`
 	ApplicationSource string `json:"application_source,omitempty"` // "xfs", "zfs"
 
-	// Device is the device of its own, which nobody else writes to: what arrives there is
-	// what its filesystem wrote. "" if it shares one; Shared says why.
+	// Device is the target's own device, which has no other writers: the data that arrives there is what its filesystem
+	// wrote. "" if it shares a device; Shared is the reason.
 	Device string  `json:"device"`
 	Shared string  `json:"shared,omitempty"`
 	Own    *Counts `json:"own"`
 
-	Syncs *Syncs `json:"syncs"` // null: not known
+	Syncs *Syncs `json:"syncs"` // null: unknown
 
 	// Steps are the layers of devices from the target down to the disks.
 	Steps []Step `json:"steps"`
-	// Amplification is the bytes at the disks, without those that others are known to have
-	// written, over the bytes of the target: at its own device, else those of its
-	// programs. What nobody is known to have written is counted as the target's, so it is
-	// at most so much. Null if the target wrote nothing or either is not known; NoAmplification
-	// says which.
+	// Amplification is the ratio of the bytes at the disks, without those known to be written by others, to the bytes of
+	// the target: at its own device, otherwise those of its programs. Bytes of unknown origin count as the target's, so it
+	// is an upper bound. Null if the target wrote nothing or either figure is unknown; NoAmplification is the reason.
 	Amplification   *float64 `json:"amplification"`
 	NoAmplification string   `json:"no_amplification,omitempty"`
 }
 
-// Step is the same at one layer.
+// Step is the activity of a target at one layer.
 type Step struct {
 	Layer        string `json:"layer"` // a device; several joined by "+"
 	WrittenBytes int64  `json:"written_bytes"`
-	// OthersBytes is what other devices on the same layers (and those above) have passed
-	// down: the neighbours' writes. It is more than has arrived if that is still in memory.
+	// OthersBytes is the amount that other devices on the same layers (and those above) have passed down: the writes of
+	// neighbours. It exceeds the amount that has arrived if some is still in memory.
 	OthersBytes int64 `json:"others_bytes"`
-	// Amplification is null also if so much has come from others that less is left than
-	// the target had written one step above.
+	// Amplification is also null if the bytes of others leave less than the target had written one step above.
 	Amplification *float64 `json:"amplification"`
 }
 
-// Counts are what a device did.
+// Counts are the requests of a device.
 type Counts struct {
 	WrittenBytes   int64   `json:"written_bytes"`
 	Writes         int64   `json:"writes"` // requests completed
@@ -91,42 +86,41 @@ type Counts struct {
 	ReadBytes      int64   `json:"read_bytes"`
 }
 
-// LayerSample is what a shared layer did, and where it came from.
+// LayerSample is the activity of a shared layer, and its origin.
 type LayerSample struct {
 	Name string `json:"name"` // as in Step
 	Kind string `json:"kind"` // "loop", "disk", ...
-	On   string `json:"on"`   // what is on it: "xfs on /pool/data", "zpool tank"; "" if devices are
+	On   string `json:"on"`   // the filesystem or pool on it: "xfs on /pool/data", "zpool tank"; "" if devices are on it
 	Counts
-	// From are the devices (or datasets) that wrote to it and are counted themselves.
+	// From are the devices (or datasets) that wrote to it and have counts of their own.
 	From []From `json:"from"`
-	// RestBytes is what came from none of them: the filesystem's own metadata and log, and
-	// files that programs write there. It is negative if devices have passed down what is
-	// still in memory.
+	// RestBytes is the amount that came from none of them: the filesystem's own metadata and log, and files that programs
+	// write there. It is negative if some of what devices passed down is still in memory.
 	RestBytes int64 `json:"rest_bytes"`
 }
 
-// From is what passed one more of the things that are on a layer.
+// From is the amount written by one of the devices or datasets on a layer.
 type From struct {
 	Name         string `json:"name"`             // "loop5", "tank/home"
-	Target       string `json:"target,omitempty"` // whose own device it is
+	Target       string `json:"target,omitempty"` // the target whose own device it is
 	Watched      bool   `json:"watched"`          // targets are above it
-	File         string `json:"file,omitempty"`   // behind it, of a loop device
+	File         string `json:"file,omitempty"`   // the file behind a loop device
 	WrittenBytes int64  `json:"written_bytes"`
 }
 
-// Syncs are what programs waited for.
+// Syncs are the syncs that programs waited for.
 type Syncs struct {
-	// Source says what was counted: "calls" (fsync, fdatasync, msync and writes that sync, of the
+	// Source is what was counted: "calls" (fsync, fdatasync, msync and writes that sync, of the
 	// filesystem or subvolume), "flushes" (of its own device; several calls may share one),
 	// "zil" (commits of the dataset's intent log).
 	Source string `json:"source"`
 	Count  int64  `json:"count"`
-	Timed  int64  `json:"timed"` // of them, those that Latency is of
-	// Latency is null if none was timed. Of flushes, only the mean is known.
+	Timed  int64  `json:"timed"` // of them, those included in Latency
+	// Latency is null if none was timed. For flushes, only the mean is known.
 	Latency *Latency `json:"latency_seconds"`
 }
 
-// Latency is how long they took, in seconds. Percentiles are at most 3 % above the truth.
+// Latency is the duration of syncs, in seconds. Percentiles are at most 3 % too high.
 type Latency struct {
 	Mean float64  `json:"mean"`
 	P50  *float64 `json:"p50"`
@@ -142,10 +136,9 @@ type Watcher struct {
 	last   *state
 }
 
-// New begins to watch. NotFound, Permission; Unsupported if what a target is on keeps
-// nothing on a block device of this host (tmpfs, network filesystems, FUSE); NotFound also if
-// nothing is mounted at a target's path (Target.Only). Without root,
-// what needs it is left out, and said in Sample.Missing.
+// New starts a watch. NotFound, Permission; Unsupported if a target is not on a block device of this host (tmpfs,
+// network filesystems, FUSE); NotFound also if nothing is mounted at a target's path (Target.Only). Figures that need
+// root are left out without it, and listed in Sample.Missing.
 func New(ctx context.Context, targets []Target) (*Watcher, error) {
 	w := &Watcher{syncs: newSyncTracer()}
 	if all := w.Set(ctx, targets); len(all) > 0 {
@@ -155,9 +148,8 @@ func New(ctx context.Context, targets []Target) (*Watcher, error) {
 	return w, nil
 }
 
-// Set watches other targets from now on: an interval ends here. It looks again at what is
-// below them; call it when mounts have changed. Those that cannot be watched are left out,
-// and why is returned, of kinds as of New.
+// Set replaces the targets, and ends the interval. It finds the layers below them anew; call it when mounts have
+// changed. It leaves out targets that cannot be watched, and returns the reasons, with the error kinds of New.
 func (w *Watcher) Set(ctx context.Context, targets []Target) []error {
 	l, failures := newLayout(ctx, targets, w.layout)
 	w.layout = l
@@ -166,8 +158,7 @@ func (w *Watcher) Set(ctx context.Context, targets []Target) []error {
 	return failures
 }
 
-// Sample is what happened since the last Sample or Set. A target that was unmounted
-// meanwhile is not in it.
+// Sample returns the activity since the last Sample or Set, without targets that have been unmounted.
 func (w *Watcher) Sample() *Sample {
 	now := w.state()
 	s := w.between(w.last, now)
@@ -184,8 +175,8 @@ func (w *Watcher) between(from, to *state) *Sample {
 	return s
 }
 
-// unsupported is an error about a path that nothing can be measured of.
+// unsupported is the error for a path that cannot be measured.
 func unsupported(path, why string) error {
 	return errs.New(errs.Unsupported, op, path, "%s",
-		why).WithHint("only what is on block devices of this host can be watched")
+		why).WithHint("watch a path on a block device of this host")
 }

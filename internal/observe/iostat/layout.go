@@ -16,8 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// group is a layer of devices: those that one filesystem or zpool is on, or that one
-// device is made of.
+// group is a layer of devices: those below one filesystem or zpool, or the components of one device.
 type group struct {
 	name  string
 	kind  string
@@ -25,7 +24,7 @@ type group struct {
 	on    string // the filesystem or zpool on it
 	fsdev uint64 // the number of that filesystem in the mount table
 	zpool string
-	last  bool // nothing is known to be below
+	last  bool // no layer is known below
 	feeds []feed
 }
 
@@ -36,22 +35,22 @@ type feed struct {
 	file string
 }
 
-// watched is a target with what is below it.
+// watched is a target with the layers below it.
 type watched struct {
 	Target
 	stack   *stack.Stack
-	mountID uint64 // of the mount that it is on
+	mountID uint64 // the mount of its path
 	fs      *stack.Layer
 	groups  []*group
-	own     *group // groups[0], if nobody else writes to it
-	shared  string // why not
+	own     *group // groups[0], if it has no other writer
+	shared  string // the reason if own is nil
 	dataset string // of ZFS
 	xfs     string // the file of its statistics
 	chain   map[string]bool
 	sync    syncKey
 }
 
-// layout is all targets and what is below them.
+// layout is all targets and the layers below them.
 type layout struct {
 	targets []*watched
 	groups  []*group // shared ones, each once, from the top down
@@ -59,8 +58,8 @@ type layout struct {
 	devs    map[uint64]blockdev.Device
 }
 
-// newLayout finds what is below targets. What the old layout has and is still there is
-// taken from it: there may be thousands.
+// newLayout finds the layers below targets. It reuses the entries of the old layout that still exist, because there may
+// be thousands.
 func newLayout(ctx context.Context, targets []Target, old *layout) (*layout, []error) {
 	l := &layout{devs: map[uint64]blockdev.Device{}}
 	known := map[Target]*watched{}
@@ -123,7 +122,7 @@ func newLayout(ctx context.Context, targets []Target, old *layout) (*layout, []e
 	return l, failures
 }
 
-// sort puts what is above others before them.
+// sort puts upper layers before lower ones.
 func (l *layout) sort() {
 	depth := map[*group]int{}
 	for _, w := range l.targets {
@@ -134,7 +133,7 @@ func (l *layout) sort() {
 	slices.SortStableFunc(l.groups, func(a, b *group) int { return depth[a] - depth[b] })
 }
 
-// watch finds what is below a target.
+// watch finds the layers below a target.
 func watch(ctx context.Context, table []mount.Entry, t Target) (*watched, error) {
 	s, err := stack.In(ctx, table, t.Path)
 	if err != nil {
@@ -145,8 +144,8 @@ func watch(ctx context.Context, table []mount.Entry, t Target) (*watched, error)
 		var st unix.Stat_t
 		link := unix.Lstat(t.Path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK
 		if top := s.Layers; !link && (len(top) == 0 || top[0].Device == nil && top[0].Mount.Point != s.Path) {
-			return nil, errs.New(errs.NotFound, op, t.Name, "nothing is mounted at %s, as seen from here", t.Path).
-				WithHint("it is mounted in another mount namespace: watch it from there")
+			return nil, errs.New(errs.NotFound, op, t.Name, "nothing is mounted at %s in this mount namespace", t.Path).
+				WithHint("run this in the mount namespace where it is mounted")
 		}
 	}
 
@@ -166,7 +165,7 @@ func watch(ctx context.Context, table []mount.Entry, t Target) (*watched, error)
 
 	byParent := map[int]*group{}
 	for i, d := range s.Layers {
-		if d.Device == nil || d.Role == "cache" || d.Role == "spare" { // what is there is there once more
+		if d.Device == nil || d.Role == "cache" || d.Role == "spare" { // it only has copies of other data
 			continue
 		}
 
@@ -211,7 +210,7 @@ func watch(ctx context.Context, table []mount.Entry, t Target) (*watched, error)
 	return w, nil
 }
 
-// owner decides whether nobody else writes to the first devices.
+// owner decides whether the first devices have no other writer.
 func (w *watched) owner(s *stack.Stack) {
 	top := &s.Layers[0]
 	if top.Device != nil {
@@ -222,7 +221,7 @@ func (w *watched) owner(s *stack.Stack) {
 	w.fs = top
 	switch {
 	case top.Kind == stack.Overlay:
-		w.shared = "an overlay writes into the filesystem of its upper directory, with others"
+		w.shared = "an overlay shares the filesystem of its upper directory"
 	case top.FSType == "zfs":
 		w.shared = "datasets share the devices of the zpool"
 	case w.Only && top.Mount.Point != s.Path:
@@ -240,26 +239,25 @@ func (w *watched) owner(s *stack.Stack) {
 	}
 }
 
-// same reports whether what was at the path still is.
+// same reports whether the path still leads to the same mount.
 func (w *watched) same() bool {
 	id, err := mountID(w.stack.Path)
 	return err == nil && id == w.mountID
 }
 
-// mountID identifies the mount that a path is on.
+// mountID returns the ID of the mount of a path.
 func mountID(path string) (uint64, error) {
 	m, err := kernel.MountAt(unix.AT_FDCWD, path)
 	return m.ID, err
 }
 
-// feeders are all devices, by what they write to.
+// feeders are all devices, by the layer they write to.
 type feeders struct {
 	devices map[uint64][]feed // partitions and mappers, by the device below
-	loops   map[uint64][]feed // by the number of the filesystem that their file is on
+	loops   map[uint64][]feed // by the device number of their file's filesystem
 }
 
-// findFeeds looks at all block devices. What cannot be seen is left out: its
-// writes are then counted as the rest.
+// findFeeds finds all devices that write to other layers. Writes of devices it cannot see count as the rest.
 func findFeeds(table []mount.Entry) feeders {
 	f := feeders{map[uint64][]feed{}, map[uint64][]feed{}}
 	all, err := blockdev.List()

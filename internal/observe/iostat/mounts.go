@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mounts tells when something was mounted or unmounted. It is for one goroutine.
+// Mounts detects changes of the mount table. It is for one goroutine.
 type Mounts struct{ fd int }
 
-// WatchMounts begins to watch the mount table of this process.
+// WatchMounts starts to watch the mount table of this process.
 func WatchMounts() (*Mounts, error) {
-	// Not os.Open: Go's own poller would take the news, which the kernel tells once.
+	// Not os.Open: Go's own poller would consume the event, which the kernel reports once.
 	const file = "/proc/self/mountinfo"
 	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -22,8 +22,8 @@ func WatchMounts() (*Mounts, error) {
 	return &Mounts{fd}, nil
 }
 
-// Changed reports whether mounts have changed since the last call, or since the start. It
-// waits for nothing, and does not read the table.
+// Changed reports whether mounts have changed since the last call, or since the start. It neither waits nor reads the
+// table.
 func (m *Mounts) Changed() bool {
 	p := []unix.PollFd{{Fd: int32(m.fd), Events: unix.POLLPRI}}
 	n, err := unix.Poll(p, 0)

@@ -8,38 +8,35 @@ import (
 	"time"
 )
 
-// Quiet says when writing has died down.
+// Quiet defines when writing has ended.
 type Quiet struct {
-	// Written reads what has been written so far, in bytes, in as many places as Idle
-	// has.
+	// Written reads the bytes written so far, in as many places as Idle has.
 	Written func() ([]int64, error)
-	Idle    []float64     // bytes/s that others write there all the time
+	Idle    []float64     // bytes/s of the background load there
 	Limit   time.Duration // wait no longer
-	// Dirty reads how many bytes in memory are still to be written; nil: it does not
-	// count. DirtyBefore is how many there were before; DirtySlack as many more count as
-	// none (0: 4 MiB, for the whole host).
+	// Dirty reads the amount of dirty data in memory; nil: ignored. DirtyBefore is the amount before the operation; up to
+	// DirtySlack more is tolerated (0: 4 MiB, for the whole host).
 	Dirty       func() int64
 	DirtyBefore int64
 	DirtySlack  int64
 }
 
-// Tail says how writing ended.
+// Tail describes how writing ended.
 type Tail struct {
-	Seconds float64 // from the start of waiting to the last write
-	Quiet   bool    // false: the limit came first
+	Seconds float64 // from the start of the wait to the last write
+	Quiet   bool    // false: the limit was reached first
 }
 
 const (
 	pollEvery  = 250 * time.Millisecond
 	quietPolls = 4
-	// quietBytes a poll and less count as quiet; quietDirty more unwritten
-	// bytes in memory than before, too.
+	// A poll with at most quietBytes written counts as quiet, if at most quietDirty more bytes are dirty than before.
 	quietBytes = 64 << 10
 	quietDirty = 4 << 20
 )
 
-// UntilQuiet waits until next to nothing beyond q.Idle has been written for a second, and
-// no more unwritten data is in memory than before, or for q.Limit. It syncs nothing.
+// UntilQuiet waits until hardly anything beyond q.Idle has been written for a second, and no more data is dirty than
+// before, or until q.Limit has passed. It syncs nothing.
 func UntilQuiet(ctx context.Context, q Quiet) (Tail, error) {
 	start := time.Now()
 	last := start
@@ -81,7 +78,7 @@ func UntilQuiet(ctx context.Context, q Quiet) (Tail, error) {
 	return t, nil
 }
 
-// Rate measures for a time what is written in each place, in bytes/s.
+// Rate measures the write rate of each place over a time, in bytes/s.
 func Rate(ctx context.Context, d time.Duration, written func() ([]int64, error)) ([]float64, error) {
 	a, err := written()
 	if err != nil {
@@ -106,8 +103,7 @@ func Rate(ctx context.Context, d time.Duration, written func() ([]int64, error))
 	return out, nil
 }
 
-// DirtyBytes is how much data in memory is still to be written, on all disks; 0 if
-// it cannot be read.
+// DirtyBytes returns the amount of dirty data in memory, for all disks; 0 if it cannot be read.
 func DirtyBytes() int64 {
 	b, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

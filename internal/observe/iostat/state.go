@@ -11,14 +11,14 @@ import (
 	"pando/internal/observe/blockdev"
 )
 
-// state is all counts at a moment.
+// state holds all counts at one moment.
 type state struct {
 	at     time.Time
 	devs   map[uint64]blockdev.Stat
 	objs   map[string]objset // by dataset
 	xfs    map[string]int64  // bytes written by programs, by target
 	syncs  map[syncKey]*tally
-	absent map[string]bool // targets whose path is another filesystem now
+	absent map[string]bool // targets whose path is now on another filesystem
 }
 
 func (w *Watcher) state() *state {
@@ -50,7 +50,7 @@ func (w *Watcher) state() *state {
 	return s
 }
 
-// sum is what devices did in between; false if one has gone.
+// sum returns the counts of devices between two states; false if one has been removed.
 func (l *layout) sum(from, to *state, devs []blockdev.Device) (Counts, bool) {
 	var c Counts
 	flushes, counted := int64(0), true
@@ -79,7 +79,7 @@ func (l *layout) sum(from, to *state, devs []blockdev.Device) (Counts, bool) {
 	return c, true
 }
 
-// fed is what all that writes to a group wrote in between.
+// fed returns the amounts that each writer of a group wrote between two states.
 func (l *layout) fed(from, to *state, g *group) []From {
 	out := []From{}
 	for _, f := range g.feeds {
@@ -115,7 +115,7 @@ func poolOf(dataset string) string {
 	return pool
 }
 
-// diff is the sample between two states.
+// diff returns the sample between two states.
 func (l *layout) diff(from, to *state) *Sample {
 	s := &Sample{Time: to.at, Seconds: to.at.Sub(from.at).Seconds(), Targets: []TargetSample{}, Layers: []LayerSample{}}
 	feeds := map[*group][]From{}
@@ -214,7 +214,7 @@ func (l *layout) target(from, to *state, t *watched, feeds map[*group][]From) (T
 
 		step := Step{Layer: g.name, WrittenBytes: c.WrittenBytes, OthersBytes: others}
 
-		// Others may have passed down what has not arrived: then too much is subtracted.
+		// Data passed down by others may not have arrived: then too much is subtracted.
 		mine := c.WrittenBytes - others
 		if drowned = others > 0 && mine < above; !drowned {
 			step.Amplification, above = ratio(mine, base), mine
@@ -229,13 +229,13 @@ func (l *layout) target(from, to *state, t *watched, feeds map[*group][]From) (T
 
 	switch {
 	case base == nil:
-		x.NoAmplification = "what it writes itself is not known: " + t.shared
+		x.NoAmplification = "its own writes are unknown: " + t.shared
 	case !known:
-		x.NoAmplification = "the disk is not known: " + t.stack.Hidden
+		x.NoAmplification = "the disk is unknown: " + t.stack.Hidden
 	case *base == 0:
 		x.NoAmplification = "it wrote nothing"
 	case drowned:
-		x.NoAmplification = "others have passed more down than has reached the disk: what of it is whose cannot be told"
+		x.NoAmplification = "other writers passed down more than has reached the disk, so the writes cannot be attributed"
 	default:
 		x.Amplification = ratio(disk-others, base)
 	}
@@ -251,7 +251,7 @@ func ratio(n int64, base *int64) *float64 {
 	return &r
 }
 
-// flushSyncs takes the flushes of a device for the syncs.
+// flushSyncs uses the flushes of a device as its syncs.
 func flushSyncs(c Counts) *Syncs {
 	s := &Syncs{Source: "flushes", Count: *c.Flushes}
 	if s.Count > 0 {
@@ -260,8 +260,7 @@ func flushSyncs(c Counts) *Syncs {
 	return s
 }
 
-// readXFSWritten is what programs have written into an XFS, in bytes, from the
-// line "xpc" of its statistics.
+// readXFSWritten returns the bytes that programs have written to an XFS, from the line "xpc" of its statistics.
 func readXFSWritten(file string) (int64, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -275,13 +274,13 @@ func readXFSWritten(file string) (int64, error) {
 	return 0, fmt.Errorf("%s has no line xpc", file)
 }
 
-// objset is what ZFS counts of a dataset.
+// objset holds the counts of a ZFS dataset.
 type objset struct {
 	written int64 // bytes written by programs
 	commits int64 // of the intent log; -1 before OpenZFS 2.2
 }
 
-// kstats is where ZFS shows them.
+// kstats is the directory of these counts.
 var kstats = "/proc/spl/kstat/zfs"
 
 // readObjsets reads the counts of all datasets of a pool that are in use.
@@ -290,7 +289,7 @@ func readObjsets(pool string, into map[string]objset) {
 	for _, f := range files {
 		b, err := os.ReadFile(f)
 		if err != nil {
-			continue // unmounted meanwhile
+			continue // it has been unmounted
 		}
 		if name, o, ok := parseObjset(string(b)); ok {
 			into[name] = o

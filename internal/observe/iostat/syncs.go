@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// syncKey is whose syncs are counted together: a filesystem on a device (ext4, XFS), a
-// btrfs (subvol 0), or one subvolume of it. The zero key is nobody's.
+// syncKey identifies syncs that are counted together: those of a filesystem on a device (ext4, XFS), of a btrfs (subvol
+// 0), or of one subvolume of it. The zero key is unused.
 type syncKey struct {
 	fs     string   // "ext4", "xfs", "btrfs"
 	dev    uint64   // in the kernel's form
@@ -28,7 +28,7 @@ type syncKey struct {
 	subvol uint64
 }
 
-// syncKey is the target's; zero where the kernel does not tell its syncs from others'.
+// syncKey returns the target's key; zero if its syncs cannot be told from others.
 func (w *watched) syncKey() syncKey {
 	switch {
 	case w.fs == nil:
@@ -44,7 +44,7 @@ func (w *watched) syncKey() syncKey {
 			return k
 		}
 
-		d, err := os.Open(w.fs.Mount.Point) // closed at once: the mount must not be kept busy
+		d, err := os.Open(w.fs.Mount.Point) // closed at once, to keep the mount free
 		if err != nil {
 			return syncKey{}
 		}
@@ -69,9 +69,9 @@ func (w *watched) syncKey() syncKey {
 	return syncKey{}
 }
 
-// btrfsUUID finds the UUID of the btrfs that a device is of.
+// btrfsUUID finds the UUID of the btrfs on a device.
 func btrfsUUID(device string) (id [16]byte, ok bool) {
-	found, _ := filepath.Glob("/sys/fs/btrfs/*/devices/" + device) // no pattern is in it: a device's name
+	found, _ := filepath.Glob("/sys/fs/btrfs/*/devices/" + device) // device names contain no pattern
 	if len(found) != 1 {
 		return id, false
 	}
@@ -79,7 +79,7 @@ func btrfsUUID(device string) (id [16]byte, ok bool) {
 	return id, err == nil && copy(id[:], b) == len(id)
 }
 
-// tally is what was counted of syncs.
+// tally counts syncs and their durations.
 type tally struct {
 	count, timed int64
 	sum          time.Duration
@@ -99,8 +99,7 @@ func (t *tally) minus(o *tally) *Syncs {
 	return s
 }
 
-// histogram counts durations in classes 1/32 wide: class 32*e+m is of durations from
-// (32+m)<<e ns, for those from 32 ns on.
+// histogram counts durations in classes 1/32 wide: class 32*e+m holds durations from (32+m)<<e ns, for 32 ns and more.
 type histogram []int64
 
 const classBits = 5
@@ -111,7 +110,7 @@ func class(d time.Duration) int {
 	return e<<classBits + int(n>>e) - 1<<classBits
 }
 
-// upper is the end of a class, in seconds.
+// upper returns the end of a class, in seconds.
 func upper(class int) float64 {
 	e, m := class>>classBits, class&(1<<classBits-1)
 	return float64(uint64(m+1+1<<classBits)<<e) / 1e9
@@ -133,7 +132,7 @@ func (h histogram) minus(o histogram) histogram {
 	return out
 }
 
-// at is the percentile p, in seconds; nil if the histogram is empty.
+// at returns the percentile p, in seconds; nil if the histogram is empty.
 func (h histogram) at(p float64) *float64 {
 	var total, seen int64
 	for _, n := range h {
@@ -155,40 +154,40 @@ func (h histogram) at(p float64) *float64 {
 	return nil
 }
 
-// drainEvery is how often records are taken out of the kernel's buffers, whatever the
-// interval is: they hold several seconds of the fastest disks' syncs.
+// drainEvery is the interval between reads of the kernel's buffers, which hold several seconds of syncs on the fastest
+// disks.
 const drainEvery = 200 * time.Millisecond
 
-// syncTracer counts and times syncs by the events of the kernel.
+// syncTracer counts and times syncs by kernel events.
 type syncTracer struct {
 	mu      sync.Mutex
 	rec     *tracepoint.Recorder
-	cut     uint64 // records up to then have been counted, by the recorder before
+	cut     uint64 // records up to this time have been counted, by the previous recorder
 	keys    map[syncKey]*tally
 	began   map[int]begun // by thread: in a system call
 	inExt4  map[int]begun // and in ext4's part of one
 	lost    uint64
-	err     error // why nothing is recorded
+	err     error // the reason if own is nilhing is recorded
 	specs   []tracepoint.Spec
 	drainer chan struct{} // closed to stop it
 	stopped chan struct{}
 }
 
-// begun is a call that a thread is in.
+// begun is a call in progress.
 type begun struct {
 	at   uint64
-	keys []*tally // whose sync it is, once that is known
+	keys []*tally // the tallies to add it to, once known
 }
 
 func newSyncTracer() *syncTracer {
 	return &syncTracer{keys: map[syncKey]*tally{}, began: map[int]begun{}, inExt4: map[int]begun{}}
 }
 
-// maxFiltered is how many devices the kernel's filter names, which has an end; beyond,
-// this program filters.
+// maxFiltered is the number of devices in the kernel's filter, which has a limited size; with more devices, this
+// program filters.
 const maxFiltered = 100
 
-// set counts the syncs of the layout's targets from now on.
+// set starts counting the syncs of the layout's targets.
 func (s *syncTracer) set(l *layout) {
 	keys := map[syncKey]*tally{}
 	devs := map[string][]string{}
@@ -216,8 +215,8 @@ func (s *syncTracer) set(l *layout) {
 	}
 
 	if len(devs["xfs"])+len(devs["btrfs"]) > 0 {
-		// These have no event at the end: that of the system call is taken. A call is begun
-		// before the filesystem says which it is.
+		// These filesystems have no event at the end of a sync, so the end of the system call is used. The call begins before
+		// the event of the filesystem identifies it.
 		for _, c := range []string{"fsync", "fdatasync", "msync"} {
 			specs = append(specs, tracepoint.Spec{Event: "syscalls:sys_enter_" + c},
 				tracepoint.Spec{Event: "syscalls:sys_exit_" + c})
@@ -262,8 +261,7 @@ func (s *syncTracer) set(l *layout) {
 	}
 }
 
-// fileSystemEvents are the events of a sync in a filesystem: of its beginning and, of ext4,
-// of its end.
+// fileSystemEvents are the events of a sync in a filesystem: its start and, for ext4, its end.
 var fileSystemEvents = map[string][]string{
 	"ext4":  {"ext4:ext4_sync_file_enter", "ext4:ext4_sync_file_exit"},
 	"xfs":   {"xfs:xfs_file_fsync", "xfs:xfs_dir_fsync"},
@@ -296,7 +294,7 @@ func (s *syncTracer) keepDraining(stop, stopped chan struct{}) {
 
 func (s *syncTracer) drain() { s.drainUpTo(math.MaxUint64) }
 
-// drainUpTo counts what has been recorded.
+// drainUpTo counts the records up to a time.
 func (s *syncTracer) drainUpTo(end uint64) {
 	if s.rec == nil {
 		return
@@ -317,7 +315,7 @@ func (s *syncTracer) drainUpTo(end uint64) {
 		}
 	}
 
-	if len(s.began)+len(s.inExt4) > maxBegun { // of threads that ended in their calls
+	if len(s.began)+len(s.inExt4) > maxBegun { // left by threads that ended during their calls
 		s.began, s.inExt4 = map[int]begun{}, map[int]begun{}
 	}
 }
@@ -355,7 +353,7 @@ func (s *syncTracer) take(r tracepoint.Record) {
 	}
 }
 
-// entered counts a sync in a filesystem that has no event for its end.
+// entered counts a sync in a filesystem without an event for its end.
 func (s *syncTracer) entered(r tracepoint.Record, k syncKey) {
 	t := s.keys[k]
 	if t == nil {
@@ -368,7 +366,7 @@ func (s *syncTracer) entered(r tracepoint.Record, k syncKey) {
 	}
 }
 
-// ended times the call that a thread was in.
+// ended times a call that has returned.
 func (s *syncTracer) ended(calls map[int]begun, r tracepoint.Record) {
 	b, ok := calls[r.TID]
 	if !ok {
@@ -388,7 +386,7 @@ func (s *syncTracer) ended(calls map[int]begun, r tracepoint.Record) {
 	}
 }
 
-// read is what has been counted so far; empty if nothing is.
+// read returns the counts so far, empty if nothing is counted.
 func (s *syncTracer) read() map[syncKey]*tally {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -407,7 +405,7 @@ func (s *syncTracer) read() map[syncKey]*tally {
 	return out
 }
 
-// missing says what is not counted.
+// missing lists the syncs that are not counted, with the reason.
 func (s *syncTracer) missing(l *layout) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -415,13 +413,13 @@ func (s *syncTracer) missing(l *layout) []string {
 	var out []string
 	switch {
 	case errs.Is(s.err, errs.Permission):
-		out = append(out, "syncs of programs are seen by root only: the flushes of the device stand in for them")
+		out = append(out, "only root can see the syncs of programs: showing flushes of the device instead")
 	case s.err != nil:
-		out = append(out, "syncs of programs cannot be seen ("+s.err.Error()+"): the flushes of the device stand in for them")
+		out = append(out, "syncs of programs are not visible ("+s.err.Error()+"): showing flushes of the device instead")
 	}
 
 	if s.lost > 0 {
-		out = append(out, fmt.Sprintf("%d events of syncs came too fast to be recorded", s.lost))
+		out = append(out, fmt.Sprintf("%d sync events came too fast to be recorded", s.lost))
 	}
 
 	var mixed []string

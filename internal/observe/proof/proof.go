@@ -26,7 +26,7 @@ const (
 // Proof is what was found during one run.
 type Proof struct {
 	Method   Method `json:"method"`
-	NoTraces string `json:"no_tracepoints,omitempty"` // why not by tracepoints
+	NoTraces string `json:"no_tracepoints,omitempty"` // the reason if own is nil by tracepoints
 	Result   Result `json:"result"`
 	// Layer names the first layer, from the top, that fails; "" if none does.
 	// "system call" is the layer above the filesystem.
@@ -37,7 +37,7 @@ type Proof struct {
 	Calls   Calls        `json:"calls"`
 	Layers  []LayerProof `json:"layers"` // from the top down
 	Sample  *Sample      `json:"sample,omitempty"`
-	Hidden  string       `json:"hidden,omitempty"` // why nothing is known below the last layer
+	Hidden  string       `json:"hidden,omitempty"` // the reason if own is nilhing is known below the last layer
 	Seconds float64      `json:"seconds"`          // that were watched
 }
 

@@ -407,7 +407,7 @@ func btrfsDevices(source string) ([]blockdev.Device, error) {
 	for _, l := range links {
 		text, err := os.ReadFile(filepath.Join(l, "dev"))
 		if err != nil {
-			continue // unmounted meanwhile
+			continue // it has been unmounted
 		}
 
 		var major, minor uint32
