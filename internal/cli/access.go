@@ -45,7 +45,7 @@ func (a *App) loadRemote(name string) (*replicate.Remote, error) {
 	}
 
 	r.KnowNames(func(ctx context.Context) ([]string, error) {
-		e, err := a.open(ctx)
+		e, err := a.openPool(ctx)
 		if err != nil {
 			return nil, err
 		}

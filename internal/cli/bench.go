@@ -69,7 +69,7 @@ next ` + "`pando bench clone`" + ` removes what is left; --clean does only that.
 	f.BoolVar(&q.Keep, "keep", false, "keep the golden and the volumes")
 	f.BoolVar(&clean, "clean", false, "only remove leftovers of killed runs")
 
-	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+	c.RunE = a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 		q.Engine, q.Drivers, q.TempDir = e, a.Drivers, os.TempDir()
 		var err error
 		if q.Program, err = os.Executable(); err != nil {
@@ -94,7 +94,7 @@ next ` + "`pando bench clone`" + ` removes what is left; --clean does only that.
 func (a *App) benchClone(ctx context.Context, q bench.Config, clean bool) error {
 	var report *bench.Report
 	var removed []string
-	err := a.track(func(t *progress.Tracker) (err error) {
+	err := a.showProgress(func(t *progress.Tracker) (err error) {
 		t.Start("removing leftovers of killed runs", 0, 0)
 		if removed, err = bench.Clean(ctx, q.Engine); err != nil || clean {
 			return err
@@ -105,7 +105,7 @@ func (a *App) benchClone(ctx context.Context, q bench.Config, clean bool) error 
 	})
 
 	for _, name := range removed {
-		a.note("removed leftovers of %s, which was killed", name)
+		a.printNote("removed leftovers of %s, which was killed", name)
 	}
 
 	switch {
@@ -116,7 +116,7 @@ func (a *App) benchClone(ctx context.Context, q bench.Config, clean bool) error 
 	case clean:
 		return nil
 	case report.Kept != "":
-		a.note("kept the volumes and goldens whose names begin with %s; remove them with `pando destroy '%s-*'` and `pando golden rm`",
+		a.printNote("kept the volumes and goldens whose names begin with %s; remove them with `pando destroy '%s-*'` and `pando golden rm`",
 			report.Kept, report.Kept)
 	}
 

@@ -77,7 +77,7 @@ func (a *App) printComparison(c *syncbench.Comparison) error {
 		}
 	}
 
-	if err := a.fields("A", sideText(c.A), "B", sideText(c.B)); err != nil {
+	if err := a.printFields("A", sideText(c.A), "B", sideText(c.B)); err != nil {
 		return err
 	}
 
@@ -99,9 +99,9 @@ func (a *App) printComparison(c *syncbench.Comparison) error {
 
 	t := a.table("", "A", "B", "B / A", "NOISE", "VERDICT")
 	for _, x := range c.Changes {
-		value := duration
+		value := formatDuration
 		if x.Unit != "s" {
-			value = perSecond
+			value = formatRate
 		}
 
 		over, noise, verdict := "-", "-", x.Verdict
@@ -140,21 +140,21 @@ func noiseText(v float64) string {
 	case v >= 1000:
 		return "> 1000x"
 	case v >= 1:
-		return ratio(1 + v)
+		return formatRatio(1 + v)
 	}
 	return strconv.FormatFloat(math.Ceil(v*1000-1e-6)/10, 'f', 1, 64) + " %"
 }
 
 func sideText(s syncbench.Side) string {
-	return fmt.Sprintf("%s: %s of %s on %s, %s, %s", s.Name, plural(s.Runs, "run"), duration(s.Seconds), s.Path, s.Host,
+	return fmt.Sprintf("%s: %s of %s on %s, %s, %s", s.Name, plural(s.Runs, "run"), formatDuration(s.Seconds), s.Path, s.Host,
 		s.Verdict)
 }
 
-// perSecond writes a rate.
-func perSecond(v float64) string {
+// formatRate writes a rate.
+func formatRate(v float64) string {
 	switch {
 	case v >= 99.5:
-		return thousands(int64(math.Round(v)))
+		return formatThousands(int64(math.Round(v)))
 	case v >= 9.95:
 		return strconv.FormatFloat(v, 'f', 1, 64)
 	}

@@ -46,14 +46,14 @@ at the end. If it is killed, ` + "`pando bench clone --clean`" + ` removes what 
 			return err
 		}
 
-		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
+		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			q.Engine, q.Drivers, q.TempDir = e, a.Drivers, os.TempDir()
 			if q.Program, err = os.Executable(); err != nil {
 				return errs.Wrap("bench", "", err)
 			}
 
 			var report *bench.ReclaimReport
-			err := a.track(func(t *progress.Tracker) (err error) {
+			err := a.showProgress(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
 				report, err = bench.Reclaim(ctx, q)
 				return err
@@ -74,26 +74,26 @@ at the end. If it is killed, ` + "`pando bench clone --clean`" + ` removes what 
 }
 
 func (a *App) printReclaim(r *bench.ReclaimReport) error {
-	if err := a.fields(
+	if err := a.printFields(
 		"driver", r.Driver,
 		"clones", fmt.Sprintf("%d of a tree of %d files, each mounted, walked and written to, in %s", r.Clones, r.Files,
-			duration(r.MakeSeconds)),
-		"destroyed", fmt.Sprintf("in %s, %s each; settled %s later", duration(r.Destroy),
-			duration(r.Destroy/float64(r.Clones)), duration(r.Settle)),
+			formatDuration(r.MakeSeconds)),
+		"destroyed", fmt.Sprintf("in %s, %s each; settled %s later", formatDuration(r.Destroy),
+			formatDuration(r.Destroy/float64(r.Clones)), formatDuration(r.Settle)),
 		"gc", fmt.Sprintf("the whole command %s, with %d goldens of %d generations and %d volumes",
-			duration(r.GCCommand[len(r.GCCommand)/2]), r.Goldens, r.Generations, r.Volumes),
+			formatDuration(r.GCCommand[len(r.GCCommand)/2]), r.Goldens, r.Generations, r.Volumes),
 	); err != nil {
 		return err
 	}
 
-	if err := a.heading("Used by the clones, and returned"); err != nil {
+	if err := a.printHeading("Used by the clones, and returned"); err != nil {
 		return err
 	}
 
 	t := a.table("", "BEFORE", "WITH ALL", "AFTER")
-	t.row("used space of the pool", size(r.UsedBefore), size(r.UsedPeak), size(r.UsedAfter))
+	t.row("used space of the pool", formatBytes(r.UsedBefore), formatBytes(r.UsedPeak), formatBytes(r.UsedAfter))
 	for _, s := range r.Slabs {
-		t.row("kernel memory, "+s.Cache, size(s.Before), size(s.Peak), size(s.After))
+		t.row("kernel memory, "+s.Cache, formatBytes(s.Before), formatBytes(s.Peak), formatBytes(s.After))
 	}
 
 	if r.NoSlabs != "" {

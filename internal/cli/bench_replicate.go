@@ -70,7 +70,7 @@ next run in the same DIR removes leftovers of a killed run.`,
 		}
 
 		var report *bench.ReplicateReport
-		err = a.track(func(t *progress.Tracker) (err error) {
+		err = a.showProgress(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
 			report, err = bench.Replicate(c.Context(), q)
 			return err
@@ -120,7 +120,7 @@ func parseScenarios(sizes []string) ([]bench.Scenario, error) {
 
 func (a *App) printReplicate(r *bench.ReplicateReport) error {
 	for _, s := range r.Scenarios {
-		head := fmt.Sprintf("%s, growing by %s", size(s.Base), size(s.Append))
+		head := fmt.Sprintf("%s, growing by %s", formatBytes(s.Base), formatBytes(s.Append))
 		if s.Skipped != "" {
 			if err := a.printf("\n%s: not measured: %s\n", head, s.Skipped); err != nil {
 				return err
@@ -128,7 +128,7 @@ func (a *App) printReplicate(r *bench.ReplicateReport) error {
 			continue
 		}
 
-		if err := a.heading(head); err != nil {
+		if err := a.printHeading(head); err != nil {
 			return err
 		}
 
@@ -148,17 +148,17 @@ func (a *App) printReplicate(r *bench.ReplicateReport) error {
 
 			against := "-"
 			if own != nil && own.RestoreAll > 0 {
-				against = ratio(x.RestoreAll / own.RestoreAll)
+				against = formatRatio(x.RestoreAll / own.RestoreAll)
 			}
 
 			refresh := "-"
 			if len(x.Refreshes) > 0 {
-				refresh = duration(bench.Median(x.Refreshes))
+				refresh = formatDuration(bench.Median(x.Refreshes))
 			}
 
-			t.row(x.Name, duration(x.Push), size(x.PushBytes), duration(x.Restore), duration(bench.Median(x.Appends)),
-				size(x.AppendBytes),
-				refresh, duration(bench.Median(x.Idle)), duration(x.RestoreAll), against)
+			t.row(x.Name, formatDuration(x.Push), formatBytes(x.PushBytes), formatDuration(x.Restore), formatDuration(bench.Median(x.Appends)),
+				formatBytes(x.AppendBytes),
+				refresh, formatDuration(bench.Median(x.Idle)), formatDuration(x.RestoreAll), against)
 		}
 
 		if err := t.flush(); err != nil {
@@ -166,8 +166,8 @@ func (a *App) printReplicate(r *bench.ReplicateReport) error {
 		}
 
 		if s.Decode > 0 {
-			if err := a.printf("decrypting and decompressing everything takes %s; writing everything takes %s\n", duration(s.Decode),
-				duration(s.Disk)); err != nil {
+			if err := a.printf("decrypting and decompressing everything takes %s; writing everything takes %s\n", formatDuration(s.Decode),
+				formatDuration(s.Disk)); err != nil {
 				return err
 			}
 		}

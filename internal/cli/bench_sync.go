@@ -194,7 +194,7 @@ func (a *App) benchSync(ctx context.Context, q syncbench.Config, args []string, 
 
 	q.Path, q.Volume = path, volume
 	var report *syncbench.Report
-	err = a.track(func(t *progress.Tracker) (err error) {
+	err = a.showProgress(func(t *progress.Tracker) (err error) {
 		q.Tracker = t
 		report, err = syncbench.Measure(ctx, q)
 		return err
@@ -241,11 +241,11 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 	}
 
 	_, missing := os.Stat(word)
-	e, err := a.open(ctx)
+	e, err := a.openPool(ctx)
 	if err != nil {
 		if missing == nil || errs.Is(err, errs.NotFound) { // a directory needs no pool
 			if !errs.Is(err, errs.NotFound) {
-				a.warn("%v; measuring the directory %s", err, word)
+				a.printWarning("%v; measuring the directory %s", err, word)
 			}
 			return word, "", nothing, a.noDirectory(word, missing, nil)
 		}
@@ -276,7 +276,7 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 		return "", "", nil, err
 	}
 
-	ctx, tell := a.reporting(ctx)
+	ctx, tell := a.collectWarnings(ctx)
 	v, err := e.Mount(ctx, engine.MountRequest{Volume: name})
 	if err != nil {
 		e.Close()

@@ -94,6 +94,6 @@ func (a *App) writePage(op, path string, r *syncbench.Report) error {
 		return errs.Wrap(op, path, err)
 	}
 
-	a.note("wrote %s", path)
+	a.printNote("wrote %s", path)
 	return nil
 }

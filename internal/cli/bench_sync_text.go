@@ -71,7 +71,7 @@ func (a *App) printProfiles(all []syncbench.Profile) error {
 func workText(p syncbench.Profile) string {
 	out := plural(p.Writers, "writer")
 	if p.Bytes > 0 {
-		out += ", writes of " + size(p.Bytes)
+		out += ", writes of " + formatBytes(p.Bytes)
 	}
 
 	switch {
@@ -82,7 +82,7 @@ func workText(p syncbench.Profile) string {
 	}
 
 	if p.File > 0 {
-		out += ", " + size(p.File) + " of files"
+		out += ", " + formatBytes(p.File) + " of files"
 	}
 
 	return out
@@ -129,7 +129,7 @@ func (a *App) printSyncHead(r *syncbench.Report) error {
 		{"path", path}, {"layers", strings.Join(chain, " > ")}, {"profile", r.Profile.Name + ": " + r.Profile.Title}, {"work",
 			workText(r.Profile)},
 		{"host", fmt.Sprintf("%s, %s, %s, Linux %s, %s", r.Host.Name, plural(r.Host.CPUs, "processor"),
-			size(r.Host.MemoryBytes), r.Host.Kernel, r.Host.Fio)},
+			formatBytes(r.Host.MemoryBytes), r.Host.Kernel, r.Host.Fio)},
 		{"command", strings.Join(words, " ")}, {"quick", quick},
 	} {
 		if f[1] == "" {
@@ -152,14 +152,14 @@ func argument(s string) string {
 }
 
 func (a *App) printSyncRuns(r *syncbench.Report) error {
-	if err := a.heading("Duration of syncs: " + r.Profile.Sync); err != nil {
+	if err := a.printHeading("Duration of syncs: " + r.Profile.Sync); err != nil {
 		return err
 	}
 
 	t := a.table("RUN", "SYNCS/S", "WRITES/S", "P50", "P95", "P99", "P99.9", "MAX")
 	writes := false
 	for i, x := range r.Runs {
-		t.row(append([]string{itoa(i + 1), perSecond(x.SyncsPerSecond), perSecond(x.WritesPerSecond)},
+		t.row(append([]string{itoa(i + 1), formatRate(x.SyncsPerSecond), formatRate(x.WritesPerSecond)},
 			latencyCells(x.Sync)...)...)
 		writes = writes || x.Write != nil
 	}
@@ -168,7 +168,7 @@ func (a *App) printSyncRuns(r *syncbench.Report) error {
 		return err
 	}
 
-	if err := a.heading("Duration of the writes before them, to memory only"); err != nil {
+	if err := a.printHeading("Duration of the writes before them, to memory only"); err != nil {
 		return err
 	}
 
@@ -183,7 +183,7 @@ func (a *App) printSyncRuns(r *syncbench.Report) error {
 }
 
 func latencyCells(l syncbench.Latency) []string {
-	return []string{duration(l.P50), duration(l.P95), duration(l.P99), duration(l.P999), duration(l.Max)}
+	return []string{formatDuration(l.P50), formatDuration(l.P95), formatDuration(l.P99), formatDuration(l.P999), formatDuration(l.Max)}
 }
 
 func (a *App) printTarget(r *syncbench.Report) error {
@@ -192,7 +192,7 @@ func (a *App) printTarget(r *syncbench.Report) error {
 		return nil
 	}
 
-	if err := a.heading("Highest rate of syncs with a p99 of at most " + duration(g.P99)); err != nil {
+	if err := a.printHeading("Highest rate of syncs with a p99 of at most " + formatDuration(g.P99)); err != nil {
 		return err
 	}
 
@@ -202,7 +202,7 @@ func (a *App) printTarget(r *syncbench.Report) error {
 		if s.Keeps {
 			keeps = "yes"
 		}
-		t.row(itoa(s.Writers), perSecond(s.SyncsPerSecond), duration(s.P99), keeps)
+		t.row(itoa(s.Writers), formatRate(s.SyncsPerSecond), formatDuration(s.P99), keeps)
 	}
 
 	if err := t.flush(); err != nil {
@@ -213,7 +213,7 @@ func (a *App) printTarget(r *syncbench.Report) error {
 		return a.printf("No step is within the limit.\n")
 	}
 
-	return a.printf("%s syncs/s, by %s\n", perSecond(g.Best), plural(g.Writers, "writer"))
+	return a.printf("%s syncs/s, by %s\n", formatRate(g.Best), plural(g.Writers, "writer"))
 }
 
 // utf8Terminal reports whether the locale's character set is UTF-8.
@@ -280,12 +280,12 @@ func (a *App) printTimelines(r *syncbench.Report) error {
 		return nil
 	}
 
-	title := fmt.Sprintf("Syncs per second over time, up to %s", perSecond(high))
+	title := fmt.Sprintf("Syncs per second over time, up to %s", formatRate(high))
 	if stalled > 0 {
 		title += " (!: a stall)"
 	}
 
-	if err := a.heading(title); err != nil {
+	if err := a.printHeading(title); err != nil {
 		return err
 	}
 
@@ -297,7 +297,7 @@ func (a *App) printTimelines(r *syncbench.Report) error {
 
 		bars, marks := spark(x, high, sparkWidth, utf8Terminal())
 		head := fmt.Sprintf("run %-3d ", i+1)
-		if err := a.printf("%s%s %s\n", head, bars, duration(x.Timeline[len(x.Timeline)-1].At)); err != nil {
+		if err := a.printf("%s%s %s\n", head, bars, formatDuration(x.Timeline[len(x.Timeline)-1].At)); err != nil {
 			return err
 		}
 
@@ -365,7 +365,7 @@ func (a *App) printLayers(r *syncbench.Report) error {
 	for _, l := range layers {
 		needed := "-"
 		if l.Needed > 0 {
-			needed = thousands(l.Needed)
+			needed = formatThousands(l.Needed)
 		}
 
 		name := strings.Repeat(" ", min(max(l.Depth, 0), 8)) + oneLine(l.Name)
@@ -373,17 +373,17 @@ func (a *App) printLayers(r *syncbench.Report) error {
 			name += " (" + l.Role + ")"
 		}
 
-		cells := []string{shorten(name, 24), needed, counted(l.Flushes), counted(l.FUA)}
+		cells := []string{shorten(name, 24), needed, formatCount(l.Flushes), formatCount(l.FUA)}
 		if others {
-			cells = append(cells, counted(l.OthersFlushes))
+			cells = append(cells, formatCount(l.OthersFlushes))
 		}
 
 		bytes := "-"
 		if l.WrittenBytes >= 0 {
-			bytes = size(l.WrittenBytes)
+			bytes = formatBytes(l.WrittenBytes)
 		}
 
-		t.row(append(cells, counted(l.Writes), bytes, string(l.Result))...)
+		t.row(append(cells, formatCount(l.Writes), bytes, string(l.Result))...)
 	}
 
 	if err := t.flush(); err != nil {
@@ -401,11 +401,11 @@ func (a *App) printLayers(r *syncbench.Report) error {
 	return nil
 }
 
-func counted(n int64) string {
+func formatCount(n int64) string {
 	if n < 0 {
 		return "-"
 	}
-	return thousands(n)
+	return formatThousands(n)
 }
 
 // shorten leaves out the middle of what is longer than n characters.

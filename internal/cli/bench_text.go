@@ -44,12 +44,12 @@ func (a *App) printBenchHead(r *bench.Report) error {
 		source = "a generated tree"
 	}
 
-	source += fmt.Sprintf(": %d files, %s of data", r.Source.Files, size(r.Source.Bytes))
-	golden := fmt.Sprintf("%s, %s in %s", r.Source.FS, size(r.Source.LogicalBytes),
+	source += fmt.Sprintf(": %d files, %s of data", r.Source.Files, formatBytes(r.Source.Bytes))
+	golden := fmt.Sprintf("%s, %s in %s", r.Source.FS, formatBytes(r.Source.LogicalBytes),
 		plural(int(r.Source.Extents), "extent"))
-	return a.fields(
+	return a.printFields(
 		"pool", pool, "devices", devices,
-		"host", fmt.Sprintf("%s, %s, Linux %s", plural(r.Host.CPUs, "processor"), size(r.Host.MemoryBytes), r.Host.Kernel),
+		"host", fmt.Sprintf("%s, %s, Linux %s", plural(r.Host.CPUs, "processor"), formatBytes(r.Host.MemoryBytes), r.Host.Kernel),
 		"source", source, "golden", golden, "raw floor", orMissing("", r.NoFloor),
 	)
 }
@@ -61,10 +61,10 @@ func orMissing(s, reason string) string {
 	return s
 }
 
-func (a *App) heading(s string) error { return a.printf("\n%s\n", s) }
+func (a *App) printHeading(s string) error { return a.printf("\n%s\n", s) }
 
 func (a *App) printOperations(r *bench.Report) error {
-	if err := a.heading("Cost of operations, and bytes written (SYS is processor time in the kernel; bytes are per operation;\n" +
+	if err := a.printHeading("Cost of operations, and bytes written (SYS is processor time in the kernel; bytes are per operation;\n" +
 		"AFTER counts from its return until the disk is quiet)"); err != nil {
 		return err
 	}
@@ -81,18 +81,18 @@ func (a *App) printOperations(r *bench.Report) error {
 			continue
 		}
 
-		cells := []string{op.Name, duration(op.Wall.P50), "-", duration(op.Sys)}
+		cells := []string{op.Name, formatDuration(op.Wall.P50), "-", formatDuration(op.Sys)}
 		if op.Synced.Count > 0 {
-			cells[2] = duration(op.Synced.P50)
+			cells[2] = formatDuration(op.Synced.P50)
 		}
 
 		for _, d := range op.Devices {
-			cells = append(cells, size(int64(d.During)), size(int64(d.After)), flushes(d.Flushes))
+			cells = append(cells, formatBytes(int64(d.During)), formatBytes(int64(d.After)), formatFlushes(d.Flushes))
 		}
 
 		last := "-"
 		if op.Tail != nil {
-			last = "+" + duration(op.Tail.Seconds)
+			last = "+" + formatDuration(op.Tail.Seconds)
 			if !op.Tail.Quiet {
 				last += ", not quiet yet"
 			}
@@ -100,7 +100,7 @@ func (a *App) printOperations(r *bench.Report) error {
 
 		peak := "-"
 		if op.MaxRSS > 0 {
-			peak = size(op.MaxRSS)
+			peak = formatBytes(op.MaxRSS)
 		}
 
 		t.row(append(cells, last, peak)...)
@@ -112,7 +112,7 @@ func (a *App) printOperations(r *bench.Report) error {
 
 	return a.printf(
 		"Other programs wrote up to %s per second at the same time, which the figures of devices include.\n",
-		size(int64(r.OthersBytes())),
+		formatBytes(int64(r.OthersBytes())),
 	)
 }
 
@@ -122,7 +122,7 @@ const loudDrift = 1.3
 // loudBytes a second, written by others, make the figures of devices doubtful.
 const loudBytes = 256 << 10
 
-func flushes(f float64) string {
+func formatFlushes(f float64) string {
 	if f < 0 {
 		return "not counted"
 	}
@@ -130,7 +130,7 @@ func flushes(f float64) string {
 }
 
 func (a *App) printSeries(r *bench.Report) error {
-	if err := a.heading("Clones and destroys inside one process, alternating with the raw floor"); err != nil {
+	if err := a.printHeading("Clones and destroys inside one process, alternating with the raw floor"); err != nil {
 		return err
 	}
 
@@ -152,7 +152,7 @@ func (a *App) printSeries(r *bench.Report) error {
 			}
 			over := "-"
 			if row.floor.P50 > 0 {
-				over = ratio(row.dist.P50 / row.floor.P50)
+				over = formatRatio(row.dist.P50 / row.floor.P50)
 			}
 			t.row(append([]string{itoa(s.Volumes), row.what}, append(distCells(row.dist), over)...)...)
 		}
@@ -168,12 +168,12 @@ func (a *App) printSeries(r *bench.Report) error {
 
 	if r.Drift > loudDrift {
 		if err := a.printf("The host was not idle: the raw floor changed by %s between the first series and the last. "+
-			"Run the benchmark again.\n", ratio(r.Drift)); err != nil {
+			"Run the benchmark again.\n", formatRatio(r.Drift)); err != nil {
 			return err
 		}
 	}
 
-	if err := a.heading("Steps of the raw floor, p50"); err != nil {
+	if err := a.printHeading("Steps of the raw floor, p50"); err != nil {
 		return err
 	}
 
@@ -186,7 +186,7 @@ func (a *App) printSeries(r *bench.Report) error {
 	for _, s := range r.Series {
 		cells := []string{itoa(s.Volumes)}
 		for _, step := range s.Steps {
-			cells = append(cells, duration(step.Dist.P50))
+			cells = append(cells, formatDuration(step.Dist.P50))
 		}
 		t.row(cells...)
 	}
@@ -195,23 +195,23 @@ func (a *App) printSeries(r *bench.Report) error {
 }
 
 func distCells(d bench.Dist) []string {
-	return []string{strconv.FormatInt(d.Count, 10), duration(d.P50), duration(d.P99), duration(d.Max)}
+	return []string{strconv.FormatInt(d.Count, 10), formatDuration(d.P50), formatDuration(d.P99), formatDuration(d.Max)}
 }
 
 func (a *App) printCommands(r *bench.Report) error {
-	if err := a.heading("Whole commands, process start included"); err != nil {
+	if err := a.printHeading("Whole commands, process start included"); err != nil {
 		return err
 	}
 	t := a.table("VOLUMES", "COMMAND", "TIMES", "P50", "P99", "MAX", "USER", "SYS", "PEAK MEMORY")
 	for _, c := range r.Commands {
-		t.row(append(append([]string{itoa(c.Volumes), c.Line}, distCells(c.Wall)...), duration(c.User), duration(c.Sys),
-			size(c.MaxRSS))...)
+		t.row(append(append([]string{itoa(c.Volumes), c.Line}, distCells(c.Wall)...), formatDuration(c.User), formatDuration(c.Sys),
+			formatBytes(c.MaxRSS))...)
 	}
 	return t.flush()
 }
 
 func (a *App) printNeighbour(r *bench.Report) error {
-	if err := a.heading("A neighbour: repeated 8 KiB writes with fdatasync in another volume, while ..."); err != nil {
+	if err := a.printHeading("A neighbour: repeated 8 KiB writes with fdatasync in another volume, while ..."); err != nil {
 		return err
 	}
 
@@ -227,7 +227,7 @@ func (a *App) printNeighbour(r *bench.Report) error {
 		}
 		over := "-"
 		if idle > 0 {
-			over = ratio(p.Write.P99 / idle)
+			over = formatRatio(p.Write.P99 / idle)
 		}
 		t.row(append(append([]string{p.While}, distCells(p.Write)...), over)...)
 	}
@@ -238,7 +238,7 @@ func (a *App) printNeighbour(r *bench.Report) error {
 func (a *App) printTargets(r *bench.Report) error { return a.printVerdicts(r.Targets) }
 
 func (a *App) printVerdicts(targets []bench.Target) error {
-	if err := a.heading("Targets"); err != nil {
+	if err := a.printHeading("Targets"); err != nil {
 		return err
 	}
 
@@ -246,7 +246,7 @@ func (a *App) printVerdicts(targets []bench.Target) error {
 	for _, g := range targets {
 		measured := "-"
 		if g.Measured != nil {
-			measured = quantity(*g.Measured, g.Unit)
+			measured = formatQuantity(*g.Measured, g.Unit)
 		}
 
 		verdict := map[string]string{bench.Pass: "PASS", bench.Fail: "FAIL", bench.NotMeasured: "not measured"}[g.Verdict]
@@ -260,27 +260,27 @@ func (a *App) printVerdicts(targets []bench.Target) error {
 
 		relation := map[string]string{bench.AtMost: "at most ", bench.LessThan: "under ", bench.AtLeast: "at least ",
 			bench.MoreThan: "over "}[g.Relation]
-		t.row(g.Name, relation+quantity(g.Target, g.Unit), measured, verdict, at)
+		t.row(g.Name, relation+formatQuantity(g.Target, g.Unit), measured, verdict, at)
 	}
 
 	return t.flush()
 }
 
-// quantity formats a figure of a target.
-func quantity(v float64, unit string) string {
+// formatQuantity formats a figure of a target.
+func formatQuantity(v float64, unit string) string {
 	switch unit {
 	case bench.Seconds:
-		return duration(v)
+		return formatDuration(v)
 	case bench.Bytes:
-		return size(int64(v))
+		return formatBytes(int64(v))
 	case bench.Ratio:
-		return ratio(v)
+		return formatRatio(v)
 	}
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }
 
-// ratio formats a ratio with three digits.
-func ratio(v float64) string {
+// formatRatio formats a formatRatio with three digits.
+func formatRatio(v float64) string {
 	switch {
 	case v >= 100:
 		return strconv.FormatFloat(v, 'f', 0, 64) + "x"
@@ -290,8 +290,8 @@ func ratio(v float64) string {
 	return strconv.FormatFloat(v, 'f', 2, 64) + "x"
 }
 
-// duration formats seconds with three digits in a unit that suits.
-func duration(s float64) string {
+// formatDuration formats seconds with three digits in a unit that suits.
+func formatDuration(s float64) string {
 	unit := "s"
 	switch {
 	case s == 0:

@@ -172,8 +172,8 @@ func (a *App) poolDir() string {
 	return pool.DefaultDir
 }
 
-// open opens the pool, does what is due there, and tells what was cleaned up. End it with Close.
-func (a *App) open(ctx context.Context) (*engine.Engine, error) {
+// openPool opens the pool, does what is due there, and tells what was cleaned up. End it with Close.
+func (a *App) openPool(ctx context.Context) (*engine.Engine, error) {
 	var options []engine.Option
 	if !a.lasting {
 		options = append(options, engine.ShortLived)
@@ -191,61 +191,61 @@ func (a *App) open(ctx context.Context) (*engine.Engine, error) {
 	}
 
 	if r.Undone > 0 {
-		a.note("cleaned up %s", plural(r.Undone, "interrupted operation"))
+		a.printNote("cleaned up %s", plural(r.Undone, "interrupted operation"))
 	}
 	if r.Expired > 0 {
-		a.note("destroyed %s", plural(r.Expired, "expired volume"))
+		a.printNote("destroyed %s", plural(r.Expired, "expired volume"))
 	}
 
 	if r.Swept != nil && r.Swept.Garbage > 0 {
-		a.note("first use since the host started: removed %s that were incomplete or ephemeral",
+		a.printNote("first use since the host started: removed %s that were incomplete or ephemeral",
 			plural(r.Swept.Garbage, "object"))
 	}
 
 	if r.Swept != nil {
 		for _, s := range r.Swept.Missing {
-			a.warn("%s is in the catalogue, but its data is missing", s)
+			a.printWarning("%s is in the catalogue, but its data is missing", s)
 		}
 		for _, s := range r.Swept.Kept {
-			a.warn("%s", s)
+			a.printWarning("%s", s)
 		}
 	}
 
 	for _, w := range r.Warnings {
-		a.warn("%s", w)
+		a.printWarning("%s", w)
 	}
 
 	return e, nil
 }
 
-// reporting returns a context whose calls of an engine report to tell, which prints it.
-func (a *App) reporting(ctx context.Context) (_ context.Context, tell func()) {
+// collectWarnings returns a context whose calls of an engine report to tell, which prints it.
+func (a *App) collectWarnings(ctx context.Context) (_ context.Context, tell func()) {
 	said := &warnings.List{}
 	return warnings.Collect(ctx, said), func() {
 		for _, w := range said.Messages() {
-			a.warn("%s", w)
+			a.printWarning("%s", w)
 		}
 	}
 }
 
-// with opens the pool, calls fn and closes it.
-func (a *App) with(
+// withPool opens the pool, calls fn and closes it.
+func (a *App) withPool(
 	fn func(ctx context.Context, e *engine.Engine, args []string) error,
 ) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, args []string) error {
-		e, err := a.open(c.Context())
+		e, err := a.openPool(c.Context())
 		if err != nil {
 			return err
 		}
 		defer e.Close()
-		ctx, tell := a.reporting(c.Context())
+		ctx, tell := a.collectWarnings(c.Context())
 		defer tell()
 		return fn(ctx, e, args)
 	}
 }
 
-// note tells a person something that is not the result.
-func (a *App) note(format string, args ...any) {
+// printNote tells a person something that is not the result.
+func (a *App) printNote(format string, args ...any) {
 	if !a.quiet && !a.json {
 		fmt.Fprintf(a.Stderr, "pando: "+format+"\n", inWords(args)...)
 	}
@@ -258,12 +258,12 @@ func (a *App) noteWait(text string) {
 	case a.json:
 		fmt.Fprintln(a.Stderr, event(progress.State{Stage: text}, 0))
 	default:
-		a.note("%s", text)
+		a.printNote("%s", text)
 	}
 }
 
-// warn tells what is wrong and does not stop the command, also with --json.
-func (a *App) warn(format string, args ...any) {
+// printWarning tells what is wrong and does not stop the command, also with --json.
+func (a *App) printWarning(format string, args ...any) {
 	fmt.Fprintf(a.Stderr, "pando: warning: "+format+"\n", inWords(args)...)
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 func (a *App) cloneCommand() *cobra.Command {
-	return a.cloning(&cobra.Command{
+	return a.configureClone(&cobra.Command{
 		Use:     "clone REF VOLUME",
 		GroupID: "volumes",
 		Short:   "Create a private, writable volume from a golden, a snapshot or a volume",
@@ -35,7 +35,7 @@ With --mount, each new volume is also mounted; ` + "`pando mount --help`" + ` ex
 }
 
 func (a *App) forkCommand() *cobra.Command {
-	return a.cloning(&cobra.Command{
+	return a.configureClone(&cobra.Command{
 		Use:     "fork VOLUME NEW",
 		GroupID: "volumes",
 		Short:   "Create a volume from another volume, even while it is in use",
@@ -54,8 +54,8 @@ change during the copy. If the volume does not stop changing, the fork fails
 	}, "fork", (*engine.Engine).Fork)
 }
 
-// cloning adds to a command what clone and fork have in common.
-func (a *App) cloning(
+// configureClone adds to a command what clone and fork have in common.
+func (a *App) configureClone(
 	c *cobra.Command, op string, run func(*engine.Engine, context.Context, engine.CloneRequest) ([]engine.Info, error),
 ) *cobra.Command {
 	var q engine.CloneRequest
@@ -101,9 +101,9 @@ func (a *App) cloning(
 			}
 		}
 
-		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
+		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			var out []engine.Info
-			err := a.track(func(t *progress.Tracker) (err error) {
+			err := a.showProgress(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
 				out, err = run(e, ctx, q)
 				return err

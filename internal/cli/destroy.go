@@ -25,14 +25,14 @@ that use them. If any name is unknown, nothing is destroyed.`,
 		Example:           "  pando destroy job-17\n  pando destroy 'agent-*'",
 		Args:              usage(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: a.completeVolumes(0),
-		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			what, err := ref.ParsePatterns("destroy", args...)
 			if err != nil {
 				return err
 			}
 
 			var report *engine.DestroyReport
-			err = a.track(func(t *progress.Tracker) (err error) {
+			err = a.showProgress(func(t *progress.Tracker) (err error) {
 				report, err = e.Destroy(ctx, engine.DestroyRequest{What: what, Tracker: t})
 				return err
 			})
@@ -68,10 +68,10 @@ func (a *App) printDestroyed(r *engine.DestroyReport) error {
 	for _, d := range r.Destroyed {
 		if !d.Reclaimed {
 			if d.HeldBy != "" {
-				a.warn("%s is destroyed, but its space is returned only when nothing uses it any more: %s", d.Ref, d.HeldBy)
+				a.printWarning("%s is destroyed, but its space is returned only when nothing uses it any more: %s", d.Ref, d.HeldBy)
 				continue
 			}
-			a.warn("%s is destroyed; the next pando command returns its space", d.Ref)
+			a.printWarning("%s is destroyed; the next pando command returns its space", d.Ref)
 		}
 	}
 

@@ -63,7 +63,7 @@ the exit code is 0, whatever it finds.`,
 		}
 
 		var r *diagnose.Report
-		if err := a.track(func(t *progress.Tracker) (err error) {
+		if err := a.showProgress(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
 			r, err = diagnose.Watch(c.Context(), q)
 			return err
@@ -156,7 +156,7 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 
 	if err := errors.Join(
 		a.printf("%s\n", wrap(oneLine(name)+": "+oneLine(r.Verdict)+".", "", doctorWidth)),
-		a.fields(
+		a.printFields(
 			"watched", fmt.Sprintf("%.1f s, with events recorded for %.1f s", r.Seconds, r.Traced),
 			"layers", oneLine(strings.Join(layers, " > ")),
 			"syncs", a.diagnosedSyncs(r.Syncs),
@@ -180,7 +180,7 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 			return err
 		}
 		for _, n := range r.Next {
-			if err := a.bullet(n); err != nil {
+			if err := a.printBullet(n); err != nil {
 				return err
 			}
 		}
@@ -191,7 +191,7 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 			return err
 		}
 		for _, m := range r.NotLooked {
-			if err := a.bullet(m.What + ": " + m.Why); err != nil {
+			if err := a.printBullet(m.What + ": " + m.Why); err != nil {
 				return err
 			}
 		}
@@ -200,7 +200,7 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 	return nil
 }
 
-func (a *App) bullet(text string) error {
+func (a *App) printBullet(text string) error {
 	return a.printf("  - %s", strings.TrimPrefix(wrap(oneLine(text), "    ", doctorWidth), "    "))
 }
 
@@ -214,19 +214,19 @@ func (a *App) diagnosedSyncs(s diagnose.Syncs) string {
 		about = ""
 	}
 
-	out := fmt.Sprintf("%s%s, %.1f/s", about, thousands(s.Count), s.PerSecond)
+	out := fmt.Sprintf("%s%s, %.1f/s", about, formatThousands(s.Count), s.PerSecond)
 	if s.Sampled > 0 {
-		out += fmt.Sprintf("; p50 %s, p99 %s, max %s", latency(s.P50), latency(s.P99), latency(s.Max))
+		out += fmt.Sprintf("; p50 %s, p99 %s, max %s", formatLatency(s.P50), formatLatency(s.P99), formatLatency(s.Max))
 	}
 	if s.Pending > 1 {
-		out += fmt.Sprintf("; one has been waiting for %s", latency(s.Pending))
+		out += fmt.Sprintf("; one has been waiting for %s", formatLatency(s.Pending))
 	}
 
 	return out
 }
 
-// latency formats seconds for people.
-func latency(s float64) string {
+// formatLatency formats seconds for people.
+func formatLatency(s float64) string {
 	switch {
 	case s < 1e-3:
 		return fmt.Sprintf("%.0f µs", s*1e6)
@@ -259,13 +259,13 @@ func (a *App) printDiagnosedProcesses(all []diagnose.Process) error {
 	t := a.table("WHO SYNCS", "PID", "WHERE", "CALL", "PER S", "P50", "P99", "MAX", "CGROUP", "FILE")
 	for _, p := range all[:min(len(all), shownDiagnosed)] {
 		t.row(oneLine(p.Command), fmt.Sprint(p.PID), string(p.Relation), p.Call, fmt.Sprintf("%.0f", p.PerSecond),
-			latency(p.P50), latency(p.P99), latency(p.Max), oneLine(orDash(p.CGroup)), oneLine(p.File))
+			formatLatency(p.P50), formatLatency(p.P99), formatLatency(p.Max), oneLine(orDash(p.CGroup)), oneLine(p.File))
 	}
 
-	return a.endShort(t, len(all))
+	return a.flushShortened(t, len(all))
 }
 
-func (a *App) endShort(t *table, rows int) error {
+func (a *App) flushShortened(t *table, rows int) error {
 	if err := t.flush(); err != nil || rows <= shownDiagnosed {
 		return err
 	}
@@ -287,8 +287,8 @@ func (a *App) printDiagnosedDevices(all []diagnose.Device) error {
 		if d.FlushesPerSecond >= 0 {
 			flushes = fmt.Sprintf("%.0f", d.FlushesPerSecond)
 		}
-		t.row(d.Name, orDash(d.Role), fmt.Sprintf("%.0f", d.WritesPerSecond), flushes, latency(d.WriteAwait),
-			latency(d.FlushAwait), fmt.Sprintf("%.1f", d.Queue),
+		t.row(d.Name, orDash(d.Role), fmt.Sprintf("%.0f", d.WritesPerSecond), flushes, formatLatency(d.WriteAwait),
+			formatLatency(d.FlushAwait), fmt.Sprintf("%.1f", d.Queue),
 			fmt.Sprintf("%.0f %%", 100*d.Busy), fmt.Sprintf("%.0f %%", 100*d.SyncShare), fmt.Sprintf("%.0f %%",
 				100*d.OthersShare))
 	}
@@ -311,11 +311,11 @@ func (a *App) printDiagnosedWriters(all []diagnose.Writer) error {
 		if w.PID > 0 {
 			pid = fmt.Sprint(w.PID)
 		}
-		t.row(oneLine(w.Name), w.Kind, pid, size(w.WrittenBytes), fmt.Sprintf("%.0f", w.Requests),
+		t.row(oneLine(w.Name), w.Kind, pid, formatBytes(w.WrittenBytes), fmt.Sprintf("%.0f", w.Requests),
 			fmt.Sprintf("%.0f", w.Flushes), fmt.Sprintf("%.0f", w.Syncs), orDash(w.Device))
 	}
 
-	return a.endShort(t, len(all))
+	return a.flushShortened(t, len(all))
 }
 
 func (a *App) printCause(c diagnose.Cause) error {
@@ -330,7 +330,7 @@ func (a *App) printCause(c diagnose.Cause) error {
 	}
 
 	for _, e := range c.Evidence {
-		if err := a.bullet(e); err != nil {
+		if err := a.printBullet(e); err != nil {
 			return err
 		}
 	}

@@ -54,9 +54,9 @@ The exit code is 0 whether or not there are differences. ` + "`-q`" + ` prints p
 			return err
 		}
 
-		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
+		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			var out engine.Difference
-			err := a.track(func(t *progress.Tracker) (err error) {
+			err := a.showProgress(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
 				out, err = e.Diff(ctx, q)
 				return err
@@ -85,12 +85,12 @@ The exit code is 0 whether or not there are differences. ` + "`-q`" + ` prints p
 func (a *App) printDiffStat(d engine.Difference) error {
 	s := d.Stat
 	return a.printf("%d added, %d modified, %d deleted, %d renamed; %s changed\n", s.Added, s.Modified, s.Deleted,
-		s.Renamed, size(s.ChangedBytes))
+		s.Renamed, formatBytes(s.ChangedBytes))
 }
 
 func (a *App) printDiff(d engine.Difference) error {
 	if len(d.Changes) == 0 && d.Stat.ChangedBytes == 0 {
-		a.note("no differences")
+		a.printNote("no differences")
 	}
 
 	for _, c := range d.Changes {
@@ -106,7 +106,7 @@ func (a *App) printDiff(d engine.Difference) error {
 	}
 
 	for _, r := range d.Ranges {
-		if err := a.printf("M  bytes %d to %d  (%s)\n", r.Offset, r.Offset+r.Length-1, size(r.Length)); err != nil {
+		if err := a.printf("M  bytes %d to %d  (%s)\n", r.Offset, r.Offset+r.Length-1, formatBytes(r.Length)); err != nil {
 			return err
 		}
 	}
@@ -148,13 +148,13 @@ func changeLine(c engine.DiffChange) string {
 	} else if c.Type == "file" || c.TypeBefore == "file" {
 		switch {
 		case c.Op == "added":
-			notes = append(notes, size(c.SizeAfter))
+			notes = append(notes, formatBytes(c.SizeAfter))
 		case c.Op == "deleted":
-			notes = append(notes, size(c.SizeBefore))
+			notes = append(notes, formatBytes(c.SizeBefore))
 		case c.Content && c.SizeBefore != c.SizeAfter:
-			notes = append(notes, size(c.SizeBefore)+" -> "+size(c.SizeAfter), size(c.ChangedBytes)+" changed")
+			notes = append(notes, formatBytes(c.SizeBefore)+" -> "+formatBytes(c.SizeAfter), formatBytes(c.ChangedBytes)+" changed")
 		case c.Content:
-			notes = append(notes, size(c.SizeAfter), size(c.ChangedBytes)+" changed")
+			notes = append(notes, formatBytes(c.SizeAfter), formatBytes(c.ChangedBytes)+" changed")
 		}
 	}
 

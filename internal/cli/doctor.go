@@ -113,7 +113,7 @@ unknown ones as unknown. The exit code is 0. To check a pool for damage, use
 func (a *App) doctorZFS(ctx context.Context, q doctor.ZFSRequest, limit time.Duration) error {
 	q.Limit = limit
 	var r *doctor.Report
-	if err := a.track(func(t *progress.Tracker) (err error) {
+	if err := a.showProgress(func(t *progress.Tracker) (err error) {
 		q.Tracker = t
 		r, err = doctor.ZFS(ctx, q)
 		return err
@@ -232,9 +232,9 @@ const shownDatasets = 20
 func (a *App) printDedupDatasets(all []doctor.Dataset) error {
 	t := a.table("    DATASET", "TYPE", "DEDUP", "FROM", "REFERENCED", "LOGICAL")
 	for _, d := range all[:min(len(all), shownDatasets)] {
-		t.row("    "+d.Name, d.Type, d.Dedup, d.From, size(d.ReferencedBytes), size(d.LogicalBytes))
+		t.row("    "+d.Name, d.Type, d.Dedup, d.From, formatBytes(d.ReferencedBytes), formatBytes(d.LogicalBytes))
 	}
-	return a.endTable(t, len(all))
+	return a.flushDatasets(t, len(all))
 }
 
 func (a *App) printCopies(c *doctor.Copies) error {
@@ -253,14 +253,14 @@ func (a *App) printCopies(c *doctor.Copies) error {
 			if !k.Complete {
 				files += ", incomplete: time ran out"
 			}
-			t.row("    "+oneLine(g.Original), oneLine(k.Path), size(k.CopiedBytes), files)
+			t.row("    "+oneLine(g.Original), oneLine(k.Path), formatBytes(k.CopiedBytes), files)
 		}
 	}
 
-	return a.endTable(t, rows)
+	return a.flushDatasets(t, rows)
 }
 
-func (a *App) endTable(t *table, rows int) error {
+func (a *App) flushDatasets(t *table, rows int) error {
 	if err := t.flush(); err != nil || rows <= shownDatasets {
 		return err
 	}
@@ -279,13 +279,13 @@ func figureText(f doctor.Figure) string {
 	one := func(v float64) string {
 		switch f.Unit {
 		case doctor.Bytes:
-			return size(int64(v))
+			return formatBytes(int64(v))
 		case doctor.Percent:
 			return strconv.FormatFloat(v, 'f', 1, 64) + " %"
 		case doctor.Ratio:
 			return strconv.FormatFloat(v, 'f', 2, 64) + "x"
 		}
-		return thousands(int64(v))
+		return formatThousands(int64(v))
 	}
 
 	low, high := one(f.Low), one(f.High)
@@ -299,8 +299,8 @@ func figureText(f doctor.Figure) string {
 	return low + " to " + high
 }
 
-// thousands writes 1234567 as 1,234,567.
-func thousands(n int64) string {
+// formatThousands writes 1234567 as 1,234,567.
+func formatThousands(n int64) string {
 	s := strconv.FormatInt(n, 10)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
 		s = s[:i] + "," + s[i:]

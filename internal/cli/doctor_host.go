@@ -20,7 +20,7 @@ func (a *App) doctorHost(ctx context.Context, q doctor.HostRequest) error {
 
 	q.Pool, q.Words = facts, commandLine{}
 	var e *doctor.Examination
-	if err := a.track(func(t *progress.Tracker) (err error) {
+	if err := a.showProgress(func(t *progress.Tracker) (err error) {
 		q.Tracker = t
 		e, err = doctor.Examine(ctx, q)
 		return err
@@ -47,7 +47,7 @@ func (a *App) poolFacts(ctx context.Context) (*doctor.PoolFacts, error) {
 	case ctx.Err() != nil, a.dir != "" && errs.Is(err, errs.NotFound):
 		return nil, err
 	case errs.Is(err, errs.NotFound):
-		a.note("no pool in %s: examining only the host", a.poolDir())
+		a.printNote("no pool in %s: examining only the host", a.poolDir())
 		return nil, nil
 	default: // damaged, or of another user
 		return &doctor.PoolFacts{Dir: a.poolDir(), Trouble: err}, nil

@@ -29,20 +29,20 @@ it.`,
 		Example:           "  pando flatten job-17 --dry-run\n  pando flatten job-17",
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeVolumes(1),
-		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
+		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 			if q.Volume, err = existingVolume("flatten", args[0]); err != nil {
 				return err
 			}
 
 			q.Plan = func(f engine.Flatten) {
 				if !a.json {
-					a.note("flattening %s reads and writes up to %s; the pool has %s free", args[0], size(f.CostBytes),
-						size(f.FreeBytes))
+					a.printNote("flattening %s reads and writes up to %s; the pool has %s free", args[0], formatBytes(f.CostBytes),
+						formatBytes(f.FreeBytes))
 				}
 			}
 
 			var out engine.Flatten
-			err = a.track(func(t *progress.Tracker) (err error) {
+			err = a.showProgress(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
 				out, err = e.Flatten(ctx, q)
 				return err
@@ -54,11 +54,11 @@ it.`,
 			case a.json:
 				return a.printJSON(out)
 			case !out.Tied:
-				a.note("%s is independent already: the %s driver does not tie clones to their origins", args[0], e.Caps().Name)
+				a.printNote("%s is independent already: the %s driver does not tie clones to their origins", args[0], e.Caps().Name)
 			case out.Done && out.Snapshots > 0:
-				a.note("%s no longer shares blocks with other objects; kept %s", args[0], plural(out.Snapshots, "snapshot"))
+				a.printNote("%s no longer shares blocks with other objects; kept %s", args[0], plural(out.Snapshots, "snapshot"))
 			case out.Done:
-				a.note("%s no longer shares blocks with other objects", args[0])
+				a.printNote("%s no longer shares blocks with other objects", args[0])
 			}
 
 			return nil

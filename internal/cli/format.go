@@ -60,8 +60,8 @@ func parseTTL(op, s string) (time.Duration, error) {
 	return d, nil
 }
 
-// size formats bytes for people.
-func size(n int64) string {
+// formatBytes formats bytes for people.
+func formatBytes(n int64) string {
 	const units = "KMGTPE"
 	if n < 1024 {
 		return strconv.FormatInt(n, 10) + " B"
@@ -91,19 +91,19 @@ func shellWord(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-// ago formats a time relative to now.
-func ago(t time.Time) string {
+// formatAge formats a time relative to now.
+func formatAge(t time.Time) string {
 	if t.IsZero() {
 		return "never"
 	}
 	d := time.Since(t)
 	if d < 0 {
-		return "in " + span(-d)
+		return "in " + formatSpan(-d)
 	}
-	return span(d) + " ago"
+	return formatSpan(d) + " ago"
 }
 
-func span(d time.Duration) string {
+func formatSpan(d time.Duration) string {
 	switch {
 	case d < time.Minute:
 		return strconv.Itoa(int(d/time.Second)) + " s"

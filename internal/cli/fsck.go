@@ -49,7 +49,7 @@ not count as problems: the next command or gc takes care of them.`,
 		}
 
 		var r *check.Report
-		if err := a.track(func(t *progress.Tracker) (err error) {
+		if err := a.showProgress(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
 			r, err = engine.Fsck(c.Context(), a.poolDir(), q, a.Drivers)
 			return err
@@ -110,7 +110,7 @@ func (a *App) printFsck(r *check.Report, repair bool) error {
 	}
 
 	for _, n := range r.Notes {
-		a.note("%s", n)
+		a.printNote("%s", n)
 	}
 
 	k := r.Checked
@@ -122,7 +122,7 @@ func (a *App) printFsck(r *check.Report, repair bool) error {
 		inside += fmt.Sprintf(" (and %s with the same blocks)", plural(k.Shared, "image"))
 	}
 	if k.Busy > 0 {
-		a.note("%s left out: other commands are at work on them", plural(k.Busy, "object"))
+		a.printNote("%s left out: other commands are at work on them", plural(k.Busy, "object"))
 	}
 
 	left, repaired := 0, 0
@@ -145,7 +145,7 @@ func (a *App) printFsck(r *check.Report, repair bool) error {
 		verdict = fmt.Sprintf("%d repaired", repaired)
 	}
 
-	a.note("checked %s, %s and the catalogue: %s", plural(k.Objects, "object"), inside, verdict)
+	a.printNote("checked %s, %s and the catalogue: %s", plural(k.Objects, "object"), inside, verdict)
 	return nil
 }
 

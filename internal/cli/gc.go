@@ -50,15 +50,15 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 	}
 
 	for _, w := range r.Warnings {
-		a.warn("%s", w)
+		a.printWarning("%s", w)
 	}
 
 	for _, k := range r.Kept {
-		a.warn("%s", k)
+		a.printWarning("%s", k)
 	}
 
 	for _, m := range r.Missing {
-		a.warn("%s is in the catalogue, but its data is missing", m)
+		a.printWarning("%s is in the catalogue, but its data is missing", m)
 	}
 
 	if a.quiet {
@@ -67,7 +67,7 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 
 	host := ""
 	if r.TrimmedBytes > 0 {
-		host = fmt.Sprintf("%s returned by the file of the pool", size(r.HostFreed))
+		host = fmt.Sprintf("%s returned by the file of the pool", formatBytes(r.HostFreed))
 	}
 
 	expired, untied := "", ""
@@ -80,13 +80,13 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 			plural(r.Retired, "generation"))
 	}
 
-	if err := a.fields(
+	if err := a.printFields(
 		"checked", plural(r.Objects, "object"),
 		"removed", fmt.Sprintf("%s, %d destroyed earlier", plural(r.Garbage, "incomplete object"),
 			r.Reclaimed),
 		"expired", expired, "untied", untied,
 		"detached", fmt.Sprintf("%s, removed %s", plural(r.Loops, "block device"), plural(r.StaleMounts, "stale attachment")),
-		"returned", size(r.FreedBytes)+" in the pool",
+		"returned", formatBytes(r.FreedBytes)+" in the pool",
 		"host", host,
 	); err != nil || !explain {
 		return err
@@ -101,7 +101,7 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 		for _, f := range r.Freed {
 			bytes := "-"
 			if f.Bytes >= 0 {
-				bytes = size(f.Bytes)
+				bytes = formatBytes(f.Bytes)
 			}
 			t.row(f.Ref, bytes, f.Why)
 		}
@@ -127,7 +127,7 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 			case i > 0:
 				t.row("", "", why)
 			case k.Kind == "tie":
-				t.row(k.Ref, k.Kind, why+" ("+size(k.Bytes)+")")
+				t.row(k.Ref, k.Kind, why+" ("+formatBytes(k.Bytes)+")")
 			default:
 				t.row(k.Ref, k.Kind, why)
 			}

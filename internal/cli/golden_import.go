@@ -100,7 +100,7 @@ the old directory beside it.`,
 			return err
 		}
 
-		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
+		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			return a.importGolden(ctx, e, q)
 		})(c, args)
 	}
@@ -110,7 +110,7 @@ the old directory beside it.`,
 
 func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.ImportRequest) error {
 	var out engine.Imported
-	err := a.track(func(t *progress.Tracker) (err error) {
+	err := a.showProgress(func(t *progress.Tracker) (err error) {
 		q.Tracker = t
 		out, err = e.Import(ctx, q)
 		return err
@@ -120,7 +120,7 @@ func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.Impor
 	}
 
 	for _, w := range out.Warnings {
-		a.warn("%s", w)
+		a.printWarning("%s", w)
 	}
 
 	if a.json {
@@ -129,19 +129,19 @@ func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.Impor
 
 	a.noteRemoved(out.Removed)
 	if out.Waited {
-		a.note("another pando process was already importing it; this is its result")
+		a.printNote("another pando process was already importing it; this is its result")
 	} else if out.Files > 0 {
-		a.note("%s, %s, in %s on disk", plural(int(out.Files), "file"), size(out.LogicalBytes),
+		a.printNote("%s, %s, in %s on disk", plural(int(out.Files), "file"), formatBytes(out.LogicalBytes),
 			plural(int(out.Extents), "extent"))
 	}
 
 	if out.Changed > 0 {
-		a.note("copied changed files again: directories %d, passes %d", out.Changed, out.Passes)
+		a.printNote("copied changed files again: directories %d, passes %d", out.Changed, out.Passes)
 	}
 
 	if out.Replaced != "" {
-		a.note("%s is now volume %s; the old directory is %s", out.Replaced, out.Volume, out.Aside)
-		a.note("remove the old directory when it is no longer needed: rm -rf %s", shellWord(out.Aside))
+		a.printNote("%s is now volume %s; the old directory is %s", out.Replaced, out.Volume, out.Aside)
+		a.printNote("remove the old directory when it is no longer needed: rm -rf %s", shellWord(out.Aside))
 	}
 
 	return a.printf("%s\n", ref.Generation(out.Golden, out.Generation))

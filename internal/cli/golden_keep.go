@@ -20,7 +20,7 @@ Clones are not affected, but ` + "`pando rebase`" + ` needs the generation that 
 was cloned from.`,
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeGoldens,
-		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			n, err := parseKeep("keep", args[1])
 			if err != nil {
 				return err

@@ -16,7 +16,7 @@ func (a *App) goldenLsCommand() *cobra.Command {
 		Long: `List the goldens with their current generation, how many generations each keeps,
 and how many volumes were cloned from it.`,
 		Args: usage(cobra.NoArgs),
-		RunE: a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
+		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			goldens, err := e.Goldens(ctx)
 			if err != nil {
 				return err
@@ -33,7 +33,7 @@ and how many volumes were cloned from it.`,
 				}
 				return nil
 			case len(goldens) == 0:
-				a.note("no goldens; create one with `pando golden import NAME SOURCE`")
+				a.printNote("no goldens; create one with `pando golden import NAME SOURCE`")
 				return nil
 			}
 
@@ -41,7 +41,7 @@ and how many volumes were cloned from it.`,
 			for _, g := range goldens {
 				t.row(
 					g.Name, itoa(g.Generation), itoa(g.Generations), itoa(g.Volumes), g.FS,
-					size(g.LogicalBytes), itoa(int(g.Extents)), ago(g.CreatedAt),
+					formatBytes(g.LogicalBytes), itoa(int(g.Extents)), formatAge(g.CreatedAt),
 				)
 			}
 

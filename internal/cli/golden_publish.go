@@ -32,7 +32,7 @@ VOLUME was cloned from, so that it cannot undo what others have published.
 		Example:           "  pando golden publish web job-17\n  pando golden publish web job-17 --keep 5",
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRefs(2),
-		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
+		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 			if q.Golden, err = ref.ParseName("publish", args[0]); err != nil {
 				return err
 			}
@@ -46,7 +46,7 @@ VOLUME was cloned from, so that it cannot undo what others have published.
 			}
 
 			var out engine.Published
-			err = a.track(func(t *progress.Tracker) (err error) {
+			err = a.showProgress(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
 				out, err = e.Publish(ctx, q)
 				return err
@@ -96,6 +96,6 @@ func parseKeep(op, s string) (*int, error) {
 // noteRemoved tells which generations a golden's retention has removed.
 func (a *App) noteRemoved(refs []string) {
 	if len(refs) > 0 {
-		a.note("removed by the golden's retention: %s", strings.Join(refs, ", "))
+		a.printNote("removed by the golden's retention: %s", strings.Join(refs, ", "))
 	}
 }

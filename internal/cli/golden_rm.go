@@ -19,7 +19,7 @@ func (a *App) goldenRmCommand() *cobra.Command {
 affected: they keep every block that they use.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeGoldens,
-		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			r, err := ref.Parse("golden rm", args[0])
 			if err != nil {
 				return err

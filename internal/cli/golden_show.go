@@ -18,7 +18,7 @@ func (a *App) goldenShowCommand() *cobra.Command {
 measured now.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeGoldens,
-		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			r, err := ref.Parse("golden show", args[0])
 			if err != nil {
 				return err

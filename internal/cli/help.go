@@ -90,16 +90,16 @@ func (a *App) exitCodesTopic() *cobra.Command {
 type completer = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
 
 // completeVolumes completes names of volumes in the first n arguments (0: all).
-func (a *App) completeVolumes(n int) completer { return a.complete(n, false, true) }
+func (a *App) completeVolumes(n int) completer { return a.completeNames(n, false, true) }
 
 // completeRefs completes names of goldens and volumes in the first n arguments.
-func (a *App) completeRefs(n int) completer { return a.complete(n, true, true) }
+func (a *App) completeRefs(n int) completer { return a.completeNames(n, true, true) }
 
 func (a *App) completeGoldens(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	return a.complete(1, true, false)(c, args, word)
+	return a.completeNames(1, true, false)(c, args, word)
 }
 
-func (a *App) complete(n int, goldens, volumes bool) completer {
+func (a *App) completeNames(n int, goldens, volumes bool) completer {
 	return func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if n > 0 && len(args) >= n {
 			return nil, cobra.ShellCompDirectiveDefault

@@ -50,7 +50,7 @@ pando refuses new clones while less than --min-free of the pool is free (default
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
 		q.Dir = a.poolDir()
 		if rebuild {
-			return a.rebuild(c)
+			return a.rebuildCatalogue(c)
 		}
 
 		if c.Flags().Changed("size") {
@@ -76,7 +76,7 @@ pando refuses new clones while less than --min-free of the pool is free (default
 		}
 
 		for _, n := range r.Notes {
-			a.note("%s", n)
+			a.printNote("%s", n)
 		}
 
 		if a.quiet {
@@ -88,15 +88,15 @@ pando refuses new clones while less than --min-free of the pool is free (default
 			return err
 		}
 
-		return a.fields("  why", r.Why, "  faster", faster,
-			"  room", fmt.Sprintf("%s free of %s", size(r.FreeBytes), size(r.TotalBytes)),
+		return a.printFields("  why", r.Why, "  faster", faster,
+			"  room", fmt.Sprintf("%s free of %s", formatBytes(r.FreeBytes), formatBytes(r.TotalBytes)),
 			"  next", "pando golden import NAME SOURCE")
 	}
 
 	return c
 }
 
-func (a *App) rebuild(c *cobra.Command) error {
+func (a *App) rebuildCatalogue(c *cobra.Command) error {
 	r, err := engine.Rebuild(c.Context(), a.poolDir(), a.Drivers)
 	if err != nil {
 		return err
@@ -106,7 +106,7 @@ func (a *App) rebuild(c *cobra.Command) error {
 	}
 
 	for _, n := range r.Notes {
-		a.note("%s", n)
+		a.printNote("%s", n)
 	}
 
 	if err := a.printf("rebuilt the catalogue of %s: %s, %s, %s with %s\n", r.Dir, plural(r.Volumes, "volume"),
@@ -116,7 +116,7 @@ func (a *App) rebuild(c *cobra.Command) error {
 	}
 
 	if r.Old != "" {
-		a.note("the old catalogue is kept as %s", r.Old)
+		a.printNote("the old catalogue is kept as %s", r.Old)
 	}
 
 	return nil
@@ -143,7 +143,7 @@ the mount points.`,
 			}
 
 			for _, w := range r.Warnings {
-				a.warn("%s", w)
+				a.printWarning("%s", w)
 			}
 
 			if a.quiet {

@@ -103,13 +103,13 @@ docs/iostat.md explains what is counted, and what cannot be told apart.`,
 			q.volumes = append(q.volumes, volume)
 		}
 
-		return a.iostat(c.Context(), q)
+		return a.watchVolumes(c.Context(), q)
 	}
 
 	return c
 }
 
-func (a *App) iostat(ctx context.Context, q iostatRequest) error {
+func (a *App) watchVolumes(ctx context.Context, q iostatRequest) error {
 	targets, err := a.iostatTargets(ctx, q, true)
 	if err != nil {
 		return err
@@ -123,7 +123,7 @@ func (a *App) iostat(ctx context.Context, q iostatRequest) error {
 	defer w.Close()
 
 	if len(q.command) > 0 {
-		return a.iostatAround(ctx, w, q)
+		return a.measureCommand(ctx, w, q)
 	}
 
 	mounts, err := iostat.WatchMounts()
@@ -163,7 +163,7 @@ func (a *App) iostat(ctx context.Context, q iostatRequest) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			a.warn("cannot see volumes mounted since the start: %v", err)
+			a.printWarning("cannot see volumes mounted since the start: %v", err)
 			continue
 		}
 
@@ -232,8 +232,8 @@ func (a *App) iostatPrinter() func(*iostat.Sample) error {
 	return p.show
 }
 
-// iostatAround measures a command.
-func (a *App) iostatAround(ctx context.Context, w *iostat.Watcher, q iostatRequest) error {
+// measureCommand measures a command.
+func (a *App) measureCommand(ctx context.Context, w *iostat.Watcher, q iostatRequest) error {
 	out := os.Stdout
 	if a.json {
 		out = os.Stderr // standard output is for the one value

@@ -102,7 +102,7 @@ func (p *iostatText) notes(missing []string) {
 	for _, m := range missing {
 		if !slices.Contains(p.told, m) {
 			p.told = append(p.told, m)
-			p.a.note("%s", m)
+			p.a.printNote("%s", m)
 			p.drawn = 0 // what was drawn stays above
 		}
 	}
@@ -119,7 +119,7 @@ func (p *iostatText) line(r iostatRow) string {
 }
 
 func iostatRows(s *iostat.Sample) []iostatRow {
-	rate := func(n int64) string { return size(int64(float64(max(n, 0)) / max(s.Seconds, 0.001))) }
+	rate := func(n int64) string { return formatBytes(int64(float64(max(n, 0)) / max(s.Seconds, 0.001))) }
 	often := func(n int64) string {
 		return strconv.FormatFloat(float64(n)/max(s.Seconds, 0.001), 'f', 0, 64)
 	}
@@ -200,9 +200,9 @@ func syncCells(l *iostat.Latency) (p50, p99, most string) {
 	case l == nil:
 		return "-", "-", "-"
 	case l.P50 == nil:
-		return "~" + duration(l.Mean), "-", "-"
+		return "~" + formatDuration(l.Mean), "-", "-"
 	}
-	return duration(*l.P50), duration(*l.P99), duration(*l.Max)
+	return formatDuration(*l.P50), formatDuration(*l.P99), formatDuration(*l.Max)
 }
 
 func amplification(x float64) string {
@@ -224,11 +224,11 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 	to.Stdout = a.Stderr
 	if err := to.printf("\npando: %s ran for %s, exit code %d; it and the processes it waited for wrote %s, on all "+
 		"filesystems\n",
-		oneLine(o.Command[0]), duration(o.Seconds), o.Exit, size(o.DirtiedBytes)); err != nil {
+		oneLine(o.Command[0]), formatDuration(o.Seconds), o.Exit, formatBytes(o.DirtiedBytes)); err != nil {
 		return err
 	}
 
-	tail := fmt.Sprintf("pando: writes continued for %s after it", duration(o.Tail.Seconds))
+	tail := fmt.Sprintf("pando: writes continued for %s after it", formatDuration(o.Tail.Seconds))
 	switch {
 	case o.Tail.Quiet && o.Tail.Seconds == 0:
 		tail = "pando: nothing was written after it"
@@ -237,8 +237,8 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 		if o.Tail.Scope == "host" {
 			of = "of the whole host"
 		}
-		tail = fmt.Sprintf("pando: writes had not died down after %s; %s %s were still in memory", duration(o.After.Seconds),
-			size(o.Tail.UnwrittenBytes), of)
+		tail = fmt.Sprintf("pando: writes had not died down after %s; %s %s were still in memory", formatDuration(o.After.Seconds),
+			formatBytes(o.Tail.UnwrittenBytes), of)
 	}
 
 	if err := to.printf("%s\n", tail); err != nil {
@@ -260,13 +260,13 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 		row := slices.Repeat([]string{"-"}, 14)
 		row[0] = oneLine(x.Name)
 		if x.ApplicationBytes != nil {
-			row[1] = size(*x.ApplicationBytes)
+			row[1] = formatBytes(*x.ApplicationBytes)
 		}
 
 		own := func(s *iostat.Sample) string {
 			for _, y := range s.Targets {
 				if y.Name == x.Name && y.Own != nil {
-					return size(y.Own.WrittenBytes)
+					return formatBytes(y.Own.WrittenBytes)
 				}
 			}
 			return "-"
@@ -294,13 +294,13 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 	for _, l := range o.Total.Layers {
 		row := slices.Repeat([]string{"-"}, 14)
 		row[0] = "  " + l.Name
-		row[2], row[3], row[4] = size(layer(o.During, l.Name).WrittenBytes), size(layer(o.After,
-			l.Name).WrittenBytes), size(l.WrittenBytes)
-		row[10] = size(int64(float64(layer(o.Before, l.Name).WrittenBytes) / max(o.Before.Seconds, 0.001)))
+		row[2], row[3], row[4] = formatBytes(layer(o.During, l.Name).WrittenBytes), formatBytes(layer(o.After,
+			l.Name).WrittenBytes), formatBytes(l.WrittenBytes)
+		row[10] = formatBytes(int64(float64(layer(o.Before, l.Name).WrittenBytes) / max(o.Before.Seconds, 0.001)))
 		if l.Flushes != nil {
 			row[5] = strconv.FormatInt(*l.Flushes, 10)
 		}
-		row[11], row[12], row[13] = size(othersBytes(l)), size(max(l.RestBytes, 0)), layerAmplification(o.Total, l.Name)
+		row[11], row[12], row[13] = formatBytes(othersBytes(l)), formatBytes(max(l.RestBytes, 0)), layerAmplification(o.Total, l.Name)
 		t.row(row...)
 	}
 
@@ -309,7 +309,7 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 	}
 
 	for _, m := range o.Total.Missing {
-		a.note("%s", m)
+		a.printNote("%s", m)
 	}
 
 	return nil

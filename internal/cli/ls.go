@@ -28,7 +28,7 @@ SHARED is the space that it shares with other objects. For pools with more than
 	c.Flags().BoolVar(&tree, "tree", false, "show clones below their origins, with the goldens")
 	c.Flags().BoolVar(&exact, "exact", false, "measure the space of every volume now")
 
-	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
+	c.RunE = a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
 		vols, err := e.Volumes(ctx, exact)
 		if err != nil {
 			return err
@@ -51,7 +51,7 @@ SHARED is the space that it shares with other objects. For pools with more than
 			}
 			return nil
 		case len(vols) == 0:
-			a.note("no volumes; create one with `pando clone GOLDEN VOLUME`")
+			a.printNote("no volumes; create one with `pando clone GOLDEN VOLUME`")
 			return nil
 		}
 
@@ -64,8 +64,8 @@ SHARED is the space that it shares with other objects. For pools with more than
 func (a *App) printVolumes(vols []engine.Info) error {
 	t := a.table("NAME", "ORIGIN", "FS", "STATE", "LOGICAL", "EXCLUSIVE", "SHARED", "CREATED", "MOUNTPOINT")
 	for _, v := range vols {
-		t.row(v.Name, orDash(v.Origin), v.FS, stateWords(v), size(v.LogicalBytes), size(v.ExclusiveBytes),
-			size(v.SharedBytes), ago(v.CreatedAt), orDash(v.Mountpoint))
+		t.row(v.Name, orDash(v.Origin), v.FS, stateWords(v), formatBytes(v.LogicalBytes), formatBytes(v.ExclusiveBytes),
+			formatBytes(v.SharedBytes), formatAge(v.CreatedAt), orDash(v.Mountpoint))
 	}
 	return t.flush()
 }
@@ -132,7 +132,7 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 
 	for _, g := range goldens {
 		if err := a.printf("%s@%d  golden, %s, %s\n", g.Name, g.Generation, plural(g.Generations, "generation"),
-			size(g.LogicalBytes)); err != nil {
+			formatBytes(g.LogicalBytes)); err != nil {
 			return err
 		}
 		if err := walk(g.Name, ""); err != nil {
@@ -164,7 +164,7 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 }
 
 func volumeWords(v engine.Info) string {
-	s := fmt.Sprintf("%s exclusive, %s shared", size(v.ExclusiveBytes), size(v.SharedBytes))
+	s := fmt.Sprintf("%s exclusive, %s shared", formatBytes(v.ExclusiveBytes), formatBytes(v.SharedBytes))
 	if r, err := ref.Parse("", v.Origin); err == nil && r.At != "" {
 		s = "of @" + r.At + ", " + s
 	}

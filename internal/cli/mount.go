@@ -35,7 +35,7 @@ data. Only root can reach the place below the pool.`,
 			"rootfs /srv/rootfs",
 		Args:              usage(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: a.completeVolumes(1),
-		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			volume, err := ref.ParseName("mount", args[0])
 			if err != nil {
 				return err

@@ -93,7 +93,7 @@ func (i *idle) see(s progress.State, now time.Time) progress.State {
 		i.since = now
 	}
 	if d := now.Sub(i.since); s.Stalled == nil && d >= idleAfter && s.TotalBytes > s.Bytes {
-		s.Stalled = &progress.Stall{Answer: "no progress for " + span(d.Round(time.Second))}
+		s.Stalled = &progress.Stall{Answer: "no progress for " + formatSpan(d.Round(time.Second))}
 	}
 	return s
 }

@@ -107,11 +107,11 @@ func TestRounds(t *testing.T) {
 	var f failing
 	wrong := errors.New("wrong")
 	for range 100 {
-		a.tellRound(&f, wrong, time.Minute)
+		a.reportRound(&f, wrong, time.Minute)
 	}
-	a.tellRound(&f, errors.New("also wrong"), time.Minute)
-	a.tellRound(&f, nil, time.Minute)
-	a.tellRound(&f, nil, time.Minute)
+	a.reportRound(&f, errors.New("also wrong"), time.Minute)
+	a.reportRound(&f, nil, time.Minute)
+	a.reportRound(&f, nil, time.Minute)
 	want := "pando: warning: wrong; retrying at least every 15 min, and reporting when pushing works again\n" +
 		"pando: warning: also wrong; retrying at least every 15 min, and reporting when pushing works again\n" +
 		"pando: pushing works again after 0 s and 101 failed rounds\n"

@@ -26,7 +26,7 @@ of --for has passed, or with ` + "`pando unpin`" + `.`,
 
 	c.Flags().StringVar(&span, "for", "", "pin for this `DURATION`, for example 2h or 7d (default: until unpinned)")
 
-	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+	c.RunE = a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 		r, err := ref.Parse("pin", args[0])
 		if err != nil {
 			return err
@@ -48,9 +48,9 @@ of --for has passed, or with ` + "`pando unpin`" + `.`,
 		}
 
 		if d == 0 {
-			a.note("%s is pinned until you run `pando unpin %s`", r, r)
+			a.printNote("%s is pinned until you run `pando unpin %s`", r, r)
 		} else {
-			a.note("%s is pinned until %s", r, out.PinnedUntil.Local().Format("2006-01-02 15:04:05 MST"))
+			a.printNote("%s is pinned until %s", r, out.PinnedUntil.Local().Format("2006-01-02 15:04:05 MST"))
 		}
 
 		return nil
@@ -68,7 +68,7 @@ func (a *App) unpinCommand() *cobra.Command {
 REF is not pinned.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRefs(1),
-		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			r, err := ref.Parse("unpin", args[0])
 			if err != nil {
 				return err

@@ -19,9 +19,9 @@ const (
 	lineInterval = 5 * time.Second
 )
 
-// track shows the progress of fn: a bar on a terminal, else a line every few
+// showProgress shows the progress of fn: a bar on a terminal, else a line every few
 // seconds, which with --json is one JSON object. Short work shows nothing.
-func (a *App) track(fn func(*progress.Tracker) error) error {
+func (a *App) showProgress(fn func(*progress.Tracker) error) error {
 	if a.quiet || a.noProgress {
 		return fn(nil)
 	}
@@ -133,15 +133,15 @@ func describe(s progress.State, d time.Duration) string {
 	switch {
 	case s.TotalBytes > 0:
 		total := max(s.TotalBytes, s.Bytes) // it may be an estimate
-		out += fmt.Sprintf(", %s of %s", size(s.Bytes), size(total))
+		out += fmt.Sprintf(", %s of %s", formatBytes(s.Bytes), formatBytes(total))
 		if rate > 0 && s.Stalled == nil {
 			left := time.Duration(float64(total-s.Bytes) / rate * float64(time.Second))
-			out += fmt.Sprintf(", %s/s, %s left", size(int64(rate)), left.Round(time.Second))
+			out += fmt.Sprintf(", %s/s, %s left", formatBytes(int64(rate)), left.Round(time.Second))
 		}
 	case s.Bytes > 0 && s.Stalled == nil:
-		out += fmt.Sprintf(", %s, %s/s", size(s.Bytes), size(int64(rate)))
+		out += fmt.Sprintf(", %s, %s/s", formatBytes(s.Bytes), formatBytes(int64(rate)))
 	case s.Bytes > 0:
-		out += ", " + size(s.Bytes)
+		out += ", " + formatBytes(s.Bytes)
 	}
 
 	if s.Stalled != nil {

@@ -67,9 +67,9 @@ once more before removing it, and stops as soon as enough space is free.`,
 			q.KeepFreePercent = 10
 		}
 
-		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
+		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			var r *engine.PruneReport
-			err := a.track(func(t *progress.Tracker) (err error) {
+			err := a.showProgress(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
 				r, err = e.Prune(ctx, q)
 				return err
@@ -99,7 +99,7 @@ func (a *App) printPrune(q engine.PruneRequest, r *engine.PruneReport) error {
 			case !c.Destroyed:
 				result = "kept: " + c.Kept
 			}
-			t.row(c.Ref, c.Kind, ago(c.LastUsedAt), ago(c.CreatedAt), size(c.ExclusiveBytes), result)
+			t.row(c.Ref, c.Kind, formatAge(c.LastUsedAt), formatAge(c.CreatedAt), formatBytes(c.ExclusiveBytes), result)
 		}
 
 		if err := t.flush(); err != nil {
@@ -118,12 +118,12 @@ func (a *App) printPrune(q engine.PruneRequest, r *engine.PruneReport) error {
 	percent := func(n int64) string { return fmt.Sprintf("%.1f %%", 100*float64(n)/float64(max(r.TotalBytes, 1))) }
 	switch {
 	case len(r.Candidates) == 0 && r.TargetBytes > 0 && r.Reached:
-		a.note("nothing to do: %s of the pool is free", percent(r.FreeBefore))
+		a.printNote("nothing to do: %s of the pool is free", percent(r.FreeBefore))
 	case len(r.Candidates) == 0:
-		a.note("nothing is eligible for removal")
+		a.printNote("nothing is eligible for removal")
 	case !r.DryRun:
-		a.note("returned %s: %s of the pool is free, %s before",
-			size(r.FreedBytes), percent(r.FreeAfter), percent(r.FreeBefore))
+		a.printNote("returned %s: %s of the pool is free, %s before",
+			formatBytes(r.FreedBytes), percent(r.FreeAfter), percent(r.FreeBefore))
 	}
 
 	if !r.Reached && !r.DryRun {
@@ -131,7 +131,7 @@ func (a *App) printPrune(q engine.PruneRequest, r *engine.PruneReport) error {
 		if q.Idle > 0 || q.OlderThan > 0 {
 			young = ", or too recent"
 		}
-		a.warn("%s of the pool is free, less than the requested %s: "+
+		a.printWarning("%s of the pool is free, less than the requested %s: "+
 			"all other objects are pinned, mounted, or the current generation of a golden%s",
 			percent(r.FreeAfter), percent(r.TargetBytes), young)
 	}

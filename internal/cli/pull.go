@@ -77,14 +77,14 @@ next push fails (conflict), and its data stays intact.`,
 			}
 		}
 
-		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
-			r, err := a.remote("pull", args[0])
+		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+			r, err := a.findRemote("pull", args[0])
 			if err != nil {
 				return err
 			}
 
 			var out replicate.Pulled
-			err = a.track(func(t *progress.Tracker) (err error) {
+			err = a.showProgress(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
 				out, err = replicate.Pull(ctx, e, r, q)
 				return err
@@ -133,12 +133,12 @@ func (a *App) printPulled(remote string, p replicate.Pulled) error {
 
 	for _, n := range p.Notes {
 		if !p.Unchanged {
-			a.note("%s", n)
+			a.printNote("%s", n)
 		}
 	}
 
 	if len(p.Origins) > 0 {
-		a.note("restored the origin first: %s", strings.Join(p.Origins, ", "))
+		a.printNote("restored the origin first: %s", strings.Join(p.Origins, ", "))
 	}
 
 	name := p.Name
@@ -153,8 +153,8 @@ func (a *App) printPulled(remote string, p replicate.Pulled) error {
 		return a.printf("%s\n", name)
 	}
 
-	words := fmt.Sprintf("pulled %s@%s from %s: %s read, %s written, in %s", p.Volume, p.Point, remote, size(p.ReadBytes),
-		size(p.WrittenBytes), took(p.Seconds))
+	words := fmt.Sprintf("pulled %s@%s from %s: %s read, %s written, in %s", p.Volume, p.Point, remote, formatBytes(p.ReadBytes),
+		formatBytes(p.WrittenBytes), formatSeconds(p.Seconds))
 	if p.Unchanged {
 		words = fmt.Sprintf("%s@%s is up to date", p.Volume, p.Point)
 	}
@@ -168,8 +168,8 @@ func (a *App) printPulled(remote string, p replicate.Pulled) error {
 	return a.printf("%s  %s\n", name, words)
 }
 
-// took formats how long something took.
-func took(seconds float64) string {
+// formatSeconds formats how long something formatSeconds.
+func formatSeconds(seconds float64) string {
 	if seconds < 10 {
 		return fmt.Sprintf("%.1f s", seconds)
 	}

@@ -161,23 +161,23 @@ func parseRate(op, s string) (int64, error) {
 // pushRound opens the pool and the remote, and pushes once. What was pushed
 // before an error is returned with it.
 func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest) (out []replicate.Pushed, err error) {
-	e, err := a.open(ctx)
+	e, err := a.openPool(ctx)
 	if err != nil {
 		return nil, err
 	}
 
 	defer e.Close()
-	ctx, tell := a.reporting(ctx)
+	ctx, tell := a.collectWarnings(ctx)
 	defer tell()
-	r, err := a.remote("push", to)
+	r, err := a.findRemote("push", to)
 	if err != nil {
 		return nil, err
 	}
 
-	err = a.track(func(t *progress.Tracker) (err error) {
+	err = a.showProgress(func(t *progress.Tracker) (err error) {
 		q.Tracker = t
 		if !a.json {
-			q.Warn = func(text string) { a.note("%s", text) }
+			q.Warn = func(text string) { a.printNote("%s", text) }
 		}
 		out, err = replicate.Push(ctx, e, r, q)
 		return err
@@ -200,7 +200,7 @@ func (a *App) printPushed(out []replicate.Pushed) error {
 
 	for _, p := range out {
 		if p.Note != "" {
-			a.note("%s: %s", p.Ref, p.Note)
+			a.printNote("%s: %s", p.Ref, p.Note)
 		}
 		if err := a.printf("%s\n", a.pushedWords(p)); err != nil {
 			return err
@@ -208,7 +208,7 @@ func (a *App) printPushed(out []replicate.Pushed) error {
 	}
 
 	if len(out) == 0 {
-		a.note("nothing to push")
+		a.printNote("nothing to push")
 	}
 
 	return nil
@@ -248,5 +248,5 @@ func (a *App) pushedWords(p replicate.Pushed) string {
 		how = "since " + p.Origin
 	}
 
-	return fmt.Sprintf("%s  %s sent, %s, in %s", name, size(p.UploadedBytes), how, took(p.Seconds))
+	return fmt.Sprintf("%s  %s sent, %s, in %s", name, formatBytes(p.UploadedBytes), how, formatSeconds(p.Seconds))
 }

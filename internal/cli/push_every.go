@@ -43,7 +43,7 @@ func (a *App) pushEvery(ctx context.Context, to string, q replicate.PushRequest,
 			wait -= time.Since(start)
 		}
 
-		a.tellRound(&row, err, wait)
+		a.reportRound(&row, err, wait)
 		t := time.NewTimer(max(wait, 0))
 		select {
 		case <-ctx.Done():
@@ -61,12 +61,12 @@ type failing struct {
 	said   string // what was said to be wrong last
 }
 
-// tellRound tells of the error of a round, once as long as it stays the same, and of the end of a row of them.
-func (a *App) tellRound(f *failing, err error, wait time.Duration) {
+// reportRound tells of the error of a round, once as long as it stays the same, and of the end of a row of them.
+func (a *App) reportRound(f *failing, err error, wait time.Duration) {
 	if err == nil {
 		if f.rounds > 0 {
 			a.noteWait(fmt.Sprintf("pushing works again after %s and %s",
-				span(time.Since(f.since)), plural(f.rounds, "failed round")))
+				formatSpan(time.Since(f.since)), plural(f.rounds, "failed round")))
 		}
 		*f = failing{}
 		return
@@ -83,7 +83,7 @@ func (a *App) tellRound(f *failing, err error, wait time.Duration) {
 
 	if what != f.said {
 		f.said = what
-		every := span(max(wait, maxPushBackoff))
+		every := formatSpan(max(wait, maxPushBackoff))
 		a.warnRound(a.allButLast(err), "retrying at least every "+every+", and reporting when pushing works again")
 	}
 }
@@ -143,7 +143,7 @@ func (a *App) printRound(out []replicate.Pushed) error {
 	}
 
 	return a.printf("%s  %s pushed, %d unchanged, %s sent, in %s\n",
-		now, plural(len(out)-unchanged, "volume"), unchanged, size(sent), took(secs))
+		now, plural(len(out)-unchanged, "volume"), unchanged, formatBytes(sent), formatSeconds(secs))
 }
 
 // warnRound tells of the error of a round.
@@ -156,5 +156,5 @@ func (a *App) warnRound(err error, then string) {
 	if hint != "" {
 		hint = "; hint: " + hint
 	}
-	a.warn("%v%s; %s", err, hint, then)
+	a.printWarning("%v%s; %s", err, hint, then)
 }

@@ -31,7 +31,7 @@ still exist.`,
 		Example:           "  pando rebase job-17 web\n  pando rebase job-17 web@5 --theirs",
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRefs(2),
-		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
+		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 			if q.Volume, err = ref.ParseName("rebase", args[0]); err != nil {
 				return err
 			}
@@ -41,7 +41,7 @@ still exist.`,
 			}
 
 			var out engine.Rebased
-			err = a.track(func(t *progress.Tracker) (err error) {
+			err = a.showProgress(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
 				out, err = e.Rebase(ctx, q)
 				return err

@@ -41,14 +41,14 @@ uploaded: the operator of the storage sees neither contents nor names.`,
 	return c
 }
 
-// remote finds a remote by its name; "" is the only one. NotFound, Invalid.
-func (a *App) remote(op, name string) (*replicate.Remote, error) {
+// findRemote finds a findRemote by its name; "" is the only one. NotFound, Invalid.
+func (a *App) findRemote(op, name string) (*replicate.Remote, error) {
 	if name != "" {
 		if err := ref.CheckName(op, name); err != nil {
 			return nil, err
 		}
 		r, err := a.loadRemote(name)
-		return r, a.knownRemotes(err)
+		return r, a.hintKnownRemotes(err)
 	}
 
 	all, err := replicate.List(a.poolDir())
@@ -72,8 +72,8 @@ func (a *App) remote(op, name string) (*replicate.Remote, error) {
 		WithHint("%s: %s", how, strings.Join(all, ", "))
 }
 
-// knownRemotes adds to the error of a remote that is not there which ones are.
-func (a *App) knownRemotes(err error) error {
+// hintKnownRemotes adds to the error of a remote that is not there which ones are.
+func (a *App) hintKnownRemotes(err error) error {
 	if !errs.Is(err, errs.NotFound) {
 		return err
 	}

@@ -65,7 +65,7 @@ is optional, because the kit contains it.` + "\n\n" + passphraseSources,
 	c.MarkFlagsMutuallyExclusive("create", "kit")
 	c.MarkFlagsMutuallyExclusive("recipient", "kit")
 
-	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
+	c.RunE = a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 		q.Name, q.MustExist, q.MustCreate = args[0], noCreate, create
 		switch {
 		case len(args) == 2:
@@ -110,7 +110,7 @@ is optional, because the kit contains it.` + "\n\n" + passphraseSources,
 		out, err := replicate.Add(ctx, e, q)
 		if replicate.NoKey(err) && q.Passphrase == "" && q.Identity == "" && a.onTerminal() {
 			// There is a repository, and somebody who may know what opens it.
-			a.note("there is a repository at %s", q.URL)
+			a.printNote("there is a repository at %s", q.URL)
 			if q.Passphrase, err = a.passphrase(ctx, "remote add", "", "its passphrase", false); err != nil {
 				return err
 			}
@@ -144,11 +144,11 @@ func (a *App) printAdded(ctx context.Context, r replicate.Added) error {
 	}
 
 	if r.ConfigRestored {
-		a.note("its config was missing or damaged: restored the copy in the recovery kit")
+		a.printNote("its config was missing or damaged: restored the copy in the recovery kit")
 	}
 
 	if name := endpointVariable(); name != "" && strings.HasPrefix(r.URL, "s3:") && !strings.Contains(r.URL, "endpoint=") {
-		a.note("%s names the server, so it must be set for every command; "+
+		a.printNote("%s names the server, so it must be set for every command; "+
 			"to avoid that, add the remote with ?endpoint= in its URL", name)
 	}
 
@@ -162,8 +162,8 @@ func (a *App) warnOnlyKey(ctx context.Context, r *replicate.Remote) {
 	if err != nil || len(keys) != 1 || !keys[0].ThisPool {
 		return
 	}
-	a.warn("only this pool can open the remote: if %s is lost, so is everything pushed", r.IdentityFile())
-	a.note(
+	a.printWarning("only this pool can open the remote: if %s is lost, so is everything pushed", r.IdentityFile())
+	a.printNote(
 		"add another key with `pando remote key add %s --passphrase`, or --recipient age1...; or write a recovery kit with "+
 			"`pando remote key export %s FILE --passphrase`",
 		r.Name,

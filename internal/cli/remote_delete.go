@@ -23,7 +23,7 @@ the remote can still be pulled. The next ` + "`pando remote prune`" + ` returns 
 				return err
 			}
 
-			r, err := a.remote("remote delete", args[0])
+			r, err := a.findRemote("remote delete", args[0])
 			if err != nil {
 				return err
 			}
@@ -48,7 +48,7 @@ the remote can still be pulled. The next ` + "`pando remote prune`" + ` returns 
 				return err
 			}
 
-			a.note("return the space with `pando remote prune %s`", r.Name)
+			a.printNote("return the space with `pando remote prune %s`", r.Name)
 			return nil
 		},
 	}

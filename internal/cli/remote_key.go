@@ -45,7 +45,7 @@ func (a *App) remoteKeyLsCommand() *cobra.Command {
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRemotes,
 		RunE: func(c *cobra.Command, args []string) error {
-			r, err := a.remote("remote key", args[0])
+			r, err := a.findRemote("remote key", args[0])
 			if err != nil {
 				return err
 			}
@@ -107,7 +107,7 @@ age recipient, can then open REMOTE and read everything on it.` + "\n\n" + passp
 	c.MarkFlagsMutuallyExclusive("recipient", "passphrase-file")
 
 	c.RunE = func(c *cobra.Command, args []string) error {
-		r, err := a.remote("remote key", args[0])
+		r, err := a.findRemote("remote key", args[0])
 		if err != nil {
 			return err
 		}
@@ -155,7 +155,7 @@ already there. The last key cannot be removed.`,
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRemotes,
 		RunE: func(c *cobra.Command, args []string) error {
-			r, err := a.remote("remote key", args[0])
+			r, err := a.findRemote("remote key", args[0])
 			if err != nil {
 				return err
 			}
@@ -206,7 +206,7 @@ several), from the environment, or from the terminal.`,
 		"read the passphrase of a key from `[KEY=]FILE`; may be repeated")
 
 	c.RunE = func(c *cobra.Command, args []string) error {
-		r, err := a.remote("remote key", args[0])
+		r, err := a.findRemote("remote key", args[0])
 		if err != nil {
 			return err
 		}
@@ -224,7 +224,7 @@ several), from the environment, or from the terminal.`,
 			return nil
 		}
 		if slices.ContainsFunc(keys, func(k replicate.Key) bool { return strings.HasPrefix(k.Label, replicate.KitLabel) }) {
-			a.note("write a new recovery kit: the copy of the config in the old one lacks the new key")
+			a.printNote("write a new recovery kit: the copy of the config in the old one lacks the new key")
 		}
 
 		return a.printf("rotated the master key of %s, and wrapped it for %s\n", r.Name, plural(len(keys), "key"))

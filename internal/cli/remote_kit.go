@@ -46,7 +46,7 @@ worthless. Write a new kit after ` + "`pando remote key rotate`" + `. Use a kit 
 
 	c.RunE = func(c *cobra.Command, args []string) error {
 		q.File, q.Instructions = args[1], kitInstructions
-		r, err := a.remote("remote key export", args[0])
+		r, err := a.findRemote("remote key export", args[0])
 		if err != nil {
 			return err
 		}

@@ -34,7 +34,7 @@ writes the volume, and the commands at work on it. With VOLUME, list its points.
 				return a.listRemotes()
 			}
 
-			r, err := a.remote("remote ls", args[0])
+			r, err := a.findRemote("remote ls", args[0])
 			if err != nil {
 				return err
 			}
@@ -90,7 +90,7 @@ func (a *App) listRemotes() error {
 		r, err := a.loadRemote(n)
 		if err != nil {
 			// One that is damaged must not hide the others.
-			a.warn("%v", err)
+			a.printWarning("%v", err)
 			out = append(out, remoteInfo{Remote: &replicate.Remote{Name: n}, Problem: err.Error()})
 			continue
 		}
@@ -108,13 +108,13 @@ func (a *App) listRemotes() error {
 		}
 		return nil
 	case len(out) == 0:
-		a.note("no remotes; add one with `pando remote add NAME URL`")
+		a.printNote("no remotes; add one with `pando remote add NAME URL`")
 		return nil
 	}
 
 	t := a.table("NAME", "URL", "REPOSITORY", "ADDED")
 	for _, r := range out {
-		t.row(r.Name, orDash(r.URL), r.Mark.ID.String(), ago(r.AddedAt))
+		t.row(r.Name, orDash(r.URL), r.Mark.ID.String(), formatAge(r.AddedAt))
 	}
 
 	return t.flush()
@@ -128,13 +128,13 @@ func (a *App) printListed(ctx context.Context, r *replicate.Remote, l *replicate
 	vols, all := l.Volumes, len(l.Volumes)
 	vols = slices.DeleteFunc(slices.Clone(vols), func(v replicate.Listed) bool {
 		if v.Problem != "" {
-			a.warn("cannot read the list of points of %s: %s", cmp.Or(v.Name, v.Object), v.Problem)
+			a.printWarning("cannot read the list of points of %s: %s", cmp.Or(v.Name, v.Object), v.Problem)
 		}
 		return v.Problem != ""
 	})
 
 	if len(vols) < all {
-		a.note("rebuild the list with `pando remote repair %s`", r.Name)
+		a.printNote("rebuild the list with `pando remote repair %s`", r.Name)
 	}
 
 	switch {
@@ -149,7 +149,7 @@ func (a *App) printListed(ctx context.Context, r *replicate.Remote, l *replicate
 		}
 		return nil
 	case len(vols) == 0:
-		a.note("%s is empty; push to it with `pando push REF --to %s`", r.Name, r.Name)
+		a.printNote("%s is empty; push to it with `pando push REF --to %s`", r.Name, r.Name)
 		return nil
 	}
 
@@ -157,7 +157,7 @@ func (a *App) printListed(ctx context.Context, r *replicate.Remote, l *replicate
 	for _, v := range vols {
 		newest, when, origin := "-", "-", "-"
 		if p := v.NewestPoint; v.Count > 0 {
-			newest, when, origin = p.Name, ago(p.CreatedAt), orDash(p.Origin)
+			newest, when, origin = p.Name, formatAge(p.CreatedAt), orDash(p.Origin)
 		}
 
 		t.row(
@@ -167,8 +167,8 @@ func (a *App) printListed(ctx context.Context, r *replicate.Remote, l *replicate
 			itoa(v.Count),
 			newest+", "+when,
 			origin,
-			size(v.LogicalBytes),
-			size(v.StoredBytes),
+			formatBytes(v.LogicalBytes),
+			formatBytes(v.StoredBytes),
 			orDash(v.Writer),
 			atWork(v.Sessions),
 		)
@@ -183,7 +183,7 @@ func atWork(all []replicate.ListedWork) string {
 		return "-"
 	}
 	w := all[0]
-	s := fmt.Sprintf("%s by %s (pid %d), seen %s", w.Kind, w.Host, w.PID, ago(w.RenewedAt))
+	s := fmt.Sprintf("%s by %s (pid %d), seen %s", w.Kind, w.Host, w.PID, formatAge(w.RenewedAt))
 	if len(all) > 1 {
 		s += fmt.Sprintf(", and %d more", len(all)-1)
 	}
@@ -215,9 +215,9 @@ func (a *App) printPoints(
 				p.CreatedAt.Local().Format(time.DateTime),
 				orDash(p.Consistency),
 				orDash(p.Origin),
-				size(p.SizeBytes),
-				size(p.LogicalBytes),
-				size(p.StoredBytes),
+				formatBytes(p.SizeBytes),
+				formatBytes(p.LogicalBytes),
+				formatBytes(p.StoredBytes),
 			)
 		}
 
@@ -225,8 +225,8 @@ func (a *App) printPoints(
 	}
 
 	if v.Incomplete > 0 {
-		a.warn("cannot list %s of %s: %s", plural(v.Incomplete, "point"), v.Name, v.Problem)
-		a.note("rebuild the list with `pando remote repair %s`", r.Name)
+		a.printWarning("cannot list %s of %s: %s", plural(v.Incomplete, "point"), v.Name, v.Problem)
+		a.printNote("rebuild the list with `pando remote repair %s`", r.Name)
 	}
 
 	return err

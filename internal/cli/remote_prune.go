@@ -63,7 +63,7 @@ REMOTE, and drops the rest.`,
 	f.StringVar(&maxRepack, "max-repack", "",
 		"rewrite at most `SIZE` bytes of wasteful segments, for example 5G, or 0 for none (default: no limit)")
 
-	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
+	c.RunE = a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 		q.Pool = e
 		if q.Policy, err = keep.parse("remote prune"); err != nil {
 			return err
@@ -94,13 +94,13 @@ REMOTE, and drops the rest.`,
 		}
 
 		q.Names = args[1:]
-		r, err := a.remote("remote prune", args[0])
+		r, err := a.findRemote("remote prune", args[0])
 		if err != nil {
 			return err
 		}
 
 		var out *replicate.Pruned
-		if err := a.track(func(t *progress.Tracker) (err error) {
+		if err := a.showProgress(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
 			out, err = replicate.Prune(ctx, r, q)
 			return err
@@ -128,28 +128,28 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 	}
 
 	for _, v := range p.Accepted {
-		a.warn("the list of points of %s was lost or restored to an older version; continuing with what the remote holds", v)
+		a.printWarning("the list of points of %s was lost or restored to an older version; continuing with what the remote holds", v)
 	}
 
 	for _, d := range p.Damaged {
-		a.warn("the list of points of %s is damaged or lost: kept all its points and their data", d)
+		a.printWarning("the list of points of %s is damaged or lost: kept all its points and their data", d)
 	}
 
 	if len(p.Damaged) > 0 {
-		a.note("rebuild the list with `pando remote repair %s`", remote)
+		a.printNote("rebuild the list with `pando remote repair %s`", remote)
 	}
 	if p.KeptAll != "" {
-		a.warn("nothing was deleted: %s", p.KeptAll)
+		a.printWarning("nothing was deleted: %s", p.KeptAll)
 	}
 
 	if len(p.Unreadable) > 0 {
-		a.note("send missing data again with `pando verify %s --repair` or `pando push VOLUME --full` on the host that "+
+		a.printNote("send missing data again with `pando verify %s --repair` or `pando push VOLUME --full` on the host that "+
 			"writes the volume, and rebuild lost tables of packs with `pando remote repair %s`; then prune again",
 			remote, remote)
 	}
 
 	for _, w := range p.Ended {
-		a.note("ended a %s of %s (pid %d), inactive since %s", w.Kind, w.Host, w.PID,
+		a.printNote("ended a %s of %s (pid %d), inactive since %s", w.Kind, w.Host, w.PID,
 			w.RenewedAt.Local().Format("2006-01-02 15:04:05"))
 	}
 
@@ -170,7 +170,7 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 	if len(p.Points) > 0 {
 		t := a.table("POINT", "CREATED", "RESULT")
 		for _, x := range p.Points {
-			t.row(x.Volume+"@"+x.Name, ago(x.CreatedAt), result)
+			t.row(x.Volume+"@"+x.Name, formatAge(x.CreatedAt), result)
 		}
 		if err := t.flush(); err != nil {
 			return err
@@ -180,22 +180,22 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 		}
 	}
 
-	freed := fmt.Sprintf("%s in %s", size(p.FreedBytes), plural(p.Segments, "segment"))
+	freed := fmt.Sprintf("%s in %s", formatBytes(p.FreedBytes), plural(p.Segments, "segment"))
 	if p.DryRun {
 		freed = "would be " + freed
 	}
 
-	held, used := "", size(p.UsedBytes)
+	held, used := "", formatBytes(p.UsedBytes)
 	if p.HeldBytes > 0 {
-		held = size(p.HeldBytes) + " for commands that may still be at work"
+		held = formatBytes(p.HeldBytes) + " for commands that may still be at work"
 	}
 
 	if p.NeededBytes > 0 {
 		times := float64(p.UsedBytes) / float64(p.NeededBytes)
-		used += fmt.Sprintf(", %.2f times the %s that points need", times, size(p.NeededBytes))
+		used += fmt.Sprintf(", %.2f times the %s that points need", times, formatBytes(p.NeededBytes))
 	}
 
-	return a.fields("kept", plural(p.Kept, "point"), "returned", freed, "repacked", repackedText(p),
+	return a.printFields("kept", plural(p.Kept, "point"), "returned", freed, "repacked", repackedText(p),
 		"held", held, "used", used)
 }
 
@@ -204,9 +204,9 @@ func repackedText(p *replicate.Pruned) string {
 	if p.RepackedObjects == 0 {
 		return ""
 	}
-	text := fmt.Sprintf("%s in %s", size(p.RepackedBytes), plural(p.RepackedObjects, "object"))
+	text := fmt.Sprintf("%s in %s", formatBytes(p.RepackedBytes), plural(p.RepackedObjects, "object"))
 	if p.DryRun {
-		return "would be " + text + ", into " + size(p.PackedBytes)
+		return "would be " + text + ", into " + formatBytes(p.PackedBytes)
 	}
-	return text + ", into " + size(p.PackedBytes) + " in " + plural(p.Packs, "pack")
+	return text + ", into " + formatBytes(p.PackedBytes) + " in " + plural(p.Packs, "pack")
 }

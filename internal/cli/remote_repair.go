@@ -43,14 +43,14 @@ could not be rebuilt, or a point is still incomplete.`,
 
 	c.Flags().BoolVar(&q.DryRun, "dry-run", false, "list what would be repaired, and change nothing")
 
-	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
-		r, err := a.remote("remote repair", args[0])
+	c.RunE = a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
+		r, err := a.findRemote("remote repair", args[0])
 		if err != nil {
 			return err
 		}
 
 		var out *replicate.Repaired
-		if err := a.track(func(t *progress.Tracker) (err error) {
+		if err := a.showProgress(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
 			out, err = replicate.Repair(ctx, e, r, q)
 			return err
@@ -101,9 +101,9 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 	for _, v := range out.Volumes {
 		switch {
 		case !v.Repaired:
-			a.warn("%s: %s", cmp.Or(v.Volume, v.Object), oneLine(v.Reason))
+			a.printWarning("%s: %s", cmp.Or(v.Volume, v.Object), oneLine(v.Reason))
 		case !v.Writer && !v.Part:
-			a.note("%s has no writer now; on the host that pushes it, take it over with "+
+			a.printNote("%s has no writer now; on the host that pushes it, take it over with "+
 				"`pando pull %s %s --take-over --update`", v.Volume, remote, v.Volume)
 		}
 	}
@@ -120,7 +120,7 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 		tables = plural(n, "table") + " of packs rebuilt"
 	}
 
-	return a.fields("good", plural(out.Checked, "list")+" of points", "packs", tables, "lost", lost)
+	return a.printFields("good", plural(out.Checked, "list")+" of points", "packs", tables, "lost", lost)
 }
 
 func wasLost(v replicate.RepairedVolume) string {

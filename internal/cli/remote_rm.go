@@ -24,7 +24,7 @@ data would then be unreadable, and if pando cannot reach the repository to check
 that. --force forgets the remote anyway.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRemotes,
-		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			access, err := a.remoteAccess()
 			if err != nil {
 				return err
@@ -33,10 +33,10 @@ that. --force forgets the remote anyway.`,
 			q.Name, q.Access = args[0], access
 			out, err := replicate.Forget(ctx, e, q)
 			if err != nil {
-				return a.knownRemotes(err)
+				return a.hintKnownRemotes(err)
 			}
 			if out.KeyError != nil {
-				a.warn("could not remove this pool's key from the repository; the key no longer works without the pool's copy: %v", out.KeyError)
+				a.printWarning("could not remove this pool's key from the repository; the key no longer works without the pool's copy: %v", out.KeyError)
 			}
 
 			switch {

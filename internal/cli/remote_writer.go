@@ -32,7 +32,7 @@ remotes is changed.`,
 
 	c.Flags().BoolVar(&fresh, "new", false, "give this pool a new identity")
 
-	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
+	c.RunE = a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
 		var out replicate.WriterIdentity
 		var err error
 		if fresh {
@@ -57,12 +57,12 @@ func (a *App) printWriter(w replicate.WriterIdentity) error {
 		return a.printf("%s\n", w.ID)
 	}
 
-	if err := a.fields("writer", w.ID, "was", w.Previous, "host", w.Host); err != nil {
+	if err := a.printFields("writer", w.ID, "was", w.Previous, "host", w.Host); err != nil {
 		return err
 	}
 
 	if w.New {
-		a.note("take over the volumes that this pool is to write: `pando pull REMOTE VOLUME --take-over --update`")
+		a.printNote("take over the volumes that this pool is to write: `pando pull REMOTE VOLUME --take-over --update`")
 	}
 
 	return nil

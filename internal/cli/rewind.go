@@ -27,7 +27,7 @@ change under them. With --detach, pando unmounts it first, which fails if
 something uses it, and mounts it again afterwards.`,
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeSnapshots,
-		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			q, err := rewindRequest(args[0], args[1])
 			if err != nil {
 				return err
@@ -35,7 +35,7 @@ something uses it, and mounts it again afterwards.`,
 
 			q.Detach = detach
 			var out engine.Rewound
-			err = a.track(func(t *progress.Tracker) (err error) {
+			err = a.showProgress(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
 				out, err = e.Rewind(ctx, q)
 				return err

@@ -64,7 +64,7 @@ clone stays.`,
 		q.Command = args[1:]
 		q.Stdin, q.Stdout, q.Stderr = os.Stdin, os.Stdout, os.Stderr
 		q.Env, q.Signals = withoutSecrets(os.Environ()), foregroundSignals
-		e, err := a.open(c.Context())
+		e, err := a.openPool(c.Context())
 		if err != nil {
 			return err
 		}
@@ -73,7 +73,7 @@ clone stays.`,
 
 		// While the command runs, signals go to it, and what it does with them
 		// decides when the run ends.
-		ctx, tell := a.reporting(c.Context())
+		ctx, tell := a.collectWarnings(c.Context())
 		defer tell()
 
 		r, err := e.Run(ctx, q)
@@ -97,13 +97,13 @@ func (a *App) endRun(r engine.RunResult, err error) error {
 	a.exit = r.Exit
 	switch {
 	case r.Held != nil && r.Kept:
-		a.warn("kept volume %s, still mounted at %s: %v", r.Volume, r.Mountpoint, causeOf(r.Held))
-		a.note("unmount it with `pando umount %s` once nothing uses it", r.Volume)
+		a.printWarning("kept volume %s, still mounted at %s: %v", r.Volume, r.Mountpoint, causeOf(r.Held))
+		a.printNote("unmount it with `pando umount %s` once nothing uses it", r.Volume)
 	case r.Held != nil:
-		a.warn("volume %s could not be destroyed yet: %v", r.Volume, causeOf(r.Held))
-		a.note("the next pando command destroys it once nothing uses it")
+		a.printWarning("volume %s could not be destroyed yet: %v", r.Volume, causeOf(r.Held))
+		a.printNote("the next pando command destroys it once nothing uses it")
 	case r.Kept && err == nil:
-		a.note("kept volume %s", r.Volume)
+		a.printNote("kept volume %s", r.Volume)
 	}
 	if err != nil && r.Ran && r.Exit != 0 {
 		a.printError(err)

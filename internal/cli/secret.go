@@ -81,7 +81,7 @@ func (a *App) passphrase(ctx context.Context, op, file, what string, fresh bool)
 		return "", nil
 	}
 
-	p, err := a.ask(ctx, op, what)
+	p, err := a.askPassphrase(ctx, op, what)
 	if err != nil {
 		return "", err
 	}
@@ -90,7 +90,7 @@ func (a *App) passphrase(ctx context.Context, op, file, what string, fresh bool)
 		return p, err
 	}
 
-	again, err := a.ask(ctx, op, what+", again")
+	again, err := a.askPassphrase(ctx, op, what+", again")
 	if err != nil {
 		return "", err
 	}
@@ -121,7 +121,7 @@ func (a *App) readSecret(op, file string) (b []byte, err error) {
 		}
 		defer f.Close()
 		if i, err := f.Stat(); err == nil && i.Mode().IsRegular() && i.Mode().Perm()&0o077 != 0 {
-			a.warn("other users can read %s (mode %04o); restrict it with `chmod 600 %s`", file, i.Mode().Perm(), shellWord(file))
+			a.printWarning("other users can read %s (mode %04o); restrict it with `chmod 600 %s`", file, i.Mode().Perm(), shellWord(file))
 		}
 	}
 
@@ -131,7 +131,7 @@ func (a *App) readSecret(op, file string) (b []byte, err error) {
 
 	if len(b) > maxSecretBytes {
 		return nil, errs.New(errs.Invalid, op, file, "larger than %s, so neither a passphrase nor an identity",
-			size(maxSecretBytes)).WithHint("check that this is the right file")
+			formatBytes(maxSecretBytes)).WithHint("check that this is the right file")
 	}
 
 	return b, nil
@@ -156,9 +156,9 @@ func unreadable(op, file string, err error) error {
 
 func (a *App) onTerminal() bool { return a.Stdin != nil && term.IsTerminal(int(a.Stdin.Fd())) }
 
-// ask reads a line from the terminal without showing it. Whatever ends it, the
+// askPassphrase reads a line from the terminal without showing it. Whatever ends it, the
 // terminal shows again what is typed.
-func (a *App) ask(ctx context.Context, op, what string) (string, error) {
+func (a *App) askPassphrase(ctx context.Context, op, what string) (string, error) {
 	fd := int(a.Stdin.Fd())
 	before, err := term.GetState(fd)
 	if err != nil {

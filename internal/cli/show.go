@@ -29,7 +29,7 @@ how much space sharing saves.`,
 
 	c.Flags().BoolVar(&exact, "exact", false, "for the pool: measure every object in it now")
 
-	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+	c.RunE = a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 		if len(args) == 0 {
 			p, err := e.Pool(ctx, exact)
 			if err != nil {
@@ -60,7 +60,7 @@ how much space sharing saves.`,
 	return c
 }
 
-func (a *App) fields(pairs ...string) error {
+func (a *App) printFields(pairs ...string) error {
 	width := 0
 	for i := 0; i < len(pairs); i += 2 {
 		if pairs[i+1] != "" {
@@ -96,7 +96,7 @@ func (a *App) printDetail(d engine.Detail) error {
 
 	tied := ""
 	if d.TiedBytes > 0 {
-		tied = size(d.TiedBytes) + " of destroyed objects, kept for others (`pando gc --explain`)"
+		tied = formatBytes(d.TiedBytes) + " of destroyed objects, kept for others (`pando gc --explain`)"
 	}
 
 	keep := ""
@@ -104,13 +104,13 @@ func (a *App) printDetail(d engine.Detail) error {
 		keep = plural(d.Keep, "generation")
 	}
 	if d.ExpiresAt != nil {
-		expires = d.ExpiresAt.Local().Format(time.DateTime) + " (" + ago(*d.ExpiresAt) + ")"
+		expires = d.ExpiresAt.Local().Format(time.DateTime) + " (" + formatAge(*d.ExpiresAt) + ")"
 	}
 	if d.SizeBytes > 0 {
-		sizeText = size(d.SizeBytes)
+		sizeText = formatBytes(d.SizeBytes)
 	}
 	if d.MeasuredAt != nil {
-		measured = ago(*d.MeasuredAt)
+		measured = formatAge(*d.MeasuredAt)
 	}
 
 	state := stateWords(d.Info)
@@ -146,12 +146,12 @@ func (a *App) printDetail(d engine.Detail) error {
 		}
 	}
 
-	err := a.fields(
+	err := a.printFields(
 		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state,
 		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "consistency", d.Consistency, "keep", keep, "pinned", pinned, "size", sizeText,
-		"logical", size(d.LogicalBytes), "exclusive", size(d.ExclusiveBytes), "shared", size(d.SharedBytes), "tied", tied,
+		"logical", formatBytes(d.LogicalBytes), "exclusive", formatBytes(d.ExclusiveBytes), "shared", formatBytes(d.SharedBytes), "tied", tied,
 		"key", key, "measured", measured,
-		"clone cost", cost, "write stall", stall, "created", d.CreatedAt.Local().Format(time.DateTime)+" ("+ago(d.CreatedAt)+")", "last used", ago(d.LastUsedAt), "expires", expires,
+		"clone cost", cost, "write stall", stall, "created", d.CreatedAt.Local().Format(time.DateTime)+" ("+formatAge(d.CreatedAt)+")", "last used", formatAge(d.LastUsedAt), "expires", expires,
 	)
 	if err != nil || len(d.Generations)+len(d.Snapshots) == 0 {
 		return err
@@ -163,14 +163,14 @@ func (a *App) printDetail(d engine.Detail) error {
 
 	t := a.table("GENERATION", "STATE", "LOGICAL", "EXCLUSIVE", "SHARED", "CREATED")
 	for _, g := range d.Generations {
-		t.row(ref.Generation(g.Golden, g.Generation), g.State, size(g.LogicalBytes), size(g.ExclusiveBytes),
-			size(g.SharedBytes), ago(g.CreatedAt))
+		t.row(ref.Generation(g.Golden, g.Generation), g.State, formatBytes(g.LogicalBytes), formatBytes(g.ExclusiveBytes),
+			formatBytes(g.SharedBytes), formatAge(g.CreatedAt))
 	}
 
 	if len(d.Snapshots) > 0 {
 		t = a.table("SNAPSHOT", "CONSISTENCY", "LOGICAL", "EXCLUSIVE", "CREATED")
 		for _, s := range d.Snapshots {
-			t.row(s.Name, orDash(s.Consistency), size(s.LogicalBytes), size(s.ExclusiveBytes), ago(s.CreatedAt))
+			t.row(s.Name, orDash(s.Consistency), formatBytes(s.LogicalBytes), formatBytes(s.ExclusiveBytes), formatAge(s.CreatedAt))
 		}
 	}
 
@@ -180,25 +180,25 @@ func (a *App) printDetail(d engine.Detail) error {
 func (a *App) printPool(p engine.PoolInfo) error {
 	backing, trash, saved := "", "", ""
 	if p.Backing != "" {
-		backing = fmt.Sprintf("%s (%s, sparse)", p.Backing, size(p.BackingBytes))
+		backing = fmt.Sprintf("%s (%s, sparse)", p.Backing, formatBytes(p.BackingBytes))
 	}
 	if p.TrashObjects > 0 {
-		trash = fmt.Sprintf("%s, %s still to return", plural(p.TrashObjects, "object"), size(p.TrashBytes))
+		trash = fmt.Sprintf("%s, %s still to return", plural(p.TrashObjects, "object"), formatBytes(p.TrashBytes))
 	}
 
 	ties := ""
 	if p.Ties > 0 {
-		ties = fmt.Sprintf("%s of %s, destroyed but needed by others (`pando gc --explain`)", size(p.TiedBytes),
+		ties = fmt.Sprintf("%s of %s, destroyed but needed by others (`pando gc --explain`)", formatBytes(p.TiedBytes),
 			plural(p.Ties, "object"))
 	}
 
 	if p.SavedRatio > 0 {
-		saved = fmt.Sprintf("%s of data in %s: %.1fx", size(p.LogicalBytes), size(p.PhysicalBytes), p.SavedRatio)
+		saved = fmt.Sprintf("%s of data in %s: %.1fx", formatBytes(p.LogicalBytes), formatBytes(p.PhysicalBytes), p.SavedRatio)
 	}
 
-	return a.fields(
+	return a.printFields(
 		"pool", p.Dir, "driver", p.Driver, "why", p.Why, "backing", backing,
-		"room", fmt.Sprintf("%s free of %s (new clones need %.4g %% free)", size(p.FreeBytes), size(p.TotalBytes),
+		"room", fmt.Sprintf("%s free of %s (new clones need %.4g %% free)", formatBytes(p.FreeBytes), formatBytes(p.TotalBytes),
 			p.MinFreePercent),
 		"holds", strings.Join([]string{
 			plural(p.Goldens, "golden") + " with " + plural(p.Generations, "generation"),

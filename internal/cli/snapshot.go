@@ -46,7 +46,7 @@ volume destroys its snapshots.`,
 		Example:           "  pando snapshot job-17 before-upgrade\n  pando rewind job-17 before-upgrade",
 		Args:              usage(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: a.completeVolumes(1),
-		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
+		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 			if q.Volume, err = ref.ParseName("snapshot", args[0]); err != nil {
 				return err
 			}
@@ -62,7 +62,7 @@ volume destroys its snapshots.`,
 			}
 
 			var out engine.Info
-			err = a.track(func(t *progress.Tracker) (err error) {
+			err = a.showProgress(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
 				out, err = e.Snapshot(ctx, q)
 				return err

@@ -65,25 +65,25 @@ found only with --read-data. To rebuild lists of points, run
 		}
 
 		q.Names = args
-		r, err := a.remote("verify", name)
+		r, err := a.findRemote("verify", name)
 		if err != nil {
 			return err
 		}
 
-		ctx, tell := a.reporting(c.Context())
+		ctx, tell := a.collectWarnings(c.Context())
 		defer tell()
 
-		if e, err := a.open(ctx); err != nil && repair {
+		if e, err := a.openPool(ctx); err != nil && repair {
 			return err
 		} else if err != nil {
-			a.warn("cannot detect lists of points that were restored to older versions, because this pool cannot be opened: %v", err)
+			a.printWarning("cannot detect lists of points that were restored to older versions, because this pool cannot be opened: %v", err)
 		} else {
 			defer e.Close()
 			q.Pool = e
 		}
 
 		var out *replicate.Verified
-		if err := a.track(func(t *progress.Tracker) (err error) {
+		if err := a.showProgress(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
 			if repair {
 				out, err = replicate.VerifyRepair(ctx, q.Pool, r, q)
@@ -119,7 +119,7 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 	}
 
 	for _, w := range v.Warnings {
-		a.warn("%s", oneLine(w.String()))
+		a.printWarning("%s", oneLine(w.String()))
 	}
 
 	if len(v.Problems) > 0 {
@@ -155,27 +155,27 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 	read, garbage, working, unknown := "no data (use --read-data)", "", "", ""
 	switch {
 	case percent >= 100:
-		read = fmt.Sprintf("all data: %s", size(v.ReadBytes))
+		read = fmt.Sprintf("all data: %s", formatBytes(v.ReadBytes))
 	case percent > 0:
-		read = fmt.Sprintf("a sample: %s in %s", size(v.ReadBytes), plural(v.ReadSegments, "segment"))
+		read = fmt.Sprintf("a sample: %s in %s", formatBytes(v.ReadBytes), plural(v.ReadSegments, "segment"))
 	}
 
 	if v.GarbageCount > 0 {
-		garbage = fmt.Sprintf("%s in %s, which the next `pando remote prune` removes", size(v.GarbageBytes),
+		garbage = fmt.Sprintf("%s in %s, which the next `pando remote prune` removes", formatBytes(v.GarbageBytes),
 			plural(v.GarbageCount, "object"))
 	}
 
 	if v.WorkingBytes > 0 {
-		working = size(v.WorkingBytes) + " of commands at work"
+		working = formatBytes(v.WorkingBytes) + " of commands at work"
 	}
 
 	if n := len(v.Unknown); n > 0 {
 		unknown = fmt.Sprintf("%s not written by Pando, for example %s", plural(n, "object"), v.Unknown[0])
 	}
 
-	return a.fields(
+	return a.printFields(
 		"checked", fmt.Sprintf("%s with %s, in %s (%s)", plural(v.Volumes, "volume"), plural(v.Points, "point"),
-			plural(v.Segments, "segment"), size(v.SegmentBytes)),
+			plural(v.Segments, "segment"), formatBytes(v.SegmentBytes)),
 		"read", read, "not needed", garbage, "in work", working, "unknown", unknown, "problems", problems,
 	)
 }
@@ -192,7 +192,7 @@ func (a *App) printRepairedPoints(points []replicate.RepairedPoint) error {
 		if !p.Repaired {
 			result = "not repaired"
 		}
-		t.row(p.Volume+"@"+p.Point, result, size(p.UploadedBytes), orDash(p.Ref), orDash(oneLine(p.Left())))
+		t.row(p.Volume+"@"+p.Point, result, formatBytes(p.UploadedBytes), orDash(p.Ref), orDash(oneLine(p.Left())))
 	}
 
 	if err := t.flush(); err != nil {

@@ -68,8 +68,8 @@ func TestResultsAreRendered(t *testing.T) {
 	if err := a.printf("%s", m); err != nil || out.String() != want {
 		t.Errorf("printf: %q, %v", out.String(), err)
 	}
-	a.warn("%s", m)
-	a.note("%s", m)
+	a.printWarning("%s", m)
+	a.printNote("%s", m)
 	if got, want := stderr.String(), "pando: warning: "+want+"\npando: "+want+"\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
