@@ -236,7 +236,7 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 	return refused.WithHint("%s", hint)
 }
 
-// accepted says what an import takes.
+// acceptedSources is the hint that lists what can be imported.
 const acceptedSources = "give a directory, a tar archive (plain, gzip or zstd), or an image of ext4 or XFS"
 
 // checkCopied checks the filesystem in the copy of an image; the source is never

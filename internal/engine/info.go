@@ -26,7 +26,7 @@ type Info struct {
 	Driver         string     `json:"driver"`
 	State          string     `json:"state"`  // volume: idle, mounted; golden: current, superseded; snapshot: idle
 	Origin         string     `json:"origin"` // reference; "" if it was imported
-	Golden         string     `json:"golden"` // of a golden its name, of a volume the golden it comes from
+	Golden         string     `json:"golden"` // of a golden its name, of a volume the golden it was cloned from
 	Generation     int        `json:"generation"`
 	Mountpoint     string     `json:"mountpoint"` // "" unless mounted
 	CreatedAt      time.Time  `json:"created_at"`
@@ -34,8 +34,8 @@ type Info struct {
 	ExpiresAt      *time.Time `json:"expires_at"`
 	Ephemeral      bool       `json:"ephemeral"`
 	SizeBytes      int64      `json:"size_bytes"`      // of the block device; 0: as large as the pool
-	LogicalBytes   int64      `json:"logical_bytes"`   // what a full copy would take
-	ExclusiveBytes int64      `json:"exclusive_bytes"` // what destroying it would return
+	LogicalBytes   int64      `json:"logical_bytes"`   // space that a full copy would use
+	ExclusiveBytes int64      `json:"exclusive_bytes"` // space that destroying it would return
 	SharedBytes    int64      `json:"shared_bytes"`
 	Extents        int64      `json:"extents"`      // pieces on disk
 	MeasuredAt     *time.Time `json:"measured_at"`  // when the bytes were measured
@@ -43,7 +43,7 @@ type Info struct {
 	Consistency    string     `json:"consistency"`  // of a snapshot: clean, crash
 }
 
-// Mounted reports whether it is attached somewhere.
+// Mounted reports whether the volume is mounted.
 func (i Info) Mounted() bool { return i.Mountpoint != "" }
 
 const (
@@ -80,7 +80,7 @@ func volumeInfo(r catalog.Row, driverName, mountpoint string) Info {
 	if mountpoint != "" {
 		i.State, i.Mountpoint = stateMounted, mountpoint
 	}
-	// For people: which golden a volume comes from.
+	// For users: the golden that the volume was cloned from.
 	if o, err := ref.Parse("", r.Origin); err == nil && r.Golden == "" {
 		if n, ok := o.Generation(); ok {
 			i.Golden, i.Generation = o.Name, n
@@ -99,13 +99,13 @@ func generationInfo(r catalog.Row, g catalog.Golden, driverName string) Info {
 	return i
 }
 
-// exactUpTo is how many objects List measures anew. Above that, it takes
-// figures as they were last measured: at creation, umount, show and ls --exact.
+// exactUpTo is the largest number of volumes that Volumes measures each time. With
+// more, it reports the last figures: from creation, umount, show or ls --exact.
 const exactUpTo = 64
 
-// Volumes lists the volumes by name. exact: measure every one, whose cost grows
-// with their extents; otherwise what cannot have changed or would take too long
-// is as it was last measured (see Info.MeasuredAt).
+// Volumes lists the volumes by name. With exact it measures each of them, at a cost
+// that grows with their extents; without it, figures that cannot have changed or would
+// take too long to measure are the last ones (see Info.MeasuredAt).
 func (e *Engine) Volumes(ctx context.Context, exact bool) ([]Info, error) {
 	var rows []catalog.Row
 	var mounts map[driver.ObjectID]catalog.MountRecord
@@ -139,9 +139,9 @@ func (e *Engine) Volumes(ctx context.Context, exact bool) ([]Info, error) {
 	return out, nil
 }
 
-// Mountpoints tells of volumes whether and where they are attached now (Info.Mounted):
-// of those with the names, or of all that have been attached. Nothing is measured: it costs by
-// their number only. NotFound, Invalid if a name is no volume's.
+// Mountpoints reports whether and where volumes are mounted now (Info.Mounted): those
+// with the names, or all that have a mount record. It measures nothing, so the cost
+// depends only on their number. NotFound, Invalid if a name is not that of a volume.
 func (e *Engine) Mountpoints(ctx context.Context, op string, names ...ref.Name) ([]Info, error) {
 	var out []Info
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -175,7 +175,7 @@ func (e *Engine) Mountpoints(ctx context.Context, op string, names ...ref.Name) 
 	return out, err
 }
 
-// VolumeNames lists the names of the volumes, in their order.
+// VolumeNames lists the names of the volumes, sorted.
 func (e *Engine) VolumeNames(ctx context.Context) ([]string, error) {
 	var out []string
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -185,7 +185,7 @@ func (e *Engine) VolumeNames(ctx context.Context) ([]string, error) {
 	return out, err
 }
 
-// volumeNow is a volume with its attachment as it is now.
+// volumeNow describes a volume with its current mount point.
 func (e *Engine) volumeNow(r catalog.Row, a catalog.MountRecord, has bool) Info {
 	if has && e.content.MountState(r, a) != content.NotMounted {
 		return volumeInfo(r, e.caps.Name, a.Mountpoint)
@@ -193,8 +193,8 @@ func (e *Engine) volumeNow(r catalog.Row, a catalog.MountRecord, has bool) Info 
 	return volumeInfo(r, e.caps.Name, "")
 }
 
-// measureRows measures rows in place. With record, the figures go into the
-// catalogue too.
+// measureRows measures rows in place. With record, it also writes the figures to the
+// catalogue.
 func (e *Engine) measureRows(ctx context.Context, rows []catalog.Row, record bool) error {
 	if m, ok := e.drv.(driver.Measurer); ok && len(rows) > 1 {
 		return e.measureAtOnce(ctx, m, rows, record)
@@ -212,7 +212,7 @@ func (e *Engine) measureRows(ctx context.Context, rows []catalog.Row, record boo
 
 			u, err := e.drv.Usage(gctx, rows[i].ID)
 			if errs.Is(err, errs.NotFound) {
-				return nil // destroyed meanwhile
+				return nil // just destroyed
 			}
 			if err != nil {
 				return err
@@ -230,16 +230,16 @@ func (e *Engine) measureRows(ctx context.Context, rows []catalog.Row, record boo
 	return e.recordUsage(ctx, rows)
 }
 
-// cheapUsage reports whether measuring a volume costs nothing that grows with it
-// but its extents.
+// cheapUsage reports whether the cost of measuring a volume depends at most on the
+// number of its extents.
 func (e *Engine) cheapUsage(fs driver.FS) bool {
 	_, ok := e.drv.(driver.Measurer)
 	return ok || fs.IsImage()
 }
 
-// measureAtOnce is measureRows by one question to the driver.
+// measureAtOnce is measureRows with a single request to the driver.
 func (e *Engine) measureAtOnce(ctx context.Context, m driver.Measurer, rows []catalog.Row, record bool) error {
-	if record { // then they are to be exact
+	if record { // recorded figures must be exact
 		if err := e.Sync(ctx); err != nil {
 			return err
 		}
@@ -264,7 +264,7 @@ func (e *Engine) measureAtOnce(ctx context.Context, m driver.Measurer, rows []ca
 	return e.recordUsage(ctx, rows)
 }
 
-// recordUsage puts what was measured into the catalogue.
+// recordUsage writes the measured figures to the catalogue.
 func (e *Engine) recordUsage(ctx context.Context, rows []catalog.Row) error {
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		for _, r := range rows {
@@ -276,30 +276,29 @@ func (e *Engine) recordUsage(ctx context.Context, rows []catalog.Row) error {
 	})
 }
 
-// Detail is what Show tells beyond Info.
+// Detail is what Show reports.
 type Detail struct {
 	Info
 	OriginID    string `json:"origin_id"`
 	Base        string `json:"base"`           // of a volume or snapshot: the generation it descends from, if any
 	Keep        int    `json:"keep,omitempty"` // of a golden: generations that it keeps, 0: all
-	CloneCost   string `json:"clone_cost"`     // what the time of a clone grows with: constant, extents, data
+	CloneCost   string `json:"clone_cost"`     // what the time of a clone depends on: constant, extents, data
 	Generations []Info `json:"generations,omitempty"`
 	Snapshots   []Info `json:"snapshots,omitempty"`
 	Durable     bool   `json:"durable"`        // survives a reboot
-	Held        bool   `json:"held,omitempty"` // still attached, but not where it was mounted
+	Held        bool   `json:"held,omitempty"` // still mounted, but not where Pando mounted it
 
-	// How long a copy of this volume may stop its writers while it is mounted, in seconds, if that is noticeable.
+	// How long copying this volume may stop its writers while it is mounted, in seconds, if noticeable.
 	StallSeconds float64 `json:"stall_seconds,omitempty"`
 
-	// of things destroyed, which stay as long as this does or others need them
+	// space of destroyed objects that stay as long as this object or others need them
 	TiedBytes int64 `json:"tied_bytes,omitempty"`
 
-	Key *driver.Key `json:"key,omitempty"` // that the pool's filesystem encrypts it with; none: it does not
+	Key *driver.Key `json:"key,omitempty"` // key of the pool's filesystem; nil: not encrypted
 }
 
-// Show describes what a reference names, measured now. What programs have
-// written into a mounted volume is flushed to the pool first, so that it counts.
-// NotFound.
+// Show describes the object that a reference names, measured now. It first flushes the
+// data that programs have written to a mounted volume, so that it counts. NotFound.
 func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 	var row catalog.Row
 	var att catalog.MountRecord
@@ -332,6 +331,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 		return Detail{}, err
 	}
 
+	// Flush a mounted volume, and measure.
 	d := Detail{OriginID: string(row.OriginID), CloneCost: string(e.caps.CloneCost), Durable: !row.Ephemeral}
 	state := content.NotMounted
 	if has {
@@ -364,6 +364,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 		return Detail{}, err
 	}
 
+	// Describe the object, with its generations or snapshots.
 	switch row.Kind {
 	case driver.Generation:
 		d.Info = generationInfo(row, golden, e.caps.Name)
@@ -394,7 +395,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 type GoldenInfo struct {
 	Info
 	Generations int `json:"generations"` // that exist
-	Volumes     int `json:"volumes"`     // cloned from any of them that exist
+	Volumes     int `json:"volumes"`     // cloned from any of these generations
 }
 
 // Goldens lists the goldens by name, each with its current generation.
@@ -406,6 +407,7 @@ func (e *Engine) Goldens(ctx context.Context) ([]GoldenInfo, error) {
 			return err
 		}
 
+		// Find the current generation of each, and count the others.
 		at := map[string]int{}
 		byName := map[string]catalog.Golden{}
 		for i, g := range goldens {
@@ -430,6 +432,7 @@ func (e *Engine) Goldens(ctx context.Context) ([]GoldenInfo, error) {
 			return err
 		}
 
+		// Count the clones of each.
 		counts, err := tx.ClonesByOrigin()
 		if err != nil {
 			return err
@@ -492,7 +495,7 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 				WithHint("publish another generation first, or remove the whole golden with %s", errs.Run("golden rm", r.Name))
 		}
 
-		// A golden goes as a whole or not at all, in one commit.
+		// A golden is destroyed as a whole, in one commit, or not at all.
 		d := doomed{row: row, ref: ref.Generation(row.Golden, row.Generation), whole: r.At == "" || len(gens) == 1}
 		going = []doomed{d}
 		return nil
@@ -522,20 +525,20 @@ type PoolInfo struct {
 	Snapshots      int     `json:"snapshots"`
 	Goldens        int     `json:"goldens"`
 	Generations    int     `json:"generations"`
-	LogicalBytes   int64   `json:"logical_bytes"`  // what full copies of everything would take
-	PhysicalBytes  int64   `json:"physical_bytes"` // what it takes
+	LogicalBytes   int64   `json:"logical_bytes"`  // space that full copies of everything would use
+	PhysicalBytes  int64   `json:"physical_bytes"` // space in use
 	SavedRatio     float64 `json:"saved_ratio"`    // logical / physical
 	TrashObjects   int     `json:"trash_objects"`  // destroyed, not yet reclaimed
 	TrashBytes     int64   `json:"trash_bytes"`    //
 	MeasuredExact  bool    `json:"measured_exact"` // logical bytes were measured now
 
 	// If exact:
-	Ties      int   `json:"ties,omitempty"`       // things destroyed that others still need
-	TiedBytes int64 `json:"tied_bytes,omitempty"` // that would return without them
+	Ties      int   `json:"ties,omitempty"`       // destroyed objects that others still need
+	TiedBytes int64 `json:"tied_bytes,omitempty"` // space that would return without them
 }
 
-// plausibleBytes corrects an estimate of what the pool's data takes by what is known of its filesystem: it is not
-// more than is used there; and where that is the pool's own, it is not much less, but for what a filesystem itself
+// plausibleBytes corrects an estimate of the space that the pool's data uses. It cannot exceed the used space of its
+// filesystem; and if that filesystem is the pool's own, it cannot be much less, apart from what a filesystem itself
 // needs.
 func (e *Engine) plausibleBytes(estimate int64, s pool.Space) int64 {
 	_, own := e.drv.(driver.Spacer)
@@ -545,7 +548,7 @@ func (e *Engine) plausibleBytes(estimate int64, s pool.Space) int64 {
 	return min(estimate, s.UsedBytes)
 }
 
-// Pool describes the pool. exact: measure everything in it now.
+// Pool describes the pool. With exact it measures everything in the pool.
 func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 	s, err := e.pool.Space(ctx)
 	if err != nil {
@@ -562,6 +565,7 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 		p.Backing, p.BackingBytes = e.pool.BackingFile(), c.Backing.SizeBytes
 	}
 
+	// Measure everything, if requested.
 	var physical int64
 	exactBytes := false
 	if exact {
@@ -605,6 +609,7 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 		return err
 	})
 
+	// Choose the best figure for the space in use.
 	if !exact {
 		p.PhysicalBytes = e.plausibleBytes(p.PhysicalBytes, s)
 	}
@@ -612,7 +617,7 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 	if exactBytes {
 		p.PhysicalBytes = physical
 	} else if _, own := e.drv.(driver.Spacer); own && exact {
-		p.PhysicalBytes = s.UsedBytes // by nothing but the pool
+		p.PhysicalBytes = s.UsedBytes // only the pool uses it
 	}
 
 	for _, a := range mounts {
@@ -621,7 +626,7 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 		}
 	}
 
-	if t, ok := e.drv.(driver.Tied); ok && exact && err == nil { // it looks at everything
+	if t, ok := e.drv.(driver.Tied); ok && exact && err == nil { // reads all objects
 		var ties []driver.Tie
 		if ties, err = t.Ties(ctx); err != nil {
 			return p, err

@@ -33,17 +33,17 @@ const (
 	driverZFS     = "zfs"
 )
 
-// InitRequest says what pool to make.
+// InitRequest says what pool to create.
 type InitRequest struct {
 	Dir            string
 	Driver         string // Auto or a name
-	Dataset        string // of the zfs driver: where volumes go, "tank/pando"
-	SizeBytes      int64  // of a loop-backed pool; 0: as large as is sensible
-	Loop           bool   // loop-backed even where the directory could do without
+	Dataset        string // of the zfs driver: dataset for the volumes, "tank/pando"
+	SizeBytes      int64  // of a loop-backed pool; 0: a sensible default
+	Loop           bool   // loop-backed even if the directory's filesystem could hold the pool
 	MinFreePercent float64
 }
 
-// unmakePool is a pool.Unmake. Only the zfs driver keeps anything outside the directory.
+// unmakePool is a pool.Unmake: it removes what the driver keeps outside the pool's directory. Only the zfs driver does.
 func (d Drivers) unmakePool(ctx context.Context, data, poolID string) error {
 	open, ok := d[driverZFS]
 	if !ok {
@@ -66,7 +66,7 @@ func (d Drivers) unmakePool(ctx context.Context, data, poolID string) error {
 	return nil
 }
 
-// InitReport says what Init made, and why.
+// InitReport describes the pool that Init made, and why it chose that driver.
 type InitReport struct {
 	PoolInfo
 	Faster errs.Message   `json:"faster"` // what would be faster, "" if nothing
@@ -80,8 +80,8 @@ const (
 	magicZFS            = 0x2fc12fc1
 )
 
-// Init makes a pool. A driver that was asked for and cannot work here is an
-// error, never a fallback. On error, or if it is interrupted, nothing remains.
+// Init creates a pool. If the requested driver cannot work here, that is an error: Init
+// never falls back to another. On error, or if it is interrupted, nothing remains.
 // Exists, Invalid, Unsupported, Permission, NoSpace.
 func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, error) {
 	if q.Driver == "" {
@@ -111,6 +111,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 			WithHint("use at least %s", errs.Param("size", fmt.Sprintf("%dM", pool.MinBackingBytes>>20)))
 	}
 
+	// Create the pool's directory, and the pool in it.
 	dir, madeDir, unlock, abort, err := pool.Prepare(ctx, q.Dir, drivers.unmakePool)
 	if err != nil {
 		return nil, err
@@ -125,9 +126,10 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 	}
 
 	if err := p.MountData(ctx); err != nil {
-		return nil, err // the pool is there; the next command tries again
+		return nil, err // the pool exists; the next command retries
 	}
 
+	// Describe it.
 	e, err := Open(ctx, dir, drivers)
 	if err != nil {
 		return nil, err
@@ -146,6 +148,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 	return report, err
 }
 
+// makePool chooses a driver and creates the pool with its catalogue.
 func makePool(
 	ctx context.Context, q InitRequest, dir string, madeDir bool, drivers Drivers,
 ) (*pool.Pool, *InitReport, error) {
@@ -180,8 +183,8 @@ func makePool(
 	return p, report, err
 }
 
-// chooseDriver decides the driver: what the directory's filesystem can do is found by
-// trying, not by its name.
+// chooseDriver chooses the driver. It finds out what the directory's filesystem supports
+// by trying, not by the name of the filesystem.
 func chooseDriver(ctx context.Context, q InitRequest, dir string, drivers Drivers) (pool.Plan, *InitReport, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -202,6 +205,7 @@ func chooseDriver(ctx context.Context, q InitRequest, dir string, drivers Driver
 		return pool.Plan{Driver: name, Outside: q.Dataset, Unmake: drivers.unmakePool, Open: drivers[name], Why: why}, r, nil
 	}
 
+	// Find out whether files can share blocks here.
 	root := os.Geteuid() == 0
 	onBtrfs, onZFS := int64(st.Type) == magicBtrfs, int64(st.Type) == magicZFS
 	reflinkErr := errors.New("not tried")
@@ -280,7 +284,7 @@ func chooseLoop(
 	return pool.Plan{Driver: driverReflink, Open: drivers[driverReflink], BackingBytes: size, Why: why}, r, nil
 }
 
-// tryDriver opens a driver in a directory inside dir and takes it away again.
+// tryDriver reports by its error whether a driver can be opened in a directory inside dir.
 func tryDriver(ctx context.Context, open driver.Opener, dir string) error {
 	if open == nil {
 		return errs.New(errs.Unsupported, "init", dir, "the driver is not part of this build of pando")
@@ -301,6 +305,7 @@ func tryDriver(ctx context.Context, open driver.Opener, dir string) error {
 	return err
 }
 
+// fsName returns the name of a filesystem by its magic number.
 func fsName(magic int64) string {
 	names := map[int64]string{
 		unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "XFS", magicBtrfs: "btrfs", magicTmpfs: "tmpfs",
@@ -317,12 +322,12 @@ type DeinitReport struct {
 	Dir       string `json:"dir"`
 	Destroyed int    `json:"destroyed"` // volumes, snapshots and generations
 
-	Warnings []errs.Message `json:"warnings,omitempty"` // what could not be removed outside of the pool
+	Warnings []errs.Message `json:"warnings,omitempty"` // things outside of the pool that could not be removed
 }
 
-// Deinit removes a pool and leaves no file, mount or loop device. One that holds
-// anything is refused unless force. What is in use stops it. It may be
-// interrupted, and called again. NotFound, InUse.
+// Deinit removes a pool and leaves no file, mount or loop device. It refuses a pool that
+// holds anything, unless force is set, and one that is in use. If it is interrupted, call
+// it again. NotFound, InUse.
 func Deinit(ctx context.Context, dir string, force bool, drivers Drivers) (*DeinitReport, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
@@ -347,8 +352,8 @@ func Deinit(ctx context.Context, dir string, force bool, drivers Drivers) (*Dein
 
 const opDeinit = "deinit"
 
-// emptyPool destroys everything in a pool. What is in use, or is not the pool's, stops it
-// before anything is destroyed.
+// emptyPool destroys everything in a pool. If anything is in use, or does not belong to
+// the pool, it fails before it destroys anything.
 func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, report *DeinitReport) error {
 	e, err := Open(ctx, dir, drivers)
 	if err == nil {
@@ -378,7 +383,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 		return err
 	}
 
-	// What the catalogue has lost is in the pool, maybe attached, and nobody's garbage.
+	// Objects that the catalogue has lost are still in the pool, perhaps mounted, and are not garbage.
 	if err := e.cat.LostError(); err != nil && force {
 		report.Destroyed, err = forceEmpty(ctx, dir, drivers)
 		return err
@@ -395,6 +400,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 				errs.Run("deinit", errs.Param("force")))
 	}
 
+	// List all volumes, generations, and snapshots without a volume.
 	var rows []doomed
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		lineages := map[driver.ObjectID]bool{}
@@ -410,7 +416,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 		}
 
 		for _, r := range all {
-			if r.Kind != driver.Snapshot || !lineages[r.Volume] { // else it goes with its volume
+			if r.Kind != driver.Snapshot || !lineages[r.Volume] { // other snapshots go with their volume
 				rows = append(rows, doomed{row: r, ref: cmp.Or(r.Name, r.Golden)})
 			}
 		}
@@ -434,7 +440,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 		return err
 	}
 
-	// Volumes before what they come from is kinder to people who watch.
+	// Destroy them: volumes before their origins, which looks better to users who watch.
 	destroyed := e.destroyRows(ctx, rows, destroyOptions{force: true})
 	report.Destroyed = len(destroyed.Destroyed)
 	if len(destroyed.Failed) > 0 {
@@ -449,7 +455,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 		return err
 	}
 
-	// What the catalogue does not know goes too, if this was forced.
+	// Destroy objects that the catalogue does not know as well, if forced.
 	n, err := destroyListed(ctx, e.drv, force)
 	report.Destroyed += n
 	if err != nil {
@@ -459,7 +465,8 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 	return checkOnlyOurs(ctx, e.drv, dir)
 }
 
-// umountAll unmounts all volumes, which are about to be destroyed. InUse.
+// umountAll unmounts all volumes, which are about to be destroyed. If one is in use, it
+// unmounts none. InUse.
 func (e *Engine) umountAll(ctx context.Context) error {
 	var all []content.Volume
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -500,7 +507,7 @@ func (e *Engine) umountAll(ctx context.Context) error {
 	return nil
 }
 
-// umountOne unmounts one of them, and does not care what becomes of its content.
+// umountOne unmounts a volume that is about to be destroyed, ignoring unwritten data.
 func (e *Engine) umountOne(ctx context.Context, row catalog.Row) error {
 	var att catalog.MountRecord
 	var has bool
@@ -523,8 +530,8 @@ func (e *Engine) umountOne(ctx context.Context, row catalog.Row) error {
 	})
 }
 
-// checkOnlyOurs fails if the driver would leave something, so that the pool stays one
-// until somebody has looked after that.
+// checkOnlyOurs fails if the driver's dataset contains objects that are not Pando's. The
+// pool then remains a pool until somebody has removed them.
 func checkOnlyOurs(ctx context.Context, d driver.Driver, dir string) error {
 	u, ok := d.(driver.Unmaker)
 	if !ok {
@@ -539,7 +546,8 @@ func checkOnlyOurs(ctx context.Context, d driver.Driver, dir string) error {
 		WithHint("destroy or move them, then run %s again", errs.Run("deinit"))
 }
 
-// forceEmpty empties a pool whose catalogue cannot be read, or is not to be trusted.
+// forceEmpty empties a pool whose catalogue cannot be read or trusted, and returns the
+// number of objects destroyed.
 func forceEmpty(ctx context.Context, dir string, drivers Drivers) (int, error) {
 	p, err := pool.Open(ctx, dir)
 	if err != nil {
@@ -562,8 +570,8 @@ func forceEmpty(ctx context.Context, dir string, drivers Drivers) (int, error) {
 	return destroyListed(ctx, d, true)
 }
 
-// destroyListed destroys what a driver lists. InUse if there is anything and force
-// is not set, or if an image is attached.
+// destroyListed destroys all objects that a driver lists. InUse if there are any and
+// force is not set, or if an image is attached.
 func destroyListed(ctx context.Context, d driver.Driver, force bool) (int, error) {
 	n := 0
 	for o, err := range d.List(ctx) {

@@ -12,14 +12,14 @@ import (
 
 const opKeep = "keep"
 
-// KeepRequest says how many generations a golden keeps.
+// KeepRequest says how many generations a golden is to keep.
 type KeepRequest struct {
 	Golden      ref.Name
 	Generations int // the newest; 0: all
 }
 
-// Keep sets how many of its newest generations a golden keeps from now on, and removes the older
-// ones, but for what is pinned. It returns what was removed. NotFound, Invalid.
+// Keep sets how many of its newest generations a golden keeps, and removes older ones
+// unless they are pinned. It returns those that it removed. NotFound, Invalid.
 func (e *Engine) Keep(ctx context.Context, q KeepRequest) ([]string, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -73,9 +73,9 @@ func (e *Engine) Keep(ctx context.Context, q KeepRequest) ([]string, error) {
 	return e.removeOldGenerations(ctx, golden)
 }
 
-// removeOldGenerations removes the generations of a golden that its retention does not keep.
-// The caller holds the golden's lock. What is in use stays for the next publish
-// or gc.
+// removeOldGenerations removes the generations that the golden's retention does not keep,
+// and returns their references. The caller holds the golden's lock. Generations in use
+// stay until the next publish or gc.
 func (e *Engine) removeOldGenerations(ctx context.Context, golden string) ([]string, error) {
 	var going []doomed
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -104,8 +104,8 @@ func (e *Engine) removeOldGenerations(ctx context.Context, golden string) ([]str
 	return out, report.firstFailure()
 }
 
-// removeOldOrWarn is removeOldGenerations after a generation has been published, which no failure of it
-// undoes.
+// removeOldOrWarn is removeOldGenerations for use after a generation was published: a
+// failure is only a warning.
 func (e *Engine) removeOldOrWarn(ctx context.Context, golden string) []string {
 	out, err := e.removeOldGenerations(ctx, golden)
 	if err != nil {

@@ -17,14 +17,14 @@ import (
 	"pando/internal/linux/run"
 )
 
-// RunRequest says what to run where.
+// RunRequest says which program to run in a clone of what.
 type RunRequest struct {
 	From    ref.Ref
-	Name    ref.Name // of the volume; zero: one is made up
-	Keep    bool     // unmount the volume when the program has ended, and leave it
+	Name    ref.Name // of the volume; zero: generated
+	Keep    bool     // keep the volume after the program has ended, unmounted
 	May     Rights   // of the mount
 	Command []string
-	Env     []string // of the program, besides PANDO_VOLUME, PANDO_MOUNT and PWD: it inherits nothing else
+	Env     []string // of the program, in addition to PANDO_VOLUME, PANDO_MOUNT and PWD; it inherits no others
 	Signals run.Signals
 	Stdin   *os.File
 	Stdout  *os.File
@@ -37,23 +37,23 @@ type RunResult struct {
 	Volume     string
 	Mountpoint string // of the volume, while the program ran
 	Ran        bool   // the program ran to its end
-	Exit       int    // of the program; 128 + signal if one ended it
-	Kept       bool   // the volume was to be kept, and is
+	Exit       int    // exit status of the program; 128 + signal if a signal ended it
+	Kept       bool   // the volume was kept, as requested
 
-	// Held, of kind InUse, says who still uses the volume, so that it stays mounted.
-	// Unless it was to be kept, a later command destroys it when it is free.
+	// Held is an InUse error that names the processes that still use the volume, which
+	// therefore stays mounted. Unless Keep was set, a later command destroys the volume
+	// when it is no longer in use.
 	Held error
 }
 
 // Run clones From, runs a program in the mounted clone, and destroys the clone.
-// The program gets the mount point as its working directory and in PANDO_MOUNT,
-// the name of the volume in PANDO_VOLUME. The signals of q.Signals
-// are passed on, and the clone is destroyed once the program has ended. If this
-// process is killed, the next command destroys the clone, unless it was to be kept.
-// If something that the program left behind still uses the clone, that is no error:
-// see RunResult.Held. An error after the program has run (RunResult.Ran) is about the
-// clone. Kinds as Clone; NotFound if there is no such program; with Keep, NoSpace and
-// IO as Umount.
+// The program gets the mount point as its working directory and in PANDO_MOUNT, and
+// the name of the volume in PANDO_VOLUME. Run passes on the signals of q.Signals, and
+// destroys the clone once the program has ended. If this process is killed, the next
+// command destroys the clone, unless Keep is set. It is not an error if processes that
+// the program left behind still use the clone: see RunResult.Held. An error after the
+// program has run (RunResult.Ran) is about the clone. Run returns the kinds of Clone;
+// NotFound if there is no such program; and with Keep, NoSpace and IO as Umount.
 func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -63,8 +63,8 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 			WithHint("add a command: %s", errs.Run("run", q.From, "--", "COMMAND"))
 	}
 
-	// A path is the program's inside the clone; a bare name is looked for as a
-	// shell would, in the PATH that the program gets, before anything is made.
+	// A path is a path inside the clone. Search for a bare name as a shell would, in
+	// the PATH that the program gets, before anything is created.
 	path := q.Command[0]
 	if !strings.Contains(path, "/") {
 		var err error
@@ -83,9 +83,10 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 		return RunResult{}, err
 	}
 
+	// Run the program in the clone, then destroy the clone.
 	vol := infos[0]
 	result := RunResult{Volume: vol.Name, Mountpoint: vol.Mountpoint}
-	runErr := ctx.Err() // a signal that came before the program could get it
+	runErr := ctx.Err() // a signal that arrived before the program started
 	keep := q.Keep && runErr == nil
 	if runErr == nil {
 		result.Exit, runErr = runIn(q, path, vol)
@@ -95,8 +96,8 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	return result, errors.Join(runErr, e.endRun(context.WithoutCancel(ctx), keep, &result, driver.ObjectID(vol.ID)))
 }
 
-// endRun unmounts the volume of a run that has ended and, unless it is to be kept,
-// destroys it.
+// endRun unmounts the volume of a run that has ended and, unless keep is set, destroys
+// it.
 func (e *Engine) endRun(ctx context.Context, keep bool, r *RunResult, id driver.ObjectID) error {
 	var row catalog.Row
 	var att catalog.MountRecord
@@ -136,7 +137,7 @@ func (e *Engine) endRun(ctx context.Context, keep bool, r *RunResult, id driver.
 
 // destroyWhenFree leaves a volume that is in use, and marked by this process or by a
 // dead one that it has locked as an orphan, to later commands: it is a volume like any other from
-// now on, one whose time is over.
+// now on, but an expired one.
 func (e *Engine) destroyWhenFree(ctx context.Context, id driver.ObjectID) error {
 	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		if err := tx.SetExpires(id, time.Now()); err != nil {
@@ -146,12 +147,12 @@ func (e *Engine) destroyWhenFree(ctx context.Context, id driver.ObjectID) error 
 	}); err != nil {
 		return err
 	}
-	// For a rebuild of the catalogue, which else would take it for one that is to stay.
+	// Write it to the identity, or a rebuild of the catalogue would keep the volume.
 	_ = e.matchIdentity(ctx, id)
 	return nil
 }
 
-// finishRun ends a run whose process was killed. What it was to keep stays as it is.
+// finishRun ends a run whose process was killed. It leaves a volume alone that was to be kept.
 func (e *Engine) finishRun(ctx context.Context, row catalog.Row, att catalog.MountRecord, has bool) error {
 	if !row.Ephemeral {
 		return e.ledger.Unmark(ctx, row.ID)

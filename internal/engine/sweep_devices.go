@@ -9,8 +9,8 @@ import (
 	"pando/internal/engine/content"
 )
 
-// sweepDevices takes away block devices of this pool that nothing accounts for. A device that is mounted somewhere
-// stays until that mount goes.
+// sweepDevices detaches block devices of this pool that no record or operation accounts for. A device that is mounted
+// somewhere stays until it is unmounted.
 func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row,
 	marked map[driver.ObjectID]bool, mounts map[driver.ObjectID]catalog.MountRecord) error {
 
@@ -31,7 +31,7 @@ func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, rows map[driver.Obj
 	return nil
 }
 
-// sweepDevice takes away a device that nothing accounts for, and reports one that is held.
+// sweepDevice detaches a device that nothing accounts for, and reports one that is in use.
 func (e *Engine) sweepDevice(ctx context.Context, s *Sweep, d content.StrayDevice) error {
 	gone, err := e.content.DetachStray(ctx, d)
 	if gone {
@@ -46,12 +46,11 @@ func (e *Engine) sweepDevice(ctx context.Context, s *Sweep, d content.StrayDevic
 	return nil
 }
 
-// opSweep is the operation of marks on what a sweep takes a device from.
+// opSweep is the operation of marks on objects whose devices a sweep detaches.
 const opSweep = "gc"
 
-// ifUnaccounted calls fn if no attachment and nobody at work accounts for a block device. Until it returns nobody
-// begins
-// to work on the object, as a device could come and go with every look at it.
+// ifUnaccounted calls fn if no mount record and no operation accounts for a block device. Until it returns, no process
+// starts working on the object: reading an object may attach a device for a moment.
 func (e *Engine) ifUnaccounted(ctx context.Context, d content.StrayDevice, fn func() error) error {
 	attached := false
 	err := e.ledger.ClaimNow(ctx, opSweep, true, func(tx *catalog.Tx) ([]catalog.Mark, error) {

@@ -8,7 +8,7 @@ import (
 	"pando/internal/engine/pool"
 )
 
-// upgradePool brings a pool of an older format up to date, once.
+// upgradePool upgrades a pool of an older format to the current one.
 func (e *Engine) upgradePool(ctx context.Context) error {
 	unlock, err := pool.Lock(ctx, e.pool.Dir)
 	if err != nil {
@@ -19,12 +19,12 @@ func (e *Engine) upgradePool(ctx context.Context) error {
 
 	now, err := pool.Read(e.pool.Dir)
 	if err != nil || now.Config.Format >= pool.Format {
-		return err // another process was faster
+		return err // another process has upgraded it
 	}
 
 	if up, ok := e.drv.(driver.Upgrader); ok {
-		// What a dead process was making is not committed; all else counts as if it were,
-		// so that it is kept.
+		// Objects that a dead process was making are not committed. All others count as
+		// committed, so that they are kept.
 		making := map[driver.ObjectID]bool{}
 		if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 			marks, err := tx.Marks()
