@@ -20,59 +20,60 @@ import (
 
 const opRepair = "remote repair"
 
-// damagedDir is where copies of damaged heads are kept that a repair has written over.
+// damagedDir is the directory for copies of damaged heads that a repair has overwritten.
 const damagedDir = "damaged"
 
-// repairedPool is the writer of a repaired head whose writer is not known: no pool, so that one has to take it over.
+// repairedPool is the writer of a repaired head whose writer is not known. It is not a pool, so a pool has to take the
+// volume over.
 const repairedPool = "repaired"
 
 // RepairRequest says what to repair.
 type RepairRequest struct {
-	DryRun  bool // only say what would be done
+	DryRun  bool // only report what would be done
 	Tracker *progress.Tracker
 }
 
-// Repaired is what Repair did, or would do.
+// Repaired is the result of Repair. After a dry run it says what Repair would do.
 type Repaired struct {
 	Volumes []RepairedVolume `json:"volumes"` // that were damaged or missing, by name
-	// Lost are manifests that cannot be read. A point that is damaged so is lost; which volume it was of is not known.
+	// Lost are manifests that cannot be read. Their points are lost; to which volumes they belonged is not known.
 	Lost    []string `json:"lost"`
-	Checked int      `json:"checked"` // heads that are as they should be
+	Checked int      `json:"checked"` // intact heads
 	DryRun  bool     `json:"dry_run"`
-	// Tables are those of what prunes have moved that were damaged or lost, and were made anew: "moved/...".
+	// Tables are the tables of moved data that were damaged or lost, and were rebuilt: "moved/...".
 	Tables []string `json:"tables"`
-	// ConfigRestored: the repository's config was missing or damaged, and this pool's copy was put back, or would be. A
-	// dry run looks no further then.
+	// ConfigRestored: the repository's config was missing or damaged, and was restored from this pool's copy. A dry run
+	// that would restore it checks nothing else.
 	ConfigRestored bool `json:"config_restored"`
 }
 
-// RepairedVolume is a volume or golden whose list of points was made anew.
+// RepairedVolume is a volume or golden whose list of points was rebuilt.
 type RepairedVolume struct {
-	Volume string `json:"volume"` // "" if nothing tells it
-	Object string `json:"object"` // its list of points: "heads/...", or the part of it: "points/..."
-	// only a part of the list was damaged or missing: the rest is as it was, also the writer
+	Volume string `json:"volume"` // "" if its name is not known
+	Object string `json:"object"` // its list of points: "heads/...", or a part of the list: "points/..."
+	// Part: only a part of the list was damaged or missing. The rest is unchanged, including the writer.
 	Part     bool     `json:"part,omitempty"`
-	Missing  bool     `json:"missing"`        // the list was not there; else it was damaged
-	Repaired bool     `json:"repaired"`       // it is there again; of a dry run: it would be
-	Points   []string `json:"points"`         // that are whole, the oldest first
-	Broken   []string `json:"broken"`         // that are listed, too, but lack something that they need
-	Writer   bool     `json:"writer"`         // this pool may push it; else a pool has to take it over
-	Reason   string   `json:"reason"`         // why the list could not be used, or not be made anew
-	Copy     string   `json:"copy,omitempty"` // file in which the damaged list was kept
+	Missing  bool     `json:"missing"`        // the list did not exist; otherwise it was damaged
+	Repaired bool     `json:"repaired"`       // it exists again; after a dry run: it would
+	Points   []string `json:"points"`         // that are complete, the oldest first
+	Broken   []string `json:"broken"`         // that are listed, too, but lack data that they need
+	Writer   bool     `json:"writer"`         // this pool may push the volume; otherwise a pool has to take it over
+	Reason   string   `json:"reason"`         // why the list could not be used, or could not be rebuilt
+	Copy     string   `json:"copy,omitempty"` // file with a copy of the damaged list
 }
 
-// Repair puts the config of the repository back, of which this pool has a copy, if that is missing or damaged. Then it
-// makes the lists of points of volumes anew that are damaged or gone, from the manifests that are there: all
-// points come back whose manifests and segments are whole. Points that were removed and not yet pruned come back as
-// well. It needs nothing but a key to the remote; e may be nil, which says that no pool has pushed there.
+// Repair first restores the config of the repository from this pool's copy, if the config is missing or damaged. Then
+// it rebuilds the damaged or missing lists of points of volumes from the existing manifests: all points come back whose
+// manifests and segments are intact, including points that were removed but not yet pruned. It needs only a key to the
+// remote; e may be nil, if no pool has pushed there.
 //
-// It makes nothing worse: it writes only what cannot be read, twice, over just that state, of which it keeps a copy in
-// the pool, and what is not there. Points of which something is missing are listed as well, so that no prune removes
-// what
-// is left of them, but the newest point is one that is whole. The epoch of a repaired head is above all that were, and
-// its writer is this pool if the newest point is of an object that is here; else a pool has to take the volume over.
+// It makes nothing worse: it writes only objects that do not exist, or that could not be read twice in a row. It writes
+// over exactly that state, and keeps a copy of it in the pool. Points that lack data are listed as well, so that no
+// prune removes the rest of their data, but the newest point is a complete one. The epoch of a repaired head is above
+// all earlier ones. Its writer is this pool if the newest point is of an object in this pool; otherwise a pool has to
+// take the volume over.
 //
-// It may run beside pushes, pulls and prunes. Conflict: somebody has written a head meanwhile.
+// It may run beside pushes, pulls and prunes. Conflict: another host has written a head in the meantime.
 func Repair(ctx context.Context, e *engine.Engine, r *Remote, q RepairRequest) (*Repaired, error) {
 	rp, err := r.Open(ctx)
 	restored := false
@@ -94,6 +95,7 @@ func Repair(ctx context.Context, e *engine.Engine, r *Remote, q RepairRequest) (
 
 	defer rp.Close()
 
+	// Find out as whom this pool writes, and which names heads may have.
 	x := &repairer{RepairRequest: q, e: e, repo: rp, copyDir: filepath.Join(r.dir, damagedDir)}
 	if e != nil {
 		if x.writer, err = writerOf(e); err != nil {
@@ -121,18 +123,18 @@ type repairer struct {
 	copyDir string   // directory for copies; "": none
 
 	objects   objects                // as they were listed, once
-	segments  map[repo.Segment]int64 // that are there: bytes
+	segments  map[repo.Segment]int64 // that exist: bytes
 	faults    []pointsFault          // pages of points that cannot be read
 	manifests map[repo.ID]*repo.Manifest
-	whole     map[repo.ID]bool // all that a manifest needs is there
+	whole     map[repo.ID]bool // manifests that lack no data
 	out       *Repaired
 }
 
 func (x *repairer) runRepair(ctx context.Context) (*Repaired, error) {
 	x.out = &Repaired{Volumes: []RepairedVolume{}, Lost: []string{}, Tables: []string{}, DryRun: x.DryRun}
 
-	// Sessions before and after manifests: whose session was there when its manifest was found is still at work, and what
-	// of it is not yet listed is its own matter.
+	// Read sessions before and after manifests: a push whose session existed when its manifest was found may still be at
+	// work, and will list the manifest itself.
 	sessions, _, err := readSessions(ctx, x.repo)
 	if err != nil {
 		return nil, err
@@ -157,6 +159,7 @@ func (x *repairer) runRepair(ctx context.Context) (*Repaired, error) {
 		return nil, err
 	}
 
+	// Rebuild pages of heads that can be read, then whole heads.
 	now := scene{sessions: append(sessions, later...)}
 	for _, f := range x.faults {
 		done, err := x.repairPages(ctx, f, now)
@@ -182,7 +185,8 @@ func (x *repairer) runRepair(ctx context.Context) (*Repaired, error) {
 	return x.out, nil
 }
 
-// readUnnamedManifests reads the manifests, of those that were listed, that no readable head names.
+// readUnnamedManifests reads the listed manifests that no readable head names, and finds out which of them are
+// complete.
 func (x *repairer) readUnnamedManifests(ctx context.Context, heads headset) error {
 	x.Tracker.Start("reading manifests", 0, 0)
 	named := map[repo.ID]bool{}
@@ -197,6 +201,7 @@ func (x *repairer) readUnnamedManifests(ctx context.Context, heads headset) erro
 		x.notePageFaults(h.Head, bad)
 	}
 
+	// Read the others.
 	o := x.objects
 	x.segments, x.manifests, x.whole = o.present(), map[repo.ID]*repo.Manifest{}, map[repo.ID]bool{}
 	unnamed := slices.DeleteFunc(o.manifests, func(id repo.ID) bool { return named[id] })
@@ -207,7 +212,7 @@ func (x *repairer) readUnnamedManifests(ctx context.Context, heads headset) erro
 		x.manifests[m.ID] = &m
 	}, func(id repo.ID, err error) error {
 		if errs.Is(err, errs.NotFound) {
-			return nil // pruned meanwhile
+			return nil // pruned in the meantime
 		}
 		if isUnreadable(err) {
 			x.out.Lost = append(x.out.Lost, "manifests/"+id.String())
@@ -221,7 +226,8 @@ func (x *repairer) readUnnamedManifests(ctx context.Context, heads headset) erro
 
 	slices.Sort(x.out.Lost)
 
-	for id, m := range x.manifests { // a stream needs what it is the difference from
+	// A stream also needs all its parents.
+	for id, m := range x.manifests {
 		for p, depth := m, 0; x.whole[id] && p.Content.Chained() && !p.Parent.IsZero() && !named[p.Parent]; depth++ {
 			parent := x.manifests[p.Parent]
 			if parent == nil || !x.whole[p.Parent] || depth > len(x.manifests) {
@@ -235,8 +241,8 @@ func (x *repairer) readUnnamedManifests(ctx context.Context, heads headset) erro
 	return err
 }
 
-// hasSegments reports whether all segments of a manifest are there, and as long as it knows that they must be. Of
-// version 2 it says nothing of the map: see wholeMaps.
+// hasSegments reports whether all segments of a manifest exist, and are at least as long as the manifest needs. It does
+// not check the maps of manifests of version 2: see wholeMaps.
 func (x *repairer) hasSegments(m *repo.Manifest) bool {
 	if m.Version < 2 {
 		for _, u := range m.Uses {
@@ -261,13 +267,13 @@ func (x *repairer) hasSegments(m *repo.Manifest) bool {
 	return true
 }
 
-// hasFrame reports whether the segment of a frame is there, and long enough.
+// hasFrame reports whether the segment of a frame exists and is long enough.
 func (x *repairer) hasFrame(f repo.Frame) bool {
 	return x.segments[f.Segment] >= int64(f.Offset)+int64(f.Stored)
 }
 
-// wholeMaps finds out of which manifests of version 2 all that their maps need is there. Of maps of one volume only
-// what differs is read.
+// wholeMaps finds out for which manifests of version 2 all data that their maps need exists. It compares each map with
+// that of an earlier complete point of the volume, and reads only the differences.
 func (x *repairer) wholeMaps(ctx context.Context) error {
 	var all []*repo.Manifest
 	for _, m := range x.manifests {
@@ -279,7 +285,7 @@ func (x *repairer) wholeMaps(ctx context.Context) error {
 	slices.SortFunc(all, func(a, b *repo.Manifest) int {
 		return cmp.Or(cmp.Compare(a.Volume, b.Volume), a.CreatedAt.Compare(b.CreatedAt), slices.Compare(a.ID[:], b.ID[:]))
 	})
-	var last *repo.Manifest // that is whole
+	var last *repo.Manifest // the last complete one
 	for _, m := range all {
 		if last != nil && last.Volume != m.Volume {
 			last = nil
@@ -312,26 +318,27 @@ func (x *repairer) wholeMaps(ctx context.Context) error {
 	return nil
 }
 
-// lostHead is a head that is damaged or missing, and what there is to make it of.
+// lostHead is a head that is damaged or missing, with the manifests to rebuild it from.
 type lostHead struct {
 	id        repo.ID
-	name      string // "" if nothing tells it
-	damaged   error  // nil: it is missing
+	name      string // "" if it is not known
+	damaged   error  // nil: the head is missing
 	manifests []*repo.Manifest
 }
 
-// findLostHeads finds the heads that are to be made anew, by name.
+// findLostHeads finds the heads that are to be rebuilt, by name.
 func (x *repairer) findLostHeads(heads headset, now scene) []lostHead {
 	lost := map[repo.ID]*lostHead{}
 	for _, d := range heads.bad {
 		if errs.Is(d.err, errs.TooNew) {
 			x.out.Volumes = append(x.out.Volumes, RepairedVolume{Object: d.Object, Points: []string{}, Broken: []string{},
 				Reason: d.Reason})
-			continue // a newer pando reads it
+			continue // a newer pando can read it
 		}
 		lost[d.id] = &lostHead{id: d.id, damaged: d.err}
 	}
 
+	// Heads that need no repair.
 	there := map[repo.ID]bool{}
 	for _, h := range heads.good {
 		if id, err := x.repo.HeadID(h.Head.Name); err == nil {
@@ -343,13 +350,14 @@ func (x *repairer) findLostHeads(heads headset, now scene) []lostHead {
 		there[d.id] = lost[d.id] == nil
 	}
 
-	// What the pool knows names heads of which nothing is left.
+	// Heads without manifests can be named only by what the pool knows.
 	for _, n := range x.names {
 		if id, err := x.repo.HeadID(n); err == nil && lost[id] != nil {
 			lost[id].name = n
 		}
 	}
 
+	// The others are named by their manifests, and so are missing heads.
 	for _, m := range x.manifests {
 		id, err := x.repo.HeadID(m.Volume)
 		if err != nil || there[id] {
@@ -357,7 +365,7 @@ func (x *repairer) findLostHeads(heads headset, now scene) []lostHead {
 		}
 		if lost[id] == nil {
 			if now.hasSession(m.Session) {
-				continue // the first push of a volume, which is about to make its head
+				continue // the first push of a volume is about to create its head
 			}
 			lost[id] = &lostHead{id: id}
 		}
@@ -376,7 +384,8 @@ func (x *repairer) findLostHeads(heads headset, now scene) []lostHead {
 	return out
 }
 
-// repairHead makes one head anew. is is false if that can be read now: a push that was under way has made it, say.
+// repairHead rebuilds one head. is is false if the head can be read by now, for example because a push that was under
+// way has created it.
 func (x *repairer) repairHead(ctx context.Context, l lostHead) (out RepairedVolume, is bool, err error) {
 	out = RepairedVolume{
 		Volume: l.name, Object: "heads/" + l.id.String(), Missing: l.damaged == nil, Reason: "missing",
@@ -391,6 +400,7 @@ func (x *repairer) repairHead(ctx context.Context, l lostHead) (out RepairedVolu
 		return out, true, nil
 	}
 
+	// Rebuild it in memory.
 	head := x.rebuildHead(ctx, l, &out)
 	if err := x.raiseEpoch(ctx, &head); err != nil {
 		return out, true, err
@@ -401,7 +411,7 @@ func (x *repairer) repairHead(ctx context.Context, l lostHead) (out RepairedVolu
 		return out, true, nil
 	}
 
-	// Only what cannot be read now is written over, and just that state.
+	// Overwrite only a head that still cannot be read, and exactly that state of it.
 	object, version, err := x.repo.RawHead(ctx, l.id)
 	switch {
 	case errs.Is(err, errs.NotFound):
@@ -417,6 +427,7 @@ func (x *repairer) repairHead(ctx context.Context, l lostHead) (out RepairedVolu
 		}
 	}
 
+	// Write it, with pages for older points.
 	pages := newPageWriter(x.repo, l.name)
 	defer pages.endSession(ctx)
 
@@ -434,7 +445,7 @@ func (x *repairer) repairHead(ctx context.Context, l lostHead) (out RepairedVolu
 	return out, true, nil
 }
 
-// keepCopy keeps a damaged head.
+// keepCopy saves a damaged head in copyDir, and returns the path of the copy.
 func (x *repairer) keepCopy(id repo.ID, object []byte) (string, error) {
 	if x.copyDir == "" {
 		return "", nil
@@ -446,7 +457,7 @@ func (x *repairer) keepCopy(id repo.ID, object []byte) (string, error) {
 	return path, errs.Wrap(opRepair, path, durable.WriteFile(path, object))
 }
 
-// rebuildHead is what a head must have been, as far as manifests tell.
+// rebuildHead rebuilds a head as far as its manifests tell.
 func (x *repairer) rebuildHead(ctx context.Context, l lostHead, out *RepairedVolume) repo.Head {
 	h := repo.Head{Name: l.name, NextSeq: 1, Golden: len(l.manifests) > 0, Epoch: uint64(time.Now().Unix()),
 		Gone: len(l.manifests) == 0}
@@ -456,6 +467,7 @@ func (x *repairer) rebuildHead(ctx context.Context, l lostHead, out *RepairedVol
 		}
 	}
 
+	// List the points.
 	for _, m := range x.pushOrder(l.manifests, h.Golden) {
 		pt := pointFrom(m, h.NextSeq)
 		h.NextSeq++
@@ -468,7 +480,7 @@ func (x *repairer) rebuildHead(ctx context.Context, l lostHead, out *RepairedVol
 		h.Latest = pt.Seq
 	}
 
-	// Whoever has the object of the newest point pushed it.
+	// This pool is the writer if it has the object of the newest point.
 	h.Writer = repo.Writer{Pool: repairedPool, Host: "nobody (repaired)"}
 	if i := slices.IndexFunc(h.Recent, func(p repo.Point) bool { return p.Seq == h.Latest }); x.e != nil &&
 		len(h.Recent) > 0 {
@@ -483,7 +495,7 @@ func (x *repairer) rebuildHead(ctx context.Context, l lostHead, out *RepairedVol
 	return h
 }
 
-// raiseEpoch raises the epoch above the one that this pool has seen.
+// raiseEpoch raises the epoch of a head above the one that this pool has seen.
 func (x *repairer) raiseEpoch(ctx context.Context, h *repo.Head) error {
 	if x.e == nil {
 		return nil
@@ -497,7 +509,7 @@ func (x *repairer) raiseEpoch(ctx context.Context, h *repo.Head) error {
 	return err
 }
 
-// pointFrom is a point as a head lists it, from its manifest.
+// pointFrom returns a point as a head lists it, from its manifest.
 func pointFrom(m *repo.Manifest, seq uint64) repo.Point {
 	at := repo.Point{
 		Seq: seq, Name: m.Point, Manifest: m.ID, Source: m.Source, Content: m.Content, FS: m.FS, SizeBytes: m.SizeBytes,
@@ -512,9 +524,8 @@ func pointFrom(m *repo.Manifest, seq uint64) repo.Point {
 	return at
 }
 
-// pushOrder is the manifests of one volume, each point once, in the order in which they were pushed, as far as that can
-// be
-// told: by generation or by time, and none before what it was compared with.
+// pushOrder returns the manifests of one volume, each point once, in the order in which they were pushed as far as that
+// is known: by generation or by time, and each after its parent.
 func (x *repairer) pushOrder(all []*repo.Manifest, golden bool) []*repo.Manifest {
 	slices.SortFunc(all, func(a, b *repo.Manifest) int {
 		if golden {
@@ -527,7 +538,8 @@ func (x *repairer) pushOrder(all []*repo.Manifest, golden bool) []*repo.Manifest
 		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Point, b.Point), slices.Compare(a.ID[:], b.ID[:]))
 	})
 
-	// A push that was interrupted between its manifest and the head has written a second one.
+	// Choose one manifest for each point: a push that was interrupted after it wrote its manifest has written
+	// a second one. Complete ones are better than others, and then those on which others build.
 	type key struct{ point, source string }
 	children := map[repo.ID]int{}
 	for _, m := range all {
@@ -550,6 +562,7 @@ func (x *repairer) pushOrder(all []*repo.Manifest, golden bool) []*repo.Manifest
 		}
 	}
 
+	// Put parents first.
 	byID := map[repo.ID]*repo.Manifest{}
 	for _, m := range best {
 		byID[m.ID] = m
@@ -558,7 +571,7 @@ func (x *repairer) pushOrder(all []*repo.Manifest, golden bool) []*repo.Manifest
 	done := map[repo.ID]bool{}
 	var out []*repo.Manifest
 	for _, m := range all {
-		var line []*repo.Manifest // m and what must come before it, the youngest first
+		var line []*repo.Manifest // m and its parents, the youngest first
 		for p := byID[m.ID]; p != nil && !done[p.ID] && !slices.Contains(line, p); p = byID[p.Parent] {
 			line = append(line, p)
 		}

@@ -9,8 +9,8 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// repairTables makes tables of what was moved anew that are damaged or lost, from the packs. A pack is named only if it
-// has something that is nowhere else: what another one has is not needed twice, and may be about to be deleted.
+// repairTables rebuilds damaged or lost tables of moved data from the packs. It names a pack only if that has segments
+// that exist nowhere else: a second copy is not needed, and the pack may be about to be deleted.
 func (x *repairer) repairTables(ctx context.Context) error {
 	o, err := listObjects(ctx, x.repo)
 	x.objects = o
@@ -24,6 +24,7 @@ func (x *repairer) repairTables(ctx context.Context) error {
 		lost[t] = nil
 	}
 
+	// Find the packs without a table that have segments which exist nowhere else.
 	for _, pk := range slices.SortedFunc(maps.Keys(o.moved.Packs), repo.Pack.Compare) {
 		if _, there := o.moved.Tables[pk.Table()]; there {
 			continue
@@ -46,6 +47,7 @@ func (x *repairer) repairTables(ctx context.Context) error {
 		}
 	}
 
+	// Write their tables.
 	byName := func(a, b repo.Table) int { return repo.Pack(a).Compare(repo.Pack(b)) }
 	for _, t := range slices.SortedFunc(maps.Keys(lost), byName) {
 		if err := x.repairTable(ctx, t, lost[t], o.moved.Damaged[t] != nil); err != nil {
@@ -53,7 +55,7 @@ func (x *repairer) repairTables(ctx context.Context) error {
 		}
 	}
 
-	if len(lost) > 0 && !x.DryRun { // the rest is as it was listed
+	if len(lost) > 0 && !x.DryRun { // segments and manifests stay as they were listed
 		x.objects.moved, err = x.repo.MovedAndPacks(ctx)
 		x.objects.places = x.objects.moved.Places()
 	}
@@ -61,7 +63,7 @@ func (x *repairer) repairTables(ctx context.Context) error {
 	return err
 }
 
-// repairTable writes one table.
+// repairTable writes one table. damaged says that it overwrites a damaged one.
 func (x *repairer) repairTable(ctx context.Context, t repo.Table, packs []repo.MovedPack, damaged bool) error {
 	if x.DryRun {
 		x.out.Tables = append(x.out.Tables, "moved/"+t.String())
@@ -76,7 +78,7 @@ func (x *repairer) repairTable(ctx context.Context, t repo.Table, packs []repo.M
 		err = x.repo.PutTable(ctx, t, packs)
 	}
 	if errs.Is(err, errs.Exists) || errs.Is(err, errs.Conflict) || errs.Is(err, errs.NotFound) {
-		return nil // somebody was faster
+		return nil // another repair or a prune was faster
 	}
 	if err == nil && done {
 		x.out.Tables = append(x.out.Tables, "moved/"+t.String())

@@ -9,13 +9,13 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// pointsFault is a head of which some pages of points cannot be read.
+// pointsFault is a head with pages of points that cannot be read.
 type pointsFault struct {
 	head repo.Head
 	bad  []*pageFault
 }
 
-// notePageFaults notes pages that cannot be read.
+// notePageFaults records pages of a head that cannot be read.
 func (x *repairer) notePageFaults(h repo.Head, bad []*pageFault) {
 	if len(bad) > 0 {
 		x.faults = append(x.faults, pointsFault{h, bad})
@@ -23,13 +23,14 @@ func (x *repairer) notePageFaults(h repo.Head, bad []*pageFault) {
 	}
 }
 
-// repairPages makes pages of points of a head anew that cannot be read, from the manifests of its volume that nothing
-// names. The rest of the head stays as it is.
+// repairPages rebuilds unreadable pages of points of a head from the manifests of its volume that no head names. The
+// rest of the head stays unchanged.
 func (x *repairer) repairPages(ctx context.Context, f pointsFault, now scene) (RepairedVolume, error) {
 	out := RepairedVolume{
 		Volume: f.head.Name, Object: f.bad[0].Page.Object(), Part: true, Missing: errs.Is(f.bad[0], errs.NotFound),
 		Points: []string{}, Broken: []string{}, Reason: f.bad[0].Error(), Writer: x.isWriter(f.head),
 	}
+	// Find the manifests.
 	var found []*repo.Manifest
 	for _, m := range x.manifests {
 		if m.Volume == f.head.Name && !now.hasSession(m.Session) {
@@ -39,10 +40,11 @@ func (x *repairer) repairPages(ctx context.Context, f pointsFault, now scene) (R
 
 	found = x.pushOrder(found, f.head.Golden)
 
+	// Distribute them over the pages.
 	again := map[repo.ID][]repo.Point{}
 	for _, fault := range f.bad {
 		if errs.Is(fault, errs.TooNew) {
-			return out, nil // a newer pando reads it
+			return out, nil // a newer pando can read it
 		}
 		var points []repo.Point
 		points, found = x.fillPage(fault.Page, found)
@@ -61,6 +63,7 @@ func (x *repairer) repairPages(ctx context.Context, f pointsFault, now scene) (R
 		return out, nil
 	}
 
+	// Write the pages, and replace the unreadable ones in the head.
 	_, err := changePoints(ctx, x.repo, opRepair, f.head.Name, func(h *repo.Head, pages repo.PagePutter) (bool, error) {
 		var left []repo.PointPage
 		for _, p := range h.Pages {
@@ -90,9 +93,9 @@ func (x *repairer) repairPages(ctx context.Context, f pointsFault, now scene) (R
 // isWriter reports whether this pool may push a volume.
 func (x *repairer) isWriter(h repo.Head) bool { return x.e != nil && h.Writer.Pool == x.writer.Pool }
 
-// fillPage takes those of manifests, which are in order, that can have been in a page, and gives them its numbers. The
-// others are left. Points that were removed and not yet pruned may be among them; of too many, those that are whole
-// are taken.
+// fillPage takes those of the manifests, which are in order, that may have been in a page, and gives their points the
+// numbers of the page. It returns the other manifests in left. Points that were removed but not yet pruned may be among
+// those it takes; if there are too many, it prefers complete ones.
 func (x *repairer) fillPage(page repo.PointPage, found []*repo.Manifest) (points []repo.Point, left []*repo.Manifest) {
 	var fit []*repo.Manifest
 	for _, m := range found {
@@ -123,6 +126,7 @@ func (x *repairer) fillPage(page repo.PointPage, found []*repo.Manifest) (points
 	return points, left
 }
 
+// rankOf orders complete points above others.
 func rankOf(whole bool) int {
 	if whole {
 		return 1
