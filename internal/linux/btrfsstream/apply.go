@@ -112,7 +112,7 @@ func explain(c *command, err error) error {
 
 	var n unix.Errno
 	if errors.As(err, &n) {
-		return &errs.Error{Kind: errs.Damaged, Err: fmt.Errorf("the stream does not fit what it builds on: %s %q: %w",
+		return &errs.Error{Kind: errs.Damaged, Err: fmt.Errorf("the stream does not match its base: %s %q: %w",
 			c.name(), path, err)}
 	}
 
@@ -188,10 +188,10 @@ func (t *tree) do(c *command) error {
 	case cmdFileattr:
 		return nil // flags of inodes (chattr) are not kept, and no kernel sends them yet
 	case cmdUpdateExtent:
-		return damaged("it is without the content of files")
+		return damaged("the stream has no file contents")
 	}
 
-	return damaged("%s in its middle", c.name())
+	return damaged("unexpected %s in the middle", c.name())
 }
 
 // soften takes the flags "immutable" and "append only" away from what a command is
@@ -271,7 +271,7 @@ func (t *tree) make(c *command) error {
 		mode, rdev = c.u64(attrMode), c.u64(attrRdev)
 		if k := uint32(mode) & unix.S_IFMT; k != unix.S_IFCHR && k != unix.S_IFBLK && k != unix.S_IFIFO &&
 			k != unix.S_IFSOCK {
-			return damaged("mknod of the mode %o", mode)
+			return damaged("mknod with mode %o", mode)
 		}
 	}
 
@@ -464,7 +464,7 @@ func (t *tree) clone(c *command) error {
 	case t.begin.Diff && uuid == t.begin.Parent:
 		root = t.base
 	default:
-		return damaged("it takes content from a subvolume that is not its base")
+		return damaged("it clones data from a subvolume that is not its base")
 	}
 
 	if n == 0 {

@@ -51,7 +51,7 @@ func (t *tree) encodedWrite(c *command) error {
 
 	if e.UnencodedLen > maxUnencoded || len(data) > maxUnencoded || e.FileLen > e.UnencodedLen ||
 		e.UnencodedOffset > e.UnencodedLen-e.FileLen {
-		return damaged("compressed data of impossible lengths")
+		return damaged("compressed data with impossible lengths")
 	}
 
 	if !t.noEncoded {

@@ -7,7 +7,7 @@ import (
 	"github.com/anchore/go-lzo"
 )
 
-var errLZO = errors.New("lzo: it does not follow the format")
+var errLZO = errors.New("lzo: invalid compressed data")
 
 // decodeLZO decompresses what btrfs has compressed with LZO, sector by sector: the
 // length of all, then for each its length and its data. No length crosses the end

@@ -136,7 +136,7 @@ func unknown(format string, args ...any) error {
 func readError(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		if errs.KindOf(err) == errs.Internal { // no error of Pando's, which knows more
-			return damaged("it is cut short")
+			return damaged("unexpected end")
 		}
 	}
 	return err
@@ -152,7 +152,7 @@ func NewReader(r io.Reader) (*Reader, error) {
 	}
 
 	if string(head[:len(magic)]) != magic {
-		return nil, damaged("it is not a stream of btrfs")
+		return nil, damaged("not a btrfs send stream")
 	}
 
 	s.version = binary.LittleEndian.Uint32(head[len(magic):])
@@ -180,7 +180,7 @@ func (s *Reader) Drain() error {
 func (s *Reader) end() error {
 	switch _, err := s.r.ReadByte(); {
 	case err == nil:
-		return damaged("there is more after its end")
+		return damaged("unexpected data after the end")
 	case !errors.Is(err, io.EOF):
 		return err
 	}
@@ -204,7 +204,7 @@ func (s *Reader) next() (*command, error) {
 	typ := binary.LittleEndian.Uint16(head[4:])
 	want := binary.LittleEndian.Uint32(head[6:])
 	if n > maxBody {
-		return nil, damaged("a command of %d bytes", n)
+		return nil, damaged("a command has %d bytes", n)
 	}
 	if int(n) > cap(s.body) {
 		s.body = make([]byte, n)
@@ -217,7 +217,7 @@ func (s *Reader) next() (*command, error) {
 
 	clear(head[6:])
 	if checksum(checksum(0, head[:]), s.body) != want {
-		return nil, damaged("the checksum of a command is wrong")
+		return nil, damaged("the checksum of a command does not match")
 	}
 	if typ == 0 || int(typ) >= len(cmdNames) || s.version < 2 && typ >= cmdFallocate {
 		return nil, unknown("the stream has a command of type %d, which is not known", typ)
@@ -227,7 +227,7 @@ func (s *Reader) next() (*command, error) {
 	*c = command{typ: typ}
 	for b := s.body; len(b) > 0; {
 		if len(b) < 2 {
-			return nil, damaged("an attribute is cut short")
+			return nil, damaged("truncated attribute")
 		}
 
 		a := binary.LittleEndian.Uint16(b)
@@ -237,7 +237,7 @@ func (s *Reader) next() (*command, error) {
 			value, b = b, nil // it is the last, and has no length
 		} else {
 			if len(b) < 2 || len(b)-2 < int(binary.LittleEndian.Uint16(b)) {
-				return nil, damaged("an attribute is cut short")
+				return nil, damaged("truncated attribute")
 			}
 			n := int(binary.LittleEndian.Uint16(b))
 			value, b = b[2:2+n], b[2+n:]
@@ -247,7 +247,7 @@ func (s *Reader) next() (*command, error) {
 			return nil, unknown("the stream has an attribute of type %d, which is not known", a)
 		}
 		if c.have&(1<<a) != 0 {
-			return nil, damaged("a command has the attribute %d twice", a)
+			return nil, damaged("a command has attribute %d twice", a)
 		}
 
 		c.have |= 1 << a
@@ -262,7 +262,7 @@ func (c *command) name() string { return cmdNames[c.typ] }
 // bytes is the value of an attribute.
 func (c *command) bytes(a int) []byte {
 	if c.have&(1<<a) == 0 && c.err == nil {
-		c.err = damaged("%s lacks the attribute %d", c.name(), a)
+		c.err = damaged("%s lacks attribute %d", c.name(), a)
 	}
 	return c.attr[a]
 }
@@ -273,7 +273,7 @@ func (c *command) fixed(a, n int) []byte {
 		return b
 	}
 	if c.err == nil {
-		c.err = damaged("the attribute %d of %s has %d bytes, not %d", a, c.name(), len(b), n)
+		c.err = damaged("attribute %d of %s has %d bytes, expected %d", a, c.name(), len(b), n)
 	}
 	return make([]byte, n)
 }
@@ -285,7 +285,7 @@ func (c *command) u32(a int) uint32 {
 	if len(c.attr[a]) == 8 {
 		v := c.u64(a)
 		if v > 1<<32-1 && c.err == nil {
-			c.err = damaged("the attribute %d of %s is %d", a, c.name(), v)
+			c.err = damaged("attribute %d of %s has the invalid value %d", a, c.name(), v)
 		}
 		return uint32(v)
 	}
@@ -296,7 +296,7 @@ func (c *command) u32(a int) uint32 {
 func (c *command) offset(a int) int64 {
 	v := c.u64(a)
 	if v > 1<<63-1 && c.err == nil {
-		c.err = damaged("the attribute %d of %s is %d", a, c.name(), v)
+		c.err = damaged("attribute %d of %s has the invalid value %d", a, c.name(), v)
 	}
 	return int64(v)
 }
@@ -310,7 +310,7 @@ func (c *command) time(a int) unix.Timespec {
 	b := c.fixed(a, 12)
 	t := unix.Timespec{Sec: int64(binary.LittleEndian.Uint64(b)), Nsec: int64(binary.LittleEndian.Uint32(b[8:]))}
 	if t.Nsec >= 1e9 && c.err == nil {
-		c.err = damaged("a time of %s has %d nanoseconds", c.name(), t.Nsec)
+		c.err = damaged("a timestamp of %s has %d nanoseconds", c.name(), t.Nsec)
 	}
 	return t
 }
@@ -319,7 +319,7 @@ func (c *command) time(a int) unix.Timespec {
 func (c *command) text(a int) string {
 	s := string(c.bytes(a))
 	if strings.IndexByte(s, 0) >= 0 && c.err == nil {
-		c.err = damaged("a name of %s has a NUL in it", c.name())
+		c.err = damaged("a name of %s contains a NUL byte", c.name())
 	}
 	return s
 }
@@ -335,7 +335,7 @@ func (c *command) path(a int) string {
 	}
 	for name := range strings.SplitSeq(p, "/") {
 		if (name == "" || name == "." || name == "..") && c.err == nil {
-			c.err = damaged("%s of the path %q, which is none inside the tree", c.name(), p)
+			c.err = damaged("%s has path %q, which is outside the tree", c.name(), p)
 		}
 	}
 	return p
@@ -345,7 +345,7 @@ func (c *command) path(a int) string {
 func (c *command) entry(a int) string {
 	p := c.path(a)
 	if p == root && c.err == nil {
-		c.err = damaged("%s of the root", c.name())
+		c.err = damaged("%s is applied to the root", c.name())
 	}
 	return p
 }
@@ -371,13 +371,13 @@ func (s *Reader) Begin() (Begin, error) {
 	case cmdSnapshot:
 		b.Diff, b.Parent = true, c.uuid(attrCloneUUID)
 	default:
-		return Begin{}, damaged("it begins with %s", c.name())
+		return Begin{}, damaged("it begins with %s instead of a subvolume", c.name())
 	}
 	if c.err != nil {
 		return Begin{}, c.err
 	}
 	if b.UUID == [16]byte{} || b.Diff && b.Parent == [16]byte{} {
-		return Begin{}, damaged("it names no subvolume")
+		return Begin{}, damaged("it does not name a subvolume")
 	}
 
 	return b, nil

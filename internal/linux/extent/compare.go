@@ -251,7 +251,7 @@ func seekData(ctx context.Context, f *os.File, j *joiner) error {
 			return fmt.Errorf("%s: SEEK_HOLE: %w", f.Name(), err)
 		}
 		if from < off || to <= from {
-			return fmt.Errorf("%s: the filesystem repeats itself at byte %d", f.Name(), off)
+			return fmt.Errorf("%s: the filesystem returned the same range again at byte %d", f.Name(), off)
 		}
 
 		j.add(from, min(to, j.size), false)
@@ -299,7 +299,7 @@ func (c *cursor) at(off int64) (piece, error) {
 			break
 		}
 		if x.Logical < c.x.End() || x.Length <= 0 || x.Logical > math.MaxInt64-x.Length {
-			return piece{}, fmt.Errorf("FIEMAP: an extent of %d bytes at %d behind one that ends at %d", x.Length, x.Logical,
+			return piece{}, fmt.Errorf("FIEMAP: an extent of %d bytes at %d follows one that ends at %d", x.Length, x.Logical,
 				c.x.End())
 		}
 		c.x = x

@@ -126,7 +126,7 @@ func (p *pager) page() error {
 		end := *p.u64(last) + *p.u64(last + 16)
 		p.done = Flags(*p.u32(last + 40))&Last != 0
 		if end <= p.start && !p.done {
-			return fmt.Errorf("FIEMAP: the filesystem repeats itself at byte %d", p.start)
+			return fmt.Errorf("FIEMAP: the filesystem returned the same range again at byte %d", p.start)
 		}
 
 		p.n, p.start = n, end

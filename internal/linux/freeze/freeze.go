@@ -45,10 +45,10 @@ const Limit = 5 * time.Second
 
 // ErrBroken says that the filesystem was thawed before the work was done, by the guard or by
 // somebody else: the result must not be used.
-var ErrBroken = errors.New("the filesystem was thawed by something else before the copy was done")
+var ErrBroken = errors.New("another process thawed the filesystem before the copy was complete")
 
 // ErrFrozen says that the filesystem is frozen already, by somebody else.
-var ErrFrozen = errors.New("the filesystem is frozen by something else")
+var ErrFrozen = errors.New("another process has frozen the filesystem")
 
 // Exit codes of a guard, which nobody but Do sees.
 const (
@@ -150,8 +150,8 @@ func Do(ctx context.Context, dir *os.File, limit time.Duration, fn func() error)
 			return errs.New(errs.InUse, "freeze", dir.Name(), "%w", ErrFrozen).
 				WithHint("wait until it is thawed, or use %s", errs.Param("no-freeze"))
 		case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOTTY):
-			return errs.New(errs.Unsupported, "freeze", dir.Name(), "its filesystem cannot be frozen").
-				WithHint("take it as it is with %s", errs.Param("no-freeze"))
+			return errs.New(errs.Unsupported, "freeze", dir.Name(), "the filesystem does not support freezing").
+				WithHint("copy it without freezing: %s", errs.Param("no-freeze"))
 		}
 		return errs.Wrap("freeze", dir.Name(), err)
 	}
@@ -178,8 +178,8 @@ func Do(ctx context.Context, dir *os.File, limit time.Duration, fn func() error)
 }
 
 func broken(dir *os.File, limit time.Duration) error {
-	return errs.New(errs.Conflict, "freeze", dir.Name(), "%w, or after the limit of %v", ErrBroken, limit).
-		WithHint("retry, or take it as it is with %s", errs.Param("no-freeze"))
+	return errs.New(errs.Conflict, "freeze", dir.Name(), "%w, or the limit of %v expired", ErrBroken, limit).
+		WithHint("retry, or copy it without freezing: %s", errs.Param("no-freeze"))
 }
 
 type guardProcess struct {
@@ -224,13 +224,13 @@ func startGuard(ctx context.Context, dir *os.File, limit time.Duration) (*guardP
 	readyW.Close()
 	if err != nil {
 		controlW.Close()
-		return nil, fmt.Errorf("start a guard: %w", err)
+		return nil, fmt.Errorf("cannot start the guard process: %w", err)
 	}
 
 	g := &guardProcess{cmd, controlW}
 	if n, err := readyR.Read(make([]byte, 1)); n != 1 {
 		g.abandon()
-		return nil, fmt.Errorf("the guard did not start: %w", err)
+		return nil, fmt.Errorf("the guard process did not start: %w", err)
 	}
 
 	return g, nil

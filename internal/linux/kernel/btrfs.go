@@ -246,7 +246,7 @@ func SubvolChildren(f *os.File, parent uint64) ([]SubvolChild, error) {
 	}
 }
 
-var errShortItem = errors.New("BTRFS_IOC_TREE_SEARCH: an item is shorter than it says")
+var errShortItem = errors.New("BTRFS_IOC_TREE_SEARCH: an item is shorter than its declared length")
 
 // subvolInodePath returns the path of a directory relative to the root of the
 // subvolume numbered tree, without slashes at its ends.

@@ -30,7 +30,7 @@ func OnMount(path string, id uint64) (bool, error) {
 	_, rest, _ := strings.Cut(string(b), "mnt_id:")
 	var there uint64
 	if n, _ := fmt.Sscan(rest, &there); n != 1 {
-		return false, errors.New("fdinfo does not tell the mount")
+		return false, errors.New("fdinfo does not contain the mount ID")
 	}
 
 	short, err := shortMountID(id)
@@ -64,7 +64,7 @@ func shortMountID(id uint64) (uint64, error) {
 	case errno != 0:
 		return 0, fmt.Errorf("statmount: %w", errno)
 	case answer.mask&statmountMntBasic == 0:
-		return 0, errors.New("statmount does not tell the ID")
+		return 0, errors.New("statmount did not return the mount ID")
 	}
 
 	return uint64(answer.short), nil

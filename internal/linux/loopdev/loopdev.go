@@ -75,7 +75,7 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 	if err != nil {
 		if errors.Is(err, os.ErrNotExist) {
 			return nil, errs.New(errs.Unsupported, "attach loop device", image.Name(), "%w",
-				err).WithHint("the kernel has no loop devices: `modprobe loop`")
+				err).WithHint("load the loop driver of the kernel with `modprobe loop`")
 		}
 		return nil, errs.Wrap("attach loop device", image.Name(), err)
 	}
@@ -118,7 +118,7 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 		if noNode == noNodeTries {
 			return nil, errs.New(errs.Unsupported, "attach loop device", image.Name(),
 				"the kernel offers %s, but there is no such file", DevicePath(n)).
-				WithHint("make it: `mknod %s b 7 %d`; in a container, share the host's /dev", DevicePath(n), n)
+				WithHint("create it with `mknod %s b 7 %d`; in a container, share the host's /dev", DevicePath(n), n)
 		}
 
 		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENXIO) && !errors.Is(err, os.ErrNotExist) {
@@ -152,7 +152,7 @@ func lock(image *os.File, readOnly bool) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EACCES):
-		return errs.New(errs.InUse, "attach loop device", image.Name(), "it is attached already")
+		return errs.New(errs.InUse, "attach loop device", image.Name(), "already attached")
 	case errors.Is(err, unix.EBADF):
 		return errs.New(errs.Invalid, "attach loop device", image.Name(), "the image is not open for writing")
 	}
@@ -327,7 +327,7 @@ func (b Bound) Keep() error {
 	defer f.Close()
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	if errors.Is(err, unix.ENXIO) || err == nil && (info.Device != b.Dev || info.Inode != b.Ino) {
-		return errs.New(errs.NotFound, op, b.Path, "it has another file behind it by now, or none")
+		return errs.New(errs.NotFound, op, b.Path, "it is now attached to another file, or to none")
 	}
 
 	if err == nil && info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0 {
@@ -350,7 +350,7 @@ func detach(n int, is func(*unix.LoopInfo64) bool) error {
 	defer f.Close()
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	if err == nil && !is(info) {
-		return errs.New(errs.NotFound, "detach loop device", DevicePath(n), "it has another file behind it by now")
+		return errs.New(errs.NotFound, "detach loop device", DevicePath(n), "it is now attached to another file")
 	}
 	if err == nil {
 		err = unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)

@@ -69,7 +69,7 @@ const (
 // there. Invalid: q says nothing, or too much.
 func Holders(ctx context.Context, q Query) ([]Holder, error) {
 	if (q.Dev == 0) == (q.Tree == "") {
-		return nil, errs.New(errs.Invalid, "find holders", "", "exactly one of Dev and Tree says of what")
+		return nil, errs.New(errs.Invalid, "find holders", "", "exactly one of Dev and Tree must be set")
 	}
 
 	s := newSearch(ctx, q)
@@ -103,7 +103,7 @@ func Holders(ctx context.Context, q Query) ([]Holder, error) {
 	case ctx.Err() != nil:
 		return out, errs.Wrap("find holders", "", ctx.Err())
 	case s.denied != nil:
-		e := errs.New(errs.Permission, "find holders", "", "not allowed to look at %s", s.denied)
+		e := errs.New(errs.Permission, "find holders", "", "not allowed to inspect %s", s.denied)
 		if os.Geteuid() != 0 {
 			e = e.WithHint("run it as root")
 		}
@@ -256,7 +256,7 @@ func (s *search) locateTree(own []tableEntry) error {
 		return nil
 	}
 
-	return fmt.Errorf("the mount that %s is on is not in the mount table", path)
+	return fmt.Errorf("the mount of %s is not in the mount table", path)
 }
 
 // isMountOf reports whether m is a mount of the volume or of a part of it.

@@ -44,11 +44,11 @@ func Device(fstype, source string, options []string, readOnly bool) (*Detached, 
 		switch {
 		case fsfd < 0 && errors.Is(err, unix.ENODEV):
 			e.Kind = errs.Unsupported
-			e.Hint = errs.Messagef("this kernel has no %s: `modprobe %s`", fstype, fstype)
+			e.Hint = errs.Messagef("load the %s driver of the kernel with `modprobe %s`", fstype, fstype)
 		case errors.Is(err, unix.EPERM) && os.Geteuid() != 0:
 			e.Hint = "run it as root"
 		case errors.Is(err, unix.EACCES) && fstype == "zfs":
-			e.Hint = errs.Messagef("its encryption key is not loaded: `zfs load-key -r %s`", strings.Split(source, "/")[0])
+			e.Hint = errs.Messagef("load its encryption key with `zfs load-key -r %s`", strings.Split(source, "/")[0])
 		case errors.Is(err, unix.EACCES) && !readOnly:
 			e.Hint = "the block device is read-only"
 		}
@@ -253,7 +253,7 @@ func (d *Detached) Restrict(noSUID, noDev bool) error {
 	switch {
 	case errors.Is(err, unix.ENOSYS):
 		return errs.New(errs.Unsupported, "mount", d.root.Name(), "mounting with nosuid and nodev needs Linux 5.12").
-			WithHint("mount it where only root can get to, or allow both: %s %s", errs.Param("suid"), errs.Param("dev"))
+			WithHint("mount it where only root has access, or allow both with %s %s", errs.Param("suid"), errs.Param("dev"))
 	case err != nil:
 		return errs.Wrap("mount", d.root.Name(), fmt.Errorf("mount_setattr: %w", err))
 	}

@@ -185,7 +185,7 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 	case ctx.Err() != nil:
 		return out, errs.Wrap("find mount namespaces", "", ctx.Err())
 	case s.denied != nil:
-		e := errs.New(errs.Permission, "find mount namespaces", "", "not allowed to look at %s", s.denied)
+		e := errs.New(errs.Permission, "find mount namespaces", "", "not allowed to inspect %s", s.denied)
 		if os.Geteuid() != 0 {
 			e = e.WithHint("run it as root")
 		}

@@ -21,8 +21,8 @@ func OpenDir(path string) (*os.File, error) {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &how)
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
-		return nil, errs.New(errs.Conflict, "open", path, "a part of this path is not a directory any more").
-			WithHint("find out who replaced it; then name the directory by its real path")
+		return nil, errs.New(errs.Conflict, "open", path, "a component of this path is no longer a directory").
+			WithHint("find out what replaced it, then use the real path of the directory")
 	}
 	if err != nil {
 		return nil, errs.Wrap("open", path, err)
@@ -154,8 +154,8 @@ func (w *pathWalk) readLink(fd int, link *unix.Stat_t, path string) (string, err
 	shared := dir.Mode&0o022 != 0
 	sticky := dir.Mode&unix.S_ISVTX != 0
 	if !trusted(&dir) || shared && !(sticky && trusted(link)) {
-		return "", errs.New(errs.Permission, "resolve", path, "it is a symbolic link, which others than root can change").
-			WithHint("name the directory that it leads to: %s", to)
+		return "", errs.New(errs.Permission, "resolve", path, "it is a symbolic link that users other than root can change").
+			WithHint("use the directory that it points to: %s", to)
 	}
 
 	return to, nil

@@ -35,8 +35,9 @@ func Swap(parent *os.File, name, beside string) error {
 		// Else the umount would take the mount away from everybody.
 		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 			if errors.Is(err, unix.EINVAL) {
-				return errs.New(errs.Unsupported, "replace", dir, "the root directory is no mount point: this is a chroot").
-					WithHint("run it outside")
+				return errs.New(errs.Unsupported, "replace", dir,
+					"the root directory is not a mount point, because this is a chroot").
+					WithHint("run pando outside of the chroot")
 			}
 			return fail("mount --make-rprivate /", err)
 		}
@@ -60,7 +61,7 @@ func Swap(parent *os.File, name, beside string) error {
 			errors.Is(err, unix.ENOSYS) {
 			return errs.New(errs.Unsupported, "replace", dir, "the filesystem of %s cannot exchange two directories: %w",
 				filepath.Dir(dir), err).
-				WithHint("adopt it without %s, and put a clone there when nobody uses the directory", errs.Param("replace"))
+				WithHint("adopt it without %s, and replace the directory with a clone while nothing uses it", errs.Param("replace"))
 		}
 
 		if err != nil {
@@ -86,8 +87,8 @@ func reopen(dir *os.File) (*os.File, error) {
 
 	if was.Dev != is.Dev || was.Ino != is.Ino {
 		again.Close()
-		return nil, errs.New(errs.Conflict, "open", dir.Name(), "somebody replaced this directory in the meantime").
-			WithHint("find out who can write to the directories above it, then try again")
+		return nil, errs.New(errs.Conflict, "open", dir.Name(), "another process replaced this directory in the meantime").
+			WithHint("check who can write to its parent directories, then retry")
 	}
 
 	return again, nil

@@ -187,7 +187,7 @@ func (t *Tables) readLiving(ctx context.Context) {
 // NotFound: q.Tree is not there. Invalid.
 func (t *Tables) Mounts(q Query) ([]Holder, error) {
 	if (q.Dev == 0) == (q.Tree == "") {
-		return nil, errs.New(errs.Invalid, "find mounts", "", "exactly one of Dev and Tree says of what")
+		return nil, errs.New(errs.Invalid, "find mounts", "", "exactly one of Dev and Tree must be set")
 	}
 
 	s := newSearch(context.Background(), q)

@@ -70,7 +70,7 @@ func TreeUsers(ctx context.Context, dir string, writing bool) ([]Holder, error) 
 	}
 
 	if len(denied) > 0 {
-		return out, errs.New(errs.Permission, opFind, dir, "not allowed to look at %s", denied)
+		return out, errs.New(errs.Permission, opFind, dir, "not allowed to inspect %s", denied)
 	}
 
 	return out, nil

@@ -54,7 +54,7 @@ func Into(ctx context.Context, r io.Reader, args ...string) error {
 }
 
 // ErrMore is the error of Into when the program did not want all of its input.
-var ErrMore = errors.New("there is more input than the program takes")
+var ErrMore = errors.New("there is more input than the program accepts")
 
 // source remembers why a reader failed.
 type source struct {

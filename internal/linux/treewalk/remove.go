@@ -223,23 +223,23 @@ func (r *remover) path(rel string) string {
 func (r *remover) explain(at int, name, path string, err error) error {
 	switch {
 	case errors.Is(err, unix.EXDEV), errors.Is(err, unix.EBUSY):
-		return (&errs.Error{Kind: errs.InUse, Op: opRemove, Ref: path, Err: errors.New("a filesystem is mounted there")}).
-			WithHint("`umount %s`", path)
+		return (&errs.Error{Kind: errs.InUse, Op: opRemove, Ref: path, Err: errors.New("a filesystem is mounted on it")}).
+			WithHint("run `umount %s` and retry", path)
 	case errors.Is(err, unix.EPERM) && at >= 0:
 		// The attribute forbids it, of the entry or of its directory.
 		if kernel.IsImmutable(at, name) {
 			return (&errs.Error{Kind: errs.Permission, Op: opRemove, Ref: path, Err: fmt.Errorf("it is immutable: %w", err)}).
-				WithHint("`chattr -ia %s`", path)
+				WithHint("run `chattr -ia %s` and retry", path)
 		}
 		if parent := filepath.Dir(path); kernel.IsImmutable(at, "") {
 			return (&errs.Error{Kind: errs.Permission, Op: opRemove, Ref: path,
-				Err: fmt.Errorf("its directory is immutable: %w", err)}).
-				WithHint("`chattr -ia %s`", parent)
+				Err: fmt.Errorf("its parent directory is immutable: %w", err)}).
+				WithHint("run `chattr -ia %s` and retry", parent)
 		}
 	case errors.Is(err, unix.ENOTEMPTY):
 		return (&errs.Error{Kind: errs.InUse, Op: opRemove, Ref: path,
-			Err: fmt.Errorf("something still writes to it: %w", err)}).
-			WithHint("stop what uses it, then try again")
+			Err: fmt.Errorf("another process keeps adding files: %w", err)}).
+			WithHint("stop the processes that use it and retry")
 	}
 
 	return errs.Wrap(opRemove, path, err)

@@ -47,7 +47,7 @@ func OpenDevice(dataset string) (*os.File, error) {
 		return nil, err
 	}
 	if f == nil {
-		return nil, errs.New(errs.NotFound, "open device", dataset, "%s is a link to another zvol's device", Device(dataset))
+		return nil, errs.New(errs.NotFound, "open device", dataset, "%s links to the device of another zvol", Device(dataset))
 	}
 
 	return f, nil
@@ -62,7 +62,7 @@ func udev() bool {
 func noDevice(dataset string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
 		return &errs.Error{Kind: errs.NotFound, Op: "open device", Ref: dataset,
-			Err: errors.New("it has no block device now")}
+			Err: errors.New("it has no block device at the moment")}
 	}
 	return errs.Wrap("open device", dataset, err)
 }
@@ -162,9 +162,9 @@ func AwaitDevice(ctx context.Context, dataset string, limit time.Duration) (*os.
 		case ctx.Err() != nil:
 			return nil, errs.Wrap("open device", dataset, ctx.Err())
 		case time.Now().After(deadline):
-			return nil, errs.New(errs.Unsupported, "open device", dataset, "its block device did not come in %v", limit).
-				WithHint("look whether udev runs, whether /dev is that of the host, and whether the module parameter " +
-					"zvol_inhibit_dev is 0")
+			return nil, errs.New(errs.Unsupported, "open device", dataset, "its block device did not appear within %v", limit).
+				WithHint("check that udev is running, that /dev is the host's, and that the module parameter zvol_inhibit_dev " +
+					"is 0")
 		}
 
 		w.wait(min(slowPoll, time.Until(deadline)))

@@ -18,40 +18,40 @@ type Reason string
 
 // The reasons.
 const (
-	Other        Reason = ""              // none of these
+	Other        Reason = ""              // none of the others
 	NoModules    Reason = "no modules"    // the kernel has no ZFS
-	Absent       Reason = "absent"        // no such dataset, snapshot or pool: also if the pool is not imported
-	NoParent     Reason = "no parent"     // the dataset that it would be in is not there
-	Taken        Reason = "taken"         // the name
-	HasChildren  Reason = "has children"  // other datasets, or snapshots, are in it
-	HasClones    Reason = "has clones"    // of a snapshot
+	Absent       Reason = "absent"        // no such dataset, snapshot or pool, or the pool is not imported
+	NoParent     Reason = "no parent"     // the parent dataset does not exist
+	Taken        Reason = "taken"         // the name is in use
+	HasChildren  Reason = "has children"  // it contains other datasets, or snapshots
+	HasClones    Reason = "has clones"    // the snapshot has clones
 	Held         Reason = "held"          // by `zfs hold`
-	Busy         Reason = "busy"          // mounted and in use, open, being received into
-	NotAClone    Reason = "not a clone"   // so it cannot be promoted
-	SameSnapshot Reason = "same snapshot" // promoting would give a dataset two snapshots of one name
-	KeyMissing   Reason = "key missing"   // of an encrypted dataset
-	OtherKey     Reason = "other key"     // two datasets with different encryption roots
-	Full         Reason = "full"          // the pool, or a quota
-	Denied       Reason = "denied"        //
-	ReadOnly     Reason = "read-only"     // the pool
+	Busy         Reason = "busy"          // mounted and in use, open, or being received
+	NotAClone    Reason = "not a clone"   // it cannot be promoted
+	SameSnapshot Reason = "same snapshot" // promoting would give a dataset two snapshots with the same name
+	KeyMissing   Reason = "key missing"   // the key of an encrypted dataset is not loaded
+	OtherKey     Reason = "other key"     // two datasets have different encryption roots
+	Full         Reason = "full"          // the pool or a quota is full
+	Denied       Reason = "denied"        // permission denied
+	ReadOnly     Reason = "read-only"     // the pool is imported read-only
 	Suspended    Reason = "suspended"     // the pool has lost its disks
-	BadStream    Reason = "bad stream"    // what zfs receive got
-	NotAncestor  Reason = "not ancestor"  // of the snapshot that is sent
-	TooOld       Reason = "too old"       // this version does not know the option, property or feature
-	BadValue     Reason = "bad value"     // of a property
-	BadName      Reason = "bad name"      //
-	WrongType    Reason = "wrong type"    // a volume where a filesystem must be, a pool where a dataset must be
+	BadStream    Reason = "bad stream"    // the input of zfs receive is invalid
+	NotAncestor  Reason = "not ancestor"  // the base does not precede the snapshot that is sent
+	TooOld       Reason = "too old"       // this version does not support the option, property or feature
+	BadValue     Reason = "bad value"     // invalid value of a property
+	BadName      Reason = "bad name"      // invalid name
+	WrongType    Reason = "wrong type"    // a volume instead of a filesystem, a pool instead of a dataset
 	BadDisk      Reason = "bad disk"      // input/output errors, missing devices, checksums
 	ElsewhereUse Reason = "elsewhere"     // the pool is imported by another host
-	Interrupted  Reason = "interrupted"   //
+	Interrupted  Reason = "interrupted"   // by a signal
 )
 
 const (
-	modulesHint = "`modprobe zfs`; if there is no such module, install zfs-dkms"
-	keyHint     = "`zfs load-key` on its encryption root"
+	modulesHint = "load the module with `modprobe zfs`, or install zfs-dkms if it does not exist"
+	keyHint     = "load the key of its encryption root with `zfs load-key`"
 )
 
-// spaceHint is that of Full: it speaks of operations of Pando.
+// spaceHint is the hint of Full. It names operations of Pando.
 var spaceHint = errs.Messagef("free space with %s and %s, or enlarge the zpool or its quota", errs.Run("destroy"),
 	errs.Run("gc"))
 
@@ -63,58 +63,71 @@ type row struct {
 	hint    string // with %USER% and %POOL% in it
 }
 
-// table is all that this program understands of what zfs and zpool write to
-// standard error. The first row that matches counts. Tests provoke every row
-// with the real programs, but those that need a broken machine.
+// table maps the messages that zfs and zpool write to standard error. The first
+// matching row applies. Tests provoke every row with the real programs, except those
+// that need broken hardware.
 var table = []row{
-	{NoModules, re(`ZFS modules (are not|cannot be)|/dev/zfs and /proc/self/mounts|Failed to initialize the libzfs|open '?/dev/zfs`), errs.Unsupported, modulesHint},
+	{NoModules, re(`ZFS modules (are not|cannot be)|/dev/zfs and /proc/self/mounts|Failed to initialize the libzfs|` +
+		`open '?/dev/zfs`), errs.Unsupported, modulesHint},
 	{KeyMissing, re(`(?i)key (is )?not loaded|key must be loaded|key is not loaded or provided|Encryption key not loaded`),
 		errs.Permission, keyHint},
 	{OtherKey, re(`outside (its|of its) encryption root|encrypted child outside|encryption failure|` +
 		`IV set guid mismatch|failed to create encryption key`), errs.Unsupported, "a clone stays under the encryption " +
 		"root of its origin"},
 	{Suspended, re(`I/O is currently suspended|pool is (currently )?suspended`), errs.IO,
-		"the zpool is suspended: look with `zpool status`, mend it, then `zpool clear`"},
-	{ElsewhereUse, re(`imported on (a different )?host`), errs.InUse, "export it there first"},
-	{Denied, re(`(?i)permission denied|must be run as root|insufficient privileges|requires? root privileges|delegated administration is disabled`), errs.Permission,
-		"run it as root, or let root allow it: `zfs allow -u %USER% " +
-			"create,mount,clone,snapshot,promote,rename,destroy,userprop,volmode,volsize,readonly,canmount,mountpoint,compression,dedup,atime,receive,send DATASET`"},
+		"the zpool is suspended: find the cause with `zpool status`, fix it, then run `zpool clear`"},
+	{ElsewhereUse, re(`imported on (a different )?host`), errs.InUse, "run `zpool export` on that host first"},
+	{Denied, re(`(?i)permission denied|must be run as root|insufficient privileges|requires? root privileges|` +
+		`delegated administration is disabled`), errs.Permission,
+		"run it as root, or have root run `zfs allow -u %USER% " +
+			"create,mount,clone,snapshot,promote,rename,destroy,userprop,volmode,volsize,readonly,canmount," +
+			"mountpoint,compression,dedup,atime,receive,send DATASET`"},
 	{ReadOnly, re(`(pool|dataset) is read-only|Read-only file system`), errs.Permission,
-		"the zpool is imported read-only"},
-	{Held, re(`it's being held`), errs.InUse, "`zfs holds` lists who holds it"},
+		"the zpool is imported read-only; import it read-write"},
+	{Held, re(`it's being held`), errs.InUse, "list the holds with `zfs holds`"},
 	{HasClones, re(`has dependent clones|snapshot is cloned|has clones`), errs.InUse, ""},
 	{HasChildren, re(`(filesystem|volume|dataset) has children`), errs.InUse, ""},
 	{SameSnapshot, re(`conflicting snapshot`), errs.Exists, "rename one of the two snapshots with `zfs rename`"},
-	{Taken, re(`(dataset|destination|pool|snapshot) already exists|pool or dataset exists|destination '.*' exists|must specify -F to overwrite|must destroy (it|them) to overwrite`), errs.Exists, ""},
+	{Taken, re(`(dataset|destination|pool|snapshot) already exists|pool or dataset exists|destination '.*' exists|` +
+		`must specify -F to overwrite|must destroy (it|them) to overwrite`), errs.Exists, ""},
 	{NoParent, re(`parent does not exist|no such parent|new parent not found`), errs.NotFound,
-		"make the parent dataset first with `zfs create`"},
+		"create the parent dataset first with `zfs create`"},
 	{Full, re(`out of space|quota exceeded|size is greater than available space|No space left|Disk quota exceeded`),
 		errs.NoSpace, ""},
 	{Busy, re(`(dataset|pool|target) is busy|Device or resource busy`), errs.InUse, ""},
 	{NotAClone, re(`not a cloned filesystem`), errs.Invalid, ""},
 	{NotAncestor, re(`is not earlier than|not an earlier snapshot|not an ancestor`), errs.Unsupported, ""},
-	{BadStream, re(`invalid (backup )?stream|incomplete stream|checksum mismatch|failed to read from stream|invalid record type|stream is not compatible|unable to restore`), errs.Damaged, ""},
-	{TooOld, re(`invalid option|invalid property '|^usage:|invalid property: '|bad property list|unrecognized command|unsupported version or feature|must be upgraded|does(n't| not) support|not supported by zfs kernel module|unsupported by kernel|feature '.*' (is )?not|A reboot may be required|feature not enabled`),
-		errs.Unsupported, "Pando needs OpenZFS 2.1 or newer: programs and module, and `zpool upgrade` where a feature is " +
-			"missing"},
-	{BadValue, re(`invalid property value|must be (a multiple|power|zero)|must be one of|bad numeric value|value is too large|volume size|volblocksize|read-only property|' is readonly|property value too long|invalid numeric suffix|property name .* is too long|numeric property|size is less than current|be smaller than|block size out of range`), errs.Invalid, ""},
-	{WrongType, re(`doesn't apply to datasets of this type|not applicable to datasets of this type|does not apply to (pools|datasets)|parent is not a filesystem|snapshots can not be`), errs.Invalid, ""},
-	{BadName, re(`invalid (name|dataset name|character|argument)|name is too long|is too long|empty component|reference, '|missing (dataset|'@')|must be a block device or regular file|leading slash|trailing slash|doesn't begin with a letter|name must begin with a letter|delimiter|is reserved`), errs.Invalid, ""},
+	{BadStream, re(`invalid (backup )?stream|incomplete stream|checksum mismatch|failed to read from stream|` +
+		`invalid record type|stream is not compatible|unable to restore`), errs.Damaged, ""},
+	{TooOld, re(`invalid option|invalid property '|^usage:|invalid property: '|bad property list|unrecognized command|` +
+		`unsupported version or feature|must be upgraded|does(n't| not) support|not supported by zfs kernel module|` +
+		`unsupported by kernel|feature '.*' (is )?not|A reboot may be required|feature not enabled`),
+		errs.Unsupported, "use OpenZFS 2.1 or newer, programs and module, and run `zpool upgrade` if a feature is missing"},
+	{BadValue, re(`invalid property value|must be (a multiple|power|zero)|must be one of|bad numeric value|` +
+		`value is too large|volume size|volblocksize|read-only property|' is readonly|` +
+		`property value too long|invalid numeric suffix|property name .* is too long|numeric property|` +
+		`size is less than current|be smaller than|block size out of range`), errs.Invalid, ""},
+	{WrongType, re(`doesn't apply to datasets of this type|not applicable to datasets of this type|` +
+		`does not apply to (pools|datasets)|parent is not a filesystem|snapshots can not be`), errs.Invalid, ""},
+	{BadName, re(`invalid (name|dataset name|character|argument)|name is too long|is too long|empty component|` +
+		`reference, '|missing (dataset|'@')|must be a block device or regular file|leading slash|` +
+		`trailing slash|doesn't begin with a letter|name must begin with a letter|delimiter|is reserved`), errs.Invalid, ""},
 	{Absent, re(`does not exist|no such (pool|dataset|snapshot)|could not find any snapshots to destroy|no longer exists`),
 		errs.NotFound, ""},
-	{BadDisk, re(`(?i)I/O error|input/output error|insufficient replicas|currently unavailable|pool is unavailable|no valid replicas`), errs.IO, "look with `zpool status -v`"},
+	{BadDisk, re(`(?i)I/O error|input/output error|insufficient replicas|currently unavailable|pool is unavailable|` +
+		`no valid replicas`), errs.IO, "find the faulty device with `zpool status -v`"},
 	{Interrupted, re(`signal received`), errs.Canceled, ""},
 }
 
-// quotedName is a name of a dataset in a complaint: it may hold the words of one.
+// quotedName matches the name of a dataset in a message. Names may contain the words that the patterns look for.
 var quotedName = re(`'[^']*[/@][^']*'`)
 
-// re is a pattern that is compiled when it is first used: most runs of pando need none.
+// re returns a pattern that is compiled on first use, because most runs of pando need none.
 func re(s string) func() *regexp.Regexp {
 	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(s) })
 }
 
-// complaint is the cause of an error of the programs.
+// complaint is the cause of an error that one of the programs reported.
 type complaint struct {
 	reason Reason
 	text   string
@@ -124,8 +137,8 @@ type complaint struct {
 func (c *complaint) Error() string { return c.text }
 func (c *complaint) Unwrap() error { return c.cause }
 
-// Classify makes an error of what a program wrote, by the table. What it does not
-// know is of kind IO.
+// Classify turns the message of a program into an error, by the table. An unknown
+// message becomes an error of kind IO.
 func Classify(op string, f *run.Failure) error {
 	text := strings.TrimSpace(f.Stderr)
 	e := &errs.Error{Kind: errs.IO, Op: op}
@@ -142,7 +155,7 @@ func Classify(op string, f *run.Failure) error {
 		}
 	}
 
-	// The usage that follows a complaint about options is long.
+	// Drop the usage text after an error about options, which is long.
 	if head, _, ok := strings.Cut(text, "\nusage:"); ok {
 		text = head
 	}
@@ -157,7 +170,7 @@ func Classify(op string, f *run.Failure) error {
 	return e
 }
 
-// ReasonOf says what the program complained of that err comes from.
+// ReasonOf returns the reason of err, if one of the programs reported it, and Other otherwise.
 func ReasonOf(err error) Reason {
 	var c *complaint
 	if errors.As(err, &c) {
@@ -166,7 +179,7 @@ func ReasonOf(err error) Reason {
 	return Other
 }
 
-// Is reports whether err comes from a program that complained of one of reasons.
+// Is reports whether one of the programs reported err with one of reasons.
 func Is(err error, reasons ...Reason) bool {
 	got := ReasonOf(err)
 	for _, r := range reasons {

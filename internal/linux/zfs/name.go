@@ -13,26 +13,26 @@ const maxName = 255
 // never reaches a program: Invalid.
 func CheckDataset(name string) error {
 	bad := func(format string, args ...any) error {
-		return errs.New(errs.Invalid, "dataset", name, format, args...).WithHint("a dataset's name is like tank/pando")
+		return errs.New(errs.Invalid, "dataset", name, format, args...).WithHint("use a name like tank/pando")
 	}
 	switch {
 	case name == "":
-		return bad("no name of a dataset")
+		return bad("not the name of a dataset")
 	case len(name) > maxName:
-		return bad("a dataset's name has at most %d characters", maxName)
+		return bad("the name of a dataset can have at most %d characters", maxName)
 	case !letter(name[0]):
-		return bad("a pool's name begins with a letter")
+		return bad("the name of a pool must begin with a letter")
 	}
 
 	for c := range strings.SplitSeq(name, "/") {
 		if c == "" || c == "." || c == ".." {
-			return bad("%q is not a part of a dataset's name", c)
+			return bad("%q is not a valid component of a dataset's name", c)
 		}
 		if strings.TrimSpace(c) != c || c[0] == '-' {
-			return bad("a part of a dataset's name cannot begin with %q or end with a space", c[0])
+			return bad("a component of a dataset's name cannot begin with %q or end with a space", c[0])
 		}
 		if i := strings.IndexFunc(c, func(r rune) bool { return !nameRune(r) }); i >= 0 {
-			return bad("%q cannot be in a dataset's name", c[i:])
+			return bad("the name of a dataset cannot contain %q", c[i:])
 		}
 	}
 

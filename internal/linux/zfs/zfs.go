@@ -40,7 +40,7 @@ var (
 	killWait    = 5 * time.Second // for a program that was told to die
 )
 
-const suspendedHint = "the pool may be suspended: look with `zpool status`"
+const suspendedHint = "check with `zpool status` whether the pool is suspended"
 
 var runs atomic.Int64
 
@@ -89,7 +89,8 @@ func parseRows(op, out string, columns int) ([][]string, error) {
 	for line := range strings.Lines(out) {
 		row := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		if len(row) != columns {
-			return nil, errs.New(errs.Damaged, op, "", "a row has %d columns, not %d: %q", len(row), columns, line)
+			return nil, errs.New(errs.Damaged, op, "", "unexpected output: a row has %d columns instead of %d: %q",
+				len(row), columns, line)
 		}
 		rows = append(rows, row)
 	}
@@ -107,7 +108,8 @@ func parseTextRows(op, out string, columns int) ([][]string, error) {
 		case len(rows) > 0: // the text of the row before goes on
 			rows[len(rows)-1][columns-1] += "\n" + line
 		default:
-			return nil, errs.New(errs.Damaged, op, "", "a row has %d columns, not %d: %q", len(row), columns, line)
+			return nil, errs.New(errs.Damaged, op, "", "unexpected output: a row has %d columns instead of %d: %q",
+				len(row), columns, line)
 		}
 	}
 
@@ -167,12 +169,12 @@ func bounded(
 	select {
 	case r = <-done:
 	case <-limited.Done():
-		// It is being killed: that it is dead tells that the change is done with.
+		// It is being killed. Once it is dead, it changes nothing any more.
 		select {
 		case r = <-done:
 		case <-time.After(killWait):
 			r.err = &errs.Error{Kind: errs.IO, Op: op, Hint: suspendedHint,
-				Err: errors.New("it hangs in the kernel, where it cannot be killed")}
+				Err: errors.New("it hangs in the kernel and cannot be killed")}
 		}
 	}
 	if r.err == nil {
@@ -184,7 +186,7 @@ func bounded(
 	case errors.As(r.err, &f):
 		return nil, Classify(op, f)
 	case ctx.Err() == nil && limited.Err() != nil && errs.Is(r.err, errs.Canceled):
-		return nil, errs.New(errs.IO, op, "", "it did not end in %v", limit).WithHint("%s", suspendedHint)
+		return nil, errs.New(errs.IO, op, "", "no result after %v", limit).WithHint("%s", suspendedHint)
 	case errs.Is(r.err, errs.Canceled) && ctx.Err() != nil:
 		return nil, &errs.Error{Kind: errs.Canceled, Op: op, Err: ctx.Err()}
 	}
@@ -203,7 +205,7 @@ func Available() error {
 		return err
 	}
 	if _, err := os.Stat("/proc/spl/kstat/zfs"); err != nil {
-		return errs.New(errs.Unsupported, "zfs", "", "this kernel has no ZFS loaded").WithHint(modulesHint)
+		return errs.New(errs.Unsupported, "zfs", "", "the ZFS kernel module is not loaded").WithHint(modulesHint)
 	}
 	return nil
 }
@@ -218,12 +220,13 @@ func PoolState(pool string) (string, error) {
 	}
 
 	if _, err := os.Stat("/proc/spl/kstat/zfs"); err != nil {
-		return "", errs.New(errs.Unsupported, "open zpool", pool, "this kernel has no ZFS loaded").WithHint(modulesHint)
+		return "", errs.New(errs.Unsupported, "open zpool", pool, "the ZFS kernel module is not loaded").WithHint(modulesHint)
 	}
 
 	if errors.Is(err, os.ErrNotExist) {
 		return "", errs.New(errs.NotFound, "open zpool", pool,
-			"it is not imported").WithHint("`zpool import %s`; `zpool list` shows those that are", pool)
+			"it is not imported").
+			WithHint("import it with `zpool import %s`, or list the imported pools with `zpool list`", pool)
 	}
 
 	return "", errs.Wrap("open zpool", pool, err)
@@ -281,7 +284,7 @@ var copyLimit = 5 * time.Minute
 func Copy(ctx context.Context, send, receive []string, progress func(n int64)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stuck := errs.New(errs.IO, "zfs send", "", "nothing was sent for %v", copyLimit).WithHint("%s", suspendedHint)
+	stuck := errs.New(errs.IO, "zfs send", "", "no data was sent for %v", copyLimit).WithHint("%s", suspendedHint)
 	timer := time.AfterFunc(copyLimit, func() { cancel(stuck) })
 	defer timer.Stop()
 	runs.Add(1) // bounded counts the other
@@ -320,7 +323,7 @@ func Receive(ctx context.Context, args []string, r io.Reader) error {
 		return run.Into(ctx, pausing{r: r, t: t}, append([]string{string(ZFS), "receive"}, args...)...)
 	})
 	if errors.Is(err, run.ErrMore) {
-		return errs.New(errs.Damaged, "zfs receive", "", "there is more after the end of the stream")
+		return errs.New(errs.Damaged, "zfs receive", "", "unexpected data after the end of the stream")
 	}
 	return err
 }
@@ -348,7 +351,7 @@ func (p pausing) Write(b []byte) (int, error) {
 func unstuck(ctx context.Context, op string, fn func(context.Context, *time.Timer) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stuck := errs.New(errs.IO, op, "", "nothing has moved for %v", copyLimit).WithHint("%s", suspendedHint)
+	stuck := errs.New(errs.IO, op, "", "no data was transferred for %v", copyLimit).WithHint("%s", suspendedHint)
 	timer := time.AfterFunc(copyLimit, func() { cancel(stuck) })
 	defer timer.Stop()
 	_, err := bounded(ctx, 1<<62, op, func(ctx context.Context) ([]byte, error) { return nil, fn(ctx, timer) })
