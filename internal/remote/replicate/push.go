@@ -14,63 +14,65 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// pointPush is the push of one point to one head, whatever the point is: see push for its steps.
+// pointPush pushes one point to one head. The steps are the same for images and trees: see pushPoint.
 type pointPush struct {
 	p            *pusher
 	pt           engine.Point
 	name         string // of the head
 	j            *journal
-	tookSnapshot bool // the snapshot was taken for this push
-	resuming     bool // the journal has its plan
+	tookSnapshot bool // the push took the snapshot itself
+	resuming     bool // the journal has a plan for this point
 	begun        time.Time
 
-	claim    claim     // as the head was first read
-	head     headState // as it was read last
+	claim    claim     // from the first read of the head
+	head     headState // from the last read of the head
 	links    links
-	portable bool // what it replaces is a tree that every driver can read
+	portable bool // it replaces a tree that every driver can read
 
-	attempt int  // how many bases have failed
-	damaged bool // in a way that no listing shows: nothing of the map of a base may be used again
-	noBase  bool // no base can serve
+	attempt int  // number of bases that have failed
+	damaged bool // a base is damaged in a way that no listing shows: do not reuse nodes of a base's map
+	noBase  bool // no base can be used
 
 	// Of one attempt.
-	resume        *repo.SessionState // of what is gone on with
+	resume        *repo.SessionState // session of the interrupted push that this one resumes
 	base          base
 	origin        *repo.Origin
 	content       contentPush
-	merge         bool // of an image: what is read of it is what differs from the base
+	merge         bool // of an image: only the differences from the base are read
 	session       repo.Session
 	lease         *lease
 	stats         *stats
-	wroteManifest bool // a manifest may be there that names the head
+	wroteManifest bool // a manifest that names the head may be on the remote
 
-	lostSegments int // segments of what it builds upon that were not there
+	lostSegments int // number of the base's segments that are missing or damaged
 	note         string
-	out          Pushed // once the point is there
+	out          Pushed // once the point is on the remote
 }
 
-// contentPush is what a push of a block image does differently from one of a tree of files.
+// contentPush has the steps that differ between block images and trees of files.
 type contentPush interface {
 	contentKind() repo.Content
 
-	// open opens what is read, and drops the base if the content cannot be stored as what differs from it. unchanged:
-	// it is what the base is, so that a snapshot that was taken for this push is not needed. errBaseGone, errStale.
+	// openContent opens the content, and drops the base if the content cannot be stored as a difference from it.
+	// unchanged reports that the content equals the base, so that the push does not need its snapshot. Errors:
+	// errBaseGone, errStale.
 	openContent(ctx context.Context) (unchanged bool, err error)
 
-	// store puts what is not on the remote yet into segments, once the lease is ready. errBaseGone, errBaseDamaged,
-	// engine.ErrUnchanged.
+	// storeSegments uploads the data that is not on the remote yet, once the lease is ready. Errors: errBaseGone,
+	// errBaseDamaged, engine.ErrUnchanged.
 	storeSegments(ctx context.Context) error
 
-	// describe adds what was stored to the manifest, and report to the result.
+	// describeManifest adds what was stored to the manifest.
 	describeManifest(m *repo.Manifest) error
+	// reportResult adds what was stored to the result.
 	reportResult(out *Pushed)
 
-	// close lets go of what open has opened. Again is no error.
+	// closeContent closes what openContent opened. It may be called again.
 	closeContent() error
 }
 
-// baseAttempts is how often a base is looked for, which somebody may be removing, here
-// or there. The last attempt is without one.
+// baseAttempts is the maximum number of attempts to find a base, because a base may be removed at any time, in this
+// pool or from the remote. The last attempt uses no base.
 const baseAttempts = 4
 
 var (
@@ -78,9 +80,9 @@ var (
 	errBaseGone = errors.New("the base of this push no longer exists")
 )
 
-// target pushes one volume, snapshot or generation.
+// pushTarget pushes one volume, snapshot or generation. The numbered comments are the steps of a push.
 func (p *pusher) pushTarget(ctx context.Context, t target) error {
-	// 1. Nobody else of this pool pushes to the head.
+	// 1. Lock the journal: no other process of this pool pushes to the head.
 	begun := time.Now()
 	name := cmp.Or(p.q.As.String(), t.ref.Name)
 	j, err := openJournal(ctx, p.r.dir, name)
@@ -90,7 +92,7 @@ func (p *pusher) pushTarget(ctx context.Context, t target) error {
 
 	defer j.releaseLock()
 
-	// 2. The head is read, and this pool may write it.
+	// 2. Read the head, and check that this pool may write it.
 	head, err := p.readHead(ctx, name)
 	if err != nil {
 		return err
@@ -108,9 +110,11 @@ func (p *pusher) pushTarget(ctx context.Context, t target) error {
 		return p.pushImmutable(ctx, pt, head, j, begun)
 	}
 
-	// 3. The snapshot that an earlier push had taken is pushed, or nothing is left of it.
+	// 3. Push the snapshot of an interrupted push, or clean up what is left of that push.
 	if pt, ok := p.unfinishedPoint(ctx, j, t.ref.Name); ok {
-		x := &pointPush{p: p, pt: pt, name: name, head: head, j: j, tookSnapshot: true, resuming: j.plan.Object != "", begun: begun}
+		x := &pointPush{
+			p: p, pt: pt, name: name, head: head, j: j, tookSnapshot: true, resuming: j.plan.Object != "", begun: begun,
+		}
 		if err := x.pushPoint(ctx); err != nil {
 			return err
 		}
@@ -122,7 +126,7 @@ func (p *pusher) pushTarget(ctx context.Context, t target) error {
 		return err
 	}
 
-	// 4. There is a snapshot of what the volume is now.
+	// 4. Take a snapshot of the volume as it is now.
 	pt, err := p.takeSnapshot(ctx, t.ref.Name, j)
 	if err != nil {
 		return err
@@ -131,8 +135,10 @@ func (p *pusher) pushTarget(ctx context.Context, t target) error {
 	return (&pointPush{p: p, pt: pt, name: name, head: head, j: j, tookSnapshot: true, begun: begun}).pushPoint(ctx)
 }
 
-// immutable pushes a snapshot or generation that was there before.
-func (p *pusher) pushImmutable(ctx context.Context, pt engine.Point, head headState, j *journal, begun time.Time) error {
+// pushImmutable pushes a snapshot or generation that existed before this push.
+func (p *pusher) pushImmutable(
+	ctx context.Context, pt engine.Point, head headState, j *journal, begun time.Time,
+) error {
 	x := &pointPush{p: p, pt: pt, name: head.Name, head: head, j: j, begun: begun}
 	if x.resuming = j.plan != nil && j.plan.Object == string(pt.ID); !x.resuming {
 		if err := p.forgetUnfinished(ctx, j); err != nil {
@@ -142,16 +148,16 @@ func (p *pusher) pushImmutable(ctx context.Context, pt engine.Point, head headSt
 	return x.pushPoint(ctx)
 }
 
-// push pushes the point. Whatever the error, either the journal has what is needed to go on, or the push left nothing
-// behind. The result says what is on the remote even so.
+// pushPoint pushes the point. After any error, either the journal has what a later push needs to resume, or the push
+// left nothing behind. Even with an error, p.pushed has the point if it is on the remote.
 func (x *pointPush) pushPoint(ctx context.Context) error {
-	// 5. This pool may write the head, and the point fits into it.
+	// 5. Remember who may write the head, and check that the point fits into it.
 	x.claim = x.head.claim()
 	if err := x.p.checkFits(ctx, x.head, x.pt); err != nil {
 		return x.discardPush(ctx, err)
 	}
 
-	// 6. If the head lists the point, and it is whole, it is done.
+	// 6. If the head lists the point, and the point is intact, nothing is left to upload.
 	there, err := x.finishIfThere(ctx)
 	if err == nil && !there {
 		err = x.pushContent(ctx)
@@ -169,9 +175,9 @@ func (x *pointPush) pushPoint(ctx context.Context) error {
 	return err
 }
 
-// pushContent pushes a point that is not there, with one base after the other until one holds.
+// pushContent pushes a point that is not on the remote. It tries one base after another until a push succeeds.
 func (x *pointPush) pushContent(ctx context.Context) error {
-	// 7. What an interrupted push has left is found, or given up.
+	// 7. Find the session of an interrupted push, or give it up.
 	if err := x.findUnfinished(ctx); err != nil {
 		return err
 	}
@@ -185,15 +191,15 @@ func (x *pointPush) pushContent(ctx context.Context) error {
 		WithHint("run the push again")
 }
 
-// try takes the steps that depend on the base. What comes of it is for after.
+// tryBase takes the steps that depend on the base. endAttempt handles its result.
 func (x *pointPush) tryBase(ctx context.Context) error {
-	// 8. It is known what to build upon.
+	// 8. Choose the base.
 	x.lease, x.stats, x.merge, x.content = nil, &stats{}, false, contentOf(x)
 	if err := x.findBase(ctx); err != nil {
 		return err
 	}
 
-	// 9. The content is open, and compared with the base as far as that costs little.
+	// 9. Open the content, and compare it with the base as far as that is cheap.
 	unchanged, err := x.content.openContent(ctx)
 	defer x.content.closeContent()
 
@@ -201,12 +207,12 @@ func (x *pointPush) tryBase(ctx context.Context) error {
 		return err
 	}
 
-	// 10. If nothing has changed, nothing is left to do, and of the snapshot nothing.
+	// 10. If nothing has changed, remove the snapshot and stop.
 	if unchanged {
 		return x.endUnchanged(ctx)
 	}
 
-	// 11. The journal says what this push is about to do.
+	// 11. Record in the journal what this push is about to do.
 	if err := x.journalPlan(); err != nil {
 		return err
 	}
@@ -215,44 +221,47 @@ func (x *pointPush) tryBase(ctx context.Context) error {
 	l.noteToken = x.j.appendToken
 	x.lease = l
 
-	// 12. All data is on the remote, and the base is pinned and still listed.
+	// 12. Upload all data, pin the base, and check that it is still listed.
 	if err := x.storeContent(leased); err != nil {
 		return err
 	}
 
-	// 13. The manifest is on the remote.
+	// 13. Upload the manifest.
 	m, err := x.putManifest(leased)
 	if err != nil {
 		return err
 	}
 
-	// 14. The head lists the point.
+	// 14. Add the point to the head. From here on it is on the remote.
 	if err := x.commitHead(leased, m); err != nil {
 		return err
 	}
 
-	// 15. What was read may be destroyed.
+	// 15. Close the content, so that it may be destroyed.
 	if err := x.content.closeContent(); err != nil {
 		return err
 	}
 
-	// 16. This pool remembers the point. Session, journal and the snapshots of earlier pushes are gone.
+	// 16. Record the point in the catalogue. Remove the session, the journal and the snapshots of earlier pushes.
 	return x.rememberPoint(ctx, m.ID, x.lease.endSession)
 }
 
-// finishIfThere finishes the push of a point that the head lists already, and that is whole: its content was pushed or
-// pulled before, or a push was killed just after its commit. One that is not whole is pushed once more, in its place.
+// finishIfThere finishes the push of a point that the head already lists and that is intact: it was pushed or pulled
+// before, or a push was killed just after its commit. It reports whether it did. A damaged point is pushed again, in
+// its place.
 func (x *pointPush) finishIfThere(ctx context.Context) (bool, error) {
 	var err error
 	if x.links, err = x.p.loadLinks(ctx); err != nil {
 		return false, err
 	}
 
+	// Find the point in the head.
 	at, there, err := x.p.findPushed(ctx, x.head, x.pt, x.links)
 	if err != nil || !there {
 		return false, err
 	}
 
+	// Prepare to push it again if data is missing, or if the request says so.
 	gone, err := x.p.findLost(ctx, at.Manifest)
 	if err != nil {
 		return false, err
@@ -263,14 +272,15 @@ func (x *pointPush) finishIfThere(ctx context.Context) (bool, error) {
 		return false, x.p.preparePushAgain(ctx, x, at)
 	}
 
+	// Finish.
 	x.out = x.newResult(at)
 	x.out.Unchanged, x.out.Resumed = !x.resuming, x.resuming
 	end := func(ctx context.Context) error { return x.p.endPlannedSession(ctx, x.j) }
 	return true, x.rememberPoint(ctx, at.Manifest, end)
 }
 
-// findUnfinished finds what an interrupted push of this point has left, and ends what cannot be gone on with: a
-// stream cannot be in its middle.
+// findUnfinished finds the session of an interrupted push of this point. If the push cannot be resumed, it ends the
+// session. A stream, for example, cannot be resumed in the middle.
 func (x *pointPush) findUnfinished(ctx context.Context) error {
 	if !x.resuming {
 		return nil
@@ -284,14 +294,14 @@ func (x *pointPush) findUnfinished(ctx context.Context) error {
 	return x.abandonSession(ctx)
 }
 
-// forgetSession begins afresh.
+// abandonSession ends the session of the interrupted push, so that this push starts from the beginning.
 func (x *pointPush) abandonSession(ctx context.Context) error {
 	x.resume, x.resuming, x.wroteManifest = nil, false, false
 	return x.p.endPlannedSession(ctx, x.j)
 }
 
-// findBase finds out what to build upon: what the plan says, or else the best that is intact. In the last attempt that
-// is nothing, whatever is there.
+// findBase sets the base: the plan's when resuming, otherwise the best one that is intact. The last attempt uses no
+// base.
 func (x *pointPush) findBase(ctx context.Context) error {
 	switch {
 	case x.resume != nil:
@@ -319,7 +329,7 @@ func (x *pointPush) findBase(ctx context.Context) error {
 	return err
 }
 
-// journalPlan makes the journal say what this push sets out to do: under which session, and with which base.
+// journalPlan records in the journal what this push is about to do: its session and its base.
 func (x *pointPush) journalPlan() error {
 	if x.resume != nil {
 		x.session = x.resume.Session
@@ -340,8 +350,8 @@ func (x *pointPush) journalPlan() error {
 	}, false)
 }
 
-// storeContent puts all data on the remote. In the same time the session is written, which pins the base, and the head
-// is read again: what it does not list any more cannot be built upon.
+// storeContent uploads all data. At the same time it writes the session, which pins the base, and then reads the head
+// again, because a base that the head no longer lists cannot be used.
 func (x *pointPush) storeContent(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return x.confirmBase(ctx, gctx) })
@@ -353,7 +363,7 @@ func (x *pointPush) storeContent(ctx context.Context) error {
 	return err
 }
 
-// confirmBase writes the session, which lives as long as ctx, and then makes sure that the base is still listed.
+// confirmBase writes the session, which lives as long as ctx, and then checks that the base is still listed.
 func (x *pointPush) confirmBase(ctx, gctx context.Context) error {
 	err := x.lease.start(ctx)
 	if errors.Is(err, errEnded) && x.resume != nil {
@@ -375,7 +385,7 @@ func (x *pointPush) confirmBase(ctx, gctx context.Context) error {
 	return nil
 }
 
-// putManifest puts the manifest on the remote.
+// putManifest uploads the manifest.
 func (x *pointPush) putManifest(ctx context.Context) (*repo.Manifest, error) {
 	pt := x.pt
 	m := &repo.Manifest{
@@ -390,7 +400,7 @@ func (x *pointPush) putManifest(ctx context.Context) (*repo.Manifest, error) {
 	}
 
 	x.wroteManifest = true
-	if m.Version == 2 { // programs that do not know such manifests must not take them for damage
+	if m.Version == 2 { // older programs must not mistake such manifests for damage
 		if err := x.p.repo.Upgrade(ctx); err != nil {
 			return nil, err
 		}
@@ -399,7 +409,8 @@ func (x *pointPush) putManifest(ctx context.Context) (*repo.Manifest, error) {
 	return m, x.p.repo.PutManifest(ctx, *m)
 }
 
-// commitHead makes the head list the point. From here on it is there, whatever comes of the rest.
+// commitHead adds the point to the head, and sets the result. From then on the point is on the remote, whatever fails
+// later.
 func (x *pointPush) commitHead(ctx context.Context, m *repo.Manifest) error {
 	head, at, err := x.p.commitPoint(ctx, x.lease, x.claim, x.head, x.pt, m)
 	if err != nil {
@@ -421,8 +432,8 @@ func (x *pointPush) commitHead(ctx context.Context, m *repo.Manifest) error {
 	return nil
 }
 
-// rememberPoint is what follows a commit: remember it here, end the session, and let go of
-// what only served earlier pushes. The point is on the remote whatever comes of this.
+// rememberPoint does the work after a commit: it records the point in the catalogue, ends the session, and removes what
+// only served earlier pushes. The point is on the remote even if this fails.
 func (x *pointPush) rememberPoint(ctx context.Context, manifest repo.ID, end func(context.Context) error) error {
 	ctx = context.WithoutCancel(ctx)
 	p, id := x.p, manifest.String()
@@ -437,11 +448,12 @@ func (x *pointPush) rememberPoint(ctx context.Context, manifest repo.ID, end fun
 		return err
 	}
 
-	// A session that stays is ended by a prune; the push has succeeded.
+	// If the session cannot be ended, the push has succeeded nevertheless: a prune ends the session.
 	if eerr := end(ctx); eerr != nil && !objstore.Temporary(eerr) && !errs.Is(eerr, errs.IO) {
 		err = eerr
 	}
 
+	// Remove the journal's records and old snapshots.
 	if cerr := x.j.reset(); cerr != nil {
 		err = errors.Join(err, errs.Wrap(opPush, x.pt.Ref, cerr))
 	}
@@ -453,7 +465,7 @@ func (x *pointPush) rememberPoint(ctx context.Context, manifest repo.ID, end fun
 	return err
 }
 
-// endUnchanged ends the push of a volume in which nothing has changed since its newest point there.
+// endUnchanged ends the push of a volume that has not changed since its newest point on the remote.
 func (x *pointPush) endUnchanged(ctx context.Context) error {
 	x.out = x.newResult(x.base.point)
 	x.out.Unchanged, x.out.Base = true, x.base.ref()
@@ -472,13 +484,14 @@ func (x *pointPush) endUnchanged(ctx context.Context) error {
 	return x.j.reset()
 }
 
-// after ends or keeps what an attempt has begun on the remote, and decides what follows from how it went: whether it is
-// tried again, which must then begin otherwise, or what the error of the push is.
+// endAttempt handles the result of an attempt. It ends the attempt's session or keeps it for a later push, and decides
+// whether to try again in another way, or which error the push returns.
 func (x *pointPush) endAttempt(ctx context.Context, err error) (retry bool, _ error) {
 	ended, unchanged := errors.Is(err, errEnded), errors.Is(err, engine.ErrUnchanged)
 	gone, damaged := errors.Is(err, errBaseGone), errors.Is(err, errBaseDamaged)
 	stale := x.resume != nil && (gone || damaged || errors.Is(err, errStale))
 
+	// End the session, or leave it to be resumed.
 	switch l := x.lease; {
 	case err == nil || l == nil:
 	case unchanged:
@@ -491,10 +504,11 @@ func (x *pointPush) endAttempt(ctx context.Context, err error) (retry bool, _ er
 		l.abandon()
 	}
 
+	// Decide how to go on.
 	switch {
 	case unchanged:
 		return false, x.endUnchanged(ctx)
-	case ended: // what was uploaded may be gone already
+	case ended: // the uploaded data may be removed already
 		return false, errs.New(errs.Conflict, opPush, x.pt.Ref,
 			"a prune ended this push because it showed no sign of life").WithHint("run the push again")
 	case stale:
@@ -507,7 +521,7 @@ func (x *pointPush) endAttempt(ctx context.Context, err error) (retry bool, _ er
 			return false, err
 		}
 	case errs.Is(err, errs.Unsupported) && x.content.contentKind().Chained() && x.base.object != "":
-		x.noBase = true // the base cannot serve as one
+		x.noBase = true // this base cannot be used
 	default:
 		return false, err
 	}
@@ -516,8 +530,8 @@ func (x *pointPush) endAttempt(ctx context.Context, err error) (retry bool, _ er
 	return true, nil
 }
 
-// lookAgain finds what there is to build upon, now that a base is gone. Conflict if the head was
-// taken over in the meantime.
+// refreshBase reloads links and the head after a base was removed, and drops the link to that base. Errors: Conflict if
+// the head was taken over in the meantime.
 func (x *pointPush) refreshBase(ctx context.Context) (err error) {
 	if x.base.object != "" {
 		if err := x.p.e.DropLink(ctx, x.p.repoID, x.base.point.Manifest.String()); err != nil {

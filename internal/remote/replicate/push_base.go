@@ -14,14 +14,14 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// links are the links into this repository: objects here, by manifest there, and the
-// other way round.
+// links has the links of this repository: the local objects by manifest, and the reverse.
 type links struct {
 	object   map[repo.ID]driver.ObjectID
 	manifest map[driver.ObjectID][]repo.ID
 	objects  []driver.ObjectID // each once, the newest link last
 }
 
+// loadLinks reads the links of this repository.
 func (p *pusher) loadLinks(ctx context.Context) (links, error) {
 	all, err := p.e.Links(ctx, p.repoID)
 	out := links{object: map[repo.ID]driver.ObjectID{}, manifest: map[driver.ObjectID][]repo.ID{}}
@@ -38,22 +38,23 @@ func (p *pusher) loadLinks(ctx context.Context) (links, error) {
 	return out, err
 }
 
-// alreadyThere finds a point in a head: by where it came from, or by a link.
+// findPushed finds a local point in a head, by the object it was pushed from or by a link.
 func (p *pusher) findPushed(ctx context.Context, h headState, pt engine.Point, l links) (repo.Point, bool, error) {
 	return findPoint(ctx, p.repo, h.Head, pagesNear(pt.CreatedAt), func(x repo.Point) bool {
 		return x.Source == string(pt.ID) || slices.Contains(l.manifest[pt.ID], x.Manifest)
 	})
 }
 
-// base is what a push builds upon.
+// base is the point on the remote that a push builds upon.
 type base struct {
 	point  repo.Point
-	head   string                // that lists it
-	object driver.ObjectID       // what it is here; "": nothing
+	head   string                // that lists it; "": there is no base
+	object driver.ObjectID       // local object of the point; "": none, so it can only be compared with
 	newest bool                  // it is the newest point of the head that is pushed to
-	lost   map[repo.Segment]bool // of the remote: what it needs and is not there as it was pushed
+	lost   map[repo.Segment]bool // its segments that are missing or damaged
 }
 
+// ref returns the reference of the base on the remote, "" if there is none.
 func (b base) ref() string {
 	if b.head == "" {
 		return ""
@@ -61,7 +62,7 @@ func (b base) ref() string {
 	return b.head + "@" + b.point.Name
 }
 
-// known finds the newest point of a head that is here, too.
+// newestKnown finds the newest point of a head whose object is in this pool.
 func (p *pusher) newestKnown(ctx context.Context, h headState, l links, content repo.Content) (base, bool, error) {
 	newest, _, err := newestOf(ctx, p.repo, h.Head)
 	if err != nil {
@@ -73,7 +74,7 @@ func (p *pusher) newestKnown(ctx context.Context, h headState, l links, content 
 		first = h.Recent[0].Seq
 	}
 
-	var linked pageFilter // pages matter only if something of this repository is linked
+	var linked pageFilter // read pages only if there are links to this repository
 	if len(l.object) == 0 {
 		linked = func(repo.PointPage) bool { return false }
 	}
@@ -88,7 +89,7 @@ func (p *pusher) newestKnown(ctx context.Context, h headState, l links, content 
 
 		id, ok := l.object[x.Manifest]
 		if !ok && h.Writer.Pool == p.me.Pool && x.Seq >= first {
-			id = driver.ObjectID(x.Source) // from here; the link may be lost
+			id = driver.ObjectID(x.Source) // pushed from this pool; the link may be lost
 		}
 		if id == "" {
 			continue
@@ -102,7 +103,7 @@ func (p *pusher) newestKnown(ctx context.Context, h headState, l links, content 
 	return base{}, false, nil
 }
 
-// find finds one object, which is here, in a head.
+// findInHead finds the point of a local object in a head.
 func (p *pusher) findInHead(
 	ctx context.Context, h headState, l links, id driver.ObjectID, content repo.Content,
 ) (base, bool, error) {
@@ -119,14 +120,18 @@ func (p *pusher) findInHead(
 	return base{point: x, head: h.Name, object: id}, true, nil
 }
 
-// chooseBase finds what to build upon: the newest point of the same head; else what the volume was cloned from, whose
-// golden is pushed first if it is not there, or whatever else of this pool is there and shares more. With object "" in
-// the result it can only be compared with. origin is set if the volume descends from something that is there.
+// chooseBase chooses the base: the newest known point of the same head; otherwise what the volume was cloned from, or
+// another point of this pool on the remote that shares more. It first pushes the golden that the volume was cloned from
+// if that is not on the remote. A base without an object can only be compared with. origin is set if the volume
+// descends from a point on the remote.
 func (x *pointPush) chooseBase(ctx context.Context) (b base, origin *repo.Origin, err error) {
+	// Use the newest known point of the same head.
 	p, pt, h, l, content := x.p, x.pt, x.head, x.links, x.content.contentKind()
 	if b, ok, err := p.newestKnown(ctx, h, l, content); ok || err != nil {
 		return b, originOf(b.point), err
 	}
+
+	// Use the origin, or the point that shares most.
 
 	var from base
 	if !pt.Golden {
@@ -146,7 +151,7 @@ func (x *pointPush) chooseBase(ctx context.Context) (b base, origin *repo.Origin
 		return near, originOf(near.point), nil
 	case pt.Golden:
 		return near, nil, nil
-	case from.head == "" || content.Chained(): // which can be read only with what it is the difference from
+	case from.head == "" || content.Chained(): // a pull of a stream needs what it is the difference from
 		from = near
 	}
 
@@ -154,6 +159,7 @@ func (x *pointPush) chooseBase(ctx context.Context) (b base, origin *repo.Origin
 		return near, &repo.Origin{Ref: from.ref(), Volume: from.head, Manifest: from.point.Manifest}, nil
 	}
 
+	// Compare an image with any image of the same head.
 	if content != repo.Block {
 		return base{}, nil, nil
 	}
@@ -166,6 +172,7 @@ func (x *pointPush) chooseBase(ctx context.Context) (b base, origin *repo.Origin
 	return base{point: at, head: h.Name}, originOf(at), nil
 }
 
+// originOf returns the origin of a point on the remote, nil if it has none.
 func originOf(x repo.Point) *repo.Origin {
 	if x.OriginID.IsZero() {
 		return nil
@@ -173,7 +180,8 @@ func originOf(x repo.Point) *repo.Origin {
 	return &repo.Origin{Ref: x.OriginRef, Volume: x.OriginVol, Manifest: x.OriginID}
 }
 
-// clonedFrom finds what a volume was cloned from, there: head "" if it is not.
+// clonedFrom finds what a volume was cloned from on the remote. It pushes the volume's golden if that is missing. The
+// result has no head if there is nothing.
 func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 	p, pt, h, l, content := x.p, x.pt, x.head, x.links, x.content.contentKind()
 	tried, unread := map[string]headState{h.Name: h}, map[string]bool{}
@@ -190,7 +198,8 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 		return h, err
 	}
 
-	if pt.Volume != h.Name { // a fork: what was pushed under the old name
+	// Under another name, the volume may have been pushed under its own before.
+	if pt.Volume != h.Name {
 		was, err := head(pt.Volume)
 		if err != nil {
 			return base{}, err
@@ -200,6 +209,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 		}
 	}
 
+	// Find the origin.
 	if name, _, _ := strings.Cut(pt.OriginRef, "@"); name != "" {
 		from, err := head(name)
 		if err != nil {
@@ -214,6 +224,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 		}
 	}
 
+	// Find the generation that the volume descends from.
 	if pt.BaseID == "" {
 		return base{}, nil
 	}
@@ -240,6 +251,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 		return b, err
 	}
 
+	// Push that generation.
 	gp, err := p.e.PointByID(ctx, pt.BaseID)
 	if errs.Is(err, errs.NotFound) || unread[r.Name] {
 		return base{}, nil
@@ -261,8 +273,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 	return b, err
 }
 
-// pushOrigin pushes a generation, and returns its head. If another process is doing
-// that, it waits.
+// pushOrigin pushes a generation, and returns its head. It waits for another process that pushes to that head.
 func (p *pusher) pushOrigin(ctx context.Context, pt engine.Point, h headState) (headState, error) {
 	j, err := waitJournal(ctx, p.r.dir, pt.Volume)
 	if err != nil {
@@ -281,8 +292,8 @@ func (p *pusher) pushOrigin(ctx context.Context, pt engine.Point, h headState) (
 	return p.readHead(ctx, pt.Volume)
 }
 
-// tidyOrigin finishes the push of a generation that was interrupted after its commit:
-// nobody may ever push it again.
+// finishOriginPush finishes a push of a generation that was interrupted after its commit, because the generation may
+// never be pushed again.
 func (p *pusher) finishOriginPush(ctx context.Context, b base, h headState) error {
 	if !h.Golden {
 		return nil
@@ -294,7 +305,7 @@ func (p *pusher) finishOriginPush(ctx context.Context, b base, h headState) erro
 
 	j, err := openJournal(ctx, p.r.dir, h.Name)
 	if errs.Is(err, errs.InUse) {
-		return nil // somebody is at it
+		return nil // another process is pushing it
 	}
 	if err != nil {
 		return err
@@ -313,12 +324,12 @@ func (p *pusher) finishOriginPush(ctx context.Context, b base, h headState) erro
 
 	before := len(p.pushed)
 	err = p.pushImmutable(ctx, pt, h, j, time.Now())
-	p.pushed = p.pushed[:before] // it was, then
+	p.pushed = p.pushed[:before] // an earlier command pushed it, not this one
 	return err
 }
 
-// verify reads heads again once their manifests are pinned, and says whether a base is
-// still listed. It returns the head that is pushed to. Conflict if that was taken over.
+// confirmListed reads heads again after the base was pinned, and reports whether a head still lists the base. It
+// returns the head that is pushed to. Errors: Conflict if that head was taken over.
 func (p *pusher) confirmListed(ctx context.Context, x *pointPush, b base) (h headState, listed bool, err error) {
 	if h, err = p.readHead(ctx, x.name); err != nil {
 		return h, false, err

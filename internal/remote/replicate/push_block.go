@@ -14,20 +14,20 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// imageContent is the content of a block image: pieces in a map, which is that of the base with what has changed.
+// imageContent pushes a block image: pieces, and a map of them that reuses the map of the base.
 type imageContent struct {
 	*pointPush
 
 	img          *engine.Image
 	reader       *imageReader
-	stop         func()        // of r.next
+	stop         func()        // ends the sequence of ranges
 	baseManifest repo.Manifest // of the base
 	root         repo.NodeRef  // of the new map
 }
 
 func (c *imageContent) contentKind() repo.Content { return repo.Block }
 
-// open opens the image, and finds out whether its changes can be laid over the map of the base.
+// openContent opens the image, and finds out whether its changes can be merged into the map of the base.
 func (c *imageContent) openContent(ctx context.Context) (unchanged bool, err error) {
 	c.img, err = c.p.e.OpenImage(ctx, engine.ReadRequest{Point: c.pt.ID, Base: c.base.object})
 	if errs.Is(err, errs.NotFound) && c.base.object != "" {
@@ -39,11 +39,13 @@ func (c *imageContent) openContent(ctx context.Context) (unchanged bool, err err
 		return false, err
 	}
 
+	// Decide whether to merge.
 	merge := c.img.Exact && c.base.object != "" && mergeable(c.base.point.SizeBytes, c.img.SizeBytes)
 	if c.resume != nil && merge != c.merge {
 		return false, errStale
 	}
 
+	// Prepare to read, and compare with the base.
 	c.merge, c.img.Ranges = merge, cacheRanges(c.img.Ranges)
 	c.reader = &imageReader{
 		img: *c.img, what: c.pt.Ref, merge: merge, hasSum: c.p.repo.HasSum, stats: c.stats, tracker: c.p.q.Tracker,
@@ -63,7 +65,7 @@ func (c *imageContent) closeContent() error {
 	return c.img.Close()
 }
 
-// describe names the root of the new map, and the segments whose sizes are known.
+// describeManifest sets the root of the new map, and the segments whose sizes are known.
 func (c *imageContent) describeManifest(m *repo.Manifest) error {
 	intact := slices.DeleteFunc(slices.Clone(c.baseManifest.Uses), func(u repo.Use) bool { return c.base.lost[u.Segment] })
 	m.Version, m.Map, m.Logical, m.Uses = 2, c.root, c.root.Bytes, c.stats.listUses(c.root, intact)
@@ -72,13 +74,14 @@ func (c *imageContent) describeManifest(m *repo.Manifest) error {
 
 func (c *imageContent) reportResult(out *Pushed) { out.Full = !c.merge }
 
-// store runs the pipeline over the image.
+// storeSegments runs the pipeline over the image.
 func (c *imageContent) storeSegments(ctx context.Context) error {
 	nodes, err := c.readBase(ctx)
 	if err != nil {
 		return err
 	}
 
+	// Take over what an interrupted push has finished.
 	p, r, j := c.p, c.reader, c.j
 	first := uint32(0)
 	if c.resume != nil {
@@ -95,6 +98,7 @@ func (c *imageContent) storeSegments(ctx context.Context) error {
 	pages := newMapper(nodes.Read, r.base, r.merge, scratch, r.img.SizeBytes, r.ahead)
 	p.q.Tracker.Start("pushing "+c.pt.Ref, 0, 0)
 
+	// Count the bytes for the progress display in the meantime.
 	if p.q.Tracker != nil {
 		ectx, cancel := context.WithCancel(ctx)
 		var counting sync.WaitGroup
@@ -103,6 +107,7 @@ func (c *imageContent) storeSegments(ctx context.Context) error {
 		defer cancel()
 	}
 
+	// Read, compress and upload.
 	pl := &pipeline{
 		repo: p.repo, session: c.session.ID, first: first, journal: j, mapper: pages, stats: c.stats,
 		ready: c.lease.waitBegun,
@@ -112,7 +117,7 @@ func (c *imageContent) storeSegments(ctx context.Context) error {
 	return err
 }
 
-// readBase reads the manifest of the base, and prepares to read its map.
+// readBase reads the manifest of the base, and prepares to read its map. Errors: errBaseGone, Damaged.
 func (c *imageContent) readBase(ctx context.Context) (nodes *repo.NodeCache, err error) {
 	p, r := c.p, c.reader
 	switch id := c.base.point.Manifest; {
@@ -150,13 +155,13 @@ func (c *imageContent) readBase(ctx context.Context) (nodes *repo.NodeCache, err
 	return nodes, nil
 }
 
-// mergeable reports whether changes of a volume can be laid over the map of one of
-// another size: pieces end within it only at whole blocks.
+// mergeable reports whether changes of a volume can be merged into the map of a volume of another size: pieces within a
+// volume must end at whole blocks.
 func mergeable(was, is int64) bool {
 	return was == is || was%repo.BlockBytes == 0 && is%repo.BlockBytes == 0
 }
 
-// expect tells the tracker how much there is to do.
+// expectTotal tells the tracker how many bytes there are to push.
 func (p *pusher) expectTotal(ctx context.Context, img engine.Image) {
 	total := int64(0)
 	for g, err := range img.Ranges {
@@ -170,7 +175,7 @@ func (p *pusher) expectTotal(ctx context.Context, img engine.Image) {
 	p.q.Tracker.Expect(0, total)
 }
 
-// findSession finds the session of an interrupted push. errStale if it cannot be gone on with.
+// findSession finds the session of an interrupted push. Errors: errStale if the push cannot be resumed.
 func (x *pointPush) findSession(ctx context.Context) error {
 	s, err := x.p.repo.Session(ctx, x.j.plan.Session)
 	switch {
@@ -179,18 +184,19 @@ func (x *pointPush) findSession(ctx context.Context) error {
 	case err != nil:
 		return err
 	case slices.Contains(x.head.Fenced, x.j.plan.Session):
-		return errStale // a prune has given it up, and died before it removed it
+		return errStale // a prune has fenced it, and was killed before it removed it
 	case !x.j.ownsSession(s.Session):
-		return errStale // a copy of this pool goes on with it
+		return errStale // a copy of this pool has resumed it
 	}
 
 	x.resume, x.wroteManifest = &s, true
 	return nil
 }
 
-// plannedBase finds what an interrupted push builds upon, and what it has uploaded. errStale if it cannot be gone on
-// with.
+// usePlannedBase finds the base of an interrupted push, and the segments that it has uploaded. Errors: errStale if the
+// push cannot be resumed.
 func (x *pointPush) usePlannedBase(ctx context.Context) error {
+	// Find the base in its head.
 	p, pl := x.p, x.j.plan
 	x.base = base{object: driver.ObjectID(pl.Base), head: pl.Head}
 	x.origin, x.merge = pl.Origin, pl.Merge
@@ -214,6 +220,7 @@ func (x *pointPush) usePlannedBase(ctx context.Context) error {
 		}
 	}
 
+	// Check that the base and the uploaded segments are there.
 	if gone, err := p.findLost(ctx, pl.Manifest); err != nil {
 		return err
 	} else if gone.any() {
@@ -223,8 +230,8 @@ func (x *pointPush) usePlannedBase(ctx context.Context) error {
 	return p.dropMissingSegments(ctx, x.j)
 }
 
-// stillThere makes sure of what the journal says was uploaded: what is not there, as it
-// was, is uploaded again.
+// dropMissingSegments drops the journal's finished segments that are not on the remote with their full size, so that
+// they are uploaded again.
 func (p *pusher) dropMissingSegments(ctx context.Context, j *journal) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(2 * uploads)

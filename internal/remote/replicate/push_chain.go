@@ -7,17 +7,17 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// maxChain is how many differences may follow a whole stream: to read the last, all are needed.
+// maxChain is the maximum number of differences after a full stream. Reading the last one needs all of them.
 const maxChain = 30
 
-// chainLink is what counts of a point in a chain of differences.
+// chainLink is one point in a chain of differences.
 type chainLink struct {
-	parent repo.ID // what it is the difference from; zero: it is whole
+	parent repo.ID // what it is the difference from; zero: it is a full stream
 	added  int64   // bytes that were stored for it
 }
 
-// chainBears reports whether one more difference may be put upon a point: not if there are many, or if they are larger
-// than a whole stream was. What the point builds upon need not be listed by any head.
+// canExtendChain reports whether one more difference may follow a point. It may not if the chain is long, or if its
+// differences together are larger than the full stream. The points below need not be listed by any head.
 func (p *pusher) canExtendChain(ctx context.Context, h headState, b base) (bool, error) {
 	at, sum := chainLink{b.point.Parent, b.point.Added}, int64(0)
 	for range maxChain {
@@ -38,8 +38,8 @@ func (p *pusher) canExtendChain(ctx context.Context, h headState, b base) (bool,
 	return false, nil
 }
 
-// chainLinkOf finds a link by its manifest. That is read only if neither the check of the base has read it nor the head
-// itself lists the point. Pages are not looked into: they are larger than manifests, and more.
+// chainLinkOf returns the link of a manifest. It reads the manifest only if the check of the base has not read it and
+// the head's recent points do not list it. It does not search pages: they are larger than manifests, and more numerous.
 func (p *pusher) chainLinkOf(ctx context.Context, h headState, id repo.ID) (chainLink, error) {
 	if l, known := p.chain[id]; known {
 		return l, nil
@@ -54,7 +54,7 @@ func (p *pusher) chainLinkOf(ctx context.Context, h headState, id repo.ID) (chai
 	return p.noteChainLink(&m), nil
 }
 
-// noteChainLink remembers a link whose manifest was read.
+// noteChainLink caches the link of a manifest that was read.
 func (p *pusher) noteChainLink(m *repo.Manifest) chainLink {
 	if p.chain == nil {
 		p.chain = map[repo.ID]chainLink{}

@@ -13,31 +13,31 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// errBaseDamaged is why changes cannot be laid over the map of a base: a part of it cannot be read.
+// errBaseDamaged means that changes cannot be merged into the map of a base, because part of the map cannot be read.
 var errBaseDamaged = errors.New("the base of this push is damaged")
 
-// Checks bounds how often pushes that follow each other look whether what they build upon is there.
+// Checks limits how often successive pushes check that their bases are complete on the remote.
 type Checks struct {
-	Every time.Duration // at most once in this time
+	Every time.Duration // minimum time between two checks
 
 	last time.Time
 }
 
-// due reports whether it is time to look. A nil Checks always looks.
+// due reports whether a check is due. With nil Checks it always is.
 func (c *Checks) due() bool { return c == nil || c.last.IsZero() || time.Since(c.last) >= c.Every }
 
-// lost is what of a point is not on the remote as it was pushed.
+// lost is the data of a point that is missing or damaged on the remote.
 type lost struct {
-	manifest bool                  // it cannot be read, so nothing of the point can
-	segments map[repo.Segment]bool // that are missing, or have another size
+	manifest bool                  // the manifest cannot be read, so nothing of the point can
+	segments map[repo.Segment]bool // segments that are missing or have another size
 }
 
 func (l lost) any() bool { return l.manifest || len(l.segments) > 0 }
 
-// lostOf finds what a manifest needs that is not there, if it is time to look; of a stream also what it is the
-// difference from. All segments are listed once for all that a Push pushes.
+// findLost finds what a manifest needs and what is not on the remote, if a check is due. For a stream it also checks
+// the chain of points that it is the difference from. A Push lists all segments once for all its points.
 func (p *pusher) findLost(ctx context.Context, id repo.ID) (lost, error) {
-	out := lost{segments: maps.Clone(p.bad)} // perhaps not of this point; then more is sent than need be
+	out := lost{segments: maps.Clone(p.bad)} // those of other points only cause more data to be sent
 	if out.segments == nil {
 		out.segments = map[repo.Segment]bool{}
 	}
@@ -74,7 +74,7 @@ func (p *pusher) findLost(ctx context.Context, id repo.ID) (lost, error) {
 	return out, nil
 }
 
-// listSegments lists what segments there are, once. What is written later is not in it.
+// listSegments lists the segments on the remote, once. The list does not have segments that are written later.
 func (p *pusher) listSegments(ctx context.Context) error {
 	if p.sizes != nil {
 		return nil
@@ -93,7 +93,7 @@ func (p *pusher) listSegments(ctx context.Context) error {
 	return nil
 }
 
-// missingOf adds what a manifest needs that is neither in the list nor, if it was written since, there now.
+// addMissing adds the segments that a manifest needs and that are neither in the list nor were written since.
 func (p *pusher) addMissing(ctx context.Context, m *repo.Manifest, to map[repo.Segment]bool) error {
 	gone := map[repo.Segment]bool{}
 	needs := func(m *repo.Manifest, to map[repo.Segment]bool) { missingSegments(m, p.sizes, to) }
@@ -105,11 +105,13 @@ func (p *pusher) addMissing(ctx context.Context, m *repo.Manifest, to map[repo.S
 		needs = func(m *repo.Manifest, to map[repo.Segment]bool) { missingFrames(m, frames, p.sizes, to) }
 	}
 
+	// Find what the list does not have.
 	needs(m, gone)
 	if len(gone) == 0 {
 		return nil
 	}
 
+	// Ask for each, as it may have been written since.
 	var mu sync.Mutex
 	err := eachOf(ctx, slices.Collect(maps.Keys(gone)), func(ctx context.Context, s repo.Segment) error {
 		state, err := p.repo.StatSegment(ctx, s)
@@ -126,13 +128,13 @@ func (p *pusher) addMissing(ctx context.Context, m *repo.Manifest, to map[repo.S
 	return err
 }
 
-// checkedNodes is how many nodes of a map are looked at, at most, to see what it needs: those of a small volume. Of a
-// larger map they are others each time.
+// checkedNodes is the maximum number of nodes to read to find what a map needs. They are all nodes of a small volume,
+// and a different sample of a larger one each time.
 const checkedNodes = 64
 
-// someOf is what a map of version 2 needs of segments: the last frame in each that a part of it is in, which is all
-// of it if it is small. What is read is kept for the push. A node that cannot be read says nothing: a push that comes
-// across it notices.
+// sampleFrames returns, for segments that a map of version 2 needs, the last frame that is needed of each. It reads a
+// sample of the nodes, which is all of them if the map is small, and keeps them for the push. It skips nodes that
+// cannot be read: a push that needs such a node notices.
 func (p *pusher) sampleFrames(ctx context.Context, m *repo.Manifest) (map[repo.Segment]repo.Frame, error) {
 	if p.nodes == nil {
 		p.nodes = p.repo.NewNodeCache(cachedNodes)
@@ -145,6 +147,7 @@ func (p *pusher) sampleFrames(ctx context.Context, m *repo.Manifest) (map[repo.S
 		}
 	}
 
+	// Read level by level, as many nodes and segments as the bounds allow.
 	todo := []repo.NodeAt{m.Root()}
 	nodes, segments := checkedNodes, 1+checkedSegments // one has the root
 	for len(todo) > 0 && !todo[0].IsZero() {
@@ -164,6 +167,7 @@ func (p *pusher) sampleFrames(ctx context.Context, m *repo.Manifest) (map[repo.S
 			return nil, err
 		}
 
+		// Collect frames of pieces, and the nodes of the next level.
 		var next []repo.NodeAt
 		for i, r := range got {
 			if r.Err != nil {
@@ -191,12 +195,12 @@ func (p *pusher) sampleFrames(ctx context.Context, m *repo.Manifest) (map[repo.S
 	return out, nil
 }
 
-// checkedSegments is in how many segments nodes are read to check what they need, besides that of the root. Of each
-// level of a map some are: it bounds the requests, however deep the map is and in however many pushes it was written.
+// checkedSegments is the maximum number of segments, besides the root's, in which nodes are read to check what they
+// need. It bounds the number of requests, however deep the map is and however many pushes wrote it.
 const checkedSegments = 4
 
-// nearNodes chooses so many of nodes, from a random one on, in so many segments, and says in how many they are: one
-// request or two for each can read them.
+// sampleNodes chooses at most most of the nodes, beginning with a random one, in at most mostSegments segments. in is
+// the number of segments that they are in; one or two requests for each can read them.
 func sampleNodes(all []repo.NodeAt, most, mostSegments int) (out []repo.NodeAt, in int) {
 	mostSegments = min(mostSegments, 2)
 	begin := 0
@@ -217,7 +221,7 @@ func sampleNodes(all []repo.NodeAt, most, mostSegments int) (out []repo.NodeAt, 
 	return out, len(segments)
 }
 
-// missingFrames adds the segments of frames that are missing, too short, or not as long as a manifest says.
+// missingFrames adds the segments of frames that are missing, too short, or of another size than the manifest has.
 func missingFrames(
 	m *repo.Manifest,
 	frames map[repo.Segment]repo.Frame,
@@ -239,7 +243,7 @@ func missingFrames(
 	}
 }
 
-// missingOf adds the segments that a manifest needs and that are missing, or are not as long as they must be.
+// missingSegments adds the segments that a manifest needs and that are missing or have the wrong size.
 func missingSegments(m *repo.Manifest, sizes map[repo.Segment]int64, to map[repo.Segment]bool) {
 	for _, u := range m.Uses {
 		size, there := sizes[u.Segment]
@@ -263,8 +267,8 @@ func missingSegments(m *repo.Manifest, sizes map[repo.Segment]int64, to map[repo
 	}
 }
 
-// intactBase is what a push can build upon, of b: if something of that is lost it can only be compared with, and what
-// is missing is sent again. With Full it is nothing.
+// intactBase returns b as far as a push can use it. If some of its data is lost, the new point can only be compared
+// with it, and the missing data is sent again. With Full, the result is no base.
 func (p *pusher) intactBase(ctx context.Context, x *pointPush, b base) (base, error) {
 	if p.q.Full {
 		return base{}, nil
@@ -277,11 +281,11 @@ func (p *pusher) intactBase(ctx context.Context, x *pointPush, b base) (base, er
 	switch {
 	case err != nil:
 		return b, err
-	case gone.manifest && b.point.Content.Chained(): // nothing can be read that is the difference from it
+	case gone.manifest && b.point.Content.Chained(): // a difference from it could not be read
 		x.note = "cannot read " + b.ref() + " on the remote: it was not used as a base"
 		return base{}, nil
-	case gone.manifest: // or somebody has just removed it: then there may be another
-		b.newest = false // so that nothing is taken for unchanged
+	case gone.manifest: // or the point was just removed, and there may be another base
+		b.newest = false // so that the volume does not count as unchanged
 		return b, nil
 	case gone.any():
 		x.note = b.ref() + " on the remote is damaged: its missing data was sent again"
@@ -292,7 +296,7 @@ func (p *pusher) intactBase(ctx context.Context, x *pointPush, b base) (base, er
 	return b, nil
 }
 
-// again prepares that a point which the head lists is pushed once more, in its place there.
+// preparePushAgain prepares to push a point that the head lists once more, in its place there.
 func (p *pusher) preparePushAgain(ctx context.Context, x *pointPush, at repo.Point) error {
 	if err := p.endPlannedSession(ctx, x.j); err != nil {
 		return err
@@ -305,8 +309,10 @@ func (p *pusher) preparePushAgain(ctx context.Context, x *pointPush, at repo.Poi
 	return nil
 }
 
-// inPlace puts a point into the place of the one that it replaces. False: there is none.
-func (w *headWriter) replacePoint(ctx context.Context, pages repo.PagePutter, h *headState, at *repo.Point) (bool, error) {
+// replacePoint puts a point into the place of the one that it replaces. It reports whether there was one.
+func (w *headWriter) replacePoint(
+	ctx context.Context, pages repo.PagePutter, h *headState, at *repo.Point,
+) (bool, error) {
 	seq, is := w.replaceSeq[h.Name+"@"+at.Name]
 	if !is {
 		return false, nil
@@ -314,7 +320,7 @@ func (w *headWriter) replacePoint(ctx context.Context, pages repo.PagePutter, h 
 
 	was, err := w.repo.Point(ctx, h.Head, seq)
 	if isUnreadable(err) || err == nil && was.Name != at.Name {
-		return false, nil // nothing to replace: it is added
+		return false, nil // nothing to replace: the caller adds the point
 	}
 	if err != nil {
 		return false, err
@@ -331,7 +337,8 @@ func (w *headWriter) replacePoint(ctx context.Context, pages repo.PagePutter, h 
 	return err == nil, err
 }
 
-// withoutLost reads regions of a map that is compared with, without what is lost.
+// skipLostSegments makes the prefetcher leave out pieces in lost segments and parts of the map that cannot be read. It
+// is for a map that is only compared with.
 func (a *pagePrefetcher) skipLostSegments(gone map[repo.Segment]bool) {
 	read := a.readPieces
 	a.readPieces = func(ctx context.Context, region uint32) ([]repo.Piece, error) {
@@ -349,7 +356,7 @@ func (a *pagePrefetcher) skipLostSegments(gone map[repo.Segment]bool) {
 	}
 }
 
-// mustBeWhole reports parts of a map that cannot be read as errBaseDamaged.
+// requireIntactMap makes the prefetcher report parts of the map that cannot be read as errBaseDamaged.
 func (a *pagePrefetcher) requireIntactMap() {
 	read := a.readPieces
 	a.readPieces = func(ctx context.Context, region uint32) ([]repo.Piece, error) {
