@@ -18,7 +18,7 @@ const attemptsVariable = "PANDO_REMOTE_ATTEMPTS"
 func (a *App) remoteAccess() (replicate.Access, error) {
 	access := replicate.Access{
 		Setting: os.Getenv, Ambient: true, Proxy: http.ProxyFromEnvironment,
-		OnRetry: func(w replicate.Waiting) { a.outage.waiting(a, w) }, OnAnswer: a.outage.over,
+		OnRetry: func(w replicate.Waiting) { a.outage.showRetry(a, w) }, OnAnswer: a.outage.endRetry,
 	}
 	if v := os.Getenv(attemptsVariable); v != "" {
 		n, err := strconv.Atoi(v)

@@ -18,7 +18,7 @@ func (a *App) benchCommand() *cobra.Command {
 		Use:     "bench",
 		GroupID: "tools",
 		Short:   "Measure clones, reclaim, replication and syncs on this host",
-		Args:    usage(cobra.NoArgs),
+		Args:    checkArgs(cobra.NoArgs),
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(a.benchCloneCommand(), a.benchReclaimCommand(), a.benchReplicateCommand(), a.benchSyncCommand(),
@@ -52,7 +52,7 @@ next ` + "`pando bench clone`" + ` removes what is left; --clean does only that.
 		Example: `  pando bench clone
   pando bench clone /srv/repo --volumes 10000
   pando bench clone web --json > clone.json`,
-		Args: usage(cobra.MaximumNArgs(1)),
+		Args: checkArgs(cobra.MaximumNArgs(1)),
 		ValidArgsFunction: func(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 			names, d := a.completeGoldens(c, args, word)
 			return names, d &^ cobra.ShellCompDirectiveNoFileComp
@@ -133,7 +133,7 @@ func (a *App) benchExecCommand() *cobra.Command {
 		Use:    "exec -- COMMAND...",
 		Short:  "Run a program and print the resources it used, as JSON",
 		Hidden: true,
-		Args:   usage(cobra.MinimumNArgs(1)),
+		Args:   checkArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			u, err := bench.Measure(c.Context(), args)
 			if err != nil {

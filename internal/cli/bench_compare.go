@@ -32,7 +32,7 @@ did not reach the disk are meaningless. The exit code does not tell what
 changed; --json does.`,
 		Example: "  pando bench sync /srv --runs 3 --json > before.json\n  pando bench sync /srv --runs 3 --json > " +
 			"after.json\n  pando bench compare before.json after.json",
-		Args: usage(cobra.ExactArgs(2)),
+		Args: checkArgs(cobra.ExactArgs(2)),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 1 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
@@ -72,7 +72,7 @@ func (a *App) printComparison(c *syncbench.Comparison) error {
 	}
 
 	for _, s := range c.Unproven {
-		if err := a.printf("%s", hanging("FAIL: ", s+".")); err != nil {
+		if err := a.printf("%s", wrapHanging("FAIL: ", s+".")); err != nil {
 			return err
 		}
 	}
@@ -82,13 +82,13 @@ func (a *App) printComparison(c *syncbench.Comparison) error {
 	}
 
 	for _, s := range c.Differences {
-		if err := a.printf("%s", hanging("not the same work: ", s)); err != nil {
+		if err := a.printf("%s", wrapHanging("not the same work: ", s)); err != nil {
 			return err
 		}
 	}
 
 	for _, s := range c.Warnings {
-		if err := a.printf("%s", hanging("note: ", s)); err != nil {
+		if err := a.printf("%s", wrapHanging("note: ", s)); err != nil {
 			return err
 		}
 	}
@@ -131,7 +131,7 @@ func (a *App) printComparison(c *syncbench.Comparison) error {
 		basis = "NOISE is the smallest change that counts, estimated from the fluctuation within a run."
 	}
 
-	return a.printf("%s\n%s", wrap(basis, "", syncWidth), hanging("Result: ", c.Summary+"."))
+	return a.printf("%s\n%s", wrapText(basis, "", syncWidth), wrapHanging("Result: ", c.Summary+"."))
 }
 
 // noiseText is a factor less one: in percent, or as a factor if it is large.

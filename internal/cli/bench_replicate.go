@@ -38,7 +38,7 @@ are skipped, and the report says so. pando removes everything at the end; the
 next run in the same DIR removes leftovers of a killed run.`,
 		Example: "  pando bench replicate\n  pando bench replicate --size 1G+1M --size 10G+1M --alone\n  pando bench " +
 			"replicate --dir /mnt/fast --json > replicate.json",
-		Args: usage(cobra.NoArgs),
+		Args: checkArgs(cobra.NoArgs),
 	}
 
 	f := c.Flags()

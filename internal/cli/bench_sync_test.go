@@ -154,13 +154,13 @@ func TestSpark(t *testing.T) {
 		run.Timeline = append(run.Timeline, syncbench.Moment{At: float64(i + 1), Length: 1, Syncs: float64(i)})
 	}
 	// A stall of one second is seen, however many seconds a column has.
-	if bars, marks := spark(run, 99, 10, false); bars != "_..,-=+**#" || marks != "     !" {
+	if bars, marks := drawSparkline(run, 99, 10, false); bars != "_..,-=+**#" || marks != "     !" {
 		t.Errorf("%q %q", bars, marks)
 	}
-	if bars, _ := spark(run, 99, 8, true); bars != "▁▂▃▄▅▆▇█" {
+	if bars, _ := drawSparkline(run, 99, 8, true); bars != "▁▂▃▄▅▆▇█" {
 		t.Errorf("%q", bars)
 	}
-	if bars, marks := spark(&syncbench.Run{}, 0, 10, true); bars+marks != "" {
+	if bars, marks := drawSparkline(&syncbench.Run{}, 0, 10, true); bars+marks != "" {
 		t.Errorf("%q %q", bars, marks)
 	}
 }

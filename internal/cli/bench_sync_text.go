@@ -52,13 +52,13 @@ func (a *App) printProfiles(all []syncbench.Profile) error {
 			}
 		}
 
-		if err := a.printf("%s\n%s%s", p.Name, wrap(p.Title, "  ", syncWidth),
-			wrap(workText(p)+".", "  ", syncWidth)); err != nil {
+		if err := a.printf("%s\n%s%s", p.Name, wrapText(p.Title, "  ", syncWidth),
+			wrapText(workText(p)+".", "  ", syncWidth)); err != nil {
 			return err
 		}
 
 		if p.Models != "" {
-			if err := a.printf("%s", wrap(p.Models, "  ", syncWidth)); err != nil {
+			if err := a.printf("%s", wrapText(p.Models, "  ", syncWidth)); err != nil {
 				return err
 			}
 		}
@@ -88,16 +88,16 @@ func workText(p syncbench.Profile) string {
 	return out
 }
 
-// hanging is a text in lines after a head. The others begin where the text of the first
+// wrapHanging is a text in lines after a head. The others begin where the text of the first
 // does, or after a long head a little to the right.
-func hanging(head, text string) string {
+func wrapHanging(head, text string) string {
 	n := utf8.RuneCountInString(head)
 	if n > 12 {
 		const indent = "    "
-		return strings.TrimPrefix(wrap(head+text, indent, syncWidth), indent)
+		return strings.TrimPrefix(wrapText(head+text, indent, syncWidth), indent)
 	}
 	indent := strings.Repeat(" ", n)
-	return head + strings.TrimPrefix(wrap(text, indent, syncWidth), indent)
+	return head + strings.TrimPrefix(wrapText(text, indent, syncWidth), indent)
 }
 
 func (a *App) printSyncHead(r *syncbench.Report) error {
@@ -112,7 +112,7 @@ func (a *App) printSyncHead(r *syncbench.Report) error {
 
 	var words []string
 	for _, w := range r.Profile.Command {
-		words = append(words, argument(w))
+		words = append(words, quoteArgument(w))
 	}
 
 	path := r.Path
@@ -135,7 +135,7 @@ func (a *App) printSyncHead(r *syncbench.Report) error {
 		if f[1] == "" {
 			continue
 		}
-		if err := a.printf("%s", hanging(fmt.Sprintf("%-9s", f[0]), f[1])); err != nil {
+		if err := a.printf("%s", wrapHanging(fmt.Sprintf("%-9s", f[0]), f[1])); err != nil {
 			return err
 		}
 	}
@@ -143,8 +143,8 @@ func (a *App) printSyncHead(r *syncbench.Report) error {
 	return nil
 }
 
-// argument is a word of a command line that is not its first: --name=value needs no quotes.
-func argument(s string) string {
+// quoteArgument is a word of a command line that is not its first: --name=value needs no quotes.
+func quoteArgument(s string) string {
 	if name, value, ok := strings.Cut(s, "="); ok && value != "" && shellWord(name) == name && shellWord(value) == value {
 		return s
 	}
@@ -232,9 +232,9 @@ const (
 	shownStalls = 6  // of a run; --json and --html have all
 )
 
-// spark draws rates from 0 to high in so many columns at most, and under it a mark at
+// drawSparkline draws rates from 0 to high in so many columns at most, and under it a mark at
 // each column with a stall; "" if there is none.
-func spark(run *syncbench.Run, high float64, columns int, unicode bool) (bars, marks string) {
+func drawSparkline(run *syncbench.Run, high float64, columns int, unicode bool) (bars, marks string) {
 	levels := []rune("_.,-=+*#")
 	if unicode {
 		levels = []rune("▁▂▃▄▅▆▇█")
@@ -295,7 +295,7 @@ func (a *App) printTimelines(r *syncbench.Report) error {
 			continue
 		}
 
-		bars, marks := spark(x, high, sparkWidth, utf8Terminal())
+		bars, marks := drawSparkline(x, high, sparkWidth, utf8Terminal())
 		head := fmt.Sprintf("run %-3d ", i+1)
 		if err := a.printf("%s%s %s\n", head, bars, formatDuration(x.Timeline[len(x.Timeline)-1].At)); err != nil {
 			return err
@@ -315,7 +315,7 @@ func (a *App) printTimelines(r *syncbench.Report) error {
 				break
 			}
 			line := fmt.Sprintf("%*s%.0f to %.0f s: ", len(head), "", s.From, s.To)
-			if err := a.printf("%s", line+strings.TrimLeft(wrap(s.Words, strings.Repeat(" ", len(line)), syncWidth),
+			if err := a.printf("%s", line+strings.TrimLeft(wrapText(s.Words, strings.Repeat(" ", len(line)), syncWidth),
 				" ")); err != nil {
 				return err
 			}
@@ -346,7 +346,7 @@ func (a *App) printLayers(r *syncbench.Report) error {
 		title += " (by " + strings.Join(methods, "; ") + ")"
 	}
 
-	if err := a.printf("\n%s", wrap(title, "", syncWidth)); err != nil {
+	if err := a.printf("\n%s", wrapText(title, "", syncWidth)); err != nil {
 		return err
 	}
 
@@ -373,7 +373,7 @@ func (a *App) printLayers(r *syncbench.Report) error {
 			name += " (" + l.Role + ")"
 		}
 
-		cells := []string{shorten(name, 24), needed, formatCount(l.Flushes), formatCount(l.FUA)}
+		cells := []string{shortenMiddle(name, 24), needed, formatCount(l.Flushes), formatCount(l.FUA)}
 		if others {
 			cells = append(cells, formatCount(l.OthersFlushes))
 		}
@@ -392,7 +392,7 @@ func (a *App) printLayers(r *syncbench.Report) error {
 
 	for _, l := range layers {
 		for _, w := range l.Failures {
-			if err := a.printf("%s", hanging("  ", oneLine(l.Name)+": "+w)); err != nil {
+			if err := a.printf("%s", wrapHanging("  ", oneLine(l.Name)+": "+w)); err != nil {
 				return err
 			}
 		}
@@ -408,8 +408,8 @@ func formatCount(n int64) string {
 	return formatThousands(n)
 }
 
-// shorten leaves out the middle of what is longer than n characters.
-func shorten(s string, n int) string {
+// shortenMiddle leaves out the middle of what is longer than n characters.
+func shortenMiddle(s string, n int) string {
 	r := []rune(s)
 	if len(r) <= n {
 		return s
@@ -434,12 +434,12 @@ func (a *App) printSyncVerdict(r *syncbench.Report) error {
 		}
 	}
 
-	if err := a.printf("\n%s", hanging(head+": ", reason)); err != nil {
+	if err := a.printf("\n%s", wrapHanging(head+": ", reason)); err != nil {
 		return err
 	}
 
 	for _, w := range rest {
-		if err := a.printf("%s", hanging("  - ", w)); err != nil {
+		if err := a.printf("%s", wrapHanging("  - ", w)); err != nil {
 			return err
 		}
 	}

@@ -247,7 +247,7 @@ func (a *App) withPool(
 // printNote tells a person something that is not the result.
 func (a *App) printNote(format string, args ...any) {
 	if !a.quiet && !a.json {
-		fmt.Fprintf(a.Stderr, "pando: "+format+"\n", inWords(args)...)
+		fmt.Fprintf(a.Stderr, "pando: "+format+"\n", renderArgs(args)...)
 	}
 }
 
@@ -256,7 +256,7 @@ func (a *App) noteWait(text string) {
 	switch {
 	case a.quiet:
 	case a.json:
-		fmt.Fprintln(a.Stderr, event(progress.State{Stage: text}, 0))
+		fmt.Fprintln(a.Stderr, progressJSON(progress.State{Stage: text}, 0))
 	default:
 		a.printNote("%s", text)
 	}
@@ -264,7 +264,7 @@ func (a *App) noteWait(text string) {
 
 // printWarning tells what is wrong and does not stop the command, also with --json.
 func (a *App) printWarning(format string, args ...any) {
-	fmt.Fprintf(a.Stderr, "pando: warning: "+format+"\n", inWords(args)...)
+	fmt.Fprintf(a.Stderr, "pando: warning: "+format+"\n", renderArgs(args)...)
 }
 
 // printJSON prints the one JSON value of a command.
@@ -277,7 +277,7 @@ func (a *App) printJSON(v any) error {
 
 // printf prints a line of the result.
 func (a *App) printf(format string, args ...any) error {
-	_, err := fmt.Fprintf(a.Stdout, format, inWords(args)...)
+	_, err := fmt.Fprintf(a.Stdout, format, renderArgs(args)...)
 	return writeError(err)
 }
 
@@ -331,8 +331,8 @@ func wantsJSON() bool {
 	return false
 }
 
-// usage makes cobra's complaints about arguments errors of kind Invalid.
-func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
+// checkArgs makes cobra's complaints about arguments errors of kind Invalid.
+func checkArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if err := check(c, args); err != nil {
 			return (&errs.Error{Kind: errs.Invalid, Op: c.CommandPath(), Err: err}).WithHint("usage: %s", c.UseLine())

@@ -39,7 +39,7 @@ interrupted, it prints what it has found so far and exits with 130. Otherwise
 the exit code is 0, whatever it finds.`,
 		Example: "  pando diagnose /var/lib/postgresql\n  pando diagnose job-17 --for 2m\n  pando diagnose " +
 			"/srv/db --json | jq '.causes[] | {rank, code, share}'",
-		Args:              usage(cobra.ExactArgs(1)),
+		Args:              checkArgs(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeVolumeOrPath,
 	}
 
@@ -155,7 +155,7 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 	}
 
 	if err := errors.Join(
-		a.printf("%s\n", wrap(oneLine(name)+": "+oneLine(r.Verdict)+".", "", doctorWidth)),
+		a.printf("%s\n", wrapText(oneLine(name)+": "+oneLine(r.Verdict)+".", "", doctorWidth)),
 		a.printFields(
 			"watched", fmt.Sprintf("%.1f s, with events recorded for %.1f s", r.Seconds, r.Traced),
 			"layers", oneLine(strings.Join(layers, " > ")),
@@ -201,7 +201,7 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 }
 
 func (a *App) printBullet(text string) error {
-	return a.printf("  - %s", strings.TrimPrefix(wrap(oneLine(text), "    ", doctorWidth), "    "))
+	return a.printf("  - %s", strings.TrimPrefix(wrapText(oneLine(text), "    ", doctorWidth), "    "))
 }
 
 func (a *App) diagnosedSyncs(s diagnose.Syncs) string {
@@ -325,7 +325,7 @@ func (a *App) printCause(c diagnose.Cause) error {
 	}
 
 	if err := a.printf("\n%d. %s (%s%s)\n%s", c.Rank, c.Code, c.Confidence, share,
-		wrap(oneLine(c.Title), "   ", doctorWidth)); err != nil {
+		wrapText(oneLine(c.Title), "   ", doctorWidth)); err != nil {
 		return err
 	}
 
@@ -340,7 +340,7 @@ func (a *App) printCause(c diagnose.Cause) error {
 		if i == 0 {
 			head = "   next: "
 		}
-		if err := a.printf("%s%s", head, strings.TrimPrefix(wrap(oneLine(n), "         ", doctorWidth),
+		if err := a.printf("%s%s", head, strings.TrimPrefix(wrapText(oneLine(n), "         ", doctorWidth),
 			"         ")); err != nil {
 			return err
 		}

@@ -50,7 +50,7 @@ unknown ones as unknown. The exit code is 0. To check a pool for damage, use
 ` + "`pando fsck`" + `.`,
 		Example: "  pando doctor\n  pando doctor --only mount-leaks,loop-leaks\n  pando doctor --json | jq " +
 			"'.checks[].findings[] | {code, severity, title}'\n  pando doctor --zfs tank --time 5m",
-		Args: usage(cobra.NoArgs),
+		Args: checkArgs(cobra.NoArgs),
 	}
 
 	f := c.Flags()
@@ -169,7 +169,7 @@ func (a *App) printFinding(f doctor.Finding, facts *doctor.Facts) error {
 		head += " " + oneLine(f.Subject)
 	}
 
-	if err := a.printf("\n%s\n%s", head, wrap(f.Title, "  ", doctorWidth)); err != nil {
+	if err := a.printf("\n%s\n%s", head, wrapText(f.Title, "  ", doctorWidth)); err != nil {
 		return err
 	}
 
@@ -184,7 +184,7 @@ func (a *App) printFinding(f doctor.Finding, facts *doctor.Facts) error {
 			value += " (" + m.Note + ")"
 		}
 		indent := strings.Repeat(" ", width+6)
-		text := strings.TrimPrefix(wrap(value, indent, doctorWidth), indent)
+		text := strings.TrimPrefix(wrapText(value, indent, doctorWidth), indent)
 		if err := a.printf("    %-*s  %s", width, m.Label, text); err != nil {
 			return err
 		}
@@ -202,7 +202,7 @@ func (a *App) printFinding(f doctor.Finding, facts *doctor.Facts) error {
 	}
 
 	if f.Why != "" {
-		if err := a.printf("%s", wrap(f.Why, "  ", doctorWidth)); err != nil {
+		if err := a.printf("%s", wrapText(f.Why, "  ", doctorWidth)); err != nil {
 			return err
 		}
 	}
@@ -213,7 +213,7 @@ func (a *App) printFinding(f doctor.Finding, facts *doctor.Facts) error {
 			head = fmt.Sprintf("  %d. ", i+1)
 		}
 		indent := strings.Repeat(" ", len(head))
-		if err := a.printf("%s%s", head, strings.TrimPrefix(wrap(s.Text, indent, doctorWidth), indent)); err != nil {
+		if err := a.printf("%s%s", head, strings.TrimPrefix(wrapText(s.Text, indent, doctorWidth), indent)); err != nil {
 			return err
 		}
 		for _, c := range s.Commands {
@@ -308,9 +308,9 @@ func formatThousands(n int64) string {
 	return s
 }
 
-// wrap breaks a text into lines of at most width, each with an indent and a line
+// wrapText breaks a text into lines of at most width, each with an indent and a line
 // break. Words are never broken.
-func wrap(text, indent string, width int) string {
+func wrapText(text, indent string, width int) string {
 	var b strings.Builder
 	line := indent
 	for _, w := range strings.Fields(text) {

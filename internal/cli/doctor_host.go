@@ -124,7 +124,7 @@ func (a *App) printExamination(e *doctor.Examination) error {
 		}
 		indent := strings.Repeat(" ", width+12)
 		if err := a.printf("%-8s  %-*s  %s", c.Status, width, c.Check,
-			strings.TrimPrefix(wrap(text, indent, doctorWidth+12), indent)); err != nil {
+			strings.TrimPrefix(wrapText(text, indent, doctorWidth+12), indent)); err != nil {
 			return err
 		}
 	}
@@ -149,11 +149,11 @@ func (a *App) printExamination(e *doctor.Examination) error {
 		}
 	}
 
-	return a.printf("\n%s\n", examined(counts, skipped))
+	return a.printf("\n%s\n", summarizeFindings(counts, skipped))
 }
 
-// examined sums up: "2 critical, 1 warning, 3 notes; 4 checks were skipped".
-func examined(counts map[doctor.Severity]int, skipped int) string {
+// summarizeFindings sums up: "2 critical, 1 warning, 3 notes; 4 checks were skipped".
+func summarizeFindings(counts map[doctor.Severity]int, skipped int) string {
 	var parts []string
 	if n := counts[doctor.Critical]; n > 0 {
 		parts = append(parts, fmt.Sprintf("%d critical", n))

@@ -28,14 +28,14 @@ func TestFiguresForPeople(t *testing.T) {
 }
 
 func TestWrap(t *testing.T) {
-	got := wrap("  one two\nthree  four averyveryverylongword x", "  ", 12)
+	got := wrapText("  one two\nthree  four averyveryverylongword x", "  ", 12)
 	if want := "  one two\n  three four\n  averyveryverylongword\n  x\n"; got != want {
 		t.Errorf("%q", got)
 	}
-	if got := wrap("", "  ", 12); got != "\n" {
+	if got := wrapText("", "  ", 12); got != "\n" {
 		t.Errorf("%q", got)
 	}
-	if strings.Contains(wrap("a b", "", 80), "  ") {
+	if strings.Contains(wrapText("a b", "", 80), "  ") {
 		t.Error("spaces")
 	}
 }

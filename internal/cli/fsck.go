@@ -80,14 +80,14 @@ func (a *App) printFsck(r *check.Report, repair bool) error {
 
 		t := a.table("SEVERITY", "CODE", "WHERE", "WHAT", last)
 		for _, f := range r.Findings {
-			result := words(f.Repair)
+			result := renderMessage(f.Repair)
 			switch {
 			case repair && f.Repaired != "":
 				result = f.Repaired
 			case f.Failed != "":
 				result = "not repaired: " + f.Failed
 			}
-			t.row(f.Severity, f.Code, f.Ref, oneLine(words(f.Message)), orDash(oneLine(result)))
+			t.row(f.Severity, f.Code, f.Ref, oneLine(renderMessage(f.Message)), orDash(oneLine(result)))
 		}
 
 		if err := t.flush(); err != nil {

@@ -25,7 +25,7 @@ With --explain, pando also measures how much space each removed object returns,
 and lists why every other object stays: until when it is pinned, where it is
 mounted, which process holds it in which mount namespace, or what was cloned
 from it.`,
-		Args: usage(cobra.NoArgs),
+		Args: checkArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			e, err := engine.Open(c.Context(), a.poolDir(), a.Drivers, engine.ShortLived)
 			if err != nil {
@@ -122,7 +122,7 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 	t := a.table("KEPT", "KIND", "WHY")
 	for _, k := range r.KeptThings {
 		for i, m := range k.Why {
-			why := words(m)
+			why := renderMessage(m)
 			switch {
 			case i > 0:
 				t.row("", "", why)

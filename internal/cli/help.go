@@ -21,7 +21,7 @@ func (a *App) versionCommand() *cobra.Command {
 		Short:   "Print the version",
 		Long: `Print the version of pando, the Go version it was built with, and the platform.
 With --json, also print the version of the identity files that it writes.`,
-		Args: usage(cobra.NoArgs),
+		Args: checkArgs(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			if a.json {
 				return a.printJSON(map[string]any{

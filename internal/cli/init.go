@@ -33,7 +33,7 @@ the pool.
 pando refuses new clones while less than --min-free of the pool is free (default
 %d %%), so that existing clones do not run out of space.`, pool.DefaultMinFreePercent),
 		Example: "  pando init\n  pando init --pool /srv/pando --size 200G\n  pando init --driver plain --pool ~/pando",
-		Args:    usage(cobra.NoArgs),
+		Args:    checkArgs(cobra.NoArgs),
 	}
 
 	f := c.Flags()
@@ -83,7 +83,7 @@ pando refuses new clones while less than --min-free of the pool is free (default
 			return nil
 		}
 
-		faster := words(r.Faster)
+		faster := renderMessage(r.Faster)
 		if err := a.printf("pool %s, driver %s\n", r.Dir, r.Driver); err != nil {
 			return err
 		}
@@ -132,7 +132,7 @@ func (a *App) deinitCommand() *cobra.Command {
 the command fails if the pool contains anything. It also fails, before
 destroying anything, if a process uses a volume, or if files of others lie among
 the mount points.`,
-		Args: usage(cobra.NoArgs),
+		Args: checkArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := engine.Deinit(c.Context(), a.poolDir(), force, a.Drivers)
 			if err != nil {

@@ -58,7 +58,7 @@ do not count.
 docs/iostat.md explains what is counted, and what cannot be told apart.`,
 		Example: "  pando iostat\n  pando iostat job --interval 5s --count 12\n  pando iostat --path /var/lib/postgresql " +
 			"--json\n  pando iostat job -- make -C /mnt/job",
-		Args: usage(cobra.ArbitraryArgs), ValidArgsFunction: a.completeVolumes(0),
+		Args: checkArgs(cobra.ArbitraryArgs), ValidArgsFunction: a.completeVolumes(0),
 	}
 
 	f := c.Flags()
@@ -229,7 +229,7 @@ func (a *App) iostatPrinter() func(*iostat.Sample) error {
 	if f, ok := a.Stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		p.terminal = f
 	}
-	return p.show
+	return p.printSample
 }
 
 // measureCommand measures a command.

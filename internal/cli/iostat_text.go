@@ -35,7 +35,7 @@ type iostatRow struct {
 	cells []string
 }
 
-func (p *iostatText) show(s *iostat.Sample) error {
+func (p *iostatText) printSample(s *iostat.Sample) error {
 	p.notes(s.Missing)
 	rows := iostatRows(s)
 	for _, r := range rows {

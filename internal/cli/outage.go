@@ -20,8 +20,8 @@ type outage struct {
 // outagePause is from which pause on people are told of it: shorter ones are over before a line is read.
 const outagePause = time.Second
 
-// shownBy makes a tracker say what is waited for; nil: lines of their own do.
-func (o *outage) shownBy(t *progress.Tracker) {
+// showIn makes a tracker say what is waited for; nil: lines of their own do.
+func (o *outage) showIn(t *progress.Tracker) {
 	if o == nil {
 		return
 	}
@@ -30,8 +30,8 @@ func (o *outage) shownBy(t *progress.Tracker) {
 	o.tracker = t
 }
 
-// waiting shows a pause before a request is repeated.
-func (o *outage) waiting(a *App, w replicate.Waiting) {
+// showRetry shows a pause before a request is repeated.
+func (o *outage) showRetry(a *App, w replicate.Waiting) {
 	if o == nil || w.Pause < outagePause {
 		return
 	}
@@ -47,14 +47,14 @@ func (o *outage) waiting(a *App, w replicate.Waiting) {
 
 	o.said = time.Now()
 	if a.json {
-		fmt.Fprintln(a.Stderr, event(progress.State{Stalled: s}, 0))
+		fmt.Fprintln(a.Stderr, progressJSON(progress.State{Stalled: s}, 0))
 	} else {
 		fmt.Fprintln(a.Stderr, "pando: "+stallWords(s))
 	}
 }
 
-// over ends what waiting shows: the repeated request was answered.
-func (o *outage) over() {
+// endRetry ends what waiting shows: the repeated request was answered.
+func (o *outage) endRetry() {
 	if o == nil {
 		return
 	}
@@ -85,8 +85,8 @@ type idle struct {
 	since time.Time // of the last progress
 }
 
-// see is a state with what stalls it, if something does.
-func (i *idle) see(s progress.State, now time.Time) progress.State {
+// markStalled is a state with what stalls it, if something does.
+func (i *idle) markStalled(s progress.State, now time.Time) progress.State {
 	was := i.last
 	i.last = s
 	if i.since.IsZero() || s.Stage != was.Stage || s.Files != was.Files || s.Bytes != was.Bytes {

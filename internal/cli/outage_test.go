@@ -24,16 +24,16 @@ import (
 // TestStalledProgress: what is waited for is said in place of the time left, which nobody knows then.
 func TestStalledProgress(t *testing.T) {
 	s := progress.State{Stage: "pushing", Bytes: 1 << 20, TotalBytes: 2 << 20}
-	if got := describe(s, time.Second); !strings.Contains(got, " left") {
+	if got := describeProgress(s, time.Second); !strings.Contains(got, " left") {
 		t.Errorf("no time left in %q", got)
 	}
 	s.Stalled = &progress.Stall{Answer: "server answers 503", Attempt: 4, Of: 10, Next: time.Now().Add(6 * time.Second)}
-	if got, want := describe(s,
+	if got, want := describeProgress(s,
 		time.Second), "pushing, 1.0 MiB of 2.0 MiB: server answers 503, attempt 4 of 10, next in 6 s"; got != want {
 		t.Errorf("%q, not %q", got, want)
 	}
 	var got map[string]map[string]any
-	if err := json.Unmarshal([]byte(event(s, time.Second)), &got); err != nil {
+	if err := json.Unmarshal([]byte(progressJSON(s, time.Second)), &got); err != nil {
 		t.Fatal(err)
 	}
 	stalled, _ := got["progress"]["stalled"].(map[string]any)
@@ -54,7 +54,7 @@ func TestIdle(t *testing.T) {
 		want    string
 	}{{0, ""}, {14, ""}, {15, "no progress for 15 s"}, {40, "no progress for 40 s"}} {
 		got := ""
-		if x := i.see(s, now.Add(time.Duration(c.seconds)*time.Second)); x.Stalled != nil {
+		if x := i.markStalled(s, now.Add(time.Duration(c.seconds)*time.Second)); x.Stalled != nil {
 			got = stallWords(x.Stalled)
 		}
 		if got != c.want {
@@ -62,7 +62,7 @@ func TestIdle(t *testing.T) {
 		}
 	}
 	s.Bytes++
-	if x := i.see(s, now.Add(time.Minute)); x.Stalled != nil {
+	if x := i.markStalled(s, now.Add(time.Minute)); x.Stalled != nil {
 		t.Errorf("stalled in spite of progress: %v", x.Stalled)
 	}
 }
@@ -76,7 +76,7 @@ func TestOutageLines(t *testing.T) {
 		a := &App{Stderr: &out, outage: &outage{}}
 		change(a)
 		for _, w := range waits {
-			a.outage.waiting(a, w)
+			a.outage.showRetry(a, w)
 		}
 		return out.String()
 	}
@@ -94,7 +94,7 @@ func TestOutageLines(t *testing.T) {
 		}
 	}
 	tracker := &progress.Tracker{}
-	if got := said(func(a *App) { a.outage.shownBy(tracker); t.Cleanup(a.outage.over) }, w); got != "" ||
+	if got := said(func(a *App) { a.outage.showIn(tracker); t.Cleanup(a.outage.endRetry) }, w); got != "" ||
 		tracker.State().Stalled == nil {
 		t.Errorf("%q, and the tracker says %v", got, tracker.State().Stalled)
 	}
@@ -104,7 +104,7 @@ func TestOutageLines(t *testing.T) {
 func TestRounds(t *testing.T) {
 	var out strings.Builder
 	a := &App{Stderr: &out}
-	var f failing
+	var f failedRounds
 	wrong := errors.New("wrong")
 	for range 100 {
 		a.reportRound(&f, wrong, time.Minute)

@@ -27,8 +27,8 @@ func (a *App) showProgress(fn func(*progress.Tracker) error) error {
 	}
 
 	t := &progress.Tracker{}
-	a.outage.shownBy(t)
-	defer a.outage.shownBy(nil)
+	a.outage.showIn(t)
+	defer a.outage.showIn(nil)
 	done := make(chan struct{})
 	finished := make(chan struct{})
 	go func() {
@@ -36,11 +36,11 @@ func (a *App) showProgress(fn func(*progress.Tracker) error) error {
 		f, ok := a.Stderr.(*os.File)
 		switch {
 		case a.json:
-			a.showLines(t, done, event)
+			a.showLines(t, done, progressJSON)
 		case ok && term.IsTerminal(int(f.Fd())):
 			a.showBar(t, done)
 		default:
-			a.showLines(t, done, func(s progress.State, d time.Duration) string { return "pando: " + describe(s, d) })
+			a.showLines(t, done, func(s progress.State, d time.Duration) string { return "pando: " + describeProgress(s, d) })
 		}
 	}()
 
@@ -60,7 +60,7 @@ func (a *App) showLines(t *progress.Tracker, done <-chan struct{}, line func(pro
 		case <-done:
 			return
 		case <-tick.C:
-			s := still.see(t.State(), time.Now())
+			s := still.markStalled(t.State(), time.Now())
 			if s.Stage != stage {
 				start, stage = time.Now().Add(-lineInterval), s.Stage
 			}
@@ -94,8 +94,8 @@ type stallEvent struct {
 	NextSeconds float64 `json:"next_seconds,omitempty"`
 }
 
-// event is a state as one JSON object, d after its stage began.
-func event(s progress.State, d time.Duration) string {
+// progressJSON is a state as one JSON object, d after its stage began.
+func progressJSON(s progress.State, d time.Duration) string {
 	rate := float64(s.Bytes) / max(d.Seconds(), 0.001)
 	e := progressEvent{Stage: s.Stage, Files: s.Files, TotalFiles: s.TotalFiles, Bytes: s.Bytes, TotalBytes: s.TotalBytes,
 		BytesPerSecond: int64(rate)}
@@ -116,8 +116,8 @@ func event(s progress.State, d time.Duration) string {
 	return string(b)
 }
 
-// describe puts a state into words.
-func describe(s progress.State, d time.Duration) string {
+// describeProgress puts a state into words.
+func describeProgress(s progress.State, d time.Duration) string {
 	out := s.Stage
 	if stage, ok := strings.CutSuffix(out, ", seconds"); ok { // what a measurement counts
 		return fmt.Sprintf("%s, %d of %d s", stage, s.Files, s.TotalFiles)
@@ -175,11 +175,11 @@ func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {
 		case <-done:
 			return
 		case <-tick.C:
-			s := still.see(t.State(), time.Now())
+			s := still.markStalled(t.State(), time.Now())
 			if s.Stalled != nil { // in place of the bar, whose estimate is worth nothing now
 				clear()
 				stalled = true
-				fmt.Fprint(a.Stderr, clearLine+a.fitting(describe(s, time.Since(start))))
+				fmt.Fprint(a.Stderr, clearLine+a.fitting(describeProgress(s, time.Since(start))))
 				continue
 			}
 

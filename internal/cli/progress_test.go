@@ -11,7 +11,7 @@ import (
 // TestEvent: a line of progress with --json, whose fields others read.
 func TestEvent(t *testing.T) {
 	var got map[string]map[string]any
-	line := event(progress.State{Stage: "pushing v@s", Bytes: 30 << 20, TotalBytes: 90 << 20}, 3*time.Second)
+	line := progressJSON(progress.State{Stage: "pushing v@s", Bytes: 30 << 20, TotalBytes: 90 << 20}, 3*time.Second)
 	if err := json.Unmarshal([]byte(line), &got); err != nil {
 		t.Fatalf("%s: %v", line, err)
 	}
@@ -36,7 +36,7 @@ func TestDescribe(t *testing.T) {
 		"sent, 3.0 KiB of 3.0 KiB, 3.0 KiB/s, 0s left": {Stage: "sent", Bytes: 3 << 10, TotalBytes: 2 << 10},
 		"read, 1.0 KiB of 2.0 KiB, 1.0 KiB/s, 1s left": {Stage: "read", Bytes: 1 << 10, TotalBytes: 2 << 10},
 	} {
-		if got := describe(s, time.Second); got != want {
+		if got := describeProgress(s, time.Second); got != want {
 			t.Errorf("%q, not %q", got, want)
 		}
 	}

@@ -31,7 +31,7 @@ volume counts as used when it is created, cloned, mounted, unmounted or run in.
 once more before removing it, and stops as soon as enough space is free.`,
 		Example: "  pando prune --keep-free 20% --dry-run\n  pando prune --idle 7d\n" +
 			"  pando prune --older-than 30d --keep-free 15%",
-		Args: usage(cobra.NoArgs),
+		Args: checkArgs(cobra.NoArgs),
 	}
 
 	f := c.Flags()

@@ -43,7 +43,7 @@ next push fails (conflict), and its data stays intact.`,
 		Example: `  pando pull backup job-17 --mount
   pando pull backup job-17@before-upgrade --as old
   pando pull backup db --take-over --mount /srv/db`,
-		Args:              usage(cobra.ExactArgs(2)),
+		Args:              checkArgs(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeOnRemote(0),
 	}
 

@@ -19,7 +19,7 @@ const maxPushBackoff = 15 * time.Minute
 func (a *App) pushEvery(ctx context.Context, to string, q replicate.PushRequest, period time.Duration) error {
 	a.lasting = true
 	failed := 0
-	var row failing
+	var row failedRounds
 	for first := true; ; first = false {
 		start := time.Now()
 		done, err := a.pushRound(ctx, to, q)
@@ -33,11 +33,11 @@ func (a *App) pushEvery(ctx context.Context, to string, q replicate.PushRequest,
 
 		wait := period
 		if err != nil {
-			if first && len(done) == 0 && hopeless(err) {
+			if first && len(done) == 0 && failsForever(err) {
 				return a.allButLast(err)
 			}
 			failed++
-			wait = backoff(period, failed)
+			wait = pushBackoff(period, failed)
 		} else {
 			failed = 0
 			wait -= time.Since(start)
@@ -54,21 +54,21 @@ func (a *App) pushEvery(ctx context.Context, to string, q replicate.PushRequest,
 	}
 }
 
-// failing is a row of rounds of pushEvery that failed.
-type failing struct {
+// failedRounds is a row of rounds of pushEvery that failed.
+type failedRounds struct {
 	rounds int
 	since  time.Time
 	said   string // what was said to be wrong last
 }
 
 // reportRound tells of the error of a round, once as long as it stays the same, and of the end of a row of them.
-func (a *App) reportRound(f *failing, err error, wait time.Duration) {
+func (a *App) reportRound(f *failedRounds, err error, wait time.Duration) {
 	if err == nil {
 		if f.rounds > 0 {
 			a.noteWait(fmt.Sprintf("pushing works again after %s and %s",
 				formatSpan(time.Since(f.since)), plural(f.rounds, "failed round")))
 		}
-		*f = failing{}
+		*f = failedRounds{}
 		return
 	}
 
@@ -88,8 +88,8 @@ func (a *App) reportRound(f *failing, err error, wait time.Duration) {
 	}
 }
 
-// backoff is how long to wait after rounds that failed, the latest n of them.
-func backoff(period time.Duration, n int) time.Duration {
+// pushBackoff is how long to wait after rounds that failed, the latest n of them.
+func pushBackoff(period time.Duration, n int) time.Duration {
 	wait := period
 	for range n - 1 {
 		if wait *= 2; wait >= maxPushBackoff {
@@ -99,9 +99,9 @@ func backoff(period time.Duration, n int) time.Duration {
 	return max(min(wait, maxPushBackoff), period)
 }
 
-// hopeless reports whether the same command will fail in the same way however
+// failsForever reports whether the same command will fail in the same way however
 // often it is tried.
-func hopeless(err error) bool {
+func failsForever(err error) bool {
 	switch errs.KindOf(err) {
 	case errs.Invalid, errs.NotFound, errs.Exists, errs.Permission, errs.Unsupported, errs.TooNew, errs.Conflict:
 		return true

@@ -29,7 +29,7 @@ volume's version of these paths or --theirs takes the golden's.
 The volume must not be mounted, and the generation that it was cloned from must
 still exist.`,
 		Example:           "  pando rebase job-17 web\n  pando rebase job-17 web@5 --theirs",
-		Args:              usage(cobra.ExactArgs(2)),
+		Args:              checkArgs(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRefs(2),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 			if q.Volume, err = ref.ParseName("rebase", args[0]); err != nil {

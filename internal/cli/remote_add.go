@@ -48,7 +48,7 @@ is optional, because the kit contains it.` + "\n\n" + passphraseSources,
   pando remote add nas file:/mnt/nas/pando --recipient age1...
   pando remote add backup gs://my-bucket/pando --no-create --identity rescue.key
   pando remote add backup --kit kit.txt --passphrase`,
-		Args:              usage(cobra.RangeArgs(1, 2)),
+		Args:              checkArgs(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 

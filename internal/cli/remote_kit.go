@@ -32,7 +32,7 @@ worthless. Write a new kit after ` + "`pando remote key rotate`" + `. Use a kit 
 ` + "`pando remote add --kit`" + `.` + "\n\n" + passphraseSources,
 		Example: "  pando remote key export backup kit.txt --passphrase\n" +
 			"  pando remote key export backup kit.txt --recipient age1...",
-		Args:              usage(cobra.ExactArgs(2)),
+		Args:              checkArgs(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRemotes,
 	}
 
@@ -126,13 +126,13 @@ const maxKitBytes = 8 << 20
 func (a *App) openKit(ctx context.Context, q *replicate.AddRequest, file string) error {
 	f, err := os.Open(file)
 	if err != nil {
-		return unreadable("remote add", file, err)
+		return wrapReadError("remote add", file, err)
 	}
 
 	text, err := io.ReadAll(io.LimitReader(f, maxKitBytes))
 	_ = f.Close() // it was only read
 	if err != nil {
-		return unreadable("remote add", file, err)
+		return wrapReadError("remote add", file, err)
 	}
 
 	kit, err := replicate.ParseKit(text)

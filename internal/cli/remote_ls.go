@@ -27,7 +27,7 @@ list the volumes and goldens on that remote: the number of points, the size of
 the newest (LOGICAL), the bytes stored for all points (STORED), the host that
 writes the volume, and the commands at work on it. With VOLUME, list its points.`,
 		Example:           "  pando remote ls\n  pando remote ls backup\n  pando remote ls backup job-17 --json",
-		Args:              usage(cobra.MaximumNArgs(2)),
+		Args:              checkArgs(cobra.MaximumNArgs(2)),
 		ValidArgsFunction: a.completeOnRemote(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -170,15 +170,15 @@ func (a *App) printListed(ctx context.Context, r *replicate.Remote, l *replicate
 			formatBytes(v.LogicalBytes),
 			formatBytes(v.StoredBytes),
 			orDash(v.Writer),
-			atWork(v.Sessions),
+			describeSessions(v.Sessions),
 		)
 	}
 
 	return t.flush()
 }
 
-// atWork says who works on a volume.
-func atWork(all []replicate.ListedWork) string {
+// describeSessions says who works on a volume.
+func describeSessions(all []replicate.ListedWork) string {
 	if len(all) == 0 {
 		return "-"
 	}

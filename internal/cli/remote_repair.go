@@ -37,7 +37,7 @@ pool has to take the volume over before it can push to it
 The exit code is that of damaged (` + "`pando exit-codes`" + ` lists exit codes) if a list
 could not be rebuilt, or a point is still incomplete.`,
 		Example:           "  pando remote repair backup --dry-run\n  pando remote repair backup",
-		Args:              usage(cobra.ExactArgs(1)),
+		Args:              checkArgs(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRemotes,
 	}
 
@@ -87,7 +87,7 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 	if len(out.Volumes) > 0 {
 		t := a.table("VOLUME", "WAS", "POINTS", "NOT WHOLE", "RESULT")
 		for _, v := range out.Volumes {
-			t.row(cmp.Or(v.Volume, v.Object), wasLost(v), itoa(len(v.Points)), orDash(strings.Join(v.Broken, ", ")),
+			t.row(cmp.Or(v.Volume, v.Object), describeDamage(v), itoa(len(v.Points)), orDash(strings.Join(v.Broken, ", ")),
 				repairResult(v, out.DryRun))
 		}
 		if err := t.flush(); err != nil {
@@ -123,7 +123,7 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 	return a.printFields("good", plural(out.Checked, "list")+" of points", "packs", tables, "lost", lost)
 }
 
-func wasLost(v replicate.RepairedVolume) string {
+func describeDamage(v replicate.RepairedVolume) string {
 	if v.Missing {
 		return "missing"
 	}

@@ -27,7 +27,7 @@ func TestBackoff(t *testing.T) {
 		{time.Hour, 1, time.Hour}, // never sooner than asked for
 		{time.Hour, 9, time.Hour},
 	} {
-		if got := backoff(c.period, c.failed); got != c.want {
+		if got := pushBackoff(c.period, c.failed); got != c.want {
 			t.Errorf("after %d failures, each %v: %v, wanted %v", c.failed, c.period, got, c.want)
 		}
 	}

@@ -36,7 +36,7 @@ If the pool cannot store everything that the command wrote to a clone with
 If pando is killed, the next pando command destroys the clone; with --keep the
 clone stays.`,
 		Example:           "  pando run web -- make test\n  pando run web --keep -- ./migrate.sh",
-		Args:              usage(cobra.MinimumNArgs(1)),
+		Args:              checkArgs(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: a.completeRefs(1),
 	}
 

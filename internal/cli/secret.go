@@ -117,7 +117,7 @@ func (a *App) readSecret(op, file string) (b []byte, err error) {
 	f := a.Stdin
 	if file != "-" {
 		if f, err = os.Open(file); err != nil {
-			return nil, unreadable(op, file, err)
+			return nil, wrapReadError(op, file, err)
 		}
 		defer f.Close()
 		if i, err := f.Stat(); err == nil && i.Mode().IsRegular() && i.Mode().Perm()&0o077 != 0 {
@@ -126,7 +126,7 @@ func (a *App) readSecret(op, file string) (b []byte, err error) {
 	}
 
 	if b, err = io.ReadAll(io.LimitReader(f, maxSecretBytes+1)); err != nil {
-		return nil, unreadable(op, file, err)
+		return nil, wrapReadError(op, file, err)
 	}
 
 	if len(b) > maxSecretBytes {
@@ -137,8 +137,8 @@ func (a *App) readSecret(op, file string) (b []byte, err error) {
 	return b, nil
 }
 
-// unreadable is the error of a file that a person has named and that cannot be read. Its hint says what to do.
-func unreadable(op, file string, err error) error {
+// wrapReadError is the error of a file that a person has named and that cannot be read. Its hint says what to do.
+func wrapReadError(op, file string, err error) error {
 	out := &errs.Error{Kind: errs.KindOf(err), Op: op, Ref: file, Err: err}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -44,7 +44,7 @@ that change during the copy. If the volume does not stop changing, pando fails
 Snapshots can be cloned, compared, published and rewound to. Destroying the
 volume destroys its snapshots.`,
 		Example:           "  pando snapshot job-17 before-upgrade\n  pando rewind job-17 before-upgrade",
-		Args:              usage(cobra.RangeArgs(1, 2)),
+		Args:              checkArgs(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: a.completeVolumes(1),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 			if q.Volume, err = ref.ParseName("snapshot", args[0]); err != nil {

@@ -37,18 +37,18 @@ func (commandLine) Parameter(p errs.Parameter) string {
 // Variable is the name of a variable of the environment.
 func (commandLine) Variable(v errs.Variable) string { return string(v) }
 
-// words renders a message for the command line.
-func words(m errs.Message) string { return m.Render(commandLine{}) }
+// renderMessage renders a message for the command line.
+func renderMessage(m errs.Message) string { return m.Render(commandLine{}) }
 
 // hintOf is the hint of an error in the words of the command line, or "".
-func hintOf(err error) string { return words(errs.HintIn(err)) }
+func hintOf(err error) string { return renderMessage(errs.HintIn(err)) }
 
-// inWords renders the messages among the arguments of a format.
-func inWords(args []any) []any {
+// renderArgs renders the messages among the arguments of a format.
+func renderArgs(args []any) []any {
 	out := slices.Clone(args)
 	for i, a := range out {
 		if m, ok := a.(errs.Message); ok {
-			out[i] = words(m)
+			out[i] = renderMessage(m)
 		}
 	}
 	return out
@@ -76,7 +76,7 @@ func render(v reflect.Value) {
 
 	switch v.Kind() {
 	case reflect.String:
-		v.SetString(words(v.Interface().(errs.Message)))
+		v.SetString(renderMessage(v.Interface().(errs.Message)))
 	case reflect.Pointer:
 		if !v.IsNil() {
 			render(v.Elem())
@@ -109,14 +109,14 @@ func render(v reflect.Value) {
 func holdsMessages(t reflect.Type) bool {
 	known, done := holders.Load(t)
 	if !done {
-		known, _ = holders.LoadOrStore(t, looksForMessages(t, map[reflect.Type]bool{}))
+		known, _ = holders.LoadOrStore(t, typeHoldsMessages(t, map[reflect.Type]bool{}))
 	}
 	return known.(bool)
 }
 
 var holders sync.Map // of reflect.Type to bool
 
-func looksForMessages(t reflect.Type, seen map[reflect.Type]bool) bool {
+func typeHoldsMessages(t reflect.Type, seen map[reflect.Type]bool) bool {
 	if seen[t] {
 		return false
 	}
@@ -128,10 +128,10 @@ func looksForMessages(t reflect.Type, seen map[reflect.Type]bool) bool {
 	case reflect.Interface:
 		return true
 	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
-		return looksForMessages(t.Elem(), seen)
+		return typeHoldsMessages(t.Elem(), seen)
 	case reflect.Struct:
 		for i := range t.NumField() {
-			if f := t.Field(i); f.IsExported() && looksForMessages(f.Type, seen) {
+			if f := t.Field(i); f.IsExported() && typeHoldsMessages(f.Type, seen) {
 				return true
 			}
 		}

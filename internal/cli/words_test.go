@@ -22,7 +22,7 @@ func TestWords(t *testing.T) {
 		{errs.Messagef("leave %s out", errs.Param("size")), "leave --size out"},
 		{errs.Messagef("%s or %s", errs.Param("pool", "DIR"), errs.Variable("PANDO_POOL")), "--pool DIR or PANDO_POOL"},
 	} {
-		if got := words(c.message); got != c.want {
+		if got := renderMessage(c.message); got != c.want {
 			t.Errorf("%q, want %q", got, c.want)
 		}
 	}
