@@ -91,7 +91,7 @@ func TestPullAnotherGeneration(t *testing.T) {
 	w.push("g")
 	before := o.state()
 	_, err := o.tryPull("g", PullRequest{})
-	if !errs.Is(err, errs.Exists) || !strings.Contains(err.Error(), "pushed again") ||
+	if !errs.Is(err, errs.Exists) || !strings.Contains(err.Error(), "pushed under its number") ||
 		!strings.Contains(errs.HintOf(err), "golden rm") {
 		t.Errorf("%v (hint: %s)", err, errs.HintOf(err))
 	}

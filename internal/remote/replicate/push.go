@@ -499,7 +499,7 @@ func (x *pointPush) endAttempt(ctx context.Context, err error) (retry bool, _ er
 			return false, err
 		}
 	case ended, (stale || gone || damaged || isPermanent(err)) && !(x.wroteManifest && !x.p.mayEndSession(ctx, x.name)):
-		_ = l.endSession(ctx) // else a prune does, sometime
+		_ = l.endSession(ctx) // if this fails, a later prune ends it
 	default:
 		l.abandon()
 	}

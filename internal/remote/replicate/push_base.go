@@ -190,7 +190,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 			return h, nil
 		}
 		h, err := p.readHead(ctx, name)
-		if isUnreadable(err) { // what is wrong with another volume must not keep this one from being pushed
+		if isUnreadable(err) { // damage of another volume must not prevent this push
 			x.note = "cannot read the list of points of " + name + " on the remote: no data is shared with it"
 			unread[name], err = true, nil
 		}

@@ -15,14 +15,14 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// pushName is the name of a snapshot that a push takes.
+// pushName returns the name for a snapshot that a push takes at t.
 func pushName(t time.Time) string { return "push-" + t.UTC().Format("20060102T150405.000Z") }
 
 var pushNames = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^push-[0-9]{8}T[0-9]{6}\.[0-9]{3}Z$`)
 })
 
-// pushTime is when a push has made a name. False: none did.
+// pushTime returns the time at which a push made a name, or false if the name is not a push's.
 func pushTime(name string) (time.Time, bool) {
 	if !pushNames().MatchString(name) {
 		return time.Time{}, false
@@ -31,11 +31,11 @@ func pushTime(name string) (time.Time, bool) {
 	return t, err == nil
 }
 
-// cleanSnapshots destroys the snapshots of earlier pushes of a volume. Of each
-// repository the newest point that is known here stays, since the next push there
-// builds upon it; of a tree, which can build upon its own head only, the newest of each
-// head. So do snapshots that an unfinished push is of.
+// cleanSnapshots destroys the snapshots of earlier pushes of a volume. It keeps the newest point of each repository,
+// because the next push there uses it as its base; for a tree, which can only use bases of its own head, it keeps the
+// newest of each head. It also keeps the snapshots of unfinished pushes.
 func (p *pusher) cleanSnapshots(ctx context.Context, pt engine.Point, h headState) error {
+	// Find the older snapshots of pushes.
 	name, err := ref.ParseName(opPush, pt.Volume)
 	if err != nil {
 		return err
@@ -57,8 +57,8 @@ func (p *pusher) cleanSnapshots(ctx context.Context, pt engine.Point, h headStat
 		return nil
 	}
 
-	// After the list of snapshots: a push that took one of them is in its journal now,
-	// or has made its link.
+	// Find those that are still needed. This comes after listing the snapshots: by now, a push that took one of them has
+	// recorded it in its journal, or made its link.
 	planned, err := plannedSnapshots(p.e.Dir())
 	if err != nil {
 		return errs.Wrap(opPush, pt.Ref, err)
@@ -76,6 +76,7 @@ func (p *pusher) cleanSnapshots(ctx context.Context, pt engine.Point, h headStat
 		}
 	}
 
+	// Destroy the others.
 	for _, x := range old {
 		if planned[x.Ref] || needed[x.ID] {
 			continue
@@ -86,7 +87,7 @@ func (p *pusher) cleanSnapshots(ctx context.Context, pt engine.Point, h headStat
 	return err
 }
 
-// bases are the points among these that are the newest that a repository has.
+// newestBases returns, for each repository of the pool's remotes, the newest of the points that it has.
 func (p *pusher) newestBases(ctx context.Context, points []engine.Point) (map[driver.ObjectID]bool, error) {
 	out := map[driver.ObjectID]bool{}
 	repos, err := repositories(p.e.Dir())
@@ -116,7 +117,7 @@ func (p *pusher) newestBases(ctx context.Context, points []engine.Point) (map[dr
 	return out, nil
 }
 
-// headBases adds what was last pushed to, or pulled from, each head of this repository.
+// addHeadBases adds the objects that were last pushed to or pulled from each head of this repository.
 func (p *pusher) addHeadBases(ctx context.Context, needed map[driver.ObjectID]bool) error {
 	l, err := p.loadLinks(ctx)
 	if err != nil {
@@ -137,7 +138,7 @@ func (p *pusher) addHeadBases(ctx context.Context, needed map[driver.ObjectID]bo
 	return nil
 }
 
-// repositories are the IDs of the repositories of a pool's remotes.
+// repositories returns the IDs of the repositories of a pool's remotes.
 func repositories(pool string) ([]string, error) {
 	names, err := List(pool)
 	if err != nil {
@@ -148,7 +149,7 @@ func repositories(pool string) ([]string, error) {
 	for _, n := range names {
 		r, err := Load(pool, n, Access{})
 		if err != nil {
-			return nil, err // what it needs is not known
+			return nil, err // without it, the needs of this remote are unknown
 		}
 		out = append(out, r.Mark.ID.String())
 	}
@@ -156,8 +157,8 @@ func repositories(pool string) ([]string, error) {
 	return out, nil
 }
 
-// destroy destroys a snapshot that a push took. Absent is success; so is one that is
-// being read: the next push comes back to it.
+// destroySnapshot destroys a snapshot that a push took. It returns nil if the snapshot does not exist, or is being
+// read: the next push destroys it then.
 func (p *pusher) destroySnapshot(ctx context.Context, snapshot string) error {
 	what, err := ref.ParsePatterns(opPush, snapshot)
 	if err != nil {

@@ -12,20 +12,23 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// isIdle reports whether nobody has changed a volume since its newest point there: no range of it differs, or only what
-// a mounted filesystem writes by itself.
+// isIdle reports whether a volume is unchanged since its newest point on the remote: no range differs, or only ranges
+// that a mounted filesystem writes by itself.
 func (c *imageContent) isIdle() (bool, error) {
 	b, img := c.base, c.img
-	if !c.merge || !c.tookSnapshot || c.resume != nil || !b.newest || b.head != c.name || b.point.SizeBytes != img.SizeBytes {
+	if !c.merge || !c.tookSnapshot || c.resume != nil || !b.newest || b.head != c.name ||
+		b.point.SizeBytes != img.SizeBytes {
 		return false, nil
 	}
+
+	// Without a range that differs, it is unchanged.
 
 	_, some, err := c.reader.peekRange()
 	if err != nil || !some {
 		return err == nil, err
 	}
 
-	// Else the log matters.
+	// Otherwise check the ranges, but only between clean snapshots: in others, the filesystem's log matters.
 	complete := c.pt.Consistency == driver.Clean && b.point.Consistency == string(driver.Clean)
 	if !complete || img.Base == nil {
 		return false, nil
@@ -34,8 +37,8 @@ func (c *imageContent) isIdle() (bool, error) {
 	return fsprobe.OnlyBookkeeping(img.Base, img.R, img.SizeBytes, spans(img.Ranges))
 }
 
-// isIdleTree reports whether nobody has changed a tree since the newest point of its volume there, so that the snapshot
-// that was taken for this push is not needed.
+// isIdleTree reports whether a tree is unchanged since the newest point of its volume on the remote, so that this push
+// does not need its snapshot.
 func (p *pusher) isIdleTree(ctx context.Context, x *pointPush, b base) (bool, error) {
 	if !p.mayBeIdle(x, b) {
 		return false, nil
@@ -48,16 +51,16 @@ func (p *pusher) mayBeIdle(x *pointPush, b base) bool {
 	return x.tookSnapshot && b.newest && b.head == x.name && b.object != "" && !p.q.Full
 }
 
-// errChanged ends the comparison of two trees.
-var errChanged = errors.New("something has changed")
+// errChanged ends the comparison of two trees at the first difference.
+var errChanged = errors.New("the trees differ")
 
-// untilChanged takes nothing.
+// untilChanged is a writer that fails at the first byte.
 type untilChanged struct{}
 
 func (untilChanged) Write([]byte) (int, error) { return 0, errChanged }
 
-// isSameTree is isIdleTree for trees of drivers that cannot tell, which are compared. It is for those that are sent
-// whole if they have changed: where the difference is sent, that tells.
+// isSameTree is isIdleTree for drivers that cannot tell whether trees are the same: it compares the trees. It is only
+// for trees that are sent in full if they have changed; otherwise the difference that is sent tells.
 func (p *pusher) isSameTree(ctx context.Context, x *pointPush, b base) (bool, error) {
 	if p.treeContent(x) != repo.Tree || !p.mayBeIdle(x, b) {
 		return false, nil
@@ -75,7 +78,7 @@ func (p *pusher) isSameTree(ctx context.Context, x *pointPush, b base) (bool, er
 	return false, err
 }
 
-// spans are ranges as fsprobe wants them.
+// spans converts ranges to the form that fsprobe takes.
 func spans(ranges iter.Seq2[engine.Range, error]) iter.Seq2[fsprobe.Span, error] {
 	return func(yield func(fsprobe.Span, error) bool) {
 		for g, err := range ranges {

@@ -10,11 +10,11 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// planTree finds out what the stream of a tree will be, and whether it can be the difference to a base: not if one of
-// the two is raw and the other is not. A tree that was pushed in the other way is pushed whole.
+// planTree finds out what the stream of a tree will be, and whether it can be a difference from the base. It cannot if
+// the stream is raw and the base was not: then the result has no base, and the tree is pushed in full.
 func (p *pusher) planTree(ctx context.Context, x *pointPush, b base) (base, driver.StreamPlan, error) {
 	if p.treeContent(x) != repo.Stream {
-		return b, driver.StreamPlan{}, nil // files are read
+		return b, driver.StreamPlan{}, nil // the driver makes no stream: files are read
 	}
 
 	expected, err := p.e.PlanStream(ctx, engine.ReadRequest{Point: x.pt.ID, Base: b.object})
@@ -32,8 +32,9 @@ func (p *pusher) planTree(ctx context.Context, x *pointPush, b base) (base, driv
 	return b, expected, err
 }
 
-// wasRaw reports whether a raw difference can build upon a base: what is encrypted was pushed decrypted by earlier
-// versions, or came here so and was encrypted with the key of this pool. What cannot be read is no base.
+// wasRaw reports whether a base was pushed as a raw stream, so that a raw difference can build upon it. Earlier
+// versions pushed encrypted datasets decrypted, and such a base may also have been pulled and then encrypted with this
+// pool's key. A base whose manifest cannot be read counts as not raw.
 func (p *pusher) wasRaw(ctx context.Context, b base) (bool, error) {
 	m, err := p.repo.Manifest(ctx, b.point.Manifest)
 	if isUnreadable(err) {
@@ -42,7 +43,7 @@ func (p *pusher) wasRaw(ctx context.Context, b base) (bool, error) {
 	return m.Raw, err
 }
 
-// warn says something before a point is sent; in its result if nobody listens.
+// warn reports a warning before a point is sent, or in its result if the request has no Warn.
 func (p *pusher) warn(x *pointPush, text string) {
 	if text == "" {
 		return
@@ -57,11 +58,11 @@ func (p *pusher) warn(x *pointPush, text string) {
 	x.note += text
 }
 
-// minExpansion is from how many bytes on it is worth a word that a stream is larger than what it is made of.
+// minExpansion is the minimum number of bytes that a stream exceeds its content by for a warning.
 const minExpansion = 64 << 20
 
-// expansion is what to say of a stream that may be clearly larger than the room that its content takes in the pool: by
-// a tenth or more. "": nothing.
+// expansionWarning returns a warning if a stream may be larger, by a tenth or more, than the space that its content
+// occupies in the pool. Otherwise it returns "".
 func expansionWarning(s driver.StreamPlan) string {
 	if s.SavedBytes < minExpansion || s.SavedBytes < s.Bytes/10 {
 		return ""

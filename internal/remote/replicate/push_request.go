@@ -16,79 +16,75 @@ import (
 
 const opPush = "push"
 
-// PushRequest says what to push.
+// PushRequest describes what to push, and how.
 type PushRequest struct {
-	// Refs are volumes, of which a snapshot is taken now, snapshots, generations, and
-	// goldens, which is their current generation.
+	// Refs are volumes (Push takes a snapshot of each), snapshots, generations, and
+	// goldens (Push pushes their current generations).
 	Refs []ref.Ref
-	All  bool // every volume that is not ephemeral, and every golden
+	All  bool // push every golden, and every volume that is not ephemeral
 
-	As         ref.Name      // on the remote, of the only ref; zero: its own
-	LimitBytes int64         // a second, up and down; 0: no limit
-	Freeze     engine.Freeze // whether the writes to a volume in use are stopped
-	Full       bool          // send all data, also what is there, and points that are there once more
-	Checks     *Checks       // how often is looked whether what is there is whole; nil: by each Push
-	NoOrigin   bool          // do not push the golden that a volume descends from first
+	As         ref.Name      // name on the remote, for a single ref; zero: its own name
+	LimitBytes int64         // rate limit for uploads and downloads in bytes a second; 0: none
+	Freeze     engine.Freeze // whether to freeze the filesystem of a volume in use
+	Full       bool          // send all data again, even of points that are on the remote
+	Checks     *Checks       // how often to check that bases are complete; nil: in each Push
+	NoOrigin   bool          // do not first push the golden that a volume descends from
 	Portable   bool          // push trees in the form that every driver with trees can read: see treeContent
 
-	AcceptRollback bool // go on if the remote was put back to an older state than this pool has seen
+	AcceptRollback bool // push even if the remote was reset to an older state than this pool has seen
 
-	// Warn is called with what a person should know before a point is sent; nil: that is in its Note.
+	// Warn is called with warnings before a point is sent. If it is nil, they are in the point's Note.
 	Warn func(text string)
 
 	Tracker *progress.Tracker
 }
 
-// Pushed describes one point that is on the remote now. Its JSON form is stable.
+// Pushed describes one point that is on the remote after a Push. Its JSON form is stable.
 type Pushed struct {
-	Ref           string  `json:"ref"`       // here: "job@push-20260102T030405.678Z", "web@3"
-	Volume        string  `json:"volume"`    // its name there
-	Point         string  `json:"point"`     // name of the point there
+	Ref           string  `json:"ref"`       // local reference: "job@push-20260102T030405.678Z", "web@3"
+	Volume        string  `json:"volume"`    // its name on the remote
+	Point         string  `json:"point"`     // name of the point on the remote
 	Golden        bool    `json:"golden"`    // it is a generation
-	Manifest      string  `json:"manifest"`  // ID there
+	Manifest      string  `json:"manifest"`  // ID on the remote
 	Content       string  `json:"content"`   // block, stream, tree
-	Base          string  `json:"base"`      // what was there and was built upon: "job@push-..."; "" if nothing
-	Origin        string  `json:"origin"`    // of a clone: the point there that it was cloned from; "" if none is there
+	Base          string  `json:"base"`      // point on the remote that it builds upon: "job@push-..."; "" if none
+	Origin        string  `json:"origin"`    // point on the remote that it was cloned from; "" if none
 	Full          bool    `json:"full"`      // all data was read
-	Resumed       bool    `json:"resumed"`   // it went on where an interrupted push had ended
-	Unchanged     bool    `json:"unchanged"` // nothing had to be written: the content was there
+	Resumed       bool    `json:"resumed"`   // it resumed an interrupted push
+	Unchanged     bool    `json:"unchanged"` // nothing was written: the content was already on the remote
 	SizeBytes     int64   `json:"size_bytes"`
-	LogicalBytes  int64   `json:"logical_bytes"`  // of data, zeros left out; 0 of a stream that is a difference
-	ReadBytes     int64   `json:"read_bytes"`     // of the volume
+	LogicalBytes  int64   `json:"logical_bytes"`  // of data without zeros; 0 for a stream that is a difference
+	ReadBytes     int64   `json:"read_bytes"`     // from the volume
 	UploadedBytes int64   `json:"uploaded_bytes"` // of segments
 	Segments      int64   `json:"segments"`       // that were uploaded
 	Seconds       float64 `json:"seconds"`
 	Epoch         uint64  `json:"epoch"`
-	LostSegments  int     `json:"lost_segments"`            // of what was there: what is needed of them was sent again
-	Raw           bool    `json:"raw,omitempty"`            // of an encrypted ZFS dataset: blocks as they lie on disk
-	ExpectedBytes int64   `json:"expected_bytes,omitempty"` // of the stream, as was estimated before; 0: not known
+	LostSegments  int     `json:"lost_segments"`            // found missing or damaged; their needed data was sent again
+	Raw           bool    `json:"raw,omitempty"`            // of an encrypted ZFS dataset: blocks as they are on disk
+	ExpectedBytes int64   `json:"expected_bytes,omitempty"` // of the stream, estimated beforehand; 0: unknown
 	Note          string  `json:"note,omitempty"`           // what was not done, and why
 }
 
-// Push carries points of volumes and goldens to a remote. Only what has changed since
-// the last push, or since the generation that a volume was cloned from, is read and
-// uploaded, where the pool's driver can tell; what it cannot tell is read and compared
-// with what is there.
+// Push uploads points of volumes and goldens to a remote. Where the pool's driver knows what has changed since the last
+// push, or since the generation that a volume was cloned from, Push reads and uploads only that. Otherwise it reads all
+// data, compares it with the remote, and uploads the differences.
 //
-// Of a volume a snapshot is taken and pushed, and kept for the next push; earlier ones
-// that only served that are destroyed. A volume in which nothing has changed since its
-// last push gets no new point.
+// Of a volume, Push takes a snapshot, pushes it, and keeps it for the next push. It destroys earlier snapshots that
+// only served this purpose. A volume that has not changed since its last push gets no new point.
 //
-// What a push builds upon is looked for first, in one listing of all segments (see Checks): if something of it is
-// missing or has another size, the volume is read whole and compared with what is left, and what is missing is sent
-// again. So is a point that is there already and is not whole, in its place.
+// Push first checks, with one listing of all segments (see Checks), that the base is complete. If data of it is missing
+// or has another size, Push reads the whole volume, compares it with the rest of the base, and sends the missing data
+// again. It also pushes a damaged point on the remote again, in its place.
 //
-// A point is there, whole, or not at all. What an interrupted push has uploaded is not
-// lost: the next one goes on with the same snapshot, and then pushes what is newer. One
-// that fails does not keep others from being pushed, unless the remote does not answer (see Outage); what was is
-// returned with the errors, joined. Goldens that had to be pushed before their clones are in the result,
-// before those.
+// A point is on the remote completely or not at all. The next push resumes an interrupted one with the same snapshot,
+// and then pushes the newer state. A point that fails does not prevent others from being pushed, unless the remote does
+// not answer (see Outage). Push returns the points that were pushed together with the joined errors. Goldens that had
+// to be pushed precede their clones in the result.
 //
-// Errors: Conflict if another pool writes the volume there (somebody took it over) or
-// it is another volume than the one here, Damaged if the remote has lost a volume, or was put
-// back to an older state of it, unless AcceptRollback, InUse if it is being pushed already, Invalid,
-// NotFound, Unsupported (what cannot be sent of a tree), and the kinds of the
-// store.
+// Errors: Conflict if another pool writes the volume on the remote (a take-over), or if it is a different volume;
+// Damaged if the remote has lost a volume, or was reset to an older state of it, unless AcceptRollback; InUse if
+// another process is pushing it; Invalid; NotFound; Unsupported (a tree has something that cannot be sent); and the
+// kinds of the store.
 func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pushed, error) {
 	p := &pusher{e: e, r: r, q: q}
 	targets, err := p.findTargets(ctx)
@@ -114,7 +110,7 @@ func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pu
 			failed = append(failed, errs.Wrap(opPush, t.ref.String(), err))
 		}
 		if out || ctx.Err() != nil {
-			break // of each of the others it would be found out again only after many attempts
+			break // each of the others would fail in the same way, after many attempts
 		}
 	}
 
@@ -125,10 +121,11 @@ func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pu
 	return p.pushed, errors.Join(failed...)
 }
 
-// unreached reports whether the remote does not answer at all, so that it was not for what was asked that it did not.
+// remoteDown reports whether the remote does not answer at all, so that an error does not depend on the request that
+// failed.
 func (p *pusher) remoteDown(ctx context.Context) bool { return Outage(p.repo.Refresh(ctx)) }
 
-// notTried adds to the error of an outage how many others were not tried because of it.
+// skippedError adds to the error of an outage how many targets were skipped because of it.
 func skippedError(err error, t target, left int) error {
 	what := "skipped 1 other"
 	if left > 1 {
@@ -145,16 +142,16 @@ type pusher struct {
 	q      PushRequest
 	repoID string
 
-	sizes map[repo.Segment]int64 // segments that are there; nil: not listed
+	sizes map[repo.Segment]int64 // segments on the remote; nil: not listed yet
 	bad   map[repo.Segment]bool  // segments that are known to be damaged, whatever their sizes
-	base  *repo.Manifest         // that was read last
-	nodes *repo.NodeCache        // of maps; nil: nothing was read
-	chain map[repo.ID]chainLink  // of manifests that were read; nil: none
+	base  *repo.Manifest         // the last base that was read
+	nodes *repo.NodeCache        // nodes of maps; nil: none was read
+	chain map[repo.ID]chainLink  // links of the manifests that were read; nil: none
 
 	pushed []Pushed // so far, goldens before their clones
 }
 
-// open opens the repository, and reads what is remembered of it. The caller closes it.
+// openRepo opens the repository, and loads what the catalogue has of it. The caller closes the repository.
 func (p *pusher) openRepo(ctx context.Context) error {
 	me, err := writerOf(p.e)
 	if err != nil {
@@ -178,13 +175,13 @@ func (p *pusher) openRepo(ctx context.Context) error {
 	return err
 }
 
-// target is what a reference names.
+// target is one reference to push.
 type target struct {
 	ref    ref.Ref
-	volume bool // take a snapshot of it
+	volume bool // a volume, of which the push takes a snapshot
 }
 
-// targets finds what is to be pushed, before anything is asked of the remote.
+// findTargets checks the request and finds what to push, without accessing the remote.
 func (p *pusher) findTargets(ctx context.Context) ([]target, error) {
 	q := p.q
 	switch {
@@ -222,7 +219,7 @@ func (p *pusher) findTargets(ctx context.Context) ([]target, error) {
 	return out, nil
 }
 
-// everything is all goldens, and then the volumes, some of which are clones of them.
+// allTargets returns all goldens, and then the volumes, which may be clones of them.
 func (p *pusher) allTargets(ctx context.Context) ([]target, error) {
 	var out []target
 	goldens, err := p.e.Goldens(ctx)

@@ -12,24 +12,25 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// Bounds of looking for a base among all that this pool has on the remote. Comparing costs what reading two maps of
-// extents does, and a base on the remote two requests.
+// These constants bound the search for a base among all points of this pool on the remote. Comparing two points costs
+// as much as reading two extent maps, and trying a base on the remote takes two requests.
 const (
-	relatedLinks    = 256 // that are looked at, the newest
-	relatedCompared = 12  // by extents
-	relatedTried    = 3   // on the remote
+	relatedLinks    = 256 // newest links that become candidates
+	relatedCompared = 12  // candidates that are compared by extents
+	relatedTried    = 3   // candidates that are looked up on the remote
 )
 
-// kinship is how near a point is to another by what the catalogue says of them.
+// kinship is how closely two points are related according to the catalogue.
 type kinship int
 
 const (
-	stranger   kinship = iota // perhaps it shares something, though nothing says so
+	stranger   kinship = iota // it may share data, but the catalogue does not say so
 	cousin                    // of the same golden
 	ancestor                  // of the volume that the other was cloned from
 	sameOrigin                // of the same volume or golden
 )
 
+// kinshipOf returns how closely x is related to pt.
 func kinshipOf(pt, x engine.Point) kinship {
 	golden := func(p engine.Point) string {
 		if p.Golden {
@@ -56,18 +57,19 @@ func kinshipOf(pt, x engine.Point) kinship {
 type candidate struct {
 	engine.Point
 	kin     kinship
-	differs int64 // bytes of data that are not shared; -1: nobody can tell without reading
+	differs int64 // bytes of data that are not shared; -1: unknown without reading
 }
 
-// nearest finds what to build upon among all points of this pool that are on the remote, whatever they are called: what
-// shares most extents with a point, or, where nobody can tell what is shared, what is nearest by descent. from is what
-// is known already; it is returned if nothing is nearer. Not being able to tell is no error.
+// nearestBase finds a base among all points of this pool that are on the remote, under any name: the one that shares
+// most extents with the point, or, where the driver cannot tell, the closest relative. from is the best base so far;
+// nearestBase returns it if no other is better.
 func (x *pointPush) nearestBase(ctx context.Context, from base) (base, error) {
 	p, h, l, content := x.p, x.head, x.links, x.content.contentKind()
 	if x.pt.Golden && content.Chained() {
-		return from, nil // else who pulls a golden would have to pull volumes
+		return from, nil // otherwise pulling a golden would need volumes
 	}
 
+	// List the candidates, the best first.
 	all, err := p.listCandidates(ctx, x.pt, l, content)
 	if err != nil || len(all) == 0 {
 		return from, err
@@ -80,6 +82,7 @@ func (x *pointPush) nearestBase(ctx context.Context, from base) (base, error) {
 		}
 	}
 
+	// Take the first that is still listed on the remote.
 	tried := 0
 	for _, c := range all {
 		switch {
@@ -98,8 +101,10 @@ func (x *pointPush) nearestBase(ctx context.Context, from base) (base, error) {
 	return from, nil
 }
 
-// candidates are the points that may share something with one, the nearest by descent first.
-func (p *pusher) listCandidates(ctx context.Context, pt engine.Point, l links, content repo.Content) ([]candidate, error) {
+// listCandidates lists the points that may share data with a point, the closest relatives first.
+func (p *pusher) listCandidates(
+	ctx context.Context, pt engine.Point, l links, content repo.Content,
+) ([]candidate, error) {
 	var out []candidate
 	for n, id := range slices.Backward(l.objects) {
 		if len(l.objects)-n > relatedLinks {
@@ -121,13 +126,13 @@ func (p *pusher) listCandidates(ctx context.Context, pt engine.Point, l links, c
 
 		c := candidate{Point: x, kin: kinshipOf(pt, x), differs: -1}
 		if content.Chained() && c.kin != ancestor {
-			continue // a pull brings what a stream leans on, so two heads must never lean on each other
+			continue // a pull restores the base of a stream, so two heads must never depend on each other
 		}
 
 		out = append(out, c)
 	}
 
-	// Of those that are as near, those that were made at about the same time.
+	// Among equally close relatives, prefer those created at about the same time.
 	slices.SortStableFunc(out, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(b.kin, a.kin), cmp.Compare(a.CreatedAt.Sub(pt.CreatedAt).Abs(),
 			b.CreatedAt.Sub(pt.CreatedAt).Abs()))
@@ -135,8 +140,8 @@ func (p *pusher) listCandidates(ctx context.Context, pt engine.Point, l links, c
 	return out, nil
 }
 
-// compare measures what candidates share with a point, and sorts them: those that share most first. limit is what a
-// candidate must be below to be worth it.
+// rankCandidates measures how much candidates share with a point, and sorts them, those that share most first. limit is
+// the number of differing bytes below which a candidate is worth using.
 func (p *pusher) rankCandidates(
 	ctx context.Context, pt engine.Point, all []candidate, from base,
 ) (out []candidate, limit int64, err error) {
@@ -144,6 +149,7 @@ func (p *pusher) rankCandidates(
 		return nil, 0, err
 	}
 
+	// A candidate must share at least a sixteenth of the data, and more than from does.
 	limit -= limit / 16
 	if from.object != "" {
 		n, exact, err := p.differingBytes(ctx, pt.ID, from.object)
@@ -155,6 +161,7 @@ func (p *pusher) rankCandidates(
 		}
 	}
 
+	// Measure the candidates.
 	for i := range all[:min(len(all), relatedCompared)] {
 		c := &all[i]
 		n, exact, err := p.differingBytes(ctx, pt.ID, c.ID)
@@ -173,13 +180,14 @@ func (p *pusher) rankCandidates(
 		if a.differs >= 0 && b.differs >= 0 {
 			return cmp.Compare(a.differs, b.differs)
 		}
-		return cmp.Compare(b.differs, a.differs) // what can be told comes first
+		return cmp.Compare(b.differs, a.differs) // known differences come first
 	})
 
 	return out, limit, nil
 }
 
-// differing is how many bytes of data of a point another does not share; of all if base is "". exact: that is so.
+// differingBytes returns how many bytes of a point's data another point does not share, or all its data if base is "".
+// exact reports whether the driver knows the differences.
 func (p *pusher) differingBytes(ctx context.Context, id, base driver.ObjectID) (n int64, exact bool, err error) {
 	img, err := p.e.OpenImage(ctx, engine.ReadRequest{Point: id, Base: base})
 	if err != nil {
@@ -199,21 +207,23 @@ func (p *pusher) differingBytes(ctx context.Context, id, base driver.ObjectID) (
 	return n, img.Exact, nil
 }
 
-// onRemote finds a candidate in the head that lists it: head "" if none does any more.
-func (p *pusher) findOnRemote(ctx context.Context, h headState, l links, c candidate, content repo.Content) (base, error) {
-	looked := map[string]bool{}
-	look := func(name string) (base, error) {
-		if looked[name] {
+// findOnRemote finds a candidate in the head that lists it. The result has no head if none lists it any more.
+func (p *pusher) findOnRemote(
+	ctx context.Context, h headState, l links, c candidate, content repo.Content,
+) (base, error) {
+	searched := map[string]bool{}
+	searchHead := func(name string) (base, error) {
+		if searched[name] {
 			return base{}, nil
 		}
 
-		looked[name] = true
+		searched[name] = true
 		of := h
 		if name != h.Name {
 			var err error
 			if of, err = p.readHead(ctx, name); err != nil {
 				if isUnreadable(err) {
-					err = nil // it cannot be built upon
+					err = nil // it cannot be a base
 				}
 				return base{}, err
 			}
@@ -223,7 +233,8 @@ func (p *pusher) findOnRemote(ctx context.Context, h headState, l links, c candi
 		return b, err
 	}
 
-	if b, err := look(c.Volume); err != nil || b.head != "" {
+	// Search the head of the same name, then those that the linked manifests name.
+	if b, err := searchHead(c.Volume); err != nil || b.head != "" {
 		return b, err
 	}
 
@@ -235,7 +246,7 @@ func (p *pusher) findOnRemote(ctx context.Context, h headState, l links, c candi
 		if err != nil {
 			return base{}, err
 		}
-		if b, err := look(m.Volume); err != nil || b.head != "" {
+		if b, err := searchHead(m.Volume); err != nil || b.head != "" {
 			return b, err
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// snapshot takes a snapshot of a volume to be pushed.
+// takeSnapshot takes a snapshot of a volume to push, and records it in the journal first.
 func (p *pusher) takeSnapshot(ctx context.Context, name string, j *journal) (engine.Point, error) {
 	vol, err := ref.ParseName(opPush, name)
 	if err != nil {
@@ -25,8 +25,8 @@ func (p *pusher) takeSnapshot(ctx context.Context, name string, j *journal) (eng
 		at := ref.MustName(pushName(time.Now()))
 		snap := vol.At(at)
 
-		// Who cleans up must know that somebody is about to use it. After a power loss a
-		// snapshot that nobody uses is recognised without this.
+		// Tell pushes that clean up that this one is about to use the snapshot. The record need not survive a power loss:
+		// then nothing uses the snapshot, and it is recognised as unused without the record.
 		if err := j.beginPlan(plan{Snapshot: snap.String(), Took: true}, false); err != nil {
 			return engine.Point{}, err
 		}
@@ -41,7 +41,7 @@ func (p *pusher) takeSnapshot(ctx context.Context, name string, j *journal) (eng
 			return engine.Point{}, err
 		}
 
-		// A push to another remote has taken one in this very millisecond.
+		// A push to another remote took a snapshot in the same millisecond.
 		select {
 		case <-ctx.Done():
 			return engine.Point{}, errs.Wrap(opPush, name, ctx.Err())
@@ -50,7 +50,7 @@ func (p *pusher) takeSnapshot(ctx context.Context, name string, j *journal) (eng
 	}
 }
 
-// unfinished finds the snapshot that an interrupted push of a volume had taken.
+// unfinishedPoint finds the snapshot that an interrupted push of a volume took. It reports whether there is one.
 func (p *pusher) unfinishedPoint(ctx context.Context, j *journal, volume string) (engine.Point, bool) {
 	if j.plan == nil || !j.plan.Took {
 		return engine.Point{}, false
@@ -70,7 +70,7 @@ func (p *pusher) unfinishedPoint(ctx context.Context, j *journal, volume string)
 	return pt, err == nil
 }
 
-// forget gives up what the journal has of an unfinished push.
+// forgetUnfinished gives up the unfinished push in the journal: it ends the session and deletes the records.
 func (p *pusher) forgetUnfinished(ctx context.Context, j *journal) error {
 	if err := p.endPlannedSession(ctx, j); err != nil {
 		return err
@@ -78,8 +78,9 @@ func (p *pusher) forgetUnfinished(ctx context.Context, j *journal) error {
 	return errs.Wrap(opPush, filepath.Base(j.path), j.reset())
 }
 
-// endPlanned ends the session of an unfinished push, if it may be ended: not one that a copy of this pool, which has
-// the same journal, has gone on with. Its journal still says which snapshot it is of, so that nobody destroys that.
+// endPlannedSession ends the session of an unfinished push if that is allowed. It does not end a session that a copy of
+// this pool, which has the same journal, has resumed. The journal keeps the plan, which protects its snapshot from
+// being destroyed.
 func (p *pusher) endPlannedSession(ctx context.Context, j *journal) error {
 	if j.plan == nil || j.plan.Session.IsZero() || !p.mayEndSession(ctx, filepath.Base(j.path)) {
 		return nil
@@ -90,7 +91,7 @@ func (p *pusher) endPlannedSession(ctx context.Context, j *journal) error {
 	case errs.Is(err, errs.NotFound):
 		return nil
 	case isUnreadable(err) || err == nil && !j.ownsSession(s.Session):
-		return nil // a prune ends it, if nobody is at work there
+		return nil // a prune ends it once it shows no sign of life
 	case err != nil:
 		return err
 	}
@@ -98,15 +99,15 @@ func (p *pusher) endPlannedSession(ctx context.Context, j *journal) error {
 	return p.repo.EndSession(ctx, &s.Session)
 }
 
-// mayEnd reports whether a session that has perhaps written a manifest may be ended before it commits: not if the
-// volume has no head yet. Heads are never deleted, so a manifest without session and head tells of a head that was
-// lost. A prune ends the session, and makes the head.
+// mayEndSession reports whether a session that may have written a manifest can be ended before it commits. It cannot if
+// the volume has no head yet: heads are never deleted, so a manifest without a session and without a head means that a
+// head was lost. A prune ends such a session, and makes the head.
 func (p *pusher) mayEndSession(ctx context.Context, head string) bool {
 	_, _, err := p.repo.Head(ctx, head)
 	return err == nil || isUnreadable(err) && !errs.Is(err, errs.NotFound)
 }
 
-// named makes an error about an object one about what people call it.
+// withPointRef replaces the object ID in an error by the reference of the point.
 func withPointRef(err error, pt engine.Point) error {
 	var known *errs.Error
 	if !errors.As(err, &known) || known.Ref != string(pt.ID) {
@@ -117,7 +118,7 @@ func withPointRef(err error, pt engine.Point) error {
 	return &out
 }
 
-// hopeless reports whether a push that failed so cannot be gone on with.
+// isPermanent reports whether a push that failed with err cannot be resumed.
 func isPermanent(err error) bool {
 	switch errs.KindOf(err) {
 	case errs.Conflict, errs.Exists, errs.Unsupported:
@@ -126,7 +127,7 @@ func isPermanent(err error) bool {
 	return false
 }
 
-// result begins the result of a push.
+// newResult returns the result of a push, as far as the head's point determines it.
 func (x *pointPush) newResult(at repo.Point) Pushed {
 	return Pushed{
 		Ref: x.pt.Ref, Volume: x.name, Point: at.Name, Golden: x.pt.Golden, Manifest: at.Manifest.String(),
@@ -135,15 +136,15 @@ func (x *pointPush) newResult(at repo.Point) Pushed {
 	}
 }
 
-// discard ends a push that cannot be gone on with, for err, and leaves nothing of it.
+// discardPush ends a push that failed with err and cannot be resumed, and removes what it left. It returns err.
 func (x *pointPush) discardPush(ctx context.Context, err error) error {
 	ctx = context.WithoutCancel(ctx)
-	_ = x.p.endPlannedSession(ctx, x.j) // else a prune does, sometime
+	_ = x.p.endPlannedSession(ctx, x.j) // if this fails, a later prune ends it
 	if cerr := x.j.reset(); cerr != nil {
 		return errors.Join(err, cerr)
 	}
 	if x.tookSnapshot {
-		_ = x.p.destroySnapshot(ctx, x.pt.Ref) // else the next push does
+		_ = x.p.destroySnapshot(ctx, x.pt.Ref) // if this fails, the next push destroys it
 	}
 	return err
 }

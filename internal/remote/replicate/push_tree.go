@@ -9,8 +9,8 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// treeContent is in which form trees are pushed: as a stream of their driver, or in the one that every driver with
-// trees can read, which drivers without a stream of their own always use.
+// treeContent returns the form in which a tree is pushed: a stream of its driver, or the portable form that every
+// driver with trees can read. Drivers without a stream of their own always use the portable form.
 func (p *pusher) treeContent(x *pointPush) repo.Content {
 	if p.q.Portable || x.portable || !p.e.SendsStreams() {
 		return repo.Tree
@@ -18,10 +18,11 @@ func (p *pusher) treeContent(x *pointPush) repo.Content {
 	return repo.Stream
 }
 
-// otherForm reports whether a point is there as a stream that only its driver can read, and should be there for all.
+// needsOtherForm reports whether a point is on the remote as a stream that only its driver can read, although the
+// request asks for the portable form.
 func (p *pusher) needsOtherForm(at repo.Point) bool { return p.q.Portable && at.Content == repo.Stream }
 
-// filesContent is the content of a tree of files: a stream, of all of it or of what differs from the base.
+// filesContent pushes a tree of files: a stream of the whole tree, or of the difference from the base.
 type filesContent struct {
 	*pointPush
 
@@ -30,7 +31,7 @@ type filesContent struct {
 	frames   []repo.Frame
 }
 
-// contentOf is what a push is to store.
+// contentOf returns the content of a push.
 func contentOf(x *pointPush) contentPush {
 	if x.pt.FS.IsImage() {
 		return &imageContent{pointPush: x}
@@ -40,8 +41,8 @@ func contentOf(x *pointPush) contentPush {
 
 func (c *filesContent) contentKind() repo.Content { return c.form }
 
-// open opens nothing, as a stream is read in one go. A base serves if it is here, as a stream cannot be compared, and
-// if its chain bears one more difference.
+// openContent opens nothing, because a stream is read in one go. It keeps the base if that is in this pool, because a
+// stream cannot be compared with the remote, and if its chain may be extended.
 func (c *filesContent) openContent(ctx context.Context) (unchanged bool, err error) {
 	if idle, err := c.p.isIdleTree(ctx, c.pointPush, c.base); err != nil || idle {
 		return idle, err
@@ -64,7 +65,7 @@ func (c *filesContent) openContent(ctx context.Context) (unchanged bool, err err
 
 func (c *filesContent) closeContent() error { return nil }
 
-// describe lists the frames of the stream.
+// describeManifest sets the frames of the stream.
 func (c *filesContent) describeManifest(m *repo.Manifest) (err error) {
 	m.Raw, m.Stream = c.expected.Raw, c.frames
 	if c.base.object == "" {
@@ -87,7 +88,7 @@ func (c *filesContent) reportResult(out *Pushed) {
 	out.Full, out.Raw, out.ExpectedBytes = c.base.object == "", c.expected.Raw, c.expected.Bytes
 }
 
-// store runs the pipeline over the stream.
+// storeSegments runs the pipeline over the stream.
 func (c *filesContent) storeSegments(ctx context.Context) error {
 	pl := &pipeline{repo: c.p.repo, session: c.session.ID, stats: c.stats, ready: c.lease.waitBegun}
 	c.p.q.Tracker.Start("pushing "+c.pt.Ref, 0, c.expected.Bytes)
@@ -96,17 +97,18 @@ func (c *filesContent) storeSegments(ctx context.Context) error {
 	return err
 }
 
+// produce reads the stream into batches.
 func (c *filesContent) produce(ctx context.Context, to *batcher) error {
 	w := &streamWriter{ctx: ctx, b: to, p: c.p, stats: c.stats}
 	err := c.sendStream(ctx, w)
-	if w.err != nil { // it is why the stream has ended
+	if w.err != nil { // it is why the stream ended
 		return w.err
 	}
 	return err
 }
 
-// send writes the stream. ErrUnchanged: it is a snapshot that was taken for this push, and holds what the
-// newest point of the volume does.
+// sendStream writes the stream. Errors: ErrUnchanged if this push took the snapshot itself and the snapshot equals the
+// newest point of the volume.
 func (c *filesContent) sendStream(ctx context.Context, w io.Writer) error {
 	q := engine.ReadRequest{Point: c.pt.ID, Base: c.base.object}
 	if c.form == repo.Stream {
@@ -125,6 +127,7 @@ type streamWriter struct {
 	err   error
 }
 
+// Write adds b to the batches. It never returns a short count without an error.
 func (w *streamWriter) Write(b []byte) (int, error) {
 	done := 0
 	for done < len(b) {
