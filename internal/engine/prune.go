@@ -15,18 +15,18 @@ import (
 	"pando/internal/engine/content"
 )
 
-// PruneRequest says what may go. What is pinned, mounted, or being worked on
-// never does, nor does the current generation of a golden, nor one that a volume
-// or snapshot was made from.
+// PruneRequest says what may be removed. Objects that are pinned, mounted or being worked
+// on never are, nor is the current generation of a golden, nor one that a volume or
+// snapshot was made from.
 type PruneRequest struct {
-	KeepFreePercent float64       // remove until this much of the pool is free; 0: all that the others say
-	OlderThan       time.Duration // only what was made longer ago; 0: anything
-	Idle            time.Duration // only what was last used longer ago; 0: anything
-	DryRun          bool          // only say what would go
+	KeepFreePercent float64       // stop when this much of the pool is free; 0: remove all that the others select
+	OlderThan       time.Duration // only objects created longer ago; 0: any
+	Idle            time.Duration // only objects last used longer ago; 0: any
+	DryRun          bool          // only report what would be removed
 	Tracker         *progress.Tracker
 }
 
-// Candidate is something that prune would remove, or has.
+// Candidate is an object that prune would remove, or has removed.
 type Candidate struct {
 	Ref            string    `json:"ref"`
 	Kind           string    `json:"kind"` // volume, golden
@@ -34,28 +34,28 @@ type Candidate struct {
 	LastUsedAt     time.Time `json:"last_used_at"`
 	ExclusiveBytes int64     `json:"exclusive_bytes"` // of a volume with its snapshots; for trees as last measured
 	Destroyed      bool      `json:"destroyed"`
-	Kept           string    `json:"kept,omitempty"` // why it was not
+	Kept           string    `json:"kept,omitempty"` // why it was not destroyed
 }
 
-// PruneReport says what prune did, or would do.
+// PruneReport describes what prune did, or would do.
 type PruneReport struct {
 	Candidates  []Candidate `json:"candidates"` // the least recently used first
 	TotalBytes  int64       `json:"total_bytes"`
 	FreeBefore  int64       `json:"free_bytes_before"`
 	FreeAfter   int64       `json:"free_bytes_after"`
 	TargetBytes int64       `json:"target_free_bytes"` // 0: none
-	// used space of the pool, before minus after, when it had settled; other writers count
+	// used space of the pool, before minus after, once settled; includes changes by other writers
 	FreedBytes int64 `json:"freed_bytes"`
-	Reached    bool  `json:"reached"` // the target, or there was none
+	Reached    bool  `json:"reached"` // the target was reached, or there was none
 	DryRun     bool  `json:"dry_run"`
 }
 
 const opPrune = "prune"
 
-// Prune removes the least recently used volumes and unused generations: those
-// that the request names, or as many of them as it takes until enough is free.
-// The list is what DryRun shows; each thing on it is checked again, in the
-// transaction that claims it, and left alone if it has been used since. Invalid.
+// Prune removes the least recently used volumes and unused generations: all that the
+// request selects, or as many of them as it takes to free enough space. DryRun lists
+// them. Each one is checked again in the transaction that claims it, and kept if it has
+// been used since. Invalid.
 func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -78,6 +78,7 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 		}
 	}
 
+	// Is enough free already?
 	s, err := e.settledSpace(ctx)
 	if err != nil {
 		return nil, err
@@ -103,6 +104,7 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 		return r, err
 	}
 
+	// Remove them.
 	perr := e.pruneList(ctx, q, rows, r)
 	e.returnToHost()
 	after, err := e.settledSpace(ctx)
@@ -115,7 +117,7 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 	return r, errors.Join(perr, ctx.Err())
 }
 
-// uses says what of a catalogue is in use, so that it is decided once for all.
+// uses is what is in use according to the catalogue, read once for all objects.
 type uses struct {
 	mounts  map[driver.ObjectID]catalog.MountRecord
 	marked  map[driver.ObjectID]bool // worked on, or read
@@ -168,7 +170,7 @@ func (e *Engine) readUses(tx *catalog.Tx) (*uses, error) {
 	})
 }
 
-// mayPrune says whether prune may remove a row at all, and if not why.
+// mayPrune reports whether prune may remove an object at all, and if not, why.
 func (e *Engine) mayPrune(u *uses, r catalog.Row) (bool, string) {
 	switch {
 	case r.Pinned.After(time.Now()):
@@ -199,7 +201,7 @@ func (e *Engine) mayPrune(u *uses, r catalog.Row) (bool, string) {
 	return false, "it is removed with its volume"
 }
 
-// listPrunable lists what may go, the least recently used first.
+// listPrunable lists the objects that may be removed, the least recently used first.
 func (e *Engine) listPrunable(
 	ctx context.Context, q PruneRequest,
 ) (out []catalog.Row, snaps map[driver.ObjectID][]catalog.Row, err error) {
@@ -224,9 +226,9 @@ func (e *Engine) listPrunable(
 	return out, snaps, err
 }
 
-// cutToTarget leaves as many rows as are needed to reach the target by what they
-// hold alone, measured now, and enters them in the report. Of trees, which would
-// have to be walked, nothing is known: all of them stay on the list.
+// cutToTarget returns as many rows as are needed to reach the target by their exclusive
+// space, measured now, and adds them to the report. Trees are not measured, as that means
+// walking them: all of them stay on the list.
 func (e *Engine) cutToTarget(
 	ctx context.Context, rows []catalog.Row, snaps map[driver.ObjectID][]catalog.Row, r *PruneReport,
 ) ([]catalog.Row, error) {
@@ -266,11 +268,11 @@ func (e *Engine) cutToTarget(
 	return rows, nil
 }
 
-// pruneBatch is the most that is removed between two looks at the free space.
+// pruneBatch limits how many objects are removed between two measurements of free space.
 const pruneBatch = 64
 
-// pruneList removes the rows that are still what they were when they were
-// chosen, until the target is reached.
+// pruneList removes the rows that have not changed since they were selected, until the
+// target is reached.
 func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.Row, r *PruneReport) (failed error) {
 	used := map[driver.ObjectID]time.Time{}
 	at := map[driver.ObjectID]int{}
@@ -278,6 +280,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 		used[row.ID], at[row.ID] = row.UsedAt, i
 	}
 
+	// still decides in the transaction whether an object may still be removed.
 	still := func(tx *catalog.Tx, row catalog.Row, attached bool) (bool, error) {
 		i := at[row.ID]
 		switch {
@@ -310,6 +313,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 		return r.Candidates[i].Kept == "", nil
 	}
 
+	// Remove them in batches, and measure after each, until enough is free.
 	q.Tracker.Start("pruning", int64(len(rows)), 0)
 	free := r.FreeBefore
 	for from, n := 0, 1; from < len(rows) && ctx.Err() == nil; from += n {
@@ -331,7 +335,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 
 		report := e.destroyRows(ctx, batch, destroyOptions{op: opPrune, still: still})
 		if err := report.firstFailure(); failed == nil {
-			failed = err // the others may go all the same
+			failed = err // continue with the others
 		}
 
 		gone := map[string]bool{}
@@ -360,9 +364,9 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 	return failed
 }
 
-// nextBatch is how many things to remove next if done of them have freed so
-// many bytes and need more bytes are wanted: about half of what it will take, so
-// that no more go than have to. 0: it is enough.
+// nextBatch returns how many objects to remove next, if done of them have freed so many
+// bytes and need more bytes are wanted: about half of the expected number, so that no
+// more are removed than necessary. 0: enough is free.
 func nextBatch(done int, freed, need int64) int {
 	switch {
 	case need <= 0:

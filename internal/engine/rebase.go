@@ -16,43 +16,43 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fullPool is the room, in bytes, below which a write error in an image is put
-// down to a full pool: the filesystem in it only knows that it cannot write.
+// fullPool is the free space, in bytes, below which a write error in an image counts as
+// a full pool: the filesystem in the image only knows that it cannot write.
 const fullPool = 64 << 20
 
-// RebaseRequest says which volume moves to which generation of its golden.
+// RebaseRequest says which volume to move to which generation of its golden.
 type RebaseRequest struct {
 	Volume  ref.Name
 	Onto    ref.Ref // GOLDEN or GOLDEN@N
-	Ours    bool    // of paths changed on both sides the volume's version is kept
-	Theirs  bool    // or the golden's
+	Ours    bool    // keep the volume's version of paths changed on both sides
+	Theirs  bool    // keep the golden's version of paths changed on both sides
 	Tracker *progress.Tracker
 }
 
 // RebaseConflict is a path that both the volume and its golden have changed.
 type RebaseConflict struct {
 	Path   Path   `json:"path"`
-	Mine   string `json:"mine"`   // what the volume did, in words
-	Theirs string `json:"theirs"` // what the golden did
+	Mine   string `json:"mine"`   // the change in the volume, as text
+	Theirs string `json:"theirs"` // the change in the golden, as text
 }
 
 // Rebased is the result of Rebase. Its JSON form is stable.
 type Rebased struct {
 	Info
-	Base string `json:"base"` // reference of the generation that it came from before
-	// reference of the snapshot that keeps the state before; "": nothing had to be done
+	Base string `json:"base"` // reference of the previous base
+	// reference of the snapshot with the previous state; "": nothing had to be done
 	Before    string           `json:"before"`
-	Stat      DiffStat         `json:"stat"`      // of the volume's own changes that it has kept
-	Conflicts []RebaseConflict `json:"conflicts"` // those that Ours or Theirs decided
+	Stat      DiffStat         `json:"stat"`      // the volume's own changes that were kept
+	Conflicts []RebaseConflict `json:"conflicts"` // resolved by Ours or Theirs
 }
 
-// Rebase makes a volume a clone of another generation of its golden, with its own
-// changes made again. Paths that both sides have changed in different ways are
-// conflicts: unless Ours or Theirs is set nothing is changed then, and with the
-// error come the conflicts. The state before stays as a snapshot. Either all of
-// it happens or nothing. NotFound (also if the volume's generation has been
-// removed), Invalid (no generation of the volume's golden), Conflict, InUse (it
-// is mounted), Unsupported (a raw volume), NoSpace.
+// Rebase replaces a volume with a clone of another generation of its golden, and
+// reapplies the volume's own changes. Paths that both sides have changed in different
+// ways are conflicts: unless Ours or Theirs is set, nothing is changed then, and Rebase
+// returns the conflicts with the error. The previous state stays as a snapshot. Either
+// all of it happens or nothing. NotFound (even if only the volume's base has been
+// removed), Invalid (not a generation of the volume's golden), Conflict, InUse (it is
+// mounted), Unsupported (a raw volume), NoSpace.
 func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -97,7 +97,7 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 	return out, nil
 }
 
-// rebase is one under way.
+// rebase is the state of one Rebase.
 type rebase struct {
 	e                 *Engine
 	q                 RebaseRequest
@@ -169,6 +169,7 @@ func (r *rebase) reapplyChanges(ctx context.Context, out *Rebased) error {
 		return err
 	}
 
+	// Find the changes on both sides, and the conflicts.
 	t := r.q.Tracker
 	t.Start("finding the volume's changes", 0, 0)
 	mine, err := v.compareSides(ctx, base, vol, true, t)
@@ -195,6 +196,7 @@ func (r *rebase) reapplyChanges(ctx context.Context, out *Rebased) error {
 		out.Conflicts = append(out.Conflicts, RebaseConflict{Path(c.Path), c.Mine, c.Theirs})
 	}
 
+	// Resolve the conflicts, or fail.
 	changes, how := m.Changes, treediff.ApplyOptions{Progress: t.Add}
 	if n := len(m.Conflicts); n > 0 {
 		switch {
@@ -216,6 +218,7 @@ func (r *rebase) reapplyChanges(ctx context.Context, out *Rebased) error {
 		}
 	}
 
+	// Reapply the changes in a clone of the target.
 	for _, c := range changes {
 		if !c.TimesOnly() {
 			out.Stat.count(c)
@@ -243,10 +246,11 @@ func (r *rebase) reapplyChanges(ctx context.Context, out *Rebased) error {
 	return r.s.commit(ctx)
 }
 
-// rowRef is the reference of a generation.
+// rowRef returns the reference of a generation.
 func rowRef(r catalog.Row) ref.Ref { return ref.Ref{Name: r.Golden, At: itoa(r.Generation)} }
 
-// addVolume adds the volume, which is this command's alone, to what is looked at.
+// addVolume adds the volume, which only this command uses, to the view. A volume with
+// an image is copied.
 func (r *rebase) addVolume(ctx context.Context, v *view) (*side, error) {
 	e := r.e
 	s := &side{ref: r.q.Volume.Ref(), live: content.Live{Row: r.vol}, copy: e.newIdentity(driver.Scratch)}
@@ -269,16 +273,16 @@ func (r *rebase) addVolume(ctx context.Context, v *view) (*side, error) {
 	return s, e.drv.Clone(ctx, r.vol.ID, s.copy)
 }
 
-// inSuccessor calls fn with the root of the successor's files. All that fn has
-// done is on disk when it returns, unless the volume is ephemeral.
+// inSuccessor calls fn with the root of the successor's files. Everything that fn has
+// done is durable when inSuccessor returns, unless the volume is ephemeral.
 func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) error {
 	e, id := r.e, r.s.next.ID
 	sync := func(root *os.File) error {
 		if err := fn(root); err != nil || !r.s.next.FS.IsImage() && r.s.next.Ephemeral {
 			return err
 		}
-		// What cannot be written back, in a full pool, is an error here, and
-		// nowhere when the filesystem is unmounted.
+		// If a full pool keeps data from being written back, this reports an error,
+		// but unmounting the filesystem does not.
 		err := unix.Syncfs(int(root.Fd()))
 		if errors.Is(err, unix.EIO) && errs.Is(e.pool.Admit(ctx, opRebase, r.q.Volume.String(), fullPool), errs.NoSpace) {
 			err = unix.ENOSPC
@@ -304,7 +308,7 @@ func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) 
 	})
 }
 
-// explainFailure says what a failure means for the volume.
+// explainFailure adds to an error that the volume has not changed, and how to free space.
 func (r *rebase) explainFailure(err error) error {
 	if errs.Is(err, errs.NoSpace) {
 		return errs.New(errs.NoSpace, opRebase, r.q.Volume.String(), "not enough free space; nothing was changed (%v)", err).

@@ -12,17 +12,17 @@ import (
 	"pando/internal/engine/ledger"
 )
 
-// Recovery is what Maintain has cleaned up.
+// Recovery describes what Maintain has cleaned up.
 type Recovery struct {
 	Undone    int            // interrupted operations that were undone or finished
-	Reclaimed int            // destroyed objects whose space was still to be returned
-	Expired   int            // volumes and snapshots destroyed because their time was over
+	Reclaimed int            // objects destroyed earlier and removed now
+	Expired   int            // expired volumes that were destroyed
 	Swept     *Sweep         // set if this was the first command after a boot
-	Warnings  []errs.Message // what could not be cleaned up, and stays
+	Warnings  []errs.Message // things that could not be cleaned up, and stay
 }
 
-// forgetAt is the number of reclaimed tombstones at which a command spends a
-// disk flush to be able to forget them.
+// forgetAt is the number of reclaimed tombstones at which a command waits for a disk
+// flush in order to forget them.
 const forgetAt = 512
 
 // Maintain does what is due, and cleans up behind operations that are no more: after a boot it compares the pool with
@@ -42,7 +42,7 @@ func (e *Engine) Maintain(ctx context.Context) (r Recovery, err error) {
 
 	err = e.maintain(ctx, &r)
 	if errs.Is(err, errs.NoSpace) {
-		// Else no command could free any.
+		// Go on, or no command could free space.
 		warnings.Add(ctx, "could not clean up after interrupted operations: %v", err)
 		err = nil
 	}
@@ -56,7 +56,7 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 	var marks []catalog.Mark
 	var tombstones []catalog.Tombstone
 	if err := e.cat.LostError(); err != nil {
-		// What it still says may be wrong: nothing is done by it.
+		// The catalogue may be wrong: do nothing that relies on it.
 		warnings.Add(ctx, "%v (%s)", err, errs.HintIn(err))
 		return nil
 	}
@@ -111,10 +111,11 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 	return nil
 }
 
-// expireMost is how many volumes whose time is over one command destroys.
+// expireMost limits how many expired volumes one command destroys.
 const expireMost = 256
 
-// destroyExpired destroys volumes whose time is over, but those that are pinned or in use.
+// destroyExpired destroys expired volumes, except those that are pinned or in use, and
+// returns their number.
 func (e *Engine) destroyExpired(ctx context.Context) int {
 	var due []doomed
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -124,7 +125,7 @@ func (e *Engine) destroyExpired(ctx context.Context) int {
 		}
 		return err
 	}); err != nil || len(due) == 0 || e.needRoot("expire", "") != nil {
-		return 0 // whoever can, will
+		return 0 // left to a command that can
 	}
 
 	isDue := func(_ *catalog.Tx, r catalog.Row, _ bool) (bool, error) {
@@ -141,7 +142,7 @@ func (e *Engine) destroyExpired(ctx context.Context) int {
 	return len(report.Destroyed)
 }
 
-// work is what the ledger needs of an Engine: see [ledger.Work].
+// work provides what the ledger needs of an Engine: see [ledger.Work].
 type work struct{ e *Engine }
 
 func (w work) Thaw(ctx context.Context, read driver.ObjectID) error { return w.e.thawFor(ctx, read) }
@@ -211,8 +212,8 @@ func (e *Engine) undoMount(ctx context.Context, m catalog.Mark) error {
 	return e.content.UndoMount(ctx, name, m)
 }
 
-// Sync makes all that was made and destroyed durable, and wakes what frees space
-// in the background.
+// Sync makes everything created and destroyed so far durable, and wakes the filesystem's
+// background work that frees space.
 func (e *Engine) Sync(ctx context.Context) error {
 	if s, ok := e.syncer(); ok {
 		return s.Sync(ctx)

@@ -135,9 +135,9 @@ func (e *Engine) endRun(ctx context.Context, keep bool, r *RunResult, id driver.
 	return errs.Wrap("destroy", row.Name, err) // the mark stays, and the next command destroys it
 }
 
-// destroyWhenFree leaves a volume that is in use, and marked by this process or by a
-// dead one that it has locked as an orphan, to later commands: it is a volume like any other from
-// now on, but an expired one.
+// destroyWhenFree leaves a volume that is in use to later commands: from now on it is a
+// volume like any other, but expired. Its mark is of this process, or of an orphan that
+// this process has locked.
 func (e *Engine) destroyWhenFree(ctx context.Context, id driver.ObjectID) error {
 	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		if err := tx.SetExpires(id, time.Now()); err != nil {

@@ -24,8 +24,8 @@ type Freeze = content.Freeze
 
 // Values of Freeze.
 const (
-	FreezeIfNeeded = content.FreezeIfNeeded // if a copy would not be consistent otherwise
-	FreezeAlways   = content.FreezeAlways   // so that the copy is one moment also of what is not synced
+	FreezeIfNeeded = content.FreezeIfNeeded // only if a copy would not be consistent otherwise
+	FreezeAlways   = content.FreezeAlways   // even unsynced data in the copy is of one moment
 	FreezeNever    = content.FreezeNever    // the copy is as after a power loss
 )
 
@@ -37,12 +37,12 @@ type SnapshotRequest struct {
 	Tracker *progress.Tracker
 }
 
-// Snapshot makes an immutable snapshot of a volume, which may be in use. Everything that was
-// written before the call is in it, and its filesystem is consistent: see Freeze. What is frozen is thawed
-// whatever becomes of this process. Info.Consistency says what it is worth.
-// Durable on return, unless the volume is ephemeral. NotFound, Exists, Invalid,
-// NoSpace, InUse (its filesystem is frozen by somebody else, for longer than others are waited for), Conflict (a driver
-// that copies, and a volume that changed meanwhile).
+// Snapshot makes an immutable snapshot of a volume, which may be in use. It contains
+// everything that was written before the call, and its filesystem is consistent: see
+// Freeze and Info.Consistency. A frozen filesystem is thawed even if this process dies.
+// Durable on return, unless the volume is ephemeral. NotFound, Exists, Invalid, NoSpace,
+// InUse (somebody else has frozen the filesystem, and waiting did not help), Conflict (the
+// driver copies, and the volume changed during the copy).
 func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -61,6 +61,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 		return Info{}, err
 	}
 
+	// Reserve the name, and mark the work.
 	var l content.Live
 	id := e.newIdentity(driver.Snapshot)
 	err := e.ledger.Claim(ctx, opSnapshot, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
@@ -87,6 +88,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 		return Info{}, err
 	}
 
+	// Copy the volume, and record the snapshot.
 	q.Tracker.Start("snapshotting", 0, 0)
 	row := catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, l.Row), MeasuredAt: l.Row.MeasuredAt}
 	if err = e.copyLive(ctx, l, id, true); err == nil {
@@ -123,34 +125,33 @@ func (e *Engine) SnapshotNames(ctx context.Context, volume ref.Name) ([]string, 
 	return out, err
 }
 
-// timestampName is a time as a part of a name.
+// timestampName returns a time in a form that names can contain.
 func timestampName(t time.Time) string { return t.UTC().Format("20060102T150405.000Z") }
 
-// snapshotInfo describes a snapshot; its name is the whole reference.
+// snapshotInfo describes a snapshot. Info.Name is the whole reference.
 func snapshotInfo(r catalog.Row, volume, driverName string) Info {
 	i := rowInfo(r, driverName)
 	i.Name = volume + "@" + r.Name
 	return i
 }
 
-// RewindRequest says which volume becomes what it was when.
+// RewindRequest says which volume to rewind, and to which snapshot.
 type RewindRequest struct {
 	Volume   ref.Name
 	Snapshot ref.Name
-	Detach   bool // unmount it first, and mount it again where it was
+	Detach   bool // unmount it first, and remount it in the same place
 	Tracker  *progress.Tracker
 }
 
 // Rewound is the result of Rewind.
 type Rewound struct {
 	Info
-	Before string `json:"before"` // reference of the snapshot that keeps the state before
+	Before string `json:"before"` // reference of the snapshot with the previous state
 }
 
-// Rewind makes a volume what it was when a snapshot of it was taken. Its state
-// before stays as a snapshot; its other snapshots stay too. Either all of it
-// happens or nothing. NotFound, InUse (it is mounted, and Detach is not set; or
-// it is, and something uses it), NoSpace.
+// Rewind restores a volume to one of its snapshots. The previous state stays as a
+// snapshot, and so do all other snapshots. Either all of it happens or nothing. NotFound,
+// InUse (it is mounted and Detach is not set, or it is mounted and in use), NoSpace.
 func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -189,7 +190,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 		return nil
 	}
 
-	if err := q.Snapshot.Required(opRewind); err != nil { // without it, it is the volume itself
+	if err := q.Snapshot.Required(opRewind); err != nil { // without a name the reference is the volume itself
 		return Rewound{}, err
 	}
 
@@ -197,6 +198,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 		return Rewound{}, err
 	}
 
+	// Unmount the volume, and remember where and how it was mounted.
 	again, may := "", Rights{}
 	if mounted {
 		if !q.Detach {
@@ -217,7 +219,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 		return out, err
 	}
 
-	// Where it was mounted, also if it is as it was.
+	// Mount it again, even if rewinding failed.
 	info, merr := e.Mount(ctx, MountRequest{Volume: q.Volume, Dir: again, May: may})
 	if err == nil && merr == nil {
 		out.Info = info
@@ -247,7 +249,7 @@ func (e *Engine) rewindIdle(
 
 	q.Tracker.Start("rewinding", 0, 0)
 	if err = e.drv.Clone(ctx, snap.ID, s.draft()); err == nil {
-		if s.next.SizeBytes > snap.SizeBytes { // it has grown since
+		if s.next.SizeBytes > snap.SizeBytes { // the volume has grown since the snapshot
 			err = e.growInside(ctx, catalog.Row{Identity: s.next})
 		}
 	}

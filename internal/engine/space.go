@@ -9,37 +9,37 @@ import (
 	"pando/internal/engine/pool"
 )
 
-// What is given back of the reserve at once, in bytes: for a transaction that the log has no
-// room for any more, and for the index of the log.
+// Amounts of the reserve that are given up at a time, in bytes: for a transaction that no
+// longer fits into the log, and for the index of the log.
 const (
 	reservePiece = 1 << 20
 	openPiece    = 128 << 10
 )
 
-// hostLow is the free space, in bytes, on the filesystem below a pool in a file, below which
-// whatever frees space in the pool returns it to the host at once.
+// hostLow is the amount of free space, in bytes, on the filesystem that contains a loop-backed
+// pool. With less, operations that free space in the pool return it to the host at once.
 const hostLow = 256 << 20
 
-// mayUseReserve marks a call that frees space: only such may spend the pool's reserve, so that
-// something is left of it for them.
+// mayUseReserve marks a call that frees space. Only such calls may spend the pool's reserve,
+// so that other calls leave it to them.
 func mayUseReserve(ctx context.Context) context.Context {
 	c := callOf(ctx)
 	c.frees = true
 	return withCall(ctx, c)
 }
 
-// spendReserve makes some room for what frees space. It reports whether trying again makes
-// sense.
+// spendReserve frees a part of the reserve for a call that frees space, and reports whether
+// it is worth retrying.
 func (e *Engine) spendReserve(ctx context.Context) bool {
 	if !callOf(ctx).frees || ctx.Err() != nil {
 		return false
 	}
 	spent := e.pool.SpendReserve(reservePiece)
-	e.refilled.Store(nil) // after: a refill in between has not taken it again
+	e.refilled.Store(nil) // after spending, or a concurrent refill could overlook it
 	return spent
 }
 
-// refillEvery is how often an engine looks whether other processes have spent something.
+// refillEvery is how often an engine checks whether other processes have spent the reserve.
 const refillEvery = time.Second
 
 // refillReserveIfSpent is refillReserve, unless there is nothing to take: this engine found all of it there a moment ago, and
@@ -52,12 +52,12 @@ func (e *Engine) refillReserveIfSpent() {
 	e.refillReserve()
 }
 
-// refillReserve takes again, after space was freed, what freeing it may need. What cannot be taken
-// now is taken the next time.
+// refillReserve restores the reserve after space was freed. Parts that do not fit now are
+// restored the next time.
 func (e *Engine) refillReserve() {
 	e.returnIfLow()
 	begun := time.Now()
-	e.refilled.Store(&begun) // before: what is spent meanwhile is seen the next time
+	e.refilled.Store(&begun) // before refilling, so that spending in the meantime is noticed the next time
 	reserved := e.pool.MakeReserve()
 	spares := catalog.MakeSpares(e.pool.Dir)
 	catalog.Preallocate(e.pool.Dir)
@@ -66,7 +66,7 @@ func (e *Engine) refillReserve() {
 	}
 }
 
-// returnIfLow returns what was freed in a pool in a file to the host, where it is still taken, if there is little left.
+// returnIfLow returns the free space of a loop-backed pool to the host if the host has little left.
 func (e *Engine) returnIfLow() {
 	if e.pool.Config.Backing == nil {
 		return
@@ -76,7 +76,7 @@ func (e *Engine) returnIfLow() {
 	}
 }
 
-// destroyObject makes the driver remove an object, if need be with the reserve.
+// destroyObject makes the driver remove an object, and spends the reserve if that lacks space.
 func (e *Engine) destroyObject(ctx context.Context, destroy func() error) error {
 	for {
 		err := destroy()
@@ -86,15 +86,16 @@ func (e *Engine) destroyObject(ctx context.Context, destroy func() error) error 
 	}
 }
 
-// openCatalog opens the catalogue. Every command does, so on a full disk this must need next
-// to nothing: the index of the log, 32 KiB, which SQLite makes anew if nobody has it open.
+// openCatalog opens the catalogue. Every command does this, so on a full disk it must need
+// almost no space: only the index of the log, 32 KiB, which SQLite recreates if nobody has it
+// open.
 func openCatalog(ctx context.Context, p *pool.Pool) (*catalog.Catalog, error) {
 	cat, err := catalog.Open(ctx, p.Dir, p.Config.ID)
 	if errs.Is(err, errs.NoSpace) && p.SpendReserve(openPiece) {
 		cat, err = catalog.Open(ctx, p.Dir, p.Config.ID)
 	}
 	if errs.Is(err, errs.NoSpace) {
-		// Without an index. Last, as nobody else can use the catalogue until this ends.
+		// Open it without an index. This is the last resort, as it locks out all other processes.
 		cat, err = catalog.OpenAlone(ctx, p.Dir, p.Config.ID)
 	}
 	return cat, err

@@ -14,22 +14,22 @@ import (
 // commit. The successor is another object, made beside it; with the commit it
 // takes over the name, and the old object becomes a snapshot of the volume.
 //
-// In the pool the successor's identity says what it replaces and what that is
-// to be called, so a crash between the commit and the renaming of the old object
-// loses nothing: the next command finishes it, and so does a rebuild.
+// In the pool, the successor's identity says which object it replaces and the new name of
+// that object, so a crash between the commit and the renaming of the old object loses
+// nothing: the next command finishes it, and so does a rebuild.
 type succession struct {
 	e    *Engine
 	op   string
 	vol  catalog.Row
-	next driver.Identity         // of the successor; the caller makes it, as draft says
+	next driver.Identity         // of the successor; the caller makes the object, with the identity draft
 	row  catalog.Row             // of the successor, after commit
-	also func(*catalog.Tx) error // what else is in the commit; may be nil
+	also func(*catalog.Tx) error // further changes in the same commit; may be nil
 
-	settled bool // after commit: nothing is left for the next command to do
+	settled bool // after commit: nothing is left to the next command
 }
 
-// claim reserves the volume and what its successor is made from; look finds
-// both. It fills in next, which comes with an ID.
+// claim reserves the volume and the origin of its successor; look finds both. It fills in
+// next, whose ID the caller has set.
 func (s *succession) claim(ctx context.Context, look func(*catalog.Tx) (vol, origin catalog.Row, err error)) error {
 	fresh := s.next
 	return s.e.ledger.Claim(ctx, s.op, true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
@@ -53,16 +53,17 @@ func (s *succession) claim(ctx context.Context, look func(*catalog.Tx) (vol, ori
 	})
 }
 
-// draft is the successor's identity while it is being made: garbage to everybody
-// until it is whole.
+// draft returns the successor's identity while it is being made: until it is complete,
+// every process may treat it as garbage.
 func (s *succession) draft() driver.Identity {
 	id := s.next
 	id.Kind = driver.Scratch
 	return id
 }
 
-// commit puts the successor, which the driver has made, in the volume's place.
-// On error nothing has changed, and the marks stay for the caller to take away.
+// commit replaces the volume with the successor, which the driver has made. Durable on
+// return, unless it is ephemeral. On error nothing has changed, and the caller removes
+// the marks.
 func (s *succession) commit(ctx context.Context) error {
 	e, now := s.e, time.Now()
 	s.row = catalog.Row{Identity: s.next, UsedAt: now}
@@ -93,8 +94,8 @@ func (s *succession) commit(ctx context.Context) error {
 		return err
 	}
 
-	// What is left is the old object's identity. If this process dies before
-	// that is written, its mark stays, and the next command writes it.
+	// Only the old object's identity remains to be written. If this process dies
+	// first, its mark stays, and the next command writes it.
 	ctx = context.WithoutCancel(ctx)
 	if err := e.writeIdentity(ctx, old.Identity); err != nil {
 		warnings.Add(ctx, "%s has been replaced, but the identity of its previous state could not be written yet: %v",
@@ -112,11 +113,11 @@ func (s *succession) commit(ctx context.Context) error {
 	return nil
 }
 
-// dropPredecessor destroys what a volume was before, which nobody needs, after
-// commit. If it cannot be, it stays as the snapshot that it has become.
+// dropPredecessor destroys the previous object of a volume after commit, if nobody needs
+// it. If that fails, the object stays as the snapshot that it has become.
 func (e *Engine) dropPredecessor(ctx context.Context, s *succession) {
 	if !s.settled {
-		return // its mark must stay; whoever commits has warned of it
+		return // its mark must stay; commit has warned about it
 	}
 
 	before := s.vol.Name + "@" + s.next.Before
@@ -136,7 +137,7 @@ func (e *Engine) dropPredecessor(ctx context.Context, s *succession) {
 	}
 }
 
-// writeIdentity makes the pool know what the catalogue says of an object.
+// writeIdentity replaces the identity of an object in the pool.
 func (e *Engine) writeIdentity(ctx context.Context, id driver.Identity) error {
 	rw, ok := e.drv.(driver.Rewriter)
 	if !ok {
