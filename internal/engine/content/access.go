@@ -16,8 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// blockDevice is an object's image as a block device. It stays at least until
-// close; what is mounted on it by then keeps it.
+// blockDevice is an object's image as a block device. It stays at least until close; a mount made by then keeps it.
 type blockDevice struct {
 	path     string
 	loop     int    // index of the loop device; -1: the driver's own device
@@ -25,9 +24,8 @@ type blockDevice struct {
 	close    func() error
 }
 
-// openDevice makes an object's image a block device: a file by a loop device, the
-// driver's own device by making it appear. keep: the device shall stay without
-// anybody who has it open, until releaseDevice. InUse if a file is attached already.
+// openDevice makes an object's image a block device: it attaches a file to a loop device, or activates the driver's own
+// device. InUse if a file is already attached.
 func (acc *Access) openDevice(
 	ctx context.Context, id driver.ObjectID, w driver.Attachment, o loopdev.Options,
 ) (*blockDevice, error) {
@@ -73,11 +71,9 @@ func (acc *Access) activateDevice(ctx context.Context, id driver.ObjectID) (*os.
 	return a.Activate(ctx, id)
 }
 
-// releaseDevice waits until an object's image is no block device any more, at most
-// for the time given. false: some mount or process, maybe in another mount
-// namespace, holds it. With going, the object is about to be destroyed: then a
-// device of the driver's own may stay if nobody holds it, as it goes with the
-// object.
+// releaseDevice waits until an object's image is no longer a block device, at most for the time given. false: a mount
+// or process, maybe in another mount namespace, holds it. With going, the object is about to be destroyed: then a
+// device of the driver's own may stay if nothing holds it, as it goes with the object.
 func (acc *Access) releaseDevice(
 	ctx context.Context, id driver.ObjectID, w driver.Attachment, most time.Duration, going bool,
 ) (bool, error) {
@@ -121,8 +117,7 @@ func (acc *Access) waitDeviceUnheld(
 	}
 }
 
-// OpenPath returns the path of a file that is an object's image, or of a block
-// device that is, which stays until it is closed.
+// OpenPath returns the path of an object's image file or block device. The block device stays until it is closed.
 func (acc *Access) OpenPath(ctx context.Context, id driver.ObjectID) (path string, closePath func() error, err error) {
 	w, err := acc.drv.Attachment(ctx, id)
 	if err != nil {
@@ -139,7 +134,7 @@ func (acc *Access) OpenPath(ctx context.Context, id driver.ObjectID) (path strin
 
 	return f.Name(), func() error {
 		err := f.Close()
-		// Others may use it too: the last one takes it away.
+		// Others may use it too: the last one deactivates it.
 		if free, derr := acc.releaseDevice(context.WithoutCancel(ctx), id, w, 0, false); err == nil && free {
 			err = derr
 		}
@@ -156,9 +151,8 @@ func (acc *Access) WithPath(ctx context.Context, id driver.ObjectID, fn func(pat
 	return cmp.Or(fn(path), closePath())
 }
 
-// WithImage mounts a volume's image where nobody sees it, calls fn with its
-// root, and unmounts it again: when it returns, all is in the image. If this
-// process is killed, the kernel unmounts it.
+// WithImage mounts a volume's image detached, where nothing else sees it, calls fn with its root, and unmounts it
+// again: when it returns, everything is in the image. If this process is killed, the kernel unmounts it.
 func (acc *Access) WithImage(
 	ctx context.Context, id driver.ObjectID, o ImageOptions, fn func(root *os.File) error,
 ) error {
@@ -200,8 +194,8 @@ type ImageOptions struct {
 	Extra    []string  // mount options
 }
 
-// WithTree calls fn with the root of an object's tree, of a volume that is no
-// image. readOnly: nothing can be changed through it.
+// WithTree calls fn with the root of an object's tree, for a volume that is not an image. readOnly: nothing can be
+// changed through it.
 func (acc *Access) WithTree(
 	ctx context.Context, id driver.ObjectID, readOnly bool, fn func(root *os.File) error,
 ) error {
@@ -232,7 +226,7 @@ func (acc *Access) WithTree(
 	return insideMount(m, w.Source != "" && !readOnly, fn)
 }
 
-// blameKey gives an error of a mount the reason that the object's encryption key is not loaded, if it is that.
+// blameKey turns an error of a mount into Permission if the object's encryption key is not loaded.
 func (acc *Access) blameKey(ctx context.Context, id driver.ObjectID, what string, err error) error {
 	keyed, ok := acc.drv.(driver.Keyed)
 	if err == nil || !ok || !errors.Is(err, unix.EACCES) {
@@ -247,9 +241,8 @@ func (acc *Access) blameKey(ctx context.Context, id driver.ObjectID, what string
 			k.Root, k.Root)
 }
 
-// insideMount calls fn with the root of a detached mount, and unmounts it.
-// written: it may have been written to, and what cannot be written back, as the
-// pool is full, must not be lost in silence.
+// insideMount calls fn with the root of a detached mount, and unmounts it. written: fn may have written to it; a
+// failure to write that back, in a full pool for example, is then an error.
 func insideMount(m *mount.Detached, written bool, fn func(root *os.File) error) error {
 	root, err := m.Open()
 	if err == nil {
@@ -264,9 +257,8 @@ func insideMount(m *mount.Detached, written bool, fn func(root *os.File) error) 
 	return err
 }
 
-// sourceDevice is the st_dev of a filesystem that is mounted by name. As long as
-// somebody has it mounted, it stays the same. InUse if it is unmounted, but files
-// of it are open: then ZFS does not mount it again.
+// sourceDevice returns the st_dev of a filesystem that is mounted by name. It stays the same for as long as the
+// filesystem is mounted anywhere. InUse if it is unmounted but files in it are open: ZFS does not mount it again then.
 func sourceDevice(w driver.Attachment) (uint64, error) {
 	m, err := mount.Device(w.Type, w.Source, w.Options, true)
 	if err != nil {
@@ -277,9 +269,8 @@ func sourceDevice(w driver.Attachment) (uint64, error) {
 	return info.Dev, err
 }
 
-// mountedDevice is sourceDevice of what is mounted: for writing, in which case it cannot
-// be mounted read-only beside that (zpl_mount_impl of OpenZFS), or read-only. To mount it
-// once more writes nothing.
+// mountedDevice is sourceDevice for a filesystem that is already mounted: for writing, in which case it cannot be
+// mounted read-only as well (zpl_mount_impl of OpenZFS), or read-only. Mounting it once more writes nothing.
 func mountedDevice(w driver.Attachment) (uint64, error) {
 	dev, err := sourceDevice(w)
 	if !errors.Is(err, unix.EBUSY) {
@@ -294,8 +285,7 @@ func mountedDevice(w driver.Attachment) (uint64, error) {
 	return info.Dev, err
 }
 
-// imageAttached reports whether an object's image is a block device now, and in
-// use if it is the driver's own device.
+// imageAttached reports whether an object's image is a block device now, and in use if it is the driver's own device.
 func (acc *Access) imageAttached(id driver.ObjectID) (bool, error) {
 	if a, ok := acc.drv.(driver.Activator); ok {
 		return a.Held(context.Background(), id)
@@ -316,8 +306,7 @@ func (acc *Access) isImage(id driver.ObjectID, b loopdev.Bound) bool {
 	return unix.Stat(w.Image, &st) == nil && b.SameFile(&st)
 }
 
-// clearLoops detaches the loop devices on an image. Those that are mounted
-// clear when their mount goes.
+// clearLoops detaches the loop devices of an image. Mounted ones disappear with their mount.
 func (acc *Access) clearLoops(image string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(image, &st); err != nil {
@@ -340,8 +329,7 @@ func (acc *Access) clearLoops(image string) error {
 	return nil
 }
 
-// ReleaseWait is how long a block device may take to vanish after its last
-// mount has gone.
+// ReleaseWait is how long a block device may take to disappear after its last umount.
 const ReleaseWait = 10 * time.Second
 
 // CanMount reports whether this process may mount.

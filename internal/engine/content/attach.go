@@ -18,12 +18,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// trimMinBytes is the shortest free range that is given back to the pool when a
-// volume is unmounted. Shorter ones are not worth an extent of their own.
+// trimMinBytes is the shortest free range that is returned to the pool when a volume is unmounted. Shorter ones are not
+// worth an extent of their own.
 const trimMinBytes = 128 << 10
 
-// Mount makes an object usable at t. On error nothing is attached. The caller
-// has marked the object with the mount point.
+// Mount makes a volume usable at t, and returns its mount record. On error nothing is mounted. The caller has marked
+// the object with the mount point.
 func (acc *Access) Mount(ctx context.Context, row catalog.Row, t Target) (catalog.MountRecord, error) {
 	a := catalog.MountRecord{ID: row.ID, Mountpoint: t.Path, Loop: -1, BootID: kernel.BootID(), At: time.Now()}
 	what, err := acc.drv.Attachment(ctx, row.ID)
@@ -51,7 +51,7 @@ func (acc *Access) Mount(ctx context.Context, row catalog.Row, t Target) (catalo
 	return acc.mountImage(ctx, a, what, t)
 }
 
-// mountSource mounts a filesystem by its name.
+// mountSource mounts a filesystem that the kernel knows by its name.
 func (acc *Access) mountSource(a catalog.MountRecord, what driver.Attachment, t Target) (catalog.MountRecord, error) {
 	m, err := mount.Device(what.Type, what.Source, what.Options, false)
 	if err != nil {
@@ -82,7 +82,7 @@ func (acc *Access) mountImage(
 		return a, err
 	}
 
-	defer dev.close() // a mount holds it by then, or it vanishes
+	defer dev.close() // by then a mount holds the device, or it disappears
 	a.Loop, a.Dev, a.Ino = dev.loop, dev.dev, dev.ino
 	if raw {
 		a.Mountpoint = dev.path
@@ -104,18 +104,18 @@ func (acc *Access) mountImage(
 	return a, acc.placeMount(m, &a, t)
 }
 
-// State says how an attachment stands now.
+// State says how a recorded mount stands now.
 type State int
 
 const (
-	NotMounted    State = iota // not attached any more: a reboot, or somebody's umount
+	NotMounted    State = iota // no longer mounted: after a reboot, or an umount by hand
 	Mounted                    // as recorded
 	HeldElsewhere              // not as recorded, but something still holds the block device
 )
 
-// MountState compares a recorded attachment with the kernel: in O(1), but for a tree that was mounted
-// in another mount namespace or under another boot ID, for which it looks into all of them.
-// The kernel decides; the record only says where to look, and that a reboot came between.
+// MountState compares a mount record with the kernel, in O(1) except for a tree that was mounted in another mount
+// namespace or under another boot ID: for that it searches all namespaces. The kernel decides; the record only says
+// where to look, and whether a reboot came between.
 func (acc *Access) MountState(row catalog.Row, a catalog.MountRecord) State {
 	before := kernel.EarlierBoot(a.BootID, a.At)
 	ns, err := kernel.MountNamespace()
@@ -151,7 +151,7 @@ func (acc *Access) MountState(row catalog.Row, a catalog.MountRecord) State {
 	return acc.treeState(row, a)
 }
 
-// deviceActive reports whether a raw volume's own block device is there.
+// deviceActive reports whether the driver's own block device of a raw volume exists.
 func (acc *Access) deviceActive(id driver.ObjectID, a catalog.MountRecord) (bool, error) {
 	drv, ok := acc.drv.(driver.Activator)
 	if !ok {
@@ -165,15 +165,15 @@ func (acc *Access) deviceActive(id driver.ObjectID, a catalog.MountRecord) (bool
 	return slices.Contains(active, id), err
 }
 
-// Unmount undoes Mount. stays: the volume is not about to be destroyed, so its
-// free space is given back to the pool. InUse, with who holds it. Somebody else's
-// umount is no error.
+// Unmount undoes Mount. stays: the volume is not about to be destroyed, so its free space is returned to the pool.
+// InUse, with the holders. A volume that was unmounted by hand is no error.
 func (acc *Access) Unmount(ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, stays bool) error {
 	w, err := acc.attachmentOf(ctx, row)
 	if err != nil && !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Damaged) {
 		return err
 	}
 
+	// Handle a volume that is no longer mounted as recorded.
 	switch acc.OwnMountState(row, a) {
 	case NotMounted:
 		return acc.RemoveTarget(ctx, row.Name, a)
@@ -193,6 +193,7 @@ func (acc *Access) Unmount(ctx context.Context, why Reason, row catalog.Row, a c
 		return acc.RemoveTarget(ctx, row.Name, a)
 	}
 
+	// Unmount it. A copy of the mount in a namespace that is just being made may end soon: then try once more.
 	copied, err := acc.unmountFilesystem(ctx, why, row, &a, w, stays)
 	if copied && !why.Gentle && acc.waitCopiesGone(ctx, a, w) {
 		_, err = acc.unmountFilesystem(ctx, why, row, &a, w, stays)
@@ -204,8 +205,8 @@ func (acc *Access) Unmount(ctx context.Context, why Reason, row catalog.Row, a c
 	return acc.RemoveTarget(ctx, row.Name, a)
 }
 
-// unmountFilesystem takes a mounted volume down. copied: it is mounted again, as another mount namespace
-// has a copy, and a says how.
+// unmountFilesystem unmounts a volume. copied: it is mounted again, as another mount namespace has a copy of the mount,
+// and a says how.
 func (acc *Access) unmountFilesystem(
 	ctx context.Context, why Reason, row catalog.Row, a *catalog.MountRecord, w driver.Attachment, stays bool,
 ) (copied bool, err error) {
@@ -217,12 +218,13 @@ func (acc *Access) unmountFilesystem(
 		}
 	}
 
+	// Return free space to the pool, then unmount.
 	attrs := mount.AttributesOf(a.Mountpoint)
 	if stays && w.Image != "" {
 		Trim(a.Mountpoint)
 	}
 
-	// Each command tries what is expired, and must not be slower for that.
+	// Each command tries to unmount expired volumes, and must not be slower for that.
 	err = acc.unmountAt(a.Mountpoint, a.MountID, why.Gentle)
 	if errs.Is(err, errs.InUse) {
 		return false, acc.holdersError(ctx, why, row, *a, w, dev)
@@ -234,21 +236,24 @@ func (acc *Access) unmountFilesystem(
 		return false, nil
 	}
 
+	// A frozen filesystem outlives its umount.
 	AtStep("unmounted")
 	if err := acc.restoreFrozen(ctx, why, row, a, w, attrs); err != nil {
 		return false, err
 	}
 
+	// Wait until the block device disappears.
 	free, err := acc.releaseUnheld(ctx, row, *a, w, dev, !stays)
 	if free && err == nil {
 		return false, nil
 	}
 
+	// Something else holds the device: mount the volume again.
 	failed := acc.restoreUnmounted(ctx, row, a, w, attrs)
 	if errs.Is(failed, errs.NotFound) {
-		return false, nil // it has been released after all
+		return false, nil // the device was released after all
 	}
-	if err != nil { // interrupted, for one
+	if err != nil { // for example interrupted
 		return false, errors.Join(err, failed)
 	}
 
@@ -262,8 +267,8 @@ func (acc *Access) unmountFilesystem(
 	return true, held
 }
 
-// attachmentOf is the driver's Attachment, as far as it is needed to detach: where
-// the driver keeps no files, asking it means running a program.
+// attachmentOf returns the part of the driver's Attachment that is needed to unmount: where the driver keeps no files,
+// asking it means running a program.
 func (acc *Access) attachmentOf(ctx context.Context, row catalog.Row) (driver.Attachment, error) {
 	_, own := acc.drv.(driver.Activator)
 	switch {
@@ -275,9 +280,8 @@ func (acc *Access) attachmentOf(ctx context.Context, row catalog.Row) (driver.At
 	return acc.drv.Attachment(ctx, row.ID)
 }
 
-// Trim gives the free space of a mounted filesystem back. What was deleted must have been
-// synced: ext4 frees it when it commits (whoever unmounts has waited for that). Not being able
-// to costs space, not data.
+// Trim returns the free space of a mounted filesystem to the pool. Deletions must have been synced: ext4 frees their
+// blocks when it commits, and an umount waits for that. A failure costs space, not data.
 func Trim(dir string) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -288,15 +292,14 @@ func Trim(dir string) {
 	_, _ = kernel.Trim(f, trimMinBytes)
 }
 
-// How long waitDeletedFreed waits for free space that does not come, and altogether.
+// How long waitDeletedFreed waits while no space is freed, and in total.
 const (
 	deletedQuiet = 2 * time.Millisecond
 	deletedMost  = 100 * time.Millisecond
 )
 
-// waitDeletedFreed waits while an XFS frees deleted files, which it does in the background, also
-// after a sync; asking for its free space hurries it. What it has not freed by then stays
-// with the volume until it is unmounted the next time.
+// waitDeletedFreed waits while XFS frees deleted files, which it does in the background, even after a sync; asking for
+// its free space hurries it. Space that it has not freed by then stays with the volume until the next umount.
 func waitDeletedFreed(f *os.File) {
 	var last uint64
 	var still time.Duration
@@ -315,7 +318,7 @@ func waitDeletedFreed(f *os.File) {
 	}
 }
 
-// releaseRawDevice takes a raw block device away. InUse: it stays as it was.
+// releaseRawDevice takes a raw volume's block device away. InUse: it stays as it was.
 func (acc *Access) releaseRawDevice(
 	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
 ) error {
@@ -326,7 +329,7 @@ func (acc *Access) releaseRawDevice(
 	}
 
 	if w.Block {
-		// ZFS takes a device away from under those who have it open.
+		// ZFS takes a device away even from processes that have it open.
 		if holders, _ := mount.Holders(ctx, mount.Query{Dev: a.Dev}); len(holders) > 0 {
 			return acc.heldError(ctx, why, row, a, w)
 		}
@@ -339,7 +342,7 @@ func (acc *Access) releaseRawDevice(
 
 	if !free {
 		if b, err := loopdev.Lookup(a.Loop); err == nil && !w.Block && acc.isImage(row.ID, b) {
-			_ = b.Keep() // it would vanish with who holds it now
+			_ = b.Keep() // else it disappears with its last holder
 		}
 		return acc.heldError(ctx, why, row, a, w)
 	}
@@ -347,18 +350,18 @@ func (acc *Access) releaseRawDevice(
 	return nil
 }
 
-// HeldError explains why a volume that is attached is in use: it names who holds it. InUse.
+// HeldError explains why a mounted volume is in use: it names the holders. InUse.
 func (acc *Access) HeldError(ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord) error {
 	return acc.heldError(ctx, why, row, a, driver.Attachment{})
 }
 
-// heldError explains why something that is not where it was mounted is in use.
+// heldError explains why a volume that is not where it was mounted is in use.
 func (acc *Access) heldError(
 	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
 ) error {
 	if !why.Gentle {
 		if !w.Block && w.Image+w.Source+w.Tree == "" {
-			w, _ = acc.attachmentOf(ctx, row) // of what is gone nothing can be frozen
+			w, _ = acc.attachmentOf(ctx, row) // an object that is gone cannot be frozen
 		}
 		if err := acc.frozenElsewhereError(ctx, why, row, a, w); err != nil {
 			return err
@@ -367,8 +370,8 @@ func (acc *Access) heldError(
 	return acc.holdersError(ctx, why, row, a, w, deviceOf(a, w))
 }
 
-// deviceOf is the st_dev of what is in an attached image, or of what is mounted by
-// name; 0 if there is none.
+// deviceOf returns the st_dev of the filesystem in an attached image, or of one that is mounted by name; 0 if there is
+// none.
 func deviceOf(a catalog.MountRecord, w driver.Attachment) uint64 {
 	switch {
 	case a.Loop >= 0:
@@ -376,13 +379,13 @@ func deviceOf(a catalog.MountRecord, w driver.Attachment) uint64 {
 	case a.Dev != 0:
 		return a.Dev // of the driver's own device
 	case w.Source != "":
-		dev, _ := mountedDevice(w) // of what cannot be mounted nothing can be found out
+		dev, _ := mountedDevice(w) // a filesystem that cannot be mounted tells nothing
 		return dev
 	}
 	return 0
 }
 
-// holdersError names the processes and mount namespaces that keep a volume attached.
+// holdersError names the processes and mount namespaces that keep a volume mounted.
 func (acc *Access) holdersError(
 	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment, dev uint64,
 ) error {
@@ -390,7 +393,7 @@ func (acc *Access) holdersError(
 		return errs.New(errs.InUse, why.Op, row.Name, "it is in use")
 	}
 	if !w.Block && w.Image+w.Source+w.Tree == "" {
-		w, _ = acc.drv.Attachment(ctx, row.ID) // of what is gone there are no holders
+		w, _ = acc.drv.Attachment(ctx, row.ID) // an object that is gone has no holders
 	}
 	if dev == 0 {
 		dev = deviceOf(a, w)
@@ -408,7 +411,7 @@ func (acc *Access) holdersError(
 	return errs.New(errs.InUse, why.Op, row.Name, "%s", msg).WithHint("end what holds it, then try again")
 }
 
-// holdersQuery asks who holds an attached volume.
+// holdersQuery returns the query for the holders of a mounted volume.
 func holdersQuery(a catalog.MountRecord, w driver.Attachment, dev uint64) mount.Query {
 	if w.Tree != "" {
 		return mount.Query{Tree: w.Tree, At: a.Mountpoint}
@@ -416,7 +419,7 @@ func holdersQuery(a catalog.MountRecord, w driver.Attachment, dev uint64) mount.
 	return mount.Query{Dev: dev, At: a.Mountpoint}
 }
 
-// Holders names who uses a volume; "" if nobody is found.
+// Holders names the holders of a volume; "" if none is found.
 func (acc *Access) Holders(ctx context.Context, row catalog.Row, a catalog.MountRecord) string {
 	w, err := acc.drv.Attachment(ctx, row.ID)
 	if err != nil {

@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OwnMountState is MountState for a caller that is about to use, or to take away, what is attached. A pool that
-// was copied while volumes were mounted has a catalogue that records the mounts of the
-// original: to the copy they are gone.
+// OwnMountState is MountState for a caller that is about to use or unmount a volume. A pool that was copied while
+// volumes were mounted has a catalogue that records the mounts of the original: to the copy they are not mounted.
 func (acc *Access) OwnMountState(row catalog.Row, a catalog.MountRecord) State {
 	state := acc.MountState(row, a)
 	if state == Mounted && acc.isOriginals(row, a) {
@@ -21,8 +20,8 @@ func (acc *Access) OwnMountState(row catalog.Row, a catalog.MountRecord) State {
 	return state
 }
 
-// isOriginals reports whether a recorded attachment is there, but not of an object of this
-// pool. A driver that keeps no files in the pool has no such copies.
+// isOriginals reports whether a recorded mount exists, but is of the pool that this one was copied from. A driver that
+// keeps no files in the pool has no such copies.
 func (acc *Access) isOriginals(row catalog.Row, a catalog.MountRecord) bool {
 	w, err := acc.attachmentOf(context.Background(), row)
 	if err != nil || w.Block || w.Image+w.Tree == "" {

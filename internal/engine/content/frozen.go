@@ -18,36 +18,35 @@ import (
 )
 
 const (
-	// freezeWait is how long a command waits to freeze a volume that others have frozen. Each of them
-	// has it for some milliseconds, and there may be many.
+	// freezeWait is how long a command waits to freeze a volume that others have frozen. Each keeps it frozen for some
+	// milliseconds, and there may be many.
 	freezeWait = time.Minute
 
-	// foreignWait is how long it waits if nobody of Pando's has frozen it.
+	// foreignWait is how long it waits if no pando process has frozen it.
 	foreignWait = 2 * time.Second
 
-	// extentTime is what a copy may take for each extent, several times what it does take.
+	// extentTime is the time that a copy may take for each extent, several times what was measured.
 	extentTime = 200 * time.Microsecond
 
-	// freezeTries is how often a copy is made anew whose filesystem was thawed too early.
+	// freezeTries is how often a copy is made again whose filesystem was thawed too early.
 	freezeTries = 3
 )
 
-// Freezes is what is recorded of those who freeze the volume that is being copied.
+// Freezes is the record of the operations that freeze the volume to be copied.
 type Freezes interface {
 	// Note records that this copy may freeze the volume from here on.
 	Note(ctx context.Context) error
 
-	// Processes are those whose copies may have frozen it, for people.
+	// Processes returns the processes whose copies may have frozen it, for people.
 	Processes(ctx context.Context) []waiting.Process
 
-	// CleanUp thaws what dead processes may have left frozen, and reports whether somebody else of Pando's, dead or
-	// alive, may have frozen the volume.
+	// CleanUp thaws filesystems that dead processes may have left frozen, and reports whether another pando process, dead
+	// or alive, may have frozen the volume.
 	CleanUp(ctx context.Context) (ours bool, err error)
 }
 
-// lockFreeze keeps other processes from freezing the same volume: the kernel lets only one freeze a
-// filesystem, and whoever thaws it thaws it for all. The lock is a byte of one file, chosen by the
-// ID, and ends with the process.
+// lockFreeze keeps other processes from freezing the same volume: the kernel lets only one freeze a filesystem, and a
+// thaw by any of them thaws it for all. The lock is a byte of one file, chosen by the ID, and ends with the process.
 func (acc *Access) lockFreeze(ctx context.Context, row catalog.Row) (unlock func(), err error) {
 	path := filepath.Join(acc.pool.Dir, "locks", "freezes")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
@@ -78,9 +77,9 @@ func (acc *Access) lockFreeze(ctx context.Context, row catalog.Row) (unlock func
 	return func() { f.Close() }, nil
 }
 
-// copyFrozen calls copy with what freezes a mounted volume for as long as it runs; root is that of its filesystem.
-// Others that freeze it are waited for. If it was thawed before the copy was done, the copy is made anew, and
-// Conflict after some times. others records from here on that the volume may be frozen.
+// copyFrozen calls copy with a func that keeps a mounted volume frozen while it runs; root is that of its filesystem.
+// It waits for others that freeze the volume. If the volume was thawed before the copy was done, the copy is made
+// again, and after some tries that is Conflict. others records from here on that the volume may be frozen.
 func (acc *Access) copyFrozen(
 	ctx context.Context, l Live, root *os.File, others Freezes, copy func(quiet func(func() error) error) error,
 ) error {
@@ -101,6 +100,7 @@ func (acc *Access) copyFrozen(
 		})
 	}
 
+	// Copy, until neither others nor an early thaw get in the way.
 	broken := 0
 	foreign := time.Time{}
 	w := waiting.Wait{
@@ -117,7 +117,7 @@ func (acc *Access) copyFrozen(
 			return err == nil, err
 		}
 
-		// Nobody of Pando's who lives has frozen it, or only now.
+		// No live pando process has frozen it, or one just did.
 		ours, err := others.CleanUp(ctx)
 		if err != nil || ours {
 			foreign = time.Time{}
@@ -132,7 +132,7 @@ func (acc *Access) copyFrozen(
 	})
 }
 
-// frozenError says that somebody else has frozen a volume.
+// frozenError says that something other than Pando has frozen a volume.
 func frozenError(l Live) error {
 	return errs.New(errs.InUse, "freeze", l.Row.Name, "%w", freeze.ErrFrozen).
 		WithHint("thaw it with `fsfreeze --unfreeze %s` if nothing needs it frozen, or copy it as it is with %s",
@@ -146,8 +146,8 @@ func errorIf(cond bool, err error) error {
 	return nil
 }
 
-// Thaw thaws a volume that a dead process may have left frozen while it copied it: its guard has died with it. Whoever
-// has it frozen now is waited for.
+// Thaw thaws a volume that a dead process may have left frozen while it copied it, if its guard died with it. It waits
+// for live processes that keep it frozen now.
 func (acc *Access) Thaw(ctx context.Context, l Live) error {
 	if !l.mounted() {
 		return nil

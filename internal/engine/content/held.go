@@ -17,18 +17,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyPatience is how long a copy of a mount in another namespace may last without being a
-// reason to refuse: who makes a namespace gets copies of all mounts, and drops most of them.
+// copyPatience is how long a copy of a mount in another namespace may last without being a reason to refuse: a process
+// that makes a namespace gets copies of all mounts, and drops most of them.
 const (
 	copyPatience = 500 * time.Millisecond
 	copyPoll     = 20 * time.Millisecond
 )
 
-// releaseGrace is how long a block device may take to vanish before the reason is looked for.
+// releaseGrace is how long a block device may take to disappear before the reason is searched for.
 const releaseGrace = 100 * time.Millisecond
 
-// imageState asks the kernel whether an image is attached, by anybody in any namespace. What
-// cannot be found out counts as attached.
+// imageState asks the kernel whether an image is attached, by any process in any namespace. If that cannot be
+// determined, the image counts as attached.
 func (acc *Access) imageState(row catalog.Row, a catalog.MountRecord) State {
 	on, err := acc.imageAttached(row.ID)
 	switch {
@@ -49,8 +49,8 @@ func loopHolds(a catalog.MountRecord) bool {
 	return err == nil && b.Dev == a.Dev && b.Ino == a.Ino
 }
 
-// mountedAgain reports whether the recorded image is mounted at its place by another mount than
-// the recorded one: detach was killed after it had put it back, or somebody did it by hand.
+// mountedAgain reports whether the recorded image is mounted at its place by another mount than the recorded one: an
+// umount was killed after it had restored the mount, or it was mounted by hand.
 func mountedAgain(a catalog.MountRecord) bool {
 	m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint)
 	switch {
@@ -62,8 +62,8 @@ func mountedAgain(a catalog.MountRecord) bool {
 	return m.Dev == loopdev.DeviceNumber(a.Loop) && loopHolds(a)
 }
 
-// treeState looks for the mounts of a tree in all mount namespaces. What cannot be found out
-// counts as mounted.
+// treeState looks for the mounts of a tree in all mount namespaces. If that cannot be determined, the tree counts as
+// mounted.
 func (acc *Access) treeState(row catalog.Row, a catalog.MountRecord) State {
 	w, err := acc.attachmentOf(context.Background(), row)
 	if errs.Is(err, errs.NotFound) {
@@ -85,7 +85,7 @@ func (acc *Access) treeState(row catalog.Row, a catalog.MountRecord) State {
 	return NotMounted
 }
 
-// mountsOf finds where a volume is mounted besides the place that its attachment records.
+// mountsOf finds where a volume is mounted, other than at the place in its mount record.
 func mountsOf(t *mount.Tables, a catalog.MountRecord, w driver.Attachment) ([]mount.Holder, error) {
 	q := mount.Query{Tree: w.Tree}
 	if ns, err := kernel.MountNamespace(); err == nil && ns == a.MountNS {
@@ -101,7 +101,7 @@ func mountsOf(t *mount.Tables, a catalog.MountRecord, w driver.Attachment) ([]mo
 	}
 
 	if q.Tree == "" && q.Dev == 0 {
-		return nil, nil // it is mounted nowhere, or its driver does not destroy what is
+		return nil, nil // it is mounted nowhere, or its driver does not destroy mounted trees
 	}
 
 	found, err := t.Mounts(q)
@@ -112,15 +112,15 @@ func mountsOf(t *mount.Tables, a catalog.MountRecord, w driver.Attachment) ([]mo
 	return found, err
 }
 
-// tablesCache keeps the mount tables for those who look at many volumes.
+// tablesCache keeps the mount tables for callers that check many volumes.
 type tablesCache struct {
 	mu   sync.Mutex
 	last *mount.Tables
 	till time.Time
 }
 
-// recentTables returns tables that are at most ten times as old as reading them took: so whoever
-// asks time and again spends no more than a tenth of the time on them.
+// recentTables returns tables that are at most ten times as old as reading them took: a caller that asks again and
+// again spends at most a tenth of the time on them.
 func (c *tablesCache) recentTables() (*mount.Tables, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -135,28 +135,27 @@ func (c *tablesCache) recentTables() (*mount.Tables, error) {
 	return t, err
 }
 
-// Reason is what something is taken away for.
+// Reason says why something is unmounted or detached.
 type Reason struct {
 	Op     string // for errors
-	Gentle bool   // nobody asked for it: what is in use is left alone at once, and nobody looks for who uses it
+	Gentle bool   // the user did not ask for it: volumes in use are left alone, without searching for their holders
 }
 
 // Volume is a volume that is to be unmounted or destroyed.
 type Volume struct {
 	Row       catalog.Row
 	Record    catalog.MountRecord
-	HasRecord bool // Record says where it is mounted
+	HasRecord bool // it has a mount record, Record
 }
 
-// InUse finds out which volumes somebody uses in a way that taking them away would not notice
-// in time, and changes nothing. One reading of all mount tables does for all of them. It returns
-// one error for each, nil or InUse.
+// InUse finds the volumes that are in use in a way that an umount would not notice in time, and changes nothing. It
+// reads all mount tables once for all of them. It returns one error for each, nil or InUse.
 //
-//   - The mounts of trees do not know each other: to unmount one of them, and to remove the tree,
-//     succeeds while another namespace has a copy.
-//   - A filesystem in an image shows when it is unmounted whether another namespace has a copy;
-//     then it is mounted again. What nobody asked for (see Reason) does not even that.
-//   - An image may be attached although no attachment is recorded.
+//   - The mounts of trees do not know each other: unmounting one of them and removing the tree succeeds while another
+//     namespace has a copy.
+//   - An umount of a filesystem in an image shows whether another namespace has a copy; then it is mounted again. A
+//     Gentle Reason does not go even that far.
+//   - An image may be attached although it has no mount record.
 func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []error {
 	out := make([]error, len(volumes))
 	var t *mount.Tables
@@ -208,7 +207,7 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 	return out
 }
 
-// usedError explains why a volume is in use, also one that is not recorded as attached.
+// usedError explains why a volume is in use, even one without a mount record.
 func (acc *Access) usedError(ctx context.Context, why Reason, v Volume, w driver.Attachment) error {
 	if v.HasRecord {
 		return acc.heldError(ctx, why, v.Row, v.Record, w)
@@ -228,8 +227,8 @@ func (acc *Access) usedError(ctx context.Context, why Reason, v Volume, w driver
 		WithHint("if nothing needs the device, detach it with `losetup -d %s`", on[0].Path)
 }
 
-// releaseUnheld waits until an image is no block device any more, as it was unmounted here. The
-// device normally vanishes at once. false: it is found to be held, or does not vanish in time.
+// releaseUnheld waits until the image of a volume that was just unmounted is no longer a block device, which is
+// normally at once. false: it is held, or does not disappear in time.
 func (acc *Access) releaseUnheld(
 	ctx context.Context, row catalog.Row, a catalog.MountRecord, w driver.Attachment, dev uint64, going bool,
 ) (bool, error) {
@@ -245,8 +244,8 @@ func (acc *Access) releaseUnheld(
 	return acc.releaseDevice(ctx, row.ID, w, ReleaseWait, going)
 }
 
-// waitCopiesGone waits a moment for the copies of a mount in other namespaces to end, as those of a
-// container that is just being started do.
+// waitCopiesGone waits a moment for the copies of a mount in other namespaces to end, as those of a container that is
+// just being started do.
 func (acc *Access) waitCopiesGone(ctx context.Context, a catalog.MountRecord, w driver.Attachment) bool {
 	for end := time.Now().Add(copyPatience); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(copyPoll) {
 		t, err := mount.ReadTables(ctx)
@@ -260,9 +259,9 @@ func (acc *Access) waitCopiesGone(ctx context.Context, a catalog.MountRecord, w 
 	return false
 }
 
-// restoreUnmounted puts a volume back that Unmount has unmounted, but that another mount namespace
-// keeps: the same device at the same place, with the same options. If this process is killed
-// before it has recorded the new mount, MountState recognizes it.
+// restoreUnmounted mounts a volume again that Unmount has unmounted, but that another mount namespace keeps: the same
+// device at the same place, with the same options. If this process is killed before it has recorded the new mount,
+// MountState recognizes it.
 func (acc *Access) restoreUnmounted(
 	ctx context.Context, row catalog.Row, a *catalog.MountRecord, w driver.Attachment, attrs mount.Attributes,
 ) error {
@@ -275,8 +274,8 @@ func (acc *Access) restoreUnmounted(
 	return acc.restoreMount(ctx, m, a, attrs)
 }
 
-// remountDetached mounts the filesystem of an attached image once more, where nobody sees it. maybeReadOnly: it may be
-// read-only as a whole, and is then mounted so. NotFound: its block device is gone.
+// remountDetached mounts the filesystem of an attached image once more, detached. maybeReadOnly: the filesystem may be
+// read-only as a whole, and is then mounted read-only. NotFound: its block device no longer exists.
 func (acc *Access) remountDetached(
 	ctx context.Context, row catalog.Row, a catalog.MountRecord, w driver.Attachment, maybeReadOnly bool,
 ) (*mount.Detached, error) {
@@ -308,7 +307,7 @@ func (acc *Access) remountDetached(
 	return m, err
 }
 
-// restoreMount mounts what remountDetached has mounted at the volume's place, and records it.
+// restoreMount moves a mount that remountDetached has made to the volume's mount point, and records it.
 func (acc *Access) restoreMount(
 	ctx context.Context, m *mount.Detached, a *catalog.MountRecord, attrs mount.Attributes,
 ) error {
@@ -323,7 +322,7 @@ func (acc *Access) restoreMount(
 	return acc.records.RecordRemount(context.WithoutCancel(ctx), *a)
 }
 
-// moveMountBack mounts on the directory at path, whatever others do to the names above it.
+// moveMountBack moves a detached mount to the directory at path, whatever happens to the names above it.
 func (acc *Access) moveMountBack(m *mount.Detached, path string) (kernel.MountInfo, error) {
 	p, err := acc.OpenPlace(path)
 	if err != nil {

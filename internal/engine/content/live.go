@@ -20,15 +20,14 @@ type Freeze int
 
 // Values of Freeze.
 const (
-	// FreezeIfNeeded stops them if a copy would not be consistent otherwise. Else all that was
-	// written before is put on the device, and the log of the filesystem, which makes it
-	// consistent, is replayed in the copy.
+	// FreezeIfNeeded stops them if a copy would not be consistent otherwise. Else everything written before is flushed to
+	// the device, and the log of the filesystem, which makes it consistent, is replayed in the copy.
 	FreezeIfNeeded Freeze = iota
-	FreezeAlways          // so that the copy is one moment also of what is not synced
+	FreezeAlways          // the copy is of one moment, including data that is not synced
 	FreezeNever           // the copy is as after a power loss
 )
 
-// Live is a volume as it is found when something is to be made of it.
+// Live is a volume, and whether it was in use when it was read.
 type Live struct {
 	Row    catalog.Row
 	Record catalog.MountRecord
@@ -62,11 +61,11 @@ func (l Live) mounted() bool {
 	return l.InUse() && (l.Row.FS == driver.Ext4 || l.Row.FS == driver.XFS)
 }
 
-// Freezes reports whether copying it will freeze its filesystem for certain. With FreezeIfNeeded
-// CopyLive finds out, and says so in the mark.
+// Freezes reports whether copying the volume certainly freezes its filesystem. With FreezeIfNeeded, CopyLive decides,
+// and records it in the mark.
 func (l Live) Freezes() bool { return l.mounted() && l.freeze == FreezeAlways }
 
-// CopyConsistency says what a copy of it is worth.
+// CopyConsistency returns the consistency of a copy made now.
 func (l Live) CopyConsistency() driver.Consistency {
 	switch {
 	case !l.InUse(), l.mounted() && l.freeze != FreezeNever:
@@ -74,16 +73,16 @@ func (l Live) CopyConsistency() driver.Consistency {
 	case l.Row.FS.IsImage():
 		return driver.Crash
 	}
-	return driver.Clean // the kernel takes a tree with all that was written to it, or the driver sees to it
+	return driver.Clean // the kernel copies a tree with everything written to it, or the driver ensures that
 }
 
 // Stalls of writers while a reflink holds an image.
 const (
-	stallAnExtent = 40 * time.Microsecond // the upper end of what was measured: 10 to 40
-	stallExtents  = 100                   // as many are not noticed
+	stallAnExtent = 40 * time.Microsecond // 10 to 40 were measured
+	stallExtents  = 100                   // the stall of so few is not noticed
 )
 
-// Stall is how long a reflink of a volume may stop those who write to it; 0 if nobody would notice.
+// Stall returns how long a reflink of a volume may stop its writers; 0 if nobody would notice.
 func (acc *Access) Stall(row catalog.Row) time.Duration {
 	extents := row.Usage.Extents
 	if row.Kind != driver.Volume || acc.caps.CloneCost != driver.CostExtents || extents <= stallExtents {
@@ -92,11 +91,10 @@ func (acc *Access) Stall(row catalog.Row) time.Duration {
 	return time.Duration(extents) * stallAnExtent
 }
 
-// CopyLive makes an object with the content of a volume, snapshot or generation, also while
-// programs write to it; see Live.CopyConsistency. The caller has marked id.ID. Kinds as driver.Driver.Clone;
-// InUse and Unsupported if it cannot be frozen, Conflict if it was thawed too early, or a copy
-// that takes its time was overtaken by writes; NoSpace or IO if something that programs have
-// written could not be stored in the pool.
+// CopyLive makes an object with the content of a volume, snapshot or generation, even while programs write to it; see
+// Live.CopyConsistency. The caller has marked id.ID. Kinds as driver.Driver.Clone; InUse and Unsupported if it cannot
+// be frozen, Conflict if it was thawed too early, or if writes overtook a slow copy; NoSpace or IO if data that
+// programs have written could not be stored in the pool.
 func (acc *Access) CopyLive(ctx context.Context, l Live, id driver.Identity, immutable bool, others Freezes) error {
 	lc, canLive := acc.drv.(driver.LiveCopier)
 	simple := func() error {
@@ -128,8 +126,8 @@ func (acc *Access) CopyLive(ctx context.Context, l Live, id driver.Identity, imm
 	return simple()
 }
 
-// copyMounted copies an image whose filesystem is mounted. All that was written before is in the copy, and
-// nothing has to be replayed in it, unless it is a volume.
+// copyMounted copies an image whose filesystem is mounted. Everything written before is in the copy, and nothing has to
+// be replayed in it, unless it is a volume.
 func (acc *Access) copyMounted(
 	ctx context.Context, l Live, id driver.Identity, immutable bool, lc driver.LiveCopier, others Freezes,
 ) error {
@@ -145,12 +143,13 @@ func (acc *Access) copyMounted(
 		return err
 	}
 
-	// All that was written before the command began is in the copy. Also if it is frozen: what is
-	// written now need not be written while others wait.
+	// Everything written before the command began is in the copy. Flush even before a freeze: then data is not written
+	// while other processes are stopped.
 	if err := acc.copyWriteBack(ctx, l, root); err != nil {
 		return err
 	}
 
+	// Copy.
 	if !freezes {
 		err = lc.CopyLive(ctx, l.Row.ID, id, immutable, nil)
 	} else if err = acc.copyFrozen(ctx, l, root, others, func(quiet func(func() error) error) error {
@@ -159,7 +158,8 @@ func (acc *Access) copyMounted(
 		err = acc.checkFrozenCopy(ctx, l, root)
 	}
 
-	// A frozen ext4 has nothing in its log; a frozen XFS has. A volume is mounted before anybody reads it.
+	// Replay the log in the copy. A frozen ext4 has nothing in its log; a frozen XFS does. A volume is mounted, which
+	// replays it, before it is read.
 	if err != nil || id.Kind == driver.Volume || freezes && l.Row.FS == driver.Ext4 {
 		return err
 	}
@@ -178,7 +178,7 @@ func (acc *Access) mustFreeze(ctx context.Context, l Live, immutable bool) (bool
 		return false, err
 	}
 	if w.Block && immutable {
-		return true, nil // nothing can be replayed in a snapshot of a device
+		return true, nil // a log cannot be replayed in a snapshot of a device
 	}
 
 	path := w.Image
@@ -202,8 +202,8 @@ func (acc *Access) mustFreeze(ctx context.Context, l Live, immutable bool) (bool
 	return !logged, errs.Wrap("freeze", l.Row.Name, err)
 }
 
-// replayCopy replays the log in a copy of a mounted filesystem, which makes it what an umount
-// would have left. All of it is on the disk when it returns.
+// replayCopy replays the log in a copy of a mounted filesystem, which leaves the copy as an umount would. Everything is
+// on the disk when it returns.
 func (acc *Access) replayCopy(ctx context.Context, l Live, id driver.ObjectID) error {
 	if w, err := acc.drv.Attachment(ctx, id); err != nil || w.Block && w.ReadOnly {
 		return err // nothing can be written to a snapshot of a device; it was frozen
@@ -223,9 +223,8 @@ func (acc *Access) replayCopy(ctx context.Context, l Live, id driver.ObjectID) e
 	return err
 }
 
-// checkFrozenCopy makes sure that what was written between copyWriteBack and the freeze
-// reached the pool: freezing writes it, and does not say what it could not write. In a pool
-// with room it could.
+// checkFrozenCopy makes sure that data written between copyWriteBack and the freeze reached the pool: freezing writes
+// it, and does not report what it could not write. In a pool with free space it could write everything.
 func (acc *Access) checkFrozenCopy(ctx context.Context, l Live, root *os.File) error {
 	if s, err := acc.pool.Space(ctx); err != nil || s.FreeBytes >= nearlyFull {
 		return err

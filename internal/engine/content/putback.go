@@ -16,17 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A frozen filesystem outlives its last mount: umount(2) succeeds at once, but the kernel keeps the filesystem and
-// its block device until somebody thaws it, for which it has to be mounted again. There is no cheap way to see
-// a freeze before: FIFREEZE stops a filesystem that is not frozen, and a reconfiguration makes ext4 commit. So whoever
-// unmounts looks for a filesystem that has stayed, and puts a frozen one back at once.
+// A frozen filesystem outlives its last mount: umount(2) succeeds at once, but the kernel keeps the filesystem and its
+// block device until it is thawed, for which it has to be mounted again. There is no cheap way to detect a freeze
+// before: FIFREEZE stops a filesystem that is not frozen, and a reconfiguration makes ext4 commit. So after each umount
+// pando checks whether the filesystem still exists, and mounts a frozen one again at once.
 
-// restricted are the attributes of a mount that is put back, if nobody knows those that it had.
+// restricted are the attributes of a restored mount whose own are not known.
 const restricted = mount.Attributes(unix.MOUNT_ATTR_NOATIME | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV)
 
-// RestoreFrozen mounts a volume at its place again if somebody has unmounted its frozen filesystem, as an
-// umount does that was killed before it noticed. InUse if it is frozen: at its place again, or not, as the error says.
-// nil if it is not frozen; then it changes nothing. The caller has marked the volume.
+// RestoreFrozen mounts a volume again if its frozen filesystem was unmounted, as by an umount that was killed before it
+// noticed. InUse if it is frozen, whether or not it could be mounted again, as the error says. nil if it is not frozen;
+// then it changes nothing. The caller has marked the volume.
 func (acc *Access) RestoreFrozen(ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord) error {
 	ns, err := kernel.MountNamespace()
 	if err != nil || ns != a.MountNS || a.MountID == 0 || kernel.EarlierBoot(a.BootID, a.At) {
@@ -66,8 +66,8 @@ func (acc *Access) restoreFrozen(
 			errs.ShellWord(a.Mountpoint))
 }
 
-// openFrozen mounts the filesystem of an attached image once more, where nobody sees it, if it is frozen. nil if it is
-// not, or has gone, or the caller finds out better what it is.
+// openFrozen mounts the filesystem of an attached image once more, detached, if it is frozen. nil if it is not, or has
+// gone, or if the caller will find out more.
 func (acc *Access) openFrozen(
 	ctx context.Context, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
 ) *mount.Detached {
@@ -88,7 +88,7 @@ func (acc *Access) openFrozen(
 	return m
 }
 
-// frozenElsewhereError is the error that a volume's frozen filesystem is not mounted where it was, nil if it is not
+// frozenElsewhereError is the error that a volume's frozen filesystem is not mounted where it was; nil if it is not
 // frozen.
 func (acc *Access) frozenElsewhereError(
 	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
@@ -109,8 +109,8 @@ func thawElsewhere(fs driver.FS, dev uint64) errs.Message {
 	return errs.Messagef("mount it and thaw it: `mount -t %s %s /mnt; fsfreeze --unfreeze /mnt; umount /mnt`", fs, device)
 }
 
-// filesystemStays reports whether the kernel still has the filesystem on a block device, without waiting for
-// anything: it takes what it says of it in sysfs away before the last umount returns.
+// filesystemStays reports whether the kernel still has the filesystem on a block device, without waiting for anything:
+// the kernel removes its entry in sysfs before the last umount returns.
 func filesystemStays(fs driver.FS, dev uint64) bool {
 	if dev == 0 || fs == driver.None {
 		return false

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StrayDevice is a block device on an object of this pool that no record accounts for: of a raw volume whose
-// process died before it could record it, or left by a reboot.
+// StrayDevice is a block device on an object of this pool that no record accounts for: of a raw volume whose process
+// died before it could record it, or left by a reboot.
 type StrayDevice struct {
 	ID driver.ObjectID // of the object
 
@@ -29,7 +29,7 @@ func (s StrayDevice) Loop() int {
 	return s.loop.Index
 }
 
-// Path is that of the loop device, or, where the driver makes the block devices, words for it.
+// Path is that of the loop device, or a description where the driver makes the block devices.
 func (s StrayDevice) Path() string {
 	if s.loop == nil {
 		return "the block device"
@@ -37,8 +37,8 @@ func (s StrayDevice) Path() string {
 	return s.loop.Path
 }
 
-// StrayDevices lists block devices on objects of rows that attached does not account for. Those of commands at
-// work are among them.
+// StrayDevices lists block devices on objects of rows that no mount record accounts for. Those of running commands are
+// among them.
 func (acc *Access) StrayDevices(ctx context.Context, rows map[driver.ObjectID]catalog.Row,
 	records map[driver.ObjectID]catalog.MountRecord) (strays []StrayDevice, err error) {
 
@@ -90,8 +90,8 @@ func (acc *Access) strayLoops(ctx context.Context, rows map[driver.ObjectID]cata
 	return strays, nil
 }
 
-// DetachStray detaches a stray device, on an object that nobody else works on. It is InUse, and stays, while something
-// holds it.
+// DetachStray detaches a stray device of an object that no other operation works on. InUse, and it stays, while
+// something holds it.
 func (acc *Access) DetachStray(ctx context.Context, s StrayDevice) (gone bool, err error) {
 	if s.loop != nil {
 		return detachStrayLoop(*s.loop)
@@ -133,8 +133,8 @@ func loopsOn(image string) ([]loopdev.Bound, error) {
 // fileID is a file, whatever its path.
 type fileID struct{ dev, ino uint64 }
 
-// unrecordedLoops leaves out loop devices that are recorded, and those on files of other
-// filesystems than the pool's: what remains is worth a look at every image.
+// unrecordedLoops leaves out loop devices that are recorded, and those on files of other filesystems than the pool's:
+// only for the rest every image is examined.
 func (acc *Access) unrecordedLoops(ctx context.Context, loops []loopdev.Bound, rows map[driver.ObjectID]catalog.Row,
 	records map[driver.ObjectID]catalog.MountRecord) []loopdev.Bound {
 

@@ -33,8 +33,8 @@ type Target struct {
 	link bool // a symbolic link instead of a mount
 }
 
-// Rights are what a mounted volume allows that could give somebody the host. A volume is
-// mounted without them wherever others than root can get to the mount point.
+// Rights are permissions in a mounted volume with which a user could take over the host. A volume is mounted without
+// them wherever users other than root can reach the mount point.
 type Rights struct {
 	Dev  bool // device nodes in the volume lead to devices of the host
 	SUID bool // programs in the volume may run with the rights of their owner
@@ -90,8 +90,8 @@ func (acc *Access) CheckTarget(op, name string, kind driver.FS, dir string, may 
 	return t, err
 }
 
-// inspectTarget checks that something can be mounted on a directory of the user's, and
-// remembers which one it is. given is what the user calls it.
+// inspectTarget checks that a directory of the user's can be mounted on, and remembers which one it is. given is its
+// path as the user typed it.
 func (acc *Access) inspectTarget(op, given string, t *Target) error {
 	m, err := kernel.MountAt(unix.AT_FDCWD, t.Path)
 	if err == nil && m.Root {
@@ -143,7 +143,7 @@ func (acc *Access) CheckOutside(op, abs string) error {
 	return nil
 }
 
-// placeMount moves a detached mount to its place, whose directory it makes.
+// placeMount moves a detached mount to its mount point, whose directory it makes.
 func (acc *Access) placeMount(m *mount.Detached, a *catalog.MountRecord, t Target) error {
 	AtStep("target checked")
 	p, err := acc.OpenPlace(t.Path)
@@ -164,9 +164,10 @@ func (acc *Access) placeMount(m *mount.Detached, a *catalog.MountRecord, t Targe
 		}
 	}
 
+	// Make the directory, and move the mount there.
 	made, err := acc.moveMountTo(m, p, a.ID, t)
 	if errs.Is(err, errs.NotFound) && !t.Own {
-		// A clean-up took the empty directory for a leftover: make it again.
+		// A clean-up mistook the empty directory for a leftover: make it again.
 		made, err = acc.moveMountTo(m, p, a.ID, t)
 	}
 	if err != nil {
@@ -176,6 +177,7 @@ func (acc *Access) placeMount(m *mount.Detached, a *catalog.MountRecord, t Targe
 		return err
 	}
 
+	// Check that the mount is where the path leads.
 	info, err := m.Info()
 	if err != nil {
 		return errs.Wrap("mount", t.Path, err)
@@ -195,7 +197,7 @@ func (acc *Access) placeMount(m *mount.Detached, a *catalog.MountRecord, t Targe
 	return nil
 }
 
-// restrictMount takes from a mount that others will be able to get to what was not asked for.
+// restrictMount takes rights that were not asked for from a mount that other users will be able to reach.
 func restrictMount(m *mount.Detached, p *mountpoint.Place, may Rights) error {
 	if may.Dev && may.SUID {
 		return nil
@@ -207,8 +209,7 @@ func restrictMount(m *mount.Detached, p *mountpoint.Place, may Rights) error {
 	return m.Restrict(!may.SUID, !may.Dev)
 }
 
-// moveMountTo moves a mount to the directory at p. made: the directory was not there, and
-// may be there now even on error.
+// moveMountTo moves a mount to the directory at p. made: the directory was missing, and may exist now even on error.
 func (acc *Access) moveMountTo(
 	m *mount.Detached, p *mountpoint.Place, id driver.ObjectID, t Target,
 ) (made bool, err error) {
@@ -234,7 +235,7 @@ func (acc *Access) moveMountTo(
 	case t.Own && t.Made && !made:
 		return false, MovedError(t.Path)
 	case t.Own && !t.Made:
-		// The user's: it stays as it is, if it is the one that was checked.
+		// A directory of the user's stays unchanged, if it is the one that was checked.
 		if is, err := mountpoint.FileInode(dir); err != nil || is != t.At {
 			return false, MovedError(t.Path)
 		}
@@ -269,8 +270,8 @@ func (acc *Access) makeTarget(p *mountpoint.Place, t Target) (made bool, err err
 	return p.MakeDir(0o700)
 }
 
-// prepareMade makes a directory of Pando's fit to be mounted on: nothing is ever written
-// into it while nothing is mounted there. outside: of the pool.
+// prepareMade makes a directory of Pando's ready to be mounted on: nothing is ever written into it while nothing is
+// mounted there. outside: of the pool.
 func prepareMade(dir *os.File, id driver.ObjectID, outside bool) error {
 	if outside {
 		if err := mountpoint.NoteMadeFor(dir, id); err != nil && !errs.Is(err, errs.Unsupported) {
@@ -281,8 +282,8 @@ func prepareMade(dir *os.File, id driver.ObjectID, outside bool) error {
 	return errs.Wrap("mount", dir.Name(), err)
 }
 
-// isMadeFor tells directories that Pando has made for a volume from others. unnoted: so is
-// an empty one of ours without a note, as of a command that was killed before that.
+// isMadeFor returns a func that recognizes the directories that Pando has made for a volume. unnoted: an empty
+// directory of ours without a note counts too, such as one left by a command that was killed before it wrote the note.
 func isMadeFor(id driver.ObjectID, unnoted bool) func(dir *os.File) bool {
 	return func(dir *os.File) bool {
 		if noted := mountpoint.MadeFor(dir); noted != "" || !unnoted {
@@ -293,7 +294,7 @@ func isMadeFor(id driver.ObjectID, unnoted bool) func(dir *os.File) bool {
 	}
 }
 
-// MovedError is about a mount point that is not the directory any more that was checked.
+// MovedError is the error that a mount point is no longer the directory that was checked.
 func MovedError(path string) error {
 	return errs.New(errs.Conflict, "mount", path, "this directory, or one above it, was replaced in the meantime").
 		WithHint("find out who can write to the directories above it, then try again")
@@ -313,7 +314,7 @@ func withRoot(m *mount.Detached, fn func(root *os.File) error) error {
 	return fn(root)
 }
 
-// makeMountLink makes path, a default mount point, a symbolic link, in the place of an older one.
+// makeMountLink makes path, a default mount point, a symbolic link, in place of an older one.
 func (acc *Access) makeMountLink(to, path string) error {
 	p, err := acc.OpenPlace(path)
 	if err != nil {
@@ -341,9 +342,8 @@ func (acc *Access) OpenPlace(path string) (*mountpoint.Place, error) {
 // AtStep is called between steps that others can get in between, with the name of the last one. Tests set it.
 var AtStep = func(step string) {}
 
-// RemoveTarget takes away the directory or link that Mount made. What somebody else has
-// put there stays, and so does a directory that somebody has put something into, or
-// mounted something on.
+// RemoveTarget removes the directory or link that Mount made. It leaves anything else there alone, and so it does with
+// a directory that is not empty or has something mounted on it.
 func (acc *Access) RemoveTarget(ctx context.Context, name string, a catalog.MountRecord) error {
 	link := func(to string) bool {
 		if a.Loop >= 0 || a.Dev != 0 {
@@ -380,13 +380,13 @@ func (acc *Access) removeTargets(
 	return nil
 }
 
-// removeMade removes the directory of the user's choice that Pando has made. That can become
-// impossible, as in a filesystem that is read-only by now: nothing of the volume is left there,
-// so that is worth a warning, and must not keep the volume from being used or destroyed.
+// removeMade removes the directory of the user's choice that Pando has made. That can become impossible, as in a
+// filesystem that has become read-only: nothing of the volume is left there, so this is only worth a warning, and must
+// not keep the volume from being used or destroyed.
 func (acc *Access) removeMade(ctx context.Context, path string, ours func(dir *os.File) bool) {
 	p, err := acc.OpenPlace(path)
 	if errs.Is(err, errs.NotFound) || errs.Is(err, errs.Conflict) {
-		return // gone, or somewhere where it cannot be found
+		return // gone, or moved
 	}
 
 	if err == nil {
@@ -400,7 +400,7 @@ func (acc *Access) removeMade(ctx context.Context, path string, ours func(dir *o
 	}
 }
 
-// RemoveStaleTargets takes away default mount points that nothing uses.
+// RemoveStaleTargets removes default mount points that nothing uses.
 func (acc *Access) RemoveStaleTargets(used map[string]bool) error {
 	entries, err := os.ReadDir(acc.pool.MountDir())
 	if err != nil {
@@ -416,14 +416,14 @@ func (acc *Access) RemoveStaleTargets(used map[string]bool) error {
 		if err != nil {
 			return err
 		}
-		_ = p.RemoveLeftover(pool.IsMountLink) // what cannot be removed stays, for the next time
+		_ = p.RemoveLeftover(pool.IsMountLink) // the next time tries again
 		p.Close()
 	}
 
 	return nil
 }
 
-// unmountAt takes the mount of an attachment away. NotFound if it is not there, InUse.
+// unmountAt unmounts the mount at path with this ID. NotFound if it does not exist, InUse.
 func (acc *Access) unmountAt(path string, id uint64, idle bool) error {
 	p, err := acc.OpenPlace(path)
 	if errs.Is(err, errs.NotFound) || errs.Is(err, errs.Conflict) {
@@ -437,7 +437,7 @@ func (acc *Access) unmountAt(path string, id uint64, idle bool) error {
 	return p.Unmount(id, idle)
 }
 
-// RightsOf tells what a mounted volume may.
+// RightsOf returns the rights in a mounted volume.
 func RightsOf(a catalog.MountRecord) Rights {
 	if a.MountID == 0 {
 		return Rights{Dev: true, SUID: true} // a link or a device restricts nothing
@@ -449,7 +449,7 @@ func RightsOf(a catalog.MountRecord) Rights {
 	return rightsFrom(&st)
 }
 
-// RightsIn tells what is allowed in a directory.
+// RightsIn returns the rights in a directory.
 func RightsIn(dir *os.File) (Rights, error) {
 	var st unix.Statfs_t
 	err := unix.Fstatfs(int(dir.Fd()), &st)

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UndoMount takes away the mount of an object, called name, that a dead process may have made at
-// m.Mountpoint and not recorded. Whatever else is mounted there is left alone. InUse.
+// UndoMount removes the mount of an object, called name, that a dead process may have made at m.Mountpoint and not
+// recorded. It leaves any other mount there alone. InUse.
 func (acc *Access) UndoMount(ctx context.Context, name string, m catalog.Mark) error {
 	if err := acc.undoMount(ctx, m, name); err != nil {
 		return err
@@ -24,7 +24,7 @@ func (acc *Access) UndoMount(ctx context.Context, name string, m catalog.Mark) e
 func (acc *Access) undoMount(ctx context.Context, m catalog.Mark, name string) error {
 	w, err := acc.drv.Attachment(ctx, m.ID)
 	if errs.Is(err, errs.NotFound) {
-		return nil // not whole, so never attached
+		return nil // incomplete, so it was never mounted
 	}
 	if err != nil {
 		return err
@@ -41,7 +41,7 @@ func (acc *Access) undoMount(ctx context.Context, m catalog.Mark, name string) e
 	}
 
 	if w.Source != "" {
-		// Mounted again, it has the same number as where it is mounted already.
+		// A second mount of the filesystem has the same device number as the existing one.
 		if !mounted {
 			return nil
 		}
@@ -62,7 +62,7 @@ func (acc *Access) undoMount(ctx context.Context, m catalog.Mark, name string) e
 			if err := acc.unmountQuietly(m.Mountpoint, at.ID); err != nil {
 				return err
 			}
-			// Its device vanishes with it: to look through all devices for others takes the time that there are many.
+			// Its device disappears with the mount. Searching all devices for others takes time in proportion to their number.
 			if free, err := acc.releaseDevice(ctx, m.ID, w, releaseGrace, false); err != nil || free {
 				return err
 			}

@@ -16,15 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unwritten is what could not be written to the pool of an attached volume.
+// unwritten says whether data of a mounted volume could not be written to the pool.
 type unwritten struct {
 	cause   error // nil: everything was written
 	stopped bool  // nor can anything be from now on: the filesystem in the image has given up
 }
 
-// writeBack writes what is in memory of a filesystem or block device, by its root, to the
-// pool. The kernel reports a failure once, even one of some time ago, and then takes the
-// data for written: a second call succeeds.
+// writeBack writes what is in memory of a filesystem or block device, given its root, to the pool. The kernel reports a
+// failure once, even one of some time ago, and from then on treats the data as written: a second call succeeds.
 func writeBack(root *os.File, raw bool) (u unwritten) {
 	flush := func() error {
 		if raw {
@@ -37,13 +36,12 @@ func writeBack(root *os.File, raw bool) (u unwritten) {
 		return u
 	}
 
-	// Nothing is left to fail again, unless nothing can be written at all: ext4 that has
-	// aborted its journal, XFS that has shut down.
+	// A second failure means that nothing can be written at all: ext4 has aborted its journal, XFS has shut down.
 	u.stopped = flush() != nil
 	return u
 }
 
-// writeBackMounted is writeBack of a volume that is attached here.
+// writeBackMounted is writeBack for a volume that is mounted in this namespace.
 func (acc *Access) writeBackMounted(a catalog.MountRecord) unwritten {
 	raw := a.MountID == 0
 	if raw && a.Loop < 0 && a.Dev == 0 {
@@ -55,7 +53,7 @@ func (acc *Access) writeBackMounted(a catalog.MountRecord) unwritten {
 		return unwritten{cause: err, stopped: true} // an XFS that has shut down is not even opened
 	}
 	if err != nil {
-		return unwritten{} // gone, or taken away by somebody
+		return unwritten{} // unmounted by hand
 	}
 
 	defer root.Close()
@@ -66,9 +64,8 @@ func (acc *Access) writeBackMounted(a catalog.MountRecord) unwritten {
 	return writeBack(root, raw)
 }
 
-// UmountWriteBack makes sure that an attached volume can be unmounted without losing
-// anything in silence. It fails, once, if something was lost since the volume was mounted,
-// whoever found out first; the next time it warns.
+// UmountWriteBack makes sure that unmounting a volume does not lose data in silence. It fails once if data was lost
+// since the volume was mounted, whichever process noticed first; the next time it warns.
 func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catalog.MountRecord) error {
 	u := acc.writeBackMounted(a)
 	lost, known, err := acc.records.LostWrites(ctx, a)
@@ -94,8 +91,8 @@ func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catal
 	return errs.Wrap("umount", row.Name, acc.lostError(ctx, a, u, then))
 }
 
-// copyWriteBack writes what programs have written to a volume that is in use and is about
-// to be copied. root is that of its filesystem, or its block device.
+// copyWriteBack writes back the data of a volume in use that is about to be copied. root is that of its filesystem, or
+// its block device.
 func (acc *Access) copyWriteBack(ctx context.Context, l Live, root *os.File) error {
 	u := writeBack(root, l.Row.FS == driver.None)
 	if u.cause == nil {
@@ -105,7 +102,7 @@ func (acc *Access) copyWriteBack(ctx context.Context, l Live, root *os.File) err
 	return acc.lostError(ctx, l.Record, u, errs.Messagef("have programs write it again"))
 }
 
-// warnLost warns that a copy lacks what was lost before, and found out then.
+// warnLost warns that a copy lacks data that is known to be lost.
 func warnLost(ctx context.Context, l Live) {
 	if l.InUse() && l.hasLost {
 		warnings.AddEach(ctx, "writes to %s failed before %s: the copy lacks them, unless programs have written them again",
@@ -113,8 +110,7 @@ func warnLost(ctx context.Context, l Live) {
 	}
 }
 
-// FlushToMeasure writes what is in memory of an attached volume, so that it counts when
-// the volume is measured.
+// FlushToMeasure writes back the data of a mounted volume, so that it counts when the volume is measured.
 func (acc *Access) FlushToMeasure(ctx context.Context, row catalog.Row, a catalog.MountRecord) {
 	u := acc.writeBackMounted(a)
 	if u.cause == nil {
@@ -124,28 +120,27 @@ func (acc *Access) FlushToMeasure(ctx context.Context, row catalog.Row, a catalo
 	warnings.AddEach(ctx, "%s: %v", row.Name, acc.lostError(ctx, a, u, ""))
 }
 
-// recordLostWrites records that writes were lost in an attachment: the kernel does not say so again.
-// Trees share the pool's filesystem, which does not say whose writes it has lost: it is
-// recorded of all that are attached. told: the umount of this one fails because of it.
+// recordLostWrites records that writes were lost in a mounted volume: the kernel does not report it again. Trees share
+// the pool's filesystem, which does not say whose writes it has lost: it is recorded for all mounted ones. told: the
+// umount of this one fails because of it.
 func (acc *Access) recordLostWrites(ctx context.Context, a catalog.MountRecord, u unwritten, told bool) {
 	l := catalog.Loss{Told: told, Stopped: u.stopped}
 	if acc.sharesFilesystem(a) {
 		l.Shared = acc.sharesFilesystem
 	}
 
-	// In a pool that is full to the last byte this may fail, and then the error that is
-	// about to be returned is all that tells of it.
+	// In a pool that is full to the last byte this may fail: then only the error that is about to be returned tells of it.
 	_ = acc.records.NoteLostWrites(context.WithoutCancel(ctx), a, l)
 }
 
-// sharesFilesystem reports whether an attachment is a tree in the pool's filesystem.
+// sharesFilesystem reports whether a mounted volume is a tree in the pool's filesystem.
 func (acc *Access) sharesFilesystem(a catalog.MountRecord) bool {
 	_, own := acc.drv.(driver.Activator) // such a driver gives each tree a filesystem
 	return !own && a.Loop < 0 && a.Dev == 0
 }
 
-// lostError explains what could not be written: NoSpace if the pool is full, else IO. The
-// volume stays as it is, with all of it still in memory. then is the end of the hint.
+// lostError explains which data could not be written: NoSpace if the pool is full, else IO. The volume stays as it is,
+// with all data still in memory. then is the end of the hint.
 func (acc *Access) lostError(ctx context.Context, a catalog.MountRecord, u unwritten, then errs.Message) error {
 	kind, free := errs.IO, errs.Message("")
 	s, err := acc.pool.Space(context.WithoutCancel(ctx))

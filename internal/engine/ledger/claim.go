@@ -14,17 +14,15 @@ import (
 	"pando/internal/linux/kernel"
 )
 
-// waitLimit is how long a command waits for another that is at work on the same thing, before it says so and gives
-// up.
+// waitLimit is how long a command waits for another one that works on the same object, before it gives up.
 const waitLimit = 15 * time.Second
 
-// Check looks at the catalogue in the transaction that claims, and says what to mark. It may run several times.
+// Check reads the catalogue in the transaction that claims, and returns the marks to write. It may run several times.
 type Check func(*catalog.Tx) ([]catalog.Mark, error)
 
-// Claim writes marks in one soft transaction after check has looked at what is there. Marks of other living
-// operations on the same objects or names make it wait, for up to 15 seconds, and so do marks on what is to be read;
-// marks of dead ones it cleans up. readers: those who read the objects are in the way too. InUse, and the errors of
-// check.
+// Claim writes marks in one soft transaction, after check has run in it. Marks of other live operations on the same
+// objects or names make it wait for up to 15 seconds, and so do marks on objects to be read; it cleans up marks of dead
+// operations. With readers, operations that only read the objects block it too. InUse, and the errors of check.
 func (l *Ledger) Claim(ctx context.Context, op string, readers bool, check Check) error {
 	return l.claim(ctx, waitLimit, op, readers, check)
 }
@@ -55,13 +53,13 @@ type claim struct {
 	readers bool
 	check   Check
 
-	blocking []catalog.Mark // what was in the way the last time
-	done     Cleaned        // what became of those of dead operations
+	blocking []catalog.Mark // marks that blocked the last try
+	done     Cleaned        // result of cleaning up those of dead operations
 }
 
 var errBlocked = errs.New(errs.InUse, "", "", "blocked")
 
-// tryMark marks what is to be marked, and reports whether it could.
+// tryMark writes the marks that check returns, and reports whether it could.
 func (c *claim) tryMark(ctx context.Context) (bool, error) {
 	for {
 		err := c.cat.Update(ctx, catalog.Soft, c.markUnlessBlocked)
@@ -69,7 +67,7 @@ func (c *claim) tryMark(ctx context.Context) (bool, error) {
 			return err == nil, err
 		}
 
-		// Those of dead operations are in nobody's way, once they are cleaned up.
+		// Marks of dead operations no longer block once they are cleaned up.
 		if c.done, err = c.CleanUp(ctx, c.blocking); err != nil {
 			return false, err
 		}
@@ -78,7 +76,7 @@ func (c *claim) tryMark(ctx context.Context) (bool, error) {
 			continue
 		}
 
-		// What is not in use does not change by waiting.
+		// Waiting only helps against InUse.
 		if err := c.cleanUpError(ctx); err != nil && !errs.Is(err, errs.InUse) {
 			return false, err
 		}
@@ -87,8 +85,8 @@ func (c *claim) tryMark(ctx context.Context) (bool, error) {
 	}
 }
 
-// markUnlessBlocked marks what check asks for, unless others are at work on it: then it notes their marks, and
-// returns errBlocked.
+// markUnlessBlocked writes the marks that check returns, unless other operations block them: then it keeps their marks
+// in c.blocking, and returns errBlocked.
 func (c *claim) markUnlessBlocked(tx *catalog.Tx) error {
 	c.blocking = nil
 	marks, err := c.check(tx)
@@ -119,6 +117,7 @@ func (c *claim) markUnlessBlocked(tx *catalog.Tx) error {
 		}
 	}
 
+	// Write the marks.
 	if len(c.blocking) > 0 {
 		return errBlocked
 	}
@@ -132,7 +131,7 @@ func (c *claim) markUnlessBlocked(tx *catalog.Tx) error {
 	return nil
 }
 
-// blockedError explains what was in the way.
+// blockedError explains which operation blocks the claim.
 func (c *claim) blockedError(ctx context.Context) error {
 	if err := c.cleanUpError(ctx); err != nil {
 		return err
@@ -141,7 +140,7 @@ func (c *claim) blockedError(ctx context.Context) error {
 	b := c.blocking[0]
 	who := "another pando"
 
-	// Only a process that lives is named, as far as that can be seen from here.
+	// Name only a process that is alive, as far as this host can tell.
 	if !kernel.EarlierBoot(b.BootID, b.At) && b.Start != 0 && kernel.ProcStart(b.PID) == b.Start {
 		who += fmt.Sprintf(" (pid %d)", b.PID)
 	}
@@ -150,8 +149,7 @@ func (c *claim) blockedError(ctx context.Context) error {
 		WithHint("wait until it finishes, or stop it")
 }
 
-// cleanUpError explains that what a dead operation has left is in the way, and could not be cleaned up; nil if it is
-// not so.
+// cleanUpError explains that leftovers of a dead operation block the claim and could not be cleaned up; nil if none do.
 // It has the kind of the failure, and its hint.
 func (c *claim) cleanUpError(ctx context.Context) error {
 	for _, b := range c.blocking {
@@ -164,7 +162,7 @@ func (c *claim) cleanUpError(ctx context.Context) error {
 	return nil
 }
 
-// Processes are the processes that are at work under marks, each once.
+// Processes returns the processes that own marks, each once.
 func Processes(marks []catalog.Mark) (out []waiting.Process) {
 	seen := map[string]bool{}
 	for _, m := range marks {
@@ -190,9 +188,8 @@ func (l *Ledger) Unmark(ctx context.Context, ids ...driver.ObjectID) error {
 	})
 }
 
-// UnmarkFailed removes the mark of a failed operation, unless the failure has left something that only cleaning up can
-// put
-// right: then the mark stays for the next command, as if this process had died here.
+// UnmarkFailed removes the mark of a failed operation, unless the failure left something that only a clean-up can
+// repair: then the mark stays for the next command, as if this process had died here.
 func (l *Ledger) UnmarkFailed(ctx context.Context, id driver.ObjectID, failure error) {
 	switch errs.KindOf(failure) {
 	case errs.InUse, errs.Canceled, errs.Invalid, errs.NotFound, errs.Conflict:
@@ -201,8 +198,7 @@ func (l *Ledger) UnmarkFailed(ctx context.Context, id driver.ObjectID, failure e
 }
 
 // DestroyUnfinished destroys objects that were being made and removes their marks, even if ctx has ended. Work it
-// cannot finish is
-// left to the next command.
+// cannot finish is left to the next command.
 func (l *Ledger) DestroyUnfinished(ctx context.Context, ids ...driver.ObjectID) {
 	ctx = context.WithoutCancel(ctx)
 	var done []driver.ObjectID
@@ -214,7 +210,7 @@ func (l *Ledger) DestroyUnfinished(ctx context.Context, ids ...driver.ObjectID) 
 	_ = l.Unmark(ctx, done...)
 }
 
-// Held are immutable objects that nobody destroys before Release.
+// Held is a set of immutable objects that cannot be destroyed before Release.
 type Held struct {
 	Rows []catalog.Row
 	Refs []string
@@ -223,8 +219,8 @@ type Held struct {
 	marks []driver.ObjectID
 }
 
-// Hold finds snapshots and generations, and keeps them from being destroyed while they are read. IDs that are "" are
-// left out. NotFound, Invalid (a volume), InUse.
+// Hold finds snapshots and generations, and keeps them from being destroyed while they are read. It skips IDs that are
+// "". NotFound, Invalid (a volume), InUse.
 func (l *Ledger) Hold(ctx context.Context, op string, ids ...driver.ObjectID) (*Held, error) {
 	h := &Held{l: l}
 	err := l.Claim(ctx, op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
@@ -238,7 +234,7 @@ func (l *Ledger) Hold(ctx context.Context, op string, ids ...driver.ObjectID) (*
 			if err != nil {
 				return nil, err
 			}
-			m := catalog.Mark{ID: driver.NewID(), Op: op, Reads: id} // of nothing that will ever be
+			m := catalog.Mark{ID: driver.NewID(), Op: op, Reads: id} // an ID that no object ever gets
 			h.Rows, h.Refs = append(h.Rows, row), append(h.Refs, tx.RefOf(row))
 			h.marks, marks = append(h.marks, m.ID), append(marks, m)
 		}
@@ -252,5 +248,5 @@ func (l *Ledger) Hold(ctx context.Context, op string, ids ...driver.ObjectID) (*
 	return h, nil
 }
 
-// Release lets them go. If that fails, the next command does.
+// Release allows the objects to be destroyed again. If that fails, the next command does it.
 func (h *Held) Release(ctx context.Context) { _ = h.l.Unmark(ctx, h.marks...) }

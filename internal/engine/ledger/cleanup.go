@@ -12,14 +12,14 @@ import (
 	"pando/internal/engine/catalog"
 )
 
-// Cleaned is what became of marks of dead operations.
+// Cleaned is the result of cleaning up marks of dead operations.
 type Cleaned struct {
-	Marks  int                       // removed, with what they stood for
-	Failed map[driver.ObjectID]error // why others stay
+	Marks  int                       // removed, with the leftovers they named
+	Failed map[driver.ObjectID]error // why the others stay
 }
 
-// CleanUp undoes or finishes what dead operations were doing. Marks of living ones are left alone. What cannot be
-// cleaned up is in Cleaned.Failed, and a warning; the error is that of the catalogue, or of ctx.
+// CleanUp undoes or finishes the work of dead operations. It leaves marks of live operations alone. Cleaned.Failed and
+// a warning name what could not be cleaned up; the error is that of the catalogue, or of ctx.
 func (l *Ledger) CleanUp(ctx context.Context, marks []catalog.Mark) (Cleaned, error) {
 	done := Cleaned{Failed: map[driver.ObjectID]error{}}
 	seen := map[string]bool{}
@@ -52,7 +52,7 @@ func (l *Ledger) cleanUpOrphan(ctx context.Context, owner string, done *Cleaned)
 
 	ctx = orphan.In(ctx)
 
-	// What was read before the claim may have been cleaned up by somebody else.
+	// Read the marks again: another process may have cleaned up some before the orphan was locked.
 	var marks []catalog.Mark
 	if err := l.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		marks, err = tx.MarksOf(owner)
@@ -61,6 +61,7 @@ func (l *Ledger) cleanUpOrphan(ctx context.Context, owner string, done *Cleaned)
 		return err
 	}
 
+	// Finish the operation's work, some marks at a time.
 	all = true
 	for batch := range slices.Chunk(marks, cleanUpBatch) {
 		if err := ctx.Err(); err != nil {
@@ -81,11 +82,12 @@ func (l *Ledger) cleanUpOrphan(ctx context.Context, owner string, done *Cleaned)
 	return nil
 }
 
-// cleanUpBatch marks are cleaned up in one transaction. A process that dies between two leaves the rest marked, and in
-// one, all of it: each mark goes in the commit that brings its tombstone.
+// cleanUpBatch is how many marks are cleaned up in one transaction. A process that dies between two batches leaves the
+// rest marked; if it dies within one, the whole batch stays marked, as each mark goes in the commit that adds its
+// tombstone.
 var cleanUpBatch = 256 // tests compare
 
-// finishBatch brings interrupted operations to the state before them or after them, and returns what failed.
+// finishBatch brings interrupted operations to the state before or after them, and returns the ones that failed.
 func (l *Ledger) finishBatch(ctx context.Context, marks []catalog.Mark) (failed map[driver.ObjectID]error) {
 	failed = map[driver.ObjectID]error{}
 	rows := make(map[driver.ObjectID]catalog.Row, len(marks))
@@ -97,6 +99,7 @@ func (l *Ledger) finishBatch(ctx context.Context, marks []catalog.Mark) (failed 
 		return failed
 	}
 
+	// Find the rows and tombstones of the marked objects.
 	if err := l.cat.View(ctx, func(tx *catalog.Tx) error {
 		for _, m := range marks {
 			row, exists, err := tx.Object(m.ID)
@@ -116,8 +119,8 @@ func (l *Ledger) finishBatch(ctx context.Context, marks []catalog.Mark) (failed 
 		return fail(marks, err)
 	}
 
-	// What has a row is finished one by one, as each takes transactions of its own.
-	var ready, dying []catalog.Mark // without a row: whose marks go, and of them those whose objects go
+	// Finish operations on objects with a row one by one: each needs transactions of its own.
+	var ready, dying []catalog.Mark // without a row: marks to remove, and those of them whose objects are removed too
 	for _, m := range marks {
 		if err := ctx.Err(); err != nil {
 			return fail(marks, err)
@@ -144,7 +147,7 @@ func (l *Ledger) finishBatch(ctx context.Context, marks []catalog.Mark) (failed 
 		return failed
 	}
 
-	// Removing may take longer than this command may: a tombstone lets it go on where it stops.
+	// Removing may take longer than this command may spend on it: a tombstone lets the next command continue.
 	tombstones := make([]catalog.Tombstone, len(dying))
 	for i, m := range dying {
 		ref := cmp.Or(m.Name, "leftovers of an interrupted "+m.Op)
@@ -173,9 +176,8 @@ func (l *Ledger) finishBatch(ctx context.Context, marks []catalog.Mark) (failed 
 	return failed
 }
 
-// undoSideEffects takes back what an operation did besides making or removing an object, and reports whether that is to
-// be
-// removed: it was being made, or it was being destroyed and no longer exists.
+// undoSideEffects undoes what an operation did besides making or removing an object, and reports whether the object is
+// to be removed: it was being made, or it was being destroyed and no longer has a row.
 func (l *Ledger) undoSideEffects(
 	ctx context.Context, m catalog.Mark, hasTombstone, exists bool,
 ) (remove bool, err error) {

@@ -10,24 +10,20 @@ import (
 	"pando/internal/linux/kernel"
 )
 
-// What tells that an object may be somebody's: its row. But a catalogue can lose rows: its
-// log is cut or damaged, or somebody restores an old copy. So nothing whole is destroyed
-// for want of a row alone, unless it is proved that it never had one:
+// A row tells that an object is in use. But a catalogue can lose rows: its log is cut or damaged, or an old copy is
+// restored. So no whole object is destroyed only because it has no row, unless it is proved that it never had one:
 //
-//   - The driver notes beside the object that it was committed, before the operation that
-//     made it reports success (driver.Committer). Within a boot no note means no success.
-//   - Where a driver cannot, the catalogue must be known to have every commit that was
-//     waited for (catalog.Continuous).
-//   - After a reboot neither proves anything: the note may have been lost with the power.
-//     What has none is left alone for strayAge, so that people can bring it back. Where a
-//     driver notes nothing, it stays for good.
+//   - The driver notes beside the object that it was committed, before the operation that made it reports success
+//     (driver.Committer). Within a boot, no note means no success.
+//   - Where a driver cannot, the catalogue must be known to have every commit that was waited for (catalog.Continuous).
+//   - After a reboot neither proves anything: the note may have been lost with the power. An object without a note is
+//     left alone for strayAge, so that people can bring it back. Where a driver notes nothing, it stays for good.
 
-// strayAge is how long an object that was being made when the host went down, as far as
-// can be told, is kept.
+// strayAge is how long an object is kept that, as far as can be told, was being made when the host went down.
 const strayAge = 7 * 24 * time.Hour
 
-// NoteCommitted notes beside objects that they are in the catalogue. What cannot be noted now is noted by the first
-// command after the next boot.
+// NoteCommitted notes beside objects that they are in the catalogue. Notes that fail now are made by the first command
+// after the next boot.
 func NoteCommitted(d driver.Driver, ids ...driver.ObjectID) {
 	c, ok := d.(driver.Committer)
 	if !ok {
@@ -38,12 +34,12 @@ func NoteCommitted(d driver.Driver, ids ...driver.ObjectID) {
 	}
 }
 
-// neverCommitted reports whether it is sure that what a dead operation was making, and what has no row, was never said
-// to be there.
+// neverCommitted reports whether it is certain that no command ever reported success for an object that has no row and
+// that a dead operation was making.
 func (l *Ledger) neverCommitted(ctx context.Context, m catalog.Mark) (bool, error) {
 	_, err := l.drv.Attachment(ctx, m.ID)
 	if errs.Is(err, errs.NotFound) {
-		return true, nil // only half there, or nothing
+		return true, nil // incomplete or missing
 	}
 	if kernel.EarlierBoot(m.BootID, m.At) {
 		return false, nil
@@ -65,8 +61,8 @@ func (l *Ledger) neverCommitted(ctx context.Context, m catalog.Mark) (bool, erro
 	return err == nil && !was, err
 }
 
-// IsGarbage reports whether an object that is in no row, and that nobody works on, may be destroyed. hasTombstone: there is
-// a tombstone of it.
+// IsGarbage reports whether an object may be destroyed that has no row and that no operation works on. hasTombstone:
+// there is a tombstone of it.
 func (l *Ledger) IsGarbage(o driver.Object, hasTombstone bool) bool {
 	if !o.Whole || hasTombstone || o.Identity.Kind == driver.Scratch {
 		return true
@@ -78,8 +74,8 @@ func (l *Ledger) IsGarbage(o driver.Object, hasTombstone bool) bool {
 	return o.Identity.Ephemeral || l.notesCommits() && IsUnfinished(o) && old
 }
 
-// notesCommits reports whether the driver notes what was committed. If not, the age of what has no row says nothing:
-// it may have been in use for years.
+// notesCommits reports whether the driver notes committed objects. If not, the age of an object without a row says
+// nothing: it may have been in use for years.
 func (l *Ledger) notesCommits() bool {
 	_, ok := l.drv.(driver.Committer)
 	return ok
@@ -90,7 +86,7 @@ func IsUnfinished(o driver.Object) bool {
 	return !o.Committed && kernel.EarlierBoot(o.Identity.BootID, o.Identity.CreatedAt)
 }
 
-// StrayText says what an object without a row is, and what will become of it.
+// StrayText describes an object without a row, and what will happen to it.
 func (l *Ledger) StrayText(o driver.Object) errs.Message {
 	what := string(o.Identity.Kind) + " " + Describe(o.Identity)
 	back := errs.Messagef("%s would bring it back", errs.Run("init", errs.Param("rebuild")))
@@ -107,7 +103,7 @@ func (l *Ledger) StrayText(o driver.Object) errs.Message {
 	return errs.Messagef("%s, until %s", text, until)
 }
 
-// Describe is what an object without a row is known by; "" if its identity does not tell.
+// Describe returns the name in the identity of an object without a row; "" if its identity has none.
 func Describe(i driver.Identity) string {
 	switch i.Kind {
 	case driver.Generation:

@@ -13,19 +13,19 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// ReclaimBound is how long a command may spend on removing what was destroyed before it, unless ReclaimUntil says
-// otherwise.
+// ReclaimBound is how long a command may spend on removing objects that earlier commands destroyed, unless ReclaimUntil
+// says otherwise.
 const ReclaimBound = time.Second
 
 type untilKey struct{}
 
-// ReclaimUntil returns a context in which calls remove what was destroyed before them until then, and leave the rest
-// to the next command. The zero time: for as long as it takes.
+// ReclaimUntil returns a context in which calls remove objects that earlier commands destroyed until t, and leave the
+// rest to the next command. The zero time: without a limit.
 func ReclaimUntil(ctx context.Context, t time.Time) context.Context {
 	return context.WithValue(ctx, untilKey{}, t)
 }
 
-// withReclaimBound ends when a call may not go on removing what was destroyed before it.
+// withReclaimBound returns a context that ends when a call must stop removing objects that earlier commands destroyed.
 func withReclaimBound(ctx context.Context) (context.Context, context.CancelFunc) {
 	until, has := ctx.Value(untilKey{}).(time.Time)
 	switch {
@@ -37,8 +37,8 @@ func withReclaimBound(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithDeadline(ctx, until)
 }
 
-// Reclaim removes destroyed objects that are still there, but those that a living operation is removing, for as long
-// as the call may. It returns how many it has removed. What cannot be removed is a warning, and stays for the next
+// Reclaim removes destroyed objects that still exist, except those that a live operation is removing, for as long as
+// the call may. It returns how many it removed. An object that cannot be removed is a warning, and is left to the next
 // command.
 func (l *Ledger) Reclaim(ctx context.Context, tombstones []catalog.Tombstone) (removed int) {
 	bounded, cancel := withReclaimBound(ctx)
@@ -52,12 +52,12 @@ func (l *Ledger) Reclaim(ctx context.Context, tombstones []catalog.Tombstone) (r
 	return removed
 }
 
-// removeWorkers objects are removed at once.
+// removeWorkers is how many objects are removed at once.
 const removeWorkers = 4
 
-// reclaimBatch is Reclaim of a batch, which shares its transactions. Objects are removed until bounded ends.
+// reclaimBatch is Reclaim for a batch, which shares its transactions. It removes objects until bounded ends.
 func (l *Ledger) reclaimBatch(ctx, bounded context.Context, tombstones []catalog.Tombstone) int {
-	free := make([]catalog.Tombstone, 0, len(tombstones)) // of those that are removing them
+	free := make([]catalog.Tombstone, 0, len(tombstones)) // that no live operation is removing
 	if err := l.cat.View(ctx, func(tx *catalog.Tx) error {
 		free = free[:0]
 		for _, g := range tombstones {
@@ -82,7 +82,7 @@ func (l *Ledger) reclaimBatch(ctx, bounded context.Context, tombstones []catalog
 
 	for _, tombstone := range free {
 		if bounded.Err() != nil {
-			break // the next command goes on
+			break // the next command removes the rest
 		}
 		g.Go(func() error {
 			if err := l.work.Remove(bounded, tombstone.ID, tombstone.Ref, "destroyed earlier"); err != nil {
@@ -102,6 +102,7 @@ func (l *Ledger) reclaimBatch(ctx, bounded context.Context, tombstones []catalog
 		return 0
 	}
 
+	// Record what was removed.
 	if err := l.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		for _, tombstone := range gone {
 			if err := tx.SetReclaimed(tombstone.ID); err != nil {
@@ -110,21 +111,21 @@ func (l *Ledger) reclaimBatch(ctx, bounded context.Context, tombstones []catalog
 		}
 		return nil
 	}); err != nil {
-		reportUnreclaimed(ctx, bounded, gone[0], err) // the next command finds them gone
+		reportUnreclaimed(ctx, bounded, gone[0], err) // the next command finds them removed
 		return 0
 	}
 
 	return len(gone)
 }
 
-// reportUnreclaimed warns that an object could not be removed, unless only the time was over.
+// reportUnreclaimed warns that an object could not be removed, unless only the time was up.
 func reportUnreclaimed(ctx, bounded context.Context, g catalog.Tombstone, err error) {
 	if bounded.Err() == nil {
 		warnings.Add(ctx, "%s is destroyed, but its space could not be reclaimed yet: %v", g.Ref, err)
 	}
 }
 
-// ForgetReclaimed makes the removal of objects durable, and then forgets it.
+// ForgetReclaimed makes the removal of objects durable, and then deletes their tombstones.
 func (l *Ledger) ForgetReclaimed(ctx context.Context) error {
 	before := time.Now()
 	if s, ok := l.drv.(driver.Syncer); ok {

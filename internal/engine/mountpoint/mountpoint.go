@@ -1,6 +1,6 @@
-// Package mountpoint holds the entries of directories on which volumes are mounted, by descriptor, so that nobody
-// leads Pando elsewhere meanwhile, and what is noted of the directories that Pando has made for that. It knows neither
-// pools nor volumes, only that some mount points are below a directory of Pando's own.
+// Package mountpoint handles the directory entries on which volumes are mounted, by descriptor, so that nobody can
+// redirect Pando in the meantime, and the notes on directories that Pando has made for them. It knows neither pools nor
+// volumes, only that some mount points are below a directory of Pando's own.
 package mountpoint
 
 import (
@@ -19,23 +19,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Place is the entry of a directory on which something is mounted, or is to be. It is
-// held by the directory's descriptor: others may rename directories above it and put
-// symbolic links in their place, but lead Pando nowhere else by that.
+// Place is a directory entry on which something is mounted, or is to be. It is held by the descriptor of its directory:
+// renaming directories above it, or replacing them by symbolic links, leads Pando nowhere else.
 type Place struct {
 	parent *os.File // O_PATH
 	name   string
 	path   string // as it was when it was opened
 }
 
-// Inode identifies a directory for as long as it is there.
+// Inode identifies a directory for as long as it exists.
 type Inode struct{ Dev, Ino uint64 }
 
-// InodeOf is what st is about.
+// InodeOf returns the inode that st describes.
 func InodeOf(st *unix.Stat_t) Inode { return Inode{st.Dev, st.Ino} }
 
-// Open opens the directory above a mount point: own by its name, which is that of a directory of Pando's own, another
-// one by its path, which is absolute and must have no symbolic links. NotFound, Conflict.
+// Open opens the directory above a mount point: own, Pando's own directory of mount points, by its name; any other by
+// its path, which is absolute and has no symbolic links. NotFound, Conflict.
 func Open(path, own string) (*Place, error) {
 	dir, name := filepath.Split(path)
 	if dir = filepath.Clean(dir); dir != own {
@@ -49,7 +48,7 @@ func Open(path, own string) (*Place, error) {
 	return &Place{parent: os.NewFile(uintptr(fd), dir), name: name, path: path}, nil
 }
 
-// Beside is another entry of the same directory, which is closed with p.
+// Beside returns another entry of the same directory, which is closed with p.
 func (p *Place) Beside(name string) *Place {
 	return &Place{parent: p.parent, name: name, path: filepath.Join(filepath.Dir(p.path), name)}
 }
@@ -93,8 +92,8 @@ func (p *Place) ReadLink() (to string, ok bool) {
 	return string(buf[:max(n, 0)]), err == nil
 }
 
-// Unmount takes away the mount with this ID. NotFound if it is not there (any more), InUse.
-// idle: it may just as well stay, see mount.UnmountIn.
+// Unmount unmounts the mount with this ID. NotFound if it does not exist (any more), InUse. idle: see
+// mount.UnmountIdle.
 func (p *Place) Unmount(id uint64, idle bool) error {
 	if !mount.IsMounted(fmt.Sprintf("/proc/self/fd/%d/%s", p.Fd(), p.name), id) {
 		return errs.New(errs.NotFound, "umount", p.path, "not mounted")
@@ -102,8 +101,8 @@ func (p *Place) Unmount(id uint64, idle bool) error {
 	return mount.UnmountIn(p.parent, p.name, idle)
 }
 
-// RemoveDir removes the directory at the place if ours says so. Anything else that is
-// there, is mounted there or is in it stays.
+// RemoveDir removes the directory at the place if ours accepts it. It leaves anything else alone: another file, a
+// mount, and a directory that is not empty.
 func (p *Place) RemoveDir(ours func(dir *os.File) bool) error {
 	dir, err := p.OpenDir()
 	for _, other := range []error{unix.ENOENT, unix.EXDEV, unix.ELOOP, unix.ENOTDIR} {
@@ -130,7 +129,7 @@ func (p *Place) RemoveDir(ours func(dir *os.File) bool) error {
 	}
 
 	if thawed {
-		_, _ = kernel.SetImmutable(dir, true) // else it is as any directory
+		_, _ = kernel.SetImmutable(dir, true) // else it is like any directory
 	}
 
 	switch {
@@ -143,7 +142,7 @@ func (p *Place) RemoveDir(ours func(dir *os.File) bool) error {
 	return errs.Wrap("remove mount point", p.path, err)
 }
 
-// RemoveLink removes the symbolic link at the place if ours says so of where it leads.
+// RemoveLink removes the symbolic link at the place if ours accepts its target.
 func (p *Place) RemoveLink(ours func(to string) bool) error {
 	if to, ok := p.ReadLink(); !ok || !ours(to) {
 		return nil
@@ -154,8 +153,7 @@ func (p *Place) RemoveLink(ours func(to string) bool) error {
 	return nil
 }
 
-// RemoveLeftover removes what Pando puts at a default mount point: an empty directory, or
-// a link.
+// RemoveLeftover removes what Pando leaves at a default mount point: an empty directory, or a link.
 func (p *Place) RemoveLeftover(ourLink func(to string) bool) error {
 	if err := p.RemoveLink(ourLink); err != nil {
 		return err
@@ -177,7 +175,7 @@ func (p *Place) MakeDir(mode uint32) (made bool, err error) {
 // not allowed, as in containers, the second one is used.
 var madeForNames = []string{"trusted.pando.mountpoint", "user.pando.mountpoint"}
 
-// NoteMadeFor marks a directory as made for a volume. Unsupported where that cannot be.
+// NoteMadeFor notes that a directory was made for a volume. Unsupported where extended attributes are.
 func NoteMadeFor(dir *os.File, id driver.ObjectID) (err error) {
 	for _, name := range madeForNames {
 		err = unix.Fsetxattr(int(dir.Fd()), name, []byte(id), 0)
@@ -191,7 +189,7 @@ func NoteMadeFor(dir *os.File, id driver.ObjectID) (err error) {
 	return errs.Wrap("mount", dir.Name(), err)
 }
 
-// MadeFor returns for which volume Pando has made a directory; "" if it has not.
+// MadeFor returns the volume for which Pando has made a directory; "" if it has not.
 func MadeFor(dir *os.File) driver.ObjectID {
 	buf := make([]byte, unix.NAME_MAX)
 	for _, name := range madeForNames {
@@ -202,15 +200,15 @@ func MadeFor(dir *os.File) driver.ObjectID {
 	return ""
 }
 
-// ForgetMadeFor takes the mark of NoteMadeFor away.
+// ForgetMadeFor removes the note of NoteMadeFor.
 func ForgetMadeFor(dir *os.File) {
 	for _, name := range madeForNames {
-		_ = unix.Fremovexattr(int(dir.Fd()), name) // what is left says nothing without a row
+		_ = unix.Fremovexattr(int(dir.Fd()), name) // a leftover means nothing without a row
 	}
 }
 
-// OthersCanEnter reports whether somebody besides root can get to what is in the
-// directory fd: every directory on the way from the root lets somebody else through.
+// OthersCanEnter reports whether users other than root can reach the content of the directory fd: every directory on
+// the way from the root lets some of them through.
 func OthersCanEnter(fd int) (bool, error) {
 	fd, err := unix.Openat(fd, ".", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -242,7 +240,7 @@ func OthersCanEnter(fd int) (bool, error) {
 	}
 }
 
-// admitsOthers reports whether one directory lets others than root through.
+// admitsOthers reports whether one directory lets users other than root through.
 func admitsOthers(fd int, st *unix.Stat_t) bool {
 	switch {
 	case st.Mode&0o001 != 0, st.Mode&0o100 != 0 && st.Uid != 0, st.Mode&0o010 != 0 && st.Gid != 0:
@@ -255,7 +253,7 @@ func admitsOthers(fd int, st *unix.Stat_t) bool {
 	return err == nil
 }
 
-// FileInode tells which file is open.
+// FileInode returns the inode of an open file.
 func FileInode(f *os.File) (Inode, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(int(f.Fd()), &st)
