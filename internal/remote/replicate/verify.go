@@ -21,41 +21,41 @@ import (
 
 const opVerify = "verify"
 
-// maxProblems is how many problems are listed; the others are counted.
+// maxProblems is the number of problems that are listed. Others are only counted.
 const maxProblems = 1000
 
-// VerifyRequest says what to look at.
+// VerifyRequest says what to check.
 type VerifyRequest struct {
 	Names       []string // of volumes; none: all
 	ReadPercent float64  // of the data that volumes need, to read and check; 0: none, 100: all
-	Seed        uint64   // of the choice which; 0: a random one
+	Seed        uint64   // of the random sample; 0: draw one
 	Tracker     *progress.Tracker
-	Pool        *engine.Engine // that remembers heads, to notice what is lost or older; nil: none
+	Pool        *engine.Engine // that remembers heads, to detect lost and rolled-back ones; nil: none
 
-	scratch string // directory for what does not fit into memory
+	scratch string // directory for temporary data that does not fit into memory
 }
 
-// Problem is something that is wrong in a remote.
+// Problem is damage that was found in a remote.
 type Problem struct {
-	Volume  string `json:"volume,omitempty"` // "" if that is not known, or none is affected
+	Volume  string `json:"volume,omitempty"` // "" if it is not known, or no volume is affected
 	Point   string `json:"point,omitempty"`  // the first by name, if several are affected
 	Offset  int64  `json:"offset"`           // first byte of the volume that cannot be read
 	Length  int64  `json:"length"`           // bytes from there; 0: no bytes in particular
 	Object  string `json:"object,omitempty"` // of the remote: "segments/..."
 	Message string `json:"message"`
-	Volumes int    `json:"volumes"` // how many are affected; 0: not known
-	Points  int    `json:"points"`  // of them all
+	Volumes int    `json:"volumes"` // affected volumes; 0: not known
+	Points  int    `json:"points"`  // affected points of all these volumes
 	// Affected names these points, VOLUME@POINT in order, at most 1000.
 	Affected []string `json:"affected,omitempty"`
-	// Rollback: the list of the volume's points is older than one that this pool has seen.
+	// Rollback: the volume's list of points is older than one that this pool has seen.
 	Rollback bool `json:"rollback,omitempty"`
 
-	manifest repo.ID // which somebody may have removed meanwhile
-	whole    bool    // nothing of the segment counts as intact
+	manifest repo.ID // of the point, which may have been removed in the meantime
+	whole    bool    // no part of the segment counts as intact
 	token    repo.ID // of a Rollback: see rollback
 }
 
-// String is the problem in one line.
+// String returns the problem in one line.
 func (p Problem) String() string {
 	s := p.Volume
 	if p.Point != "" {
@@ -70,7 +70,8 @@ func (p Problem) String() string {
 	return s + ": " + p.Message + p.Count()
 }
 
-// Count says of a problem that affects several points how many, as an addition to its message, else "".
+// Count returns an addition to the message of a problem that affects several points: how many. It returns "" for
+// others.
 func (p Problem) Count() string {
 	switch {
 	case p.Points < 2:
@@ -81,29 +82,29 @@ func (p Problem) Count() string {
 	return fmt.Sprintf("; %d points of %d volumes are affected", p.Points, p.Volumes)
 }
 
-// Verified is what Verify found.
+// Verified is the result of Verify.
 type Verified struct {
 	Volumes       int       `json:"volumes"`
 	Points        int       `json:"points"`
 	Segments      int       `json:"segments"`       // that these need
 	SegmentBytes  int64     `json:"segment_bytes"`  // of them, as listed
-	ReadSegments  int       `json:"read_segments"`  // that were read whole and checked
+	ReadSegments  int       `json:"read_segments"`  // that were read completely and checked
 	ReadBytes     int64     `json:"read_bytes"`     // of them
-	Seed          uint64    `json:"seed"`           // of the choice, if not all were read
-	GarbageCount  int       `json:"garbage_count"`  // objects that nothing needs: the next prune removes them
+	Seed          uint64    `json:"seed"`           // of the sample, if not all were read
+	GarbageCount  int       `json:"garbage_count"`  // unneeded objects, which the next prune removes
 	GarbageBytes  int64     `json:"garbage_bytes"`  //
 	WorkingBytes  int64     `json:"working_bytes"`  // written by sessions that have not ended
-	Unknown       []string  `json:"unknown"`        // keys of objects that are no part of a repository
+	Unknown       []string  `json:"unknown"`        // keys of objects that do not belong to a repository
 	Warnings      []Problem `json:"warnings"`       // that cost no data
 	Problems      []Problem `json:"problems"`       // at most 1000
 	TotalProblems int       `json:"total_problems"` //
 
-	// Repaired are the points of which something was missing or damaged, if they were to be repaired: see VerifyRepair.
-	// Problems are then those that are left.
+	// Repaired are the points with missing or damaged data, if they were to be repaired: see VerifyRepair. Problems are
+	// those that are left then.
 	Repaired []RepairedPoint `json:"repaired,omitempty"`
 }
 
-// Err is nil if there were no problems, and Damaged otherwise.
+// Err returns nil if there were no problems, and Damaged otherwise.
 func (v *Verified) Err() error {
 	if v.TotalProblems == 0 {
 		return nil
@@ -145,20 +146,19 @@ func (v *Verified) Err() error {
 		errs.Run("remote delete", "REMOTE", "VOLUME@POINT"))
 }
 
-// Verify checks that everything in a remote that volumes need is there and fits
-// together: every head, manifest and page is read and authenticated, and every
-// segment must be there with exactly the size that it had when it was written. With ReadPercent, segments are read
-// whole:
-// every frame is authenticated and unpacked, and compared with what volumes expect
-// in it.
+// Verify checks that all objects in a remote that volumes need exist and are
+// consistent: it reads and authenticates every head, manifest and page, and every
+// segment must exist with exactly the size it had when it was written. With
+// ReadPercent, it reads segments completely: it authenticates and decompresses every
+// frame, and compares it with what volumes expect in it.
 //
 // It changes nothing, needs no session, and may run beside pushes and prunes: a
-// problem is one only if the volume still needs what was not right when the rest has
-// been looked at. An object that no volume needs, and one that no repository has
-// written, is counted and is no problem.
+// problem counts only if a volume still needs the object at the end. Objects that no
+// volume needs, and objects that do not belong to a repository, are counted, but are
+// not problems.
 //
-// Problems are no error of Verify: see [Verified.Err]. NotFound (a name), and what the
-// store returns when it does not answer.
+// Problems are not errors of Verify: see [Verified.Err]. Errors: NotFound (a name), and
+// those of a store that does not answer.
 func Verify(ctx context.Context, r *Remote, q VerifyRequest) (*Verified, error) {
 	rp, err := r.Open(ctx)
 	if err != nil {
@@ -220,8 +220,8 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 	return v.out, nil
 }
 
-// verifier is a verification under way. What it keeps in memory is bounded, but for a few bytes for each point and
-// each segment: it never has all manifests, all pages or all that these expect of segments.
+// verifier is a verification under way. Its memory is bounded, except for a few bytes for each point and each segment:
+// it never holds all manifests, all pages, or all that these expect of segments.
 type verifier struct {
 	VerifyRequest
 	repo    *repo.Repo
@@ -230,7 +230,7 @@ type verifier struct {
 
 	memory  *semaphore.Weighted // for pages
 	spans   []span
-	ages    map[repo.ID]int64   // of the points that are checked: see age
+	ages    map[repo.ID]int64   // of the checked points: see age
 	sibling map[repo.ID]repo.ID // the oldest clone of a point
 
 	mu              sync.Mutex
@@ -253,7 +253,7 @@ type verifier struct {
 	findings        map[findingKey]*finding
 	affected        int // points in all findings together
 
-	// What is wrong, and for whom is looked for in the end.
+	// Faults. The points that they affect are found at the end.
 	damaged         bool                    // segments are missing, of another size, or cannot be read
 	unreadableNodes map[repo.NodeRef]string // pages and nodes that cannot be read, and why; of a page only the frame
 	faults          map[expected]string
@@ -267,6 +267,7 @@ func (v *verifier) runVerify(ctx context.Context) error {
 		return err
 	}
 
+	// Read the manifests and maps of all points, and note what they expect of segments.
 	if err := v.planSpans(ctx, heads); err != nil {
 		return err
 	}
@@ -275,6 +276,7 @@ func (v *verifier) runVerify(ctx context.Context) error {
 		return err
 	}
 
+	// List all objects, and compare segments with what is expected of them.
 	v.Tracker.Start("listing objects", 0, 0)
 	if err := v.listAndCount(ctx); err != nil {
 		return err
@@ -298,6 +300,7 @@ func (v *verifier) runVerify(ctx context.Context) error {
 		}
 	}
 
+	// Find out whom the faults affect.
 	if err := v.blamePoints(ctx); err != nil {
 		return err
 	}
@@ -305,13 +308,14 @@ func (v *verifier) runVerify(ctx context.Context) error {
 	return v.concludeProblems(ctx)
 }
 
-// readHeads reads all heads, and says which cannot be read.
+// readHeads reads all heads, and reports those that cannot be read.
 func (v *verifier) readHeads(ctx context.Context) ([]repo.Head, error) {
 	all, err := readHeads(ctx, v.repo)
 	if err != nil {
 		return nil, err
 	}
 
+	// Report damaged heads: those of volumes that are not checked are only warnings.
 	for _, d := range all.bad {
 		p := Problem{Object: d.Object, Message: "cannot read a volume's list of points: " + d.Reason}
 		i := slices.IndexFunc(v.Names, func(n string) bool { id, err := v.repo.HeadID(n); return err == nil && id == d.id })
@@ -335,6 +339,7 @@ func (v *verifier) readHeads(ctx context.Context) ([]repo.Head, error) {
 		heads = append(heads, h.Head)
 	}
 
+	// Volumes that were named must exist, unless their heads are damaged.
 	for _, n := range v.Names {
 		if !slices.ContainsFunc(heads, func(h repo.Head) bool { return h.Name == n && !h.Gone }) && len(v.problems) == 0 {
 			return nil, noVolumeError(errs.New(errs.NotFound, "", "", ""), v.repo, opVerify, n)
@@ -344,7 +349,7 @@ func (v *verifier) readHeads(ctx context.Context) ([]repo.Head, error) {
 	return heads, nil
 }
 
-// reportRollbacks says which heads are missing or older than this pool remembers, and remembers the others.
+// reportRollbacks reports the heads that are missing or older than this pool remembers, and remembers the others.
 func (v *verifier) reportRollbacks(ctx context.Context, all headset) error {
 	back, err := v.witness.rollbacks(ctx, all)
 	if err != nil {
@@ -357,7 +362,7 @@ func (v *verifier) reportRollbacks(ctx context.Context, all headset) error {
 		}
 	}
 
-	if err := v.witness.rememberHeads(ctx, all); err != nil { // of the catalogue: what is on the remote is not affected
+	if err := v.witness.rememberHeads(ctx, all); err != nil { // an error of the catalogue, not of the remote
 		v.out.Warnings = append(
 			v.out.Warnings,
 			Problem{
@@ -369,18 +374,19 @@ func (v *verifier) reportRollbacks(ctx context.Context, all headset) error {
 	return nil
 }
 
-// isUnreadable reports whether err says that an object is not as it was written.
+// isUnreadable reports whether err says that an object is missing, damaged, or too new to be read.
 func isUnreadable(err error) bool {
 	return errs.Is(err, errs.Damaged) || errs.Is(err, errs.TooNew) || errs.Is(err, errs.NotFound)
 }
 
+// report adds a problem. It may be called concurrently.
 func (v *verifier) report(p Problem) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.reportLocked(p)
 }
 
-// reportLocked is problem for who holds the lock.
+// reportLocked is report for callers that hold the lock.
 func (v *verifier) reportLocked(p Problem) {
 	if strings.HasPrefix(p.Object, "segments/") && !p.manifest.IsZero() {
 		if p.whole {
@@ -390,7 +396,7 @@ func (v *verifier) reportLocked(p Problem) {
 		return
 	}
 
-	if len(v.problems) >= 8*maxProblems { // some of them may turn out to be none
+	if len(v.problems) >= 8*maxProblems { // more than are listed: concludeProblems drops some
 		v.droppedProblems++
 		return
 	}
@@ -398,216 +404,8 @@ func (v *verifier) reportLocked(p Problem) {
 	v.problems = append(v.problems, p)
 }
 
-// listAndCount lists everything and counts what nothing needs.
-func (v *verifier) listAndCount(ctx context.Context) error {
-	sessions := map[repo.ID]bool{}
-	if err := v.addSessions(ctx, sessions); err != nil {
-		return err
-	}
-
-	v.listed = map[repo.Segment]int64{}
-	manifests, lists := map[repo.ID]int64{}, map[repo.ID]int64{}
-	packs, tables := map[repo.Pack]int64{}, 0
-	for o, err := range v.repo.Objects(ctx) {
-		if err != nil {
-			return err
-		}
-
-		switch o.Kind {
-		case repo.SegmentObject:
-			v.listed[o.Segment] = o.Bytes
-		case repo.ManifestObject:
-			manifests[o.ID] = o.Bytes
-		case repo.PointsObject:
-			lists[o.ID] = o.Bytes
-		case repo.PackObject:
-			packs[o.Pack] = o.Bytes
-		case repo.TableObject:
-			tables++
-		case "":
-			v.out.Unknown = append(v.out.Unknown, o.Key)
-		case repo.ProbeObject:
-			v.out.GarbageCount++
-			v.out.GarbageBytes += o.Bytes
-		}
-	}
-
-	if err := v.listMoved(ctx, tables); err != nil {
-		return err
-	}
-
-	if len(v.Names) > 0 || len(v.problems) > 0 || len(v.unreadableNodes) > 0 {
-		return nil // what the rest needs was not looked at, or is not known
-	}
-
-	needed := v.named
-	used := map[repo.Segment]bool{}
-	for _, s := range v.segments {
-		used[s.Segment] = true
-	}
-
-	// What was pushed since the heads were read.
-	var fresh []repo.ID
-	now, err := readHeads(ctx, v.repo)
-	if err != nil {
-		return err
-	}
-
-	pages := map[repo.ID]bool{}
-	for _, h := range now.good {
-		for _, p := range h.Head.Pages {
-			pages[p.ID] = true
-		}
-		for pt, err := range allPoints(ctx, v.repo, h.Head, nil) {
-			if err != nil {
-				return err
-			}
-			if !needed[pt.Manifest] {
-				fresh = append(fresh, pt.Manifest)
-			}
-		}
-	}
-
-	if err := v.addSessions(ctx, sessions); err != nil {
-		return err
-	}
-
-	for s := range sessions {
-		st, err := v.repo.Session(ctx, s)
-		if errs.Is(err, errs.NotFound) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		fresh = append(fresh, st.Session.Pins...)
-	}
-
-	var read []*repo.Manifest
-	err = readManifests(
-		ctx,
-		v.repo,
-		fresh,
-		func(m repo.Manifest) { read = append(read, &m) },
-		func(_ repo.ID, err error) error {
-			if isUnreadable(err) {
-				return nil // the next verify says it, if it is still needed
-			}
-			return err
-		},
-	)
-	if err != nil {
-		return err
-	}
-
-	for id, n := range lists {
-		if !pages[id] && len(sessions) == 0 {
-			v.out.GarbageCount++
-			v.out.GarbageBytes += n
-		}
-	}
-
-	more, err := needsOf(ctx, v.repo, read...)
-	if err != nil {
-		return err
-	}
-
-	for s := range more {
-		used[s] = true
-	}
-
-	v.countPackGarbage(packs, used, sessions)
-
-	for s, n := range v.listed {
-		_, moved := v.moved[s]
-		switch {
-		case used[s] || moved:
-		case sessions[s.Session]:
-			v.out.WorkingBytes += n
-		default:
-			v.out.GarbageCount++
-			v.out.GarbageBytes += n
-		}
-	}
-
-	isFresh := map[repo.ID]bool{}
-	for _, id := range fresh {
-		isFresh[id] = true
-	}
-
-	var unnamed []repo.ID
-	for id, n := range manifests {
-		if needed[id] || isFresh[id] {
-			continue
-		}
-		unnamed = append(unnamed, id)
-		if len(sessions) == 0 {
-			v.out.GarbageCount++
-			v.out.GarbageBytes += n
-		}
-	}
-
-	return v.lostHeads(ctx, unnamed, now, sessions)
-}
-
-// lostHeads says which volumes have manifests but no head. Heads are never deleted, so those are lost, unless somebody
-// is about to make them.
-func (v *verifier) lostHeads(ctx context.Context, unnamed []repo.ID, now headset, sessions map[repo.ID]bool) error {
-	there := map[repo.ID]bool{}
-	for _, h := range now.good {
-		if id, err := v.repo.HeadID(h.Head.Name); err == nil {
-			there[id] = true
-		}
-	}
-
-	for _, d := range now.bad {
-		there[d.id] = true
-	}
-
-	return readManifests(ctx, v.repo, unnamed, func(m repo.Manifest) {
-		id, err := v.repo.HeadID(m.Volume)
-		if err != nil || there[id] || sessions[m.Session] {
-			return
-		}
-		there[id] = true // it is said once
-		v.report(Problem{Volume: m.Volume, Object: "heads/" + id.String(),
-			Message: "the volume's list of points is missing, but some of its points still exist"})
-	}, func(_ repo.ID, err error) error {
-		if isUnreadable(err) {
-			return nil // no volume that is there needs it
-		}
-		return err
-	})
-}
-
-// addSessions adds those that are there, and says which cannot be read.
-func (v *verifier) addSessions(ctx context.Context, found map[repo.ID]bool) error {
-	for id, err := range v.repo.SessionIDs(ctx) {
-		if err != nil {
-			return err
-		}
-		if found[id] {
-			continue
-		}
-
-		_, err := v.repo.Session(ctx, id)
-		switch {
-		case errs.Is(err, errs.NotFound):
-		case isUnreadable(err):
-			v.report(Problem{Object: "sessions/" + id.String(),
-				Message: fmt.Sprintf("prunes delete nothing, because they cannot tell which data this session needs: %v", err)})
-		case err != nil:
-			return err
-		default:
-			found[id] = true
-		}
-	}
-
-	return nil
-}
-
-// concludeProblems drops problems with what volumes do not need any more: somebody has removed
-// it while we looked.
+// concludeProblems puts the problems into the result. It drops those of objects that volumes no longer need, because
+// they were removed during the verification.
 func (v *verifier) concludeProblems(ctx context.Context) error {
 	v.noteSpoilt()
 	if len(v.problems) == 0 && len(v.findings) == 0 && len(v.spoilt) == 0 {
@@ -619,78 +417,24 @@ func (v *verifier) concludeProblems(ctx context.Context) error {
 		return err
 	}
 
-	named := map[repo.ID]bool{}
-	readable := map[string]bool{}
-	older, tokens := map[string]bool{}, map[string]repo.ID{}
-	unread := map[string]bool{} // pages of points
-	var streams []repo.ID
-	for id, err := range v.repo.HeadIDs(ctx) {
-		if err != nil {
-			return err
-		}
-
-		h, err := v.repo.HeadByID(ctx, id)
-		if isUnreadable(err) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-
-		readable["heads/"+id.String()] = true
-		older["heads/"+id.String()] = v.witness.memory.rollbackReason(&h.Head, true) != ""
-		tokens["heads/"+id.String()] = h.Head.Token
-		var bad []*pageFault
-		for pt, err := range allPoints(ctx, v.repo, h.Head, &bad) {
-			if err != nil {
-				return err
-			}
-			named[pt.Manifest] = true
-			if pt.Content.Chained() {
-				streams = append(streams, pt.Parent)
-			}
-		}
-
-		for _, f := range bad {
-			unread[f.Page.Object()] = true
-		}
+	now, err := v.rereadHeads(ctx)
+	if err != nil {
+		return err
 	}
 
-	for len(streams) > 0 { // and all that they are the difference from
-		id := streams[0]
-		if streams = streams[1:]; id.IsZero() || named[id] {
-			continue
-		}
-		named[id] = true
-		m, err := v.repo.Manifest(ctx, id)
-		switch {
-		case err == nil:
-			streams = append(streams, m.Parent)
-		case !isUnreadable(err):
-			return err
-		}
-	}
-
-	v.blameChains(named)
-	left := map[string]bool{}
-	found := v.listFindings(named)
+	// Find all points that are affected.
+	v.blameChains(now.named)
+	found := v.listFindings(now.named)
 	tables := map[string]bool{} // with which points are affected
 	for _, p := range found {
 		tables[p.Object] = strings.HasPrefix(p.Object, "moved/")
 	}
 
+	// List each problem that still exists once.
+	left := map[string]bool{}
 	for _, p := range slices.Concat(v.problems, found, spoilt) {
-		switch {
-		case tables[p.Object] && p.Points == 0:
-			continue // it is said with the points
-		case left[p.String()]:
-			continue
-		case !p.manifest.IsZero() && !named[p.manifest]:
-			continue
-		case p.Rollback && !older[p.Object] && (p.token.IsZero() || tokens[p.Object] != p.token):
-			continue
-		case readable[p.Object] && !p.Rollback, strings.HasPrefix(p.Object, "points/") && !unread[p.Object]:
-			continue // it can be read now, or is not needed any more
+		if tables[p.Object] && p.Points == 0 || left[p.String()] || now.resolves(p) {
+			continue // reported with the affected points, reported before, or gone
 		}
 
 		left[p.String()] = true
@@ -713,4 +457,83 @@ func (v *verifier) concludeProblems(ctx context.Context) error {
 			cmp.Compare(a.Object, b.Object))
 	})
 	return nil
+}
+
+// reread is what heads say at the end of a verification.
+type reread struct {
+	named       map[repo.ID]bool   // manifests of points, and their parents
+	readable    map[string]bool    // heads, by object
+	older       map[string]bool    // heads that are older than remembered
+	tokens      map[string]repo.ID // of heads
+	unreadPages map[string]bool    // pages of points that cannot be read
+}
+
+// rereadHeads reads the heads again, and the manifests of parents that no head names.
+func (v *verifier) rereadHeads(ctx context.Context) (reread, error) {
+	now := reread{named: map[repo.ID]bool{}, readable: map[string]bool{}, older: map[string]bool{},
+		tokens: map[string]repo.ID{}, unreadPages: map[string]bool{}}
+	var streams []repo.ID
+	for id, err := range v.repo.HeadIDs(ctx) {
+		if err != nil {
+			return now, err
+		}
+
+		h, err := v.repo.HeadByID(ctx, id)
+		if isUnreadable(err) {
+			continue
+		}
+		if err != nil {
+			return now, err
+		}
+
+		object := "heads/" + id.String()
+		now.readable[object] = true
+		now.older[object] = v.witness.memory.rollbackReason(&h.Head, true) != ""
+		now.tokens[object] = h.Head.Token
+		var bad []*pageFault
+		for pt, err := range allPoints(ctx, v.repo, h.Head, &bad) {
+			if err != nil {
+				return now, err
+			}
+			now.named[pt.Manifest] = true
+			if pt.Content.Chained() {
+				streams = append(streams, pt.Parent)
+			}
+		}
+
+		for _, f := range bad {
+			now.unreadPages[f.Page.Object()] = true
+		}
+	}
+
+	// Parents of streams are needed, too.
+	for len(streams) > 0 {
+		id := streams[0]
+		if streams = streams[1:]; id.IsZero() || now.named[id] {
+			continue
+		}
+		now.named[id] = true
+		m, err := v.repo.Manifest(ctx, id)
+		switch {
+		case err == nil:
+			streams = append(streams, m.Parent)
+		case !isUnreadable(err):
+			return now, err
+		}
+	}
+
+	return now, nil
+}
+
+// resolves reports whether a problem no longer exists: its point was removed, or its head or page can be read now or is
+// no longer needed.
+func (now *reread) resolves(p Problem) bool {
+	switch {
+	case !p.manifest.IsZero() && !now.named[p.manifest]:
+		return true
+	case p.Rollback && !now.older[p.Object] && (p.token.IsZero() || now.tokens[p.Object] != p.token):
+		return true
+	}
+	return now.readable[p.Object] && !p.Rollback ||
+		strings.HasPrefix(p.Object, "points/") && !now.unreadPages[p.Object]
 }

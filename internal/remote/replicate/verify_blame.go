@@ -9,23 +9,23 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// What is wrong is found by segment, page and frame. Whom it affects is looked for only then, in a second pass over
-// the points, which in a remote without damage is never needed.
+// Faults are found by segment, page and frame. The points they affect are found in a second pass over the points, which
+// a remote without damage never needs.
 
-// maxFaults bounds each list of what is wrong; a segment in which more is wrong counts as damaged whole.
+// maxFaults bounds each list of faults. A segment with faults beyond that counts as completely damaged.
 const maxFaults = 32 << 10
 
 // segmentState is a segment that points need.
 type segmentState struct {
 	repo.Segment
 	end   uint32 // it must be longer than that
-	size  uint32 // of it, as manifests say; 0: they do not
-	cut   bool   // it does not end as a segment of its size
-	fault string // why nothing of it can be read
-	read  bool   // and checked
+	size  uint32 // its size according to manifests; 0: unknown
+	cut   bool   // it does not end like a segment of its size
+	fault string // why no part of it can be read
+	read  bool   // it was read and checked
 }
 
-// noteUses notes the segments that a manifest lists, and which sizes they must have.
+// noteUses records the segments that a manifest lists, and the sizes they must have.
 func (v *verifier) noteUses(m *repo.Manifest) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -39,8 +39,8 @@ func (v *verifier) noteUses(m *repo.Manifest) {
 	}
 }
 
-// findSizes finds out how large segments must be of which no manifest that lists them says it, because the one that
-// their session wrote is gone: their own ends say it.
+// findSizes checks the size of segments for which no manifest gives the size, because the manifest that their session
+// wrote is gone: the end of such a segment tells whether it is complete.
 func (v *verifier) findSizes(ctx context.Context) error {
 	var unknown []int
 	for i := range v.segments {
@@ -63,7 +63,7 @@ func (v *verifier) findSizes(ctx context.Context) error {
 			defer v.mu.Unlock()
 			s.cut, v.damaged = true, true
 			return nil
-		case isUnreadable(err): // it was listed: somebody has just removed it
+		case isUnreadable(err): // it was listed, and has just been removed
 			return nil
 		}
 
@@ -71,7 +71,7 @@ func (v *verifier) findSizes(ctx context.Context) error {
 	})
 }
 
-// countSegments notes which of the segments that are needed are missing or have another size.
+// countSegments counts the needed segments, and finds out whether any are missing or have the wrong size.
 func (v *verifier) countSegments() {
 	packs := map[repo.Pack]bool{}
 	for i := range v.segments {
@@ -85,7 +85,7 @@ func (v *verifier) countSegments() {
 	}
 }
 
-// lostReason says why a segment is not as it was written, by the list of what there is; "" if it is.
+// lostReason says why a segment cannot be as it was written, judging by the listing. It returns "" if it can.
 func (v *verifier) lostReason(s repo.Segment) string {
 	n, ok := v.listed[s]
 	if at, moved := v.lostPacks[s]; !ok && moved {
@@ -101,7 +101,7 @@ func (v *verifier) lostReason(s repo.Segment) string {
 
 	place, ok := v.number[s]
 	if !ok {
-		return "" // of a point that was pushed meanwhile
+		return "" // of a point that was pushed in the meantime
 	}
 
 	switch state := v.segments[place]; {
@@ -116,7 +116,7 @@ func (v *verifier) lostReason(s repo.Segment) string {
 	return ""
 }
 
-// missingFrameReason says why a frame cannot be in its segment.
+// missingFrameReason says why a frame cannot be in its segment, and returns "" if it can.
 func (v *verifier) missingFrameReason(f repo.Frame) string {
 	if n, ok := v.listed[f.Segment]; ok && int64(f.Offset)+int64(f.Stored) <= n {
 		return ""
@@ -124,8 +124,8 @@ func (v *verifier) missingFrameReason(f repo.Frame) string {
 	return v.lostReason(f.Segment)
 }
 
-// faultReason says what is wrong with a frame, or with what is expected of it; "" if nothing is known. whole: with all
-// of its segment.
+// faultReason describes the fault of a frame, or of the part of it that is expected, and returns "" if none is known.
+// whole reports whether the fault is that of its whole segment.
 func (v *verifier) faultReason(f repo.Frame, within, length uint32, sum repo.Sum) (why string, whole bool) {
 	if why := v.missingFrameReason(f); why != "" {
 		return why, true
@@ -133,7 +133,7 @@ func (v *verifier) faultReason(f repo.Frame, within, length uint32, sum repo.Sum
 
 	n, ok := v.number[f.Segment]
 	if !ok {
-		return "", false // of a point that was pushed meanwhile
+		return "", false // of a point that was pushed in the meantime
 	}
 
 	if s := v.segments[n]; s.fault != "" {
@@ -147,7 +147,7 @@ func (v *verifier) faultReason(f repo.Frame, within, length uint32, sum repo.Sum
 	return v.faults[expected{n, f.Index, f.Offset, f.Stored, f.Plain<<1 | uint32(f.Codec), within, length, sum}], false
 }
 
-// blamePoints reports what is wrong, for all points that it affects.
+// blamePoints reports the faults that were found, for all points they affect.
 func (v *verifier) blamePoints(ctx context.Context) error {
 	if !v.damaged && len(v.unreadableNodes) == 0 && len(v.faults) == 0 && !v.usesWrong {
 		return nil
@@ -156,16 +156,16 @@ func (v *verifier) blamePoints(ctx context.Context) error {
 	return eachOf(ctx, v.spans, v.blameSpan)
 }
 
-// blameSpan reports what is wrong with the points of a span.
+// blameSpan reports the faults that affect the points of a span.
 func (v *verifier) blameSpan(ctx context.Context, s span) error {
-	known := map[uint32]blamed{} // of the point before
+	known := map[uint32]blamed{} // pages of the point before, by region
 	trees := newTreeBlame(v)
 	for _, c := range s.points {
 		m, err := v.repo.Manifest(ctx, c.manifest)
 		v.Tracker.Add(1, 0)
 		switch {
 		case isUnreadable(err):
-			continue // that was said before, or somebody has removed it
+			continue // this was reported before, or the manifest has just been removed
 		case err != nil:
 			return err
 		}
@@ -183,6 +183,7 @@ func (v *verifier) blameSpan(ctx context.Context, s span) error {
 			continue
 		}
 
+		// Pages that the point before has as well are not read again.
 		now := make(map[uint32]blamed, len(m.Pages))
 		for _, p := range m.Pages {
 			b, same := known[p.Region]
@@ -201,14 +202,14 @@ func (v *verifier) blameSpan(ctx context.Context, s span) error {
 	return nil
 }
 
-// blamed is what is wrong with a page, whomever it affects.
+// blamed holds the faults of a page, without the points they affect.
 type blamed struct {
 	page     repo.Page
 	ranges   []Problem
-	segments []repo.Segment // that it needs, if manifests are wrong about that
+	segments []repo.Segment // that the page needs, if some manifest does not list its segments
 }
 
-// blamePage looks for what is wrong with a page.
+// blamePage finds the faults of a page, and of the pieces that it lists.
 func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Page) (blamed, error) {
 	b := blamed{page: page}
 	object := "segments/" + page.Frame.Segment.String()
@@ -223,12 +224,14 @@ func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Pa
 		return b, nil
 	}
 
+	// The page itself may be faulty.
 	if why, whole := v.faultReason(page.Frame, 0, 0, repo.Sum{}); whole {
 		return unread(why, true)
 	} else if why = cmp.Or(v.unreadableNodes[repo.NodeRef{Frame: page.Frame}], why); why != "" {
 		return unread(why, false)
 	}
 
+	// Read it, and find the faults of its pieces.
 	room := pageRoom(page)
 	if err := v.memory.Acquire(ctx, room); err != nil {
 		return b, err
@@ -238,7 +241,7 @@ func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Pa
 
 	pieces, err := readRegion(ctx, v.repo, m, page.Region)
 	switch {
-	case isUnreadable(err): // it could be read before: somebody has removed it, or it was damaged just now
+	case isUnreadable(err): // it could be read before: it has just been removed or damaged
 		return unread(err.Error(), false)
 	case err != nil:
 		return b, err
@@ -252,7 +255,7 @@ func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Pa
 	return b, nil
 }
 
-// wrongPieces lists the ranges of pieces with which something is wrong.
+// wrongPieces returns the ranges of faulty pieces. It merges adjacent ranges with the same fault.
 func (v *verifier) wrongPieces(pieces []repo.Piece) (ranges []Problem) {
 	for _, x := range pieces {
 		why, whole := v.faultReason(x.Frame, x.Within, uint32(x.Length), x.Sum)
@@ -277,7 +280,7 @@ func (v *verifier) wrongPieces(pieces []repo.Piece) (ranges []Problem) {
 	return ranges
 }
 
-// blamePoint reports what is wrong with a page of a point.
+// blamePoint reports the faults of a page for a point that has it.
 func (v *verifier) blamePoint(o owner, m *repo.Manifest, b blamed) {
 	for _, r := range b.ranges {
 		r.Volume, r.Point, r.manifest = o.volume, o.point, o.manifest
@@ -291,7 +294,7 @@ func (v *verifier) blamePoint(o owner, m *repo.Manifest, b blamed) {
 	}
 }
 
-// blameStream reports what is wrong with a stream. Its offsets are those of the stream.
+// blameStream reports the faults of a stream. Offsets are those in the stream.
 func (v *verifier) blameStream(o owner, m *repo.Manifest) {
 	at := int64(0)
 	for _, f := range m.Stream {

@@ -7,11 +7,10 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// A stream can be read only with all that it is the difference from. So what is wrong with one affects all that follow
-// it in its chain.
+// A stream can be read only with all its parents. So a fault of one stream affects all that follow it in its chain.
 
-// blameChains adds the points that follow in chains to what is wrong with manifests and segments: those of the
-// manifests that are still named.
+// blameChains adds the points that follow in chains to the findings and problems of manifests and segments. It adds
+// only points whose manifests are in named.
 func (v *verifier) blameChains(named map[repo.ID]bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -20,6 +19,7 @@ func (v *verifier) blameChains(named map[repo.ID]bool) {
 		return
 	}
 
+	// Findings list the affected points by manifest.
 	for _, f := range v.findings {
 		for _, id := range slices.Collect(maps.Keys(f.points)) {
 			first := f.points[id]
@@ -35,6 +35,7 @@ func (v *verifier) blameChains(named map[repo.ID]bool) {
 		}
 	}
 
+	// Problems have one point, and list the others by name.
 	for i := range v.problems {
 		p := &v.problems[i]
 		if p.manifest.IsZero() || p.Point == "" || len(p.Affected) > 0 {
@@ -55,8 +56,7 @@ func (v *verifier) blameChains(named map[repo.ID]bool) {
 	}
 }
 
-// followers are the streams that need a manifest because of what they are the difference from. The caller holds the
-// lock.
+// followers returns the streams that need a manifest as a direct or indirect parent. The caller holds the lock.
 func (v *verifier) followers(id repo.ID, named map[repo.ID]bool) (out []owner) {
 	seen := map[repo.ID]bool{id: true}
 	for todo := []repo.ID{id}; len(todo) > 0; {

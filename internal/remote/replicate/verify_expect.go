@@ -16,16 +16,16 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// expected is what a page, a stream or a manifest expects of a frame: where it is, and what a part of its content is.
-// It does not say for whom: many points expect the same.
+// expected is what a page, a stream or a manifest expects of a frame: its place, and the content of a part of it. It
+// does not name the point, because many points expect the same.
 type expected struct {
 	segment uint32 // place in verifier.segments
 	index   uint32
 	offset  uint32
 	stored  uint32
 	packed  uint32 // twice the length of the content, plus the codec
-	within  uint32 // of the part
-	length  uint32 // of the part; 0: nothing of the content in particular
+	within  uint32 // offset of the part
+	length  uint32 // of the part; 0: no part in particular
 	sum     repo.Sum
 }
 
@@ -38,12 +38,12 @@ func (x expected) compare(y expected) int {
 		cmp.Compare(x.packed, y.packed), slices.Compare(x.sum[:], y.sum[:]))
 }
 
-// matchesFrame reports whether a frame is at the place and of the length that is expected.
+// matchesFrame reports whether a frame has the expected place and length.
 func (x expected) matchesFrame(f repo.Frame) bool {
 	return x.index == f.Index && x.offset == f.Offset && x.stored == f.Stored && x.packed == f.Plain<<1|uint32(f.Codec)
 }
 
-// appendTo writes it as fixed numbers.
+// appendTo appends the encoding of x, which has expectedBytes bytes.
 func (x expected) appendTo(b []byte) []byte {
 	for _, n := range [...]uint32{x.segment, x.index, x.offset, x.stored, x.packed, x.within, x.length} {
 		b = binary.LittleEndian.AppendUint32(b, n)
@@ -59,15 +59,15 @@ func decodeExpected(b []byte) (x expected) {
 	return x
 }
 
-// expectedInMemory is how many expectations are kept in memory, some 22 MiB.
+// expectedInMemory is the number of expectations that are kept in memory, some 22 MiB.
 const expectedInMemory = 512 << 10
 
-// expectations collects what is expected of segments, each expectation once, and gives it in order of segments. What
-// does not fit into memory goes into a file without a name, in sorted runs, which are merged. Adding is safe for
-// concurrent use.
+// expectations collects expectations, each once, and returns them in order of segments. Those that do not fit into
+// memory are written to an unnamed file, in sorted runs, which are merged in the end. Adding is safe for concurrent
+// use.
 type expectations struct {
 	dir   string // for the file
-	limit int    // in memory
+	limit int    // number of expectations in memory
 
 	mu     sync.Mutex
 	memory []expected
@@ -75,7 +75,7 @@ type expectations struct {
 	runs   []int64 // where each ends in file, in bytes
 }
 
-// addExpected adds what is expected.
+// addExpected adds expectations.
 func (e *expectations) addExpected(all []expected) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -86,7 +86,7 @@ func (e *expectations) addExpected(all []expected) error {
 			continue
 		}
 		e.sort()
-		if len(e.memory) > e.limit/2 { // else it was mostly the same again
+		if len(e.memory) > e.limit/2 { // otherwise most were duplicates
 			if err := e.spill(); err != nil {
 				return err
 			}
@@ -96,13 +96,13 @@ func (e *expectations) addExpected(all []expected) error {
 	return nil
 }
 
-// sort sorts what is in memory and drops what is there twice. The caller holds the lock.
+// sort sorts the expectations in memory, and drops duplicates. The caller holds the lock.
 func (e *expectations) sort() {
 	slices.SortFunc(e.memory, expected.compare)
 	e.memory = slices.Compact(e.memory)
 }
 
-// spill writes what is in memory, sorted, behind what is in the file. The caller holds the lock.
+// spill appends the sorted expectations in memory to the file. The caller holds the lock.
 func (e *expectations) spill() error {
 	if e.file == nil {
 		f, err := os.CreateTemp(e.dir, ".verify-*")
@@ -132,7 +132,7 @@ func (e *expectations) spill() error {
 	return nil
 }
 
-// spilledBytes is how many bytes are in the file.
+// spilledBytes returns the length of the file in bytes.
 func (e *expectations) spilledBytes() int64 {
 	if len(e.runs) == 0 {
 		return 0
@@ -140,18 +140,18 @@ func (e *expectations) spilledBytes() int64 {
 	return e.runs[len(e.runs)-1]
 }
 
-// close gives the file back.
+// close closes the file, which removes it.
 func (e *expectations) close() {
 	if e.file != nil {
 		_ = e.file.Close()
 	}
 }
 
-// runBuffer is what of each run is in memory when they are merged.
+// runBuffer is the memory for each run while they are merged, in bytes.
 const runBuffer = 64 << 10
 
-// sorted yields what was added, each expectation once, in order of segment, frame and part. Nothing may be added any
-// more. An error ends it.
+// sorted yields the expectations, each once, in order of segment, frame and part. Nothing may be added after that. An
+// error ends it.
 func (e *expectations) sorted() iter.Seq2[expected, error] {
 	return func(yield func(expected, error) bool) {
 		e.sort()
@@ -160,6 +160,7 @@ func (e *expectations) sorted() iter.Seq2[expected, error] {
 			merge = append(merge, &cursor{memory: e.memory})
 		}
 
+		// Each run has a cursor.
 		begin := int64(0)
 		for _, end := range e.runs {
 			merge = append(merge, &cursor{r: bufio.NewReaderSize(io.NewSectionReader(e.file, begin, end-begin), runBuffer)})
@@ -173,6 +174,7 @@ func (e *expectations) sorted() iter.Seq2[expected, error] {
 			}
 		}
 
+		// Merge the runs, and skip duplicates.
 		heap.Init(&merge)
 		var last expected
 		for first := true; len(merge) > 0; {
@@ -204,7 +206,7 @@ type cursor struct {
 	r      *bufio.Reader
 }
 
-// advance goes to the next one. io.EOF: there is none.
+// advance moves to the next expectation. It returns io.EOF at the end.
 func (c *cursor) advance() error {
 	if c.r == nil {
 		if len(c.memory) == 0 {
@@ -223,7 +225,7 @@ func (c *cursor) advance() error {
 	return nil
 }
 
-// cursors is a heap: the least is the first.
+// cursors is a heap with the least one first.
 type cursors []*cursor
 
 func (c cursors) Len() int           { return len(c) }

@@ -8,24 +8,24 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// maxAffected bounds the points that are remembered with findings, all findings together: some 50 MiB. If there are
-// more, their number is that of those that are remembered.
+// maxAffected is the number of points that are remembered in all findings together: some 50 MiB. Further points are
+// neither remembered nor counted.
 const maxAffected = 1 << 20
 
-// findingKey is what problems of one finding have in common.
+// findingKey identifies a finding: problems with the same key belong to it.
 type findingKey struct {
 	object         string
 	offset, length int64
 	message        string
 }
 
-// finding is something that is wrong with a segment, and the points that it affects.
+// finding is a fault of a segment, with the points that it affects.
 type finding struct {
 	points map[repo.ID]Problem // by manifest: the first range of each
 }
 
-// addFinding adds a problem of a point to the finding that it is part of: one for each segment that is lost, and for
-// each range of a volume that is damaged. The caller holds the lock.
+// addFinding adds a problem of a point to its finding. There is one finding for each lost segment, and one for each
+// damaged range of a volume. The caller holds the lock.
 func (v *verifier) addFinding(p Problem) {
 	key := findingKey{p.Object, p.Offset, p.Length, p.Message}
 	if p.whole {
@@ -55,8 +55,7 @@ func (v *verifier) addFinding(p Problem) {
 	f.points[p.manifest] = p
 }
 
-// listFindings lists the findings that affect points which are still named, each with the first of these and their
-// number.
+// listFindings returns the findings that affect manifests in named, each as a problem of the first of these points.
 func (v *verifier) listFindings(named map[repo.ID]bool) (out []Problem) {
 	for _, f := range v.findings {
 		maps.DeleteFunc(f.points, func(id repo.ID, _ Problem) bool { return !named[id] })
@@ -70,7 +69,7 @@ func (v *verifier) listFindings(named map[repo.ID]bool) (out []Problem) {
 		}
 
 		first := slices.MinFunc(slices.Collect(maps.Values(f.points)), func(a, b Problem) int {
-			// One whose range is known says more.
+			// Prefer a point with a known range.
 			return cmp.Or(cmp.Compare(min(b.Length, 1), min(a.Length, 1)), cmp.Compare(a.Volume, b.Volume),
 				cmp.Compare(a.Point, b.Point))
 		})

@@ -8,13 +8,13 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// lostTable is a table of what was moved that is damaged or missing, and of which segments it said where they are.
+// lostTable is a damaged or missing table of moved data.
 type lostTable struct {
 	object, why string
 }
 
-// listMoved adds the segments that were moved to those that were listed. Tables are read after the listing: a segment
-// that is moved at that time is in one of them, at least.
+// listMoved adds moved segments to the listed ones. It reads the tables after the listing, so that a segment that is
+// moved at the same time is found in at least one of the two.
 func (v *verifier) listMoved(ctx context.Context, tables int) error {
 	v.moved, v.packsRead = map[repo.Segment]repo.Place{}, map[repo.Pack]bool{}
 	if tables == 0 && !v.lacksSegments() {
@@ -26,12 +26,14 @@ func (v *verifier) listMoved(ctx context.Context, tables int) error {
 		return err
 	}
 
+	// Report damaged tables.
 	for t, err := range m.Damaged {
 		v.unreadTables = true
 		why := fmt.Sprintf("cannot read this table of moved data: %v", err)
 		v.report(Problem{Object: "moved/" + t.String(), Message: why})
 	}
 
+	// Add the moved segments. One whose own object still exists, with the right size, counts as not moved.
 	for s, at := range m.Places() {
 		n, there := v.listed[s]
 		if there && n == at.Bytes {
@@ -51,7 +53,7 @@ func (v *verifier) listMoved(ctx context.Context, tables int) error {
 	return v.findTables(ctx, m)
 }
 
-// lacksSegments reports whether segments that are needed are neither listed nor moved.
+// lacksSegments reports whether any needed segment is neither listed nor moved.
 func (v *verifier) lacksSegments() bool {
 	return slices.ContainsFunc(v.segments, func(s segmentState) bool {
 		_, there := v.listed[s.Segment]
@@ -59,7 +61,7 @@ func (v *verifier) lacksSegments() bool {
 	})
 }
 
-// cutPacks reports packs which have something that is needed, and are not as they were written.
+// cutPacks records packs that hold needed segments but do not have the size with which they were written.
 func (v *verifier) cutPacks(m repo.Moved) {
 	reported := map[repo.Pack]bool{}
 	for _, packs := range m.Tables {
@@ -74,14 +76,14 @@ func (v *verifier) cutPacks(m repo.Moved) {
 	}
 }
 
-// needs reports whether points need something of a segment.
+// needs reports whether any point needs a segment.
 func (v *verifier) needs(s repo.SegmentState) bool {
 	_, is := v.number[s.Segment]
 	return is
 }
 
-// findTables finds out which of the segments that seem to be missing are in packs that no table names: what is missing
-// is the table, then, and can be made anew.
+// findTables finds out which of the segments that seem to be missing are in packs that no table names. Then only the
+// table is missing, and can be rebuilt.
 func (v *verifier) findTables(ctx context.Context, m repo.Moved) error {
 	v.findLostPacks(m)
 	named := packsOf(objects{moved: m})
@@ -115,7 +117,7 @@ func (v *verifier) findTables(ctx context.Context, m repo.Moved) error {
 	})
 }
 
-// findLostPacks notes which of the segments that seem to be missing were in packs that are missing, or cut.
+// findLostPacks finds out which of the segments that seem to be missing were in packs that are missing or truncated.
 func (v *verifier) findLostPacks(m repo.Moved) {
 	v.lostPacks = map[repo.Segment]repo.Place{}
 	for _, packs := range m.Tables {
@@ -130,7 +132,7 @@ func (v *verifier) findLostPacks(m repo.Moved) {
 	}
 }
 
-// tableOf is the table that should name a pack.
+// tableOf returns the table that should name a pack, and what is wrong with that table.
 func tableOf(m repo.Moved, p repo.Pack) lostTable {
 	const effect = "; it says in which packs the data of these points is, and can be rebuilt from the packs"
 	t := p.Table()
@@ -141,7 +143,8 @@ func tableOf(m repo.Moved, p repo.Pack) lostTable {
 	return lostTable{"moved/" + t.String(), why + effect}
 }
 
-// blameTable makes a problem with a segment that is missing one with the table that says where it is.
+// blameTable turns a problem of a missing segment into one of the table that should locate the segment, if that is
+// lost.
 func (v *verifier) blameTable(p Problem) Problem {
 	s, is := segmentOf(p.Object)
 	if t, lost := v.tables[s]; is && lost {
@@ -150,7 +153,7 @@ func (v *verifier) blameTable(p Problem) Problem {
 	return p
 }
 
-// noteSpoilt notes which copies were found to be damaged while another one was read.
+// noteSpoilt records the damaged copies that were noticed while other copies were read in their place.
 func (v *verifier) noteSpoilt() {
 	for object, err := range v.repo.Spoilt() {
 		if v.spoilt[object] == "" {
@@ -159,7 +162,7 @@ func (v *verifier) noteSpoilt() {
 	}
 }
 
-// spoiltCopies are problems with objects that are still there. What they hold may be in another copy: then they affect
+// spoiltCopies returns the problems of damaged copies that still exist. If another copy has the same data, they affect
 // no point.
 func (v *verifier) spoiltCopies(ctx context.Context) (out []Problem, err error) {
 	for object, why := range v.spoilt {
@@ -175,8 +178,8 @@ func (v *verifier) spoiltCopies(ctx context.Context) (out []Problem, err error) 
 	return out, nil
 }
 
-// storedBytes is what a segment of n bytes takes: of one that was moved all of its pack, but only once for all that are
-// in it, which counted tells.
+// storedBytes returns the bytes that a segment of n bytes takes. For a moved segment that is its whole pack, but only
+// for the first segment in that pack: counted remembers the packs.
 func (v *verifier) storedBytes(s repo.Segment, n int64, counted map[repo.Pack]bool) int64 {
 	at, moved := v.moved[s]
 	if !moved {

@@ -9,48 +9,50 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// A verify reads each manifest, and the pages in which it differs from a *base*: a point that is checked as well, in
-// the same volume if there is one. What it expects of a page that both have, and of a piece that is the same in both,
-// was noted with the base. A base is always earlier in one order of all points, so that each chain of them ends at one
-// of which everything is read. Neither memory nor the work grows with points times pages.
+// A verify reads each manifest, and the pages in which it differs from a *base*: another checked point, of the same
+// volume if there is one. The expectations of pages and pieces that both share are noted with the base. A base always
+// comes earlier in one order of all points, so that each chain of bases ends at a point that is read completely. So
+// neither memory nor time grows with points times pages.
 
-// owner is a point that needs something.
+// owner is a point that needs an object.
 type owner struct {
 	volume, point string
 	manifest      repo.ID
 	size          int64
 }
 
-// withManifest is the owner of something that it needs.
+// withManifest returns the owner of a manifest that o needs.
 func (o owner) withManifest(id repo.ID) owner { o.manifest = id; return o }
 
+// problem returns a problem of the point.
 func (o owner) problem(object string, format string, args ...any) Problem {
 	return Problem{Volume: o.volume, Point: o.point, Object: object, Message: fmt.Sprintf(format, args...),
 		manifest: o.manifest}
 }
 
-// checked is a point to check, with what its head says of it. There may be millions. The manifest that a stream is the
-// difference from may be listed nowhere: then nothing is said of it.
+// checked is a point to check, with its description in the head. There may be millions. The parent of a stream may not
+// be in any head: then it has no description.
 type checked struct {
 	owner
 	parent repo.ID
-	said   *saidOfPoints // nil: nothing is
+	said   *saidOfPoints // nil: no head lists it
 }
 
-// saidOfPoints is what a head says of points. Those that come one after the other mostly share it.
+// saidOfPoints is the part of a point's description in its head that consecutive points mostly share.
 type saidOfPoints struct {
 	content repo.Content
 	fs      string
 	origin  originOfPoints // zero: they were not cloned
 }
 
-// originOfPoints is what points were cloned from.
+// originOfPoints is the point that others were cloned from.
 type originOfPoints struct {
 	ref string
 	id  repo.ID
 }
 
-// checkedOf is what a head says of a point. What is the same as of the point before is kept once.
+// checkedOf returns a point as its head describes it. It shares the description with the point before if that is the
+// same.
 func checkedOf(volume string, pt repo.Point, before checked) checked {
 	c := checked{owner: owner{volume, pt.Name, pt.Manifest, pt.SizeBytes}, parent: pt.Parent}
 	said := saidOfPoints{content: pt.Content, fs: pt.FS}
@@ -63,25 +65,26 @@ func checkedOf(volume string, pt repo.Point, before checked) checked {
 	return c
 }
 
-// matchesManifest reports whether a manifest is what the head says of the point.
+// matchesManifest reports whether a manifest agrees with the point's description in the head.
 func (c *checked) matchesManifest(m *repo.Manifest) bool {
 	return c.said == nil || m.Content == c.said.content && m.SizeBytes == c.size && m.FS == c.said.fs &&
 		(m.Parent == c.parent || !m.Content.Chained())
 }
 
-// span is some points of one volume, by age, that are checked one after the other.
+// span is a run of points of one volume, by age, that are checked one after the other.
 type span struct {
-	before repo.ID // the point that comes before, zero if none does
+	before repo.ID // the point before the first one; zero: none
 	points []checked
 }
 
-// Bounds of a span: a span reads a manifest, and some pages, more than it has; but several are read at once.
+// Bounds of the length of a span. Each span costs an additional manifest, and some pages, but spans are checked in
+// parallel.
 const (
 	shortestSpan = 8
 	longestSpan  = 32
 )
 
-// age orders points: a base must be before what is checked against it.
+// age orders points: a base must come before the points that are checked against it.
 type age struct {
 	at int64 // microseconds since 1970
 	id repo.ID
@@ -91,13 +94,13 @@ func (a age) compare(b age) int {
 	return cmp.Or(cmp.Compare(a.at, b.at), slices.Compare(a.id[:], b.id[:]))
 }
 
-// ageOf is that of a point that is checked.
+// ageOf returns the age of a checked point, and false for other points.
 func (v *verifier) ageOf(id repo.ID) (age, bool) {
 	at, ok := v.ages[id]
 	return age{at, id}, ok
 }
 
-// planSpans notes what heads name, and divides the points of volumes into spans.
+// planSpans records the manifests that heads name, and divides the points of the checked volumes into spans.
 func (v *verifier) planSpans(ctx context.Context, heads []repo.Head) error {
 	v.ages, v.sibling = map[repo.ID]int64{}, map[repo.ID]repo.ID{}
 	for _, h := range heads {
@@ -122,6 +125,7 @@ func (v *verifier) planSpans(ctx context.Context, heads []repo.Head) error {
 			continue
 		}
 
+		// Check the points of this volume in order of age.
 		v.out.Volumes++
 		v.out.Points += len(points)
 		slices.SortStableFunc(points, func(a, b checked) int {
@@ -135,7 +139,7 @@ func (v *verifier) planSpans(ctx context.Context, heads []repo.Head) error {
 	return nil
 }
 
-// reportPageFaults notes pages of points that cannot be read.
+// reportPageFaults reports pages of points that cannot be read, as warnings unless the volume is to be checked.
 func (v *verifier) reportPageFaults(h repo.Head, bad []*pageFault, asked bool) {
 	for _, f := range bad {
 		p := Problem{Volume: h.Name, Object: f.Page.Object()}
@@ -149,7 +153,7 @@ func (v *verifier) reportPageFaults(h repo.Head, bad []*pageFault, asked bool) {
 	}
 }
 
-// noteOrigins notes which points have one that is gone, and what was cloned from the same.
+// noteOrigins warns about points whose origin is gone, and records the oldest clone of each origin.
 func (v *verifier) noteOrigins() {
 	for _, s := range v.spans {
 		for _, pt := range s.points {
@@ -169,7 +173,7 @@ func (v *verifier) noteOrigins() {
 	}
 }
 
-// cutSpans divides what is planned into spans of bounded length.
+// cutSpans divides the planned spans into shorter ones.
 func (v *verifier) cutSpans() {
 	length := min(max(v.out.Points/(2*requests), shortestSpan), longestSpan)
 	var cut []span
@@ -183,7 +187,7 @@ func (v *verifier) cutSpans() {
 	v.spans = cut
 }
 
-// addSibling notes the oldest of the points that were cloned from one that may be gone.
+// addSibling records the oldest of the points that were cloned from the same origin, which may be gone.
 func (v *verifier) addSibling(origin, id repo.ID) {
 	if was, ok := v.sibling[origin]; !ok || (age{v.ages[id], id}).compare(age{v.ages[was], was}) < 0 {
 		v.sibling[origin] = id
@@ -196,7 +200,7 @@ func (v *verifier) checkPoints(ctx context.Context) error {
 		return err
 	}
 
-	// Named by no head, perhaps: then they are there for those that are.
+	// Then check parents of streams that no head names.
 	for len(v.parents) > 0 {
 		todo := v.parents
 		v.parents = nil
@@ -214,7 +218,7 @@ func (v *verifier) checkPoints(ctx context.Context) error {
 	return nil
 }
 
-// checkSpan reads the manifests of a span, and notes what they expect.
+// checkSpan reads the manifests and maps of a span, and notes what they expect.
 func (v *verifier) checkSpan(ctx context.Context, s span) error {
 	w := &pageWalk{v: v}
 	defer w.reset()
@@ -230,6 +234,7 @@ func (v *verifier) checkSpan(ctx context.Context, s span) error {
 			return err
 		}
 
+		// The manifest must agree with the head, and its map or stream must be readable.
 		if !c.matchesManifest(&m) {
 			v.report(c.owner.problem("manifests/"+c.manifest.String(), "it contradicts the volume's list of points"))
 		}
@@ -253,7 +258,7 @@ func (v *verifier) checkSpan(ctx context.Context, s span) error {
 	return nil
 }
 
-// baseOf reads a manifest that the first of a span is checked against; nil if there is none.
+// baseOf reads the manifest that the first point of a span is checked against. It returns nil if there is none.
 func (v *verifier) baseOf(ctx context.Context, before repo.ID, m *repo.Manifest) (*repo.Manifest, error) {
 	candidates := []repo.ID{before, m.Parent}
 	if m.Origin != nil {
@@ -262,13 +267,13 @@ func (v *verifier) baseOf(ctx context.Context, before repo.ID, m *repo.Manifest)
 
 	own, listed := v.ageOf(m.ID)
 	for _, id := range candidates {
-		// One that is not checked itself, or later, is none.
+		// A base must be checked itself, and come earlier.
 		if is, ok := v.ageOf(id); !ok || !listed || is.compare(own) >= 0 {
 			continue
 		}
 		b, err := v.repo.Manifest(ctx, id)
 		switch {
-		case isUnreadable(err): // that is said of it
+		case isUnreadable(err): // reported when it is checked itself
 		case err != nil:
 			return nil, err
 		case b.Content == repo.Block:
@@ -305,15 +310,16 @@ func (v *verifier) checkStream(o owner, m *repo.Manifest) error {
 	return v.noteExpected(all)
 }
 
-// expectFrame says what is expected of a frame, and that so much of its segment must be there. The caller holds the
-// lock.
+// expectFrame returns the expectation of a frame, and records that its segment must be long enough. The caller holds
+// the lock.
 func (v *verifier) expectFrame(f repo.Frame, within, length uint32, sum repo.Sum) expected {
 	n := v.segmentPlace(f.Segment)
 	v.segments[n].end = max(v.segments[n].end, f.Offset+f.Stored)
 	return expected{n, f.Index, f.Offset, f.Stored, f.Plain<<1 | uint32(f.Codec), within, length, sum}
 }
 
-// segmentPlace is that of a segment in v.segments. The caller holds the lock.
+// segmentPlace returns the place of a segment in v.segments, and adds the segment if it is new. The caller holds the
+// lock.
 func (v *verifier) segmentPlace(s repo.Segment) uint32 {
 	n, ok := v.number[s]
 	if !ok {
@@ -323,7 +329,7 @@ func (v *verifier) segmentPlace(s repo.Segment) uint32 {
 	return n
 }
 
-// noteExpected keeps what is expected until data is read.
+// noteExpected keeps expectations until data is read, if any is to be read.
 func (v *verifier) noteExpected(all []expected) error {
 	if v.ReadPercent == 0 {
 		return nil
@@ -331,22 +337,22 @@ func (v *verifier) noteExpected(all []expected) error {
 	return v.expectations.addExpected(all)
 }
 
-// pagesInMemory bounds the pages that all spans hold at once, in bytes.
+// pagesInMemory is the memory for pages in all spans together, in bytes.
 const pagesInMemory = 96 << 20
 
-// keptPage is the largest page that a span keeps for the next point, in bytes.
+// keptPage is the size of the largest page that a span keeps for the next point, in bytes.
 const keptPage = 4 << 20
 
-// pageRoom is about how much memory decoding a page takes, at most.
+// pageRoom estimates the most memory that decoding a page takes, in bytes.
 func pageRoom(p repo.Page) int64 {
 	pieces := min(int64(p.Frame.Plain)/4, repo.RegionBytes/repo.BlockBytes)
 	return min(int64(p.Frame.Plain)+pieces*128, pagesInMemory/2)
 }
 
-// pageWalk goes over the pages of points, one after the other.
+// pageWalk reads the pages of points, one point after the other.
 type pageWalk struct {
 	v    *verifier
-	base *repo.Manifest // nil: everything is read
+	base *repo.Manifest // nil: all pages are read
 	kept mapOf          // the last page, if it is small
 
 	nodes *repo.NodeCache // of points of version 2
@@ -358,9 +364,10 @@ type mapOf struct {
 	pieces []repo.Piece
 }
 
+// reset drops the base and the memory that the walk holds.
 func (w *pageWalk) reset() { *w = pageWalk{v: w.v} }
 
-// checkMap is check for maps of either version. One of the other version is no base.
+// checkMap checks a map of either version. A manifest with a map of the other version cannot be the base.
 func (w *pageWalk) checkMap(ctx context.Context, m *repo.Manifest) error {
 	if w.base != nil && (w.base.Version == 2) != (m.Version == 2) {
 		w.base = nil
@@ -371,7 +378,7 @@ func (w *pageWalk) checkMap(ctx context.Context, m *repo.Manifest) error {
 	return w.checkPages(ctx, m)
 }
 
-// checkPages reads the pages of a manifest that its base does not have, notes what they expect, and makes the manifest
+// checkPages reads the pages of a manifest that its base does not share, notes what they expect, and makes the manifest
 // the next base.
 func (w *pageWalk) checkPages(ctx context.Context, m *repo.Manifest) error {
 	for _, region := range differentRegions(w.base, m) {
@@ -392,7 +399,7 @@ func (w *pageWalk) checkPages(ctx context.Context, m *repo.Manifest) error {
 	return nil
 }
 
-// checkPage notes what a page expects, if its base does not expect the same.
+// checkPage reads a page, and notes the expectations that the base does not share.
 func (w *pageWalk) checkPage(ctx context.Context, m *repo.Manifest, page repo.Page) error {
 	v := w.v
 	old, has := repo.Page{}, false
@@ -400,6 +407,7 @@ func (w *pageWalk) checkPage(ctx context.Context, m *repo.Manifest, page repo.Pa
 		old, has = findPage(w.base, page.Region)
 	}
 
+	// Wait for memory.
 	room := pageRoom(page)
 	if has {
 		room += pageRoom(old)
@@ -420,11 +428,12 @@ func (w *pageWalk) checkPage(ctx context.Context, m *repo.Manifest, page repo.Pa
 		return err
 	}
 
+	// Read the page of the base, too, unless it was kept.
 	var was []repo.Piece
 	if has {
 		if was = w.kept.pieces; w.kept.page != old {
 			if was, err = readRegion(ctx, v.repo, w.base, page.Region); isUnreadable(err) {
-				was = nil // that is said of it
+				was = nil // reported when the base is checked
 			} else if err != nil {
 				return err
 			}
@@ -444,12 +453,13 @@ func (w *pageWalk) checkPage(ctx context.Context, m *repo.Manifest, page repo.Pa
 	return nil
 }
 
-// notePieces notes what pieces of a page expect that are not the same in another map of the region.
+// notePieces notes the expectations of the pieces of a page, except those in was, the pieces of another map of the
+// region.
 func (v *verifier) notePieces(page repo.Page, pieces, was []repo.Piece) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	all := make([]expected, 0, 1024)
-	if page.Frame.Stored > 0 { // else the pieces are of a leaf, which was noted when it was read
+	if page.Frame.Stored > 0 { // otherwise the pieces are those of a leaf, which was noted when it was read
 		all = append(all, v.expectFrame(page.Frame, 0, 0, repo.Sum{}))
 	}
 
@@ -471,7 +481,7 @@ func (v *verifier) notePieces(page repo.Page, pieces, was []repo.Piece) error {
 	return v.noteExpected(all)
 }
 
-// countUses notes if a manifest does not say that it needs a segment that a page of it needs.
+// countUses records whether a page needs a segment that its manifest does not list.
 func (v *verifier) countUses(m *repo.Manifest, page repo.Page, pieces []repo.Piece) {
 	if len(unlistedSegments(m, page, pieces)) > 0 {
 		v.mu.Lock()
@@ -480,10 +490,10 @@ func (v *verifier) countUses(m *repo.Manifest, page repo.Page, pieces []repo.Pie
 	}
 }
 
-// unlistedSegments are the segments that a page needs and its manifest does not list.
+// unlistedSegments returns the segments that a page needs but its manifest does not list.
 func unlistedSegments(m *repo.Manifest, page repo.Page, pieces []repo.Piece) (out []repo.Segment) {
 	good := map[repo.Segment]bool{}
-	look := func(s repo.Segment) {
+	check := func(s repo.Segment) {
 		if _, seen := good[s]; seen {
 			return
 		}
@@ -492,12 +502,12 @@ func unlistedSegments(m *repo.Manifest, page repo.Page, pieces []repo.Piece) (ou
 		}
 	}
 
-	look(page.Frame.Segment)
+	check(page.Frame.Segment)
 	last := page.Frame.Segment
 	for _, x := range pieces {
 		if x.Frame.Segment != last {
 			last = x.Frame.Segment
-			look(last)
+			check(last)
 		}
 	}
 
@@ -512,14 +522,15 @@ func listsSegment(m *repo.Manifest, s repo.Segment) bool {
 	return has
 }
 
-// checkUses notes if a manifest does not list a segment that a page needs which it has from its base. What the base
-// needs of each segment is known by page: if the manifest does not list a segment, the pages that it does not have
-// any more must have needed all of that.
+// checkUses records whether a manifest fails to list a segment that one of the pages it shares with its base needs. The
+// base lists how many bytes it needs of each segment. If the manifest does not list a segment, then the pages that it
+// no longer shares must have needed all these bytes.
 func (w *pageWalk) checkUses(ctx context.Context, m *repo.Manifest) error {
 	if w.base == nil {
-		return nil // all its pages were looked at
+		return nil // all its pages were read
 	}
 
+	// Find the segments that only the base lists.
 	lost := map[repo.Segment]int64{}
 	for _, u := range w.base.Uses {
 		if !listsSegment(m, u.Segment) {
@@ -531,6 +542,7 @@ func (w *pageWalk) checkUses(ctx context.Context, m *repo.Manifest) error {
 		return nil
 	}
 
+	// Count what the replaced pages of the base needed of them.
 	gone := map[repo.Segment]int64{}
 	changed := differentRegions(w.base, m)
 	for _, region := range changed {
@@ -550,6 +562,7 @@ func (w *pageWalk) checkUses(ctx context.Context, m *repo.Manifest) error {
 		return nil
 	}
 
+	// Shared pages need some of them: read these pages.
 	for _, p := range m.Pages {
 		if _, is := slices.BinarySearch(changed, p.Region); is {
 			continue
@@ -564,7 +577,7 @@ func (w *pageWalk) checkUses(ctx context.Context, m *repo.Manifest) error {
 	return nil
 }
 
-// withPage gives a page of a manifest to fn, if it has one that can be read.
+// withPage calls fn with the page of a region of a manifest, if there is one and it can be read.
 func (w *pageWalk) withPage(
 	ctx context.Context, m *repo.Manifest, region uint32, fn func(repo.Page, []repo.Piece),
 ) error {
@@ -592,12 +605,12 @@ func (w *pageWalk) withPage(
 	return nil
 }
 
-// pageBroken notes that a page cannot be read.
+// pageBroken records that a page cannot be read.
 func (v *verifier) pageBroken(p repo.Page, err error) {
 	v.nodeBroken(repo.NodeRef{Frame: p.Frame}, err)
 }
 
-// nodeBroken notes that a node cannot be read, or is not what is said of it there.
+// nodeBroken records that a node cannot be read, or is not as its parent describes it.
 func (v *verifier) nodeBroken(n repo.NodeRef, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -12,13 +12,14 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// readers is how many segments are read at once, and are in memory.
+// readers is the number of segments that are read, and held in memory, at the same time.
 const readers = 4
 
-// maxGroup is how much is expected of one segment at a time. There is never more, unless somebody has made maps for it.
+// maxGroup is the number of expectations that are checked in one read of a segment. Only maps made to cause trouble
+// have more.
 const maxGroup = 128 << 10
 
-// readData reads segments that volumes need, all or a sample of them, each once, and compares them with what the
+// readData reads the segments that volumes need, or a sample of them, each once, and compares them with what the
 // volumes expect.
 func (v *verifier) readData(ctx context.Context) error {
 	chosen := v.chooseSegments()
@@ -34,6 +35,7 @@ func (v *verifier) readData(ctx context.Context) error {
 		g.Go(func() error { return v.readSegment(gctx, n, all) })
 	}
 
+	// Expectations come in order of segments: read a segment when all of its expectations are there.
 	for x, err := range v.expectations.sorted() {
 		if err == nil {
 			err = gctx.Err()
@@ -54,16 +56,16 @@ func (v *verifier) readData(ctx context.Context) error {
 	return g.Wait()
 }
 
-// chooseSegments says which segments are read.
+// chooseSegments reports for each segment whether it is read.
 func (v *verifier) chooseSegments() []bool {
 	var all []int
 	for i, s := range v.segments {
-		if _, ok := v.listed[s.Segment]; ok { // of others it is said that they are missing
+		if _, ok := v.listed[s.Segment]; ok { // others are reported as missing
 			all = append(all, i)
 		}
 	}
 
-	// The numbers depend on who was faster, the choice only on the seed.
+	// Sort, so that the choice depends only on the seed: the places depend on which span was faster.
 	slices.SortFunc(all, func(a, b int) int { return compareSegment(v.segments[a].Segment, v.segments[b].Segment) })
 	if v.ReadPercent < 100 {
 		v.out.Seed = v.Seed
@@ -83,7 +85,7 @@ func (v *verifier) chooseSegments() []bool {
 	return chosen
 }
 
-// readSegment checks one segment and what is expected of it, in order of frames.
+// readSegment reads one segment, and checks what is expected of it, in order of frames.
 func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) error {
 	s := v.segments[n].Segment
 	left, blamed := all, false
@@ -91,6 +93,8 @@ func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) er
 		blamed = true
 		v.noteFault(x, why)
 	}
+
+	// Scan the frames, and check the expectations of each.
 	err := v.repo.ScanSegment(ctx, s, func(f repo.Frame, content repo.FrameContent, err error) error {
 		for ; len(left) > 0 && left[0].index <= f.Index; left = left[1:] {
 			x := left[0]
@@ -132,7 +136,7 @@ func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) er
 	v.mu.Lock()
 	defer v.mu.Unlock()
 
-	if !v.segments[n].read { // more is expected of it than is looked at in one go
+	if !v.segments[n].read { // a segment with more than maxGroup expectations is read several times, but counted once
 		size := v.storedBytes(s, v.listed[s], v.packsRead)
 		v.Tracker.Add(1, size)
 		v.segments[n].read = true
@@ -143,10 +147,10 @@ func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) er
 	return nil
 }
 
-// contentFault says why the content of a frame is not what is expected of it, "" if it is.
+// contentFault says why the content of a frame is not as expected, and returns "" if it is.
 func (v *verifier) contentFault(x expected, c repo.FrameContent) string {
 	length := int64(x.length)
-	if length == 0 { // all of a page
+	if length == 0 { // a whole page
 		length = int64(c.Frame.Plain) - int64(x.within)
 	}
 
@@ -161,7 +165,7 @@ func (v *verifier) contentFault(x expected, c repo.FrameContent) string {
 	return ""
 }
 
-// noteFault notes that something is not as it is expected.
+// noteFault records that an expectation does not hold.
 func (v *verifier) noteFault(x expected, why string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

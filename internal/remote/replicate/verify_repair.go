@@ -14,35 +14,38 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// RepairedPoint is a point of which something was missing or damaged.
+// RepairedPoint is a point with missing or damaged data.
 type RepairedPoint struct {
 	Volume        string `json:"volume"`
 	Point         string `json:"point"`
-	Repaired      bool   `json:"repaired"`       // it is whole again
-	Ref           string `json:"ref,omitempty"`  // from what of this pool
+	Repaired      bool   `json:"repaired"`       // it is complete again
+	Ref           string `json:"ref,omitempty"`  // the object of this pool that it was repaired from
 	UploadedBytes int64  `json:"uploaded_bytes"` // that were sent for it
-	// that writes the volume: if anything can bring the point back, that can
+	// Host writes the volume: only its pool may still have the data.
 	Host   string `json:"host,omitempty"`
-	Reason string `json:"reason,omitempty"` // why it is not whole
+	Reason string `json:"reason,omitempty"` // why it is not complete
 }
 
-// VerifyRepair is Verify, and sends again what points lack whose snapshots or generations are in this pool: they are
-// pushed once more, in their places. Then it verifies again; what is left is in the result, with what was done.
+// VerifyRepair calls Verify, and repairs damaged points whose snapshots or generations are in this pool: it pushes them
+// again, in their places. Then it verifies again. The result has the remaining problems, and the repaired points.
 //
-// What no object of this pool has is named with the host that writes the volume. Lists of points are for [Repair].
+// Points whose data this pool does not have are returned with the host that writes the volume. Lists of points are
+// repaired by [Repair].
 func VerifyRepair(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequest) (*Verified, error) {
 	out, err := Verify(ctx, r, q)
 	if err != nil || out.TotalProblems == 0 {
 		return out, err
 	}
 
+	// Repair tables first: then data that these locate need not be sent again.
 	q.Tracker.Start("repairing", 0, 0)
-	q.Seed = out.Seed // of the same sample
+	q.Seed = out.Seed // check the same sample again
 	var found []RepairedPoint
 	if out, found, err = verifyTables(ctx, r, q, out); err != nil {
 		return nil, err
 	}
 
+	// Push the points again, and verify again.
 	done, err := repairPoints(ctx, e, r, q, out.Problems)
 	if err != nil {
 		return nil, err
@@ -54,8 +57,8 @@ func VerifyRepair(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequ
 		}
 	}
 
+	// Points that still have problems are not repaired.
 	done = append(found, done...)
-
 	left := affectedPoints(out.Problems)
 	for i, d := range done {
 		if d.Repaired && slices.Contains(left[d.Volume], d.Point) {
@@ -67,8 +70,8 @@ func VerifyRepair(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequ
 	return out, nil
 }
 
-// verifyTables makes tables of what was moved anew, if verify has found that some are damaged or missing: what they
-// would say need not be sent again. It returns what a verify finds then, and the points that are whole by that.
+// verifyTables rebuilds tables of moved data if verify found that some are damaged or missing. It returns the result of
+// another verify, and the points that are complete again.
 func verifyTables(
 	ctx context.Context, r *Remote, q VerifyRequest, was *Verified,
 ) (now *Verified, whole []RepairedPoint, err error) {
@@ -94,6 +97,7 @@ func verifyTables(
 		return nil, nil, err
 	}
 
+	// Points that only these tables affected are repaired.
 	left, affected := affectedPoints(now.Problems), affectedPoints(ofTable)
 	for _, volume := range slices.Sorted(maps.Keys(affected)) {
 		for _, point := range affected[volume] {
@@ -106,7 +110,7 @@ func verifyTables(
 	return now, whole, nil
 }
 
-// affectedPoints are the names of the points that problems affect, by volume, in order.
+// affectedPoints returns the names of the points that problems affect, by volume, in order.
 func affectedPoints(problems []Problem) map[string][]string {
 	out := map[string][]string{}
 	add := func(volume, point string) {
@@ -130,7 +134,7 @@ func affectedPoints(problems []Problem) map[string][]string {
 	return out
 }
 
-// repairPoints pushes again what problems affect and this pool has.
+// repairPoints pushes the affected points again that this pool has.
 func repairPoints(
 	ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequest, problems []Problem,
 ) ([]RepairedPoint, error) {
@@ -159,7 +163,7 @@ func repairPoints(
 	return out, nil
 }
 
-// segmentOf is the segment whose object a problem names.
+// segmentOf returns the segment whose object a problem names, and false if it names another object.
 func segmentOf(object string) (repo.Segment, bool) {
 	name, is := strings.CutPrefix(object, "segments/")
 	session, number, cut := strings.Cut(name, "/")
@@ -168,7 +172,7 @@ func segmentOf(object string) (repo.Segment, bool) {
 	return repo.Segment{Session: id, N: uint32(n)}, is && cut && err == nil && nerr == nil
 }
 
-// repairVolume pushes points of one volume again, the oldest first, so that newer ones can build upon them.
+// repairVolume pushes points of one volume again, the oldest first, so that newer ones can be based on them.
 func (p *pusher) repairVolume(ctx context.Context, volume string, names []string) (out []RepairedPoint, err error) {
 	h, err := p.readHead(ctx, volume)
 	if err != nil {
@@ -183,7 +187,7 @@ func (p *pusher) repairVolume(ctx context.Context, volume string, names []string
 		return nil, err
 	}
 
-	var unread []*pageFault // which verify has reported
+	var unread []*pageFault // reported by verify
 	for at, err := range allPoints(ctx, p.repo, h.Head, &unread) {
 		if err != nil {
 			return nil, err
@@ -201,7 +205,7 @@ func (p *pusher) repairVolume(ctx context.Context, volume string, names []string
 	return out, nil
 }
 
-// repairPoint pushes a point again from the object of this pool that it was made from, or from one that was made
+// repairPoint pushes a point again from the object of this pool that it was pushed from, or from one that was pulled
 // from it.
 func (p *pusher) repairPoint(ctx context.Context, h headState, at repo.Point, l links) RepairedPoint {
 	out := RepairedPoint{Volume: h.Name, Point: at.Name, Host: h.Writer.Host, Reason: "this pool does not have its data"}
@@ -209,6 +213,7 @@ func (p *pusher) repairPoint(ctx context.Context, h headState, at repo.Point, l 
 		out.Host, out.Reason = "", "this pool, which writes the volume, no longer has its data"
 	}
 
+	// Find the objects that have its content.
 	objects := []driver.ObjectID{driver.ObjectID(at.Source)}
 	for _, o := range l.objects {
 		if slices.Contains(l.manifest[o], at.Manifest) && o != objects[0] {
@@ -219,7 +224,7 @@ func (p *pusher) repairPoint(ctx context.Context, h headState, at repo.Point, l 
 	for _, o := range objects {
 		pt, err := p.e.PointByID(ctx, o)
 		if err != nil {
-			continue // it is not here
+			continue // it is not in this pool
 		}
 		sent, err := p.pushAgain(ctx, h.Name, pt)
 		out.UploadedBytes += sent
@@ -227,7 +232,7 @@ func (p *pusher) repairPoint(ctx context.Context, h headState, at repo.Point, l 
 			out.Repaired, out.Ref, out.Host, out.Reason = true, pt.Ref, "", ""
 			return out
 		}
-		if out.Ref == "" { // the first knows best
+		if out.Ref == "" { // report the first failure
 			out.Ref, out.Reason = pt.Ref, err.Error()
 		}
 	}
@@ -235,7 +240,7 @@ func (p *pusher) repairPoint(ctx context.Context, h headState, at repo.Point, l 
 	return out
 }
 
-// pushAgain pushes an object to a head that lists it already, and says how many bytes were sent.
+// pushAgain pushes an object to a head that already lists it, and returns the number of bytes sent.
 func (p *pusher) pushAgain(ctx context.Context, head string, pt engine.Point) (sent int64, err error) {
 	what, err := ref.Parse(opVerify, pt.Ref)
 	if err != nil {
@@ -255,7 +260,7 @@ func (p *pusher) pushAgain(ctx context.Context, head string, pt engine.Point) (s
 	return sent, err
 }
 
-// Left says in a line why a point is not whole, and what could help.
+// Left says in one line why a point is not complete, and which host may be able to repair it.
 func (d RepairedPoint) Left() string {
 	if d.Host == "" {
 		return d.Reason

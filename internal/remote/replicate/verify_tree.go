@@ -7,10 +7,10 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// treeRoom is about how much memory going over a tree takes.
+// treeRoom estimates the memory that reading a tree of nodes takes, in bytes.
 const treeRoom = 8 << 20
 
-// checkTree reads the nodes of a manifest that its base does not have, notes what they expect, and makes the manifest
+// checkTree reads the nodes of a manifest that its base does not share, notes what they expect, and makes the manifest
 // the next base.
 func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 	v := w.v
@@ -24,7 +24,7 @@ func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 		w.nodes = v.repo.NewNodeCache(nodeBatch)
 	}
 
-	if m.Map.Bytes > 0 { // else nothing says that it must be there
+	if m.Map.Bytes > 0 { // an empty map has no node
 		if err := v.noteNode(m.Root()); err != nil {
 			return err
 		}
@@ -37,7 +37,7 @@ func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 			if !isUnreadable(err) {
 				return err
 			}
-			if !old { // of the base that was said
+			if !old { // nodes of the base are reported when it is checked
 				v.nodeBroken(n.NodeRef, err)
 			}
 			return nil
@@ -65,26 +65,26 @@ func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 	return cmp.Or(err, failed)
 }
 
-// noteNode notes what is expected of the frame of a node.
+// noteNode notes the expectation of the frame of a node.
 func (v *verifier) noteNode(n repo.NodeAt) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.noteExpected([]expected{v.expectFrame(n.Frame, 0, 0, repo.Sum{})})
 }
 
-// treeBlame remembers of the inner nodes of points that are looked at one after the other below which of them nothing
-// is wrong.
+// treeBlame reports faults in the trees of points, one point after the other. It remembers inner nodes without faults
+// below, so that points that share such a node do not read it again.
 type treeBlame struct {
 	v     *verifier
 	clean map[repo.NodeRef]bool
 }
 
-// maxClean bounds what a treeBlame remembers.
+// maxClean is the number of nodes that a treeBlame remembers.
 const maxClean = 64 << 10
 
 func newTreeBlame(v *verifier) *treeBlame { return &treeBlame{v: v, clean: map[repo.NodeRef]bool{}} }
 
-// blameTree reports what is wrong with the map of a point of version 2, and with what that needs.
+// blameTree reports the faults of the map of a point of version 2, and of the frames that the map needs.
 func (v *verifier) blameTree(ctx context.Context, o owner, m *repo.Manifest, t *treeBlame) error {
 	if m.Map.IsZero() {
 		return nil
@@ -97,8 +97,8 @@ func (v *verifier) blameTree(ctx context.Context, o owner, m *repo.Manifest, t *
 	return err
 }
 
-// blameNodes reports what is wrong with nodes and what is below them, which are of one level. It returns for each
-// whether nothing is.
+// blameNodes reports the faults of nodes of one level, and of everything below them. It returns for each node whether
+// there are none.
 func (t *treeBlame) blameNodes(ctx context.Context, o owner, m *repo.Manifest, all []repo.NodeAt) ([]bool, error) {
 	clean := make([]bool, len(all))
 	var todo []repo.NodeAt
@@ -115,6 +115,7 @@ func (t *treeBlame) blameNodes(ctx context.Context, o owner, m *repo.Manifest, a
 		todo, place = append(todo, n), append(place, i)
 	}
 
+	// Read the others, and what is below them.
 	got, err := t.v.repo.ReadNodes(ctx, todo)
 	if err != nil {
 		return nil, err
@@ -122,7 +123,7 @@ func (t *treeBlame) blameNodes(ctx context.Context, o owner, m *repo.Manifest, a
 
 	for i, r := range got {
 		n := todo[i]
-		if r.Err != nil { // it could be read before: somebody has removed it, or it was damaged just now
+		if r.Err != nil { // it could be read before: it has just been removed or damaged
 			t.reportNode(o, m, n, r.Err.Error(), false)
 			continue
 		}
@@ -142,7 +143,7 @@ func (t *treeBlame) blameNodes(ctx context.Context, o owner, m *repo.Manifest, a
 	return clean, nil
 }
 
-// blameBelow reports what is wrong with what a node says.
+// blameBelow reports the faults of the children or pieces of a node, and returns whether there are none.
 func (t *treeBlame) blameBelow(
 	ctx context.Context,
 	o owner,
@@ -179,7 +180,7 @@ func (t *treeBlame) blameBelow(
 	return clean, err
 }
 
-// reportLost reports that a segment is missing or has another size, and whether that is so.
+// reportLost reports a segment that is missing or has the wrong size. It returns whether that is so.
 func (t *treeBlame) reportLost(o owner, s repo.Segment) bool {
 	why := t.v.lostReason(s)
 	if why != "" {
