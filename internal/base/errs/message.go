@@ -81,8 +81,8 @@ const (
 // quoteMarks keeps what stands in a message from being taken for data.
 var quoteMarks = strings.NewReplacer("\x00", `\x00`, "\x01", `\x01`, "\x02", `\x02`)
 
-// encode is a part as it stands in a Message.
-func encode(p Part) string {
+// encodePart is a part as it stands in a Message.
+func encodePart(p Part) string {
 	switch p := p.(type) {
 	case Operation:
 		fields := []string{kindOp + quoteMarks.Replace(p.Name)}
@@ -105,11 +105,11 @@ func encodeArg(p Part) string {
 	if p, ok := p.(Parameter); ok {
 		return kindParam + quoteMarks.Replace(p.Name) + valueMark + quoteMarks.Replace(p.Value)
 	}
-	return kindText + encode(p)
+	return kindText + encodePart(p)
 }
 
-// decode is what stands between two marks.
-func decode(s string) Part {
+// decodePart is what stands between two marks.
+func decodePart(s string) Part {
 	if s == "" {
 		return Text("")
 	}
@@ -119,7 +119,7 @@ func decode(s string) Part {
 		fields := strings.Split(rest, fieldMark)
 		o := Operation{Name: fields[0]}
 		for _, f := range fields[1:] {
-			o.Args = append(o.Args, decode(f))
+			o.Args = append(o.Args, decodePart(f))
 		}
 		return o
 	case kindParam:
@@ -145,7 +145,7 @@ func Messagef(format string, args ...any) Message {
 		case Message:
 			plain[i] = string(a)
 		case Part:
-			plain[i] = encode(a)
+			plain[i] = encodePart(a)
 		case string:
 			plain[i] = quoteMarks.Replace(a)
 		case error:
@@ -164,7 +164,7 @@ func (m Message) Parts() []Part {
 	for i, s := range strings.Split(string(m), partMark) {
 		switch {
 		case i%2 == 1:
-			parts = append(parts, decode(s))
+			parts = append(parts, decodePart(s))
 		case s != "":
 			parts = append(parts, Text(s))
 		}

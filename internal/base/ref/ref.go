@@ -135,7 +135,7 @@ func Parse(op, s string) (Ref, error) {
 // CheckName reports what is wrong with a name. Invalid.
 func CheckName(op, name string) error {
 	bad := func(format string, args ...any) error {
-		return errs.New(errs.Invalid, op, strconv.Quote(clip(name)), format, args...).
+		return errs.New(errs.Invalid, op, strconv.Quote(shorten(name)), format, args...).
 			WithHint("names have 1 to %d characters of A-Z a-z 0-9 . _ - and start with a letter or digit", MaxNameBytes)
 	}
 	switch {
@@ -164,7 +164,7 @@ func CheckName(op, name string) error {
 	return nil
 }
 
-func clip(s string) string {
+func shorten(s string) string {
 	if len(s) > 40 {
 		return s[:40] + "..."
 	}

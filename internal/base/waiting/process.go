@@ -125,7 +125,7 @@ func LockHolders(path string, at int64) []Process {
 		}
 		infos, _ := filepath.Glob(filepath.Join(dir, "fdinfo", "*"))
 		for _, info := range infos {
-			if b, err := os.ReadFile(info); err == nil && locks(b, st.Ino, at) {
+			if b, err := os.ReadFile(info); err == nil && tellsLock(b, st.Ino, at) {
 				out = append(out, Lookup(pid))
 				break
 			}
@@ -135,9 +135,9 @@ func LockHolders(path string, at int64) []Process {
 	return out
 }
 
-// locks reports whether the content of a file in /proc/PID/fdinfo tells of a lock on byte at of a
+// tellsLock reports whether the content of a file in /proc/PID/fdinfo tells of a lock on byte at of a
 // file with that inode: "lock:	1: OFDLCK  ADVISORY  WRITE -1 00:2d:131 0 EOF".
-func locks(info []byte, ino uint64, at int64) bool {
+func tellsLock(info []byte, ino uint64, at int64) bool {
 	for s := bufio.NewScanner(bytes.NewReader(info)); s.Scan(); {
 		rest, ok := strings.CutPrefix(s.Text(), "lock:")
 		f := strings.Fields(rest)

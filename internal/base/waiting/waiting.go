@@ -15,15 +15,15 @@ const (
 	// Limit is how long a process is waited for that should be done in a moment.
 	Limit = 15 * time.Second
 
-	// again is the pause between two notes.
-	again = 30 * time.Second
+	// noteInterval is the pause between two notes.
+	noteInterval = 30 * time.Second
 
-	// pause is the longest between two attempts.
-	pause = 50 * time.Millisecond
+	// maxPause is the longest between two attempts.
+	maxPause = 50 * time.Millisecond
 )
 
-// visible is how long a wait is silent.
-var visible = 2 * time.Second
+// quietTime is how long a wait is silent.
+var quietTime = 2 * time.Second
 
 type notesKey struct{}
 
@@ -54,8 +54,8 @@ type Wait struct {
 // is stopped, after Limit; and the error of ctx when that ends.
 func (w Wait) Until(ctx context.Context, try func() (done bool, err error)) error {
 	begun := time.Now()
-	noteAt := begun.Add(visible)
-	for d := time.Millisecond; ; d = min(2*d, pause) {
+	noteAt := begun.Add(quietTime)
+	for d := time.Millisecond; ; d = min(2*d, maxPause) {
 		if done, err := try(); done || err != nil {
 			return err
 		}
@@ -70,8 +70,8 @@ func (w Wait) Until(ctx context.Context, try func() (done bool, err error)) erro
 			if waited >= Limit && anyStopped(who) {
 				return w.giveUp(waited)
 			}
-			Note(ctx, "waiting for "+w.held(who))
-			noteAt = time.Now().Add(min(again, max(Limit-waited, visible)))
+			Note(ctx, "waiting for "+w.describeHeld(who))
+			noteAt = time.Now().Add(min(noteInterval, max(Limit-waited, quietTime)))
 		}
 
 		timer := time.NewTimer(d)
@@ -89,7 +89,7 @@ func (w Wait) Watch(ctx context.Context) (stop func()) {
 	if ctx.Value(notesKey{}) == nil {
 		return func() {}
 	}
-	t := time.AfterFunc(visible, func() { Note(ctx, "waiting for "+w.held(w.holders())) })
+	t := time.AfterFunc(quietTime, func() { Note(ctx, "waiting for "+w.describeHeld(w.holders())) })
 	return func() { t.Stop() }
 }
 
@@ -109,7 +109,7 @@ func (w Wait) Error(waited time.Duration) error {
 			hint = "continue the stopped process with `kill -CONT " + p.pid() + "`, or end it"
 		}
 	}
-	return errs.New(errs.InUse, w.Op, w.Ref, "waited %v for %s", waited.Round(time.Second), w.held(who)).
+	return errs.New(errs.InUse, w.Op, w.Ref, "waited %v for %s", waited.Round(time.Second), w.describeHeld(who)).
 		WithHint("%s", hint)
 }
 
@@ -120,8 +120,8 @@ func (w Wait) holders() []Process {
 	return w.Holders()
 }
 
-// held is what is waited for and who has it, for people.
-func (w Wait) held(who []Process) string {
+// describeHeld is what is waited for and who has it, for people.
+func (w Wait) describeHeld(who []Process) string {
 	if len(who) == 0 {
 		return w.What + ", held by another process"
 	}

@@ -107,8 +107,8 @@ func TestUntil(t *testing.T) {
 	}
 	cmd := holder(t, "flock", path)
 	stop(t, cmd)
-	defer func(was time.Duration) { visible = was }(visible)
-	visible = time.Millisecond
+	defer func(was time.Duration) { quietTime = was }(quietTime)
+	quietTime = time.Millisecond
 
 	var notes []string
 	ctx := WithNotes(t.Context(), func(text string) { notes = append(notes, text) })

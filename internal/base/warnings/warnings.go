@@ -35,21 +35,21 @@ func Collect(ctx context.Context, l *List) context.Context {
 // Add reports what went wrong and does not fail the call. Of warnings with the same format only the first is told in
 // full: on a full disk, everything goes wrong in the same way.
 func Add(ctx context.Context, format string, args ...any) {
-	add(ctx, format, errs.Messagef(format, args...))
+	addToContext(ctx, format, errs.Messagef(format, args...))
 }
 
 // AddEach is Add where each warning counts, such as those of data that was lost.
 func AddEach(ctx context.Context, format string, args ...any) {
-	add(ctx, "", errs.Messagef(format, args...))
+	addToContext(ctx, "", errs.Messagef(format, args...))
 }
 
-func add(ctx context.Context, kind string, text errs.Message) {
+func addToContext(ctx context.Context, kind string, text errs.Message) {
 	if l, ok := ctx.Value(key{}).(*List); ok {
-		l.add(kind, text)
+		l.addMessage(kind, text)
 	}
 }
 
-func (l *List) add(kind string, text errs.Message) {
+func (l *List) addMessage(kind string, text errs.Message) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 

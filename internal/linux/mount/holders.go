@@ -82,7 +82,7 @@ func Holders(ctx context.Context, q Query) ([]Holder, error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		s.run()
+		s.searchAll()
 	}()
 	select {
 	case <-done:
@@ -153,9 +153,9 @@ type node struct {
 	block                 bool
 }
 
-// look follows path, also through the links of /proc, which lead to files that
+// statNode follows path, also through the links of /proc, which lead to files that
 // have no name in this mount namespace.
-func look(path string) (node, error) {
+func statNode(path string) (node, error) {
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC,
 		unix.STATX_TYPE|unix.STATX_INO|unix.STATX_MNT_ID, &st)
@@ -187,7 +187,7 @@ func (s *search) isVolume(n node) bool {
 }
 
 func (s *search) prepare() error {
-	self, err := look("/proc/self/ns/mnt")
+	self, err := statNode("/proc/self/ns/mnt")
 	if err != nil {
 		return fmt.Errorf("stat /proc/self/ns/mnt: %w", err)
 	}
@@ -196,12 +196,12 @@ func (s *search) prepare() error {
 	if err != nil {
 		return err
 	}
-	return s.locate(own)
+	return s.locateVolume(own)
 }
 
-// locate finds out how mount tables name the volume and its mount at q.At; own is the table of
+// locateVolume finds out how mount tables name the volume and its mount at q.At; own is the table of
 // this process.
-func (s *search) locate(own []tableEntry) error {
+func (s *search) locateVolume(own []tableEntry) error {
 	if s.q.Tree != "" {
 		if err := s.locateTree(own); err != nil {
 			return err
@@ -210,7 +210,7 @@ func (s *search) locate(own []tableEntry) error {
 
 	if s.q.At != "" {
 		if m, err := kernel.MountAt(unix.AT_FDCWD, s.q.At); err == nil && m.Root {
-			if n, err := look(s.q.At); err == nil {
+			if n, err := statNode(s.q.At); err == nil {
 				s.at = n.mount
 			}
 		}
@@ -239,7 +239,7 @@ func (s *search) locateTree(own []tableEntry) error {
 		return err
 	}
 
-	n, err := look(path)
+	n, err := statNode(path)
 	if err != nil {
 		return &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
@@ -268,20 +268,20 @@ func (s *search) isMountOf(m tableEntry) bool {
 	return s.root == "" || s.root == "/" || root == s.root || strings.HasPrefix(root, s.root+"/")
 }
 
-func (s *search) run() {
+func (s *search) searchAll() {
 	s.readSpace("/proc/self", os.Getpid())
-	pids := numbers("/proc")
+	pids := listNumbers("/proc")
 	if !slices.Contains(pids, 1) {
-		s.note(0, fs.ErrPermission) // /proc is mounted with hidepid
+		s.noteDenied(0, fs.ErrPermission) // /proc is mounted with hidepid
 	}
 
 	for _, pid := range pids {
-		if s.stop() {
+		if s.isOver() {
 			return
 		}
 		base := "/proc/" + strconv.Itoa(pid)
 		s.readSpace(base, pid)
-		for _, tid := range numbers(base + "/task") {
+		for _, tid := range listNumbers(base + "/task") {
 			if tid != pid {
 				s.readSpace(base+"/task/"+strconv.Itoa(tid), pid)
 			}
@@ -289,29 +289,29 @@ func (s *search) run() {
 	}
 
 	for _, pid := range pids {
-		if s.stop() {
+		if s.isOver() {
 			return
 		}
 		s.readProcess(pid)
 	}
 
-	if !s.stop() {
+	if !s.isOver() {
 		s.readPins()
 		s.readSwaps()
 		s.readDevices()
 	}
 }
 
-// stop reports whether there is no use in going on.
-func (s *search) stop() bool {
+// isOver reports whether there is no use in going on.
+func (s *search) isOver() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.closed || s.ctx.Err() != nil || len(s.processes) >= maxHolders
 }
 
-// note takes notice of an error about a process (0 is none in particular): what
+// noteDenied takes notice of an error about a process (0 is none in particular): what
 // vanished does not matter, what may not be seen does.
-func (s *search) note(pid int, err error) {
+func (s *search) noteDenied(pid int, err error) {
 	if !errors.Is(err, fs.ErrPermission) {
 		return
 	}
@@ -329,13 +329,13 @@ type denials map[int]struct{}
 func (d denials) String() string {
 	if _, unknown := d[0]; !unknown && len(d) == 1 {
 		for pid := range d {
-			return fmt.Sprintf("pid %d (%s)", pid, command("/proc/"+strconv.Itoa(pid)))
+			return fmt.Sprintf("pid %d (%s)", pid, processName("/proc/"+strconv.Itoa(pid)))
 		}
 	}
 	return "all processes"
 }
 
-func (s *search) add(h Holder) {
+func (s *search) addHolder(h Holder) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -348,8 +348,8 @@ func (s *search) add(h Holder) {
 	}
 }
 
-// numbers lists the entries of a directory that are numbers.
-func numbers(dir string) []int {
+// listNumbers lists the entries of a directory that are numbers.
+func listNumbers(dir string) []int {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil
@@ -373,9 +373,9 @@ func (s *search) readProcess(pid int) {
 	var how []string
 	exe := ""
 	for _, link := range []string{"cwd", "root", "exe"} {
-		n, err := look(base + "/" + link)
+		n, err := statNode(base + "/" + link)
 		if err != nil {
-			s.note(pid, err)
+			s.noteDenied(pid, err)
 		} else if s.isVolume(n) {
 			how = append(how, link)
 			if link == "exe" {
@@ -386,9 +386,9 @@ func (s *search) readProcess(pid int) {
 
 	// Threads may have directories of their own.
 	if len(how) == 0 {
-		for _, tid := range numbers(base + "/task") {
+		for _, tid := range listNumbers(base + "/task") {
 			for _, link := range []string{"cwd", "root"} {
-				n, err := look(base + "/task/" + strconv.Itoa(tid) + "/" + link)
+				n, err := statNode(base + "/task/" + strconv.Itoa(tid) + "/" + link)
 				if err == nil && tid != pid && s.isVolume(n) {
 					how = append(how, fmt.Sprintf("%s of thread %d", link, tid))
 				}
@@ -402,34 +402,34 @@ func (s *search) readProcess(pid int) {
 		return
 	}
 
-	h := Holder{PID: pid, Command: command(base), How: how[:min(len(how), maxHow)]}
+	h := Holder{PID: pid, Command: processName(base), How: how[:min(len(how), maxHow)]}
 	var st unix.Stat_t
 	if unix.Stat(base, &st) == nil {
 		h.UID = int(st.Uid)
 	}
 
-	if n, err := look(base + "/ns/mnt"); err == nil {
+	if n, err := statNode(base + "/ns/mnt"); err == nil {
 		h.MountNS = n.ino
 	}
 
-	s.add(h)
+	s.addHolder(h)
 }
 
 // readFiles looks at the open files of a process.
 func (s *search) readFiles(base string, pid int) (how []string) {
 	f, err := os.Open(base + "/fd")
 	if err != nil {
-		s.note(pid, err)
+		s.noteDenied(pid, err)
 		return nil
 	}
 
 	defer f.Close()
 	names, err := f.Readdirnames(-1)
-	s.note(pid, err)
+	s.noteDenied(pid, err)
 	for _, name := range names {
-		n, err := look(base + "/fd/" + name)
+		n, err := statNode(base + "/fd/" + name)
 		if err != nil {
-			s.note(pid, err)
+			s.noteDenied(pid, err)
 			continue
 		}
 		if n.dev == s.nsDev {
@@ -448,7 +448,7 @@ func (s *search) readFiles(base string, pid int) (how []string) {
 func (s *search) readMaps(base string, pid int, exe string) (how []string) {
 	f, err := os.Open(base + "/maps")
 	if err != nil {
-		s.note(pid, err)
+		s.noteDenied(pid, err)
 		return nil
 	}
 
@@ -475,8 +475,8 @@ func (s *search) readMaps(base string, pid int, exe string) (how []string) {
 		if s.q.Tree != "" {
 			// The same addresses, but here without leading zeros.
 			from, to, _ := strings.Cut(fields[0], "-")
-			n, err := look(base + "/map_files/" + strings.TrimLeft(from, "0") + "-" + strings.TrimLeft(to, "0"))
-			s.note(pid, err)
+			n, err := statNode(base + "/map_files/" + strings.TrimLeft(from, "0") + "-" + strings.TrimLeft(to, "0"))
+			s.noteDenied(pid, err)
 			if err != nil || !s.isVolume(n) {
 				continue
 			}
@@ -489,7 +489,7 @@ func (s *search) readMaps(base string, pid int, exe string) (how []string) {
 		}
 	}
 
-	s.note(pid, sc.Err())
+	s.noteDenied(pid, sc.Err())
 	return how
 }
 
@@ -497,15 +497,15 @@ func (s *search) readMaps(base string, pid int, exe string) (how []string) {
 func (s *search) readSwaps() {
 	b, err := os.ReadFile("/proc/swaps")
 	if err != nil {
-		s.note(0, err)
+		s.noteDenied(0, err)
 		return
 	}
 
 	for line := range strings.Lines(string(b)) {
 		name, _, _ := strings.Cut(line, " ")
 		path := Unescape(name)
-		if n, err := look(path); err == nil && s.isVolume(n) {
-			s.add(Holder{How: []string{"swap file " + path}})
+		if n, err := statNode(path); err == nil && s.isVolume(n) {
+			s.addHolder(Holder{How: []string{"swap file " + path}})
 		}
 	}
 }
@@ -522,7 +522,7 @@ func (s *search) readDevices() {
 		}
 		path := strings.TrimSuffix(string(b), "\n")
 		if s.hasBehind(dev, path) {
-			s.add(Holder{How: []string{"loop device " + dev + " on " + path}})
+			s.addHolder(Holder{How: []string{"loop device " + dev + " on " + path}})
 		}
 	}
 
@@ -530,7 +530,7 @@ func (s *search) readDevices() {
 		dir := fmt.Sprintf("/sys/dev/block/%d:%d/holders", unix.Major(s.dev), unix.Minor(s.dev))
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
-			s.add(Holder{How: []string{"block device " + e.Name()}})
+			s.addHolder(Holder{How: []string{"block device " + e.Name()}})
 		}
 	}
 }
@@ -539,13 +539,13 @@ func (s *search) readDevices() {
 func (s *search) hasBehind(dev, path string) bool {
 	if s.q.Tree != "" {
 		// The device does not say through which mount its file was opened.
-		n, err := look(path)
+		n, err := statNode(path)
 		return err == nil && s.isVolume(n)
 	}
 
 	f, err := os.Open(dev)
 	if err != nil {
-		s.note(0, err)
+		s.noteDenied(0, err)
 		return false
 	}
 
@@ -554,8 +554,8 @@ func (s *search) hasBehind(dev, path string) bool {
 	return err == nil && (info.Device == s.dev || info.Rdevice == s.dev)
 }
 
-// command is the name of a process, made printable: processes choose it.
-func command(base string) string {
+// processName is the name of a process, made printable: processes choose it.
+func processName(base string) string {
 	b, _ := os.ReadFile(base + "/comm")
 	return printable(strings.TrimSuffix(string(b), "\n"))
 }

@@ -124,15 +124,15 @@ func Unescape(s string) string {
 // readSpace reads the mount table that a process (or thread) sees, if no other
 // had the same.
 func (s *search) readSpace(base string, pid int) {
-	ns, err := look(base + "/ns/mnt")
+	ns, err := statNode(base + "/ns/mnt")
 	if err != nil {
-		s.note(pid, err)
+		s.noteDenied(pid, err)
 		return
 	}
 
-	root, err := look(base + "/root")
+	root, err := statNode(base + "/root")
 	if err != nil {
-		s.note(pid, err)
+		s.noteDenied(pid, err)
 		return
 	}
 
@@ -143,13 +143,13 @@ func (s *search) readSpace(base string, pid int) {
 
 	table, err := readMountTable(base + "/mountinfo")
 	if err != nil {
-		s.note(pid, err)
+		s.noteDenied(pid, err)
 		return // the next process of this namespace will do
 	}
 
 	s.spaces[key] = struct{}{}
 	s.known[ns.ino] = struct{}{}
-	s.readTable(table, ns.ino, Holder{PID: pid, Command: command(base)}, "")
+	s.readTable(table, ns.ino, Holder{PID: pid, Command: processName(base)}, "")
 }
 
 // readTable adds the mounts of the volume in one mount namespace, and those
@@ -192,7 +192,7 @@ func (s *search) readTable(table []tableEntry, ns uint64, who Holder, by string)
 		h := who
 		h.Mountpoint = m.point
 		h.How = []string{"mounted at " + m.point + where}
-		s.add(h)
+		s.addHolder(h)
 	}
 
 	for _, m := range table {
@@ -202,14 +202,14 @@ func (s *search) readTable(table []tableEntry, ns uint64, who Holder, by string)
 			h := who
 			h.Mountpoint = m.point
 			h.How = []string{"mount at " + m.point + " below it" + where}
-			s.add(h)
+			s.addHolder(h)
 		}
 
 		if dir := layerIn(m, points); dir != "" && !on {
 			h := who
 			h.Mountpoint = m.point
 			h.How = []string{"overlay at " + m.point + " with layers in " + dir + where}
-			s.add(h)
+			s.addHolder(h)
 		}
 
 		if m.fstype == "nsfs" && ns == s.ns {
@@ -273,11 +273,11 @@ func (s *search) readPins() {
 			if !strings.HasPrefix(to, "mnt:[") {
 				continue
 			}
-			by = fmt.Sprintf("pid %d, %s", p.pid, command("/proc/"+strconv.Itoa(p.pid)))
+			by = fmt.Sprintf("pid %d, %s", p.pid, processName("/proc/"+strconv.Itoa(p.pid)))
 		}
 
 		table, err := tableOf(p.path)
-		s.note(p.pid, err)
+		s.noteDenied(p.pid, err)
 		if err == nil {
 			s.known[p.ns] = struct{}{}
 			s.readTable(table, p.ns, Holder{}, by)

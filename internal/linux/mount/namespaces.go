@@ -46,7 +46,7 @@ const maxProcesses = 64
 // With an error comes what was found until then: Permission (not all processes may
 // be looked at), Canceled.
 func Namespaces(ctx context.Context) ([]Namespace, error) {
-	self, err := look("/proc/self/ns/mnt")
+	self, err := statNode("/proc/self/ns/mnt")
 	if err != nil {
 		return nil, errs.Wrap("find mount namespaces", "", err)
 	}
@@ -78,27 +78,27 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 	}
 
 	var pins []pin
-	for _, pid := range numbers("/proc") {
+	for _, pid := range listNumbers("/proc") {
 		if ctx.Err() != nil {
 			break
 		}
 
 		base := "/proc/" + strconv.Itoa(pid)
-		ns, err := look(base + "/ns/mnt")
+		ns, err := statNode(base + "/ns/mnt")
 		if err != nil {
-			s.note(pid, err)
+			s.noteDenied(pid, err)
 			continue
 		}
 
 		n := get(ns.ino)
 		n.Living++
 		if len(n.Processes) < maxProcesses {
-			n.Processes = append(n.Processes, Process{PID: pid, Command: command(base)})
+			n.Processes = append(n.Processes, Process{PID: pid, Command: processName(base)})
 		}
 
-		root, err := look(base + "/root")
+		root, err := statNode(base + "/root")
 		if err != nil {
-			s.note(pid, err)
+			s.noteDenied(pid, err)
 			continue
 		}
 
@@ -106,7 +106,7 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 		if _, dup := seen[key]; !dup {
 			table, err := readMountTable(base + "/mountinfo")
 			if err != nil {
-				s.note(pid, err)
+				s.noteDenied(pid, err)
 				continue // the next process of this namespace will do
 			}
 
@@ -125,16 +125,16 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 		}
 
 		// Threads may live in a namespace of their own.
-		for _, tid := range numbers(base + "/task") {
+		for _, tid := range listNumbers(base + "/task") {
 			task := base + "/task/" + strconv.Itoa(tid)
-			own, err := look(task + "/ns/mnt")
+			own, err := statNode(task + "/ns/mnt")
 			if err != nil || own.ino == ns.ino {
 				continue
 			}
 			other := get(own.ino)
 			other.Living++
 			if len(other.Processes) < maxProcesses {
-				other.Processes = append(other.Processes, Process{PID: pid, Command: command(task)})
+				other.Processes = append(other.Processes, Process{PID: pid, Command: processName(task)})
 			}
 			if table, err := readMountTable(task + "/mountinfo"); err == nil && len(other.Table) == 0 {
 				take(other, table)
@@ -143,14 +143,14 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 
 		fds, err := os.ReadDir(base + "/fd")
 		if err != nil {
-			s.note(pid, err)
+			s.noteDenied(pid, err)
 		}
 
 		for _, fd := range fds {
 			to, _ := os.Readlink(base + "/fd/" + fd.Name())
 			if id, ok := namespaceFile(to); ok {
 				pins = append(pins, pin{path: base + "/fd/" + fd.Name(), ns: id, pid: pid,
-					by: fmt.Sprintf("fd %s of pid %d, %s", fd.Name(), pid, command(base))})
+					by: fmt.Sprintf("fd %s of pid %d, %s", fd.Name(), pid, processName(base))})
 			}
 		}
 	}
@@ -162,7 +162,7 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 		}
 		if n.Living == 0 && len(n.Table) == 0 && ctx.Err() == nil {
 			table, err := tableOf(p.path)
-			s.note(p.pid, err)
+			s.noteDenied(p.pid, err)
 			take(n, table)
 		}
 	}

@@ -56,7 +56,7 @@ const opTables = "read mount tables"
 
 // newTables has the table of this process.
 func newTables() (*Tables, error) {
-	self, err := look("/proc/self/ns/mnt")
+	self, err := statNode("/proc/self/ns/mnt")
 	if err != nil {
 		return nil, errs.Wrap(opTables, "/proc/self/ns/mnt", err)
 	}
@@ -143,12 +143,12 @@ func (t *Tables) readLiving(ctx context.Context) {
 	}
 
 	take := func(base string, pid int) {
-		ns, err := look(base + "/ns/mnt")
+		ns, err := statNode(base + "/ns/mnt")
 		if err != nil || listed[ns.ino] {
 			return
 		}
 
-		root, err := look(base + "/root")
+		root, err := statNode(base + "/root")
 		key := space{ns.ino, root.mount, root.ino}
 		if err != nil || seen[key] {
 			return
@@ -160,10 +160,10 @@ func (t *Tables) readLiving(ctx context.Context) {
 		}
 
 		seen[key], known[ns.ino] = true, true
-		t.views = append(t.views, tableView{ns: ns.ino, table: table, who: Holder{PID: pid, Command: command(base)}})
+		t.views = append(t.views, tableView{ns: ns.ino, table: table, who: Holder{PID: pid, Command: processName(base)}})
 	}
 
-	for _, pid := range numbers("/proc") {
+	for _, pid := range listNumbers("/proc") {
 		if ctx.Err() != nil {
 			return
 		}
@@ -192,7 +192,7 @@ func (t *Tables) Mounts(q Query) ([]Holder, error) {
 
 	s := newSearch(context.Background(), q)
 	s.ns = t.own
-	if err := s.locate(t.ownTable); err != nil {
+	if err := s.locateVolume(t.ownTable); err != nil {
 		return nil, errs.Wrap("find mounts", q.Tree, err)
 	}
 

@@ -27,7 +27,7 @@ func TreeUsers(ctx context.Context, dir string, writing bool) ([]Holder, error) 
 	denied := denials{}
 	prefix := strings.TrimSuffix(dir, "/") + "/"
 	inside := func(path string) bool { return path == dir || strings.HasPrefix(path, prefix) }
-	for _, pid := range numbers("/proc") {
+	for _, pid := range listNumbers("/proc") {
 		if err := ctx.Err(); err != nil {
 			return out, errs.Wrap(opFind, dir, err)
 		}
@@ -38,7 +38,7 @@ func TreeUsers(ctx context.Context, dir string, writing bool) ([]Holder, error) 
 
 		base := "/proc/" + strconv.Itoa(pid)
 		own := pid == os.Getpid()
-		h := Holder{PID: pid, Command: command(base)}
+		h := Holder{PID: pid, Command: processName(base)}
 		if !writing {
 			for _, link := range []string{"cwd", "root", "exe"} {
 				to, err := os.Readlink(base + "/" + link)
@@ -78,7 +78,7 @@ func TreeUsers(ctx context.Context, dir string, writing bool) ([]Holder, error) 
 
 // openBelow lists the open files of a process that are inside.
 func openBelow(base string, inside func(string) bool, writing bool) (how []string) {
-	for _, n := range numbers(base + "/fd") {
+	for _, n := range listNumbers(base + "/fd") {
 		name := strconv.Itoa(n)
 		to, err := os.Readlink(base + "/fd/" + name)
 		if err != nil || !inside(to) || len(how) >= maxHow {
@@ -151,12 +151,12 @@ func Below(dir string) ([]string, error) {
 // empty directory there. Both paths are absolute, without symbolic links.
 func Blind(ctx context.Context, dir, beside string) ([]Holder, error) {
 	const opFind = "find mount namespaces"
-	old, err := look(dir)
+	old, err := statNode(dir)
 	if err != nil {
 		return nil, errs.Wrap(opFind, dir, err)
 	}
 
-	mounted, err := look(beside)
+	mounted, err := statNode(beside)
 	if err != nil {
 		return nil, errs.Wrap(opFind, beside, err)
 	}
@@ -173,18 +173,18 @@ func Blind(ctx context.Context, dir, beside string) ([]Holder, error) {
 
 	var out []Holder
 	seen := map[space]bool{}
-	for _, pid := range numbers("/proc") {
+	for _, pid := range listNumbers("/proc") {
 		if err := ctx.Err(); err != nil {
 			return out, errs.Wrap(opFind, dir, err)
 		}
 
 		base := "/proc/" + strconv.Itoa(pid)
-		ns, err := look(base + "/ns/mnt")
+		ns, err := statNode(base + "/ns/mnt")
 		if err != nil {
 			continue
 		}
 
-		root, err := look(base + "/root")
+		root, err := statNode(base + "/root")
 		if err != nil || seen[space{ns.ino, root.mount, root.ino}] {
 			continue
 		}
@@ -202,17 +202,17 @@ func Blind(ctx context.Context, dir, beside string) ([]Holder, error) {
 			}
 
 			at := filepath.Join(m.point, rel)
-			if n, err := look(base + "/root" + at); err != nil || n.dev != old.dev || n.ino != old.ino {
+			if n, err := statNode(base + "/root" + at); err != nil || n.dev != old.dev || n.ino != old.ino {
 				continue // hidden by another mount
 			}
 
-			n, err := look(base + "/root" + filepath.Join(filepath.Dir(at), filepath.Base(beside)))
+			n, err := statNode(base + "/root" + filepath.Join(filepath.Dir(at), filepath.Base(beside)))
 			if err == nil && n.dev == mounted.dev && n.ino == mounted.ino {
 				continue
 			}
 
-			out = append(out, Holder{PID: pid, Command: command(base), MountNS: ns.ino, Mountpoint: at,
-				How: []string{fmt.Sprintf("seen at %s by pid %d (%s)", at, pid, command(base))}})
+			out = append(out, Holder{PID: pid, Command: processName(base), MountNS: ns.ino, Mountpoint: at,
+				How: []string{fmt.Sprintf("seen at %s by pid %d (%s)", at, pid, processName(base))}})
 		}
 	}
 

@@ -36,13 +36,13 @@ func Device(dataset string) string {
 func OpenDevice(dataset string) (*os.File, error) {
 	path, err := filepath.EvalSymlinks(Device(dataset))
 	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) && !udev() {
+		if errors.Is(err, fs.ErrNotExist) && !udevRuns() {
 			return FindDevice(dataset)
 		}
-		return nil, noDevice(dataset, err)
+		return nil, deviceError(dataset, err)
 	}
 
-	f, err := openIf(path, dataset)
+	f, err := openDeviceOf(path, dataset)
 	if err != nil {
 		return nil, err
 	}
@@ -53,13 +53,13 @@ func OpenDevice(dataset string) (*os.File, error) {
 	return f, nil
 }
 
-// udev reports whether somebody makes links for devices.
-func udev() bool {
+// udevRuns reports whether somebody makes links for devices.
+func udevRuns() bool {
 	_, err := os.Stat("/run/udev/control")
 	return err == nil
 }
 
-func noDevice(dataset string, err error) error {
+func deviceError(dataset string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
 		return &errs.Error{Kind: errs.NotFound, Op: "open device", Ref: dataset,
 			Err: errors.New("it has no block device at the moment")}
@@ -67,11 +67,11 @@ func noDevice(dataset string, err error) error {
 	return errs.Wrap("open device", dataset, err)
 }
 
-// openIf opens the block device at path if it is that of dataset; else nil.
-func openIf(path, dataset string) (*os.File, error) {
+// openDeviceOf opens the block device at path if it is that of dataset; else nil.
+func openDeviceOf(path, dataset string) (*os.File, error) {
 	f, err := openBlock(path)
 	if err != nil {
-		return nil, noDevice(dataset, err)
+		return nil, deviceError(dataset, err)
 	}
 	if name, err := kernel.ZvolName(f); err != nil || name != dataset {
 		f.Close()
@@ -114,11 +114,11 @@ func FindDevice(dataset string) (*os.File, error) {
 		return nil, errs.Wrap("open device", dataset, err)
 	}
 	for _, p := range paths {
-		if f, err := openIf(p, dataset); err == nil && f != nil {
+		if f, err := openDeviceOf(p, dataset); err == nil && f != nil {
 			return f, nil
 		}
 	}
-	return nil, noDevice(dataset, fs.ErrNotExist)
+	return nil, deviceError(dataset, fs.ErrNotExist)
 }
 
 // zdPaths are the devices of zvols, without those of partitions.
@@ -147,7 +147,7 @@ func AwaitDevice(ctx context.Context, dataset string, limit time.Duration) (*os.
 
 	nextScan := time.Now().Add(slowPoll)
 	for {
-		w.on(filepath.Dir(Device(dataset))) // before looking, so that nothing is missed
+		w.watchDir(filepath.Dir(Device(dataset))) // before looking, so that nothing is missed
 		f, err := OpenDevice(dataset)
 		if errs.Is(err, errs.NotFound) && time.Now().After(nextScan) {
 			f, err = FindDevice(dataset)
@@ -167,7 +167,7 @@ func AwaitDevice(ctx context.Context, dataset string, limit time.Duration) (*os.
 					"is 0")
 		}
 
-		w.wait(min(slowPoll, time.Until(deadline)))
+		w.waitForEvent(min(slowPoll, time.Until(deadline)))
 	}
 }
 
@@ -178,8 +178,8 @@ func AwaitNoDevice(ctx context.Context, dataset, path string, limit time.Duratio
 	w := newWatch()
 	defer w.close()
 	for {
-		w.on(filepath.Dir(path))
-		f, err := openIf(path, dataset)
+		w.watchDir(filepath.Dir(path))
+		f, err := openDeviceOf(path, dataset)
 		if err == nil && f == nil {
 			return true // another's by now
 		}
@@ -198,7 +198,7 @@ func AwaitNoDevice(ctx context.Context, dataset, path string, limit time.Duratio
 			return false
 		}
 
-		w.wait(min(50*time.Millisecond, time.Until(deadline)))
+		w.waitForEvent(min(50*time.Millisecond, time.Until(deadline)))
 	}
 }
 
@@ -293,8 +293,8 @@ func newWatch() *watch {
 	return &watch{fd: fd}
 }
 
-// on watches dir, or the nearest directory above it that is there.
-func (w *watch) on(dir string) {
+// watchDir watches dir, or the nearest directory above it that is there.
+func (w *watch) watchDir(dir string) {
 	if w.fd < 0 || w.dir == dir {
 		return
 	}
@@ -311,8 +311,8 @@ func (w *watch) on(dir string) {
 	}
 }
 
-// wait returns when something happened, and at the latest after d.
-func (w *watch) wait(d time.Duration) {
+// waitForEvent returns when something happened, and at the latest after d.
+func (w *watch) waitForEvent(d time.Duration) {
 	if d <= 0 {
 		return
 	}

@@ -67,63 +67,65 @@ type row struct {
 // matching row applies. Tests provoke every row with the real programs, except those
 // that need broken hardware.
 var table = []row{
-	{NoModules, re(`ZFS modules (are not|cannot be)|/dev/zfs and /proc/self/mounts|Failed to initialize the libzfs|` +
+	{NoModules, lazyRE(`ZFS modules (are not|cannot be)|/dev/zfs and /proc/self/mounts|Failed to initialize the libzfs|` +
 		`open '?/dev/zfs`), errs.Unsupported, modulesHint},
-	{KeyMissing, re(`(?i)key (is )?not loaded|key must be loaded|key is not loaded or provided|Encryption key not loaded`),
+	{KeyMissing, lazyRE(`(?i)key (is )?not loaded|key must be loaded|key is not loaded or provided|` +
+		`Encryption key not loaded`),
 		errs.Permission, keyHint},
-	{OtherKey, re(`outside (its|of its) encryption root|encrypted child outside|encryption failure|` +
+	{OtherKey, lazyRE(`outside (its|of its) encryption root|encrypted child outside|encryption failure|` +
 		`IV set guid mismatch|failed to create encryption key`), errs.Unsupported, "a clone stays under the encryption " +
 		"root of its origin"},
-	{Suspended, re(`I/O is currently suspended|pool is (currently )?suspended`), errs.IO,
+	{Suspended, lazyRE(`I/O is currently suspended|pool is (currently )?suspended`), errs.IO,
 		"the zpool is suspended: find the cause with `zpool status`, fix it, then run `zpool clear`"},
-	{ElsewhereUse, re(`imported on (a different )?host`), errs.InUse, "run `zpool export` on that host first"},
-	{Denied, re(`(?i)permission denied|must be run as root|insufficient privileges|requires? root privileges|` +
+	{ElsewhereUse, lazyRE(`imported on (a different )?host`), errs.InUse, "run `zpool export` on that host first"},
+	{Denied, lazyRE(`(?i)permission denied|must be run as root|insufficient privileges|requires? root privileges|` +
 		`delegated administration is disabled`), errs.Permission,
 		"run it as root, or have root run `zfs allow -u %USER% " +
 			"create,mount,clone,snapshot,promote,rename,destroy,userprop,volmode,volsize,readonly,canmount," +
 			"mountpoint,compression,dedup,atime,receive,send DATASET`"},
-	{ReadOnly, re(`(pool|dataset) is read-only|Read-only file system`), errs.Permission,
+	{ReadOnly, lazyRE(`(pool|dataset) is read-only|Read-only file system`), errs.Permission,
 		"the zpool is imported read-only; import it read-write"},
-	{Held, re(`it's being held`), errs.InUse, "list the holds with `zfs holds`"},
-	{HasClones, re(`has dependent clones|snapshot is cloned|has clones`), errs.InUse, ""},
-	{HasChildren, re(`(filesystem|volume|dataset) has children`), errs.InUse, ""},
-	{SameSnapshot, re(`conflicting snapshot`), errs.Exists, "rename one of the two snapshots with `zfs rename`"},
-	{Taken, re(`(dataset|destination|pool|snapshot) already exists|pool or dataset exists|destination '.*' exists|` +
+	{Held, lazyRE(`it's being held`), errs.InUse, "list the holds with `zfs holds`"},
+	{HasClones, lazyRE(`has dependent clones|snapshot is cloned|has clones`), errs.InUse, ""},
+	{HasChildren, lazyRE(`(filesystem|volume|dataset) has children`), errs.InUse, ""},
+	{SameSnapshot, lazyRE(`conflicting snapshot`), errs.Exists, "rename one of the two snapshots with `zfs rename`"},
+	{Taken, lazyRE(`(dataset|destination|pool|snapshot) already exists|pool or dataset exists|destination '.*' exists|` +
 		`must specify -F to overwrite|must destroy (it|them) to overwrite`), errs.Exists, ""},
-	{NoParent, re(`parent does not exist|no such parent|new parent not found`), errs.NotFound,
+	{NoParent, lazyRE(`parent does not exist|no such parent|new parent not found`), errs.NotFound,
 		"create the parent dataset first with `zfs create`"},
-	{Full, re(`out of space|quota exceeded|size is greater than available space|No space left|Disk quota exceeded`),
+	{Full, lazyRE(`out of space|quota exceeded|size is greater than available space|No space left|Disk quota exceeded`),
 		errs.NoSpace, ""},
-	{Busy, re(`(dataset|pool|target) is busy|Device or resource busy`), errs.InUse, ""},
-	{NotAClone, re(`not a cloned filesystem`), errs.Invalid, ""},
-	{NotAncestor, re(`is not earlier than|not an earlier snapshot|not an ancestor`), errs.Unsupported, ""},
-	{BadStream, re(`invalid (backup )?stream|incomplete stream|checksum mismatch|failed to read from stream|` +
+	{Busy, lazyRE(`(dataset|pool|target) is busy|Device or resource busy`), errs.InUse, ""},
+	{NotAClone, lazyRE(`not a cloned filesystem`), errs.Invalid, ""},
+	{NotAncestor, lazyRE(`is not earlier than|not an earlier snapshot|not an ancestor`), errs.Unsupported, ""},
+	{BadStream, lazyRE(`invalid (backup )?stream|incomplete stream|checksum mismatch|failed to read from stream|` +
 		`invalid record type|stream is not compatible|unable to restore`), errs.Damaged, ""},
-	{TooOld, re(`invalid option|invalid property '|^usage:|invalid property: '|bad property list|unrecognized command|` +
-		`unsupported version or feature|must be upgraded|does(n't| not) support|not supported by zfs kernel module|` +
+	{TooOld, lazyRE(`invalid option|invalid property '|^usage:|invalid property: '|bad property list|` +
+		`unrecognized command|unsupported version or feature|must be upgraded|does(n't| not) support|not supported by zfs kernel module|` +
 		`unsupported by kernel|feature '.*' (is )?not|A reboot may be required|feature not enabled`),
 		errs.Unsupported, "use OpenZFS 2.1 or newer, programs and module, and run `zpool upgrade` if a feature is missing"},
-	{BadValue, re(`invalid property value|must be (a multiple|power|zero)|must be one of|bad numeric value|` +
+	{BadValue, lazyRE(`invalid property value|must be (a multiple|power|zero)|must be one of|bad numeric value|` +
 		`value is too large|volume size|volblocksize|read-only property|' is readonly|` +
 		`property value too long|invalid numeric suffix|property name .* is too long|numeric property|` +
 		`size is less than current|be smaller than|block size out of range`), errs.Invalid, ""},
-	{WrongType, re(`doesn't apply to datasets of this type|not applicable to datasets of this type|` +
+	{WrongType, lazyRE(`doesn't apply to datasets of this type|not applicable to datasets of this type|` +
 		`does not apply to (pools|datasets)|parent is not a filesystem|snapshots can not be`), errs.Invalid, ""},
-	{BadName, re(`invalid (name|dataset name|character|argument)|name is too long|is too long|empty component|` +
+	{BadName, lazyRE(`invalid (name|dataset name|character|argument)|name is too long|is too long|empty component|` +
 		`reference, '|missing (dataset|'@')|must be a block device or regular file|leading slash|` +
 		`trailing slash|doesn't begin with a letter|name must begin with a letter|delimiter|is reserved`), errs.Invalid, ""},
-	{Absent, re(`does not exist|no such (pool|dataset|snapshot)|could not find any snapshots to destroy|no longer exists`),
+	{Absent, lazyRE(`does not exist|no such (pool|dataset|snapshot)|could not find any snapshots to destroy|` +
+		`no longer exists`),
 		errs.NotFound, ""},
-	{BadDisk, re(`(?i)I/O error|input/output error|insufficient replicas|currently unavailable|pool is unavailable|` +
+	{BadDisk, lazyRE(`(?i)I/O error|input/output error|insufficient replicas|currently unavailable|pool is unavailable|` +
 		`no valid replicas`), errs.IO, "find the faulty device with `zpool status -v`"},
-	{Interrupted, re(`signal received`), errs.Canceled, ""},
+	{Interrupted, lazyRE(`signal received`), errs.Canceled, ""},
 }
 
 // quotedName matches the name of a dataset in a message. Names may contain the words that the patterns look for.
-var quotedName = re(`'[^']*[/@][^']*'`)
+var quotedName = lazyRE(`'[^']*[/@][^']*'`)
 
-// re returns a pattern that is compiled on first use, because most runs of pando need none.
-func re(s string) func() *regexp.Regexp {
+// lazyRE returns a pattern that is compiled on first use, because most runs of pando need none.
+func lazyRE(s string) func() *regexp.Regexp {
 	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(s) })
 }
 

@@ -20,12 +20,12 @@ var ParseRows, ParseTextRows = parseRows, parseTextRows
 func Bounded(ctx context.Context, limit, kill time.Duration, fn func(context.Context) ([]byte, error)) error {
 	defer func(d time.Duration) { killWait = d }(killWait)
 	killWait = kill
-	_, err := bounded(ctx, limit, "zfs test", fn)
+	_, err := runBounded(ctx, limit, "zfs test", fn)
 	return err
 }
 
 // RunTool is Do of any program, with a limit.
 func RunTool(ctx context.Context, limit time.Duration, name string, args ...string) error {
-	_, err := Tool(name).run(ctx, limit, args)
+	_, err := Tool(name).runTool(ctx, limit, args)
 	return err
 }

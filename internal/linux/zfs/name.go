@@ -20,7 +20,7 @@ func CheckDataset(name string) error {
 		return bad("not the name of a dataset")
 	case len(name) > maxName:
 		return bad("the name of a dataset can have at most %d characters", maxName)
-	case !letter(name[0]):
+	case !isLetter(name[0]):
 		return bad("the name of a pool must begin with a letter")
 	}
 
@@ -39,10 +39,10 @@ func CheckDataset(name string) error {
 	return nil
 }
 
-func letter(c byte) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' }
+func isLetter(c byte) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' }
 
 func nameRune(r rune) bool {
-	return r < 128 && (letter(byte(r)) || r >= '0' && r <= '9' || strings.ContainsRune("-_.: ", r))
+	return r < 128 && (isLetter(byte(r)) || r >= '0' && r <= '9' || strings.ContainsRune("-_.: ", r))
 }
 
 // PoolOf is the zpool that a dataset is in.

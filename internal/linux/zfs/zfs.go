@@ -53,14 +53,14 @@ func Runs() int64 { return runs.Load() }
 // Kinds of errors are those of the table in errors.go; Canceled if ctx ends: the
 // change may have happened all the same.
 func (t Tool) Do(ctx context.Context, args ...string) error {
-	_, err := t.run(ctx, changeLimit, args)
+	_, err := t.runTool(ctx, changeLimit, args)
 	return err
 }
 
 // Output runs a command that only looks, and returns what it prints. It takes at
 // most one minute.
 func (t Tool) Output(ctx context.Context, args ...string) ([]byte, error) {
-	return t.run(ctx, readLimit, args)
+	return t.runTool(ctx, readLimit, args)
 }
 
 // Rows runs a command that only looks and prints rows of a number of columns with
@@ -71,7 +71,7 @@ func (t Tool) Rows(ctx context.Context, columns int, args ...string) ([][]string
 	if err != nil {
 		return nil, err
 	}
-	return parseRows(t.op(args), string(out), columns)
+	return parseRows(t.opName(args), string(out), columns)
 }
 
 // TextRows is Rows whose last column is text, which may hold tabs and line
@@ -81,7 +81,7 @@ func (t Tool) TextRows(ctx context.Context, columns int, args ...string) ([][]st
 	if err != nil {
 		return nil, err
 	}
-	return parseTextRows(t.op(args), string(out), columns)
+	return parseTextRows(t.opName(args), string(out), columns)
 }
 
 func parseRows(op, out string, columns int) ([][]string, error) {
@@ -129,23 +129,23 @@ func Number(s string) (int64, error) {
 	return n, nil
 }
 
-// op is what errors say was being done: "zfs destroy".
-func (t Tool) op(args []string) string {
+// opName is what errors say was being done: "zfs destroy".
+func (t Tool) opName(args []string) string {
 	if len(args) == 0 {
 		return string(t)
 	}
 	return string(t) + " " + args[0]
 }
 
-func (t Tool) run(ctx context.Context, limit time.Duration, args []string) ([]byte, error) {
-	return bounded(ctx, limit, t.op(args), func(ctx context.Context) ([]byte, error) {
+func (t Tool) runTool(ctx context.Context, limit time.Duration, args []string) ([]byte, error) {
+	return runBounded(ctx, limit, t.opName(args), func(ctx context.Context) ([]byte, error) {
 		return run.Program(ctx, string(t), args...)
 	})
 }
 
-// bounded runs fn, which runs a program, and comes back after limit even if the
+// runBounded runs fn, which runs a program, and comes back after limit even if the
 // program cannot be killed.
-func bounded(
+func runBounded(
 	ctx context.Context, limit time.Duration, op string, fn func(context.Context) ([]byte, error),
 ) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
@@ -291,7 +291,7 @@ func Copy(ctx context.Context, send, receive []string, progress func(n int64)) e
 	const op = "zfs send"
 
 	// Not bounded by time: what the kernel does at the end of a stream ends too.
-	_, err := bounded(ctx, 1<<62, op, func(ctx context.Context) ([]byte, error) {
+	_, err := runBounded(ctx, 1<<62, op, func(ctx context.Context) ([]byte, error) {
 		return nil, run.Pipe(ctx, append([]string{string(ZFS), "send"}, send...),
 			append([]string{string(ZFS), "receive"}, receive...), func(n int64) {
 				timer.Reset(copyLimit)
@@ -310,7 +310,7 @@ func Copy(ctx context.Context, send, receive []string, progress func(n int64)) e
 // Send writes what `zfs send` with args prints to w. An error of w ends it and is
 // returned as it is. IO if nothing has come for 5 minutes.
 func Send(ctx context.Context, args []string, w io.Writer) error {
-	return unstuck(ctx, "zfs send", func(ctx context.Context, t *time.Timer) error {
+	return runUnlessStuck(ctx, "zfs send", func(ctx context.Context, t *time.Timer) error {
 		return run.OutOf(ctx, pausing{w: w, t: t}, append([]string{string(ZFS), "send"}, args...)...)
 	})
 }
@@ -319,7 +319,7 @@ func Send(ctx context.Context, args []string, w io.Writer) error {
 // as it is. IO if nothing has been taken for 5 minutes, Damaged if r goes on after
 // the end of the stream.
 func Receive(ctx context.Context, args []string, r io.Reader) error {
-	err := unstuck(ctx, "zfs receive", func(ctx context.Context, t *time.Timer) error {
+	err := runUnlessStuck(ctx, "zfs receive", func(ctx context.Context, t *time.Timer) error {
 		return run.Into(ctx, pausing{r: r, t: t}, append([]string{string(ZFS), "receive"}, args...)...)
 	})
 	if errors.Is(err, run.ErrMore) {
@@ -347,14 +347,14 @@ func (p pausing) Write(b []byte) (int, error) {
 	return p.w.Write(b)
 }
 
-// unstuck runs fn, which runs a program, until that has stood still for too long.
-func unstuck(ctx context.Context, op string, fn func(context.Context, *time.Timer) error) error {
+// runUnlessStuck runs fn, which runs a program, until that has stood still for too long.
+func runUnlessStuck(ctx context.Context, op string, fn func(context.Context, *time.Timer) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stuck := errs.New(errs.IO, op, "", "no data was transferred for %v", copyLimit).WithHint("%s", suspendedHint)
 	timer := time.AfterFunc(copyLimit, func() { cancel(stuck) })
 	defer timer.Stop()
-	_, err := bounded(ctx, 1<<62, op, func(ctx context.Context) ([]byte, error) { return nil, fn(ctx, timer) })
+	_, err := runBounded(ctx, 1<<62, op, func(ctx context.Context) ([]byte, error) { return nil, fn(ctx, timer) })
 	if err != nil && context.Cause(ctx) == error(stuck) {
 		return stuck
 	}
