@@ -25,11 +25,11 @@ type Recovery struct {
 // flush in order to forget them.
 const forgetAt = 512
 
-// Maintain does what is due, and cleans up behind operations that are no more: after a boot it compares the pool with
-// the catalogue; it undoes or finishes what was interrupted or could not be undone, removes what was destroyed, for up
-// to a second, destroys what has expired, and forgets what was removed. With nothing to do it costs one query. A
-// command does it before its work, and a service now and then; it may be called while others work. A thing that
-// cannot be cleaned up is a warning in Recovery: it must not keep people from working with the rest.
+// Maintain does due maintenance, and cleans up after operations that have died. After a boot it compares the pool with
+// the catalogue. It undoes or finishes interrupted operations, removes destroyed objects for up to a second, destroys
+// expired volumes, and forgets what it has removed. With nothing to do it costs one query. A command calls it before
+// its own work, and a service from time to time; other operations may run at the same time. Things that it cannot
+// clean up are warnings in Recovery: they must not keep users from working with the rest.
 func (e *Engine) Maintain(ctx context.Context) (r Recovery, err error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()

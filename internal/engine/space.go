@@ -42,8 +42,8 @@ func (e *Engine) spendReserve(ctx context.Context) bool {
 // refillEvery is how often an engine checks whether other processes have spent the reserve.
 const refillEvery = time.Second
 
-// refillReserveIfSpent is refillReserve, unless there is nothing to take: this engine found all of it there a moment ago, and
-// has spent nothing since.
+// refillReserveIfSpent is refillReserve, unless this engine found the reserve complete a moment ago and has spent
+// nothing since.
 func (e *Engine) refillReserveIfSpent() {
 	if at := e.refilled.Load(); at != nil && time.Since(*at) < refillEvery {
 		e.returnIfLow()

@@ -23,8 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Operations of marks: something is read to be sent elsewhere, or made of what
-// comes from elsewhere.
+// Operations of marks: an object is read to be sent elsewhere, or made of received
+// content.
 const (
 	opPush = "push"
 	opPull = "pull"
@@ -37,21 +37,21 @@ type Point struct {
 	Volume      string          // name of the volume or golden
 	Name        string          // of the snapshot, or the number of the generation
 	Golden      bool            // it is a generation
-	Lineage     driver.ObjectID // the same for all points of one volume or golden, and no other's in this pool, ever
+	Lineage     driver.ObjectID // shared by all points of one volume or golden, and never by others in this pool
 	FS          driver.FS
 	SizeBytes   int64  // of the block device; 0 of native
 	Sector      uint32 // logical sector size of the block device, bytes; 0 of native
 	CreatedAt   time.Time
 	Consistency driver.Consistency // of a snapshot
-	// what the volume of a snapshot was cloned from, what a generation was published from; "" if that was imported
+	// origin of a snapshot's volume, or the volume that a generation was published from; "" if imported
 	OriginRef string
-	OriginID  driver.ObjectID // of that; it may be gone
+	OriginID  driver.ObjectID // of the origin; it may no longer exist
 	BaseRef   string          // of a snapshot: the generation that it descends from, "web@3"; "" if none
-	BaseID    driver.ObjectID // of that; "" if it is gone
+	BaseID    driver.ObjectID // of the base; "" if it no longer exists
 }
 
-// Point describes a snapshot or generation; the name of a golden is its current
-// one. NotFound, Invalid (a volume, which changes: take a snapshot first).
+// Point describes a snapshot or generation; the name of a golden stands for its current
+// generation. NotFound, Invalid (a volume, which changes: take a snapshot first).
 func (e *Engine) Point(ctx context.Context, r ref.Ref) (Point, error) {
 	var p Point
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -65,7 +65,7 @@ func (e *Engine) Point(ctx context.Context, r ref.Ref) (Point, error) {
 	return p, err
 }
 
-// PointByID is Point of an object, whatever it is called.
+// PointByID is Point for the ID of an object.
 func (e *Engine) PointByID(ctx context.Context, id driver.ObjectID) (Point, error) {
 	var p Point
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -164,8 +164,9 @@ func (e *Engine) pointOf(tx *catalog.Tx, row catalog.Row) (Point, error) {
 	return p, nil
 }
 
-// goldenLineage tells goldens apart that have had one name one after the other:
-// both know when they were made, and a rebuild finds that again.
+// goldenLineage returns the lineage of a golden. It differs between goldens that have had
+// the same name one after the other, as it depends on the creation time, which a rebuild
+// can recover.
 func (e *Engine) goldenLineage(g catalog.Golden) driver.ObjectID {
 	sum := sha256.Sum256(fmt.Appendf(nil, "golden\x00%s\x00%s\x00%d", e.pool.Config.ID, g.Name, g.CreatedAt.UnixNano()))
 	text := base32.HexEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:16])
@@ -175,40 +176,40 @@ func (e *Engine) goldenLineage(g catalog.Golden) driver.ObjectID {
 // Range is a range of an image, in bytes.
 type Range = extent.Range
 
-// Image is the content of a snapshot or generation that is one block image. It can
-// be used concurrently, until it is closed.
+// Image is the content of a snapshot or generation that is a block image. It can be used
+// concurrently until it is closed.
 type Image struct {
 	R         io.ReaderAt
 	SizeBytes int64
-	// Ranges yields in order what is to be read; they do not overlap and begin and
-	// end at multiples of 4096 bytes, or at the end. What is Zero need not be read.
-	// It may be run several times. An error ends it.
+	// Ranges yields the ranges to read, in order. They do not overlap, and begin and
+	// end at multiples of 4096 bytes, or at the end of the image. Ranges that are Zero
+	// need not be read. It may be iterated several times. An error ends it.
 	Ranges iter.Seq2[Range, error]
-	// Exact: Ranges are what may differ from the base, and what is in none of them is
-	// as it is there (zero behind its end). If it is false, there was no base, or it
-	// could not be compared without reading: then they are all that may not be zero,
-	// and what is in none of them is zero.
+	// Exact means that Ranges contain everything that may differ from the base: all
+	// other bytes are as in the base, or zero beyond its end. Otherwise there is no
+	// base, or it could not be compared without reading: then Ranges contain
+	// everything that may not be zero, and all other bytes are zero.
 	Exact bool
-	// Base is the content of the base, if Exact; nil otherwise. Behind its end it reads as io.EOF.
+	// Base is the content of the base if Exact is set, and nil otherwise. Reading beyond its end returns io.EOF.
 	Base io.ReaderAt
 
 	closers []func() error // the last first
 }
 
-// ReadRequest says which point is read, to be sent elsewhere.
+// ReadRequest says which point to read, in order to send it elsewhere.
 type ReadRequest struct {
 	Point driver.ObjectID // a snapshot or generation
-	Base  driver.ObjectID // another: only what differs from it is wanted; "": all is
+	Base  driver.ObjectID // another point: read only the differences from it; "": read everything
 
-	IfChanged bool // of SendTree: if nothing differs, nothing is written, and it returns ErrUnchanged
+	IfChanged bool // of SendTree: if nothing differs, write nothing and return ErrUnchanged
 }
 
-// OpenImage opens the image of a snapshot or generation, with what of it differs
-// from its base. Neither is destroyed before the image is closed: who tries waits, and
-// is told that it is being pushed. Where blocks are
-// shared, the difference is found without reading data, at a cost that grows with
-// the number of extents (see internal/linux/extent). What it yields ends with ctx. NotFound, Invalid (a volume),
-// Unsupported (a tree: see SendStream), InUse.
+// OpenImage opens the image of a snapshot or generation, with the ranges that differ from
+// its base. Neither can be destroyed before the image is closed: an attempt waits, and
+// reports that the object is being pushed. If the driver shares blocks, the differences are
+// found without reading data, at a cost that grows with the number of extents (see
+// internal/linux/extent). The image can be used until ctx ends. NotFound, Invalid (a
+// volume), Unsupported (a tree: see SendStream), InUse.
 func (e *Engine) OpenImage(ctx context.Context, q ReadRequest) (*Image, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	m := &Image{closers: []func() error{func() error { end(); return nil }}}
@@ -219,7 +220,7 @@ func (e *Engine) OpenImage(ctx context.Context, q ReadRequest) (*Image, error) {
 	return m, nil
 }
 
-// openImage fills an image. What it opens is closed with that, in the reverse order.
+// openImage fills in an image. Everything it opens is closed with the image, in reverse order.
 func (e *Engine) openImage(ctx context.Context, q ReadRequest, m *Image) error {
 	if err := e.needRoot(opPush, string(q.Point)); err != nil {
 		return err
@@ -235,6 +236,7 @@ func (e *Engine) openImage(ctx context.Context, q ReadRequest, m *Image) error {
 		return errs.New(errs.Unsupported, opPush, h.Refs[0], "it is a tree of files, not an image")
 	}
 
+	// Open the image of the point: all its data is to be read.
 	path, closePath, err := e.content.OpenPath(ctx, q.Point)
 	if err != nil {
 		return err
@@ -253,6 +255,7 @@ func (e *Engine) openImage(ctx context.Context, q ReadRequest, m *Image) error {
 		return nil
 	}
 
+	// Compare its extents with those of the base: only the differences are to be read.
 	w, err := e.drv.Attachment(ctx, q.Base)
 	if err != nil || w.Block {
 		return err
@@ -278,7 +281,7 @@ func (e *Engine) openImage(ctx context.Context, q ReadRequest, m *Image) error {
 
 func (m *Image) onClose(do func() error) { m.closers = append(m.closers, do) }
 
-// Close lets go of the image. Again is no error.
+// Close releases the image. It may be called again.
 func (m *Image) Close() error {
 	var err error
 	for _, do := range slices.Backward(m.closers) {
@@ -288,7 +291,7 @@ func (m *Image) Close() error {
 	return err
 }
 
-// wrapRangeErrors gives errors of a sequence the words of this package.
+// wrapRangeErrors wraps the errors of a sequence of ranges.
 func wrapRangeErrors(ctx context.Context, what string, seq iter.Seq2[extent.Range, error]) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		for r, err := range seq {
@@ -302,10 +305,10 @@ func wrapRangeErrors(ctx context.Context, what string, seq iter.Seq2[extent.Rang
 	}
 }
 
-// SendStream writes a snapshot or generation that is a tree to w, in the form of
-// the pool's driver: whole, or what differs from its base. Neither is destroyed before
-// it returns. NotFound, Invalid (a volume), Unsupported (an image, or a driver
-// whose trees cannot be sent), InUse, and w's error.
+// SendStream writes a snapshot or generation that is a tree to w, in the native format of
+// the pool's driver: all of it, or the differences from its base. Neither can be destroyed
+// before SendStream returns. NotFound, Invalid (a volume), Unsupported (an image, or a
+// driver that cannot send trees), InUse, and the errors of w.
 func (e *Engine) SendStream(ctx context.Context, q ReadRequest, w io.Writer) error {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -335,8 +338,8 @@ func (e *Engine) SendStream(ctx context.Context, q ReadRequest, w io.Writer) err
 	return s.Send(ctx, id, base, w)
 }
 
-// PlanStream says what is known of the stream that SendStream of the same request would write. The zero value if the
-// driver knows nothing. NotFound, Invalid.
+// PlanStream returns what is known in advance about the stream that SendStream would write for the same request. It is
+// the zero value if the driver knows nothing. NotFound, Invalid.
 func (e *Engine) PlanStream(ctx context.Context, q ReadRequest) (driver.StreamPlan, error) {
 	p, ok := e.drv.(driver.Planner)
 	if !ok {
@@ -347,13 +350,13 @@ func (e *Engine) PlanStream(ctx context.Context, q ReadRequest) (driver.StreamPl
 	return p.Plan(ctx, q.Point, q.Base)
 }
 
-// ReceivesRaw reports whether this pool can hold trees that are encrypted where they come from.
+// ReceivesRaw reports whether this pool can hold trees that the filesystem of another pool has encrypted.
 func (e *Engine) ReceivesRaw() bool {
 	_, ok := e.drv.(driver.Keyed)
 	return ok
 }
 
-// Key says which encryption key a point has; the zero value if it is not encrypted by the pool's filesystem. NotFound.
+// Key returns the encryption key of a point; the zero value if the pool's filesystem does not encrypt it. NotFound.
 func (e *Engine) Key(ctx context.Context, id driver.ObjectID) (driver.Key, error) {
 	k, ok := e.drv.(driver.Keyed)
 	if !ok {
@@ -363,7 +366,7 @@ func (e *Engine) Key(ctx context.Context, id driver.ObjectID) (driver.Key, error
 }
 
 // SamePoint reports whether a point is certainly the same as its base, so that there is nothing to send. It costs
-// next to nothing: false if the driver cannot tell so cheaply. NotFound.
+// almost nothing: it returns false if the driver cannot tell cheaply. NotFound.
 func (e *Engine) SamePoint(ctx context.Context, q ReadRequest) (bool, error) {
 	c, ok := e.drv.(driver.Comparer)
 	if !ok || q.Base == "" || q.Base == q.Point {
@@ -390,10 +393,10 @@ func (e *Engine) streamer(op, what string) (driver.Streamer, error) {
 	return s, nil
 }
 
-// Link says that an object here has the content that a manifest in a repository
-// describes: what is to be pushed can be compared with it, what is pulled can be
-// cloned from it. Links are hints. They go with the object, or when the catalogue
-// is rebuilt, and without them more is read.
+// Link says that a local object has the content that a manifest in a repository
+// describes, so a push can compare with it, and a pull can clone it. Links are hints.
+// They are lost with the object, or when the catalogue is rebuilt, and without them more
+// data is read.
 type Link struct {
 	Repo     string // ID of the repository
 	Manifest string // ID
@@ -413,8 +416,8 @@ func (e *Engine) Links(ctx context.Context, repo string) ([]Link, error) {
 	return out, err
 }
 
-// PutLink adds a link; again is no error. Not durable by itself. NotFound if the
-// object is gone.
+// PutLink adds a link, which may exist already. Not durable by itself. NotFound if the
+// object does not exist.
 func (e *Engine) PutLink(ctx context.Context, l Link) error {
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return putLink(tx, l) })
 }
@@ -426,29 +429,29 @@ func putLink(tx *catalog.Tx, l Link) error {
 	return tx.PutRemotePoint(catalog.RemotePoint{Repo: l.Repo, Manifest: l.Manifest, Object: l.Object, At: time.Now()})
 }
 
-// DropLink forgets the links to one manifest. Absent is success.
+// DropLink removes the links to one manifest. It is not an error if there are none.
 func (e *Engine) DropLink(ctx context.Context, repo, manifest string) error {
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.DropRemotePoint(repo, manifest) })
 }
 
-// DropLinks forgets a repository: its links and its heads. Absent is success.
+// DropLinks removes the links and heads of a repository. It is not an error if there are none.
 func (e *Engine) DropLinks(ctx context.Context, repo string) error {
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.DropRemote(repo) })
 }
 
-// RemoteHead is what is remembered of a head in a repository. Without it less is
-// noticed: a head that is lost, or was put back to an older state.
+// RemoteHead is what the pool remembers of a head in a repository. Without it, pando
+// cannot notice that a head was lost or put back to an older state.
 type RemoteHead struct {
 	Repo     string          // ID of the repository
 	Name     string          // of the head
-	Lineage  driver.ObjectID // of the volume or golden that it is here; "": it was only seen
-	Epoch    uint64          // the highest that was seen
-	Manifest string          // ID, of what was last pushed or pulled; "": it was only seen
+	Lineage  driver.ObjectID // of the local volume or golden; "": the head was only read
+	Epoch    uint64          // the highest seen
+	Manifest string          // ID of the manifest last pushed or pulled; "": the head was only read
 	At       time.Time
-	NextSeq  uint64 // number of the next point, the highest that was seen with Epoch; 0: not known
+	NextSeq  uint64 // number of the next point, the highest seen with Epoch; 0: unknown
 }
 
-// RemoteHeads lists what is remembered of the heads of a repository, by name.
+// RemoteHeads lists the heads of a repository that the pool remembers, by name.
 func (e *Engine) RemoteHeads(ctx context.Context, repo string) ([]RemoteHead, error) {
 	var out []RemoteHead
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -461,8 +464,8 @@ func (e *Engine) RemoteHeads(ctx context.Context, repo string) ([]RemoteHead, er
 	return out, err
 }
 
-// PutRemoteHead remembers a head that was pushed or pulled; At is filled in if it is
-// zero. The epoch and the next point never go back. Not durable by itself.
+// PutRemoteHead remembers a head that was pushed or pulled; a zero At stands for now.
+// The epoch and the next point never decrease. Not durable by itself.
 func (e *Engine) PutRemoteHead(ctx context.Context, h RemoteHead) error {
 	if h.Repo == "" || h.Name == "" {
 		return errs.New(errs.Invalid, "link", h.Name, "a head needs a repository and a name")
@@ -492,7 +495,7 @@ func (e *Engine) SeeRemoteHeads(ctx context.Context, repo string, heads []Remote
 	})
 }
 
-// DropRemoteHead forgets a head. Absent is success.
+// DropRemoteHead forgets a head. It is not an error if there is none.
 func (e *Engine) DropRemoteHead(ctx context.Context, repo, name string) error {
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.DropRemoteHead(repo, name) })
 }

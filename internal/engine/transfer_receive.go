@@ -16,17 +16,17 @@ import (
 	"pando/internal/linux/extent"
 )
 
-// ReceiveRequest says what is to be made of content that comes from elsewhere: a
-// snapshot and a volume that is a clone of it, or a generation of a golden.
+// ReceiveRequest says what to make of content that comes from elsewhere: a snapshot
+// and a volume that is a clone of it, or a generation of a golden.
 type ReceiveRequest struct {
 	Volume     ref.Name // of the volume, or of the golden
 	Snapshot   ref.Name // zero with Golden
 	Golden     bool
 	Generation int // of Golden: its number, from 1
 
-	// Update: the volume exists, and becomes what is received; its state before stays
-	// as a snapshot, unless it is still what it was in Base, a snapshot of it. Of
-	// Golden: it exists, and gets one more generation, which becomes the current one
+	// Update: the volume exists, and is replaced with the received content. Its previous
+	// state stays as a snapshot, unless it has not changed since Base, a snapshot of it.
+	// Of Golden: it exists, and gets one more generation, which becomes the current one
 	// if its number is the highest.
 	Update bool
 	// SnapshotOnly: the volume exists and stays as it is; only the snapshot is added.
@@ -38,49 +38,47 @@ type ReceiveRequest struct {
 	CreatedAt   time.Time          // of the snapshot or generation; zero: now
 	Consistency driver.Consistency // of the snapshot
 
-	// Base is what the content begins as: a clone of this snapshot or generation,
-	// grown to SizeBytes. "": zeros, or nothing.
+	// Base is the snapshot or generation that the content starts from: a clone of it,
+	// grown to SizeBytes. "": start with zeros, or an empty tree.
 	Base driver.ObjectID
 
-	OriginRef string          // what the volume was cloned from, for people; of Golden: what it was published from
-	OriginID  driver.ObjectID // of that, if it is here
-	// generation that volume and snapshot descend from, if it is here and is that; "": that of Base, of the volume as it
-	// was, or of OriginID
+	OriginRef string          // origin of the volume, for users; of Golden: what it was published from
+	OriginID  driver.ObjectID // of the origin, if it is in this pool
+	// generation that volume and snapshot descend from, if it is in this pool; "": that of Base, of the volume before, or
+	// of OriginID
 	BaseGolden     string
 	BaseGeneration int
 
-	// Exactly one of the two. Image writes what differs from Base; it may use the
-	// Target concurrently, until it returns. Stream is what SendStream has written, of
-	// the difference to Base; with Tree it is what SendTree has.
+	// Exactly one of Image and Stream is set. Image writes the differences from Base; it
+	// may use the Target concurrently until it returns. Stream is the output of
+	// SendStream with the differences from Base, or with Tree that of SendTree.
 	Image  func(ctx context.Context, t Target) error
 	Stream io.Reader
 	Tree   bool
 
-	NeedBytes int64 // that Image or Stream will write, about: refused at once if there is no room
+	NeedBytes int64 // about how much Image or Stream will write: refused at once if there is not enough space
 	Links     []Link
 	Tracker   *progress.Tracker
 }
 
-// Target is the image that is being made. It can be used concurrently. What is
-// outside of it is Invalid. Nothing is durable before Receive returns.
+// Target is the image that is being made. It can be used concurrently. Ranges outside of
+// it are Invalid. Nothing is durable before Receive returns.
 type Target interface {
 	io.WriterAt
-	// Zero makes a range read as zeros, and gives its space back where that is
-	// possible.
+	// Zero makes a range read as zeros, and returns its space to the pool if possible.
 	Zero(off, length int64) error
 	SizeBytes() int64
 }
 
-// Receive makes a snapshot and a volume, or a generation of a golden, from content
-// that comes from elsewhere. It happens in one commit, with Links (in those with
-// Object "" that is the snapshot or generation): whatever goes wrong, and whenever,
-// either all of it is there or nothing has changed. The golden is made if it does
-// not exist. Info is that of the volume, of the snapshot with SnapshotOnly, or of the
-// generation. Durable on return. The content is not looked at: whether it is what it
-// should be is for who provides it to know. Exists, NotFound (Base, or the volume
-// with Update), Invalid (Base is larger, a request that contradicts itself), InUse
-// (with Update: the volume is mounted), NoSpace, Unsupported (FS, Stream), and what
-// Image or Stream return.
+// Receive makes a snapshot and a volume, or a generation of a golden, from content that
+// comes from elsewhere. It records them in one commit, together with Links (an empty
+// Object stands for the snapshot or generation): whatever fails, either all of it exists
+// or nothing has changed. The golden is created if it does not exist. Info describes the
+// volume, the snapshot with SnapshotOnly, or the generation. Durable on return. Receive
+// does not check the content: its provider must know that it is right. Exists, NotFound
+// (Base, or the volume with Update), Invalid (Base is larger, or the request contradicts
+// itself), InUse (with Update: the volume is mounted), NoSpace, Unsupported (FS, Stream),
+// and the errors of Image or Stream.
 func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -122,8 +120,8 @@ func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
 	return info, nil
 }
 
-// receive is one under way. The point is made first, under the ID of the draft;
-// then the volume, as a clone of it.
+// receive is the state of one Receive. It makes the point first, under the ID of the
+// draft; then the volume, as a clone of the point.
 type receive struct {
 	e      *Engine
 	q      ReceiveRequest
@@ -131,12 +129,12 @@ type receive struct {
 	ref    string
 	base   catalog.Row     // zero if there is none
 	point  driver.Identity // the snapshot or generation
-	volume driver.Identity // its ID is "" if there is none to be made
+	volume driver.Identity // its ID is "" if no volume is made
 	next   *succession     // of Update of a volume
-	golden catalog.Golden  // as it was; zero numbers if it does not exist yet
-	spare  driver.Identity // the sealed point, if it comes to that
-	draft  driver.Identity // of Tree: what the stream is done in; perhaps it becomes the point itself
-	inside bool            // of Tree: it goes into an image, as this pool keeps no others
+	golden catalog.Golden  // before; its numbers are zero if it does not exist yet
+	spare  driver.Identity // the sealed point, if it is sealed
+	draft  driver.Identity // of Tree: the object the stream is applied to, which may become the point itself
+	inside bool            // of Tree: it goes into an image, as this pool holds only images
 	made   []driver.ObjectID
 }
 
@@ -200,7 +198,7 @@ func (r *receive) checkRequest() error {
 	return r.e.checkHolds(r.ref, q.FS)
 }
 
-// planWork decides everything, reserves names and IDs, and marks the work.
+// planWork decides everything about the objects, reserves names and IDs, and marks the work.
 func (r *receive) planWork(ctx context.Context) error {
 	q := r.q
 	r.kind = driver.Snapshot
@@ -253,7 +251,7 @@ func (r *receive) planWork(ctx context.Context) error {
 	})
 }
 
-// planBase plans what the content begins as.
+// planBase finds the base, and checks that the point can be made from it.
 func (r *receive) planBase(tx *catalog.Tx, room pool.Space) (err error) {
 	q, p := r.q, &r.point
 	if q.Base != "" {
@@ -278,8 +276,8 @@ func (r *receive) planBase(tx *catalog.Tx, room pool.Space) (err error) {
 	return nil
 }
 
-// planGeneration plans the golden's row, and marks what the point becomes if it is
-// sealed.
+// planGeneration plans the golden's row, and marks the object that the point becomes if
+// it is sealed.
 func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
 	q, p := r.q, &r.point
 	g, exists, err := tx.Golden(q.Volume.String())
@@ -319,7 +317,7 @@ func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
 	return []catalog.Mark{{ID: r.spare.ID, Op: opPull}}, nil
 }
 
-// planVolume plans the snapshot and, if there is to be one, the volume or its
+// planVolume plans the snapshot and, unless SnapshotOnly is set, the volume or its
 // successor.
 func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	e, q, p := r.e, r.q, &r.point
@@ -358,7 +356,7 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	p.Volume, p.OriginID = vol.Lineage(), vol.ID
 	p.Golden, p.Generation = r.baseGeneration(vol)
 	if q.SnapshotOnly {
-		// The volume must stay, or its snapshot would be nobody's.
+		// Keep the volume from being destroyed, or the snapshot would not have one.
 		return []catalog.Mark{{ID: driver.NewID(), Op: opPull, Reads: vol.ID}}, nil
 	}
 
@@ -367,7 +365,8 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	}
 
 	n := fresh
-	n.Name, n.Volume, n.Replaces, n.Before = vol.Name, vol.Lineage(), vol.ID, "before-"+opPull+"-"+timestampName(time.Now())
+	n.Name, n.Volume, n.Replaces = vol.Name, vol.Lineage(), vol.ID
+	n.Before = "before-" + opPull + "-" + timestampName(time.Now())
 	n.Origin, n.OriginID = r.ref, p.ID
 	n.Golden, n.Generation = p.Golden, p.Generation
 	n.CreatedAt, n.ExpiresAt, n.Pinned = vol.CreatedAt, vol.ExpiresAt, vol.Pinned
@@ -376,7 +375,8 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	return []catalog.Mark{{ID: vol.ID, Op: opPull}, {ID: n.ID, Op: opPull}}, nil
 }
 
-// CanUpdate is nil if a volume can become what is received: see ReceiveRequest.Update. It changes nothing. InUse.
+// CanUpdate checks that a volume can be replaced with received content (see ReceiveRequest.Update), and changes
+// nothing. InUse.
 func (e *Engine) CanUpdate(ctx context.Context, volume ref.Name) error {
 	return e.cat.View(ctx, func(tx *catalog.Tx) error {
 		vol, err := tx.ResolveVolume(opPull, volume.String())
@@ -387,7 +387,7 @@ func (e *Engine) CanUpdate(ctx context.Context, volume ref.Name) error {
 	})
 }
 
-// notMounted is InUse if a volume is mounted, and cannot become what is received.
+// notMounted returns InUse if a volume is mounted, and therefore cannot be replaced.
 func (e *Engine) notMounted(tx *catalog.Tx, vol catalog.Row) error {
 	l, err := e.content.FindLive(tx, vol, FreezeIfNeeded)
 	if err != nil || !l.InUse() {
@@ -397,8 +397,8 @@ func (e *Engine) notMounted(tx *catalog.Tx, vol catalog.Row) error {
 		WithHint("unmount it first with %s", errs.Run("umount", vol.Name))
 }
 
-// baseGeneration is the generation that the point descends from, as the request says, or
-// else Base, or else what it was before. A rebuild would find that, too.
+// baseGeneration returns the generation that the point descends from: that of the request,
+// or else of Base, or else of the object before. A rebuild would find the same one.
 func (r *receive) baseGeneration(before catalog.Row) (golden string, generation int) {
 	switch {
 	case r.q.BaseGolden != "":
@@ -409,13 +409,14 @@ func (r *receive) baseGeneration(before catalog.Row) (golden string, generation 
 	return before.Golden, before.Generation
 }
 
-// makeAndCommit makes what is planned and records it.
+// makeAndCommit makes the planned objects and records them.
 func (r *receive) makeAndCommit(ctx context.Context) (Info, error) {
 	e, q := r.e, r.q
 	if err := r.makePoint(ctx); err != nil {
 		return Info{}, err
 	}
 
+	// Clone the volume from it.
 	unchanged := false
 	if r.volume.ID != "" {
 		v := &r.volume
@@ -440,6 +441,7 @@ func (r *receive) makeAndCommit(ctx context.Context) (Info, error) {
 		return Info{}, err
 	}
 
+	// Record them in one commit.
 	switch {
 	case q.Golden:
 		return r.commitGeneration(ctx, row)
@@ -468,7 +470,7 @@ func (r *receive) makeAndCommit(ctx context.Context) (Info, error) {
 	})
 }
 
-// makePoint makes the point.
+// makePoint makes the point, in the way that the content needs.
 func (r *receive) makePoint(ctx context.Context) error {
 	switch q := r.q; {
 	case r.inside:
@@ -486,7 +488,7 @@ func (r *receive) makePoint(ctx context.Context) error {
 	return r.makeImagePoint(ctx)
 }
 
-// measuredRow is the row of what has been made.
+// measuredRow returns the row of a new object, measured if that is cheap.
 func (r *receive) measuredRow(ctx context.Context, id driver.Identity) (catalog.Row, error) {
 	row := catalog.Row{Identity: id, UsedAt: time.Now()}
 	if !r.e.cheapUsage(id.FS) {
@@ -527,7 +529,7 @@ func (r *receive) commitGeneration(ctx context.Context, row catalog.Row) (Info, 
 	if err := e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		g = r.golden
 
-		// It may have been destroyed meanwhile: then it begins again with this one.
+		// If the golden was destroyed in the meantime, it starts again with this generation.
 		now, exists, err := tx.Golden(g.Name)
 		if err != nil {
 			return err
@@ -561,8 +563,8 @@ func (r *receive) commitGeneration(ctx context.Context, row catalog.Row) (Info, 
 	return info, nil
 }
 
-// volumeUnchanged reports whether the volume that is replaced is still what it was in the
-// snapshot of it that the new content begins as: then nobody misses its state.
+// volumeUnchanged reports whether the volume that is replaced has not changed since the
+// snapshot of it that is the base of the new content: then its state need not be kept.
 func (r *receive) volumeUnchanged(ctx context.Context) (bool, error) {
 	e, vol := r.e, r.next.vol
 	if r.base.Kind != driver.Snapshot || r.base.Volume != vol.Lineage() || !e.caps.Sharing || !vol.FS.IsImage() ||

@@ -11,34 +11,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// makeImagePoint makes the point of what Image writes.
+// makeImagePoint makes the point from the content that Image writes.
 func (r *receive) makeImagePoint(ctx context.Context) error {
 	e, q := r.e, r.q
 	draft := e.newIdentity(driver.Scratch)
 	draft.ID, draft.FS, draft.SizeBytes, draft.Sector = r.point.ID, r.point.FS, r.point.SizeBytes, r.point.Sector
 
-	// Nobody needs it after a power loss before it is the point; and it is written
-	// to at once.
+	// Until it is the point, it is worthless after a power loss; and it is written to
+	// at once.
 	draft.Ephemeral, draft.Soon = true, true
 	var err error
 	if q.Base != "" {
 		err = e.drv.Clone(ctx, q.Base, draft)
 	} else {
-		draft.FS = driver.None // nothing to make inside
+		draft.FS = driver.None // the content brings its own filesystem
 		err = e.drv.Create(ctx, draft)
 	}
 	if err != nil {
 		return err
 	}
 
-	if err := e.content.WithPath(ctx, draft.ID, func(path string) error { return r.fillImageFile(ctx, path) }); err != nil {
+	fill := func(path string) error { return r.fillImageFile(ctx, path) }
+	if err := e.content.WithPath(ctx, draft.ID, fill); err != nil {
 		return err
 	}
 
 	return r.finishImage(ctx)
 }
 
-// finishImage makes an image that is filled, and durable, the point.
+// finishImage turns a filled, durable image into the point.
 func (r *receive) finishImage(ctx context.Context) (err error) {
 	if r.point, err = r.e.fillSector(ctx, r.point); err != nil {
 		return err
@@ -60,13 +61,13 @@ func (r *receive) fillImageFile(ctx context.Context, path string) error {
 	t := &imageTarget{f: f, ref: r.ref, size: r.q.SizeBytes}
 	err = r.q.Image(ctx, t)
 	if err == nil {
-		err = ctx.Err() // it may have stopped early for that, and said nothing
+		err = ctx.Err() // Image may have stopped early without an error
 	}
 	if err == nil {
 		err = f.Sync()
 	}
 
-	// What the page cache took and the full pool does not hold is an I/O error.
+	// Data that fits into the page cache but not into the full pool causes an I/O error.
 	if errors.Is(err, unix.EIO) && errs.Is(r.e.pool.Admit(context.WithoutCancel(ctx), opPull, r.ref, fullPool),
 		errs.NoSpace) {
 		err = unix.ENOSPC
@@ -75,17 +76,17 @@ func (r *receive) fillImageFile(ctx context.Context, path string) error {
 	return errs.Wrap(opPull, r.ref, err)
 }
 
-// Above this many extents, and one more for each bytesAnExtent of size, a golden is
-// sealed: cloning it costs 10-40 us an extent.
+// A golden with more than sealAbove extents, plus one for each bytesAnExtent of size, is
+// sealed: cloning costs 10-40 us per extent.
 const (
 	sealAbove     = 256
 	bytesAnExtent = 64 << 20
 )
 
-// sealGeneration makes a generation of the draft whose clones cost little, and reports whether
-// it did. What is whole enough already is only given its identity; so is what there
-// is no room to copy, as a pool that is nearly full is better off with a golden that
-// takes some milliseconds to clone than without.
+// sealGeneration makes a generation from the draft that is cheap to clone, and reports
+// whether it did. It does nothing if the draft has few extents, or if there is no space to
+// copy it: in a nearly full pool, a golden that takes some milliseconds to clone is better
+// than none.
 func (r *receive) sealGeneration(ctx context.Context) (bool, error) {
 	e, q := r.e, r.q
 	s, ok := e.drv.(driver.Sealer)
@@ -113,7 +114,7 @@ func (r *receive) sealGeneration(ctx context.Context) (bool, error) {
 	q.Tracker.Start("sealing", 0, 0)
 	err = s.Seal(ctx, r.point.ID, sealed, func(done, total int64) { q.Tracker.Set(0, done, total) })
 	if errs.Is(err, errs.NoSpace) {
-		return false, nil // others were faster
+		return false, nil // others have used the space in the meantime
 	}
 	if err != nil {
 		return false, err
@@ -152,7 +153,7 @@ func (t *imageTarget) WriteAt(p []byte, off int64) (int, error) {
 	return n, errs.Wrap(opPull, t.ref, err)
 }
 
-// zeros is what is written where no hole can be made.
+// zeros is written where a hole cannot be punched.
 var zeros [1 << 20]byte
 
 func (t *imageTarget) Zero(off, length int64) error {

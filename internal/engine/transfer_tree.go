@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SendsStreams reports whether trees of this pool's driver have a stream of their own: see SendStream.
+// SendsStreams reports whether this pool's driver has a native stream format for trees: see SendStream.
 func (e *Engine) SendsStreams() bool {
 	_, ok := e.drv.(driver.Streamer)
 	return ok
@@ -29,7 +29,7 @@ func (e *Engine) SendsStreams() bool {
 // ErrUnchanged says that a tree is the same as its base.
 var ErrUnchanged = errors.New("nothing has changed")
 
-// untilSame passes a stream on, unless all of it says that nothing has changed.
+// untilSame passes a stream on, unless the stream is empty because nothing has changed.
 type untilSame struct{ to io.Writer }
 
 func (w untilSame) Write(b []byte) (int, error) {
@@ -39,11 +39,10 @@ func (w untilSame) Write(b []byte) (int, error) {
 	return w.to.Write(b)
 }
 
-// SendTree writes a snapshot or generation that is a tree to w, in a form that every driver with trees can read (see
-// internal/tree/treestream): whole, or what differs from its base. Neither is destroyed before it returns. NotFound,
-// Invalid
-// (a volume), Unsupported (an image, or a difference that cannot be said: the tree can be sent whole), InUse,
-// ErrUnchanged, and w's error.
+// SendTree writes a snapshot or generation that is a tree to w, in the portable format that every driver with trees can
+// read (see internal/tree/treestream): all of it, or the differences from its base. Neither can be destroyed before
+// SendTree returns. NotFound, Invalid (a volume), Unsupported (an image, or a difference that the format cannot
+// express: send the whole tree instead), InUse, ErrUnchanged, and the errors of w.
 func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) error {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -69,7 +68,7 @@ func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) error
 		w = untilSame{w}
 	}
 
-	buffered := bufio.NewWriterSize(w, 256<<10) // so a short stream is one call of w
+	buffered := bufio.NewWriterSize(w, 256<<10) // so that a short stream is a single Write
 	o := treestream.SendOptions{Unprivileged: os.Geteuid() != 0}
 	err = e.content.WithTree(ctx, q.Point, true, func(root *os.File) error {
 		if q.Base == "" {
@@ -90,7 +89,7 @@ func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) error
 	return errs.Wrap(opPush, h.Refs[0], err)
 }
 
-// pointHints is what can be known of two trees before they are compared.
+// pointHints returns what is known about the differences of two trees before they are compared.
 func (e *Engine) pointHints(ctx context.Context, a, b catalog.Row, rootA, rootB *os.File) (treediff.Options, error) {
 	var o treediff.Options
 	_, since, same, err := e.commonOrigin(ctx, a, b)
@@ -104,8 +103,8 @@ func (e *Engine) pointHints(ctx context.Context, a, b catalog.Row, rootA, rootB 
 	return o, (&view{e: e}).treeHints(ctx, x, y, rootA, rootB, &o)
 }
 
-// makeTreePoint makes the point of a stream that SendTree has written. It is made in a draft, which nobody needs after a power
-// loss before it is the point.
+// makeTreePoint makes the point from a stream that SendTree has written. It applies the stream to a draft, which is
+// worthless after a power loss until it is the point.
 func (r *receive) makeTreePoint(ctx context.Context) error {
 	e, q, d := r.e, r.q, r.draft
 	d.FS, d.Ephemeral, d.Soon = r.point.FS, true, true
@@ -135,7 +134,7 @@ func (r *receive) makeTreePoint(ctx context.Context) error {
 	return e.drv.Destroy(ctx, d.ID)
 }
 
-// fillTree does what the stream says, and waits for the disk.
+// fillTree applies the stream to the tree at root, and waits for the disk.
 func (r *receive) fillTree(ctx context.Context, root *os.File) error {
 	o := treestream.ApplyOptions{Diff: r.q.Base != "", Unprivileged: os.Geteuid() != 0}
 	totals, err := treestream.Apply(ctx, r.q.Stream, root, o)
@@ -153,9 +152,9 @@ func (r *receive) fillTree(ctx context.Context, root *os.File) error {
 	return nil
 }
 
-// CanReceive is nil if this pool can hold content with a filesystem: an image, or else a tree. That comes in the form
-// that is no driver's, and is put into an image if need be, or as a stream that begins with these bytes. It changes
-// nothing. Unsupported.
+// CanReceive checks that this pool can store content with a filesystem: an image or a tree. With tree set, the tree
+// comes in the portable format, and can be put into an image; otherwise it comes as a native stream that starts with
+// the bytes begin. It changes nothing. Unsupported.
 func (e *Engine) CanReceive(what string, fs driver.FS, tree bool, begin []byte) error {
 	r := &receive{e: e, ref: what, q: ReceiveRequest{FS: fs, Tree: tree, Stream: bytes.NewReader(begin)}}
 	if tree {
@@ -169,7 +168,7 @@ func (e *Engine) CanReceive(what string, fs driver.FS, tree bool, begin []byte) 
 	return e.checkHolds(what, fs)
 }
 
-// streamsOf are the drivers that have streams of their own, by what these begin with.
+// streamsOf are the drivers with native streams, and the bytes that these start with.
 var streamsOf = []struct{ magic, driver string }{
 	{"btrfs-stream\x00", "btrfs"},
 	{"pando zfs stream", "zfs"},
@@ -179,7 +178,7 @@ var streamsOf = []struct{ magic, driver string }{
 func (r *receive) checkStream() error {
 	e, q := r.e, &r.q
 	if q.Tree {
-		return nil // files can be put into whatever the pool keeps
+		return nil // every pool can store files
 	}
 
 	in := bufio.NewReaderSize(q.Stream, 64<<10)

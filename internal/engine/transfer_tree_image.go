@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A pool that keeps no trees, but images, puts a tree that it receives into an image, with the filesystem that an
-// import would make there. What differs from a tree that is in an image is done in a clone of that.
+// A pool that holds only images puts a received tree into an image, with the filesystem that an import would create.
+// The differences from a base that is in an image are applied in a clone of that image.
 
-// planInside decides which image a tree goes into.
+// planInside decides the filesystem and size of the image for a tree.
 func (r *receive) planInside(room pool.Space) {
 	p := &r.point
 	p.SizeBytes = imageBytes(room, r.base.Usage.LogicalBytes+r.q.NeedBytes)
@@ -26,12 +26,12 @@ func (r *receive) planInside(room pool.Space) {
 	}
 }
 
-// makeTreeImagePoint makes the point, an image, of a stream that SendTree has written.
+// makeTreeImagePoint makes the point, an image, from a stream that SendTree has written.
 func (r *receive) makeTreeImagePoint(ctx context.Context) error {
 	e, q := r.e, r.q
 	d := r.draft
 	d.FS, d.SizeBytes, d.Sector = r.point.FS, r.point.SizeBytes, r.point.Sector
-	d.Ephemeral, d.Soon = true, true // nobody needs it after a power loss before it is the point
+	d.Ephemeral, d.Soon = true, true // until it is the point, it is worthless after a power loss
 	var err error
 	if q.Base != "" {
 		err = e.drv.Clone(ctx, q.Base, d)
@@ -59,10 +59,10 @@ func (r *receive) makeTreeImagePoint(ctx context.Context) error {
 	return r.finishImage(ctx)
 }
 
-// fillMounted does what the stream says in the filesystem of an image.
+// fillMounted returns a function that applies the stream to the filesystem of an image.
 func (r *receive) fillMounted(ctx context.Context) func(root *os.File) error {
 	return func(root *os.File) error {
-		if r.q.Base == "" { // a new filesystem is not quite empty
+		if r.q.Base == "" { // a new filesystem contains lost+found
 			err := unix.Unlinkat(int(root.Fd()), "lost+found", unix.AT_REMOVEDIR)
 			if err != nil && !errors.Is(err, unix.ENOENT) {
 				return errs.Wrap(opPull, "lost+found", err)
@@ -72,7 +72,7 @@ func (r *receive) fillMounted(ctx context.Context) func(root *os.File) error {
 	}
 }
 
-// blameImage says of an error that it is the image which is full, and not the pool.
+// blameImage changes an error so that it says that the image is full, and not the pool.
 func (r *receive) blameImage(err error) error {
 	var known *errs.Error
 	if !errors.As(err, &known) || known.Kind != errs.NoSpace || known.Hint != "" {
@@ -93,7 +93,8 @@ func syncPath(path string) error {
 	return f.Sync()
 }
 
-// treeFS is what a pool makes of a tree that comes in the form that is no driver's: "" if it can hold none.
+// treeFS returns the filesystem in which a pool stores a tree received in the portable format: "" if it cannot store
+// trees.
 func treeFS(c driver.Caps) driver.FS {
 	for _, fs := range append([]driver.FS{driver.Native}, c.FS...) {
 		if fs != driver.None && c.Supports(fs) {
@@ -103,7 +104,7 @@ func treeFS(c driver.Caps) driver.FS {
 	return ""
 }
 
-// checkHolds is nil if the pool can hold what comes with a filesystem. Unsupported.
+// checkHolds checks that the pool can store content with a filesystem. Unsupported.
 func (e *Engine) checkHolds(what string, fs driver.FS) error {
 	if fs.IsImage() && !e.caps.Supports(fs) {
 		return errs.New(errs.Unsupported, opPull, what,
