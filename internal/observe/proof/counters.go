@@ -13,10 +13,9 @@ import (
 	"pando/internal/observe/tracepoint"
 )
 
-// Filters on what a request is (the field rwbs, see blk_fill_rwbs in the kernel): an F
-// in front is a flush before the request, or a flush without data; one behind the W is
-// a write that goes through the cache (FUA). Requests have both: these are counted as
-// flushes only.
+// Filters on the kind of a request (the field rwbs, from blk_fill_rwbs in the kernel): an F in front is a flush before
+// the request, or a flush without data; an F behind the W is a write through the cache (FUA). Requests with both count
+// as flushes only.
 const (
 	queued    = "block:block_bio_queue"
 	isFlush   = `rwbs ~ "F*"`
@@ -24,12 +23,11 @@ const (
 	isEither  = `rwbs ~ "*F*"`
 	isWrite   = `rwbs ~ "*W*"`
 	msyncSync = "flags & 4"    // MS_SYNC
-	openDSync = "flags & 4096" // O_DSYNC, which is a part of O_SYNC
+	openDSync = "flags & 4096" // O_DSYNC, which is part of O_SYNC
 )
 
-// kernelThreads are the names of threads of the kernel that send flushes for somebody
-// else, whatever the stack is; and those that some layers have: journals, pools, RAID.
-// Each name is compared with each flush, so that there are no more than needed.
+// kernelThreads are the names of kernel threads that send flushes for others on any stack, and those of particular
+// layers: journals, pools, RAID. Each flush is compared with each name, so the list is as short as possible.
 var (
 	kernelThreads = []string{"kworker/*", "ksoftirqd/*", "kswapd*", "loop[0-9]*"}
 	threadsOf     = map[string][]string{
@@ -41,8 +39,8 @@ var (
 	}
 )
 
-// byKernel is a filter on who sends, for a stack. What is beside a stack may have threads
-// that are not in it: they pass for other programs.
+// byKernel returns a filter on the sender, for a stack. Kernel threads of devices beside the stack may not be in it:
+// they count as other programs.
 func byKernel(s *stack.Stack) string {
 	names := slices.Clone(kernelThreads)
 	for _, l := range s.Layers {
@@ -61,7 +59,7 @@ func byKernel(s *stack.Stack) string {
 	return "(" + strings.Join(or, " || ") + ")"
 }
 
-// family is counters that belong together, by name.
+// family is a set of counters, by name.
 type family struct {
 	counters map[string][]*tracepoint.Counter
 }
@@ -78,7 +76,7 @@ func (f *family) count(name, event, filter string, scope tracepoint.Scope) error
 	return nil
 }
 
-// countIf is count of an event that some kernels do not have.
+// countIf is count for an event that some kernels lack.
 func (f *family) countIf(name, event, filter string, scope tracepoint.Scope) error {
 	err := f.count(name, event, filter, scope)
 	if errs.Is(err, errs.Unsupported) {
@@ -89,7 +87,7 @@ func (f *family) countIf(name, event, filter string, scope tracepoint.Scope) err
 	return err
 }
 
-// read gives the sums; 0 for a name that nothing is counted of.
+// read returns the sums; 0 for names without a counter.
 func (f *family) read() (map[string]int64, error) {
 	if f == nil {
 		return nil, nil
@@ -115,13 +113,13 @@ func (f *family) close() {
 	}
 	for _, list := range f.counters {
 		for _, c := range list {
-			_ = c.Close() // read only, and of no further use
+			_ = c.Close() // only read, and no longer needed
 		}
 	}
 	f.counters = nil
 }
 
-// syncsOfAll counts the calls of all programs that make the kernel flush.
+// syncsOfAll counts the calls of all programs that cause flushes.
 func syncsOfAll() (*family, error) {
 	f := &family{}
 	var all []error
@@ -145,31 +143,30 @@ func first(all []error) error {
 	return nil
 }
 
-// writeCalls and openCalls are what writes, and what opens with flags in sight.
+// writeCalls are the calls that write, openCalls those that open files with visible flags.
 var (
 	writeCalls = []string{"write", "pwrite64", "writev", "pwritev", "pwritev2"}
 	openCalls  = []string{"open", "openat"}
 )
 
-// whose are the events of the load.
+// whose selects the events of the load.
 type whose struct {
 	scope  tracepoint.Scope
 	filter string
 }
 
-// itsChildren are what this thread starts, and what that starts. The kernel has to take each of
-// these counters off and on a processor whenever it goes from one thread to another, twice for each
-// sync: with all of them some 30 µs, which is nothing for a disk that rotates, and a tenth of a sync or more
-// for a fast one.
+// itsChildren are the descendants of this thread. The kernel switches each of these counters at every change of
+// threads, twice for each sync: with all counters that takes some 30 µs, which is nothing for a rotating disk, but a
+// tenth of a sync or more for a fast one.
 var itsChildren = whose{scope: tracepoint.Children}
 
-// named are threads of this name, of the whole host: the counters stay where they are, and a sync costs
-// less than a microsecond more.
+// named are the threads of a name, on the whole host: the counters are never switched, and add less than a microsecond
+// to a sync.
 func named(name string) whose {
 	return whose{scope: tracepoint.Everything, filter: fmt.Sprintf("comm == %q", name)}
 }
 
-// and is the filter of w's events that another one lets through, too.
+// and returns a filter for the events of w that also match another filter.
 func (w whose) and(filter string) string {
 	if w.filter == "" || filter == "" {
 		return w.filter + filter
@@ -177,7 +174,7 @@ func (w whose) and(filter string) string {
 	return w.filter + " && " + filter
 }
 
-// callsOf counts the load's calls.
+// callsOf counts the calls of the load.
 func callsOf(w whose) (*family, error) {
 	f := &family{}
 	var all []error
@@ -210,15 +207,14 @@ func callsOf(w whose) (*family, error) {
 type device struct {
 	name string // of its layer
 	dev  blockdev.Device
-	// top: no other device is between it and the path's filesystem.
+	// top is set if no other device is between it and the path's filesystem.
 	top bool
-	// direct: that filesystem's data is written by the programs that sync it, and not
-	// by kernel threads.
+	// direct is set if the programs that sync that filesystem write its data, and not kernel threads.
 	direct bool
-	// beside are devices on the same disk that are not below the path: partitions,
-	// logical volumes. What they flush arrives at the disk, too.
+	// beside are devices on the same disk that are not below the path: partitions, logical volumes. Their flushes arrive
+	// at the disk, too.
 	beside []blockdev.Device
-	kernel string // the filter of kernel threads
+	kernel string // the filter for kernel threads
 	family
 }
 
@@ -261,8 +257,7 @@ func newDevice(s *stack.Stack, i int) *device {
 	return d
 }
 
-// besideWrites is how many writes the devices beside it have done; one that is gone
-// counts as none.
+// besideWrites returns the number of writes of the devices beside it; a removed device counts as none.
 func (d *device) besideWrites() (n int64) {
 	for _, b := range d.beside {
 		if s, err := b.Stat(); err == nil {
@@ -272,12 +267,11 @@ func (d *device) besideWrites() (n int64) {
 	return n
 }
 
-// counted reports whether a device has events and statistics of its own: partitions
-// have not.
+// counted reports whether a device has events and statistics of its own, which partitions have not.
 func counted(d blockdev.Device) bool { return d.Kind != blockdev.Partition }
 
-// statisticsHaveFlushes reports whether a device's statistics count flushes: only
-// the kernel's queues do that, which these drivers do not use.
+// statisticsHaveFlushes reports whether a device's statistics count flushes: only the kernel's request queues do, which
+// these drivers do not use.
 func statisticsHaveFlushes(d blockdev.Device) bool {
 	return d.Kind == blockdev.Disk || d.Kind == blockdev.Loop || d.Kind == blockdev.Other
 }
@@ -298,7 +292,7 @@ func (d *device) open() error {
 	return first(all)
 }
 
-// openOwn counts what the load's own threads send.
+// openOwn counts the requests of the load's own threads.
 func (d *device) openOwn(w whose) error {
 	return first([]error{
 		d.count("own", queued, w.and(d.filter(isEither)), w.scope),
@@ -306,19 +300,19 @@ func (d *device) openOwn(w whose) error {
 	})
 }
 
-// counts are of a device.
+// counts are the requests of a device.
 type counts struct {
 	stat blockdev.Stat
-	// By tracepoints: all flushes and FUA writes; of both together those sent by
-	// kernel threads, and by the load; writes that programs sent, and that the load sent.
+	// By tracepoints: all flushes and FUA writes; those of both sent by kernel threads, and by the load; writes sent by
+	// programs, and by the load.
 	flush, fua, kernel, own, userWrites, ownWrites int64
 	beside                                         int64 // writes
 }
 
-// reading is all counts at a moment.
+// reading holds all counts at one moment.
 type reading struct {
 	at      time.Time
-	took    time.Duration // of a difference
+	took    time.Duration // set in differences
 	devices map[string]counts
 	calls   map[string]int64
 	all     int64
@@ -369,7 +363,7 @@ func (r *reading) minus(o *reading) *reading {
 	return d
 }
 
-// perSecond are rates of what a device has done.
+// perSecond are the rates of a device.
 type perSecond struct{ flushes, writes, bytes float64 }
 
 func (c counts) per(seconds float64) perSecond {

@@ -11,16 +11,16 @@ import (
 	"pando/internal/observe/stack"
 )
 
-// fact is what a layer says of itself without a run.
+// fact is a property of a layer that is known without a run.
 type fact struct {
 	layer  int    // in the stack
-	result Result // Fail, Unknown; "": only a word
-	label  string // how Proof.Layer names the layer; "": by its name
+	result Result // Fail, Unknown; "": only a remark
+	label  string // the name of the layer in Proof.Layer; "": its own name
 	words  string
 	remedy string
 }
 
-// lookAt collects the facts of a stack.
+// lookAt collects the facts of all layers of a stack.
 func lookAt(ctx context.Context, s *stack.Stack) (out []fact) {
 	for i, l := range s.Layers {
 		for _, f := range look(ctx, s, i, l) {
@@ -36,23 +36,23 @@ func look(ctx context.Context, s *stack.Stack, i int, l stack.Layer) []fact {
 	case stack.InMemory: // a filesystem or a device
 		if l.Device != nil {
 			return []fact{{result: Fail, label: "memory (" + l.Name + ")",
-				words: l.Name + " is memory: what it holds is gone with the power", remedy: "measure a path on a disk"}}
+				words: l.Name + " is memory: a power failure loses its content", remedy: "measure a path on a disk"}}
 		}
 		return []fact{{result: Fail, label: "memory (" + l.Name + ")",
-			words: l.FSType + " keeps its files in memory: with the power they are gone", remedy: "measure a path on a disk"}}
+			words: l.FSType + " keeps its files in memory: a power failure loses them", remedy: "measure a path on a disk"}}
 	case stack.FUSE:
-		return []fact{{result: Unknown, words: fmt.Sprintf("%s is a program (%s): what it does with a sync cannot be shown",
+		return []fact{{result: Unknown, words: fmt.Sprintf("%s is a FUSE program (%s): cannot prove what it does with a sync",
 			l.FSType, l.Mount.Source), remedy: "measure the path below it"}}
 	case stack.Network:
 		return []fact{{result: Unknown,
-			words: fmt.Sprintf("what %s does with a sync is decided on another machine: it cannot be shown from here",
+			words: fmt.Sprintf("%s handles syncs on another machine: cannot prove from here what it does",
 				l.Mount.Source), remedy: "measure there"}}
 	case stack.Unknown:
 		return []fact{{result: Unknown,
-			words: "it is on no block device that can be seen, so that nothing can be counted below it"}}
+			words: "no block device below it is visible, so nothing can be counted there"}}
 	case stack.Kind(blockdev.Other):
-		return []fact{{result: Unknown, words: "what is below it cannot be seen from here",
-			remedy: "measure where its data is"}}
+		return []fact{{result: Unknown, words: "the layers below it are not visible from here",
+			remedy: "measure on the host that has its data"}}
 	case stack.Zpool:
 		return zpoolFacts(s, i)
 	case stack.Filesystem, stack.Overlay:
@@ -78,17 +78,17 @@ func mountFacts(l stack.Layer) []fact {
 	}
 	remedy := "mount it without that option"
 	if strings.HasSuffix(o, "nobarrier") || strings.HasPrefix(o, "barrier") {
-		remedy = "`mount -o remount,barrier " + l.Mount.Point + "`, and mend /etc/fstab"
+		remedy = "`mount -o remount,barrier " + l.Mount.Point + "`, and fix /etc/fstab"
 	}
 	return []fact{{result: Fail,
-		words: fmt.Sprintf("%s at %s is mounted with %s: it answers syncs without flushing the disk", l.FSType, l.Mount.Point,
+		words: fmt.Sprintf("%s at %s is mounted with %s: syncs return without flushing the disk", l.FSType, l.Mount.Point,
 			o), remedy: remedy}}
 }
 
-// datasetFacts asks for the properties of a dataset.
+// datasetFacts reads the properties of a dataset.
 func datasetFacts(ctx context.Context, l stack.Layer, what string) []fact {
 	if l.Dataset == "" {
-		return []fact{{result: Unknown, words: "its dataset is not known, so that its property sync cannot be read"}}
+		return []fact{{result: Unknown, words: "its dataset is unknown, so its property sync cannot be read"}}
 	}
 	rows, err := zfs.ZFS.Rows(ctx, 3, "get", "-Hp", "-o", "property,value,source", "sync,logbias", l.Dataset)
 	if err != nil {
@@ -108,10 +108,10 @@ func propertyFacts(what, dataset string, rows [][]string) (out []fact) {
 		switch {
 		case property == "sync" && value == "disabled":
 			out = append(out, fact{result: Fail, label: fmt.Sprintf("%s %s (sync=disabled)", what, dataset),
-				words:  fmt.Sprintf("sync=disabled on %s%s: ZFS answers syncs before anything is written", dataset, from),
+				words:  fmt.Sprintf("sync=disabled on %s%s: ZFS acknowledges syncs before it writes anything", dataset, from),
 				remedy: "`zfs set sync=standard " + at + "`"})
 		case property == "sync" && value == "always":
-			out = append(out, fact{words: "sync=always on " + dataset + from + ": every write is a sync, also those that a " +
+			out = append(out, fact{words: "sync=always on " + dataset + from + ": every write is a sync, even those that a " +
 				"database does not wait for"})
 		case property == "logbias" && value == "throughput":
 			out = append(out, fact{words: "logbias=throughput on " + dataset + from + ": syncs do not use the log device"})
@@ -121,7 +121,7 @@ func propertyFacts(what, dataset string, rows [][]string) (out []fact) {
 	return out
 }
 
-// zpoolFacts are the tunables by which ZFS does not flush.
+// zpoolFacts returns the tunables that keep ZFS from flushing.
 func zpoolFacts(s *stack.Stack, i int) (out []fact) {
 	volatile := false
 	for _, j := range below(s.Layers, i) {
@@ -133,12 +133,12 @@ func zpoolFacts(s *stack.Stack, i int) (out []fact) {
 		if text("/sys/module/zfs/parameters/"+name) != "1" {
 			continue
 		}
-		f := fact{words: name + "=1: ZFS does not flush its disks after it has written its log; their caches are not " +
-			"volatile, so that nothing is lost"}
+		f := fact{words: name + "=1: ZFS does not flush its disks after writing its log; their caches are not volatile, " +
+			"so nothing is lost"}
 		if volatile {
 			f = fact{result: Fail, label: fmt.Sprintf("%s (%s=1)", s.Layers[i].Name, name),
-				words:  name + "=1: ZFS does not flush its disks after it has written its log, but they have volatile caches",
-				remedy: "`echo 0 > /sys/module/zfs/parameters/" + name + "`, and mend /etc/modprobe.d"}
+				words:  name + "=1: ZFS does not flush its disks after writing its log, but they have volatile caches",
+				remedy: "`echo 0 > /sys/module/zfs/parameters/" + name + "`, and fix /etc/modprobe.d"}
 		}
 		out = append(out, f)
 	}
@@ -146,8 +146,8 @@ func zpoolFacts(s *stack.Stack, i int) (out []fact) {
 	return out
 }
 
-// deviceFacts are about devices that are told to have no volatile cache, though they
-// have one: the kernel drops flushes then.
+// deviceFacts finds devices configured as having no volatile cache although they have one: the kernel then drops
+// flushes.
 func deviceFacts(l stack.Layer) []fact {
 	d := l.Device
 	why := d.HiddenCache()
@@ -155,8 +155,8 @@ func deviceFacts(l stack.Layer) []fact {
 		return nil
 	}
 	return []fact{{result: Fail, label: l.Name + " (write through)",
-		words: fmt.Sprintf("queue/write_cache of %s is set to `write through`, but %s: the kernel drops the flushes that "+
-			"it gets", d.Name, why),
+		words: fmt.Sprintf("queue/write_cache of %s is set to `write through`, but %s: the kernel drops its "+
+			"flushes", d.Name, why),
 		remedy: "`echo 'write back' > /sys/block/" + d.Name + "/queue/write_cache`"}}
 }
 
@@ -168,7 +168,7 @@ func text(file string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// below are the layers under one, at any depth.
+// below returns the layers under one, at any depth.
 func below(layers []stack.Layer, i int) (out []int) {
 	for j := i + 1; j < len(layers) && layers[j].Depth > layers[i].Depth; j++ {
 		out = append(out, j)
@@ -176,7 +176,7 @@ func below(layers []stack.Layer, i int) (out []int) {
 	return out
 }
 
-// children are the layers right under one.
+// children returns the layers directly under one.
 func children(layers []stack.Layer, i int) (out []int) {
 	for _, j := range below(layers, i) {
 		if layers[j].Depth == layers[i].Depth+1 {

@@ -10,35 +10,31 @@ import (
 	"pando/internal/observe/stack"
 )
 
-// Load is what the load generator says that it has done.
+// Load is the work that the load generator reports.
 type Load struct {
 	Call          string  // "fdatasync", "fsync", "msync", "write (O_DSYNC)"
 	Syncs         int64   //
 	Writers       int     // programs or threads that synced at the same time
-	P50           float64 // the median of a sync, in seconds; 0: not known
-	WritesPerSync int     // 0: not known
+	P50           float64 // the median of a sync, in seconds; 0: unknown
+	WritesPerSync int     // 0: unknown
 }
 
-// Above these rates of others, a second, a device is not quiet.
+// A device is not quiet above these rates of others, per second.
 const (
 	noisyBytes   = 1e6
 	noisyFlushes = 20
 )
 
-// dsync is the Call of writes to files that were opened with O_DSYNC.
+// dsync is the Call of writes to files opened with O_DSYNC.
 const dsync = "write (O_DSYNC)"
 
-// tolerated is the part of the flushes needed by which the estimate of what others
-// have flushed may be wrong.
+// tolerated is the tolerated error, as a part of the flushes needed, in the estimate of flushes by others.
 const tolerated = 0.05
 
-// Judge compares what arrived with what the load's syncs need.
-//
-// A flush serves all syncs that wait when it begins, so that of several writers every one
-// may have to wait for it, but no more: filesystems commit in groups (jbd2, the log of
-// XFS, ZFS's ZIL), and the kernel merges flushes that wait. So that ceil(syncs/writers)
-// is what the syncs need at the least, on every layer. Syncs that the load reports and
-// only began (callSlack) need nothing.
+// Judge compares the flushes that arrived with those that the load's syncs need.
+// A flush serves all syncs that wait when it begins, at most one for each writer: filesystems commit in groups (jbd2,
+// the log of XFS, ZFS's ZIL), and the kernel merges waiting flushes. So the syncs need at least ceil(syncs/writers)
+// flushes, on every layer. Syncs that the load reports but only began (callSlack) need none.
 func (e *Evidence) Judge(load Load) Proof {
 	load.Writers = max(1, load.Writers)
 	j := &judge{Evidence: e, load: load}
@@ -66,14 +62,14 @@ func (e *Evidence) Judge(load Load) Proof {
 		}
 	}
 
-	// What a layer without counts says itself explains what is missing under it.
+	// The facts of a layer without counts explain flushes missing below it.
 	for _, f := range e.facts {
 		if _, ok := j.at(f.layer); !ok {
 			j.fact(f)
 		}
 	}
 
-	// From the bottom up: a layer without counts stands by those right under it.
+	// From the bottom up: a layer without counts is judged by those directly under it.
 	for i := len(e.stack.Layers) - 1; i >= 0; i-- {
 		if j.proof.Layers[i].Result == "" {
 			j.through(i)
@@ -101,7 +97,7 @@ type judge struct {
 	proof  Proof
 
 	remedies []string // by layer
-	derived  []string // the same, of a layer that fails by what is under it
+	derived  []string // the same, for a layer that fails because of the layers under it
 	labels   []string // by layer: another name for it
 	words    []string // to add at the end
 }
@@ -115,33 +111,29 @@ func (j *judge) at(i int) (evidence, bool) {
 	return x, ok
 }
 
-// arrived is what counts for the load at a device: of flushes and FUA writes, or, where
-// there is no volatile cache, of writes.
+// arrived counts requests of the load at a device: flushes and FUA writes, or, without a volatile cache, writes.
 type arrived struct {
-	total   int64 // of everybody
-	others  int64 // surely of others
-	perhaps int64 // of the rest, at most so many are of others
+	total   int64 // of all programs
+	others  int64 // certainly of others
+	perhaps int64 // of the rest, at most this many are of others
 	blind   string
 }
 
 func (a arrived) most() int64  { return max(0, a.total-a.others) }
 func (a arrived) least() int64 { return max(0, a.most()-a.perhaps) }
 
-// flushes counts for the load.
-//
-// What programs send themselves is told apart by who they are. What kernel threads send
-// is not: it is for the load, or for others. At a device further down, where all that
-// arrives comes out of one filesystem or one device above, that does not matter:
-// if that did not pass flushes on, it would do so for nobody, and none would arrive.
-// So only others beside it count: other partitions and volumes on the disk. At the
-// topmost device there may be others, too, who sync files of the same filesystem.
+// flushes counts the flushes of the load.
+// Flushes sent by programs are told apart by their sender. Those sent by kernel threads may be for the load or for
+// others. At a lower device, where all requests come from one filesystem or device above, that does not matter: if that
+// layer dropped flushes, it would drop all of them, and none would arrive. So only others beside it count: other
+// partitions and volumes on the disk. At the topmost device, other programs may also sync files of the same filesystem.
 func (j *judge) flushes(x evidence) arrived {
 	if j.method == Tracepoints {
 		a := arrived{total: x.flush + x.fua}
 		a.others = max(0, a.total-x.kernel-x.own)
 		a.perhaps = x.beside
 		if x.dev.top {
-			// No more than others have synced; and whoever syncs has written.
+			// At most as many as others have synced; and programs that sync have written.
 			more := max(0, j.othersSyncs-a.others)
 			if x.dev.direct {
 				more = min(more, max(0, x.userWrites-x.ownWrites))
@@ -161,13 +153,13 @@ func (j *judge) flushes(x evidence) arrived {
 		a.perhaps = min(a.perhaps, x.beside)
 	}
 	if a.total < j.needed && x.dev.dev.FUA {
-		a.blind = "forced writes (FUA), which " + x.dev.name + " can do, are not in the block statistics"
+		a.blind = "the block statistics do not count forced writes (FUA), which " + x.dev.name + " supports"
 	}
 
 	return a
 }
 
-// writes counts for the load.
+// writes counts the writes of the load.
 func (j *judge) writes(x evidence) arrived {
 	a := arrived{total: x.stat.Writes}
 	a.perhaps = min(int64(x.rate.writes*j.seconds), max(0, a.total-x.ownWrites))
@@ -184,8 +176,8 @@ func (j *judge) device(i int, x evidence) {
 	p.VolatileCache = x.dev.dev.VolatileCache
 	if x.rate.bytes > noisyBytes || x.rate.flushes > noisyFlushes {
 		j.words = append(j.words,
-			fmt.Sprintf("%s was not quiet before the run: others wrote %.1f MB/s there and flushed it %.0f times a second, "+
-				"so that the figures are those of a shared device", x.dev.name, x.rate.bytes/1e6, x.rate.flushes))
+			fmt.Sprintf("%s was not quiet before the run: others wrote %.1f MB/s and flushed %.0f times per second, so the "+
+				"figures are those of a shared device", x.dev.name, x.rate.bytes/1e6, x.rate.flushes))
 	}
 
 	f := j.flushes(x)
@@ -209,10 +201,10 @@ func (j *judge) device(i int, x evidence) {
 		if f.blind != "" {
 			p.Words = f.blind
 			if !statisticsHaveFlushes(x.dev.dev) && len(below(j.stack.Layers, i)) > 0 {
-				return // what is below has it
+				return // the layers below cover it
 			}
 			p.Result = Unknown
-			j.remedies[i] = "run it as root, where tracepoints count them"
+			j.remedies[i] = "run it as root, so that tracepoints can count them"
 			return
 		}
 		p.Result, p.Words = j.enough(f, "flushes and forced writes")
@@ -225,11 +217,11 @@ func (j *judge) device(i int, x evidence) {
 	}
 }
 
-// enough compares.
+// enough compares the requests that arrived with those needed.
 func (j *judge) enough(a arrived, what string) (Result, string) {
 	text := fmt.Sprintf("%s %s arrived, %s needed", count(a.total), what, count(j.needed))
 	if a.others > 0 {
-		text += fmt.Sprintf("; %s are of other programs", count(a.others))
+		text += fmt.Sprintf("; %s are from other programs", count(a.others))
 	}
 
 	switch {
@@ -238,14 +230,15 @@ func (j *judge) enough(a arrived, what string) (Result, string) {
 	case a.most() < j.needed:
 		return Fail, text
 	case float64(a.least()) < float64(j.needed)*(1-tolerated):
-		return Unknown, text + fmt.Sprintf("; up to %s may be of others who sync at the same time", count(a.perhaps))
+		return Unknown, text + fmt.Sprintf("; up to %s may be from other programs that sync at the same "+
+			"time", count(a.perhaps))
 	}
 
 	return OK, text
 }
 
-// through judges a layer without counts of its own: a filesystem, a partition. What
-// comes out of it is what arrives right under it.
+// through judges a layer without counts of its own, such as a filesystem or a partition, by the requests that arrive
+// directly under it.
 func (j *judge) through(i int) {
 	p := &j.proof.Layers[i]
 	l := j.stack.Layers[i]
@@ -277,11 +270,11 @@ func (j *judge) through(i int) {
 	}
 
 	if j.explained(at) {
-		p.Result, p.Words = OK, "what it passes on is lost at "+j.proof.Layers[at].Name
+		p.Result, p.Words = OK, "the flushes it passes on are lost at "+j.proof.Layers[at].Name
 		return
 	}
 
-	for !j.counted(at) { // down to where the figures are
+	for !j.counted(at) { // down to a layer with figures
 		more := children(j.stack.Layers, at)
 		k := slices.IndexFunc(more, func(k int) bool { return j.proof.Layers[k].Result == worst })
 		if k < 0 {
@@ -293,21 +286,21 @@ func (j *judge) through(i int) {
 	first := j.proof.Layers[at]
 	switch p.Result {
 	case OK:
-		p.Words = "what it has to pass on arrived at " + first.Name
+		p.Words = "the flushes it must pass on arrived at " + first.Name
 	case Fail:
 		if k, ok := j.above(i); ok && j.proof.Layers[k].Result == Fail {
-			p.Result, p.Words = Unknown, fmt.Sprintf("too little came to it from %s to tell what it passes on",
+			p.Result, p.Words = Unknown, fmt.Sprintf("too few flushes came from %s to tell whether it passes them on",
 				j.proof.Layers[k].Name)
 			return
 		}
 		p.Words = fmt.Sprintf("it does not pass syncs on: at %s, %s", first.Name, first.Words)
-		j.derived[i] = "look at how it is mounted and set up"
+		j.derived[i] = "check its mount options and settings"
 	default:
 		p.Words = fmt.Sprintf("at %s, %s", first.Name, first.Words)
 	}
 }
 
-// above is the next layer above one that has counts.
+// above returns the next layer above that has counts.
 func (j *judge) above(i int) (int, bool) {
 	depth := j.stack.Layers[i].Depth
 	for k := i - 1; k >= 0; k-- {
@@ -328,8 +321,8 @@ func (j *judge) counted(i int) bool {
 	return ok || j.stack.Layers[i].Kind == stack.Zpool && j.proof.Layers[i].Needed > 0
 }
 
-// explained reports whether a layer without counts, or one of those under it down to
-// the first with counts, says itself that it fails.
+// explained reports whether a layer without counts, or one under it down to the first with counts, has a fact that
+// explains a failure.
 func (j *judge) explained(i int) bool {
 	if slices.ContainsFunc(j.facts, func(f fact) bool { return f.layer == i && f.result == Fail }) {
 		_, counted := j.at(i)
@@ -341,27 +334,26 @@ func (j *judge) explained(i int) bool {
 	return slices.ContainsFunc(children(j.stack.Layers, i), j.explained)
 }
 
-// rank orders results from good to bad; a layer that surely fails is worse than one that
-// is not known.
+// rank orders results from good to bad; a certain failure is worse than an unknown result.
 func rank(r Result) int {
 	return slices.Index([]Result{"", NotNeeded, OK, Unknown, Fail}, r)
 }
 
-// fact puts in what a layer says of itself.
+// fact applies a fact of a layer.
 func (j *judge) fact(f fact) {
 	p := &j.proof.Layers[f.layer]
 	if f.result == "" {
 		j.words = append(j.words, f.words)
 		return
 	}
-	// Of two failures what the layer says itself is the better explanation.
+	// If there are two failures, the fact is the better explanation.
 	if rank(f.result) >= rank(p.Result) {
 		p.Result, p.Words = f.result, f.words
 		j.remedies[f.layer], j.labels[f.layer] = f.remedy, f.label
 	}
 }
 
-// hidden puts in that the stack ends before it is at a disk.
+// hidden applies that the stack ends above the disk.
 func (j *judge) hidden() {
 	n := len(j.proof.Layers)
 	if j.stack.Hidden == "" || n == 0 {
@@ -370,7 +362,7 @@ func (j *judge) hidden() {
 
 	for _, f := range j.facts {
 		if f.result != "" {
-			return // said already
+			return // already reported
 		}
 	}
 
@@ -380,11 +372,11 @@ func (j *judge) hidden() {
 	}
 }
 
-// uncoveredPart is how many of the sampled syncs may lack a flush: the clocks of
-// processors and the order of events are not perfect.
+// uncoveredPart is the share of sampled syncs that may lack a flush: the clocks of CPUs and the order of events are not
+// perfect.
 const uncoveredPart = 0.02
 
-// sampled puts in what single syncs have shown.
+// sampled applies the results of single syncs.
 func (j *judge) sampled() {
 	s := j.sample
 	if s == nil || s.Syncs == 0 {
@@ -398,12 +390,12 @@ func (j *judge) sampled() {
 			continue
 		}
 		p.Result = Fail
-		p.Words += fmt.Sprintf("; but of %s syncs looked at one by one, %s were answered though no flush or forced write "+
-			"had come to it in time", count(s.Syncs), count(n))
+		p.Words += fmt.Sprintf("; but of %s sampled syncs, %s returned before a flush or forced write reached "+
+			"it", count(s.Syncs), count(n))
 	}
 }
 
-// conclude makes one of all.
+// conclude sums up the results of all layers.
 func (j *judge) conclude() {
 	p := &j.proof
 	worst := OK
@@ -444,12 +436,12 @@ func (j *judge) conclude() {
 		if p.Layer == "" && l.Result == worst {
 			p.Layer = name
 		} else if j.labels[i] == "" && j.remedies[i] == "" && worst == Fail {
-			continue // it only suffers from what is above it
+			continue // it only fails because of a layer above
 		}
 
 		text := name + ": " + l.Words
 		if l.Result == Unknown {
-			text = name + ": it cannot be shown that syncs get through: " + l.Words
+			text = name + ": could not prove that it passes syncs on: " + l.Words
 		}
 
 		if r := j.remedies[i] + j.derived[i]; r != "" {
@@ -462,7 +454,7 @@ func (j *judge) conclude() {
 	p.Reasons = append(p.Reasons, j.words...)
 }
 
-// praise says what has been shown.
+// praise describes what has been proved.
 func (j *judge) praise() string {
 	var at []string
 	for i, l := range j.proof.Layers {
@@ -470,7 +462,7 @@ func (j *judge) praise() string {
 			at = append(at, l.Name)
 		}
 	}
-	return fmt.Sprintf("what %s syncs of %s need reached %s", count(j.load.Syncs), plural(j.load.Writers, "writer"),
+	return fmt.Sprintf("the data of %s syncs of %s reached %s", count(j.load.Syncs), plural(j.load.Writers, "writer"),
 		strings.Join(at, ", "))
 }
 

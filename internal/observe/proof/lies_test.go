@@ -104,7 +104,7 @@ func TestWriteThrough(t *testing.T) {
 	wantOK(t, watch(t, fs.Dir(), options{}))
 	set("write through")
 	defer set("write back")
-	wantFail(t, watch(t, fs.Dir(), options{}), fs.Device()+" (write through)", "the kernel drops the flushes")
+	wantFail(t, watch(t, fs.Dir(), options{}), fs.Device()+" (write through)", "the kernel drops its flushes")
 	// By the counts: the loop device has nothing to flush, but below it there is.
 	p := watch(t, fs.Dir(), options{counts: true})
 	if p.Result != proof.Fail || layer(t, p, fs.Device()).Result != proof.NotNeeded || !strings.Contains(p.Layer, " on ") {
@@ -165,12 +165,12 @@ func TestNoSyncs(t *testing.T) {
 	needTracepoints(t)
 	dir := testfs.Ext4(t, 64<<20)
 	p := watch(t, dir, options{call: "none"})
-	wantFail(t, p, "system call", "has synced nothing")
+	wantFail(t, p, "system call", "synced nothing")
 	if p.Calls.Result != proof.Fail || p.Calls.Counted != 0 {
 		t.Errorf("%+v", p.Calls)
 	}
 	p = watch(t, dir, options{call: "none", syncs: 5000})
-	wantFail(t, p, "system call", "the kernel saw 0 of the 5,000 calls of fdatasync")
+	wantFail(t, p, "system call", "the kernel counted 0 of the 5,000 calls of fdatasync")
 	p = watch(t, dir, options{call: "fdatasync", claims: "write (O_DSYNC)"})
 	wantFail(t, p, "system call", "no file was opened with O_DSYNC")
 	wantFail(t, watch(t, dir, options{call: "fdatasync", claims: "fsync"}), "system call", "calls of fsync")

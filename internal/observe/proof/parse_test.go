@@ -98,11 +98,11 @@ func TestTooFast(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	if p := at(time.Millisecond); p.Result != OK || len(p.Reasons) != 2 ||
-		!strings.Contains(p.Reasons[1], "only honest if its cache outlives the power") {
+		!strings.Contains(p.Reasons[1], "only if its cache survives a power failure") {
 		t.Errorf("%+v", p)
 	}
 	if p := at(20 * time.Microsecond); p.Result != Fail || p.Layer != "nosuch" ||
-		!strings.Contains(p.Reasons[0], "a spinning disk cannot do one in less than 100µs") {
+		!strings.Contains(p.Reasons[0], "a spinning disk needs at least 100µs") {
 		t.Errorf("%+v", p)
 	}
 }

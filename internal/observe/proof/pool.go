@@ -7,7 +7,7 @@ import (
 	"pando/internal/observe/stack"
 )
 
-// poolOf finds the zpool that a device, or the partition on it, is a leaf of.
+// poolOf finds the zpool that has a device, or a partition of it, as a leaf.
 func poolOf(layers []stack.Layer, i int) (int, bool) {
 	for k := i - 1; k >= 0; k-- {
 		if layers[k].Depth >= layers[i].Depth {
@@ -25,7 +25,7 @@ func poolOf(layers []stack.Layer, i int) (int, bool) {
 	return 0, false
 }
 
-// leaves are the vdevs of a pool that writes go to.
+// leaves returns the vdevs of a pool that receive writes.
 func leaves(layers []stack.Layer, pool int) (out []int) {
 	for _, i := range children(layers, pool) {
 		if r := layers[i].Role; r != "cache" && r != "spare" {
@@ -35,7 +35,7 @@ func leaves(layers []stack.Layer, pool int) (out []int) {
 	return out
 }
 
-// countable are the first devices with counts at or below a layer.
+// countable returns the first devices with counts at or below a layer.
 func (j *judge) countable(i int) (out []int) {
 	if _, ok := j.at(i); ok {
 		return []int{i}
@@ -46,14 +46,14 @@ func (j *judge) countable(i int) (out []int) {
 	return out
 }
 
-// pool judges a zpool of several disks as one. ZFS's log writes each block to one vdev
-// at the top, which flushes all disks in it: so that what arrived is the sum over these
-// vdevs, each by the disk that got least. With a log device the blocks go there first.
+// pool judges a zpool of several disks as one. The log of ZFS writes each block to one top-level vdev and flushes all
+// its disks: so the flushes that arrived are the sum over these vdevs, counting for each the disk with the fewest. With
+// a log device the blocks go there first.
 func (j *judge) pool(i int) {
 	p := &j.proof.Layers[i]
 	disks := leaves(j.stack.Layers, i)
 	if len(disks) < 2 {
-		return // it stands by its disk
+		return // it is judged by its disk
 	}
 
 	type sum struct {
@@ -96,7 +96,7 @@ func (j *judge) pool(i int) {
 			}
 			to.total += g.total
 			to.others += g.others
-			to.perhaps = max(to.perhaps, g.perhaps) // of the same others
+			to.perhaps = max(to.perhaps, g.perhaps) // from the same other programs
 			if g.blind != "" {
 				to.blind = g.blind
 			}
@@ -121,7 +121,7 @@ func (j *judge) pool(i int) {
 		p.Words += fmt.Sprintf("; %s of them on the log", count(log.total))
 		if log.most() < j.needed/2 && p.Result == OK {
 			j.words = append(j.words,
-				p.Name+": most syncs did not go to the log device: logbias=throughput, or more at once than it takes")
+				p.Name+": most syncs did not use the log device: logbias=throughput, or larger than it accepts at once")
 		}
 	}
 
@@ -132,7 +132,7 @@ func (j *judge) pool(i int) {
 	}
 }
 
-// share gives a disk of a pool the pool's result.
+// share gives the result of a pool to one of its disks.
 func (j *judge) share(d *LayerProof, pool Result, role string) {
 	if d.Result != "" || !d.Device {
 		return
@@ -140,7 +140,7 @@ func (j *judge) share(d *LayerProof, pool Result, role string) {
 
 	switch {
 	case role == "cache" || role == "spare":
-		d.Result, d.Words = NotNeeded, "it takes no part in syncs"
+		d.Result, d.Words = NotNeeded, "not involved in syncs"
 		return
 	case !d.VolatileCache && pool == OK:
 		d.Result = NotNeeded

@@ -94,7 +94,7 @@ func TestFUSE(t *testing.T) {
 	dir := testfs.Ext4(t, 64<<20)
 	at := mountFUSE(t, dir)
 	p := watch(t, at, options{})
-	wantFail(t, p, "fuse.forgetful on "+at, "it cannot be shown that syncs get through")
+	wantFail(t, p, "fuse.forgetful on "+at, "could not prove that it passes syncs on")
 	if l := p.Layers[0]; l.Result != proof.Unknown {
 		t.Errorf("%+v", l)
 	}
@@ -181,7 +181,7 @@ OPEN(open64)
 	}
 	do(t, "gcc", "-shared", "-fPIC", "-O1", "-o", lib, source, "-ldl")
 	p := fio(t, dir, []string{"LD_PRELOAD=" + lib}, "fdatasync", "--fdatasync=1")
-	wantFail(t, p, "system call", "something between them and the kernel swallows them")
+	wantFail(t, p, "system call", "a layer above the kernel swallows them")
 	if !strings.Contains(p.Reasons[0], "LD_PRELOAD="+lib) || p.Calls.Counted > 5 || p.Calls.Reported < 50 {
 		t.Errorf("%q %+v", p.Reasons, p.Calls)
 	}
@@ -191,7 +191,7 @@ OPEN(open64)
 	wantOK(t, fio(t, dir, nil, "fdatasync", "--fdatasync=1"))
 	wantOK(t, fio(t, dir, nil, "write (O_DSYNC)", "--sync=dsync"))
 	// A buffered profile by mistake.
-	wantFail(t, fio(t, dir, nil, "fdatasync"), "system call", "the kernel saw 0 of")
+	wantFail(t, fio(t, dir, nil, "fdatasync"), "system call", "the kernel counted 0 of")
 }
 
 // TestIOUring: syncs that are no system calls cannot be compared with those.

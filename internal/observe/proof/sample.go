@@ -18,21 +18,19 @@ import (
 )
 
 const (
-	// sampleEvery is how often events are taken out of the kernel's buffers, 4 MiB for
-	// each processor: enough for 500,000 events a second.
+	// sampleEvery is the interval between reads of the kernel's buffers, 4 MiB for each CPU: enough for 500,000 events per
+	// second.
 	sampleEvery = 20 * time.Millisecond
-	// settled is the time after which an event is surely in its buffer.
+	// settled is the time after which an event is certainly in its buffer.
 	settled = time.Millisecond
-	// keptFlushes bounds the memory for each device.
+	// keptFlushes limits the memory for each device.
 	keptFlushes = 1 << 16
 )
 
-// Sample records single syncs of the load for a while, and looks for each whether a
-// flush or forced write was sent to every device that needs one between its start and its
-// end, and at the topmost device after the sync's own data. It waits for the load's first
-// sync, no longer than d. It costs the load a few percent while it lasts, so that it
-// should be short, and may be called several times. Without tracepoints it does nothing. Canceled: what was seen until
-// then is kept.
+// Sample records single syncs of the load for a while. For each it checks whether, between its start and its end, a
+// flush or forced write was sent to every device that needs one, at the topmost device after the sync's own data. It
+// waits for the load's first sync, no longer than d. It slows the load by a few percent, so keep it short; it may be
+// called several times. Without tracepoints it does nothing. Canceled: the syncs seen so far are kept.
 func (w *Watch) Sample(ctx context.Context, d time.Duration) error {
 	if w.method != Tracepoints || w.started == nil || w.cmd.Process == nil {
 		return nil
@@ -54,7 +52,7 @@ func (w *Watch) Sample(ctx context.Context, d time.Duration) error {
 
 	defer r.Close()
 
-	// From now on it records on all processors.
+	// The recorders are now active on all CPUs.
 	s.begin = monotonic()
 	begin := time.Now()
 	tick := time.NewTicker(sampleEvery)
@@ -94,8 +92,7 @@ func (w *Watch) Sample(ctx context.Context, d time.Duration) error {
 	return errs.Wrap("count syncs", w.stack.Path, ctx.Err())
 }
 
-// atWork waits until the load has synced, or has opened a file for it; for some time at
-// the most.
+// atWork waits, at most for d, until the load has synced, or has opened a file to sync.
 func (w *Watch) atWork(ctx context.Context, d time.Duration) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -126,17 +123,17 @@ func monotonic() uint64 {
 // sampler matches syncs with flushes.
 type sampler struct {
 	needs []need
-	top   map[uint64]bool // devices that the load's own data goes to
+	top   map[uint64]bool // devices that receive the load's own data
 	begin uint64
-	early bool // ZFS: what was written before a sync may be on disk before it is called
+	early bool // ZFS may write data to disk before its sync is called
 
 	ours   func(pid int) bool
 	dsync  func(pid int, fd int64) bool
 	held   []tracepoint.Record // not settled yet
 	open   map[int]*single     // by thread
-	wrote  map[int]uint64      // when a thread's last write ended
+	wrote  map[int]uint64      // the end of each thread's last write
 	sent   map[uint64][]uint64 // times of flushes by device, ascending
-	writes map[int]bool        // threads in a write that syncs nothing
+	writes map[int]bool        // threads in a write that does not sync
 
 	syncs     int64
 	lost      uint64
@@ -150,7 +147,7 @@ type need struct {
 	top     bool
 }
 
-// single is a sync that has begun.
+// single is a sync in progress.
 type single struct{ from, data uint64 }
 
 func (w *Watch) sampler() (*sampler, []tracepoint.Spec, error) {
@@ -216,8 +213,8 @@ func (w *Watch) sampler() (*sampler, []tracepoint.Spec, error) {
 	return s, specs, nil
 }
 
-// needs lists the layers that must see a flush for each sync: devices with volatile
-// caches, and a zpool of several disks as one.
+// needs lists the layers that need a flush for each sync: devices with volatile caches, and zpools of several disks as
+// one.
 func needs(j *judge) (out []need) {
 	pooled := map[int]bool{}
 	for i, l := range j.stack.Layers {
@@ -265,10 +262,10 @@ func needs(j *judge) (out []need) {
 	return out
 }
 
-// take works through what has been recorded and is settled before a time.
+// take processes the records that are settled before a time.
 func (s *sampler) take(records []tracepoint.Record, lost, before uint64) {
 	if lost > s.lost {
-		// What the lost events were is not known: all that was open near them is left out.
+		// The lost events are unknown, so all syncs in progress near them are skipped.
 		s.lost = lost
 		s.held = nil
 		clear(s.open)
@@ -295,7 +292,7 @@ func (s *sampler) take(records []tracepoint.Record, lost, before uint64) {
 		n++
 	}
 
-	s.held = append([]tracepoint.Record(nil), s.held[n:]...) // so that the old ones can go
+	s.held = append([]tracepoint.Record(nil), s.held[n:]...) // frees the old records
 }
 
 func (s *sampler) event(r tracepoint.Record) {
@@ -336,7 +333,7 @@ func (s *sampler) event(r tracepoint.Record) {
 	}
 }
 
-// queue notes a request at a device.
+// queue records a request at a device.
 func (s *sampler) queue(r tracepoint.Record) {
 	dev := uint64(r.Event.Int(r.Raw, "dev"))
 	if strings.Contains(strings.TrimPrefix(r.Event.String(r.Raw, "rwbs"), "R"), "F") {
@@ -353,7 +350,7 @@ func (s *sampler) queue(r tracepoint.Record) {
 	}
 }
 
-// ended looks whether a sync was covered.
+// ended checks whether a sync was covered.
 func (s *sampler) ended(o *single, at uint64) {
 	s.syncs++
 	for _, n := range s.needs {
@@ -371,8 +368,7 @@ func (s *sampler) ended(o *single, at uint64) {
 	}
 }
 
-// descendants gives a function that reports whether a process comes from another; it
-// remembers.
+// descendants returns a function that reports whether a process descends from root. It caches its answers.
 func descendants(root int) func(int) bool {
 	known := map[int]bool{root: true}
 	var is func(pid, depth int) bool
@@ -387,7 +383,7 @@ func descendants(root int) func(int) bool {
 
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
-			return false // gone; not remembered
+			return false // it has ended; not cached
 		}
 
 		known[pid] = is(parseParent(string(b)), depth+1)
@@ -397,8 +393,7 @@ func descendants(root int) func(int) bool {
 	return func(pid int) bool { return is(pid, 0) }
 }
 
-// parseParent reads a process's parent out of /proc/PID/stat, whose second field may
-// hold anything; 0 if it cannot.
+// parseParent reads a process's parent from /proc/PID/stat, whose second field may contain anything; 0 if it cannot.
 func parseParent(stat string) int {
 	i := strings.LastIndexByte(stat, ')')
 	if i < 0 {
@@ -418,8 +413,8 @@ func parseParent(stat string) int {
 	return n
 }
 
-// openedDSync gives a function that reports whether a process's descriptor was opened
-// with O_DSYNC; it remembers.
+// openedDSync returns a function that reports whether a process's descriptor was opened with O_DSYNC. It caches its
+// answers.
 func openedDSync() func(int, int64) bool {
 	type key struct {
 		pid int
@@ -440,7 +435,7 @@ func openedDSync() func(int, int64) bool {
 	}
 }
 
-// parseFlags reads a descriptor's flags out of its fdinfo; 0 if it has none.
+// parseFlags reads a descriptor's flags from its fdinfo; 0 if it has none.
 func parseFlags(fdinfo string) int64 {
 	for line := range strings.Lines(fdinfo) {
 		if v, ok := strings.CutPrefix(line, "flags:"); ok {
@@ -456,7 +451,7 @@ func parseFlags(fdinfo string) int64 {
 
 // names lists the names of the threads of some processes, each once.
 func names(ours func(int) bool) (out []string) {
-	dirs, _ := filepath.Glob("/proc/[0-9]*") // the pattern is well formed
+	dirs, _ := filepath.Glob("/proc/[0-9]*") // the pattern is valid
 	for _, d := range dirs {
 		pid, err := strconv.Atoi(filepath.Base(d))
 		if err != nil || !ours(pid) {
@@ -473,9 +468,9 @@ func names(ours func(int) bool) (out []string) {
 	return out
 }
 
-// byName is a filter for threads of some names; "" if there are too many for one, or
-// names that do not go into one. Not by number: new threads are to pass, and the kernel's
-// numbers are others than a container's.
+// byName returns a filter for threads of some names; "" if they are too many, or contain characters that a filter
+// cannot have. It does not use numbers, because new threads must match, and the kernel's numbers differ from those in a
+// container.
 func byName(names []string) string {
 	const most = 20
 	if len(names) > most {

@@ -8,20 +8,18 @@ import (
 	"pando/internal/observe/blockdev"
 )
 
-// class is a kind of disk, and how fast a sync on it can be: a write and, with a
-// volatile cache, a flush, one after the other.
+// class is a kind of disk, and its limits for the duration of a sync: a write and, with a volatile cache, a flush, one
+// after the other.
 type class struct {
 	name string
-	// impossible: below it not even two commands get to the disk and back, whatever it
-	// does with them.
+	// impossible is the time below which two commands cannot even reach the disk and return.
 	impossible time.Duration
-	// doubtful: below it the disk has a cache that outlives the power (capacitors, a
-	// battery), or it does not tell the truth, or what is below it does not.
+	// doubtful is the time below which the disk has a cache that survives a power failure (capacitors, a battery), or the
+	// disk or a layer below it lies.
 	doubtful time.Duration
 }
 
-// The figures are bounds from what the parts can do, not measurements of what they
-// usually do; docs/proof.md has the sources.
+// The figures are physical bounds, not measurements of typical disks; docs/proof.md has the sources.
 var (
 	spinning = class{"a spinning disk", 100 * time.Microsecond, 2 * time.Millisecond} // 15,000 rpm: a turn takes 4 ms
 	ssd      = class{"a SATA or SAS SSD", 20 * time.Microsecond, 60 * time.Microsecond}
@@ -30,7 +28,7 @@ var (
 	virtual  = class{"a virtual disk", 3 * time.Microsecond, 40 * time.Microsecond}
 )
 
-// classOf tells a disk's class; false if it is none.
+// classOf returns the class of a disk; false if it is not a disk.
 func classOf(d blockdev.Device) (class, bool) {
 	if d.Kind != blockdev.Disk {
 		return class{}, false
@@ -52,13 +50,13 @@ func classOf(d blockdev.Device) (class, bool) {
 	return ssd, true
 }
 
-// identity is who made a disk, and what he calls it.
+// identity returns the vendor and the model of a disk.
 func identity(name string) string {
 	dir := "/sys/block/" + name + "/device/"
 	return text(dir+"vendor") + " " + text(dir+"model")
 }
 
-// isVirtual tells disks of hypervisors and clouds by their names.
+// isVirtual recognises disks of hypervisors and clouds by their names.
 func isVirtual(identity string) bool {
 	for _, n := range []string{"QEMU", "VMware", "VBOX", "VirtualBox", "Msft", "Virtual Disk", "Google", "PersistentDisk",
 		"nvme_card", "Amazon", "Elastic Block", "Xen", "Nutanix", "IBM 2145", "iSCSI", "LIO-ORG", "BlockVolume"} {
@@ -69,7 +67,7 @@ func isVirtual(identity string) bool {
 	return false
 }
 
-// speed looks whether syncs were faster than the disks can be.
+// speed checks whether syncs were faster than the disks can be.
 func (j *judge) speed() {
 	if j.load.Syncs == 0 {
 		return
@@ -89,32 +87,33 @@ func (j *judge) speed() {
 	}
 }
 
-// tooFast compares the median of the syncs, and what the device took for a flush, with
-// what its class can do.
+// tooFast compares the median of the syncs, and the mean duration of a flush, with the limits of the disk's class.
 func (j *judge) tooFast(p *LayerProof, i int, c class) {
 	took := time.Duration(j.load.P50 * float64(time.Second))
 	flush := time.Duration(p.FlushSeconds * float64(time.Second))
 	seen := ""
 	if flush > 0 {
-		seen = fmt.Sprintf("; it took %v for a flush on average", flush.Round(time.Microsecond))
+		seen = fmt.Sprintf("; its flushes took %v on average", flush.Round(time.Microsecond))
 	}
 
 	switch {
 	case took > 0 && took < c.impossible && p.Result == OK:
 		p.Result = Fail
-		p.Words += fmt.Sprintf("; but half of the syncs took less than %v, and %s cannot do one in less than %v%s",
+		p.Words += fmt.Sprintf("; but half of the syncs took less than %v, and %s needs at least %v%s",
 			max(took.Round(100*time.Nanosecond), 100*time.Nanosecond), c.name, c.impossible, seen)
-		j.remedies[i] = "something above the disk answers: look at its controller or its hypervisor (QEMU: cache=unsafe)"
+		j.remedies[i] = "a layer above the disk acknowledges syncs: check its controller or its hypervisor (QEMU: " +
+			"cache=unsafe)"
 	case took > 0 && took < c.doubtful, flush > 0 && flush < c.doubtful/4:
 		which := fmt.Sprintf("half of the syncs took less than %v", took.Round(100*time.Nanosecond))
 		if took <= 0 || took >= c.doubtful {
 			which = "its flushes are very quick"
 		}
-		word := fmt.Sprintf("%s: %s%s, which for %s is only honest if its cache outlives the power (capacitors, a battery)",
+		word := fmt.Sprintf("%s: %s%s, which is plausible for %s only if its cache survives a power failure (capacitors, "+
+			"a battery)",
 			p.Name, which, seen, c.name)
 		if c == virtual {
-			word = fmt.Sprintf("%s: %s%s: make sure that the hypervisor passes flushes on (QEMU: not cache=unsafe): it "+
-				"cannot be seen from inside", p.Name, which, seen)
+			word = fmt.Sprintf("%s: %s%s: make sure that the hypervisor passes flushes on (QEMU: not cache=unsafe), which is "+
+				"not visible from inside", p.Name, which, seen)
 		}
 		j.words = append(j.words, word)
 	}

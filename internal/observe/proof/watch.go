@@ -14,9 +14,9 @@ import (
 	"pando/internal/observe/stack"
 )
 
-// Watch counts, below one path, what the syncs of a load become. It is used once, in
-// the order New, Baseline, Start, Sample (any number of times), Stop, Close. Its methods
-// are for one goroutine; only Close may be called at any time, and again.
+// Watch counts the requests that the syncs of a load cause below a path. Use it once, in the order New, Baseline,
+// Start, Sample (any number of times), Stop, Close. Its methods are for one goroutine; only Close may be called at any
+// time, and repeatedly.
 type Watch struct {
 	stack    *stack.Stack
 	facts    []fact
@@ -26,7 +26,7 @@ type Watch struct {
 	devices []*device
 	all     *family // sync calls of the whole host
 
-	before   *reading // the baseline's start, its end, and the run's start
+	before   *reading // the start of the baseline, its end, and the start of the run
 	quiet    *reading
 	started  *reading
 	cmd      *exec.Cmd
@@ -37,10 +37,9 @@ type Watch struct {
 	closing  sync.Once
 }
 
-// New looks at what is known without a run (mount options, properties, settings of
-// devices), and opens counters at the devices of a stack. It does not fail for want of
-// root or of tracepoints, but then counts less: see Proof.Method. Canceled; other
-// errors are of the statistics of block devices. Close releases what it opened.
+// New collects the facts known without a run (mount options, properties, settings of devices), and opens counters at
+// the devices of a stack. Without root or tracepoints it does not fail, but counts less: Proof.Method says how.
+// Canceled; other errors are from the statistics of block devices. Close releases the counters.
 func New(ctx context.Context, s *stack.Stack) (*Watch, error) {
 	w := &Watch{stack: s, facts: lookAt(ctx, s), method: Tracepoints, finished: make(chan struct{})}
 	if err := ctx.Err(); err != nil {
@@ -86,8 +85,7 @@ func (w *Watch) release() {
 	w.all, w.calls = nil, nil
 }
 
-// Baseline counts for a while what others write and flush at each layer: it is to be
-// called before the load is started. Canceled.
+// Baseline counts for a while the writes and flushes of others at each layer: call it before the load starts. Canceled.
 func (w *Watch) Baseline(ctx context.Context, d time.Duration) error {
 	first, err := w.read()
 	if err != nil {
@@ -111,22 +109,20 @@ func (w *Watch) Baseline(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// Start starts the load, such that the system calls of it and of its children are
-// counted from its exec on. It is called instead of cmd.Start and gives its error; the
-// caller waits for the load. Of Linux's "parent died" signal: the parent is a thread
-// that lives until Close.
+// Start starts the load, and counts the system calls of it and its children from its exec on. It replaces cmd.Start and
+// returns its error; the caller waits for the load. For Linux's "parent died" signal, the parent is a thread that lives
+// until Close.
 func (w *Watch) Start(cmd *exec.Cmd) error { return w.start(cmd, itsChildren) }
 
-// StartOne is Start for one program that starts no other and leaves its threads their name, under which there is
-// no other program on this host: a link to it of a name made up for the purpose. Its
-// calls are counted by that name, which costs the load next to nothing; Start's costs some 30 µs for each
-// sync.
+// StartOne is Start for a program that starts no other, and whose threads keep its name, which no other program on this
+// host has: use a link with a name made up for the purpose. Its calls are counted by that name, which costs the load
+// almost nothing; Start costs some 30 µs for each sync.
 func (w *Watch) StartOne(cmd *exec.Cmd) error {
 	name := filepath.Base(cmd.Path)
 	return w.start(cmd, named(name[:min(len(name), maxName)]))
 }
 
-// maxName is what the kernel keeps of the name of a thread.
+// maxName is the length of thread names in the kernel.
 const maxName = 15
 
 func (w *Watch) start(cmd *exec.Cmd, load whose) error {
@@ -137,8 +133,8 @@ func (w *Watch) start(cmd *exec.Cmd, load whose) error {
 	w.cmd, w.preload = cmd, preloaded(cmd)
 	ready := make(chan error)
 	go func() {
-		// Not unlocked: the counters are of what this thread starts, so it must start
-		// nothing else, and ends with this function.
+		// Not unlocked: the counters cover the children of this thread, so it must start nothing else, and ends with this
+		// function.
 		runtime.LockOSThread()
 		ready <- w.startHere(cmd, load)
 		<-w.finished
@@ -169,10 +165,10 @@ func (w *Watch) startHere(cmd *exec.Cmd, load whose) (err error) {
 	return cmd.Start()
 }
 
-// preloaded tells what the load has put into it by the dynamic linker.
+// preloaded returns the libraries that the dynamic linker loads into the load.
 func preloaded(cmd *exec.Cmd) string {
 	found := ""
-	for _, e := range cmd.Environ() { // what the load gets, whether it is told or inherits it
+	for _, e := range cmd.Environ() { // the load's environment, given or inherited
 		if v, ok := strings.CutPrefix(e, "LD_PRELOAD="); ok {
 			found = v
 		}
@@ -189,7 +185,7 @@ func preloaded(cmd *exec.Cmd) string {
 	return ""
 }
 
-// Evidence is what was counted during a run.
+// Evidence is the counts of a run.
 type Evidence struct {
 	stack    *stack.Stack
 	facts    []fact
@@ -200,20 +196,20 @@ type Evidence struct {
 	seconds float64
 	devices map[string]evidence // by the layer's name
 	calls   map[string]int64    // of the load; nil: not counted
-	// othersSyncs are calls of other programs: what kernel threads have flushed for
-	// others on the path's own filesystem is no more than that.
+	// othersSyncs are the calls of other programs: kernel threads flushed at most that often for others on the path's own
+	// filesystem.
 	othersSyncs int64
 	sample      *Sample
 }
 
-// evidence is what was counted at a device.
+// evidence is the counts of a device.
 type evidence struct {
 	counts
 	rate perSecond // of others, before the run
 	dev  *device
 }
 
-// Stop ends the counting: call it when the load has ended. Once.
+// Stop ends the counting. Call it once, when the load has ended.
 func (w *Watch) Stop() (*Evidence, error) {
 	if w.started == nil {
 		return nil, errs.New(errs.Internal, "count syncs", w.stack.Path, "not started")
@@ -251,7 +247,7 @@ func (w *Watch) Stop() (*Evidence, error) {
 	return e, nil
 }
 
-// Close closes the counters. The load must have ended, or is not counted further.
+// Close closes the counters. A load that is still running is no longer counted.
 func (w *Watch) Close() error {
 	w.closing.Do(func() {
 		close(w.finished)

@@ -59,7 +59,7 @@ func TestZFS(t *testing.T) {
 	}
 	do(t, "zfs", "set", "sync=disabled", name+"/db")
 	p := watch(t, dir, slowly(options{}))
-	wantFail(t, p, "zfs "+name+"/db (sync=disabled)", "before anything is written: `zfs set sync=standard "+name+"/db`")
+	wantFail(t, p, "zfs "+name+"/db (sync=disabled)", "before it writes anything: `zfs set sync=standard "+name+"/db`")
 	if p.Calls.Result != proof.OK {
 		t.Errorf("%+v", p.Calls)
 	}

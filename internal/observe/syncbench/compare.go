@@ -117,10 +117,10 @@ var compared = []figure{
 	}, moment: func(m *Moment) float64 { return m.P99 }},
 	{name: "p99.9", unit: "s", higherIsBad: true, binned: true, of: func(r *Run) float64 {
 		return r.Sync.P999
-	}, why: "one run does not show how much it varies"},
+	}, why: "one run does not show the variation"},
 	{name: "max", unit: "s", higherIsBad: true, of: func(r *Run) float64 {
 		return r.Sync.Max
-	}, why: "one run does not show how much it varies"},
+	}, why: "one run does not show the variation"},
 }
 
 // Compare says what changed from a to b beyond the noise of their runs; names are what
@@ -138,9 +138,9 @@ func Compare(a, b *Report, nameA, nameB string, force bool) (*Comparison, error)
 	}
 
 	if len(c.Differences) > 0 && !force {
-		return nil, errs.New(errs.Invalid, "compare", nameB, "it is not of the same work as %s: %s", nameA,
+		return nil, errs.New(errs.Invalid, "compare", nameB, "measured different work than %s: %s", nameA,
 			strings.Join(c.Differences, "; ")).
-			WithHint("measure both in the same way; %s compares them all the same", errs.Param("force"))
+			WithHint("measure both in the same way, or compare them anyway with %s", errs.Param("force"))
 	}
 
 	for _, s := range []struct {
@@ -155,8 +155,8 @@ func Compare(a, b *Report, nameA, nameB string, force bool) (*Comparison, error)
 			where = " at " + s.r.Verdict.Layer
 		}
 		c.Unproven = append(c.Unproven,
-			fmt.Sprintf("%s failed its proof%s: not all of what it synced is shown to have reached the disk, and its figures "+
-				"are no basis for anything", s.word, where))
+			fmt.Sprintf("%s failed its proof%s: could not prove that all synced data reached the disk, so its figures mean "+
+				"nothing", s.word, where))
 	}
 
 	if len(a.Runs) < 2 || len(b.Runs) < 2 {
@@ -214,12 +214,12 @@ func warnings(a, b *Report) []string {
 	}
 
 	add("different hosts", a.Host.Name, b.Host.Name)
-	add("different numbers of processors", fmt.Sprint(a.Host.CPUs), fmt.Sprint(b.Host.CPUs))
+	add("different numbers of CPUs", fmt.Sprint(a.Host.CPUs), fmt.Sprint(b.Host.CPUs))
 	add("different kernels", a.Host.Kernel, b.Host.Kernel)
 	add("different versions of fio", a.Host.Fio, b.Host.Fio)
 	add("different layers", chain(a, false), chain(b, false))
 	if chain(a, false) == chain(b, false) {
-		add("the layers are set differently", chain(a, true), chain(b, true))
+		add("the layers have different settings", chain(a, true), chain(b, true))
 	}
 
 	add("runs of different length, in seconds", fmt.Sprint(a.Seconds), fmt.Sprint(b.Seconds))
@@ -229,7 +229,7 @@ func warnings(a, b *Report) []string {
 		r    *Report
 	}{{"A", a}, {"B", b}} {
 		if s.r.Quick {
-			out = append(out, s.word+" is of --quick: shorter than the cycles of writeback, so it says little about speed")
+			out = append(out, s.word+" used --quick: shorter than a writeback cycle, so it says little about speed")
 		}
 		n := 0
 		for _, x := range s.r.Runs {
@@ -238,17 +238,17 @@ func warnings(a, b *Report) []string {
 			}
 		}
 		if n > 0 {
-			out = append(out, fmt.Sprintf("%s stalled in %d of its %d runs: look at its time line before its percentiles",
+			out = append(out, fmt.Sprintf("%s stalled in %d of its %d runs: check its time line before its percentiles",
 				s.word, n, len(s.r.Runs)))
 		}
 	}
 
 	switch n := min(len(a.Runs), len(b.Runs)); {
 	case n == 1:
-		out = append(out, "a report of one run does not show how much runs differ: no change below 25 % counts, and p99.9 "+
-			"and max cannot be compared; use --runs 3 or more")
+		out = append(out, "one run does not show how much runs differ: only changes above 25 % count, and p99.9 and max "+
+			"cannot be compared; use --runs 3 or more")
 	case n == 2:
-		out = append(out, "two runs show little of how much runs differ: the noise is large; use --runs 3 or more")
+		out = append(out, "two runs hardly show how much runs differ, so the noise is large; use --runs 3 or more")
 	}
 
 	return out
@@ -286,7 +286,7 @@ func (f figure) compare(a, b []Run, basis string) Change {
 	}
 
 	if !okA || !okB {
-		c.Why = "it is 0 in a run"
+		c.Why = "0 in a run"
 		return c
 	}
 
@@ -423,7 +423,7 @@ func (c *Comparison) summary() string {
 	var out string
 	switch {
 	case len(better)+len(worse) == 0 && len(unsure) == len(c.Changes):
-		return "these reports cannot tell whether anything changed"
+		return "these reports do not show whether anything changed"
 	case len(better)+len(worse) == 0:
 		out = "no change beyond noise"
 	case len(worse) == 0:
@@ -435,10 +435,10 @@ func (c *Comparison) summary() string {
 	}
 
 	if len(unsure) > 0 {
-		out += "; nothing can be said of " + strings.Join(unsure, " and ")
+		out += "; unknown for " + strings.Join(unsure, " and ")
 	}
 	if len(c.Unproven) > 0 {
-		out += "; but not all of what was synced is shown to have reached the disk"
+		out += "; but could not prove that all synced data reached the disk"
 	}
 
 	return out

@@ -287,7 +287,7 @@ func TestCompareWarns(t *testing.T) {
 	text := strings.Join(c.Warnings, "\n")
 	for _, want := range []string{
 		"different hosts: host-1 in A, host-2 in B", "different kernels: 6.18.0 in A, 6.1.0 in B", "B is of --quick",
-		"the layers are set differently: ", "A stalled in 1 of its 3 runs",
+		"the layers have different settings: ", "A stalled in 1 of its 3 runs",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
@@ -312,7 +312,7 @@ func TestCompareWithoutFigures(t *testing.T) {
 		b.Runs[i].SyncsPerSecond, b.Runs[i].Sync = 0, Latency{}
 	}
 	c := compare(t, fixture(t), b)
-	if !slices.Equal(verdicts(c), allOf(Unsure)) || c.Summary != "these reports cannot tell whether anything changed" {
+	if !slices.Equal(verdicts(c), allOf(Unsure)) || c.Summary != "these reports do not show whether anything changed" {
 		t.Errorf("%+v", c)
 	}
 	// Too short a time line.

@@ -171,17 +171,17 @@ func (l *load) outcome(cause, waited error) error {
 		case waited != nil:
 			said = waited.Error()
 		default:
-			said = "it has reported nothing"
+			said = "no report"
 		}
 	}
 
 	if number == syscall.ENOSPC || number == syscall.EDQUOT {
-		return errs.New(kind, op, "fio", "the filesystem became full during the run: %s", said).
-			WithHint("free space: filesystems that copy on write need room even to overwrite")
+		return errs.New(kind, op, "fio", "the filesystem ran out of space during the run: %s", said).
+			WithHint("free some space: copy-on-write filesystems need space even to overwrite")
 	}
 
 	return errs.New(kind, op, "fio", "%s", said).
-		WithHint("fio 3.24 or newer is needed; the profile's command can be run by hand")
+		WithHint("install fio 3.24 or newer, or run the command of the profile by hand to find the cause")
 }
 
 func lastLines(s string, n int) string {

@@ -57,7 +57,7 @@ func properties(ctx context.Context, l stack.Layer) string {
 
 	rows, err := tool.Rows(ctx, 3, "get", "-H", "-o", columns, what, l.Dataset)
 	if err != nil {
-		return "its properties cannot be read: " + err.Error()
+		return "cannot read properties: " + err.Error()
 	}
 
 	var out []string
@@ -107,7 +107,7 @@ func details(l stack.Layer) string {
 		more = append(more, "scheduler "+d.Scheduler)
 	}
 	if d.Rotational {
-		more = append(more, "says that it rotates")
+		more = append(more, "reported as rotating")
 	}
 
 	if d.Kind == blockdev.Loop {

@@ -83,7 +83,7 @@ func readSamples(r io.Reader, each func(*sample) error) (notes string, err error
 			object.Write(line)
 		case inside:
 			if object.Len()+len(line) > maxObject {
-				return other.String(), errors.New("an object of fio's output has no end")
+				return other.String(), errors.New("the output of fio ends in the middle of an object")
 			}
 
 			object.Write(line)
@@ -115,7 +115,7 @@ func readSamples(r io.Reader, each func(*sample) error) (notes string, err error
 func parseSample(text []byte) (*sample, error) {
 	var out fioOutput
 	if err := json.Unmarshal(text, &out); err != nil {
-		return nil, fmt.Errorf("fio's output: %w", err)
+		return nil, fmt.Errorf("output of fio: %w", err)
 	}
 
 	s := &sample{}
@@ -157,7 +157,7 @@ func (c *counts) add(l fioLatency) error {
 	for key, v := range l.Bins {
 		ns, err := strconv.ParseInt(key, 10, 64)
 		if err != nil || ns < 0 {
-			return fmt.Errorf("fio's output: %q is no latency", key)
+			return fmt.Errorf("output of fio: %q is not a latency", key)
 		}
 		k := whole(v)
 		if k == 0 {

@@ -66,7 +66,7 @@ func TestRefused(t *testing.T) {
 func TestRefusesMemory(t *testing.T) {
 	dir := testfs.Tmpfs(t, 64<<20)
 	_, err := Measure(t.Context(), quick(dir, "postgres"))
-	kindIs(t, err, errs.Unsupported, "tmpfs", "in memory", "name a directory on a disk")
+	kindIs(t, err, errs.Unsupported, "tmpfs", "in memory", "use a directory on a disk")
 	empty(t, dir)
 
 	// An overlay whose files are there is no better.
@@ -334,7 +334,7 @@ func TestReport(t *testing.T) {
 		}
 	}
 	said := strings.Join(r.Verdict.Words, "\n")
-	if r.Verdict.Result != want || !strings.Contains(said, "is not a verdict on speed: shorter than a writeback cycle") {
+	if r.Verdict.Result != want || !strings.Contains(said, "shorter than a writeback cycle, does not measure speed") {
 		t.Errorf("%+v", r.Verdict)
 	}
 	if t1 := r.Target; t1 == nil || len(t1.Steps) != 4 || t1.Steps[3].Writers != 8 || !t1.Steps[3].Keeps || t1.Best <= 0 ||
@@ -374,10 +374,10 @@ func TestVerdict(t *testing.T) {
 		{"bad", []Run{bad}, 60, Verdict{Failed, "loop3", []string{"none arrived", "ask the disk"}}},
 		{"one of three", []Run{good, bad, unknown}, 60,
 			Verdict{Failed, "loop3", []string{"run 2: none arrived", "run 2: ask the disk",
-				"run 3: it cannot be shown that its syncs reached the disk"}}},
+				"run 3: could not prove that synced data reached the disk"}}},
 		{"unknown", []Run{unknown}, 30, Verdict{Failed, "",
-			[]string{"it cannot be shown that its syncs reached the disk",
-				"runs of 30.0 s are not a verdict on speed: shorter than two writeback cycles of 30.0 s"}}},
+			[]string{"could not prove that synced data reached the disk",
+				"runs of 30.0 s, shorter than two writeback cycles of 30.0 s, do not measure speed"}}},
 		{"few", []Run{{Syncs: 500, Stalls: make([]Stall, 2), Proof: good.Proof}}, 60,
 			Verdict{Pass, "", []string{"all arrived", "p99 and p99.9 rest on few syncs (500 in a run)",
 				"it stalled 2 times: see the time line"}}},

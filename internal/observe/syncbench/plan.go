@@ -58,9 +58,9 @@ func (d *definition) plan(size int64, writers int) (*plan, error) {
 	if segment < d.minSegment {
 		need := d.minSegment * int64(writers*p.segments)
 		return nil, errs.New(errs.Invalid, op, d.Name,
-			"%d bytes are too few for %d files like the database's, which have at least "+
+			"%d bytes are too few for %d files like those of the database, which have at least "+
 				"%d", total, writers*p.segments, d.minSegment).
-			WithHint("%s at the least", errs.Param("size", strconv.FormatInt(need, 10)))
+			WithHint("use at least %s", errs.Param("size", strconv.FormatInt(need, 10)))
 	}
 
 	if !d.Calls.Unwritten {

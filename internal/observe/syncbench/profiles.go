@@ -248,7 +248,7 @@ func define(name string) (definition, error) {
 		return definitions[i], nil
 	}
 
-	e := errs.New(errs.Invalid, op, name, "there is no such profile")
+	e := errs.New(errs.Invalid, op, name, "unknown profile")
 	names := ""
 	for i, d := range definitions {
 		if i > 0 {
@@ -257,5 +257,5 @@ func define(name string) (definition, error) {
 		names += d.Name
 	}
 
-	return definition{}, e.WithHint("the profiles are %s", names)
+	return definition{}, e.WithHint("use one of: %s", names)
 }

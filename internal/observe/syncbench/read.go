@@ -42,8 +42,8 @@ func Read(path string) (*Report, error) {
 	if st, err := f.Stat(); err != nil {
 		return nil, errs.Wrap(op, path, err)
 	} else if st.IsDir() {
-		return nil, errs.New(errs.Invalid, op, path, "it is a directory").
-			WithHint("name the file into which %s printed", errs.Run("bench sync", errs.Param("json")))
+		return nil, errs.New(errs.Invalid, op, path, "is a directory").WithHint("use the file with the output of "+
+			"%s", errs.Run("bench sync", errs.Param("json")))
 	}
 
 	b, err := io.ReadAll(io.LimitReader(f, maxReport+1))
@@ -51,7 +51,7 @@ func Read(path string) (*Report, error) {
 		return nil, errs.Wrap(op, path, err)
 	}
 	if len(b) > maxReport {
-		return nil, errs.New(errs.Invalid, op, path, "it is longer than any report of `pando bench sync`")
+		return nil, errs.New(errs.Invalid, op, path, "too large for a report of `pando bench sync`")
 	}
 
 	return Parse(b, path)
@@ -62,9 +62,9 @@ func Read(path string) (*Report, error) {
 // of errors are those of Read.
 func Parse(b []byte, name string) (*Report, error) {
 	const op = "read the report"
-	const hint = "it must be what `pando bench sync --json` has printed"
+	const hint = "use the output of `pando bench sync --json`"
 	if len(bytes.TrimSpace(b)) == 0 {
-		return nil, errs.New(errs.Invalid, op, name, "the file is empty").WithHint(hint)
+		return nil, errs.New(errs.Invalid, op, name, "file is empty").WithHint(hint)
 	}
 
 	var head struct {
@@ -81,24 +81,24 @@ func Parse(b []byte, name string) (*Report, error) {
 
 	switch {
 	case head.Kind == nil && head.Fio != nil:
-		return nil, errs.New(errs.Invalid, op, name, "it is the output of fio itself").WithHint(hint)
+		return nil, errs.New(errs.Invalid, op, name, "this is the output of fio itself").WithHint(hint)
 	case head.Kind == nil && head.Error != nil:
-		return nil, errs.New(errs.Invalid, op, name, "it is an error message in JSON, no report").WithHint(hint)
+		return nil, errs.New(errs.Invalid, op, name, "this is an error message, not a report").WithHint(hint)
 	case head.Kind == nil:
-		return nil, errs.New(errs.Invalid, op, name, "it is JSON, but no report of `pando bench sync`").WithHint(hint)
+		return nil, errs.New(errs.Invalid, op, name, "not a report of `pando bench sync`").WithHint(hint)
 	case *head.Kind != Kind:
-		return nil, errs.New(errs.Invalid, op, name, "it is a report of %q, not of %q", *head.Kind, Kind).WithHint(hint)
+		return nil, errs.New(errs.Invalid, op, name, "this is a report of %q, not of %q", *head.Kind, Kind).WithHint(hint)
 	case head.Format == nil:
-		return nil, errs.New(errs.Damaged, op, name, "it does not say which format it has").WithHint("make it again")
+		return nil, errs.New(errs.Damaged, op, name, "the format is missing").WithHint("create the report again")
 	}
 
 	n, err := head.Format.Int64()
 	switch {
 	case err != nil || n < 1:
-		return nil, errs.New(errs.Damaged, op, name, "its format is %q, which never was one", head.Format.String()).
-			WithHint("make it again")
+		return nil, errs.New(errs.Damaged, op, name, "unknown format %q", head.Format.String()).
+			WithHint("create the report again")
 	case n > Format:
-		return nil, errs.New(errs.TooNew, op, name, "it has format %d; this pando reads up to %d", n, Format).
+		return nil, errs.New(errs.TooNew, op, name, "the report has format %d; this pando reads formats up to %d", n, Format).
 			WithHint("use the pando that wrote it, or a newer one")
 	}
 
@@ -109,7 +109,7 @@ func Parse(b []byte, name string) (*Report, error) {
 
 	if err := r.check(); err != nil {
 		return nil, errs.New(errs.Damaged, op, name, "%w", err).
-			WithHint("somebody has changed it, or it was not copied whole: make it again")
+			WithHint("the file was changed or is incomplete: create the report again")
 	}
 
 	return &r, nil
@@ -117,20 +117,20 @@ func Parse(b []byte, name string) (*Report, error) {
 
 // syntax says what is wrong with JSON of so many bytes.
 func syntax(op, name string, length int, err error) error {
-	const hint = "it must be what `pando bench sync --json` has printed, whole and alone: redirect standard output only"
+	const hint = "use the unchanged output of `pando bench sync --json`: redirect only standard output"
 	var bad *json.SyntaxError
 	var typ *json.UnmarshalTypeError
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return errs.New(errs.Damaged, op, name, "it ends in the middle, after %d bytes", length).
-			WithHint("the run was interrupted, or the file was not copied whole")
+		return errs.New(errs.Damaged, op, name, "the report ends in the middle, after %d bytes", length).
+			WithHint("the run was interrupted or the copy is incomplete: create the report again")
 	case errors.As(err, &bad):
-		return errs.New(errs.Invalid, op, name, "it is not JSON: %v, at byte %d", bad, bad.Offset).WithHint(hint)
+		return errs.New(errs.Invalid, op, name, "not JSON: %v, at byte %d", bad, bad.Offset).WithHint(hint)
 	case errors.As(err, &typ):
 		return errs.New(errs.Invalid, op, name, "%s cannot be a %s", orTop(typ.Field), typ.Value).WithHint(hint)
 	}
 
-	return errs.New(errs.Invalid, op, name, "it is not JSON: %v", err).WithHint(hint)
+	return errs.New(errs.Invalid, op, name, "not JSON: %v", err).WithHint(hint)
 }
 
 func orTop(field string) string {
@@ -145,11 +145,11 @@ func orTop(field string) string {
 func (r *Report) check() error {
 	switch {
 	case len(r.Runs) == 0:
-		return errors.New("it has no runs")
+		return errors.New("the report has no runs")
 	case len(r.Runs) > MaxRuns:
-		return fmt.Errorf("it has %d runs, more than %d", len(r.Runs), MaxRuns)
+		return fmt.Errorf("the report has %d runs, more than %d", len(r.Runs), MaxRuns)
 	case r.Verdict.Result != Pass && r.Verdict.Result != Failed:
-		return fmt.Errorf("its verdict is %q, which is neither %s nor %s", r.Verdict.Result, Pass, Failed)
+		return fmt.Errorf("the verdict is %q, neither %s nor %s", r.Verdict.Result, Pass, Failed)
 	}
 
 	if err := numbers("the report", r.Seconds, float64(r.Host.CPUs), float64(r.Host.MemoryBytes), float64(r.Profile.Bytes),
@@ -163,7 +163,7 @@ func (r *Report) check() error {
 			return fmt.Errorf("run %d: %w", i+1, err)
 		}
 		if p := r.Runs[i].Proof.Result; r.Verdict.Result == Pass && p != proof.OK && p != proof.NotNeeded {
-			return fmt.Errorf("its verdict is %s, but the proof of run %d is %q", Pass, i+1, p)
+			return fmt.Errorf("the verdict is %s, but the proof of run %d is %q", Pass, i+1, p)
 		}
 	}
 
@@ -188,26 +188,26 @@ func (r *Run) check() error {
 	}
 
 	if r.Seconds == 0 {
-		return errors.New("it took no time")
+		return errors.New("the run took no time")
 	}
 
 	if err := r.Sync.check(); err != nil {
-		return fmt.Errorf("the syncs: %w", err)
+		return fmt.Errorf("syncs: %w", err)
 	}
 
 	if r.Write != nil {
 		if err := r.Write.check(); err != nil {
-			return fmt.Errorf("the writes: %w", err)
+			return fmt.Errorf("writes: %w", err)
 		}
 	}
 
 	at := 0.0
 	for _, m := range r.Timeline {
-		if err := numbers("the time line", m.At, m.Length, m.Syncs, m.P50, m.P99, m.Max); err != nil {
+		if err := numbers("time line", m.At, m.Length, m.Syncs, m.P50, m.P99, m.Max); err != nil {
 			return err
 		}
 		if m.At <= at || m.Length == 0 {
-			return fmt.Errorf("the time line: an interval of %g s that ends at %g s comes after %g s", m.Length, m.At, at)
+			return fmt.Errorf("time line: an interval of %g s that ends at %g s follows %g s", m.Length, m.At, at)
 		}
 		at = m.At
 	}
@@ -217,14 +217,14 @@ func (r *Run) check() error {
 			return err
 		}
 		if s.To < s.From {
-			return fmt.Errorf("a stall ends at %g s and begins at %g s", s.To, s.From)
+			return fmt.Errorf("a stall ends at %g s, before it begins at %g s", s.To, s.From)
 		}
 	}
 
 	switch r.Proof.Result {
 	case proof.OK, proof.Fail, proof.Unknown, proof.NotNeeded:
 	default:
-		return fmt.Errorf("its proof says %q", r.Proof.Result)
+		return fmt.Errorf("unknown result of the proof: %q", r.Proof.Result)
 	}
 
 	return nil
@@ -236,7 +236,7 @@ func (l *Latency) check() error {
 	}
 
 	if l.P50 > l.P95 || l.P95 > l.P99 || l.P99 > l.P999 {
-		return fmt.Errorf("percentiles fall: p50 %g, p95 %g, p99 %g, p99.9 %g", l.P50, l.P95, l.P99, l.P999)
+		return fmt.Errorf("percentiles decrease: p50 %g, p95 %g, p99 %g, p99.9 %g", l.P50, l.P95, l.P99, l.P999)
 	}
 
 	last, sum := -1.0, int64(0)
@@ -245,11 +245,11 @@ func (l *Latency) check() error {
 			return err
 		}
 		if b.Value <= last {
-			return fmt.Errorf("the histogram: %g comes after %g", b.Value, last)
+			return fmt.Errorf("histogram: %g follows %g", b.Value, last)
 		}
 		last = b.Value
 		if sum += b.Count; sum < 0 || float64(sum) > maxValue {
-			return errors.New("the histogram counts too much")
+			return errors.New("histogram: the counts are too large")
 		}
 	}
 
@@ -260,7 +260,7 @@ func (l *Latency) check() error {
 func numbers(of string, all ...float64) error {
 	for _, v := range all {
 		if v < 0 || v > maxValue || math.IsNaN(v) {
-			return fmt.Errorf("%s: %g cannot be", of, v)
+			return fmt.Errorf("%s: %g is out of range", of, v)
 		}
 	}
 	return nil

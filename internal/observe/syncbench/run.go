@@ -100,7 +100,7 @@ func Measure(ctx context.Context, c Config) (report *Report, err error) {
 	for i := range c.Runs {
 		stage := "measure, seconds"
 		if c.Runs > 1 {
-			stage = fmt.Sprintf("measure, run %d of %d, seconds", i+1, c.Runs)
+			stage = fmt.Sprintf("measuring, run %d of %d, seconds", i+1, c.Runs)
 		}
 		one, err := b.prove(ctx, p, stage)
 		if err != nil {
@@ -143,15 +143,16 @@ func (c *Config) complete() (*definition, error) {
 
 	switch {
 	case c.Duration < shortest:
-		return nil, errs.New(errs.Invalid, op, "", "a run of %s is too short: at least %s", c.Duration, shortest)
+		return nil, errs.New(errs.Invalid, op, "", "a run must last at least %s (got %s)", shortest, c.Duration)
 	case c.Runs < 0:
-		return nil, errs.New(errs.Invalid, op, "", "%d runs", c.Runs)
+		return nil, errs.New(errs.Invalid, op, "", "the number of runs must be between 1 and %d (got %d)", MaxRuns, c.Runs)
 	case c.Writers < 0 || c.Writers > maxWriters:
-		return nil, errs.New(errs.Invalid, op, "", "%d writers: between 1 and %d", c.Writers, maxWriters)
+		return nil, errs.New(errs.Invalid, op, "", "the number of writers must be between 1 and %d (got "+
+			"%d)", maxWriters, c.Writers)
 	case c.SizeBytes < 0:
-		return nil, errs.New(errs.Invalid, op, "", "a size of %d bytes", c.SizeBytes)
+		return nil, errs.New(errs.Invalid, op, "", "the size must not be negative (got %d)", c.SizeBytes)
 	case c.P99 < 0:
-		return nil, errs.New(errs.Invalid, op, "", "a p99 of %s", c.P99)
+		return nil, errs.New(errs.Invalid, op, "", "the p99 must not be negative (got %s)", c.P99)
 	}
 
 	return &d, nil
@@ -167,7 +168,7 @@ func target(ctx context.Context, path string) (string, *stack.Stack, error) {
 	st, err := os.Stat(path)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return "", nil, errs.New(errs.NotFound, op, path, "there is no such directory")
+			return "", nil, errs.New(errs.NotFound, op, path, "directory does not exist")
 		}
 		return "", nil, errs.Wrap(op, path, err)
 	}
@@ -175,11 +176,11 @@ func target(ctx context.Context, path string) (string, *stack.Stack, error) {
 	switch {
 	case st.IsDir():
 	case st.Mode()&os.ModeDevice != 0 && st.Mode()&os.ModeCharDevice == 0:
-		return "", nil, errs.New(errs.Invalid, op, path, "it is a block device: to measure it would overwrite what is on it").
-			WithHint("name a directory in a filesystem on it")
+		return "", nil, errs.New(errs.Invalid, op, path, "is a block device: measuring it would overwrite its data").
+			WithHint("use a directory in a filesystem on it")
 	default:
-		return "", nil, errs.New(errs.Invalid, op, path, "it is no directory").
-			WithHint("name the directory: %s", filepath.Dir(path))
+		return "", nil, errs.New(errs.Invalid, op, path, "is not a directory").
+			WithHint("use the directory: %s", filepath.Dir(path))
 	}
 
 	below, err := stack.Of(ctx, path)
@@ -190,9 +191,8 @@ func target(ctx context.Context, path string) (string, *stack.Stack, error) {
 	for _, l := range below.Layers {
 		if l.Kind == stack.InMemory {
 			return "", nil, errs.New(errs.Unsupported, op, path,
-				"it is on %s, which keeps its files in memory: a sync there does nothing, and nothing outlives the "+
-					"power", l.FSType).
-				WithHint("name a directory on a disk")
+				"is on %s, which keeps its files in memory: syncs do nothing there", l.FSType).
+				WithHint("use a directory on a disk")
 		}
 		if l.Kind != stack.Overlay {
 			break // an overlay's files are on its upper layer

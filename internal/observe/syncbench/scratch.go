@@ -27,7 +27,7 @@ const lockName = "lock" // in the directory: held while the benchmark lives
 // scratch is the private directory of a benchmark.
 type scratch struct {
 	dir   string
-	lock  *os.File // nil where the filesystem has no locks
+	lock  *os.File // nil where the filesystem does not support locks
 	files map[string]file
 }
 
@@ -50,7 +50,7 @@ func newScratch(path string) (*scratch, error) {
 	}
 }
 
-var errTaken = errors.New("another benchmark has taken it for a leftover")
+var errTaken = errors.New("another benchmark removed it as a leftover")
 
 func tryScratch(path string) (*scratch, error) {
 	var id [5]byte
@@ -80,7 +80,7 @@ func tryScratch(path string) (*scratch, error) {
 	return s, nil
 }
 
-var errNoLocks = errors.New("the filesystem has no locks")
+var errNoLocks = errors.New("the filesystem does not support locks")
 
 // lockDir takes the lock in a directory; not held if another process has it, or has
 // removed the directory meanwhile.
@@ -219,7 +219,7 @@ func (s *scratch) layout(ctx context.Context, files []file, t *progress.Tracker)
 		return err
 	}
 
-	t.Start("lay out the files", 0, need)
+	t.Start("creating files", 0, need)
 	for _, f := range missing {
 		if err := s.create(ctx, f, t); err != nil {
 			return s.full(err, need)
@@ -305,11 +305,11 @@ func (s *scratch) room(need int64) error {
 		return nil
 	}
 	return noRoom(filepath.Dir(s.dir), need).
-		WithHint("free space, or measure with smaller files: %s, in bytes, with at most %d", errs.Param("size"), free*9/10)
+		WithHint("free some space, or use smaller files: %s (in bytes), at most %d", errs.Param("size"), free*9/10)
 }
 
 func noRoom(path string, need int64) *errs.Error {
-	return errs.New(errs.NoSpace, op, path, "its files need %.1f MiB, and there is less room", float64(need)/float64(mib))
+	return errs.New(errs.NoSpace, op, path, "needs %.1f MiB of free space", float64(need)/float64(mib))
 }
 
 // full explains an error of a full filesystem.
@@ -319,10 +319,10 @@ func (s *scratch) full(err error, need int64) error {
 	}
 	e := errs.New(errs.NoSpace, op, filepath.Dir(s.dir), "the filesystem is full: %w", err)
 	if need > 0 {
-		return e.WithHint("free space (%.1f MiB are needed), or measure with smaller files: %s", float64(need)/float64(mib),
+		return e.WithHint("free some space (%.1f MiB are needed), or use smaller files: %s", float64(need)/float64(mib),
 			errs.Param("size"))
 	}
-	return e.WithHint("free space, or measure with smaller files: %s", errs.Param("size"))
+	return e.WithHint("free some space, or use smaller files: %s", errs.Param("size"))
 }
 
 // create makes one file and, if it is to be written, fills it: with numbers that nothing can compress or

@@ -39,13 +39,13 @@ func (b *bench) search(ctx context.Context) (*Target, string, error) {
 		}
 		if err != nil {
 			if writers > 1 && (errs.Is(err, errs.Invalid) || errs.Is(err, errs.NoSpace)) {
-				return t, fmt.Sprintf("the search for a p99 of %s ended at %d writers, for more of which there is no room",
+				return t, fmt.Sprintf("the search for a p99 of %s ended at %d writers: there is no space for more",
 					words(t.P99), writers/2), nil
 			}
 			return nil, "", err
 		}
 
-		samples, err := b.start(ctx, p, d, fmt.Sprintf("search with %d writers, seconds", writers), (*exec.Cmd).Start, nil)
+		samples, err := b.start(ctx, p, d, fmt.Sprintf("searching with %d writers, seconds", writers), (*exec.Cmd).Start, nil)
 		if err != nil {
 			return nil, "", err
 		}
@@ -62,5 +62,6 @@ func (b *bench) search(ctx context.Context) (*Target, string, error) {
 		}
 	}
 
-	return t, fmt.Sprintf("the search for a p99 of %s ended at %d writers, which keep it", words(t.P99), stepWriters), nil
+	return t, fmt.Sprintf("the search for a p99 of %s ended at %d writers, the maximum, which keep "+
+		"it", words(t.P99), stepWriters), nil
 }

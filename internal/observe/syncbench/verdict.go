@@ -33,7 +33,7 @@ func verdict(r *Report, note string) Verdict {
 
 		v.Result = Failed
 		if len(run.Proof.Reasons) == 0 {
-			v.Words = append(v.Words, prefix+"it cannot be shown that its syncs reached the disk")
+			v.Words = append(v.Words, prefix+"could not prove that synced data reached the disk")
 		}
 
 		for _, reason := range run.Proof.Reasons {
@@ -68,9 +68,9 @@ func figures(r *Report) []string {
 	length := words(r.Seconds)
 	switch {
 	case r.Quick:
-		out = append(out, fmt.Sprintf("a quick run of %s is not a verdict on speed: shorter than a writeback cycle", length))
+		out = append(out, fmt.Sprintf("a quick run of %s, shorter than a writeback cycle, does not measure speed", length))
 	case r.Seconds < 2*writeback.Seconds():
-		out = append(out, fmt.Sprintf("runs of %s are not a verdict on speed: shorter than two writeback cycles of %s",
+		out = append(out, fmt.Sprintf("runs of %s, shorter than two writeback cycles of %s, do not measure speed",
 			length, words(writeback.Seconds())))
 	}
 
@@ -84,15 +84,15 @@ func figures(r *Report) []string {
 
 	switch {
 	case few >= 0 && few < 1000:
-		out = append(out, fmt.Sprintf("p99 and p99.9 rest on few syncs (%d in a run)", few))
+		out = append(out, fmt.Sprintf("p99 and p99.9 are based on few syncs (%d in a run)", few))
 	case few >= 0:
-		out = append(out, fmt.Sprintf("p99.9 rests on fewer than 10 syncs of %d in a run", few))
+		out = append(out, fmt.Sprintf("p99.9 is based on fewer than 10 of %d syncs in a run", few))
 	}
 
 	if stalled == 1 {
-		out = append(out, "it stalled once: see the time line")
+		out = append(out, "1 stall: see the time line")
 	} else if stalled > 1 {
-		out = append(out, fmt.Sprintf("it stalled %d times: see the time line", stalled))
+		out = append(out, fmt.Sprintf("%d stalls: see the time line", stalled))
 	}
 
 	return out

@@ -30,7 +30,7 @@ func (b *bench) prove(ctx context.Context, p *plan, stage string) (*Run, error) 
 
 	defer w.Close()
 
-	b.Tracker.Start("watch what others write", 0, 0)
+	b.Tracker.Start("measuring other writes", 0, 0)
 	quiet := time.Duration(quietPart * float64(b.Duration))
 	if err := w.Baseline(ctx, min(quietMost, max(quietLeast, quiet))); err != nil {
 		return nil, err
