@@ -1,5 +1,5 @@
-// Package blockdev says what a block device is, what lies below it and what it has
-// done, from sysfs. It opens no device and changes nothing; no root is needed.
+// Package blockdev reads the properties of block devices, the devices below them and their statistics from sysfs. It
+// opens no device, changes nothing, and needs no root.
 package blockdev
 
 import (
@@ -15,22 +15,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind is what a device is made of.
+// Kind is the kind of a device.
 type Kind string
 
 // The kinds.
 const (
-	Disk      Kind = "disk"          // real, or that of a virtual machine
+	Disk      Kind = "disk"          // real, or of a virtual machine
 	Partition Kind = "partition"     // of a disk
 	Loop      Kind = "loop"          // a file
 	Mapper    Kind = "device-mapper" // LVM, crypt, ...
 	RAID      Kind = "raid"          // md
 	Zvol      Kind = "zvol"          // a volume of a zpool
-	Memory    Kind = "memory"        // zram, brd, null_blk, pmem emulated: gone with the power
-	Other     Kind = "other"         // nbd, drbd, rbd, bcache, ublk, ...: what is below is not known
+	Memory    Kind = "memory"        // zram, brd, null_blk, emulated pmem: lost in a power failure
+	Other     Kind = "other"         // nbd, drbd, rbd, bcache, ublk, ...: the layers below are unknown
 )
 
-// sectorBytes is the unit of the statistics and sizes in sysfs, whatever the disk's own.
+// sectorBytes is the unit of the statistics and sizes in sysfs, for any disk.
 const sectorBytes = 512
 
 // Device is a block device as sysfs shows it.
@@ -39,38 +39,36 @@ type Device struct {
 	Number uint64 // as st_rdev
 	Kind   Kind
 
-	// VolatileCache: the device has a write cache that is lost with the power, so the
-	// kernel must flush it. Without one there is nothing to flush, and the kernel
-	// drops flushes before they reach the device.
+	// VolatileCache is set if the device has a write cache that a power failure loses, so the kernel must flush it.
+	// Otherwise the kernel drops flushes before they reach the device.
 	VolatileCache bool
 	FUA           bool   // can write single blocks through its cache
-	Rotational    bool   // says that it spins; disks of virtual machines often say so falsely
+	Rotational    bool   // reported as rotating; often wrong for disks of virtual machines
 	ReadOnly      bool   //
 	Transport     string // "nvme", "virtio", "scsi", "" if unknown
 	LogicalBytes  int    // the smallest write it accepts
-	PhysicalBytes int    // the smallest it does without reading first
-	AlignOffset   int    // bytes by which it starts off its disk's physical blocks; -1: unknown
+	PhysicalBytes int    // the smallest write it does without reading first
+	AlignOffset   int    // its offset into the physical blocks of its disk, in bytes; -1: unknown
 	StartBytes    int64  // of a partition, on its disk
 	SizeBytes     int64  //
 	Scheduler     string // of I/O: "none", "mq-deadline", ...
 	QueueRequests int    // nr_requests
-	Backing       string // of a loop device: the path of its file when it was attached, maybe with " (deleted)"
+	Backing       string // of a loop device: the path of its file when it was attached, possibly with " (deleted)"
 	DirectIO      bool   // of a loop device: its file's page cache is bypassed
 
 	dir string // in sysfs
 }
 
-// Path is the device node's usual place.
+// Path returns the usual path of the device node.
 func (d Device) Path() string { return "/dev/" + strings.ReplaceAll(d.Name, "!", "/") }
 
-// ID is "major:minor".
+// ID returns "major:minor".
 func (d Device) ID() string {
 	return fmt.Sprintf("%d:%d", unix.Major(d.Number), unix.Minor(d.Number))
 }
 
-// Lookup describes the device with a number (st_rdev of its node, or st_dev of a file on
-// it). The error is one of fs.ErrNotExist if there is none: the number is an
-// anonymous one, of a filesystem that is on no device or on several.
+// Lookup describes the device with a number (st_rdev of its node, or st_dev of a file on it). The error is
+// fs.ErrNotExist for anonymous numbers, of filesystems on no device or on several.
 func Lookup(number uint64) (Device, error) {
 	dir, err := filepath.EvalSymlinks(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(number), unix.Minor(number)))
 	if err != nil {
@@ -86,13 +84,13 @@ func LookupPath(path string) (Device, error) {
 		return Device{}, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return Device{}, fmt.Errorf("%s is no block device", path)
+		return Device{}, fmt.Errorf("%s is not a block device", path)
 	}
 	return Lookup(st.Rdev)
 }
 
-// List describes all block devices, partitions too, but not what vanishes
-// meanwhile, nor loop devices without a file.
+// List describes all block devices, including partitions, except devices that vanish in the meantime and loop devices
+// without a file.
 func List() ([]Device, error) {
 	dirs, err := filepath.Glob("/sys/dev/block/*:*")
 	if err != nil {
@@ -126,7 +124,7 @@ func describe(dir string, number uint64) (Device, error) {
 	if _, err := os.Stat(filepath.Join(dir, "partition")); err == nil {
 		d.Kind = Partition
 		d.StartBytes = d.number("start") * sectorBytes
-		queue = filepath.Dir(dir) // a partition's queue is its disk's
+		queue = filepath.Dir(dir) // a partition uses its disk's queue
 	}
 
 	q := Device{dir: queue}
@@ -173,7 +171,7 @@ func describe(dir string, number uint64) (Device, error) {
 	return d, nil
 }
 
-// transport tells from a disk's place in sysfs how it is connected.
+// transport derives from a disk's path in sysfs how it is connected.
 func transport(dir string) string {
 	real, err := filepath.EvalSymlinks(filepath.Join(dir, "device"))
 	if err != nil {
@@ -193,7 +191,7 @@ func transport(dir string) string {
 	return ""
 }
 
-// chosen is the word in brackets, or all if there is none.
+// chosen returns the word in brackets, or the whole text if there is none.
 func chosen(s string) string {
 	if _, rest, ok := strings.Cut(s, "["); ok {
 		word, _, _ := strings.Cut(rest, "]")
@@ -220,9 +218,8 @@ func (d Device) number(name string) int64 {
 	return n
 }
 
-// Below lists the devices that d is made of: the disk of a partition, the slaves of a
-// mapper or RAID device; none for others (what is below the file of a loop
-// device is found by its Backing).
+// Below lists the devices that d consists of: the disk of a partition, the slaves of a mapper or RAID device; none for
+// others (use Backing for loop devices).
 func (d Device) Below() ([]Device, error) {
 	if d.Kind == Partition {
 		var major, minor uint32
@@ -261,8 +258,8 @@ func (d Device) Below() ([]Device, error) {
 	return out, nil
 }
 
-// Above lists the devices that are made of d: its partitions, and mapper and RAID
-// devices. Not loop devices, which are made of files.
+// Above lists the devices built on d: its partitions, and mapper and RAID devices, but not loop devices, which use
+// files.
 func (d Device) Above() ([]Device, error) {
 	var dirs []string
 	for _, pattern := range []string{"*/partition", "holders/*"} {
@@ -279,7 +276,7 @@ func (d Device) Above() ([]Device, error) {
 	for _, dir := range dirs {
 		var major, minor uint32
 		if _, err := fmt.Sscanf(Device{dir: dir}.text("dev"), "%d:%d", &major, &minor); err != nil {
-			continue // gone meanwhile
+			continue // it has been removed
 		}
 		x, err := Lookup(unix.Mkdev(major, minor))
 		if errors.Is(err, os.ErrNotExist) {
@@ -294,42 +291,40 @@ func (d Device) Above() ([]Device, error) {
 	return out, nil
 }
 
-// HiddenCache says how it is known that a device has a volatile cache although the kernel
-// was told that it has none (queue/write_cache is "write through"), so that it drops the
-// flushes for it. "" if the kernel flushes, or nothing is known against it: NVMe drives
-// are not asked, which only root can.
+// HiddenCache returns the evidence that a device has a volatile cache although the kernel is set to assume none
+// (queue/write_cache is "write through") and drops its flushes. It returns "" if the kernel flushes, or without
+// evidence: NVMe drives are not queried, because only root can.
 func (d Device) HiddenCache() string {
 	switch {
-	case d.VolatileCache || d.Kind == Partition: // a partition's queue is its disk's
+	case d.VolatileCache || d.Kind == Partition: // a partition uses its disk's queue
 		return ""
 	case d.Kind == Loop && !d.ReadOnly && d.Backing != "":
 		// The driver claims a volatile cache for every file that can be synced (drivers/block/loop.c).
-		return "what is written to its file stays in memory until it is flushed"
+		return "data written to its file stays in memory until it is flushed"
 	}
 
 	claims, _ := filepath.Glob(filepath.Join(d.dir, "device/scsi_disk/*/cache_type"))
 	for _, name := range append(claims, filepath.Join(d.dir, "cache_type")) { // the last: virtio
 		if text, err := os.ReadFile(name); err == nil && strings.HasPrefix(string(text), "write back") {
-			return "the device says that it has a volatile cache (cache_type " + strings.TrimSpace(string(text)) + ")"
+			return "the device reports a volatile cache (cache_type " + strings.TrimSpace(string(text)) + ")"
 		}
 	}
 
 	if d.FUA && d.Kind == Disk {
-		// The kernel gives FUA only to what has a cache to write through, and keeps it when the cache is overridden.
-		return "it can write through a volatile cache (FUA)"
+		// The kernel enables FUA only for devices with a cache, and keeps it when the setting is overridden.
+		return "it supports writing through a volatile cache (FUA)"
 	}
 
 	return ""
 }
 
-// Stat is what a device has done since it came into being
-// (Documentation/block/stat.rst of the kernel).
+// Stat is the statistics of a device since it was created (Documentation/block/stat.rst of the kernel).
 type Stat struct {
 	Reads, Writes, Discards, Flushes int64 // completed; Flushes is -1 if the kernel does not count them (before 5.5)
 
 	ReadBytes, WrittenBytes, DiscardedBytes int64
 
-	// The sums of the times of all requests, from queueing to completion.
+	// ReadTime and the others are the total durations of requests, from queueing to completion.
 	ReadTime, WriteTime, DiscardTime, FlushTime time.Duration
 
 	InFlight  int64         // now
@@ -337,8 +332,7 @@ type Stat struct {
 	QueueTime time.Duration // BusyTime weighted by the number in flight
 }
 
-// Stat reads the statistics. Partitions count no flushes of their own: the kernel
-// counts them for the disk.
+// Stat reads the statistics. Partitions have no counts of flushes: the kernel counts them for the disk.
 func (d Device) Stat() (Stat, error) {
 	b, err := os.ReadFile(filepath.Join(d.dir, "stat"))
 	if err != nil {
@@ -382,7 +376,7 @@ func parseStat(text string) (Stat, error) {
 	return s, nil
 }
 
-// Minus is what was done between two readings; InFlight stays that of s.
+// Minus returns the difference of two readings; InFlight is that of s.
 func (s Stat) Minus(o Stat) Stat {
 	d := Stat{
 		Reads: s.Reads - o.Reads, Writes: s.Writes - o.Writes, Discards: s.Discards - o.Discards, Flushes: -1,

@@ -225,9 +225,9 @@ func (w *watched) owner(s *stack.Stack) {
 	case top.FSType == "zfs":
 		w.shared = "datasets share the devices of the zpool"
 	case w.Only && top.Mount.Point != s.Path:
-		w.shared = "it is a directory of a filesystem: " + top.Name
+		w.shared = "the target is a directory of a filesystem: " + top.Name
 	case top.Mount.Root != "/":
-		w.shared = "it is a part (" + top.Mount.Root + ") of a filesystem: " + top.FSType + " on " + w.groups[0].name
+		w.shared = "the target is a part (" + top.Mount.Root + ") of a filesystem: " + top.FSType + " on " + w.groups[0].name
 	default:
 		w.own = w.groups[0]
 		if top.FSType == "xfs" && len(w.own.devs) == 1 {

@@ -145,7 +145,7 @@ func (l *layout) diff(from, to *state) *Sample {
 		if x.ApplicationBytes == nil && !uncounted[x.FSType] && x.FSType != "" {
 			uncounted[x.FSType] = true
 			s.Missing = append(s.Missing,
-				x.FSType+" does not count what programs write: what its filesystem writes is at its device")
+				x.FSType+" does not count the writes of programs: the device shows the writes of its filesystem")
 		}
 	}
 

@@ -434,7 +434,7 @@ func (s *syncTracer) missing(l *layout) []string {
 		if n > 3 {
 			names += fmt.Sprintf(" and %d more", n-3)
 		}
-		out = append(out, names+": syncs cannot be told from those of others on the same filesystem")
+		out = append(out, names+": its syncs cannot be told from others on the same filesystem")
 	}
 
 	return out

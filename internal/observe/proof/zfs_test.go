@@ -201,7 +201,7 @@ func TestDisk(t *testing.T) {
 				}
 			}()
 			wantFail(t, watch(t, dir, slowly(options{})), name+" (write through)",
-				"the device says that it has a volatile cache")
+				"the device reports a volatile cache")
 			// By the counts it is a disk without a cache: there is nothing to flush, and
 			// writes arrive.
 			p := watch(t, dir, slowly(options{counts: true}))

@@ -1,6 +1,5 @@
-// Package stack tells what lies below a path, from the filesystem it is on down to
-// the disks: filesystem, loop device, the file's filesystem, partition, disk. It
-// only looks.
+// Package stack finds the layers below a path, from its filesystem down to the disks: filesystem, loop device, the
+// file's filesystem, partition, disk. It changes nothing.
 package stack
 
 import (
@@ -18,30 +17,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind is what a layer is.
+// Kind is the kind of a layer.
 type Kind string
 
 // The kinds of layers. Those of block devices are those of package blockdev.
 const (
 	Filesystem Kind = "filesystem" // on block devices
-	InMemory   Kind = "memory"     // tmpfs, ramfs, zram, ...: gone with the power
-	Network    Kind = "network"    // nfs, cifs, ceph, 9p, virtiofs, ...: what is below is elsewhere
-	FUSE       Kind = "fuse"       // a program: only it knows what is below
+	InMemory   Kind = "memory"     // tmpfs, ramfs, zram, ...: lost in a power failure
+	Network    Kind = "network"    // nfs, cifs, ceph, 9p, virtiofs, ...: the layers below are elsewhere
+	FUSE       Kind = "fuse"       // a program, which alone knows the layers below
 	Overlay    Kind = "overlay"    // its upper directory is below
 	Zpool      Kind = "zpool"      //
-	Unknown    Kind = "unknown"    // a filesystem on no device that could be found
+	Unknown    Kind = "unknown"    // a filesystem whose device could not be found
 )
 
 // Layer is one thing that data passes through on its way down.
 type Layer struct {
 	Kind  Kind   `json:"kind"`
 	Name  string `json:"name"`  // unique in the stack: "ext4 on /mnt/x", "loop3", "vda1", "zpool tank"
-	Depth int    `json:"depth"` // 0: at the top; what is side by side (the disks of a RAID) has the same
-	// Role of a device in the layer above, if it has a special one: "log",
-	// "cache", "spare", "special", "dedup".
+	Depth int    `json:"depth"` // 0: at the top; layers side by side (the disks of a RAID) have the same
+	// Role is the role of a device in the layer above, if it has a special one: "log", "cache", "spare", "special",
+	// "dedup".
 	Role string `json:"role,omitempty"`
-	// Group is, of a device in a zpool, the vdev at the top that it is a part of, such
-	// as "mirror-0": what is written goes to all that have the same.
+	// Group is the top-level vdev of a device in a zpool, such as "mirror-0": writes go to all devices of a group.
 	Group string `json:"group,omitempty"`
 
 	FSType string `json:"fstype,omitempty"` // of a filesystem: "ext4", "fuse.NAME"
@@ -58,12 +56,11 @@ type Layer struct {
 type Stack struct {
 	Path   string  `json:"path"` // absolute, without symbolic links
 	Layers []Layer `json:"layers"`
-	// Hidden says why nothing is known below the last layer; "" if it ends in
-	// disks.
+	// Hidden is the reason why nothing is known below the last layer; "" if the stack ends in disks.
 	Hidden string `json:"hidden,omitempty"`
 }
 
-// Devices are the layers that are block devices.
+// Devices returns the layers that are block devices.
 func (s *Stack) Devices() []Layer {
 	var out []Layer
 	for _, l := range s.Layers {
@@ -74,8 +71,7 @@ func (s *Stack) Devices() []Layer {
 	return out
 }
 
-// Above is the index of the layer that lies on layer i: on which of them it was
-// found first, if it is on several; -1 for the top.
+// Above returns the index of the layer on top of layer i, the first one found if there are several; -1 for the top.
 func (s *Stack) Above(i int) int {
 	for a := i - 1; a >= 0; a-- {
 		if s.Layers[a].Depth < s.Layers[i].Depth {
@@ -85,8 +81,7 @@ func (s *Stack) Above(i int) int {
 	return -1
 }
 
-// Bottom are the layers of devices that nothing is known to be below: disks, and
-// memory.
+// Bottom returns the devices without a known layer below: disks, and memory.
 func (s *Stack) Bottom() []Layer {
 	var out []Layer
 	for i, l := range s.Layers {
@@ -97,11 +92,11 @@ func (s *Stack) Bottom() []Layer {
 	return out
 }
 
-// maxDepth bounds the layers on each other.
+// maxDepth is the maximum depth of a stack.
 const maxDepth = 24
 
-// Of finds the layers below path, which exists: a file, a directory, or a block
-// device's node. NotFound, Permission, or Unsupported if it is none of these.
+// Of finds the layers below path: an existing file, directory, or node of a block device. NotFound, Permission, or
+// Unsupported if it is something else.
 func Of(ctx context.Context, path string) (*Stack, error) {
 	table, err := mount.Table("self")
 	if err != nil {
@@ -110,9 +105,9 @@ func Of(ctx context.Context, path string) (*Stack, error) {
 	return In(ctx, table, path)
 }
 
-const op = "find what is below"
+const op = "find the layers below"
 
-// In is Of with a mount table of this process that was just read: for many paths.
+// In is Of with a mount table of this process that was just read, for many paths.
 func In(ctx context.Context, table []mount.Entry, path string) (*Stack, error) {
 	real, err := filepath.Abs(path)
 	if err == nil {
@@ -138,7 +133,7 @@ func In(ctx context.Context, table []mount.Entry, path string) (*Stack, error) {
 	case unix.S_IFREG, unix.S_IFDIR:
 		b.path(real, 0)
 	default:
-		return nil, errs.New(errs.Unsupported, op, path, "it is no file, directory or block device")
+		return nil, errs.New(errs.Unsupported, op, path, "is not a file, directory or block device")
 	}
 
 	return b.stack, ctx.Err()
@@ -149,17 +144,17 @@ type builder struct {
 	stack *Stack
 	table []mount.Entry
 	group string          // of the device to add next
-	seen  map[string]bool // what is in the stack: two disks of a RAID have one controller's file below, once
+	seen  map[string]bool // names in the stack: a layer below two disks of a RAID is added once
 }
 
-// hide notes why the search ends.
+// hide records why the search ends.
 func (b *builder) hide(format string, args ...any) {
 	if b.stack.Hidden == "" {
 		b.stack.Hidden = fmt.Sprintf(format, args...)
 	}
 }
 
-// add puts a layer in, unless it is there.
+// add adds a layer, unless the stack has it already.
 func (b *builder) add(l Layer) bool {
 	if b.seen[l.Name] {
 		return false
@@ -173,8 +168,7 @@ func (b *builder) add(l Layer) bool {
 	return true
 }
 
-// inMemory and overNetwork are types of filesystems that keep data elsewhere than on
-// a block device of this host.
+// inMemory and overNetwork are types of filesystems that do not keep data on a block device of this host.
 var (
 	inMemory    = words("tmpfs ramfs hugetlbfs devtmpfs rootfs")
 	overNetwork = words("nfs nfs4 cifs smb3 ceph 9p virtiofs afs lustre gpfs glusterfs beegfs orangefs ocfs2 gfs2 " +
@@ -189,11 +183,11 @@ func words(s string) map[string]bool {
 	return m
 }
 
-// path adds the filesystem that path is on and what is below it.
+// path adds the filesystem of a path and the layers below it.
 func (b *builder) path(path string, depth int) {
 	m, ok := mount.At(b.table, path)
 	if !ok {
-		b.hide("the mount table does not show what %s is on", path)
+		b.hide("the mount table does not show the filesystem of %s", path)
 		return
 	}
 
@@ -221,15 +215,15 @@ func (b *builder) path(path string, depth int) {
 	case InMemory:
 		b.hide("%s keeps its files in memory", m.FSType)
 	case Network:
-		b.hide("%s: what is below is on another machine (%s)", m.FSType, m.Source)
+		b.hide("%s: the layers below are on another machine (%s)", m.FSType, m.Source)
 	case FUSE:
-		b.hide("%s is a program (%s): only it knows what is below", m.FSType, m.Source)
+		b.hide("%s is a FUSE program (%s): only the program knows the layers below", m.FSType, m.Source)
 	case Overlay:
 		upper := option(m.Super, "upperdir")
 		if upper == "" {
 			b.hide("an overlay without an upper directory is read-only")
 		} else if _, err := os.Stat(upper); err != nil {
-			b.hide("the upper directory of the overlay cannot be seen from here: %s", upper)
+			b.hide("the upper directory of the overlay is not visible from here: %s", upper)
 		} else {
 			b.path(upper, depth+1)
 		}
@@ -238,7 +232,7 @@ func (b *builder) path(path string, depth int) {
 	}
 }
 
-// option is the value of an option in a list.
+// option returns the value of an option in a list.
 func option(list, name string) string {
 	for o := range strings.SplitSeq(list, ",") {
 		if k, v, ok := strings.Cut(o, "="); ok && k == name {
@@ -248,7 +242,7 @@ func option(list, name string) string {
 	return ""
 }
 
-// filesystem adds the devices of a filesystem that is on devices of this host.
+// filesystem adds the devices of a filesystem on block devices of this host.
 func (b *builder) filesystem(l *Layer, path string, depth int) {
 	fstype, source := l.FSType, l.Mount.Source
 	switch fstype {
@@ -277,24 +271,22 @@ func (b *builder) filesystem(l *Layer, path string, depth int) {
 	d, err := blockdev.LookupPath(source)
 	if err != nil {
 		l.Kind = Unknown
-		b.hide("%s at %s is on no block device that can be seen (%s)", fstype, path, source)
+		b.hide("%s at %s is not on a visible block device (%s)", fstype, path, source)
 		return
 	}
 
 	b.device(d, depth, "")
 }
 
-// externalLog finds the device that a filesystem on data keeps its log on, if it is
-// another one.
+// externalLog finds the separate log device of a filesystem on data, if it has one.
 func externalLog(m mount.Entry, data blockdev.Device) (blockdev.Device, bool) {
 	node := ""
 	switch m.FSType {
 	case "xfs":
 		node = option(m.Super, "logdev")
 	case "ext4":
-		// The mount table does not tell. The journal's thread has the name of its
-		// device, and behind it, where the journal is a file of the filesystem, the number
-		// of that file: "jbd2/loop1", "jbd2/vda1-8".
+		// The mount table does not show it. The journal's thread is named after its device, followed by the inode number if
+		// the journal is a file of the filesystem: "jbd2/loop1", "jbd2/vda1-8".
 		pid, err := os.ReadFile("/sys/fs/ext4/" + data.Name + "/journal_task")
 		if err != nil {
 			return blockdev.Device{}, false
@@ -317,7 +309,7 @@ func externalLog(m mount.Entry, data blockdev.Device) (blockdev.Device, bool) {
 	return d, err == nil && d.Number != data.Number
 }
 
-// device adds a block device and what is below it.
+// device adds a block device and the layers below it.
 func (b *builder) device(d blockdev.Device, depth int, role string) {
 	group := b.group
 	b.group = ""
@@ -329,17 +321,17 @@ func (b *builder) device(d blockdev.Device, depth int, role string) {
 	case blockdev.Loop:
 		file := d.Backing
 		if strings.HasSuffix(file, " (deleted)") {
-			b.hide("the file behind %s is deleted: %s", d.Name, file)
+			b.hide("the file behind %s has been deleted: %s", d.Name, file)
 			return
 		}
 
 		if _, err := os.Stat(file); err != nil {
-			b.hide("the file behind %s cannot be seen from here: %s", d.Name, file)
+			b.hide("the file behind %s is not visible from here: %s", d.Name, file)
 			return
 		}
 
 		if other, err := isOther(d, file); err == nil && other {
-			b.hide("the file behind %s cannot be seen from here: what is at %s is another one", d.Name, file)
+			b.hide("the file behind %s is not visible from here: %s is another file", d.Name, file)
 			return
 		}
 
@@ -355,11 +347,11 @@ func (b *builder) device(d blockdev.Device, depth int, role string) {
 	case blockdev.Memory:
 		b.hide("%s is memory", d.Name)
 	case blockdev.Other:
-		b.hide("what is below %s is not known to this program", d.Name)
+		b.hide("the layers below %s are unknown", d.Name)
 	default:
 		below, err := d.Below()
 		if err != nil {
-			b.hide("what is below %s: %v", d.Name, err)
+			b.hide("the layers below %s: %v", d.Name, err)
 			return
 		}
 		for _, x := range below {
@@ -368,8 +360,8 @@ func (b *builder) device(d blockdev.Device, depth int, role string) {
 	}
 }
 
-// isOther reports whether another file is at the path of the one behind a loop device: the
-// path is that of the mount namespace in which it was attached. An error without root.
+// isOther reports whether the path of a loop device's file leads to another file: the path is from the mount namespace
+// in which the device was attached. It fails without root.
 func isOther(d blockdev.Device, file string) (bool, error) {
 	dev, err := os.Open(d.Path())
 	if err != nil {
@@ -390,7 +382,7 @@ func isOther(d blockdev.Device, file string) (bool, error) {
 	return st.Ino != info.Inode, nil // not by the device: btrfs has others for stat
 }
 
-// btrfsDevices finds all devices of the btrfs that one of its devices' nodes names.
+// btrfsDevices finds all devices of a btrfs by the node of one of them.
 func btrfsDevices(source string) ([]blockdev.Device, error) {
 	one, err := blockdev.LookupPath(source)
 	if err != nil {

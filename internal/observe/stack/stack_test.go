@@ -243,7 +243,7 @@ func TestFUSE(t *testing.T) {
 	}()
 	s := of(t, at)
 	want(t, s, []string{"fuse fuse.passthrough on " + at}, "")
-	if !strings.Contains(s.Hidden, "only it knows what is below") {
+	if !strings.Contains(s.Hidden, "only the program knows the layers below") {
 		t.Errorf("%q", s.Hidden)
 	}
 }
@@ -291,7 +291,7 @@ func TestHidden(t *testing.T) {
 
 	image := of(t, fs.Dir()).Layers[1].Device.Backing
 	for _, c := range []struct{ other, words string }{
-		{"", "cannot be seen from here"}, {"1", "is another one"},
+		{"", "is not visible from here"}, {"1", "is another file"},
 	} {
 		// The image is in a directory of its own, which the child covers.
 		in := testfs.Ext4(t, 64<<20)
@@ -312,7 +312,7 @@ func TestHidden(t *testing.T) {
 	}
 	s := of(t, fs.Dir())
 	want(t, s, above, "")
-	if !strings.Contains(s.Hidden, "is deleted") {
+	if !strings.Contains(s.Hidden, "has been deleted") {
 		t.Errorf("hidden: %q", s.Hidden)
 	}
 }

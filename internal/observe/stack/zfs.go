@@ -47,19 +47,19 @@ func poolDevices(b *builder, pool string) ([]vdev, error) {
 	}
 	devs := parseStatus(string(out), pool)
 	if len(devs) == 0 {
-		return nil, fmt.Errorf("zpool status shows none")
+		return nil, fmt.Errorf("zpool status lists none")
 	}
 	return devs, nil
 }
 
-// parseStatus reads the leaves out of the table that `zpool status -P -L` prints:
-// those whose name is a path. Its classes (logs, cache, ...) are lines of their own.
+// parseStatus reads the leaves, whose names are paths, from the table of `zpool status -P -L`. Classes (logs, cache,
+// ...) have lines of their own.
 func parseStatus(text, pool string) (out []vdev) {
 	inside, role, group, margin := false, "", "", 0
 	for line := range strings.Lines(text) {
 		f := strings.Fields(line)
 
-		// Two columns right of the pool and of the classes stand the vdevs at the top.
+		// Top-level vdevs are indented by two columns more than the pool and the classes.
 		if inside && len(f) > 0 && indent(line) == margin+2 {
 			group = f[0]
 		}
@@ -93,8 +93,8 @@ func parseStatus(text, pool string) (out []vdev) {
 
 func indent(line string) int { return len(line) - len(strings.TrimLeft(line, " \t")) }
 
-// zvolDataset finds the dataset of a zvol: the kernel knows it, and tells root; else by
-// its links in /dev/zvol, if udev makes any.
+// zvolDataset finds the dataset of a zvol. The kernel knows it, but tells only root; otherwise links in /dev/zvol show
+// it, if udev creates them.
 func zvolDataset(d blockdev.Device) (string, error) {
 	if name, err := zfs.DatasetOf(d.Path()); err == nil {
 		return name, nil
@@ -114,7 +114,7 @@ func zvolDataset(d blockdev.Device) (string, error) {
 	}
 
 	if found == "" {
-		return "", fmt.Errorf("no link in /dev/zvol leads to it")
+		return "", fmt.Errorf("no link in /dev/zvol points to it")
 	}
 
 	return found, nil

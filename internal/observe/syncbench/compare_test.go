@@ -82,7 +82,7 @@ func TestCompareItself(t *testing.T) {
 	if got := verdicts(c); !slices.Equal(got, want) {
 		t.Errorf("one run: %q", got)
 	}
-	if c.Basis != InsideRuns || !strings.Contains(c.Summary, "nothing can be said of p99.9 and max") {
+	if c.Basis != InsideRuns || !strings.Contains(c.Summary, "unknown for p99.9 and max") {
 		t.Errorf("one run: %+v", c)
 	}
 }
@@ -286,7 +286,7 @@ func TestCompareWarns(t *testing.T) {
 	c := compare(t, fixture(t), b)
 	text := strings.Join(c.Warnings, "\n")
 	for _, want := range []string{
-		"different hosts: host-1 in A, host-2 in B", "different kernels: 6.18.0 in A, 6.1.0 in B", "B is of --quick",
+		"different hosts: host-1 in A, host-2 in B", "different kernels: 6.18.0 in A, 6.1.0 in B", "B used --quick",
 		"the layers have different settings: ", "A stalled in 1 of its 3 runs",
 	} {
 		if !strings.Contains(text, want) {
@@ -294,7 +294,7 @@ func TestCompareWarns(t *testing.T) {
 		}
 	}
 	if len(c.Unproven) != 1 || !strings.HasPrefix(c.Unproven[0], "B failed its proof at vda") ||
-		!strings.Contains(c.Summary, "not all of what was synced") {
+		!strings.Contains(c.Summary, "could not prove that all synced data") {
 		t.Errorf("%+v", c)
 	}
 	b = fixture(t)

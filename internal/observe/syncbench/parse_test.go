@@ -150,9 +150,9 @@ func TestJobsAreSummed(t *testing.T) {
 		t.Errorf("percentiles %v", p)
 	}
 	for _, c := range []struct{ text, says string }{
-		{object(`{"sync":{"lat_ns":{"bins":{"x":1}}}}`), "no latency"},
-		{object(`{"job_runtime":"1"}`), "fio's output"},
-		{"{\n]\n}\n", "fio's output"},
+		{object(`{"sync":{"lat_ns":{"bins":{"x":1}}}}`), "is not a latency"},
+		{object(`{"job_runtime":"1"}`), "output of fio"},
+		{"{\n]\n}\n", "output of fio"},
 	} {
 		if _, err := readSamples(strings.NewReader(c.text), func(*sample) error {
 			return nil

@@ -34,9 +34,9 @@ func TestRefused(t *testing.T) {
 		}
 		kindIs(t, err, kind, says...)
 	}
-	refused(quick(filepath.Join(dir, "none"), "postgres"), errs.NotFound, "no such directory")
-	refused(quick(file, "postgres"), errs.Invalid, "no directory", "name the directory: "+dir)
-	refused(quick("/dev/null", "postgres"), errs.Invalid, "no directory")
+	refused(quick(filepath.Join(dir, "none"), "postgres"), errs.NotFound, "directory does not exist")
+	refused(quick(file, "postgres"), errs.Invalid, "is not a directory", "use the directory: "+dir)
+	refused(quick("/dev/null", "postgres"), errs.Invalid, "is not a directory")
 	refused(quick(dir, "oracle"), errs.Invalid, "oracle",
 		"postgres, postgres-dsync, innodb, sqlite-full, sqlite-normal, etcd, checkpoint")
 	with := func(change func(*Config)) Config {
@@ -44,8 +44,8 @@ func TestRefused(t *testing.T) {
 		change(&c)
 		return c
 	}
-	refused(with(func(c *Config) { c.Duration = time.Millisecond }), errs.Invalid, "too short")
-	refused(with(func(c *Config) { c.Runs = -1 }), errs.Invalid, "-1 runs")
+	refused(with(func(c *Config) { c.Duration = time.Millisecond }), errs.Invalid, "at least 1s")
+	refused(with(func(c *Config) { c.Runs = -1 }), errs.Invalid, "got -1")
 	refused(with(func(c *Config) { c.Writers = 5000 }), errs.Invalid, "between 1 and 1024")
 	refused(with(func(c *Config) { c.SizeBytes = -1 }), errs.Invalid, "size")
 	refused(with(func(c *Config) { c.SizeBytes = 1000 }), errs.Invalid, "too few", `parameter "size" set to 131072`)
@@ -120,7 +120,7 @@ func TestBlockDevice(t *testing.T) {
 		t.Skipf("SKIPPED: no node of a block device here: %v", err)
 	}
 	_, err = Measure(t.Context(), quick(devices[0], "postgres"))
-	kindIs(t, err, errs.Invalid, "block device", "overwrite", "name a directory")
+	kindIs(t, err, errs.Invalid, "block device", "overwrite", "use a directory")
 }
 
 func TestReadOnly(t *testing.T) {
@@ -151,9 +151,9 @@ func TestFioFails(t *testing.T) {
 	for _, c := range []struct{ script, says string }{
 		{`exec "$FIO" "$@" --no_such_option=1`, "no_such_option"},
 		{`"$FIO" "$@" | head -c 3000; kill -SEGV $$`, "segmentation fault"},
-		{`exit 0`, "reported nothing"},
+		{`exit 0`, "no report"},
 		{`echo 'fio: it is Friday' >&2; exit 3`, "fio: it is Friday"},
-		{`printf '{\n"jobs":[{"sync":{"lat_ns":{"bins":{"x":1}}}}]\n}\n'; exec sleep 1000`, "no latency"},
+		{`printf '{\n"jobs":[{"sync":{"lat_ns":{"bins":{"x":1}}}}]\n}\n'; exec sleep 1000`, "is not a latency"},
 	} {
 		t.Run(c.says, func(t *testing.T) {
 			wrapFio(t, c.script)
@@ -170,7 +170,7 @@ func TestNoRoom(t *testing.T) {
 	c := quick(dir, "postgres")
 	c.SizeBytes = 0
 	_, err := Measure(t.Context(), c)
-	kindIs(t, err, errs.NoSpace, "need 1056.0 MiB", `parameter "size"`)
+	kindIs(t, err, errs.NoSpace, "needs 1056.0 MiB", `parameter "size"`)
 	empty(t, dir)
 }
 
@@ -248,7 +248,7 @@ func TestFullWhileMeasured(t *testing.T) {
 		share(t, l, filepath.Join(dir, "copy-"+filepath.Base(l)))
 	}
 	err = <-done
-	kindIs(t, err, errs.NoSpace, "became full during the run", "No space left", "free space")
+	kindIs(t, err, errs.NoSpace, "ran out of space during the run", "No space left", "free some space")
 	left, err := filepath.Glob(filepath.Join(dir, ".pando*"))
 	if err != nil || len(left) != 0 {
 		t.Errorf("%v, %v", left, err)
@@ -341,8 +341,8 @@ func TestReport(t *testing.T) {
 		!strings.Contains(said, "ended at 8 writers") {
 		t.Errorf("%+v, %s", r.Target, said)
 	}
-	if s := strings.Join(seen, "; "); !strings.Contains(s, "measure, run 2 of 2, seconds") ||
-		!strings.Contains(s, "search with 8 writers, seconds") {
+	if s := strings.Join(seen, "; "); !strings.Contains(s, "measuring, run 2 of 2, seconds") ||
+		!strings.Contains(s, "searching with 8 writers, seconds") {
 		t.Errorf("stages: %s", s)
 	}
 	empty(t, dir)
@@ -379,8 +379,8 @@ func TestVerdict(t *testing.T) {
 			[]string{"could not prove that synced data reached the disk",
 				"runs of 30.0 s, shorter than two writeback cycles of 30.0 s, do not measure speed"}}},
 		{"few", []Run{{Syncs: 500, Stalls: make([]Stall, 2), Proof: good.Proof}}, 60,
-			Verdict{Pass, "", []string{"all arrived", "p99 and p99.9 rest on few syncs (500 in a run)",
-				"it stalled 2 times: see the time line"}}},
+			Verdict{Pass, "", []string{"all arrived", "p99 and p99.9 are based on few syncs (500 in a run)",
+				"2 stalls: see the time line"}}},
 	} {
 		got := verdict(&Report{Runs: c.runs, Seconds: c.seconds}, "")
 		if got.Result != c.want.Result || got.Layer != c.want.Layer ||

@@ -127,7 +127,7 @@ func syntax(op, name string, length int, err error) error {
 	case errors.As(err, &bad):
 		return errs.New(errs.Invalid, op, name, "not JSON: %v, at byte %d", bad, bad.Offset).WithHint(hint)
 	case errors.As(err, &typ):
-		return errs.New(errs.Invalid, op, name, "%s cannot be a %s", orTop(typ.Field), typ.Value).WithHint(hint)
+		return errs.New(errs.Invalid, op, name, "%s must not be of type %s", orTop(typ.Field), typ.Value).WithHint(hint)
 	}
 
 	return errs.New(errs.Invalid, op, name, "not JSON: %v", err).WithHint(hint)

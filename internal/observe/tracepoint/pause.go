@@ -8,12 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pause stops recording until Resume; what has been recorded stays. It costs a
-// few system calls an event and processor, where closing and opening anew
-// would cost the kernel's changing its code each time.
+// Pause stops recording until Resume, and keeps the records. It costs a few system calls for each event and CPU,
+// whereas closing and reopening would make the kernel patch its code each time.
 func (r *Recorder) Pause() error { return r.each(unix.PERF_EVENT_IOC_DISABLE) }
 
-// Resume records again.
+// Resume continues recording.
 func (r *Recorder) Resume() error { return r.each(unix.PERF_EVENT_IOC_ENABLE) }
 
 func (r *Recorder) each(request uint) error {

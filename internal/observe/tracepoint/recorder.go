@@ -34,20 +34,19 @@ type Spec struct {
 // Recorder records events of all processes. It is for one goroutine.
 type Recorder struct {
 	rings []*ring
-	more  []int // descriptors of events that write into the rings
+	more  []int // descriptors of further events that write to the rings
 	ids   map[uint64]*Event
 	lost  uint64
 }
 
-// ring is the buffer of a processor that the kernel fills.
+// ring is the buffer of a CPU, which the kernel fills.
 type ring struct {
 	fd, cpu int
 	mem     []byte
 }
 
-// ringPages is the size of a processor's buffer in pages, a power of two: 4 MiB, or
-// less where there are so many processors that it would be more than 64 MiB in all,
-// but no less than 256 KiB.
+// ringPages returns the size of a CPU's buffer in pages, a power of two: 4 MiB, or less on hosts with so many CPUs that
+// all buffers would exceed 64 MiB, but at least 256 KiB.
 func ringPages(processors int) int {
 	n := 1 << 10
 	for n > 1<<6 && n*processors > 16<<10 {
@@ -56,7 +55,7 @@ func ringPages(processors int) int {
 	return n
 }
 
-// Record starts recording; the events of several specs are in one order.
+// Record starts recording; events of all specs are in a single order.
 func NewRecorder(specs ...Spec) (*Recorder, error) {
 	r := &Recorder{ids: map[uint64]*Event{}}
 	fail := func(err error) (*Recorder, error) {
@@ -89,7 +88,7 @@ func NewRecorder(specs ...Spec) (*Recorder, error) {
 
 			fd, err := open(&attr, Everything, cpu, e.Name, e.filter)
 			if errors.Is(err, unix.ENODEV) {
-				break // the processor is offline
+				break // the CPU is offline
 			}
 			if err != nil {
 				return fail(err)
@@ -125,8 +124,8 @@ func NewRecorder(specs ...Spec) (*Recorder, error) {
 	return r, nil
 }
 
-// Read takes what has been recorded since the last call, in order of time. Lost
-// counts the events since the start that found the buffer full: read more often.
+// Read returns the records since the last call, in order of time. Lost is the number of events since the start that
+// were dropped because the buffer was full: read more often.
 func (r *Recorder) Read() (records []Record, lost uint64, err error) {
 	for _, g := range r.rings {
 		if records, err = r.drain(g, records); err != nil {
@@ -180,7 +179,7 @@ func (r *Recorder) drain(g *ring, out []Record) ([]Record, error) {
 	return out, nil
 }
 
-// at copies n bytes out of the ring, which they may wrap around in.
+// at copies n bytes out of the ring, where they may wrap around.
 func (g *ring) at(data []byte, pos, n uint64) []byte {
 	out := make([]byte, n)
 	from := pos % uint64(len(data))

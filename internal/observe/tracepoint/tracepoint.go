@@ -1,14 +1,10 @@
-// Package tracepoint counts and records events of the kernel (tracepoints, see
-// Documentation/trace/events.rst) through perf_event_open(2).
-//
-// Nothing that is set up outlives the process: it is all file descriptors, so that a
-// kill leaves neither a tracing instance nor an enabled event. Tracefs is needed for the
-// numbers and layouts of events only; where it is not mounted it is mounted for this
-// process alone, at no path.
-//
-// Counting costs the traced program next to nothing, because the kernel filters and
-// counts in place; recording costs a few hundred nanoseconds an event, so record in
-// short windows only.
+// Package tracepoint counts and records kernel events (tracepoints, Documentation/trace/events.rst) through
+// perf_event_open(2).
+// All state is in file descriptors, so a killed process leaves neither a tracing instance nor an enabled event behind.
+// Tracefs is needed only for the numbers and layouts of events; if it is not mounted, this process mounts it privately,
+// without a path.
+// Counting costs the traced program almost nothing, because the kernel filters and counts in place; recording costs a
+// few hundred nanoseconds for each event, so record only in short windows.
 package tracepoint
 
 import (
@@ -32,9 +28,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// root is where the tree of tracefs can be read from, and keeps it.
+// root returns the path of tracefs, and keeps a private mount open.
 var root = sync.OnceValues(func() (string, error) {
-	// Not below /sys/kernel/debug, where looking is enough to have it mounted.
+	// Not below /sys/kernel/debug, where a lookup mounts it.
 	const dir = "/sys/kernel/tracing"
 	if _, err := os.Stat(filepath.Join(dir, "events/block")); err == nil {
 		return dir, nil
@@ -53,7 +49,7 @@ var root = sync.OnceValues(func() (string, error) {
 		if kind == errs.Permission {
 			return "", e.WithHint("run it as root")
 		}
-		return "", e.WithHint("a kernel with CONFIG_FTRACE and tracefs is needed")
+		return "", e.WithHint("use a kernel with CONFIG_FTRACE and tracefs")
 	}
 
 	top, err := d.Open()
@@ -61,15 +57,14 @@ var root = sync.OnceValues(func() (string, error) {
 		return "", errs.Wrap("trace the kernel", "", err)
 	}
 
-	keep = []any{d, top} // for as long as the process lives
+	keep = []any{d, top} // as long as the process lives
 	return fmt.Sprintf("/proc/self/fd/%d", top.Fd()), nil
 })
 
 var keep []any
 
-// Available says why events cannot be counted here, or nil: Permission without
-// root (or with a strict kernel.perf_event_paranoid), Unsupported without
-// tracefs or perf events.
+// Available returns the reason why events cannot be counted, or nil: Permission without root (or with a strict
+// kernel.perf_event_paranoid), Unsupported without tracefs or perf events.
 func Available() error {
 	c, err := Count("block:block_bio_queue", "", Everything)
 	if err != nil {
@@ -78,21 +73,21 @@ func Available() error {
 	return c.Close()
 }
 
-// Event is a tracepoint's number and the layout of its records.
+// Event is the number of a tracepoint and the layout of its records.
 type Event struct {
 	Name   string // "block:block_bio_queue"
 	ID     uint64
 	Fields map[string]Field
 }
 
-// Field is a place in a record.
+// Field is a field of a record.
 type Field struct {
 	Offset, Size int
 	Signed       bool
-	Dynamic      bool // __data_loc: the place holds offset and length of the content
+	Dynamic      bool // __data_loc: the field holds the offset and the length of its content
 }
 
-// Lookup finds an event named SYSTEM:NAME. Unsupported if this kernel does not have it.
+// Lookup finds an event named SYSTEM:NAME. Unsupported if this kernel lacks it.
 func Lookup(name string) (*Event, error) {
 	dir, err := root()
 	if err != nil {
@@ -102,7 +97,7 @@ func Lookup(name string) (*Event, error) {
 	system, event, _ := strings.Cut(name, ":")
 	text, err := os.ReadFile(filepath.Join(dir, "events", system, event, "format"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errs.New(errs.Unsupported, "trace the kernel", name, "this kernel does not have the event")
+		return nil, errs.New(errs.Unsupported, "trace the kernel", name, "this kernel lacks the event")
 	}
 	if err != nil {
 		return nil, errs.Wrap("trace the kernel", name, err)
@@ -153,33 +148,29 @@ func parseFormat(text string) (*Event, error) {
 	return e, nil
 }
 
-// Scope is whose events are taken.
+// Scope selects the processes whose events count.
 type Scope int
 
 const (
-	// Everything is the scope of all processes and the kernel itself; a positive
-	// Scope is a process ID, and takes its threads and what they start from then on.
+	// Everything selects all processes and the kernel itself. A positive Scope is a process ID, and selects its threads
+	// and the processes they start from then on.
 	Everything Scope = -1
 
-	// Children is the scope of the programs that the calling thread starts from then
-	// on, and of what they start: from their exec on, and neither of the thread
-	// itself nor of what its process's other threads start. The caller has locked
-	// its goroutine to the thread (runtime.LockOSThread), and starts the program from
-	// there, and nothing else.
+	// Children selects the programs that the calling thread starts from then on, and their descendants, from their exec
+	// on, but neither the thread itself nor children of other threads. The caller must lock its goroutine to the thread
+	// (runtime.LockOSThread), and start the program from there, and nothing else.
 	Children Scope = 0
 )
 
-// Counter counts the events that a filter lets through. Its methods are safe for use
-// from several goroutines.
+// Counter counts the events that match a filter. Its methods are safe for concurrent use.
 type Counter struct {
 	fds []int
 	mu  sync.Mutex
 }
 
-// Count starts counting. The filter is in the kernel's language
-// (Documentation/trace/events.rst, section 5): `dev == 0x700000 && rwbs ~ "*F*"`;
-// empty takes all. Of a process, it counts threads that exist when it is called only
-// if it is called before they are started: count a child before it is exec'ed.
+// Count starts counting. The filter is in the kernel's language (Documentation/trace/events.rst, section 5): `dev ==
+// 0x700000 && rwbs ~ "*F*"`; an empty one matches all events. For a process, threads count only if they start after the
+// call: count a child before its exec.
 func Count(event, filter string, scope Scope) (*Counter, error) {
 	e, err := Lookup(event)
 	if err != nil {
@@ -198,7 +189,7 @@ func Count(event, filter string, scope Scope) (*Counter, error) {
 
 		fd, err := open(&attr, scope, cpu, event, filter)
 		if errors.Is(err, unix.ENODEV) {
-			continue // the processor is offline
+			continue // the CPU is offline
 		}
 
 		if err != nil {
@@ -212,7 +203,7 @@ func Count(event, filter string, scope Scope) (*Counter, error) {
 	return c, nil
 }
 
-// Read is the number of events so far. After Close it is an error.
+// Read returns the number of events so far. It fails after Close.
 func (c *Counter) Read() (uint64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -256,7 +247,7 @@ func open(attr *unix.PerfEventAttr, scope Scope, cpu int, event, filter string) 
 		return 0, errs.New(errs.Permission, "trace the kernel", event, "perf_event_open: %w", err).WithHint("run it as root")
 	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOENT):
 		return 0, errs.New(errs.Unsupported, "trace the kernel", event, "perf_event_open: %w",
-			err).WithHint("a kernel with CONFIG_PERF_EVENTS is needed")
+			err).WithHint("use a kernel with CONFIG_PERF_EVENTS")
 	case err != nil:
 		return 0, errs.Wrap("trace the kernel", event, fmt.Errorf("perf_event_open: %w", err))
 	}
@@ -280,8 +271,8 @@ func open(attr *unix.PerfEventAttr, scope Scope, cpu int, event, filter string) 
 	return fd, nil
 }
 
-// cpusFor lists the processors that need a descriptor each: all that are online, also
-// for a process, whose events the kernel records only per processor if they are inherited.
+// cpusFor lists the CPUs that need a descriptor each: all online CPUs, even for a process, because the kernel records
+// inherited events only by CPU.
 func cpusFor(scope Scope) []int {
 	if scope != Everything {
 		return []int{-1}
@@ -317,7 +308,7 @@ func parseCPUs(s string) (out []int) {
 	return out
 }
 
-// Int reads a number out of a record's raw bytes; 0 if it has no such field.
+// Int reads a number from a record's raw bytes; 0 if it has no such field.
 func (e *Event) Int(raw []byte, field string) int64 {
 	f, ok := e.Fields[field]
 	if !ok || f.Offset+f.Size > len(raw) {
@@ -345,7 +336,7 @@ func (e *Event) Int(raw []byte, field string) int64 {
 	return 0
 }
 
-// String reads text out of a record's raw bytes, up to its first zero byte.
+// String reads text from a record's raw bytes, up to its first zero byte.
 func (e *Event) String(raw []byte, field string) string {
 	f, ok := e.Fields[field]
 	if !ok || f.Offset+f.Size > len(raw) {
@@ -369,8 +360,7 @@ func (e *Event) String(raw []byte, field string) string {
 	return string(b)
 }
 
-// KernelDev is a device number in the kernel's own form, as fields named dev of the block
-// layer's events have it.
+// KernelDev returns a device number in the kernel's own form, as in the dev fields of block events.
 func KernelDev(number uint64) uint64 {
 	return uint64(unix.Major(number))<<20 | uint64(unix.Minor(number))
 }
