@@ -18,20 +18,20 @@ func CheckKey(key string) error {
 		why = "it is too long"
 	default:
 		for word := range strings.SplitSeq(key, "/") {
-			if why = wrongWord(word); why != "" {
+			if why = wordFault(word); why != "" {
 				break
 			}
 		}
 	}
 
 	if why != "" {
-		return errs.New(errs.Invalid, "check key", clip(key), "%s", why)
+		return errs.New(errs.Invalid, "check key", shorten(key), "%s", why)
 	}
 
 	return nil
 }
 
-func wrongWord(word string) string {
+func wordFault(word string) string {
 	switch {
 	case word == "":
 		return "it begins or ends with a slash, or has two slashes in a row"
@@ -87,8 +87,8 @@ func CheckGet(key string, offset int64) error {
 	return nil
 }
 
-// clip keeps a wrong key from filling the screen.
-func clip(s string) string {
+// shorten keeps a wrong key from filling the screen.
+func shorten(s string) string {
 	if len(s) > 100 {
 		return s[:100] + "..."
 	}

@@ -35,8 +35,8 @@ func newBucket(bytesPerSecond int64) *bucket {
 	return &bucket{rate.NewLimiter(rate.Limit(bytesPerSecond), max(int(bytesPerSecond/10), 1))}
 }
 
-// take waits until n more bytes may have gone. The error is that of the context.
-func (b *bucket) take(ctx context.Context, n int) error {
+// waitFor waits until n more bytes may have gone. The error is that of the context.
+func (b *bucket) waitFor(ctx context.Context, n int) error {
 	for n > 0 {
 		now := min(n, b.Burst())
 		if err := b.WaitN(ctx, now); err != nil {
@@ -71,7 +71,7 @@ func Pace(ctx context.Context, n int) error {
 		return nil
 	}
 	m.paid.Add(int64(n))
-	return m.b.take(ctx, n)
+	return m.b.waitFor(ctx, n)
 }
 
 // PaceChunk is how many bytes a store should send or receive between two calls of
@@ -105,17 +105,17 @@ func (p *pacedReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// begin gives an operation its meter.
-func (l *limited) begin(ctx context.Context) (context.Context, *meter) {
+// withMeter gives an operation its meter.
+func (l *limited) withMeter(ctx context.Context) (context.Context, *meter) {
 	m := &meter{b: l.b}
 	return context.WithValue(ctx, meterKey{}, m), m
 }
 
-// rest waits for what the store has not paid for. The end of the context is not
+// payRest waits for what the store has not paid for. The end of the context is not
 // reported: the operation has been done.
-func (m *meter) rest(ctx context.Context, n int) {
+func (m *meter) payRest(ctx context.Context, n int) {
 	if n -= int(m.paid.Load()); n > 0 {
-		_ = m.b.take(ctx, n)
+		_ = m.b.waitFor(ctx, n)
 	}
 }
 
@@ -125,19 +125,19 @@ func (l *limited) String() string { return l.s.String() }
 func (l *limited) Close() error { return Close(l.s) }
 
 func (l *limited) Put(ctx context.Context, key string, data []byte, c Condition) (Version, error) {
-	pctx, m := l.begin(ctx)
+	pctx, m := l.withMeter(ctx)
 	v, err := l.s.Put(pctx, key, data, c)
 	if err == nil {
-		m.rest(ctx, len(data))
+		m.payRest(ctx, len(data))
 	}
 	return v, err
 }
 
 func (l *limited) Get(ctx context.Context, key string, offset, length int64) ([]byte, Info, error) {
-	pctx, m := l.begin(ctx)
+	pctx, m := l.withMeter(ctx)
 	data, info, err := l.s.Get(pctx, key, offset, length)
 	if err == nil {
-		m.rest(ctx, len(data))
+		m.payRest(ctx, len(data))
 	}
 	return data, info, err
 }

@@ -30,7 +30,7 @@ const (
 func Probe(ctx context.Context, s Store) (err error) {
 	p := &probe{s: s, prefix: ProbePrefix + strings.ToLower(rand.Text()) + "."}
 	defer func() {
-		if cerr := p.clean(ctx); err == nil {
+		if cerr := p.removeObjects(ctx); err == nil {
 			err = cerr
 		}
 		var e *errs.Error
@@ -39,7 +39,7 @@ func Probe(ctx context.Context, s Store) (err error) {
 		}
 	}()
 
-	for _, step := range []func(context.Context) error{p.conditions, p.races, p.reading, p.removing} {
+	for _, step := range []func(context.Context) error{p.checkConditions, p.checkRaces, p.checkReading, p.checkRemoving} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -55,15 +55,15 @@ type probe struct {
 
 func (p *probe) key(name string) string { return p.prefix + name }
 
-// broken says which promise is not kept.
-func (p *probe) broken(format string, args ...any) error {
+// brokenPromise says which promise is not kept.
+func (p *probe) brokenPromise(format string, args ...any) error {
 	return errs.New(errs.Unsupported, "test remote", p.s.String(), format, args...).
 		WithHint("use another store, or a newer version of its server: on this one, two hosts could destroy each other's " +
 			"data")
 }
 
-// put writes under a condition and says whether the store accepted it.
-func (p *probe) put(ctx context.Context, name, data string, c Condition) (v Version, accepted bool, err error) {
+// putConditional writes under a condition and says whether the store accepted it.
+func (p *probe) putConditional(ctx context.Context, name, data string, c Condition) (v Version, accepted bool, err error) {
 	v, err = p.s.Put(ctx, p.key(name), []byte(data), c)
 	if errs.Is(err, errs.Conflict) && !Temporary(err) {
 		return "", false, nil
@@ -71,45 +71,45 @@ func (p *probe) put(ctx context.Context, name, data string, c Condition) (v Vers
 	return v, err == nil, err
 }
 
-func (p *probe) conditions(ctx context.Context) error {
-	first, ok, err := p.put(ctx, "one", "first", IfAbsent)
+func (p *probe) checkConditions(ctx context.Context) error {
+	first, ok, err := p.putConditional(ctx, "one", "first", IfAbsent)
 	if err != nil {
 		return err
 	}
 	if !ok {
-		return p.broken("it says that an object with a name never used before already exists")
+		return p.brokenPromise("it says that an object with a name never used before already exists")
 	}
 	if first == "" {
-		return p.broken("it does not report the version of an object that was written")
+		return p.brokenPromise("it does not report the version of an object that was written")
 	}
 
-	if _, ok, err := p.put(ctx, "one", "again", IfAbsent); err != nil {
+	if _, ok, err := p.putConditional(ctx, "one", "again", IfAbsent); err != nil {
 		return err
 	} else if ok {
-		return p.broken("it overwrites an object in spite of the condition that the object must not exist")
+		return p.brokenPromise("it overwrites an object in spite of the condition that the object must not exist")
 	}
 
-	second, ok, err := p.put(ctx, "one", "second", IfVersion(first))
+	second, ok, err := p.putConditional(ctx, "one", "second", IfVersion(first))
 	if err != nil {
 		return err
 	}
 	if !ok {
-		return p.broken("it refuses to replace an object whose version was given correctly")
+		return p.brokenPromise("it refuses to replace an object whose version was given correctly")
 	}
 	if second == first {
-		return p.broken("the version of an object does not change when the object does")
+		return p.brokenPromise("the version of an object does not change when the object does")
 	}
 
-	if _, ok, err := p.put(ctx, "one", "third", IfVersion(first)); err != nil {
+	if _, ok, err := p.putConditional(ctx, "one", "third", IfVersion(first)); err != nil {
 		return err
 	} else if ok {
-		return p.broken("it replaces an object whose version is not the expected one")
+		return p.brokenPromise("it replaces an object whose version is not the expected one")
 	}
 
-	if _, ok, err := p.put(ctx, "none", "fourth", IfVersion(first)); err != nil {
+	if _, ok, err := p.putConditional(ctx, "none", "fourth", IfVersion(first)); err != nil {
 		return err
 	} else if ok {
-		return p.broken("it creates an object in spite of the condition that the object must have a certain version")
+		return p.brokenPromise("it creates an object in spite of the condition that the object must have a certain version")
 	}
 
 	data, info, err := p.s.Get(ctx, p.key("one"), 0, -1)
@@ -117,14 +117,14 @@ func (p *probe) conditions(ctx context.Context) error {
 		return err
 	}
 	if string(data) != "second" || info.Version != second {
-		return p.broken("it does not return the content that was written last")
+		return p.brokenPromise("it does not return the content that was written last")
 	}
 
 	return nil
 }
 
-// races lets several write at once: exactly one may succeed.
-func (p *probe) races(ctx context.Context) error {
+// checkRaces lets several write at once: exactly one may succeed.
+func (p *probe) checkRaces(ctx context.Context) error {
 	version := Version("")
 	for range probeRounds {
 		c := IfAbsent
@@ -137,7 +137,7 @@ func (p *probe) races(ctx context.Context) error {
 		g, gctx := errgroup.WithContext(ctx)
 		for i := range probeRacers {
 			g.Go(func() (err error) {
-				versions[i], won[i], err = p.put(gctx, "race", rand.Text(), c)
+				versions[i], won[i], err = p.putConditional(gctx, "race", rand.Text(), c)
 				return err
 			})
 		}
@@ -155,7 +155,7 @@ func (p *probe) races(ctx context.Context) error {
 		}
 
 		if winners != 1 {
-			return p.broken("of %d conditional writes of one object at the same time, %d succeeded instead of 1",
+			return p.brokenPromise("of %d conditional writes of one object at the same time, %d succeeded instead of 1",
 				probeRacers, winners)
 		}
 	}
@@ -163,9 +163,9 @@ func (p *probe) races(ctx context.Context) error {
 	return nil
 }
 
-func (p *probe) reading(ctx context.Context) error {
+func (p *probe) checkReading(ctx context.Context) error {
 	want := []byte(rand.Text() + rand.Text())
-	if _, _, err := p.put(ctx, "read", string(want), Always); err != nil {
+	if _, _, err := p.putConditional(ctx, "read", string(want), Always); err != nil {
 		return err
 	}
 
@@ -179,22 +179,22 @@ func (p *probe) reading(ctx context.Context) error {
 			end = min(end, r[0]+r[1])
 		}
 		if !bytes.Equal(got, want[r[0]:end]) || info.Bytes != int64(len(want)) {
-			return p.broken("it does not return the requested range of an object")
+			return p.brokenPromise("it does not return the requested range of an object")
 		}
 	}
 
 	return nil
 }
 
-// removing checks that listings show what is there, and what is not any more.
-func (p *probe) removing(ctx context.Context) error {
-	keys, err := p.list(ctx)
+// checkRemoving checks that listings show what is there, and what is not any more.
+func (p *probe) checkRemoving(ctx context.Context) error {
+	keys, err := p.listKeys(ctx)
 	if err != nil {
 		return err
 	}
 
-	if want := []string{p.key("one"), p.key("race"), p.key("read")}; !equal(keys, want) {
-		return p.broken("it lists %d objects after %d were written", len(keys), len(want))
+	if want := []string{p.key("one"), p.key("race"), p.key("read")}; !equalKeys(keys, want) {
+		return p.brokenPromise("it lists %d objects after %d were written", len(keys), len(want))
 	}
 
 	if err := p.s.Delete(ctx, p.key("one")); err != nil {
@@ -207,24 +207,24 @@ func (p *probe) removing(ctx context.Context) error {
 
 	_, _, err = p.s.Get(ctx, p.key("one"), 0, -1)
 	if err == nil {
-		return p.broken("it returns an object that was deleted")
+		return p.brokenPromise("it returns an object that was deleted")
 	}
 	if !errs.Is(err, errs.NotFound) {
 		return err
 	}
 
-	if keys, err = p.list(ctx); err != nil {
+	if keys, err = p.listKeys(ctx); err != nil {
 		return err
 	}
 
-	if !equal(keys, []string{p.key("race"), p.key("read")}) {
-		return p.broken("it lists an object that was deleted")
+	if !equalKeys(keys, []string{p.key("race"), p.key("read")}) {
+		return p.brokenPromise("it lists an object that was deleted")
 	}
 
 	return nil
 }
 
-func (p *probe) list(ctx context.Context) (keys []string, err error) {
+func (p *probe) listKeys(ctx context.Context) (keys []string, err error) {
 	for info, err := range p.s.List(ctx, p.prefix) {
 		if err != nil {
 			return nil, err
@@ -234,11 +234,11 @@ func (p *probe) list(ctx context.Context) (keys []string, err error) {
 	return keys, nil
 }
 
-func equal(a, b []string) bool { return strings.Join(a, " ") == strings.Join(b, " ") }
+func equalKeys(a, b []string) bool { return strings.Join(a, " ") == strings.Join(b, " ") }
 
-// clean removes what a probe may have made, by name: a store that cannot be
+// removeObjects removes what a probe may have made, by name: a store that cannot be
 // listed is cleaned, too.
-func (p *probe) clean(ctx context.Context) error {
+func (p *probe) removeObjects(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
 	var first error

@@ -105,18 +105,18 @@ func (r *retried) Close() error { return Close(r.s) }
 
 // attempts counts those at one operation, and says how long to pause. It is a backoff.BackOff.
 type attempts struct {
-	r     *retried
-	wait  backoff.ExponentialBackOff
-	n     int
-	since time.Time // when the first began
-	err   error     // of the last one
-	spent bool      // there is no other
-	told  bool      // somebody was told of a pause
+	r        *retried
+	wait     backoff.ExponentialBackOff
+	n        int
+	since    time.Time // when the first began
+	err      error     // of the last one
+	spent    bool      // there is no other
+	notified bool      // somebody was told of a pause
 }
 
-// attempts are those of a new operation. Pauses are drawn from a third below to a third above what they double from:
+// newAttempts are those of a new operation. Pauses are drawn from a third below to a third above what they double from:
 // from a half of First to First at first.
-func (r *retried) attempts() *attempts {
+func (r *retried) newAttempts() *attempts {
 	return &attempts{r: r, wait: backoff.ExponentialBackOff{
 		InitialInterval: max(
 			r.o.First*3/4,
@@ -146,16 +146,16 @@ func (a *attempts) NextBackOff() time.Duration {
 	return pause
 }
 
-// tell is of backoff.Notify.
-func (a *attempts) tell(err error, pause time.Duration) {
-	a.told = true
+// notifyPause is of backoff.Notify.
+func (a *attempts) notifyPause(err error, pause time.Duration) {
+	a.notified = true
 	if a.r.o.OnRetry != nil {
 		a.r.o.OnRetry(Waiting{Err: err, Answer: AnswerOf(err), Attempt: a.n, Of: a.r.o.Attempts, Pause: pause})
 	}
 }
 
-// run makes an operation until it succeeds, or another attempt is of no use.
-func (a *attempts) run(ctx context.Context, try func() error) error {
+// retry makes an operation until it succeeds, or another attempt is of no use.
+func (a *attempts) retry(ctx context.Context, try func() error) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		a.err = try()
 		if !AnswerOf(a.err).Unreached {
@@ -165,33 +165,33 @@ func (a *attempts) run(ctx context.Context, try func() error) error {
 			return struct{}{}, backoff.Permanent(a.err)
 		}
 		return struct{}{}, a.err
-	}, backoff.WithBackOff(a), backoff.WithMaxElapsedTime(0), backoff.WithNotify(a.tell))
+	}, backoff.WithBackOff(a), backoff.WithMaxElapsedTime(0), backoff.WithNotify(a.notifyPause))
 
 	var final *backoff.PermanentError
 	switch {
 	case a.spent:
-		return a.gaveUp()
+		return a.gaveUpError()
 	case ctx.Err() != nil && Temporary(a.err) && !errors.As(a.err, &final):
-		return a.interrupted(ctx.Err())
+		return a.interruptedError(ctx.Err())
 	}
 	if ctx.Err() == nil && !Temporary(err) {
-		a.answered()
+		a.notifyAnswer()
 	}
 
 	return err
 }
 
-// answered tells that the pauses that were told of have ended well.
-func (a *attempts) answered() {
-	if a.told && a.r.o.OnAnswer != nil {
+// notifyAnswer tells that the pauses that were told of have ended well.
+func (a *attempts) notifyAnswer() {
+	if a.notified && a.r.o.OnAnswer != nil {
 		a.r.o.OnAnswer()
 	}
-	a.told = false
+	a.notified = false
 }
 
-// interrupted is the error of an operation that was still to be tried again. Its cause is kept for people: why it was
+// interruptedError is the error of an operation that was still to be tried again. Its cause is kept for people: why it was
 // waiting at all.
-func (a *attempts) interrupted(ended error) error {
+func (a *attempts) interruptedError(ended error) error {
 	out := &errs.Error{Kind: errs.Canceled, Err: fmt.Errorf("%w, after: %w", ended, a.err)}
 	var e *errs.Error
 	if errors.As(a.err, &e) {
@@ -200,8 +200,8 @@ func (a *attempts) interrupted(ended error) error {
 	return out
 }
 
-// gaveUp is the last error, with how often and how long was tried.
-func (a *attempts) gaveUp() error {
+// gaveUpError is the last error, with how often and how long was tried.
+func (a *attempts) gaveUpError() error {
 	var e *errs.Error
 	if a.n == 1 || !errors.As(a.err, &e) {
 		return a.err
@@ -218,10 +218,10 @@ func (a *attempts) gaveUp() error {
 func (r *retried) Put(ctx context.Context, key string, data []byte, c Condition) (Version, error) {
 	var v Version
 	lost := false
-	err := r.attempts().run(ctx, func() (err error) {
+	err := r.newAttempts().retry(ctx, func() (err error) {
 		v, err = r.s.Put(ctx, key, data, c)
 		if lost && c != Always && errs.Is(err, errs.Conflict) && !Temporary(err) {
-			if v, err = r.settle(ctx, key, data, err); err != nil {
+			if v, err = r.resolveConflict(ctx, key, data, err); err != nil {
 				return backoff.Permanent(err) // reading it was tried often enough
 			}
 			return nil
@@ -236,9 +236,9 @@ func (r *retried) Put(ctx context.Context, key string, data []byte, c Condition)
 	return v, nil
 }
 
-// settle finds out whether the object is what an earlier try has written, whose
+// resolveConflict finds out whether the object is what an earlier try has written, whose
 // answer was lost.
-func (r *retried) settle(ctx context.Context, key string, data []byte, conflict error) (Version, error) {
+func (r *retried) resolveConflict(ctx context.Context, key string, data []byte, conflict error) (Version, error) {
 	there, info, err := r.Get(ctx, key, 0, -1)
 	switch {
 	case errs.Is(err, errs.NotFound):
@@ -254,7 +254,7 @@ func (r *retried) settle(ctx context.Context, key string, data []byte, conflict 
 func (r *retried) Get(ctx context.Context, key string, offset, length int64) ([]byte, Info, error) {
 	var data []byte
 	var info Info
-	err := r.attempts().run(ctx, func() (err error) {
+	err := r.newAttempts().retry(ctx, func() (err error) {
 		data, info, err = r.s.Get(ctx, key, offset, length)
 		return err
 	})
@@ -266,7 +266,7 @@ func (r *retried) Get(ctx context.Context, key string, offset, length int64) ([]
 
 func (r *retried) Stat(ctx context.Context, key string) (Info, error) {
 	var info Info
-	err := r.attempts().run(ctx, func() (err error) {
+	err := r.newAttempts().retry(ctx, func() (err error) {
 		info, err = r.s.Stat(ctx, key)
 		return err
 	})
@@ -277,7 +277,7 @@ func (r *retried) Stat(ctx context.Context, key string) (Info, error) {
 }
 
 func (r *retried) Delete(ctx context.Context, key string) error {
-	return r.attempts().run(ctx, func() error { return r.s.Delete(ctx, key) })
+	return r.newAttempts().retry(ctx, func() error { return r.s.Delete(ctx, key) })
 }
 
 // List begins again after an error and leaves out what it has yielded, which it
@@ -285,8 +285,8 @@ func (r *retried) Delete(ctx context.Context, key string) error {
 func (r *retried) List(ctx context.Context, prefix string) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
 		last := ""
-		a := r.attempts()
-		err := a.run(ctx, func() error {
+		a := r.newAttempts()
+		err := a.retry(ctx, func() error {
 			for info, err := range r.s.List(ctx, prefix) {
 				if err != nil {
 					return err
@@ -295,7 +295,7 @@ func (r *retried) List(ctx context.Context, prefix string) iter.Seq2[Info, error
 					continue
 				}
 				last = info.Key
-				a.answered()
+				a.notifyAnswer()
 				a.Reset()
 				if !yield(info, nil) {
 					return nil

@@ -21,7 +21,7 @@ import (
 // prepare makes a store as it is before the story.
 func prepare(t *testing.T, dir string) {
 	t.Helper()
-	s := open(t, dir)
+	s := openStore(t, dir)
 	for key, data := range before {
 		if _, err := s.Put(t.Context(), key, []byte(data), objstore.IfAbsent); err != nil {
 			t.Fatal(err)
@@ -50,7 +50,7 @@ func checkMoment(t *testing.T, got map[string]string) {
 // finish tells the story to its end, as the next process would, and checks it.
 func finish(t *testing.T, dir string) {
 	t.Helper()
-	s := open(t, dir)
+	s := openStore(t, dir)
 	defer closeStore(t, s)
 	checkMoment(t, contents(t, s))
 	if err := tell(t.Context(), s); err != nil {
@@ -129,7 +129,7 @@ func TestFailingSteps(t *testing.T) {
 				prepare(t, dir)
 				return traced(t, "story", dir, 0, p)
 			}, func(res faulttest.Result) {
-				s := open(t, dir)
+				s := openStore(t, dir)
 				got := contents(t, s)
 				closeStore(t, s)
 				if res.ExitCode == 0 {
@@ -191,21 +191,21 @@ func TestKilledThenPowerCut(t *testing.T) {
 					prepare(t, dir)
 					// The next writer must not make a directory: on btrfs that would make
 					// all durable by itself.
-					s := open(t, dir)
+					s := openStore(t, dir)
 					if _, err := s.Put(t.Context(), "sessions/0", []byte("0"), objstore.IfAbsent); err != nil {
 						t.Fatal(err)
 					}
 					closeStore(t, s)
 					return traced(t, "story", dir, 0, p)
 				}, func(faulttest.Result) {
-					s := open(t, dir)
+					s := openStore(t, dir)
 					if _, err := s.Put(t.Context(), "sessions/s", []byte("s"), objstore.IfAbsent); err != nil {
 						t.Fatal(err)
 					}
 					want := contents(t, s)
 					closeStore(t, s)
 					fs.Cut()
-					s = open(t, dir)
+					s = openStore(t, dir)
 					got := contents(t, s)
 					for key, data := range want {
 						if key == "segments/old/0" || key == "heads/h" {
@@ -233,7 +233,7 @@ func TestSyncsOfAPut(t *testing.T) {
 	needTracer(t)
 	syncs := func(n int) int {
 		dir := filepath.Join(t.TempDir(), "store")
-		closeStore(t, open(t, dir))
+		closeStore(t, openStore(t, dir))
 		res := traced(t, "puts", dir, n, faulttest.Plan{Match: func(s faulttest.Step) bool {
 			return strings.Contains(s.Name, "sync")
 		}})

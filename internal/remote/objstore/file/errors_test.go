@@ -150,7 +150,7 @@ func TestModes(t *testing.T) {
 		if err := os.Chmod(dir, mode); err != nil {
 			t.Fatal(err)
 		}
-		s := open(t, dir)
+		s := openStore(t, dir)
 		if _, err := s.Put(t.Context(), "a/b/c", []byte("x"), objstore.IfAbsent); err != nil {
 			t.Fatal(err)
 		}
@@ -197,7 +197,7 @@ func refuses(t *testing.T, s objstore.Store, v objstore.Version, want string) {
 func TestReadOnlyFilesystem(t *testing.T) {
 	top := testfs.Tmpfs(t, 16<<20)
 	dir := filepath.Join(top, "store")
-	s := open(t, dir)
+	s := openStore(t, dir)
 	v, err := s.Put(t.Context(), "heads/h", []byte("h"), objstore.Always)
 	if err != nil {
 		t.Fatal(err)
@@ -206,7 +206,7 @@ func TestReadOnlyFilesystem(t *testing.T) {
 	if err := unix.Mount("", top, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		t.Fatal(err)
 	}
-	s = open(t, dir)
+	s = openStore(t, dir)
 	refuses(t, s, v, "h")
 	closeStore(t, s)
 }
@@ -224,13 +224,13 @@ func TestOtherUser(t *testing.T) {
 	if err := os.Chmod(filepath.Dir(filepath.Dir(dir)), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	s := open(t, dir)
+	s := openStore(t, dir)
 	v, err := s.Put(t.Context(), "heads/h", []byte("h"), objstore.Always)
 	if err != nil {
 		t.Fatal(err)
 	}
 	closed := filepath.Join(t.TempDir(), "closed")
-	closeStore(t, open(t, closed)) // mode 0700
+	closeStore(t, openStore(t, closed)) // mode 0700
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -274,7 +274,7 @@ func second[T any](_ T, err error) error { return err }
 // nothing names would take the word of an empty listing.
 func TestRemovedDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
-	s := open(t, dir)
+	s := openStore(t, dir)
 	if _, err := s.Put(t.Context(), "heads/h", []byte("h"), objstore.Always); err != nil {
 		t.Fatal(err)
 	}
@@ -317,7 +317,7 @@ func TestStrangers(t *testing.T) {
 	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := open(t, dir)
+	s := openStore(t, dir)
 	if _, err := s.Put(t.Context(), "heads/h", []byte("h"), objstore.Always); err != nil {
 		t.Fatal(err)
 	}

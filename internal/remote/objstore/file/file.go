@@ -68,7 +68,7 @@ type Store struct {
 	root   *os.Root
 	url    string
 	shared bool        // a filesystem of a server: what is remembered of names may be old
-	perm   os.FileMode // of directories; files have it without the x
+	mode   os.FileMode // of directories; files have it without the x
 
 	mu      sync.Mutex
 	cleaned bool
@@ -91,7 +91,7 @@ func Open(ctx context.Context, u *url.URL) (objstore.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := open(ctx, dir)
+	s, err := openStore(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -117,17 +117,17 @@ func Create(ctx context.Context, u *url.URL) (objstore.Store, error) {
 			err = errors.Join(parent.Sync(), parent.Close())
 		}
 		if err != nil {
-			return nil, wrap("make directory", dir, err)
+			return nil, wrapSystemError("make directory", dir, err)
 		}
 	case errors.Is(err, syscall.EEXIST): // also if it is no directory: open says it
 	case errors.Is(err, syscall.ENOENT):
 		return nil, errs.New(errs.NotFound, "make directory", dir, "%s does not exist", filepath.Dir(dir)).
 			WithHint("create it, or mount the disk it belongs to")
 	default:
-		return nil, wrap("make directory", dir, err)
+		return nil, wrapSystemError("make directory", dir, err)
 	}
 
-	s, err := open(ctx, dir)
+	s, err := openStore(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +157,7 @@ func pathOf(u *url.URL) (string, error) {
 	return path.Clean(u.Path), nil
 }
 
-func open(ctx context.Context, dir string) (*Store, error) {
+func openStore(ctx context.Context, dir string) (*Store, error) {
 	if err := objstore.Ended(ctx, "open directory", dir); err != nil {
 		return nil, err
 	}
@@ -180,23 +180,23 @@ func open(ctx context.Context, dir string) (*Store, error) {
 	case errors.Is(err, syscall.ENOTDIR):
 		return nil, errs.New(errs.Invalid, "open directory", dir, "it is not a directory")
 	case err != nil:
-		return nil, wrap("open directory", dir, err)
+		return nil, wrapSystemError("open directory", dir, err)
 	}
 
 	s := &Store{
 		root: root, url: (&url.URL{Scheme: "file", Path: dir}).String(),
 		durable: map[string]identity{},
 	}
-	if err := s.lookAtRoot(); err != nil {
+	if err := s.inspectRoot(); err != nil {
 		_ = root.Close()
-		return nil, wrap("open directory", dir, err)
+		return nil, wrapSystemError("open directory", dir, err)
 	}
 
 	return s, nil
 }
 
-// lookAtRoot finds out what the directory is on, and the mode for what is made.
-func (s *Store) lookAtRoot() error {
+// inspectRoot finds out what the directory is on, and the mode for what is made.
+func (s *Store) inspectRoot() error {
 	f, err := s.root.Open(".")
 	if err != nil {
 		return err
@@ -208,7 +208,7 @@ func (s *Store) lookAtRoot() error {
 		return err
 	}
 
-	s.perm = st.Mode().Perm() | 0o700
+	s.mode = st.Mode().Perm() | 0o700
 	var sfs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &sfs); err != nil {
 		return os.NewSyscallError("fstatfs", err)
@@ -239,16 +239,18 @@ const (
 
 func (s *Store) ref(key string) string { return s.url + "/" + key }
 
-// begin is what every operation on a key begins with, once the key is known to be
+// checkContext is what every operation on a key begins with, once the key is known to be
 // good.
-func (s *Store) begin(ctx context.Context, op, key string) error {
+func (s *Store) checkContext(ctx context.Context, op, key string) error {
 	return objstore.Ended(ctx, op, s.ref(key))
 }
 
-func (s *Store) fail(op, key string, err error) error { return wrap(op, s.ref(key), err) }
+func (s *Store) wrapError(op, key string, err error) error {
+	return wrapSystemError(op, s.ref(key), err)
+}
 
-// wrap makes an error of the system one of this program.
-func wrap(op, ref string, err error) error {
+// wrapSystemError makes an error of the system one of this program.
+func wrapSystemError(op, ref string, err error) error {
 	var known *errs.Error
 	if errors.As(err, &known) && known.Op != "" {
 		return err
@@ -302,10 +304,10 @@ func absent(err error) bool {
 	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, errDirectory)
 }
 
-// look opens an object and tells its version. An error for which absent is true
+// openObject opens an object and tells its version. An error for which absent is true
 // if there is none.
-func (s *Store) look(key string) (o object, err error) {
-	s.refresh(path.Dir(key))
+func (s *Store) openObject(key string) (o object, err error) {
+	s.refreshNames(path.Dir(key))
 
 	// Should somebody have put a pipe there, opening it must not wait for a writer.
 	f, err := s.root.OpenFile(key, os.O_RDONLY|unix.O_NONBLOCK, 0)
@@ -334,18 +336,18 @@ func (s *Store) look(key string) (o object, err error) {
 	return o, err
 }
 
-// vanished says whether the store itself has been removed, when something in it
+// checkStoreExists says whether the store itself has been removed, when something in it
 // is not found: nothing found there means anything.
-func (s *Store) vanished(op, key string) error {
+func (s *Store) checkStoreExists(op, key string) error {
 	f, err := s.root.Open(".")
 	if err != nil {
-		return s.fail(op, key, err)
+		return s.wrapError(op, key, err)
 	}
 
 	defer f.Close()
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return s.fail(op, key, os.NewSyscallError("fstat", err))
+		return s.wrapError(op, key, os.NewSyscallError("fstat", err))
 	}
 
 	if st.Nlink == 0 {
@@ -355,8 +357,8 @@ func (s *Store) vanished(op, key string) error {
 	return nil
 }
 
-func (s *Store) notFound(op, key string) error {
-	if err := s.vanished(op, key); err != nil {
+func (s *Store) notFoundError(op, key string) error {
+	if err := s.checkStoreExists(op, key); err != nil {
 		return err
 	}
 	return errs.New(errs.NotFound, op, s.ref(key), "no such object")
@@ -369,16 +371,16 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 		return nil, none, err
 	}
 
-	if err := s.begin(ctx, reading, key); err != nil {
+	if err := s.checkContext(ctx, reading, key); err != nil {
 		return nil, none, err
 	}
 
-	o, err := s.look(key)
+	o, err := s.openObject(key)
 	if absent(err) {
-		return nil, none, s.notFound(reading, key)
+		return nil, none, s.notFoundError(reading, key)
 	}
 	if err != nil {
-		return nil, none, s.fail(reading, key, err)
+		return nil, none, s.wrapError(reading, key, err)
 	}
 
 	defer o.f.Close()
@@ -410,7 +412,7 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 			}
 		}
 		if err != nil {
-			return nil, none, s.fail(reading, key, err)
+			return nil, none, s.wrapError(reading, key, err)
 		}
 	}
 
@@ -427,16 +429,16 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 		return objstore.Info{}, err
 	}
 
-	if err := s.begin(ctx, reading, key); err != nil {
+	if err := s.checkContext(ctx, reading, key); err != nil {
 		return objstore.Info{}, err
 	}
 
-	o, err := s.look(key)
+	o, err := s.openObject(key)
 	if absent(err) {
-		return objstore.Info{}, s.notFound(reading, key)
+		return objstore.Info{}, s.notFoundError(reading, key)
 	}
 	if err != nil {
-		return objstore.Info{}, s.fail(reading, key, err)
+		return objstore.Info{}, s.wrapError(reading, key, err)
 	}
 
 	_ = o.f.Close() // was only read
@@ -449,16 +451,16 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 		err := objstore.CheckPrefix(prefix)
 		if err == nil {
 			dir := path.Dir(prefix + "x")
-			_, err = s.walk(ctx, dir, prefix, func(i objstore.Info) bool { return yield(i, nil) })
+			_, err = s.listDir(ctx, dir, prefix, func(i objstore.Info) bool { return yield(i, nil) })
 		}
 		if err != nil {
-			yield(objstore.Info{}, s.fail(listing, prefix, err))
+			yield(objstore.Info{}, s.wrapError(listing, prefix, err))
 		}
 	}
 }
 
-// walk lists what is below dir, in order of key, and says whether to go on.
-func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(objstore.Info) bool) (bool, error) {
+// listDir lists what is below dir, in order of key, and says whether to go on.
+func (s *Store) listDir(ctx context.Context, dir, prefix string, yield func(objstore.Info) bool) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
@@ -468,7 +470,7 @@ func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(objstor
 		if dir == "." || !absent(err) {
 			return false, err
 		}
-		return true, s.vanished(listing, prefix)
+		return true, s.checkStoreExists(listing, prefix)
 	}
 
 	names := make([]string, 0, len(entries))
@@ -493,7 +495,7 @@ func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(objstor
 			if !strings.HasPrefix(key+"/", prefix) && !strings.HasPrefix(prefix, key+"/") {
 				continue
 			}
-			if more, err := s.walk(ctx, key, prefix, yield); err != nil || !more {
+			if more, err := s.listDir(ctx, key, prefix, yield); err != nil || !more {
 				return false, err
 			}
 			continue
@@ -507,12 +509,12 @@ func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(objstor
 			return false, err
 		}
 
-		o, err := s.look(key)
+		o, err := s.openObject(key)
 		if absent(err) {
 			continue // deleted meanwhile
 		}
 		if err != nil {
-			return false, s.fail(listing, key, err)
+			return false, s.wrapError(listing, key, err)
 		}
 
 		_ = o.f.Close()
@@ -529,12 +531,12 @@ func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(objstor
 // place, which a reader that has begun before does not get to.
 func (s *Store) readDir(ctx context.Context, dir string) ([]os.DirEntry, error) {
 	for {
-		l, err := s.lockShared(ctx)
+		l, err := s.lockNamesShared(ctx)
 		if err != nil {
 			return nil, err
 		}
 
-		s.refresh(dir)
+		s.refreshNames(dir)
 		entries, err := s.readNames(dir)
 		if l != nil {
 			l.release()

@@ -22,7 +22,7 @@ import (
 var kinds = []string{"ext4", "xfs", "btrfs"}
 
 func TestConformance(t *testing.T) {
-	storetest.Run(t, func(t *testing.T) objstore.Store { return open(t, t.TempDir()) })
+	storetest.Run(t, func(t *testing.T) objstore.Store { return openStore(t, t.TempDir()) })
 }
 
 // TestConformanceOnFilesystems: one filesystem for all tests of the suite, a
@@ -45,7 +45,7 @@ func TestConformanceOnFilesystems(t *testing.T) {
 						t.Error(err)
 					}
 				})
-				return open(t, dir)
+				return openStore(t, dir)
 			})
 		})
 	}
@@ -112,7 +112,7 @@ func TestPowerCut(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			fs := testfs.New(t, kind, 256<<20)
 			dir := filepath.Join(fs.Dir(), "store")
-			s := open(t, dir)
+			s := openStore(t, dir)
 			want := map[string]string{}
 			put := func(key string, n int, c objstore.Condition) objstore.Version {
 				t.Helper()
@@ -138,7 +138,7 @@ func TestPowerCut(t *testing.T) {
 			closeStore(t, s)
 			fs.Cut()
 
-			after := open(t, dir)
+			after := openStore(t, dir)
 			if got := contents(t, after); !maps.Equal(got, want) {
 				t.Errorf("after the power cut there are %d objects, want %d, or they differ", len(got), len(want))
 			}
@@ -155,7 +155,7 @@ func TestFull(t *testing.T) {
 	for _, kind := range []string{"ext4", "tmpfs"} {
 		t.Run(kind, func(t *testing.T) {
 			dir := filepath.Join(testfs.New(t, kind, 24<<20).Dir(), "store")
-			s := open(t, dir)
+			s := openStore(t, dir)
 			small := sealed(1000)
 			v, err := s.Put(t.Context(), "heads/h", small, objstore.Always)
 			if err != nil {

@@ -15,20 +15,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lock is held while names are looked at and changed, never while data is written
+// nameLock is held while names are looked at and changed, never while data is written
 // or synced. Closing it lets go of it, as does the end of the process.
-type lock struct{ f *os.File }
+type nameLock struct{ f *os.File }
 
-func (l *lock) release() { _ = l.f.Close() }
+func (l *nameLock) release() { _ = l.f.Close() }
 
 // lockPatience is how long the lock may be held by others without a break. Nobody
 // who runs holds it for more than an instant.
 var lockPatience = time.Minute
 
-// lock takes the lock of the store for changing names.
-func (s *Store) lock(ctx context.Context) (*lock, error) {
+// lockNames takes the lock of the store for changing names.
+func (s *Store) lockNames(ctx context.Context) (*nameLock, error) {
 	for {
-		f, err := s.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, s.perm&0o666)
+		f, err := s.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, s.mode&0o666)
 		if errors.Is(err, syscall.ENOENT) {
 			if err := s.makeDirs(ownDir); err != nil {
 				return nil, err
@@ -40,16 +40,16 @@ func (s *Store) lock(ctx context.Context) (*lock, error) {
 			return nil, err
 		}
 
-		if st, err := f.Stat(); err == nil && st.Size() == 0 && st.Mode().Perm() != s.perm&0o666 {
-			_ = f.Chmod(s.perm & 0o666) // its owner does it
+		if st, err := f.Stat(); err == nil && st.Size() == 0 && st.Mode().Perm() != s.mode&0o666 {
+			_ = f.Chmod(s.mode & 0o666) // its owner does it
 		}
 
-		return s.wait(ctx, f, unix.LOCK_EX)
+		return s.waitForLock(ctx, f, unix.LOCK_EX)
 	}
 }
 
-// lockShared takes it for reading names; nil if nobody has ever written.
-func (s *Store) lockShared(ctx context.Context) (*lock, error) {
+// lockNamesShared takes it for reading names; nil if nobody has ever written.
+func (s *Store) lockNamesShared(ctx context.Context) (*nameLock, error) {
 	f, err := s.root.OpenFile(lockName, os.O_RDONLY, 0)
 	if absent(err) {
 		return nil, nil
@@ -57,17 +57,17 @@ func (s *Store) lockShared(ctx context.Context) (*lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.wait(ctx, f, unix.LOCK_SH)
+	return s.waitForLock(ctx, f, unix.LOCK_SH)
 }
 
-// wait asks again and again: a call that waits in the kernel does not notice the
+// waitForLock asks again and again: a call that waits in the kernel does not notice the
 // end of a context.
-func (s *Store) wait(ctx context.Context, f *os.File, how int) (*lock, error) {
+func (s *Store) waitForLock(ctx context.Context, f *os.File, how int) (*nameLock, error) {
 	pause := 50 * time.Microsecond
 	for start := time.Now(); ; {
 		err := flock(f, how|unix.LOCK_NB)
 		if err == nil {
-			return &lock{f}, nil
+			return &nameLock{f}, nil
 		}
 
 		if errors.Is(err, syscall.EWOULDBLOCK) {
@@ -112,9 +112,9 @@ func flock(f *os.File, how int) error {
 	}
 }
 
-// refresh makes what this host remembers of the names in a directory, and of those
+// refreshNames makes what this host remembers of the names in a directory, and of those
 // above it, that of the server.
-func (s *Store) refresh(dir string) {
+func (s *Store) refreshNames(dir string) {
 	if !s.shared {
 		return
 	}
@@ -140,9 +140,9 @@ func (s *Store) refresh(dir string) {
 	}
 }
 
-// clean removes what killed writers have left, once in the life of a store, before
+// removeStaleTemps removes what killed writers have left, once in the life of a store, before
 // it writes itself. See the package on why it syncs directories.
-func (s *Store) clean(ctx context.Context) error {
+func (s *Store) removeStaleTemps(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
@@ -155,7 +155,7 @@ func (s *Store) clean(ctx context.Context) error {
 		return err
 	}
 
-	var stale []*temp
+	var stale []*tempObject
 	defer func() {
 		for _, t := range stale {
 			_ = t.f.Close()
@@ -192,11 +192,11 @@ func (s *Store) clean(ctx context.Context) error {
 			continue
 		}
 
-		stale = append(stale, &temp{s: s, f: f, name: name})
+		stale = append(stale, &tempObject{s: s, f: f, name: name})
 	}
 
 	if len(stale) > 0 {
-		if err := s.syncAll(ctx, "."); err != nil {
+		if err := s.syncAllNames(ctx, "."); err != nil {
 			return err
 		}
 	}
@@ -211,8 +211,8 @@ func (s *Store) clean(ctx context.Context) error {
 	return nil
 }
 
-// syncAll makes all names below a directory durable.
-func (s *Store) syncAll(ctx context.Context, dir string) error {
+// syncAllNames makes all names below a directory durable.
+func (s *Store) syncAllNames(ctx context.Context, dir string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -230,7 +230,7 @@ func (s *Store) syncAll(ctx context.Context, dir string) error {
 
 	for _, e := range entries {
 		if e.IsDir() && e.Name() != ownDir && e.Name() != "lost+found" {
-			if err := s.syncAll(ctx, path.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrPermission) {
+			if err := s.syncAllNames(ctx, path.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrPermission) {
 				return err
 			}
 		}

@@ -77,8 +77,8 @@ func childCommand(t *testing.T, what, dir string, n int) *exec.Cmd {
 	return c
 }
 
-// open makes or opens a store, and closes it when the test ends.
-func open(t *testing.T, dir string) *file.Store {
+// openStore makes or opens a store, and closes it when the test ends.
+func openStore(t *testing.T, dir string) *file.Store {
 	t.Helper()
 	s, err := file.Create(t.Context(), &url.URL{Scheme: "file", Path: dir})
 	if err != nil {

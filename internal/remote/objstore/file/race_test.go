@@ -36,7 +36,7 @@ func TestProcessesCount(t *testing.T) {
 			t.Errorf("%v: %s", err, &said[i])
 		}
 	}
-	s := open(t, dir)
+	s := openStore(t, dir)
 	if got, err := storetest.Counted(t.Context(), s, "heads/c"); err != nil || got != processes*each {
 		t.Errorf("the counter is at %d, %v, after %d times one more", got, err, processes*each)
 	}
@@ -72,7 +72,7 @@ func TestProcessesCreate(t *testing.T) {
 			owner[key] = c.Process.Pid
 		}
 	}
-	got := contents(t, open(t, dir))
+	got := contents(t, openStore(t, dir))
 	if len(got) != objects || len(owner) != objects {
 		t.Errorf("there are %d objects, %d owners, want %d", len(got), len(owner), objects)
 	}
@@ -126,7 +126,7 @@ func TestKilledWriters(t *testing.T) {
 		if len(leftovers(t, dir)) > 0 {
 			dirty++
 		}
-		s := open(t, dir)
+		s := openStore(t, dir)
 		for key, data := range contents(t, s) {
 			objects++
 			if !whole([]byte(data)) {
@@ -156,7 +156,7 @@ func TestKilledWriters(t *testing.T) {
 // work: what that writes is not taken away.
 func TestCleaningSparesTheLiving(t *testing.T) {
 	dir := t.TempDir()
-	writer := open(t, dir)
+	writer := openStore(t, dir)
 	done := make(chan error, 1)
 	go func() {
 		for i := range 60 {
@@ -180,7 +180,7 @@ func TestCleaningSparesTheLiving(t *testing.T) {
 			return
 		default:
 		}
-		s := open(t, dir)
+		s := openStore(t, dir)
 		if _, err := s.Put(t.Context(), "heads/h", sealed(10), objstore.Always); err != nil {
 			t.Fatal(errors.Join(err, <-done))
 		}
@@ -192,7 +192,7 @@ func TestCleaningSparesTheLiving(t *testing.T) {
 // can be interrupted and give up in the end.
 func TestHeldLock(t *testing.T) {
 	dir := t.TempDir()
-	s := open(t, dir)
+	s := openStore(t, dir)
 	if _, err := s.Put(t.Context(), "heads/h", []byte("h"), objstore.Always); err != nil {
 		t.Fatal(err)
 	}

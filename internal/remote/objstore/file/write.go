@@ -50,9 +50,9 @@ func versionOf(f *os.File, changed time.Time, size int64) (objstore.Version, err
 // 100 ns or larger, and of none that [stamp] makes.
 const coarse = 100
 
-// stamp makes the time of an object that replaces one of the time old: later than
+// nextTime makes the time of an object that replaces one of the time old: later than
 // that, and else about now, with digits below the second that nobody else draws.
-func stamp(old time.Time) time.Time {
+func nextTime(old time.Time) time.Time {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
 	drawn := int64(binary.LittleEndian.Uint64(b[:]) >> 1)
@@ -71,50 +71,50 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 	if err := objstore.CheckPut(key, data); err != nil {
 		return "", err
 	}
-	if err := s.begin(ctx, writing, key); err != nil {
+	if err := s.checkContext(ctx, writing, key); err != nil {
 		return "", err
 	}
-	v, err := s.put(ctx, key, data, c)
+	v, err := s.putObject(ctx, key, data, c)
 	if err != nil {
-		return "", s.fail(writing, key, err)
+		return "", s.wrapError(writing, key, err)
 	}
 	return v, nil
 }
 
-func (s *Store) put(ctx context.Context, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
-	if err := s.clean(ctx); err != nil {
+func (s *Store) putObject(ctx context.Context, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
+	if err := s.removeStaleTemps(ctx); err != nil {
 		return "", err
 	}
 
 	// What cannot succeed need not be written. It is looked at again below.
-	old, _, err := s.check(key, c)
+	old, _, err := s.checkCondition(key, c)
 	if err != nil {
 		return "", err
 	}
 
-	t, err := s.writeTemp(ctx, data, stamp(old))
+	t, err := s.writeTemp(ctx, data, nextTime(old))
 	if err != nil {
 		return "", err
 	}
 
 	defer t.discard()
-	if err := s.place(ctx, t, key, c); err != nil {
+	if err := s.placeObject(ctx, t, key, c); err != nil {
 		return "", err
 	}
 
 	// From here on the object is there. A failure to make that durable is no
 	// temporary one: a further try would find the object and take it for durable.
-	if err := s.settle(path.Dir(key)); err != nil {
+	if err := s.syncNames(path.Dir(key)); err != nil {
 		return "", errs.New(errs.IO, writing, s.ref(key), "it was written, but may not survive a power failure: %w", err)
 	}
 
 	return versionOf(t.f, t.changed, int64(len(data)))
 }
 
-// check returns when the object of the key was written, whether there is one, and
+// checkCondition returns when the object of the key was written, whether there is one, and
 // Conflict if that is not what c wants.
-func (s *Store) check(key string, c objstore.Condition) (changed time.Time, there bool, err error) {
-	o, err := s.look(key)
+func (s *Store) checkCondition(key string, c objstore.Condition) (changed time.Time, there bool, err error) {
+	o, err := s.openObject(key)
 	switch {
 	case errors.Is(err, errDirectory):
 		return changed, false, errs.New(errs.Invalid, writing, s.ref(key), "%w", err)
@@ -139,8 +139,8 @@ func (s *Store) check(key string, c objstore.Condition) (changed time.Time, ther
 	return o.changed, there, err
 }
 
-// temp is an object on its way.
-type temp struct {
+// tempObject is an object on its way.
+type tempObject struct {
 	s       *Store
 	f       *os.File // open and locked: its writer is alive
 	name    string   // "" once it has been renamed
@@ -148,14 +148,14 @@ type temp struct {
 }
 
 // writeTemp writes a file in .pando/tmp and waits until it is durable.
-func (s *Store) writeTemp(ctx context.Context, data []byte, changed time.Time) (*temp, error) {
+func (s *Store) writeTemp(ctx context.Context, data []byte, changed time.Time) (*tempObject, error) {
 	t, err := s.newTemp(ctx)
 	if err != nil {
 		return nil, err
 	}
 
-	if err = t.fill(ctx, data); err == nil {
-		err = t.stamp(changed)
+	if err = t.writeContent(ctx, data); err == nil {
+		err = t.setTimeAndSync(changed)
 	}
 	if err != nil {
 		t.discard()
@@ -165,14 +165,14 @@ func (s *Store) writeTemp(ctx context.Context, data []byte, changed time.Time) (
 	return t, nil
 }
 
-// fill writes the content, and gives the file the mode that all of the store has.
-func (t *temp) fill(ctx context.Context, data []byte) error {
+// writeContent writes the content, and gives the file the mode that all of the store has.
+func (t *tempObject) writeContent(ctx context.Context, data []byte) error {
 	st, err := t.f.Stat()
 	if err != nil {
 		return err
 	}
 
-	if want := t.s.perm & 0o666; st.Mode().Perm() != want {
+	if want := t.s.mode & 0o666; st.Mode().Perm() != want {
 		if err := t.f.Chmod(want); err != nil {
 			return err
 		}
@@ -196,14 +196,14 @@ func (t *temp) fill(ctx context.Context, data []byte) error {
 }
 
 // newTemp makes an empty file that only this process writes.
-func (s *Store) newTemp(ctx context.Context) (*temp, error) {
+func (s *Store) newTemp(ctx context.Context) (*tempObject, error) {
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
 
 		name := tmpDir + "/" + rand.Text()
-		f, err := s.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, s.perm&0o666)
+		f, err := s.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, s.mode&0o666)
 		if errors.Is(err, syscall.ENOENT) {
 			if err := s.makeDirs(tmpDir); err != nil {
 				return nil, err
@@ -215,7 +215,7 @@ func (s *Store) newTemp(ctx context.Context) (*temp, error) {
 			return nil, err
 		}
 
-		t := &temp{s: s, f: f, name: name}
+		t := &tempObject{s: s, f: f, name: name}
 		err = flock(f, unix.LOCK_EX|unix.LOCK_NB)
 		if errors.Is(err, syscall.EWOULDBLOCK) { // taken for a dead writer's
 			_ = f.Close()
@@ -241,8 +241,8 @@ func (s *Store) newTemp(ctx context.Context) (*temp, error) {
 	}
 }
 
-// stamp sets the file's time and makes all of it durable.
-func (t *temp) stamp(changed time.Time) error {
+// setTimeAndSync sets the file's time and makes all of it durable.
+func (t *tempObject) setTimeAndSync(changed time.Time) error {
 	ts := unix.NsecToTimespec(changed.UnixNano())
 	if err := unix.UtimesNanoAt(int(t.f.Fd()), "", []unix.Timespec{ts, ts}, unix.AT_EMPTY_PATH); err != nil {
 		// Before Linux 5.8 there is no utimensat of a descriptor but by /proc.
@@ -268,16 +268,16 @@ func (t *temp) stamp(changed time.Time) error {
 
 // discard removes the file, if it still is in .pando/tmp, and lets go of it. What
 // is not removed because of an error will be by who comes next.
-func (t *temp) discard() {
+func (t *tempObject) discard() {
 	if t.name != "" {
 		_ = t.s.root.Remove(t.name)
 	}
 	_ = t.f.Close()
 }
 
-// place gives a durable file its name, if the condition holds.
-func (s *Store) place(ctx context.Context, t *temp, key string, c objstore.Condition) error {
-	l, err := s.lock(ctx)
+// placeObject gives a durable file its name, if the condition holds.
+func (s *Store) placeObject(ctx context.Context, t *tempObject, key string, c objstore.Condition) error {
+	l, err := s.lockNames(ctx)
 	if err != nil {
 		return err
 	}
@@ -287,21 +287,21 @@ func (s *Store) place(ctx context.Context, t *temp, key string, c objstore.Condi
 	// Directories may go away meanwhile, when another object in them is deleted
 	// by somebody without this lock: a person.
 	for range 100 {
-		old, there, err := s.check(key, c)
+		old, there, err := s.checkCondition(key, c)
 		if err != nil {
 			return err
 		}
 
 		if there && !t.changed.After(old) && t.changed.Nanosecond()%coarse != 0 {
-			if err := t.stamp(stamp(old)); err != nil {
+			if err := t.setTimeAndSync(nextTime(old)); err != nil {
 				return err
 			}
 		}
 
 		if there {
-			err = s.rename(t, key)
+			err = s.renameTemp(t, key)
 		} else if err = s.root.Link(t.name, key); cannotLink(err) {
-			err = s.rename(t, key)
+			err = s.renameTemp(t, key)
 		}
 
 		switch {
@@ -324,7 +324,7 @@ func (s *Store) place(ctx context.Context, t *temp, key string, c objstore.Condi
 	return errs.New(errs.IO, writing, s.ref(key), "other programs keep changing the remote's directory")
 }
 
-func (s *Store) rename(t *temp, key string) error {
+func (s *Store) renameTemp(t *tempObject, key string) error {
 	err := s.root.Rename(t.name, key)
 	if err == nil {
 		t.name = ""
@@ -347,30 +347,30 @@ func cannotLink(err error) bool {
 // makeDirs makes a directory and those above it. settle makes them durable. On
 // return they may be gone again: Delete removes empty ones.
 func (s *Store) makeDirs(dir string) error {
-	err := s.root.MkdirAll(dir, s.perm)
+	err := s.root.MkdirAll(dir, s.mode)
 
 	// The umask is not asked: others who may write to the store must be able to
 	// write to all of it.
 	for ; err == nil && dir != "."; dir = path.Dir(dir) {
 		var st os.FileInfo
-		if st, err = s.root.Lstat(dir); err != nil || st.Mode().Perm() == s.perm {
+		if st, err = s.root.Lstat(dir); err != nil || st.Mode().Perm() == s.mode {
 			continue
 		}
 		inherited := st.Mode() & (os.ModeSetgid | os.ModeSticky)
-		if err = s.root.Chmod(dir, s.perm|inherited); errors.Is(err, syscall.EPERM) {
+		if err = s.root.Chmod(dir, s.mode|inherited); errors.Is(err, syscall.EPERM) {
 			err = nil // somebody else has made it
 		}
 	}
 	if errors.Is(err, syscall.ENOENT) {
-		return s.vanished(writing, dir)
+		return s.checkStoreExists(writing, dir)
 	}
 
 	return err
 }
 
-// settle makes the names in a directory durable, and those of the directory and of
+// syncNames makes the names in a directory durable, and those of the directory and of
 // all above it where that is not known.
-func (s *Store) settle(dir string) error {
+func (s *Store) syncNames(dir string) error {
 	fresh := map[string]identity{}
 	for {
 		id, err := s.syncDir(dir)
@@ -426,24 +426,24 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := objstore.CheckKey(key); err != nil {
 		return err
 	}
-	if err := s.begin(ctx, deleting, key); err != nil {
+	if err := s.checkContext(ctx, deleting, key); err != nil {
 		return err
 	}
-	if err := s.remove(ctx, key); err != nil {
-		return s.fail(deleting, key, err)
+	if err := s.removeObject(ctx, key); err != nil {
+		return s.wrapError(deleting, key, err)
 	}
 	return nil
 }
 
-func (s *Store) remove(ctx context.Context, key string) error {
-	s.refresh(path.Dir(key))
+func (s *Store) removeObject(ctx context.Context, key string) error {
+	s.refreshNames(path.Dir(key))
 	st, err := s.root.Lstat(key)
 	if err == nil && !st.IsDir() {
 		// Only now anything is written: a store in which nothing is may be read-only.
-		if err := s.clean(ctx); err != nil {
+		if err := s.removeStaleTemps(ctx); err != nil {
 			return err
 		}
-		if err := s.unlink(ctx, key); err != nil {
+		if err := s.unlinkLocked(ctx, key); err != nil {
 			return err
 		}
 	} else if err != nil && !absent(err) {
@@ -454,7 +454,7 @@ func (s *Store) remove(ctx context.Context, key string) error {
 
 	// Also if it was absent: who deleted it may have been killed before this.
 	if _, err := s.syncDir(dir); absent(err) {
-		return s.vanished(deleting, key)
+		return s.checkStoreExists(deleting, key)
 	} else if err != nil {
 		return err
 	}
@@ -469,10 +469,10 @@ func (s *Store) remove(ctx context.Context, key string) error {
 	return nil
 }
 
-// unlink holds the lock, so that no Put has found the object there and then
+// unlinkLocked holds the lock, so that no Put has found the object there and then
 // puts another in place of it.
-func (s *Store) unlink(ctx context.Context, key string) error {
-	l, err := s.lock(ctx)
+func (s *Store) unlinkLocked(ctx context.Context, key string) error {
+	l, err := s.lockNames(ctx)
 	if err != nil {
 		return err
 	}

@@ -64,9 +64,9 @@ func readRefusal(answer *http.Response) error {
 	return r
 }
 
-// fail makes the error of an operation. ofBucket says that the answer "not found"
+// wrapError makes the error of an operation. ofBucket says that the answer "not found"
 // cannot be about an object.
-func (s *Store) fail(ctx context.Context, op, key string, ofBucket bool, err error) error {
+func (s *Store) wrapError(ctx context.Context, op, key string, ofBucket bool, err error) error {
 	if ended := objstore.Ended(ctx, op, key); ended != nil {
 		return ended
 	}
@@ -81,7 +81,7 @@ func (s *Store) fail(ctx context.Context, op, key string, ofBucket bool, err err
 
 	var token *oauth2.RetrieveError
 	if errors.As(err, &token) {
-		return s.noToken(op, key, token)
+		return s.tokenError(op, key, token)
 	}
 
 	var r *refusal
@@ -131,8 +131,8 @@ func (s *Store) fail(ctx context.Context, op, key string, ofBucket bool, err err
 	return e
 }
 
-// noToken is the error of credentials for which there is no token.
-func (s *Store) noToken(op, key string, token *oauth2.RetrieveError) error {
+// tokenError is the error of credentials for which there is no token.
+func (s *Store) tokenError(op, key string, token *oauth2.RetrieveError) error {
 	e := &errs.Error{Kind: errs.Permission, Op: op, Ref: key, Err: token}
 	if status := token.Response.StatusCode; web.Temporary(status) {
 		e.Kind = errs.IO

@@ -93,8 +93,8 @@ func (r resource) info(key string) (objstore.Info, error) {
 	return objstore.Info{Key: key, Bytes: size, Version: objstore.Version(r.Generation)}, nil
 }
 
-// object is the URL of an object.
-func (s *Store) object(key string) string {
+// objectURL is the URL of an object.
+func (s *Store) objectURL(key string) string {
 	return s.l.base + "/storage/v1/b/" + s.l.bucket + "/o/" + url.PathEscape(s.l.prefix+key)
 }
 
@@ -103,7 +103,7 @@ func (s *Store) object(key string) string {
 func (s *Store) send(
 	ctx context.Context, method, url string, header http.Header, body io.Reader, length int64,
 ) (*http.Response, error) {
-	client, err := s.client(ctx)
+	client, err := s.authorizedClient(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -135,8 +135,8 @@ func (s *Store) send(
 	return answer, nil
 }
 
-// decode reads an answer in JSON.
-func decode(answer *http.Response, v any) error {
+// decodeJSON reads an answer in JSON.
+func decodeJSON(answer *http.Response, v any) error {
 	defer answer.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
 	if err != nil {
@@ -153,8 +153,8 @@ const maxAnswer = 16 << 20
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// sum is the CRC32C as Google writes it.
-func sum(data []byte) string {
+// crc32cOf is the CRC32C as Google writes it.
+func crc32cOf(data []byte) string {
 	return base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, crc32.Checksum(data, castagnoli)))
 }
 
@@ -176,7 +176,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 		query.Set("ifGenerationMatch", string(c.Version()))
 	}
 
-	about, err := json.Marshal(map[string]string{"name": s.l.prefix + key, "crc32c": sum(data),
+	about, err := json.Marshal(map[string]string{"name": s.l.prefix + key, "crc32c": crc32cOf(data),
 		"contentType": "application/octet-stream"})
 	if err != nil {
 		return "", &errs.Error{Kind: errs.Internal, Op: op, Ref: key, Err: err}
@@ -192,12 +192,12 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 	answer, err := s.send(ctx, http.MethodPost, s.l.base+"/upload/storage/v1/b/"+s.l.bucket+"/o?"+query.Encode(),
 		header, body, int64(len(before)+len(data)+len(after)))
 	if err != nil {
-		return "", s.fail(ctx, op, key, true, err)
+		return "", s.wrapError(ctx, op, key, true, err)
 	}
 
 	var r resource
-	if err := decode(answer, &r); err != nil {
-		return "", s.fail(ctx, op, key, true, err)
+	if err := decodeJSON(answer, &r); err != nil {
+		return "", s.wrapError(ctx, op, key, true, err)
 	}
 
 	info, err := r.info(key)
@@ -205,7 +205,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 		err = fmt.Errorf("the server received %d of %d bytes", info.Bytes, len(data))
 	}
 	if err != nil {
-		return "", s.fail(ctx, op, key, true, err)
+		return "", s.wrapError(ctx, op, key, true, err)
 	}
 
 	return info.Version, nil
@@ -219,7 +219,7 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 	}
 
 	if length == 0 {
-		return s.nothing(ctx, key)
+		return s.getNothing(ctx, key)
 	}
 
 	header := http.Header{}
@@ -227,27 +227,27 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 		header.Set("Range", r)
 	}
 
-	answer, err := s.send(ctx, http.MethodGet, s.object(key)+"?alt=media", header, nil, 0)
+	answer, err := s.send(ctx, http.MethodGet, s.objectURL(key)+"?alt=media", header, nil, 0)
 	if err != nil {
 		var no *refusal
 		if errors.As(err, &no) && no.status == http.StatusRequestedRangeNotSatisfiable {
-			return s.nothing(ctx, key)
+			return s.getNothing(ctx, key)
 		}
-		return nil, objstore.Info{}, s.fail(ctx, op, key, false, err)
+		return nil, objstore.Info{}, s.wrapError(ctx, op, key, false, err)
 	}
 
 	defer answer.Body.Close()
 
-	data, info, err := read(ctx, answer, key, offset, length)
+	data, info, err := readRange(ctx, answer, key, offset, length)
 	if err != nil {
-		return nil, objstore.Info{}, s.fail(ctx, op, key, false, err)
+		return nil, objstore.Info{}, s.wrapError(ctx, op, key, false, err)
 	}
 
 	return data, info, nil
 }
 
-// read reads the answer to a request for bytes.
-func read(ctx context.Context, answer *http.Response, key string, offset, length int64) ([]byte, objstore.Info, error) {
+// readRange reads the answer to a request for bytes.
+func readRange(ctx context.Context, answer *http.Response, key string, offset, length int64) ([]byte, objstore.Info, error) {
 	span, err := web.SpanOf(answer.Header, offset, length)
 	if err != nil {
 		return nil, objstore.Info{}, err
@@ -269,7 +269,7 @@ func read(ctx context.Context, answer *http.Response, key string, offset, length
 	if int64(len(data)) == span.Total {
 		for _, line := range answer.Header.Values("X-Goog-Hash") {
 			for hash := range strings.SplitSeq(line, ",") {
-				if want, is := strings.CutPrefix(strings.TrimSpace(hash), "crc32c="); is && want != sum(data) {
+				if want, is := strings.CutPrefix(strings.TrimSpace(hash), "crc32c="); is && want != crc32cOf(data) {
 					return nil, objstore.Info{}, errors.New("the data was damaged on its way: its CRC32C differs from the server's")
 				}
 			}
@@ -280,8 +280,8 @@ func read(ctx context.Context, answer *http.Response, key string, offset, length
 		Version: objstore.Version(generation)}, nil
 }
 
-// nothing is the answer to who reads no byte of an object that may be there.
-func (s *Store) nothing(ctx context.Context, key string) ([]byte, objstore.Info, error) {
+// getNothing is the answer to who reads no byte of an object that may be there.
+func (s *Store) getNothing(ctx context.Context, key string) ([]byte, objstore.Info, error) {
 	info, err := s.Stat(ctx, key)
 	return nil, info, err
 }
@@ -293,19 +293,19 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 		return objstore.Info{}, err
 	}
 
-	answer, err := s.send(ctx, http.MethodGet, s.object(key)+"?fields=name,size,generation", nil, nil, 0)
+	answer, err := s.send(ctx, http.MethodGet, s.objectURL(key)+"?fields=name,size,generation", nil, nil, 0)
 	if err != nil {
-		return objstore.Info{}, s.fail(ctx, op, key, false, err)
+		return objstore.Info{}, s.wrapError(ctx, op, key, false, err)
 	}
 
 	var r resource
-	if err := decode(answer, &r); err != nil {
-		return objstore.Info{}, s.fail(ctx, op, key, false, err)
+	if err := decodeJSON(answer, &r); err != nil {
+		return objstore.Info{}, s.wrapError(ctx, op, key, false, err)
 	}
 
 	info, err := r.info(key)
 	if err != nil {
-		return objstore.Info{}, s.fail(ctx, op, key, false, err)
+		return objstore.Info{}, s.wrapError(ctx, op, key, false, err)
 	}
 
 	return info, nil
@@ -317,7 +317,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 		return err
 	}
 
-	answer, err := s.send(ctx, http.MethodDelete, s.object(key), nil, nil, 0)
+	answer, err := s.send(ctx, http.MethodDelete, s.objectURL(key), nil, nil, 0)
 	if err == nil {
 		answer.Body.Close()
 		return nil
@@ -328,7 +328,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 		return nil
 	}
 
-	return s.fail(ctx, "remove object", key, false, err)
+	return s.wrapError(ctx, "remove object", key, false, err)
 }
 
 // List is of objstore.Store. It asks for a thousand objects at a time.
@@ -349,10 +349,10 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 			}
 			answer, err := s.send(ctx, http.MethodGet, s.l.base+"/storage/v1/b/"+s.l.bucket+"/o?"+query.Encode(), nil, nil, 0)
 			if err == nil {
-				err = decode(answer, &page)
+				err = decodeJSON(answer, &page)
 			}
 			if err != nil {
-				yield(objstore.Info{}, s.fail(ctx, op, prefix, true, err))
+				yield(objstore.Info{}, s.wrapError(ctx, op, prefix, true, err))
 				return
 			}
 
@@ -371,7 +371,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 					err = fmt.Errorf("the server lists %q after %q, which is out of order", key, last)
 				}
 				if err != nil {
-					yield(objstore.Info{}, s.fail(ctx, op, prefix, true, err))
+					yield(objstore.Info{}, s.wrapError(ctx, op, prefix, true, err))
 					return
 				}
 

@@ -97,10 +97,10 @@ func parse(u *url.URL, access objstore.Access) (location, error) {
 	return l, err
 }
 
-// client is what makes requests. Credentials are looked for at the first one, and
+// authorizedClient is what makes requests. Credentials are looked for at the first one, and
 // again as long as there are none: where there is nothing else, that asks the network
 // whether this is a machine of Google's.
-func (s *Store) client(ctx context.Context) (*http.Client, error) {
+func (s *Store) authorizedClient(ctx context.Context) (*http.Client, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.http != nil {

@@ -33,7 +33,7 @@ type chain struct {
 	profile string // of the URL, or ""
 	access  objstore.Access
 	machine string // URL of a machine's service for roles, "" for the usual one
-	used    credentials.Provider
+	source  credentials.Provider
 }
 
 func newCredentials(profile string, access objstore.Access) *credentials.Credentials {
@@ -44,7 +44,7 @@ func newCredentials(profile string, access objstore.Access) *credentials.Credent
 // lock held, and again when the credentials have expired.
 func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credentials.Value, error) {
 	const op = "find credentials"
-	c.used = nil
+	c.source = nil
 	profile := c.profile
 	if profile == "" {
 		v := credentials.Value{
@@ -56,7 +56,7 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 
 		switch {
 		case v.AccessKeyID != "" && v.SecretAccessKey != "":
-			c.used = &credentials.Static{Value: v}
+			c.source = &credentials.Static{Value: v}
 			return v, nil
 		case v.AccessKeyID != "" || v.SecretAccessKey != "":
 			return credentials.Value{}, errs.New(errs.Permission, op, "",
@@ -79,7 +79,7 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 
 	v, err := file.RetrieveWithCredContext(cc)
 	if err == nil && v.AccessKeyID != "" && v.SecretAccessKey != "" {
-		c.used = file
+		c.source = file
 		return v, nil
 	}
 
@@ -109,7 +109,7 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 		asked.Context = ctx
 		v, err := role.RetrieveWithCredContext(&asked)
 		if err == nil && v.AccessKeyID != "" && v.SecretAccessKey != "" {
-			c.used = role
+			c.source = role
 			return v, nil
 		}
 
@@ -142,7 +142,7 @@ func (c *chain) Retrieve() (credentials.Value, error) {
 }
 
 // IsExpired is of credentials.Provider.
-func (c *chain) IsExpired() bool { return c.used == nil || c.used.IsExpired() }
+func (c *chain) IsExpired() bool { return c.source == nil || c.source.IsExpired() }
 
 // hasRole reports whether it is set that there is a role to ask for.
 func (c *chain) hasRole() bool {

@@ -13,19 +13,19 @@ import (
 	"github.com/minio/minio-go/v7"
 )
 
-// conflict says that the condition of a Put does not hold.
-func (s *Store) conflict(op, key string) error {
+// conflictError says that the condition of a Put does not hold.
+func (s *Store) conflictError(op, key string) error {
 	return errs.New(errs.Conflict, op, key, "another process or host changed it first")
 }
 
-func (s *Store) noETag(op, key string) error {
+func (s *Store) noETagError(op, key string) error {
 	return errs.New(errs.Unsupported, op, key, "%s did not return its ETag", s.l.host).
 		WithHint("use another store: conditional writes need ETags")
 }
 
-// fail makes the error of an operation of what the library returned. key is the
+// wrapError makes the error of an operation of what the library returned. key is the
 // object, or the prefix of a listing.
-func (s *Store) fail(ctx context.Context, op, key string, err error) error {
+func (s *Store) wrapError(ctx context.Context, op, key string, err error) error {
 	if ended := objstore.Ended(ctx, op, key); ended != nil {
 		return ended
 	}
@@ -43,7 +43,7 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 		return web.Error(ctx, op, key, s.l.host, err)
 	}
 
-	e := &errs.Error{Kind: errs.IO, Op: op, Ref: key, Err: errors.New(said(a))}
+	e := &errs.Error{Kind: errs.IO, Op: op, Ref: key, Err: errors.New(serverWords(a))}
 	switch a.Code {
 	case minio.NoSuchBucket:
 		e.Kind, e.Ref = errs.NotFound, s.l.bucket
@@ -52,7 +52,7 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 		e.Kind, e.Err = errs.NotFound, errors.New("no such object")
 		return e
 	case minio.PreconditionFailed:
-		return s.conflict(op, key)
+		return s.conflictError(op, key)
 	case "ConditionalRequestConflict", "OperationAborted", minio.Conflict:
 		// Another request for this object is under way: nobody knows who wins.
 		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
@@ -103,7 +103,7 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 	case status == http.StatusConflict:
 		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
 	case status == http.StatusPreconditionFailed:
-		return s.conflict(op, key)
+		return s.conflictError(op, key)
 	case status == http.StatusInsufficientStorage:
 		e.Kind = errs.NoSpace
 		return e.WithHint("free space there, raise the quota, or remove old points with %s", errs.Run("remote prune"))
@@ -125,8 +125,8 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 	return e
 }
 
-// said is what a server has said, in one line.
-func said(a minio.ErrorResponse) string {
+// serverWords is what a server has said, in one line.
+func serverWords(a minio.ErrorResponse) string {
 	text := a.Error()
 	switch {
 	case a.Code == "" || a.Code == text:

@@ -71,7 +71,7 @@ func parse(u *url.URL, access objstore.Access) (location, error) {
 			"s3://BUCKET/PREFIX?endpoint=https://HOST&region=REGION",
 		Credentials: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them to ~/.aws/credentials",
 		Bucket:      s3utils.CheckValidBucketNameStrict,
-		Set:         l.set,
+		Set:         l.setParameter,
 	}.Parse(u)
 
 	if text, name := endpointOf(access); text != "" && err == nil && !u.Query().Has("endpoint") {
@@ -103,8 +103,8 @@ func endpointOf(access objstore.Access) (text, name string) {
 	return "", ""
 }
 
-// set takes a parameter of a URL.
-func (l *location) set(name, value string) (known bool, wrong string) {
+// setParameter takes a parameter of a URL.
+func (l *location) setParameter(name, value string) (known bool, wrong string) {
 	switch name {
 	case "endpoint":
 		l.host, l.secure, wrong = web.Endpoint(value)

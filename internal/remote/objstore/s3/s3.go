@@ -72,8 +72,8 @@ func (s *Store) Close() error {
 // was the only one.
 func init() { minio.DefaultRetryUnit = 0 }
 
-// core is the client for the region as far as it is known.
-func (s *Store) core() (*minio.Core, string) {
+// currentClient is the client for the region as far as it is known.
+func (s *Store) currentClient() (*minio.Core, string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.client, s.region
@@ -97,9 +97,9 @@ func (s *Store) connect(region string) error {
 	return nil
 }
 
-// follow goes on in the region that the server has named. It reports whether that is
+// followRegion goes on in the region that the server has named. It reports whether that is
 // another one than used.
-func (s *Store) follow(used string, answer minio.ErrorResponse) bool {
+func (s *Store) followRegion(used string, answer minio.ErrorResponse) bool {
 	wrongRegion := answer.Code == "AuthorizationHeaderMalformed" || answer.Code == "InvalidRegion" ||
 		answer.Code == "PermanentRedirect" || answer.Code == "TemporaryRedirect" ||
 		answer.StatusCode == http.StatusMovedPermanently || answer.StatusCode == http.StatusTemporaryRedirect ||
@@ -124,14 +124,14 @@ func (s *Store) follow(used string, answer minio.ErrorResponse) bool {
 	return true
 }
 
-// do makes a request, again if it was refused for having gone to a wrong region: then
+// withRegion makes a request, again if it was refused for having gone to a wrong region: then
 // it had no effect. Its error is that of the library.
-func (s *Store) do(request func(*minio.Core) error) error {
+func (s *Store) withRegion(request func(*minio.Core) error) error {
 	for {
-		c, region := s.core()
+		c, region := s.currentClient()
 		err := request(c)
 		var answer minio.ErrorResponse
-		if err == nil || !errors.As(err, &answer) || !s.follow(region, answer) {
+		if err == nil || !errors.As(err, &answer) || !s.followRegion(region, answer) {
 			return err
 		}
 	}
@@ -154,7 +154,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 	}
 
 	var info minio.UploadInfo
-	err := s.do(func(client *minio.Core) (err error) {
+	err := s.withRegion(func(client *minio.Core) (err error) {
 		body := objstore.PacedReader(ctx, bytes.NewReader(data))
 		info, err = client.PutObject(ctx, s.l.bucket, s.l.prefix+key, body, int64(len(data)), "", hex.EncodeToString(sum[:]),
 			options)
@@ -163,13 +163,13 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 
 	var answer minio.ErrorResponse
 	if c.Version() != "" && errors.As(err, &answer) && answer.Code == minio.NoSuchKey {
-		return "", s.conflict(op, key) // Amazon's answer if nothing is there
+		return "", s.conflictError(op, key) // Amazon's answer if nothing is there
 	}
 	if err != nil {
-		return "", s.fail(ctx, op, key, err)
+		return "", s.wrapError(ctx, op, key, err)
 	}
 	if info.ETag == "" {
-		return "", s.noETag(op, key)
+		return "", s.noETagError(op, key)
 	}
 
 	return objstore.Version(info.ETag), nil
@@ -183,12 +183,12 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 	}
 
 	if length == 0 {
-		return s.nothing(ctx, key)
+		return s.getNothing(ctx, key)
 	}
 
 	var data []byte
 	var info objstore.Info
-	err := s.do(func(client *minio.Core) error {
+	err := s.withRegion(func(client *minio.Core) error {
 		var options minio.GetObjectOptions
 		if r := web.Range(offset, length); r != "" {
 			options.Set("Range", r)
@@ -221,21 +221,21 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 	var answer minio.ErrorResponse
 	if errors.As(err, &answer) && (answer.Code == minio.InvalidRange ||
 		answer.StatusCode == http.StatusRequestedRangeNotSatisfiable) {
-		return s.nothing(ctx, key)
+		return s.getNothing(ctx, key)
 	}
 
 	if err != nil {
-		return nil, objstore.Info{}, s.fail(ctx, op, key, err)
+		return nil, objstore.Info{}, s.wrapError(ctx, op, key, err)
 	}
 	if info.Version == "" {
-		return nil, objstore.Info{}, s.noETag(op, key)
+		return nil, objstore.Info{}, s.noETagError(op, key)
 	}
 
 	return data, info, nil
 }
 
-// nothing is the answer to who reads no byte of an object that may be there.
-func (s *Store) nothing(ctx context.Context, key string) ([]byte, objstore.Info, error) {
+// getNothing is the answer to who reads no byte of an object that may be there.
+func (s *Store) getNothing(ctx context.Context, key string) ([]byte, objstore.Info, error) {
 	info, err := s.Stat(ctx, key)
 	return nil, info, err
 }
@@ -248,15 +248,15 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	}
 
 	var stat minio.ObjectInfo
-	err := s.do(func(client *minio.Core) (err error) {
+	err := s.withRegion(func(client *minio.Core) (err error) {
 		stat, err = client.StatObject(ctx, s.l.bucket, s.l.prefix+key, minio.StatObjectOptions{})
 		return err
 	})
 	switch {
 	case err != nil:
-		return objstore.Info{}, s.fail(ctx, op, key, err)
+		return objstore.Info{}, s.wrapError(ctx, op, key, err)
 	case stat.ETag == "":
-		return objstore.Info{}, s.noETag(op, key)
+		return objstore.Info{}, s.noETagError(op, key)
 	}
 
 	return objstore.Info{Key: key, Bytes: stat.Size, Version: objstore.Version(stat.ETag)}, nil
@@ -268,7 +268,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 		return err
 	}
 
-	err := s.do(func(client *minio.Core) error {
+	err := s.withRegion(func(client *minio.Core) error {
 		return client.RemoveObject(ctx, s.l.bucket, s.l.prefix+key, minio.RemoveObjectOptions{})
 	})
 	var answer minio.ErrorResponse
@@ -276,7 +276,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 		return nil // some servers say so where Amazon says 204
 	}
 	if err != nil {
-		return s.fail(ctx, "remove object", key, err)
+		return s.wrapError(ctx, "remove object", key, err)
 	}
 
 	return nil
@@ -292,7 +292,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 		}
 
 		last, any, stopped := "", false, false
-		err := s.do(func(client *minio.Core) error {
+		err := s.withRegion(func(client *minio.Core) error {
 			for o := range client.ListObjectsIter(ctx, s.l.bucket,
 				minio.ListObjectsOptions{Prefix: s.l.prefix + prefix, Recursive: true}) {
 				if o.Err != nil {
@@ -322,7 +322,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 			return ctx.Err() // of which the library says nothing
 		})
 		if err != nil && !stopped {
-			yield(objstore.Info{}, s.fail(ctx, op, prefix, err))
+			yield(objstore.Info{}, s.wrapError(ctx, op, prefix, err))
 		}
 	}
 }

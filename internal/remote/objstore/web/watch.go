@@ -30,9 +30,9 @@ type watched struct {
 	moved   int64 // bytes in that time
 }
 
-func watch(c net.Conn, stall time.Duration, floor int64) net.Conn {
+func watchConn(c net.Conn, stall time.Duration, floor int64) net.Conn {
 	w := &watched{Conn: c, stall: stall, floor: floor}
-	w.begin()
+	w.beginRequest()
 	return w
 }
 
@@ -46,16 +46,16 @@ func (s *tooSlow) Timeout() bool { return true }
 // window is in which time of waiting floor must move.
 func (w *watched) window() time.Duration { return 2 * w.stall }
 
-// begin is the beginning of a request.
-func (w *watched) begin() {
+// beginRequest is the beginning of a request.
+func (w *watched) beginRequest() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.since, w.waited, w.moved = time.Now(), 0, 0
-	w.extend()
+	w.extendDeadline()
 }
 
-// tick counts the time since the last one, if this side has waited for the other in it; the caller holds mu.
-func (w *watched) tick() {
+// countWait counts the time since the last one, if this side has waited for the other in it; the caller holds mu.
+func (w *watched) countWait() {
 	now := time.Now()
 	if w.waiting > 0 && w.paused == 0 {
 		w.waited += now.Sub(w.since)
@@ -63,8 +63,8 @@ func (w *watched) tick() {
 	w.since = now
 }
 
-// extend moves the end away. It also does so for a Read that waits already. The caller holds mu.
-func (w *watched) extend() {
+// extendDeadline moves the end away. It also does so for a Read that waits already. The caller holds mu.
+func (w *watched) extendDeadline() {
 	left := w.stall
 	if w.paused == 0 {
 		left = min(left, w.window()-w.waited)
@@ -72,16 +72,16 @@ func (w *watched) extend() {
 	_ = w.Conn.SetDeadline(time.Now().Add(left))
 }
 
-func (w *watched) Read(b []byte) (int, error)  { return w.move(w.Conn.Read, b, false) }
-func (w *watched) Write(b []byte) (int, error) { return w.move(w.Conn.Write, b, true) }
+func (w *watched) Read(b []byte) (int, error)  { return w.transfer(w.Conn.Read, b, false) }
+func (w *watched) Write(b []byte) (int, error) { return w.transfer(w.Conn.Write, b, true) }
 
-// move moves bytes, and counts them and the time that it takes. fresh: the connection may have been idle.
-func (w *watched) move(call func([]byte) (int, error), b []byte, fresh bool) (int, error) {
+// transfer moves bytes, and counts them and the time that it takes. fresh: the connection may have been idle.
+func (w *watched) transfer(call func([]byte) (int, error), b []byte, fresh bool) (int, error) {
 	w.mu.Lock()
-	w.tick()
+	w.countWait()
 	w.waiting++
 	if fresh {
-		w.extend()
+		w.extendDeadline()
 	}
 
 	w.mu.Unlock()
@@ -90,14 +90,14 @@ func (w *watched) move(call func([]byte) (int, error), b []byte, fresh bool) (in
 
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.tick()
+	w.countWait()
 	w.waiting--
 	if w.moved += int64(n); w.moved >= w.floor {
 		w.waited, w.moved = 0, 0
 	}
 
 	if n > 0 {
-		w.extend()
+		w.extendDeadline()
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) && w.waited >= w.window() {
 		err = &tooSlow{err}
@@ -106,13 +106,13 @@ func (w *watched) move(call func([]byte) (int, error), b []byte, fresh bool) (in
 	return n, err
 }
 
-// pause says that this side gets ready what it will send, or, with -1, that it has done so.
-func (w *watched) pause(n int) {
+// setPaused says that this side gets ready what it will send, or, with -1, that it has done so.
+func (w *watched) setPaused(n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.tick()
+	w.countWait()
 	w.paused += n
-	w.extend()
+	w.extendDeadline()
 }
 
 // watchRequest is a request that tells its connection when it begins, and when its body is waited for.
@@ -126,7 +126,7 @@ func watchRequest(r *http.Request) *http.Request {
 				c = secure.NetConn()
 			}
 			if w, is := c.(*watched); is {
-				w.begin()
+				w.beginRequest()
 				mu.Lock()
 				conn = w
 				mu.Unlock()
@@ -167,8 +167,8 @@ type watchedBody struct {
 
 func (b *watchedBody) Read(p []byte) (int, error) {
 	if w := b.conn(); w != nil {
-		w.pause(1)
-		defer w.pause(-1)
+		w.setPaused(1)
+		defer w.setPaused(-1)
 	}
 	return b.ReadCloser.Read(p)
 }

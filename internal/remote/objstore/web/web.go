@@ -134,7 +134,7 @@ func New(o Options) (*Client, error) {
 			if err != nil {
 				return nil, err
 			}
-			return watch(c, o.Stall, o.Floor), nil
+			return watchConn(c, o.Stall, o.Floor), nil
 		},
 		TLSClientConfig:     config,
 		TLSHandshakeTimeout: 15 * time.Second,
@@ -152,7 +152,7 @@ func (c *Client) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		// Some libraries replace errors whose text has "EOF" in it by a text.
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			err = &closed{err}
+			err = &closedConn{err}
 		}
 		return nil, err
 	}
@@ -181,11 +181,11 @@ func (c *Client) ClockHint() string {
 	return hint
 }
 
-// closed is the end of a connection in the middle of something.
-type closed struct{ err error }
+// closedConn is the end of a connection in the middle of something.
+type closedConn struct{ err error }
 
-func (c *closed) Error() string { return "the server closed the connection" }
-func (c *closed) Unwrap() error { return c.err }
+func (c *closedConn) Error() string { return "the server closed the connection" }
+func (c *closedConn) Unwrap() error { return c.err }
 
 // Error makes an error of what a request or the reading of its answer has failed
 // with, when there was no answer that says it. Most such errors are temporary.
@@ -200,7 +200,7 @@ func Error(ctx context.Context, op, ref, server string, err error) error {
 		return err
 	}
 
-	e := &errs.Error{Kind: errs.IO, Op: op, Ref: ref, Err: inner(err)}
+	e := &errs.Error{Kind: errs.IO, Op: op, Ref: ref, Err: withoutURL(err)}
 	var (
 		unknown x509.UnknownAuthorityError
 		invalid x509.CertificateInvalidError
@@ -222,11 +222,11 @@ func Error(ctx context.Context, op, ref, server string, err error) error {
 	}
 
 	e.WithHint("check the network, and that %s is running", server)
-	return objstore.TransientAnswer(e, answer(err))
+	return objstore.TransientAnswer(e, answerOf(err))
 }
 
-// answer puts an error without an answer into a few words.
-func answer(err error) objstore.Answer {
+// answerOf puts an error without an answer into a few words.
+func answerOf(err error) objstore.Answer {
 	var op *net.OpError
 	var dns *net.DNSError
 	var timeout net.Error
@@ -247,8 +247,8 @@ func answer(err error) objstore.Answer {
 	return objstore.Answer{Words: "connection broke off"}
 }
 
-// inner leaves out the URL of a request, which is long and not for people.
-func inner(err error) error {
+// withoutURL leaves out the URL of a request, which is long and not for people.
+func withoutURL(err error) error {
 	var u *url.Error
 	if errors.As(err, &u) {
 		return u.Err
