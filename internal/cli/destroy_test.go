@@ -19,7 +19,7 @@ func TestManyFailures(t *testing.T) {
 		more          string
 	}{
 		{failed: 3, lines: 2},
-		{failed: 43, lines: 3, more: "and 40 more"},
+		{failed: 43, lines: 3, more: "pando: 40 more could not be destroyed"},
 		{json: true, failed: 43, lines: 42},
 	} {
 		var r engine.DestroyReport
