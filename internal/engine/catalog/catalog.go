@@ -1,15 +1,12 @@
-// Package catalog is the record of a pool: which objects exist under which
-// names, what is attached where, what is being made or removed and by whom.
+// Package catalog is the record of a pool: which objects exist under which names, where volumes are mounted, and which
+// operations make, read or remove which object.
 //
-// It is an SQLite database in WAL mode, so that several processes work at once
-// without a daemon, and people can query it. The pool is the truth: the
-// database can be rebuilt from the identities that lie beside the objects.
+// It is an SQLite database in WAL mode, so that several processes can use it at once without a daemon, and people can
+// query it. The pool is the truth: the database can be rebuilt from the identities that lie beside the objects.
 //
-// Two kinds of commits exist. A Durable one is on disk when it returns. A Soft
-// one survives the death of the process, but maybe not a power loss: enough for
-// marks (which say what a living process is doing) and attachments (which no
-// power loss survives either). Every Durable commit makes the Soft ones before
-// it durable too.
+// There are two kinds of commits. A Durable one is on disk when it returns. A Soft one survives the death of the
+// process, but maybe not a power loss: enough for marks (which say what a live process is doing) and mount records (no
+// mount survives a power loss either). Every Durable commit also makes the Soft ones before it durable.
 package catalog
 
 import (
@@ -110,7 +107,7 @@ CREATE TABLE marks (
 CREATE UNIQUE INDEX mark_name ON marks(name) WHERE name <> '';
 ` + remoteSchema
 
-// remoteSchema is what version 3 has more than 2, and in remote_heads what version 4 has more.
+// remoteSchema is what version 3 adds to version 2, and in remote_heads what version 4 adds.
 const remoteSchema = `CREATE TABLE remote_points (
   repo TEXT NOT NULL,            -- ID of a repository
   manifest TEXT NOT NULL,        -- ID of a manifest in it
@@ -194,7 +191,7 @@ func Create(ctx context.Context, dir, poolID string) error {
 	return nil
 }
 
-// busyTimeout is how long a transaction waits for those of others, which take milliseconds.
+// busyTimeout is how long a transaction waits for others, which take milliseconds.
 const busyTimeout = 20 * time.Second
 
 func dsn(path string) string {
@@ -205,12 +202,11 @@ func dsn(path string) string {
 		fmt.Sprintf("&_pragma=wal_autocheckpoint(128)&_pragma=journal_size_limit(%d)&_txlock=immediate", logBytes)
 }
 
-// poolQuery asks whose catalogue it is, and how many durable commits it has had.
+// poolQuery asks which pool the catalogue belongs to, and how many durable commits it has had.
 const poolQuery = `SELECT value, coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'commits'), 0) FROM meta WHERE key = 'pool'`
 
-// OpenReadOnly opens the catalogue for looking only: it writes nothing, neither into
-// the database nor its log, so that a format that this version would upgrade is
-// Unsupported. Kinds else as Open. Only View works on it; end it with Close.
+// OpenReadOnly opens the catalogue for reading: it writes nothing, neither into the database nor its log, so that a
+// format that this version would upgrade is Unsupported. Other kinds as Open. Only View works on it; end it with Close.
 func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	path := filepath.Join(dir, "catalog.db")
 	if _, err := os.Stat(path); err != nil {
@@ -220,14 +216,13 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 		return nil, errs.Wrap("open catalogue", path, err)
 	}
 
-	// Before it is known whether there is a log: what is seen by then is in the database, or
-	// in a log that is there.
+	// Read the count before checking for a log: commits counted by now are in the database, or in a log that exists.
 	seen := seenOf(dir)
 	noted := seen.readCommits()
 	source := "file:" + (&url.URL{Path: path}).EscapedPath() + "?mode=ro&_pragma=busy_timeout(5000)"
 	if log, err := os.Stat(path + "-wal"); errors.Is(err, fs.ErrNotExist) || err == nil && log.Size() == 0 {
-		// Nobody has it open, and SQLite would make a log to read it with. Who begins to
-		// write at this moment writes to a log first.
+		// No process has it open, and SQLite would make a log to read it with. A process that begins to write at this moment
+		// writes to a log first.
 		source += "&immutable=1"
 	}
 
@@ -278,9 +273,8 @@ func Open(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	return openWritable(ctx, dir, poolID, "")
 }
 
-// OpenAlone is Open where there is not even room for the index of the log, which processes
-// share: this one has the catalogue for itself until it is closed. InUse after 20 s if others
-// have it open.
+// OpenAlone is Open on a disk without room even for the index of the log, which processes share: this process has the
+// catalogue for itself until it is closed. InUse after 20 s if others have it open.
 func OpenAlone(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	return openWritable(ctx, dir, poolID, "&_pragma=locking_mode(exclusive)")
 }
@@ -324,7 +318,7 @@ func openWritable(ctx context.Context, dir, poolID, more string) (*Catalog, erro
 	}
 
 	var pool string
-	noted := c.seen.readCommits() // first: other processes may commit before the catalogue is read
+	noted := c.seen.readCommits() // before reading the catalogue: other processes may commit in between
 	if version == Version {
 		var commits int64
 		err = db.QueryRowContext(ctx, poolQuery).Scan(&pool, &commits)
@@ -344,35 +338,32 @@ func openWritable(ctx context.Context, dir, poolID, more string) (*Catalog, erro
 	return c, nil
 }
 
-// Close closes the catalogue. The last to close it writes the log back into the
-// database, and waits for the disk. A process that is about to end can save that:
-// the log stays for the next one, and the kernel closes the files.
+// Close closes the catalogue. The last process to close it writes the log back into the database, and waits for the
+// disk. A process that is about to end can skip that: the log stays for the next one, and the kernel closes the files.
 func (c *Catalog) Close() error {
 	c.RemoveIdleLiveFiles()
 	c.seen.closeFile()
 	return wrap("close catalogue", c.path, c.db.Close())
 }
 
-// RemoveIdleLiveFiles is Close for a process that is about to end: it only removes the proofs of life that operations
-// have
-// left to the next ones, which the kernel would not. An operation that ends later removes its own.
+// RemoveIdleLiveFiles is Close for a process that is about to end: it only removes the live files that ended operations
+// have left to later ones, which the kernel would not. An operation that ends later removes its own.
 func (c *Catalog) RemoveIdleLiveFiles() { c.idle.removeLiveFiles() }
 
-// Tx is a transaction. It holds the write lock of the catalogue: be quick, and
-// never call a driver from inside.
+// Tx is a transaction. It holds the write lock of the catalogue: keep it short, and never call a driver inside.
 type Tx struct {
 	ctx context.Context
 	tx  *sql.Tx
 	c   *Catalog
-	put []driver.ObjectID // whose rows it has added
+	put []driver.ObjectID // objects whose rows it has added
 
 	marked int // marks that it has added for its operation, less those that it has removed
 
 	own map[string]*statement // queries prepared for this transaction alone
 }
 
-// Update runs fn in a transaction and commits it. If fn fails, nothing happened
-// and its error is returned. fn may be run more than once: see OnFull.
+// Update runs fn in a transaction and commits it. If fn fails, nothing has happened and its error is returned. fn may
+// run more than once: see OnFull.
 func (c *Catalog) Update(ctx context.Context, d Durability, fn func(*Tx) error) error {
 	for {
 		err := c.updateOnce(ctx, d, fn)
@@ -458,10 +449,10 @@ func (c *Catalog) transact(ctx context.Context, conn *sql.Conn, o *sql.TxOptions
 	return wrap("write catalogue", c.path, err)
 }
 
-// writeLock is the byte of the -shm file that whoever writes has locked (sqlite.org/walformat.html).
+// writeLock is the byte of the -shm file that a writer has locked (sqlite.org/walformat.html).
 const writeLock = 120
 
-// begin begins a transaction. It waits for others that write, which SQLite bounds by busyTimeout.
+// begin begins a transaction. It waits for other writers, which SQLite bounds by busyTimeout.
 func (c *Catalog) begin(ctx context.Context, conn *sql.Conn, o *sql.TxOptions) (*sql.Tx, error) {
 	w := waiting.Wait{
 		Op: "write catalogue", Ref: c.path, What: "the catalogue",
@@ -522,7 +513,7 @@ func wrap(op, path string, err error) error {
 	e := &errs.Error{Op: op, Ref: path, Err: err}
 	code := se.Code() & 0xff
 	if (code == sqliteIOErr || code == sqliteCantOpen) && isFull(path) {
-		code = sqliteFull // writing to a mapped file, or making one, has failed
+		code = sqliteFull // could not write to a mapped file, or make one
 	}
 
 	switch code {
@@ -532,7 +523,7 @@ func wrap(op, path string, err error) error {
 		e.Kind, e.Hint = errs.NoSpace, errs.Messagef("free space with %s and %s, or on the filesystem of the pool directory",
 			errs.Run("destroy"), errs.Run("gc"))
 	case sqliteBusy:
-		e.Kind, e.Hint = errs.InUse, "another pando works on this pool; try again"
+		e.Kind, e.Hint = errs.InUse, "another pando process is using this pool; try again"
 	case sqliteReadonly, sqlitePerm, sqliteCantOpen:
 		e.Kind, e.Hint = errs.Permission, "run it as root"
 	case sqliteIOErr:

@@ -20,8 +20,8 @@ var schemaNames = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`(?m)^CREATE (?:UNIQUE )?(?:TABLE|INDEX) (\w+)`)
 })
 
-// Check reads the whole database and says what is wrong with it as one, in
-// SQLite's words; nil if nothing is. The error is that of not being able to.
+// Check reads the whole database and returns what is wrong with it, in SQLite's words; nil if nothing is. An error
+// means that it could not be checked.
 func (c *Catalog) Check(ctx context.Context) ([]string, error) {
 	var out []string
 	err := c.View(ctx, func(tx *Tx) error {
@@ -61,7 +61,7 @@ func (c *Catalog) Check(ctx context.Context) ([]string, error) {
 	return out, err
 }
 
-// SetIdentity makes the row of an object say what id does.
+// SetIdentity makes the row of an object match id.
 func (t *Tx) SetIdentity(id driver.Identity) error {
 	_, err := t.exec(`UPDATE objects SET kind=?, name=?, golden=?, generation=?, volume=?, fs=?, size=?, sector=?, origin=?, origin_id=?,
 		created_at=?, expires_at=?, ephemeral=?, boot=?, pinned=?, consistency=? WHERE id=?`,
@@ -70,8 +70,7 @@ func (t *Tx) SetIdentity(id driver.Identity) error {
 	return err
 }
 
-// IsLive reports whether the operation behind an owner of marks is at work. It
-// changes nothing.
+// IsLive reports whether the operation that owns marks is alive. It changes nothing.
 func (c *Catalog) IsLive(owner string) (bool, error) {
 	path := filepath.Join(c.dir, "live", owner)
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)

@@ -8,18 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// idle keeps proofs of life, locked, that operations of this process have left to the next ones: to make and remove a
-// file costs as much as all else that a mark does.
+// idle keeps live files, locked, that ended operations of this process leave to later ones: making and removing a file
+// costs as much as everything else that a mark does.
 //
-// A mark of an operation that has ended must not look alive. So only a file is left that no mark names, as
-// far as the operation has counted; where it cannot tell, the file goes (see isClean). So does a spare, for others.
+// A mark of an operation that has ended must not look alive. So a file is only kept if no mark names it, as far as the
+// operation has counted; if it cannot tell, the file is removed (see leavesNoMarks). So is a spare, for other
+// processes.
 type idle struct {
 	mu     sync.Mutex
 	files  []*os.File
 	closed bool
 }
 
-// maxIdle is how many are kept.
+// maxIdle is how many files are kept.
 const maxIdle = 4
 
 // putLiveFile keeps a file, unless there are enough.
@@ -33,14 +34,14 @@ func (i *idle) putLiveFile(f *os.File) bool {
 	return true
 }
 
-// takeLiveFile returns a file that is locked and has its name, nil if there is none.
+// takeLiveFile returns a locked file that still has its name; nil if there is none.
 func (i *idle) takeLiveFile() *os.File {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for len(i.files) > 0 {
 		f := i.files[len(i.files)-1]
 		i.files = i.files[:len(i.files)-1]
-		// Somebody may have removed it: then others would lock another file, and the lock proves nothing.
+		// The file may have been removed: then others would lock another file, and the lock proves nothing.
 		var st unix.Stat_t
 		if err := unix.Fstat(int(f.Fd()), &st); err == nil && st.Nlink == 1 {
 			return f
@@ -51,7 +52,7 @@ func (i *idle) takeLiveFile() *os.File {
 	return nil
 }
 
-// removeLiveFiles removes what is there, and keeps nothing from then on.
+// removeLiveFiles removes all files, and keeps none from then on.
 func (i *idle) removeLiveFiles() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -62,15 +63,14 @@ func (i *idle) removeLiveFiles() {
 	i.files, i.closed = nil, true
 }
 
-// leavesNoMarks reports whether it is sure that no mark names the operation, nor will. The caller holds o.mu.
+// leavesNoMarks reports whether it is certain that no mark names the operation, now or later. The caller holds o.mu.
 func (o *Operation) leavesNoMarks() bool {
 	return o.marks == 0 && o.running == 0 && !o.unsure && !o.spare
 }
 
-// beginCounting counts the marks that a transaction makes and removes for the operation of ctx. ended must be called
-// when it has ended, with their difference if it was committed, or else 0, and the error of ending it: then nobody
-// knows
-// whether it was committed.
+// beginCounting counts the marks that a transaction makes and removes for the operation of ctx. Call ended when it has
+// ended, with their difference if it was committed, or else 0, and the error of ending it: an error leaves it unknown
+// whether the transaction was committed.
 func beginCounting(ctx context.Context) (ended func(marked int, err error)) {
 	at, _ := ctx.Value(markOwnerKey{}).(markOwnerIn)
 	o, ok := at.markOwner.(*Operation)

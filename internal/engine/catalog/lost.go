@@ -8,17 +8,17 @@ import (
 	"pando/internal/driver"
 )
 
-// Lost is what is known of writes to an attached volume that never reached the pool: the
-// kernel reports each failure once, to whoever asks first.
+// Lost describes writes to a mounted volume that never reached the pool: the kernel reports each failure once, to the
+// first process that asks.
 type Lost struct {
-	At   time.Time // when Pando found out last
+	At   time.Time // when Pando last noticed
 	Told bool      // an umount has failed because of it
 }
 
 const lostPrefix = "lost-"
 
-// SetLost records that writes were lost while an object was attached as a says, and forgets
-// what was recorded of attachments that are no more.
+// SetLost records that writes were lost while an object was mounted as a says, and forgets those of mounts that no
+// longer exist.
 func (t *Tx) SetLost(a MountRecord, l Lost) error {
 	if _, err := t.exec(`DELETE FROM meta WHERE key GLOB 'lost-*' AND substr(key, 6) NOT IN (SELECT id FROM attachments)`); err != nil {
 		return err
@@ -30,7 +30,7 @@ func (t *Tx) SetLost(a MountRecord, l Lost) error {
 	return t.SetMeta(lostPrefix+string(a.ID), fmt.Sprintf("%d %d %d", toNano(a.At), toNano(l.At), told))
 }
 
-// Lost returns what is known of writes that were lost in this attachment.
+// Lost returns what is known of writes that were lost in this mount.
 func (t *Tx) Lost(a MountRecord) (l Lost, ok bool, err error) {
 	v, err := t.Meta(lostPrefix + string(a.ID))
 	if err != nil || v == "" {
@@ -39,7 +39,7 @@ func (t *Tx) Lost(a MountRecord) (l Lost, ok bool, err error) {
 	var since, at int64
 	var told int
 	if n, _ := fmt.Sscanf(v, "%d %d %d", &since, &at, &told); n != 3 || since != toNano(a.At) {
-		return l, false, nil // of an earlier attachment
+		return l, false, nil // of an earlier mount
 	}
 	return Lost{At: fromNano(at), Told: told == 1}, true, nil
 }
@@ -50,7 +50,7 @@ func (t *Tx) ForgetLost(id driver.ObjectID) error {
 	return err
 }
 
-// LostWrites is what is known of writes that were lost in an attachment.
+// LostWrites returns what is known of writes that were lost in a mount.
 func (c *Catalog) LostWrites(ctx context.Context, a MountRecord) (l Lost, known bool, err error) {
 	err = c.View(ctx, func(tx *Tx) (err error) {
 		l, known, err = tx.Lost(a)
@@ -59,7 +59,7 @@ func (c *Catalog) LostWrites(ctx context.Context, a MountRecord) (l Lost, known 
 	return l, known, err
 }
 
-// TellLostWrites records that somebody has been told of lost writes. A power loss may take that away.
+// TellLostWrites records that the user has been told of lost writes. A power loss may undo that.
 func (c *Catalog) TellLostWrites(ctx context.Context, a MountRecord, l Lost) error {
 	l.Told = true
 	return c.Update(ctx, Soft, func(tx *Tx) error { return tx.SetLost(a, l) })
@@ -68,16 +68,16 @@ func (c *Catalog) TellLostWrites(ctx context.Context, a MountRecord, l Lost) err
 // Loss is what NoteLostWrites records.
 type Loss struct {
 	Told    bool                   // the caller reports it now
-	Stopped bool                   // nothing more can be lost: nothing can be written any more
+	Stopped bool                   // nothing more can be lost, as nothing more can be written
 	Shared  func(MountRecord) bool // nil, or others that may have lost them, as they share a filesystem
 }
 
-// NoteLostWrites records that writes were lost now, found out in attachment a. A power loss may take that away.
+// NoteLostWrites records that writes were lost now, noticed in the mount a. A power loss may undo that.
 func (c *Catalog) NoteLostWrites(ctx context.Context, a MountRecord, l Loss) error {
 	now := time.Now()
 	note := func(tx *Tx, x MountRecord) error {
 		if old, known, err := tx.Lost(x); err != nil || known && old.Told && l.Stopped {
-			return err // of what has stopped nothing more can be lost
+			return err // a stopped filesystem cannot lose more
 		}
 		return tx.SetLost(x, Lost{At: now, Told: l.Told && x.ID == a.ID})
 	}

@@ -18,11 +18,9 @@ func scanMark(s scanner) (Mark, error) {
 	return m, err
 }
 
-// Mark records that an operation is at work on m.ID until Unmark, its end or the
-// death of this process. The caller has looked for marks in the way with Blocking
-// in the same transaction. Owner, Process and At are filled in here.
-//
-// The operation is that of the context: see Operation.In.
+// Mark records that an operation, that of the context (see Operation.In), works on m.ID until Unmark, the end of the
+// operation or the death of this process. The caller has searched for conflicting marks with BlockingMarks in the same
+// transaction. Owner, Process and At are filled in here.
 func (t *Tx) Mark(m Mark) error {
 	w, err := t.markOwner()
 	if err != nil {
@@ -44,8 +42,8 @@ func (t *Tx) Mark(m Mark) error {
 	return err
 }
 
-// Unmark removes a mark of the context's operation, or of the orphan that it holds locked. Absent is success, and so is
-// one of somebody else, who is at work on the object by now: that stays.
+// Unmark removes a mark of the context's operation or orphan. Absent is success, and so is a mark of another operation
+// that works on the object by now: that one stays.
 func (t *Tx) Unmark(id driver.ObjectID) error {
 	w, err := t.markOwner()
 	if err != nil {
@@ -64,13 +62,13 @@ func (t *Tx) markOwner() (markOwner, error) {
 	return nil, errs.New(errs.Internal, "mark", "", "no operation has begun")
 }
 
-// StopReading notes that a mark's origin is not needed any more.
+// StopReading records that a mark's origin is no longer needed.
 func (t *Tx) StopReading(id driver.ObjectID) error {
 	_, err := t.exec(`UPDATE marks SET reads = '', freezes = 0 WHERE id = ?`, id)
 	return err
 }
 
-// MarkFreezes notes that whoever has marked id is about to freeze the filesystem of what it reads.
+// MarkFreezes records that the operation that has marked id is about to freeze the filesystem of the object it reads.
 func (t *Tx) MarkFreezes(id driver.ObjectID) error {
 	_, err := t.exec(`UPDATE marks SET freezes = 1 WHERE id = ?`, id)
 	return err

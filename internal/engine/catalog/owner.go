@@ -17,9 +17,9 @@ import (
 )
 
 // Operation is one piece of work that marks belong to: one call of a method that changes something, however many of
-// them a process makes at once. Its proof of life is a file in live/ that it holds locked. The kernel drops the lock
-// when the process dies, however it dies, and other processes see that also from another PID namespace, where a PID
-// would lie. Two operations of one process keep each other out as those of two processes do.
+// them a process makes at once. Its proof of life is its live file, a file in live/ that it holds locked. The kernel
+// drops the lock when the process dies, however it dies, and other processes notice that even from another PID
+// namespace, where a PID would lie. Two operations of one process exclude each other like those of two processes.
 //
 // An operation that ends without marks leaves its file, still locked, to the next one of the same process: see idle.
 //
@@ -28,12 +28,12 @@ type Operation struct {
 	c       *Catalog
 	mu      sync.Mutex
 	f       *os.File // nil before the first mark, and after the end
-	token   string   // name of f; "" once the next operation may have it
+	token   string   // name of f; "" once the next operation may use it
 	spare   bool     // f was made of a spare: see takeSpare
 	ended   bool
-	marks   int  // that are committed, and not removed
+	marks   int  // committed and not removed
 	running int  // transactions that have not ended
-	unsure  bool // a transaction has failed in a way that does not tell whether it was committed
+	unsure  bool // a transaction failed, and may or may not have been committed
 }
 
 // Process describes the process that owns a mark, for people.
@@ -43,16 +43,16 @@ type Process struct {
 	BootID string
 }
 
-// Begin begins an operation, which costs nothing before its first mark.
+// Begin begins an operation. It costs nothing before its first mark.
 func (c *Catalog) Begin() *Operation { return &Operation{c: c} }
 
-// markOwner is whom marks belong to: an operation, or what is left of one.
+// markOwner is what marks belong to: an operation or an orphan.
 type markOwner interface {
 	ensureLiveFile() (string, error) // the name of the live file, which is there
 	liveFileName() string            // the same, "" if there is none yet
 }
 
-// markOwnerIn is a worker in the pool in dir.
+// markOwnerIn is a markOwner in the pool in dir.
 type markOwnerIn struct {
 	markOwner
 	dir string
@@ -99,8 +99,7 @@ func (o *Operation) ensureLiveFile() (string, error) {
 		}
 
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
-			// Between the two calls a clean-up may have taken the file for a
-			// dead process's and removed it: then our lock proves nothing.
+			// Between the two calls a clean-up may have removed the file as a dead process's: then our lock proves nothing.
 			same, err := isFile(f)
 			if err != nil {
 				f.Close()
@@ -120,7 +119,7 @@ func (o *Operation) ensureLiveFile() (string, error) {
 	}
 }
 
-// spareToken is owner where there is no room for a file.
+// spareToken is ensureLiveFile on a disk without room for another file.
 func (o *Operation) spareToken() (string, error) {
 	token := fmt.Sprintf("p-%d", rand.Uint64())
 	f, err := takeSpare(o.c.dir, token)
@@ -140,9 +139,9 @@ func isFile(f *os.File) (bool, error) {
 	return unix.Lstat(f.Name(), &there) == nil && there.Dev == mine.Dev && there.Ino == mine.Ino, nil
 }
 
-// End ends the operation, once and for all. Marks that are left, as what they stand for could not be undone, count as
-// a dead process's from then on: whoever comes next cleans up, in this process or another. That needs no room on the
-// disk. Repeated, it does nothing.
+// End ends the operation, once and for all. Marks that are left, because their work could not be undone, count as a
+// dead process's from now on: the next command cleans up, in this process or another. End needs no space on the disk.
+// Calling it again does nothing.
 func (o *Operation) End() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -154,27 +153,27 @@ func (o *Operation) End() {
 	f := o.f
 	o.f = nil
 	if o.leavesNoMarks() && o.c.idle.putLiveFile(f) {
-		o.token = "" // marks of that name are the next one's
+		o.token = "" // from now on, marks of that name belong to the next operation
 		return
 	}
 
 	path := filepath.Join(o.c.dir, "live", o.token)
 	if !o.spare || !returnSpare(path) {
-		_ = os.Remove(path) // a file that stays is nobody's when it is not locked, and collected
+		_ = os.Remove(path) // a leftover is not locked, and is collected later
 	}
 
 	unlockLiveFile(f)
 }
 
-// unlockLiveFile ends what a live file proves, and closes it.
+// unlockLiveFile drops the lock of a live file, and closes it.
 func unlockLiveFile(f *os.File) {
-	// A program that is just being started has the file open as well, until it is executed.
+	// A program that is just being started has the file open as well, until exec.
 	_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
 	_ = f.Close() // nothing was written
 }
 
-// Orphan is the claim on what an operation left that has ended, or whose process has died: while it is held, nobody
-// else cleans up after the same operation.
+// Orphan is an operation that has ended with marks left, or whose process has died, locked: until Close, no other
+// process cleans up after it.
 type Orphan struct {
 	f     *os.File
 	path  string
@@ -190,13 +189,13 @@ func (g *Orphan) In(ctx context.Context) context.Context {
 func (g *Orphan) ensureLiveFile() (string, error) { return g.liveFileName(), nil }
 func (g *Orphan) liveFileName() string            { return filepath.Base(g.path) }
 
-// LockOrphan takes charge of what the operation behind token left. It returns nil if that is at work, or if somebody else
-// is in charge already.
+// LockOrphan locks the operation behind token for cleaning up after it. It returns nil if the operation is alive, or if
+// another process is cleaning up.
 func (c *Catalog) LockOrphan(token string) (*Orphan, error) {
 	path := filepath.Join(c.dir, "live", token)
 	for {
-		// The file may be gone: a power loss, or an operation that ended with marks left. Make it anew, so that there
-		// is something to lock.
+		// The file may be missing after a power loss, or when an operation ended with marks left. Make it again, so that
+		// there is something to lock.
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 		if errs.KindOf(err) == errs.NoSpace {
 			if f, err = takeSpare(c.dir, token); err != nil {
@@ -217,7 +216,7 @@ func (c *Catalog) LockOrphan(token string) (*Orphan, error) {
 			return nil, errs.Wrap("recover", path, err)
 		}
 
-		// Whoever had it locked may have removed it since it was opened: then others lock another file.
+		// The last holder of the lock may have removed the file since it was opened: then others lock another file.
 		same, err := isFile(f)
 		if err == nil && same {
 			return &Orphan{f, path, false, c.dir}, nil
@@ -230,8 +229,7 @@ func (c *Catalog) LockOrphan(token string) (*Orphan, error) {
 	}
 }
 
-// Close ends the claim. With done, all that the operation left is cleaned up and
-// its live file goes.
+// Close unlocks the orphan. With done, everything that the operation left is cleaned up, and its live file is removed.
 func (g *Orphan) Close(done bool) error {
 	if done {
 		if g.spare && returnSpare(g.path) {
@@ -245,8 +243,8 @@ func (g *Orphan) Close(done bool) error {
 	return g.f.Close()
 }
 
-// removeStaleOwners removes the live files that nobody holds locked and no mark
-// names: those of processes that died without work at hand.
+// removeStaleOwners removes the live files that are not locked and that no mark names: those of processes that died
+// without work at hand.
 func (c *Catalog) removeStaleOwners(named map[string]bool) error {
 	live := filepath.Join(c.dir, "live")
 	entries, err := os.ReadDir(live)

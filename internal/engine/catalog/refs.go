@@ -8,8 +8,8 @@ import (
 	"pando/internal/driver"
 )
 
-// Resolve finds what a reference names: a volume, a generation (the current one if only the golden is named) or a
-// snapshot. NotFound.
+// Resolve finds the object that a reference names: a volume, a generation (the current one if only the golden is named)
+// or a snapshot. NotFound.
 func (t *Tx) Resolve(op string, r ref.Ref) (Row, error) {
 	golden, isGolden, err := t.Golden(r.Name)
 	if err != nil {
@@ -42,7 +42,7 @@ func (t *Tx) Resolve(op string, r ref.Ref) (Row, error) {
 	return snap, err
 }
 
-// resolveGeneration is Resolve of a golden's name, with or without a number.
+// resolveGeneration is Resolve for the name of a golden, with or without a number.
 func (t *Tx) resolveGeneration(op string, r ref.Ref, golden Golden) (Row, error) {
 	n := golden.Current
 	if r.At != "" {
@@ -76,8 +76,8 @@ func (t *Tx) ResolveVolume(op, name string) (Row, error) {
 	return vol, e
 }
 
-// CheckFree refuses a name that something has already. Goldens and volumes share one space of names, so that a
-// reference means one thing. Exists.
+// CheckFree refuses a name that is in use. Goldens and volumes share one name space, so that a reference has one
+// meaning. Exists.
 func (t *Tx) CheckFree(op, name string) error {
 	if _, ok, err := t.Volume(name); err != nil {
 		return err
@@ -95,7 +95,7 @@ func (t *Tx) CheckFree(op, name string) error {
 	return nil
 }
 
-// RefOf is the reference of a row, as a person would write it.
+// RefOf returns the reference of a row, as a person would write it.
 func (t *Tx) RefOf(r Row) string {
 	switch r.Kind {
 	case driver.Generation:
@@ -124,7 +124,7 @@ func (t *Tx) ResolvePoint(op string, id driver.ObjectID) (Row, error) {
 	return row, nil
 }
 
-// RefOf is the reference of an object, for messages: its ID if there is no other.
+// RefOf returns the reference of an object, for messages: its ID if it has no other.
 func (c *Catalog) RefOf(ctx context.Context, id driver.ObjectID) string {
 	name := string(id)
 	_ = c.View(ctx, func(tx *Tx) error {

@@ -7,9 +7,8 @@ import (
 	"pando/internal/driver"
 )
 
-// RemotePoint says that an object has the content that a manifest in a repository
-// describes. It is a hint: without it more is read and compared, and nothing is
-// lost.
+// RemotePoint says that an object has the content that a manifest in a repository describes. It is a hint: without it
+// more is read and compared, and nothing is lost.
 type RemotePoint struct {
 	Repo     string
 	Manifest string
@@ -17,8 +16,8 @@ type RemotePoint struct {
 	At       time.Time
 }
 
-// RemoteHead is what is remembered of a head in a repository. Without it less is
-// noticed: a head that is lost, or was put back to an older state.
+// RemoteHead is what the pool remembers of a head in a repository. Without it, a head that is lost or was put back to
+// an older state may not be noticed.
 type RemoteHead struct {
 	Repo     string
 	Name     string
@@ -29,8 +28,8 @@ type RemoteHead struct {
 	NextSeq  uint64 // number of the next point, the highest that was seen with Epoch; 0: not known
 }
 
-// PutRemotePoint adds a row, or refreshes its time. NotFound if there is no such
-// object: its row could not go with it.
+// PutRemotePoint adds a row, or refreshes its time. NotFound if there is no such object: the row could not be removed
+// with it.
 func (t *Tx) PutRemotePoint(p RemotePoint) error {
 	n, err := t.exec(`INSERT OR REPLACE INTO remote_points (repo, manifest, object, at) SELECT ?1, ?2, id, ?4 FROM objects WHERE id = ?3`,
 		p.Repo, p.Manifest, p.Object, toNano(p.At))
@@ -81,16 +80,16 @@ const newest = `
 const insertHead = `INSERT INTO remote_heads (repo, name, lineage, epoch, manifest, at, next) VALUES (?,?,?,?,?,?,?)
 	ON CONFLICT (repo, name) DO UPDATE SET `
 
-// PutRemoteHead remembers a head that was pushed or pulled. What was seen of it never
-// becomes older by this: see DropRemoteHead.
+// PutRemoteHead remembers a head that was pushed or pulled. What was seen of it never becomes older by this: see
+// DropRemoteHead.
 func (t *Tx) PutRemoteHead(h RemoteHead) error {
 	_, err := t.exec(insertHead+`lineage = excluded.lineage, manifest = excluded.manifest, at = excluded.at,`+newest,
 		h.Repo, h.Name, h.Lineage, int64(h.Epoch), h.Manifest, toNano(h.At), int64(h.NextSeq))
 	return err
 }
 
-// PutSeenRemoteHead remembers the epoch and the next point of a head that was only seen.
-// What was pushed or pulled of it stays.
+// PutSeenRemoteHead remembers the epoch and the next point of a head that was only read. What was pushed or pulled of
+// it stays.
 func (t *Tx) PutSeenRemoteHead(h RemoteHead) error {
 	_, err := t.exec(insertHead+newest, h.Repo, h.Name, "", int64(h.Epoch), "", toNano(h.At), int64(h.NextSeq))
 	return err

@@ -18,7 +18,7 @@ import (
 type Row struct {
 	driver.Identity
 	UsedAt     time.Time
-	Usage      driver.Usage // when last measured
+	Usage      driver.Usage // as last measured
 	MeasuredAt time.Time    // zero: never
 }
 
@@ -31,7 +31,7 @@ type Golden struct {
 	Keep      int // newest generations that a publish leaves, 0: all
 }
 
-// MountRecord says where an object is attached.
+// MountRecord says where a volume is mounted, or was: the kernel decides whether it still is.
 type MountRecord struct {
 	ID         driver.ObjectID
 	Mountpoint string
@@ -44,12 +44,12 @@ type MountRecord struct {
 	At         time.Time
 }
 
-// Mark says that a living process is at work on an object.
+// Mark says that an operation works on an object.
 type Mark struct {
 	ID         driver.ObjectID
 	Op         string
-	Name       string          // that it will have; reserved until the mark goes
-	Reads      driver.ObjectID // its origin, which must stay meanwhile
+	Name       string          // the name that it will have; reserved until the mark is removed
+	Reads      driver.ObjectID // its origin, which must not be destroyed while the mark exists
 	Mountpoint string
 	MadeDir    bool   // the mount point is made for it
 	Freezes    bool   // the filesystem in Reads may be frozen
@@ -107,8 +107,7 @@ func (t *Tx) PutObject(r Row) error {
 	return err
 }
 
-// DeleteObject removes an object, its attachment, and what is known of it in remotes.
-// Absent is success.
+// DeleteObject removes an object, its mount record, and what is known of it in remotes. Absent is success.
 func (t *Tx) DeleteObject(id driver.ObjectID) error {
 	if _, err := t.exec(`DELETE FROM objects WHERE id = ?`, id); err != nil {
 		return err
@@ -126,13 +125,13 @@ func (t *Tx) SetUsage(id driver.ObjectID, u driver.Usage, at time.Time) error {
 	return err
 }
 
-// SetPinned records until when an object is not to be destroyed.
+// SetPinned records until when an object must not be destroyed.
 func (t *Tx) SetPinned(id driver.ObjectID, until time.Time) error {
 	_, err := t.exec(`UPDATE objects SET pinned=? WHERE id=?`, toNano(until), id)
 	return err
 }
 
-// SetExpires records when an object's time is over.
+// SetExpires records when an object expires.
 func (t *Tx) SetExpires(id driver.ObjectID, at time.Time) error {
 	_, err := t.exec(`UPDATE objects SET expires_at=? WHERE id=?`, toNano(at), id)
 	return err
@@ -144,8 +143,8 @@ func (t *Tx) SetBase(id driver.ObjectID, golden string, generation int) error {
 	return err
 }
 
-// ReplaceVolume gives the name of the volume old to next, which lineage continues, and
-// makes old a snapshot as it says.
+// ReplaceVolume gives the name of the volume old to next, which continues its lineage, and makes old the snapshot that
+// asSnapshot describes.
 func (t *Tx) ReplaceVolume(old driver.ObjectID, asSnapshot, next Row) error {
 	if _, err := t.exec(`UPDATE objects SET kind='snapshot', name=?, volume=?, consistency=?, pinned=0, expires_at=0 WHERE id=?`,
 		asSnapshot.Name, asSnapshot.Volume, asSnapshot.Consistency, old); err != nil {
@@ -243,10 +242,9 @@ func (t *Tx) mostlyVolumes() (bool, error) {
 	return volumes > 1000 && volumes > others, wrap("read catalogue", t.c.path, err)
 }
 
-// scanVolumes calls fn for every volume in order of name. It reads the table as it lies and
-// sorts in memory (the + keeps SQLite from the index): looking up tens of thousands of rows in the order of an index
-// takes
-// twice as long.
+// scanVolumes calls fn for every volume in order of name. It reads the table in the order in which it is stored and
+// sorts in memory (the + keeps SQLite from using the index): looking up tens of thousands of rows in the order of an
+// index takes twice as long.
 func (t *Tx) scanVolumes(fn func(Row) error) error {
 	type named struct{ name, text string }
 	var all []named
@@ -269,10 +267,9 @@ func (t *Tx) scanVolumes(fn func(Row) error) error {
 	return nil
 }
 
-// rowText is a row as one text, its columns separated by a control character
-// that no name or reference can hold. Getting a value out of SQLite costs more
-// than finding it, so for tens of thousands of rows one value a row takes half
-// the time of twenty.
+// rowText is a row as one text, its columns separated by a control character that no name or reference can contain.
+// Getting a value out of SQLite costs more than finding it, so with tens of thousands of rows one value a row takes
+// half the time of twenty.
 const rowText = `concat_ws(char(31), ` + objectColumns + `)`
 
 const rowSeparator = "\x1f"
@@ -295,7 +292,7 @@ func parseRow(text string) (Row, error) {
 		f := next()
 		n, err := strconv.ParseInt(f, 10, 64)
 		if err != nil && bad == nil {
-			bad = fmt.Errorf("%q is no number", f)
+			bad = fmt.Errorf("%q is not a number", f)
 		}
 		return n
 	}
@@ -318,7 +315,7 @@ func parseRow(text string) (Row, error) {
 	return r, bad
 }
 
-// Expired lists at most limit volumes whose time is over and which are not pinned.
+// Expired lists at most limit volumes that have expired and are not pinned.
 func (t *Tx) Expired(now time.Time, limit int) ([]Row, error) {
 	var out []Row
 	err := t.eachRow(`SELECT `+objectColumns+` FROM objects WHERE expires_at > 0 AND expires_at <= ?1 AND pinned <= ?1 AND kind = 'volume' LIMIT ?2`,
@@ -411,20 +408,19 @@ func (t *Tx) DeleteEmptyGolden(name string) error {
 	return err
 }
 
-// RecordMount records where an object is attached.
+// RecordMount records where an object is mounted.
 func (t *Tx) RecordMount(a MountRecord) error {
 	_, err := t.exec(`INSERT OR REPLACE INTO attachments (`+mountRecordColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?)`,
 		a.ID, a.Mountpoint, a.Loop, int64(a.MountID), int64(a.Dev), int64(a.Ino), int64(a.MountNS), a.MadeDir, a.BootID, toNano(a.At))
 	return err
 }
 
-// RecordRemount records that an object, whose attachment is recorded, is attached in another way now. A power loss may take
-// that away.
+// RecordRemount records that an object with a mount record is mounted in another way now. A power loss may undo that.
 func (c *Catalog) RecordRemount(ctx context.Context, a MountRecord) error {
 	return c.Update(ctx, Soft, func(tx *Tx) error { return tx.RecordMount(a) })
 }
 
-// ForgetMount forgets an attachment. Absent is success.
+// ForgetMount removes a mount record. Absent is success.
 func (t *Tx) ForgetMount(id driver.ObjectID) error {
 	_, err := t.exec(`DELETE FROM attachments WHERE id = ?`, id)
 	return err
@@ -440,7 +436,7 @@ func scanMountRecord(s scanner) (MountRecord, error) {
 	return a, err
 }
 
-// MountRecord looks up where an object is attached.
+// MountRecord looks up where an object is mounted.
 func (t *Tx) MountRecord(id driver.ObjectID) (MountRecord, bool, error) {
 	a, err := scanMountRecord(t.queryRow(`SELECT `+mountRecordColumns+` FROM attachments WHERE id = ?`, id))
 	if errors.Is(err, sql.ErrNoRows) {
@@ -449,7 +445,7 @@ func (t *Tx) MountRecord(id driver.ObjectID) (MountRecord, bool, error) {
 	return a, err == nil, wrap("read catalogue", t.c.path, err)
 }
 
-// MountRecords lists all attachments by object.
+// MountRecords lists all mount records by object.
 func (t *Tx) MountRecords() (map[driver.ObjectID]MountRecord, error) {
 	out := map[driver.ObjectID]MountRecord{}
 	err := t.eachRow(`SELECT `+mountRecordColumns+` FROM attachments`, nil, func(s scanner) error {
@@ -467,14 +463,13 @@ func (t *Tx) AddTombstone(b Tombstone) error {
 	return err
 }
 
-// SetReclaimed notes that the driver has removed an object.
+// SetReclaimed records that the driver has removed an object.
 func (t *Tx) SetReclaimed(id driver.ObjectID) error {
 	_, err := t.exec(`UPDATE tombstones SET reclaimed = 1 WHERE id = ?`, id)
 	return err
 }
 
-// Unreclaimed lists the tombstones whose objects may still be there, at most
-// limit (0: all).
+// Unreclaimed lists the tombstones whose objects may still exist, at most limit (0: all).
 func (t *Tx) Unreclaimed(limit int) ([]Tombstone, error) {
 	if limit <= 0 {
 		limit = -1
@@ -494,7 +489,7 @@ func (t *Tx) Unreclaimed(limit int) ([]Tombstone, error) {
 	return out, err
 }
 
-// HasTombstone looks a tombstone up.
+// HasTombstone reports whether an object has a tombstone.
 func (t *Tx) HasTombstone(id driver.ObjectID) (bool, error) {
 	var n int
 	err := t.queryRow(`SELECT count(*) FROM tombstones WHERE id = ?`, id).Scan(&n)
@@ -513,8 +508,8 @@ func (t *Tx) TombstoneIDs() (map[driver.ObjectID]bool, error) {
 	return out, err
 }
 
-// ForgetReclaimed removes the tombstones of objects whose removal is durable:
-// call it after a driver.Syncer, with the time at which that began.
+// ForgetReclaimed removes the tombstones of objects whose removal is durable: call it after a driver.Syncer, with the
+// time at which that began.
 func (t *Tx) ForgetReclaimed(before time.Time) error {
 	_, err := t.exec(`DELETE FROM tombstones WHERE reclaimed = 1 AND at < ?`, toNano(before))
 	return err
@@ -536,13 +531,13 @@ func (t *Tx) SetMeta(key, value string) error {
 	return err
 }
 
-// Summary is what a process must know when it opens a pool.
+// Summary is what a process needs to know when it opens a pool.
 type Summary struct {
 	Swept       Swept
 	Marks       int
 	Unreclaimed int
 	Reclaimed   int // tombstones kept only until the removal is durable
-	Expired     int // volumes whose time is over
+	Expired     int // volumes that have expired
 }
 
 // Summary reads it in one query.
@@ -559,7 +554,7 @@ func (t *Tx) Summary() (Summary, error) {
 	return s, wrap("read catalogue", t.c.path, err)
 }
 
-// Counts of what the catalogue holds.
+// Counts says how many things the catalogue holds.
 type Counts struct{ Volumes, Snapshots, Goldens, Generations, Mounted int }
 
 // Count counts.
@@ -593,10 +588,10 @@ func (t *Tx) ClonesByOrigin() (map[driver.ObjectID]int, error) {
 	return out, err
 }
 
-// TotalUsage adds up what was last measured: logical bytes, and an estimate of the bytes that they take. What an object
-// shares is taken to be shared with what it was made from, as far as that is as large, and is counted there. If that is
-// gone, it is the generation at its root, or of a generation the one before; and if that is gone as well, what several
-// objects made from the same share counts once.
+// TotalUsage adds up the last measurements: logical bytes, and an estimate of the bytes on disk. What an object shares
+// is assumed to be shared with its origin, as far as that is as large, and is counted there. If the origin is gone, it
+// is counted with the generation at its root, or for a generation with the one before; and if that is gone as well,
+// what several objects made from the same origin share counts once.
 func (t *Tx) TotalUsage() (logical, physical int64, err error) {
 	err = t.queryRow(`WITH o AS (
 		SELECT x.id, x.origin_id, x.exclusive, x.logical - x.exclusive AS shared, coalesce(origin.logical, base.logical) AS known

@@ -17,11 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// seen is the number of durable commits that a catalogue has had, in a file of its own.
-// The catalogue counts them too, in the same transactions. If it has fewer than were
-// seen, it has lost records that were on the disk: its log was cut or damaged, or it is
-// an old copy. The file is written after the commit and never synced, so that it cannot
-// be ahead of a catalogue that is whole, whatever a power loss takes.
+// seen is the number of durable commits that a catalogue has had, in a file of its own. The catalogue counts them too,
+// in the same transactions. If it has fewer than were seen, it has lost records that were on the disk: its log was cut
+// or damaged, or it is an old copy. The file is written after the commit and never synced, so that it cannot be ahead
+// of a whole catalogue, whatever a power loss takes.
 type seen struct {
 	path string
 	mu   sync.Mutex
@@ -52,7 +51,7 @@ func (s *seen) readCommits() int64 {
 		return n
 	}
 
-	// Perhaps it was half written at that moment.
+	// Another process may just be writing it.
 	if !lockSeen(f, unix.LOCK_SH, time.Now().Add(seenWait)) {
 		return 0
 	}
@@ -72,8 +71,7 @@ func readSeen(f *os.File) int64 {
 	return n
 }
 
-// recordCommits writes n, unless more was seen already. Not being able to costs a warning that
-// might be given later, and is no error.
+// recordCommits writes n, unless more was seen already. A failure only costs a warning later, and is no error.
 func (s *seen) recordCommits(n int64) {
 	deadline := time.Now().Add(seenWait)
 	s.mu.Lock()
@@ -86,7 +84,7 @@ func (s *seen) recordCommits(n int64) {
 		s.f = f
 	}
 
-	// One at a time, or a slower process would put back what a faster one has written.
+	// One process at a time: a slower one would overwrite what a faster one has written.
 	if !lockSeen(s.f, unix.LOCK_EX, deadline) {
 		return
 	}
@@ -106,7 +104,7 @@ func (s *seen) closeFile() {
 	}
 }
 
-// seenWait is how long a commit waits for others that note theirs, which takes microseconds, unless one of them is
+// seenWait is how long a commit waits for others that record theirs, which takes microseconds unless one of them is
 // stopped.
 const seenWait = time.Second
 
@@ -150,12 +148,11 @@ func openSeen(path string) (*os.File, error) {
 	return f, nil
 }
 
-// Lost is how many durable commits the catalogue had lost when it was opened: 0 if it is
-// whole, as far as is known.
+// Lost returns how many durable commits the catalogue had lost when it was opened: 0 if it is whole, as far as is
+// known.
 func (c *Catalog) Lost() int64 { return c.lost }
 
-// LostError is what is wrong with a catalogue that has lost commits, nil if it has not.
-// Damaged.
+// LostError describes a catalogue that has lost commits; nil if it has not. Damaged.
 func (c *Catalog) LostError() error {
 	if c.lost == 0 {
 		return nil
@@ -178,7 +175,7 @@ func lostChangesText(n int64) string {
 // was waited for in this boot.
 func (c *Catalog) Continuous() bool { return c.lost == 0 && c.known }
 
-// checkSeen compares what was seen before the catalogue was read with what it has.
+// checkSeen compares the count that was read before the catalogue with that in it.
 func (c *Catalog) checkSeen(seen, commits int64) {
 	c.lost, c.known = max(seen-commits, 0), seen > 0
 }
@@ -190,13 +187,13 @@ func (t *Tx) countCommit() (n int64, err error) {
 	return n, wrap("write catalogue", t.c.path, err)
 }
 
-// SetMended notes that what the catalogue of the pool in dir has lost was found out and
-// brought back as far as possible: from here on it counts as whole.
+// SetMended records that the losses of the catalogue of the pool in dir were found and repaired as far as possible:
+// from now on it counts as whole.
 func (t *Tx) SetMended(dir string) error {
 	_, err := t.exec(`INSERT INTO meta VALUES ('commits', ?1) ON CONFLICT (key) DO UPDATE SET value = ?1 WHERE CAST(value AS INTEGER) < ?1`, seenOf(dir).readCommits())
 	return err
 }
 
-// OnCommit sets what is called with the objects whose rows a transaction has added,
-// after it was committed and before Update returns.
+// OnCommit sets the func that is called with the objects whose rows a transaction has added, after it was committed and
+// before Update returns.
 func (c *Catalog) OnCommit(fn func([]driver.ObjectID)) { c.onCommit = fn }

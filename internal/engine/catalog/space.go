@@ -16,31 +16,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A full disk must not keep anybody from freeing space, and freeing space means to write
-// into the catalogue first. So what that takes is taken from the disk beforehand, where
-// nobody else can have it: blocks for the log, and files for proofs of life. Nothing is
-// ever given back to be taken again in that moment: on a full disk the writeback of other
-// programs waits for every block that becomes free.
+// A full disk must not keep anybody from freeing space, and freeing space means writing into the catalogue first. So
+// the room for that is taken from the disk beforehand, where no other program can have it: blocks for the log, and
+// files that become live files. Nothing is given back only to be taken again at that moment: on a full disk the
+// writeback of other programs waits for every block that becomes free.
 
 const (
-	// logBytes is how much of the log is preallocated: some hundred transactions. A
-	// checkpoint may fail for want of space without harm, as the log then goes on.
+	// logBytes is how much of the log is preallocated: room for some hundred transactions. A checkpoint may fail without
+	// harm when there is no space, as the log then continues.
 	logBytes = 4 << 20
 
-	// indexBytes is what the index of the log takes for it. SQLite gives it back and takes
-	// it again when it opens the catalogue and nobody else has it open.
+	// indexBytes is what the index of the log takes for that. SQLite frees it and allocates it again when it opens the
+	// catalogue and no other process has it open.
 	indexBytes = 32 << 10
 
-	// spares is how many processes at once can prove that they live on a disk without
-	// room for one more file.
+	// spares is how many processes at once can prove that they are alive on a disk without room for another file.
 	spares      = 8
 	sparePrefix = "spare-"
 )
 
-// Preallocate takes from the disk what the catalogue of the pool in dir needs to be written
-// on a full one. Best effort: without it the pool's reserve has to do. It writes nothing
-// into files that are there, so it may be called while others use the catalogue. One call
-// of stat if there is nothing to do.
+// Preallocate allocates what the catalogue of the pool in dir needs to be written on a full disk. Best effort: without
+// it the pool's reserve has to do. It writes nothing into existing files, so it may be called while others use the
+// catalogue. One call of stat if there is nothing to do.
 func Preallocate(dir string) {
 	path := filepath.Join(dir, "catalog.db-wal")
 	var st unix.Stat_t
@@ -58,7 +55,7 @@ func Preallocate(dir string) {
 	ifClosed(dir, func() { preallocateFile(filepath.Join(dir, "catalog.db-shm"), like, indexBytes) })
 }
 
-// preallocateFile takes blocks for a file, and makes it, empty, if it is missing.
+// preallocateFile allocates blocks for a file, and makes it, empty, if it is missing.
 func preallocateFile(path string, like fs.FileInfo, bytes int64) {
 	f, err := openInPlace(path, like)
 	if err != nil {
@@ -68,8 +65,8 @@ func preallocateFile(path string, like fs.FileInfo, bytes int64) {
 	_ = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, bytes)
 }
 
-// openInPlace opens a file for writing, and makes it, empty, if it is missing. On btrfs what
-// it makes is overwritten in place: a copy would need space for each write.
+// openInPlace opens a file for writing, and makes it, empty, if it is missing. On btrfs a new file is overwritten in
+// place: copy-on-write would need space for each write.
 func openInPlace(path string, like fs.FileInfo) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if errors.Is(err, fs.ErrExist) {
@@ -91,8 +88,7 @@ func openInPlace(path string, like fs.FileInfo) (*os.File, error) {
 	return f, nil
 }
 
-// MakeSpares makes the spare files for proofs of life that are missing in the pool in dir.
-// NoSpace.
+// MakeSpares makes the missing spare files of the pool in dir. NoSpace.
 func MakeSpares(dir string) error {
 	like, err := os.Lstat(filepath.Join(dir, "live"))
 	if err != nil {
@@ -141,7 +137,7 @@ func takeSpare(dir, token string) (*os.File, error) {
 		WithHint("free space or inodes on the filesystem of the pool directory")
 }
 
-// takeOneSpare takes one spare; nil if it is missing or somebody else takes it now.
+// takeOneSpare takes one spare; nil if it is missing, or another process takes it now.
 func takeOneSpare(dir string, n int, token string) (*os.File, error) {
 	path := sparePath(dir, n)
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
@@ -151,7 +147,7 @@ func takeOneSpare(dir string, n int, token string) (*os.File, error) {
 
 	free := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
 	if free {
-		free, err = isFile(f) // else somebody had it, and it is another by now
+		free, err = isFile(f) // else another process took and replaced it
 	}
 	if !free || err != nil {
 		f.Close()
@@ -168,8 +164,8 @@ func takeOneSpare(dir string, n int, token string) (*os.File, error) {
 	return f, nil
 }
 
-// returnSpare makes a live file that its process does not need any more a spare again. It
-// reports whether it did: not, if none is missing.
+// returnSpare makes a live file that its process no longer needs a spare again. It reports whether it did: not if all
+// spares exist.
 func returnSpare(path string) bool {
 	dir := filepath.Dir(filepath.Dir(path))
 	for n := range spares {
@@ -180,8 +176,8 @@ func returnSpare(path string) bool {
 	return false
 }
 
-// isFull reports whether the filesystem of a file has no room for another page, or another
-// file. Of some failures SQLite does not say that this was why.
+// isFull reports whether the filesystem of a file has no room for another page, or another file. For some failures
+// SQLite does not say that this was the reason.
 func isFull(path string) bool {
 	var st unix.Statfs_t
 	if err := unix.Statfs(filepath.Dir(path), &st); err != nil {
@@ -190,6 +186,6 @@ func isFull(path string) bool {
 	return int64(st.Bavail)*st.Bsize < 1<<20 || st.Files > 0 && st.Ffree == 0
 }
 
-// OnFull sets what is called, with the context of the transaction, when there is no space to
-// write it. If it reports that it has made some, the transaction is run again.
+// OnFull sets the func that is called, with the context of the transaction, when there is no space to write it. If it
+// reports that it has made some, the transaction runs again.
 func (c *Catalog) OnFull(fn func(context.Context) bool) { c.onFull = fn }

@@ -6,12 +6,11 @@ import (
 	"sync"
 )
 
-// prepareAt is how often a query is parsed anew before it is kept parsed. A
-// command that clones once and ends has no use for that; who goes on does:
-// parsing is half of what a short transaction costs.
+// prepareAt is how often a query is parsed again before it is kept parsed. A command that clones once and ends has no
+// use for prepared queries; a longer one does: parsing is half of what a short transaction costs.
 const prepareAt = 3
 
-// statements keeps queries that come often, parsed.
+// statements keeps frequent queries parsed.
 type statements struct {
 	mu    sync.Mutex
 	known map[string]*statement
@@ -21,11 +20,11 @@ type statements struct {
 type statement struct {
 	stmt *sql.Stmt // nil: not prepared
 	runs int       // unprepared
-	busy bool      // its rows are being read: it cannot be run a second time meanwhile
+	busy bool      // its rows are being read: it cannot run a second time until then
 }
 
-// statementFor returns a query as a statement of the transaction, or nil if it is
-// to be run as it is. With hold, nobody else gets the statement until release.
+// statementFor returns a query as a statement of the transaction, or nil if it is not prepared. With hold, no other
+// query gets the statement until release.
 func (t *Tx) statementFor(query string, hold bool) (stmt *sql.Stmt, release func()) {
 	s := &t.c.stmts
 	s.mu.Lock()
@@ -92,8 +91,8 @@ func (t *Tx) prepareForTx(query string) *statement {
 	return k
 }
 
-// prepareDue prepares the queries that have become due. The connection must be
-// free. What cannot be prepared goes on being run as it is.
+// prepareDue prepares the queries that have become due. The connection must be free. A query that cannot be prepared is
+// still run unprepared.
 func (c *Catalog) prepareDue(ctx context.Context) {
 	s := &c.stmts
 	s.mu.Lock()

@@ -19,8 +19,8 @@ type Swept struct {
 	At     time.Time // zero: by a version that did not record it
 }
 
-// BeforeBoot reports whether that was in an earlier boot, or never: then what is recorded as
-// mounted or being made may have ended with that boot.
+// BeforeBoot reports whether that was in an earlier boot, or never: then mounts and operations on record may have ended
+// with that boot.
 func (s Swept) BeforeBoot() bool { return kernel.EarlierBoot(s.BootID, s.At) }
 
 // Swept reads what SetSwept wrote.

@@ -1,7 +1,7 @@
-// Package check finds what is wrong with a pool, and mends it: it compares the objects with the catalogue, checks the
-// filesystems inside images, repairs both, and makes a lost catalogue anew.
+// Package check finds what is wrong with a pool, and repairs it: it compares the objects with the catalogue, checks the
+// filesystems inside images, repairs both, and rebuilds a lost catalogue.
 //
-// What it needs of the verbs, it is given: see Verbs.
+// The engine gives it what it needs of other verbs: see Verbs.
 package check
 
 import (
@@ -29,31 +29,31 @@ const opFsck = ledger.OpFsck
 const (
 	sevError   = "error"   // data is damaged, gone or out of reach
 	sevWarning = "warning" // pool and catalogue disagree, or something could not be checked; nothing is lost
-	sevNote    = "note"    // the next command or gc cleans it up, or it is so on purpose
+	sevNote    = "note"    // the next command or gc cleans it up, or it is intended
 )
 
-// byHandRebuild begins what a person can do where the catalogue itself is wrong.
+// byHandRebuild begins the advice where the catalogue itself is wrong.
 var byHandRebuild = errs.Messagef("by hand: %s", errs.Run("init", errs.Param("rebuild")))
 
 // Finding is something that is not as it should be.
 type Finding struct {
 	Severity string       `json:"severity"`           // error, warning or note
 	Code     string       `json:"code"`               // stable: see docs/fsck.md
-	Ref      string       `json:"ref"`                // reference, or path, of what it is about
+	Ref      string       `json:"ref"`                // reference or path
 	ID       string       `json:"id,omitempty"`       // of the object
 	Message  errs.Message `json:"message"`            //
-	Repair   errs.Message `json:"repair,omitempty"`   // what repairing does, or what a person can do
+	Repair   errs.Message `json:"repair,omitempty"`   // what a repair does, or what the user can do
 	Repaired string       `json:"repaired,omitempty"` // what has been done; "": nothing
 	Failed   string       `json:"failed,omitempty"`   // why it could not be repaired
 	Detail   string       `json:"detail,omitempty"`   // what a program said
 
-	fix fix // nil: it cannot be repaired
+	fix fix // nil: cannot be repaired
 }
 
-// fix repairs what was found, and says what it has done; "": nothing.
+// fix repairs a finding, and says what it did; "": nothing.
 type fix func(context.Context) (done string, err error)
 
-// describe says what was found, and what can be done about it.
+// describe sets what was found, and what can be done about it.
 func (f *Finding) describe(severity, code string, message, repair errs.Message) {
 	f.Severity, f.Code, f.Message, f.Repair = severity, code, message, repair
 }
@@ -63,16 +63,16 @@ func (f Finding) key() string {
 	return f.Code + "\x00" + f.Ref + "\x00" + f.ID + "\x00" + string(f.Message)
 }
 
-// Counts says how much was looked at.
+// Counts says how much was checked.
 type Counts struct {
 	Objects     int `json:"objects"`     // in the pool
 	Rows        int `json:"rows"`        // of the catalogue
 	Attachments int `json:"attachments"` //
 	Images      int `json:"images"`      // whose filesystems were checked
-	Shared      int `json:"shared"`      // images that were not, as all their blocks are those of one that was
+	Shared      int `json:"shared"`      // images that were not checked, as they share all blocks with one that was
 	Raw         int `json:"raw"`         // images without a filesystem, whose content nobody can check
 	Trees       int `json:"trees"`       // opened
-	Busy        int `json:"busy"`        // left out: another pando is at work on them
+	Busy        int `json:"busy"`        // skipped: another pando process works on them
 }
 
 // Report is the result of a check.
@@ -90,7 +90,7 @@ type Request struct {
 	Tracker *progress.Tracker
 }
 
-// Pool is an open pool that is to be checked.
+// Pool is an open pool to check.
 type Pool struct {
 	*pool.Pool
 	Catalog *catalog.Catalog
@@ -103,7 +103,7 @@ type Pool struct {
 	Look func(name string) (path string, err error)
 }
 
-// Verbs is what repairs need of the verbs.
+// Verbs is what repairs need from the engine's verbs.
 type Verbs interface {
 	// Sweep does what the first command after a boot does, and returns how many objects it removed.
 	Sweep(ctx context.Context) (removed int, err error)
@@ -114,20 +114,20 @@ type Verbs interface {
 	// WriteIdentity makes the pool know an identity.
 	WriteIdentity(ctx context.Context, id driver.Identity) error
 
-	// RestoreIdentity makes the pool know what the catalogue says of an object, even if it knows nothing that can be
-	// read.
+	// RestoreIdentity writes the identity of an object into the pool as the catalogue has it, even if the pool's own
+	// cannot be read.
 	RestoreIdentity(ctx context.Context, id driver.ObjectID) error
 
-	// Remove makes the driver remove an object that has no name any more.
+	// Remove makes the driver remove an object that no longer has a name.
 	Remove(ctx context.Context, id driver.ObjectID, ref, why string) error
 
 	// Succeed replaces a volume by a copy of it that mend has changed, in one commit. find finds the volume in the
-	// transaction that claims it. before names the snapshot that keeps what it was.
+	// transaction that claims it. before names the snapshot that keeps the old state.
 	Succeed(ctx context.Context, op string, find func(*catalog.Tx) (catalog.Row, error),
 		mend func(ctx context.Context, copied driver.ObjectID) error) (before string, err error)
 }
 
-// fsck is a check under way.
+// fsck is a running check.
 type fsck struct {
 	Pool
 	q      Request
@@ -140,10 +140,10 @@ func newFsck(p Pool, q Request) *fsck {
 	return &fsck{Pool: p, q: q, report: &Report{Findings: []Finding{}}, seen: map[string]bool{}}
 }
 
-// Run compares the pool with its catalogue and checks the filesystems inside images, on copies: what is there is not
-// changed, but by Repair. What another process is at work on is left out. It holds the pool's lock for the comparison,
-// which keeps sweeps away; volumes can be used all the time. An error means that the check could not be done;
-// what is found is in the report. NotFound.
+// Run compares the pool with its catalogue and checks the filesystems inside images, on copies: only Repair changes the
+// pool. It skips objects that another process works on. It holds the pool's lock for the comparison, which keeps sweeps
+// away; volumes can be used all the time. An error means that the check could not be done; findings are in the report.
+// NotFound.
 func Run(ctx context.Context, p Pool, q Request) (*Report, error) {
 	c := newFsck(p, q)
 	for _, r := range q.Refs {
@@ -167,14 +167,14 @@ func Run(ctx context.Context, p Pool, q Request) (*Report, error) {
 	return c.finishReport(), ctx.Err()
 }
 
-// Unreadable is the report on a pool whose catalogue cannot be opened, for that reason.
+// Unreadable returns the report on a pool whose catalogue cannot be opened, for the given reason.
 func Unreadable(p *pool.Pool, reason error) *Report {
 	c := newFsck(Pool{Pool: p}, Request{})
 	c.damagedCatalog(reason.Error())
 	return c.finishReport()
 }
 
-// finishReport says whether all is well in the end.
+// finishReport sets whether all is well in the end.
 func (c *fsck) finishReport() *Report {
 	c.report.OK = true
 	for _, f := range c.report.Findings {
@@ -190,7 +190,7 @@ func (c *fsck) addNote(format string, args ...any) {
 	c.report.Notes = append(c.report.Notes, fmt.Sprintf(format, args...))
 }
 
-// damagedCatalog reports a catalogue that nothing can be compared with.
+// damagedCatalog reports a catalogue that the pool cannot be compared with.
 func (c *fsck) damagedCatalog(why string) {
 	c.report.Findings = append(c.report.Findings, Finding{
 		Severity: sevError, Code: "catalogue", Ref: filepath.Join(c.Dir, "catalog.db"),
@@ -198,12 +198,12 @@ func (c *fsck) damagedCatalog(why string) {
 	})
 }
 
-// passes is how often the pool is compared: a repair can bring up another one
-// (a snapshot whose volume had to be forgotten).
+// passes is how often the pool is compared: a repair can reveal another problem (a snapshot whose volume was
+// forgotten).
 const passes = 6
 
-// checkPool compares the pool with the catalogue. It returns false if the
-// catalogue is such that nothing else can be checked.
+// checkPool compares the pool with the catalogue. It returns false if the catalogue is so damaged that nothing else can
+// be checked.
 func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 	unlock, err := pool.Lock(ctx, c.Dir)
 	if err != nil {
@@ -226,6 +226,7 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 
+	// Sweep, if no command has since the host started.
 	var last catalog.Swept
 	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) (err error) {
 		last, err = tx.Swept()
@@ -254,6 +255,7 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 
 	c.q.Tracker.Start("comparing the pool with the catalogue", 0, 0)
 
+	// Compare, and repair, until nothing new is found.
 	for range passes {
 		found, err := c.compareTwice(ctx)
 		if errs.Is(err, errs.Damaged) {
@@ -271,8 +273,7 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// lostCommits reports a catalogue that lost commits. It cannot tell what the pool should
-// be, so nothing is repaired by it: only compared.
+// lostCommits reports a catalogue that lost commits. It cannot tell what the pool should be, so nothing is repaired.
 func (c *fsck) lostCommits() {
 	c.q.Repair = false
 	c.report.Findings = append(c.report.Findings, Finding{
@@ -281,8 +282,7 @@ func (c *fsck) lostCommits() {
 	})
 }
 
-// addFindings adds findings to the report, and repairs them if that is wanted. It
-// returns how many repairs succeeded.
+// addFindings adds findings to the report, and repairs them if requested. It returns how many repairs succeeded.
 func (c *fsck) addFindings(ctx context.Context, found []Finding) (repaired int) {
 	for _, f := range found {
 		if c.seen[f.key()] {
@@ -307,8 +307,8 @@ func (c *fsck) addFindings(ctx context.Context, found []Finding) (repaired int) 
 	return repaired
 }
 
-// compareTwice compares, and if something is found once more: what another
-// process was just changing is not found twice, and is not wrong.
+// compareTwice compares, and compares again if something is found: a change by another process in the meantime is not
+// found twice, and is not wrong.
 func (c *fsck) compareTwice(ctx context.Context) ([]Finding, error) {
 	first, err := c.compareAll(ctx)
 	if err != nil || len(first) == 0 {
@@ -335,12 +335,12 @@ func (c *fsck) compareTwice(ctx context.Context) ([]Finding, error) {
 	return out, nil
 }
 
-// poolFiles are the files of a pool, of which not all need be there.
+// poolFiles are the files of a pool. Not all need to exist.
 var poolFiles = []string{
 	"pool.json", "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.seen", "backing.xfs", "lock", "reserve",
 }
 
-// checkDirs looks at the directories and files of the pool itself.
+// checkDirs checks the directories and files of the pool itself.
 func (c *fsck) checkDirs() ([]Finding, error) {
 	var out []Finding
 	dirs := map[string]bool{"": true, "live": true, "locks": true, "mnt": true, "data": false, "data/objects": false}
@@ -384,7 +384,7 @@ func (c *fsck) checkDirs() ([]Finding, error) {
 	return out, nil
 }
 
-// wrongMode finds permissions that let others in, or not even the owner.
+// wrongMode finds permissions that let other users in, or lock the owner out.
 func wrongMode(path string, st fs.FileInfo, want fs.FileMode) []Finding {
 	if st.Mode().Perm() == want {
 		return nil

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// poolView is all that pool and catalogue say, the pool first.
+// poolView is everything that pool and catalogue say, the pool read first.
 type poolView struct {
 	objects      map[driver.ObjectID]driver.Object
 	rows         map[driver.ObjectID]catalog.Row
@@ -30,11 +30,10 @@ type poolView struct {
 	tombstones   map[driver.ObjectID]bool
 	marks        []catalog.Mark
 	dead         []catalog.Mark           // of dead processes
-	busy         map[driver.ObjectID]bool // marked, also by a dead process, but not only by a run
+	busy         map[driver.ObjectID]bool // marked, even by a dead process, unless only by a run
 }
 
-// readView reads the pool, then the catalogue: what is made meanwhile has its mark
-// or row by then.
+// readView reads the pool, then the catalogue: an object made in between has its mark or row by then.
 func (c *fsck) readView(ctx context.Context) (*poolView, error) {
 	v := &poolView{
 		objects: map[driver.ObjectID]driver.Object{}, rows: map[driver.ObjectID]catalog.Row{},
@@ -80,6 +79,7 @@ func (c *fsck) readView(ctx context.Context) (*poolView, error) {
 		return nil, err
 	}
 
+	// Work out references, and what identities should say.
 	names := map[driver.ObjectID]string{}
 	for _, r := range v.rows {
 		if r.Kind == driver.Volume {
@@ -108,6 +108,7 @@ func (c *fsck) readView(ctx context.Context) (*poolView, error) {
 		v.wants[id] = want
 	}
 
+	// Find dead operations, and objects that operations work on.
 	living := map[string]bool{}
 	for _, m := range v.marks {
 		alive, known := living[m.Owner]
@@ -130,8 +131,7 @@ func (c *fsck) readView(ctx context.Context) (*poolView, error) {
 	return v, nil
 }
 
-// compareAll compares all that is in the pool with the catalogue. It changes
-// nothing.
+// compareAll compares everything in the pool with the catalogue. It changes nothing.
 func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 	out, err := c.checkDirs()
 	if err != nil {
@@ -143,6 +143,7 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 		return nil, err
 	}
 
+	// Report dead operations.
 	n := &c.report.Checked
 	n.Objects, n.Rows, n.Attachments = len(v.objects), len(v.rows), len(v.mountRecords)
 	n.Busy = len(v.busy) - len(v.dead)
@@ -155,6 +156,7 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 		out = append(out, f)
 	}
 
+	// Compare objects with rows, and rows with objects.
 	for _, id := range sortedIDs(v.objects) {
 		if v.busy[id] {
 			continue
@@ -175,6 +177,7 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 		}
 	}
 
+	// Compare the rest of the catalogue.
 	out = append(out, c.compareNames(v)...)
 	out = append(out, c.compareTombstones(v)...)
 	fs, err := c.compareMountRecords(ctx, v)
@@ -207,7 +210,7 @@ func sortedIDs[T any](m map[driver.ObjectID]T) []driver.ObjectID {
 	return out
 }
 
-// missingFinding is the finding of a row whose data is gone.
+// missingFinding is the finding of a row whose data is missing.
 func (c *fsck) missingFinding(v *poolView, r catalog.Row) Finding {
 	name := v.refs[r.ID]
 	lost := "its data is missing"
@@ -285,7 +288,7 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 	return out, nil
 }
 
-// compareUnknown says what an object without a row is.
+// compareUnknown describes an object without a row.
 func (c *fsck) compareUnknown(v *poolView, o driver.Object) []Finding {
 	f := Finding{ID: string(o.ID), Ref: cmp.Or(v.refs[o.ID], string(o.ID))}
 	whole := o.Err == nil && o.Whole && o.Identity.Kind != driver.Scratch
@@ -293,7 +296,7 @@ func (c *fsck) compareUnknown(v *poolView, o driver.Object) []Finding {
 	case v.tombstones[o.ID]:
 		return nil // compareTombstones
 	case c.before != "" && o.Err == nil && c.Ledger.IsGarbage(o, false):
-		// The mark that told of it went with the power; see sweep.
+		// The mark that named it was lost with the power; see sweep.
 		f.describe(sevNote, "object-half", "it was ephemeral, or still being made, when the host went down",
 			"remove it, as the next command will")
 	case whole && c.Catalog.Lost() == 0 && ledger.IsUnfinished(o):
@@ -343,7 +346,7 @@ func shortMessage(has, wants int64) errs.Message {
 	return errs.Messagef("its image ends after %d of %d bytes: the rest is missing", has, wants)
 }
 
-// adviceImmutable says what can be done about damage in what never changes.
+// adviceImmutable says what can be done about damage in an immutable object.
 func adviceImmutable(r catalog.Row) errs.Message {
 	if r.Kind == driver.Generation {
 		return "by hand: it never changes. Clone it, repair the clone with fsck, and publish that"
@@ -351,13 +354,12 @@ func adviceImmutable(r catalog.Row) errs.Message {
 	return "by hand: it never changes. Clone it, and repair the clone with fsck"
 }
 
-// isBeforeFsck reports whether a snapshot keeps what a repair replaced.
+// isBeforeFsck reports whether a snapshot keeps the state before a repair.
 func isBeforeFsck(r catalog.Row) bool {
 	return r.Kind == driver.Snapshot && strings.HasPrefix(r.Name, "before-"+opFsck+"-")
 }
 
-// differences compares an identity with what it should be, in the fields that
-// both have.
+// differences compares an identity with what it should be, in the fields that both have.
 func (v *poolView) differences(got, want driver.Identity) []string {
 	var out []string
 	add := func(field string, same bool, is, should any) {
@@ -393,8 +395,8 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 	return out
 }
 
-// baseIsSame compares bases. A volume's may be newer in the catalogue if a
-// generation proves it, and identities of earlier versions have none.
+// baseIsSame compares bases. That of a volume may be newer in the catalogue if a generation proves it, and identities
+// of earlier versions have none.
 func (v *poolView) baseIsSame(got, want driver.Identity) bool {
 	if got.Golden == want.Golden && got.Generation == want.Generation {
 		return true
@@ -418,11 +420,11 @@ func (v *poolView) baseIsSame(got, want driver.Identity) bool {
 	return false
 }
 
-// compareNames looks for what the catalogue itself gets wrong.
+// compareNames finds contradictions within the catalogue.
 func (c *fsck) compareNames(v *poolView) []Finding {
 	var out []Finding
 	lineages := map[driver.ObjectID]bool{}
-	highest := map[string]int{}      // of a golden's generations, also of those that somebody works on
+	highest := map[string]int{}      // of a golden's generations, including those that an operation works on
 	generations := map[string]bool{} // as references
 	for _, r := range v.rows {
 		switch r.Kind {
@@ -464,6 +466,7 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 		names[name] = id
 	}
 
+	// Compare goldens with their generations.
 	for name, top := range highest {
 		g, ok := v.goldens[name]
 		f := Finding{Ref: name}
@@ -498,7 +501,7 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 	return out
 }
 
-// compareTombstones finds what was destroyed and is still there.
+// compareTombstones finds destroyed objects that still exist.
 func (c *fsck) compareTombstones(v *poolView) []Finding {
 	var out []Finding
 	refs := map[driver.ObjectID]string{}
@@ -521,8 +524,7 @@ func (c *fsck) compareTombstones(v *poolView) []Finding {
 	return out
 }
 
-// compareMountRecords compares attachments with mounts, and loop devices with
-// attachments.
+// compareMountRecords compares mount records with mounts, and loop devices with mount records.
 func (c *fsck) compareMountRecords(ctx context.Context, v *poolView) ([]Finding, error) {
 	var out []Finding
 	for _, id := range sortedIDs(v.mountRecords) {
@@ -555,6 +557,7 @@ func (c *fsck) compareMountRecords(ctx context.Context, v *poolView) ([]Finding,
 		return append(out, more...), err
 	}
 
+	// Find loop devices on images that no mount record accounts for.
 	loops, err := loopdev.List()
 	if errs.Is(err, errs.Permission) {
 		return out, nil // not root: then this pool has no loop devices
@@ -596,8 +599,7 @@ func (c *fsck) compareMountRecords(ctx context.Context, v *poolView) ([]Finding,
 	return out, nil
 }
 
-// activeDevices are block devices of the driver's own that are there although no
-// attachment accounts for them.
+// activeDevices finds block devices of the driver's own that no mount record accounts for.
 func (c *fsck) activeDevices(ctx context.Context, a driver.Activator, v *poolView) ([]Finding, error) {
 	active, err := a.Active(ctx)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clearMountPoint takes away what Pando has put at a default mount point.
+// clearMountPoint removes what Pando has put at a default mount point.
 func clearMountPoint(of *pool.Pool, path string) error {
 	p, err := mountpoint.Open(path, of.MountDir())
 	if err != nil {
@@ -34,9 +34,8 @@ func clearMountPoint(of *pool.Pool, path string) error {
 	return p.RemoveLeftover(pool.IsMountLink)
 }
 
-// DetachAll unmounts everything of a pool whose catalogue cannot say where it
-// is mounted: default mount points, and mounts that the kernel's list shows to
-// be on images of the pool. InUse if something remains.
+// DetachAll unmounts everything of a pool whose catalogue cannot say where it is mounted: at default mount points, and
+// mounts that the kernel lists on images of the pool. InUse if something remains.
 func DetachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 	entries, err := os.ReadDir(p.MountDir())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -122,8 +121,7 @@ func unmountTrees(ctx context.Context, d driver.Driver) error {
 	return nil
 }
 
-// detachDriverDevices unmounts filesystems that are mounted by name, and takes away the
-// driver's own block devices.
+// detachDriverDevices unmounts filesystems that are mounted by name, and deactivates the driver's own block devices.
 func detachDriverDevices(ctx context.Context, d driver.Driver, a driver.Activator) error {
 	sources := map[string]bool{}
 	for o, err := range d.List(ctx) {
@@ -172,8 +170,7 @@ func detachDriverDevices(ctx context.Context, d driver.Driver, a driver.Activato
 	return nil
 }
 
-// unmountWhere unmounts what is mounted in this namespace and fits. It reads the
-// mount table: only for repairs.
+// unmountWhere unmounts the mounts of this namespace that fit. It reads the mount table: only for repairs.
 func unmountWhere(fits func(mount.Entry) bool) error {
 	table, err := mount.Table("self")
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"pando/internal/linux/kernel"
 )
 
-// checkInside checks the filesystems inside images, all or those of q.Refs.
+// checkInside checks the filesystems inside images, of all objects or those in q.Refs.
 func (c *fsck) checkInside(ctx context.Context) error {
 	var rows []catalog.Row
 	names := map[driver.ObjectID]string{}
@@ -29,7 +29,7 @@ func (c *fsck) checkInside(ctx context.Context) error {
 		for _, r := range c.q.Refs {
 			row, err := tx.Resolve(opFsck, r)
 			if errs.Is(err, errs.NotFound) {
-				continue // its data is gone, and it has been forgotten
+				continue // its data was missing, and it has been forgotten
 			}
 			if err != nil {
 				return err
@@ -43,7 +43,7 @@ func (c *fsck) checkInside(ctx context.Context) error {
 			}
 		}
 
-		for _, r := range rows { // not while rows are being read: one connection
+		for _, r := range rows { // not while reading rows: there is one connection
 			names[r.ID] = tx.RefOf(r)
 			if r.Kind == driver.Generation {
 				names[r.ID] = fmt.Sprintf("%s@%d", r.Golden, r.Generation)
@@ -55,6 +55,7 @@ func (c *fsck) checkInside(ctx context.Context) error {
 		return err
 	}
 
+	// Check the images.
 	var images []catalog.Row
 	for _, row := range rows {
 		switch {
@@ -72,6 +73,7 @@ func (c *fsck) checkInside(ctx context.Context) error {
 		return err
 	}
 
+	// Say what was not checked.
 	if c.report.Checked.Trees > 0 {
 		note := "volumes are trees in a filesystem of the host, which only its own fsck can check"
 		if c.Driver.Caps().Sharing {
@@ -84,12 +86,13 @@ func (c *fsck) checkInside(ctx context.Context) error {
 		c.report.Notes = append(c.report.Notes, note)
 	}
 
+	// Report and repair, in order and one after the other.
 	byRef := map[string]Finding{}
 	for _, f := range found {
 		byRef[f.ID] = *f
 	}
 
-	for _, row := range rows { // in order, and one after the other
+	for _, row := range rows {
 		if f, ok := byRef[string(row.ID)]; ok {
 			c.q.Tracker.Start("repairing "+f.Ref, 0, 0)
 			c.addFindings(ctx, []Finding{f})
@@ -99,8 +102,8 @@ func (c *fsck) checkInside(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// checkImage checks the filesystem in one image, on a copy. checked is false if
-// that could not be done, which is a finding or a note then. The error ends all.
+// checkImage checks the filesystem in one image, on a copy. checked is false if that could not be done, which is then a
+// finding or a note. An error ends the whole check.
 func (c *fsck) checkImage(ctx context.Context, row catalog.Row, name string) (_ *Finding, checked bool, err error) {
 	scratch, f, err := c.copyToCheck(ctx, row, name)
 	if scratch == "" {
@@ -114,8 +117,8 @@ func (c *fsck) checkImage(ctx context.Context, row catalog.Row, name string) (_ 
 	return c.filesystemFinding(row, name, v), v.err == nil, nil
 }
 
-// copyToCheck makes a scratch copy of an image, which the caller undoes. Without one,
-// what is said of that is in the finding, if anything. The error ends all.
+// copyToCheck makes a scratch copy of an image, which the caller destroys. If it could not, the finding, if any, says
+// why. An error ends the whole check.
 func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (driver.ObjectID, *Finding, error) {
 	f := &Finding{Ref: name, ID: string(row.ID)}
 	if _, err := c.Look(Checker(row.FS)); err != nil {
@@ -150,15 +153,14 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 		return "", nil, err
 	}
 
-	// Of one moment, also while programs write: as after a power loss, which a
-	// journal is made to survive.
+	// The copy is of one moment, even while programs write: as after a power loss, which a journal is made to survive.
 	if err := c.Driver.Clone(ctx, row.ID, scratch); err != nil {
 		c.Ledger.DestroyUnfinished(ctx, scratch.ID)
 		switch {
 		case ctx.Err() != nil:
 			return "", nil, ctx.Err()
 		case errs.Is(err, errs.NotFound), errs.Is(err, errs.Damaged), errs.Is(err, errs.TooNew):
-			return "", nil, nil // its identity, which was found before
+			return "", nil, nil // its identity is damaged, which was found before
 		}
 		return "", skippedFinding(f, err), nil
 	}
@@ -181,7 +183,7 @@ func (c *fsck) scratchIdentity(row catalog.Row, name string) driver.Identity {
 	}
 }
 
-// verdict is what a check of a filesystem came to.
+// verdict is the result of checking a filesystem.
 type verdict struct {
 	wrong, detail string // "": nothing is wrong
 	err           error  // it could not be checked
@@ -220,8 +222,8 @@ func (c *fsck) filesystemFinding(row catalog.Row, name string, v verdict) *Findi
 	return f
 }
 
-// readsUnlessDead is what a mark says that it reads: nothing if dead processes have
-// marks on that, which a mere check does not clean up. Nobody is in its way then.
+// readsUnlessDead returns the object that a mark says that it reads: "" if dead processes have marks on it, which a
+// mere check does not clean up. The mark then blocks nobody.
 func (c *fsck) readsUnlessDead(tx *catalog.Tx, id driver.ObjectID) (driver.ObjectID, error) {
 	marks, err := tx.BlockingMarks(id, "", false)
 	if err != nil || len(marks) == 0 || c.q.Repair {
@@ -250,8 +252,8 @@ var checkers = map[driver.FS]string{driver.Ext4: "e2fsck", driver.XFS: "xfs_repa
 // Checker names the program that checks and repairs a filesystem.
 func Checker(fs driver.FS) string { return checkers[fs] }
 
-// fixInside gives a volume a successor whose filesystem has been repaired, and
-// keeps it as it is as a snapshot. A volume in use is left alone.
+// fixInside replaces a volume by a copy whose filesystem has been repaired, and keeps the old state as a snapshot. It
+// leaves a volume in use alone.
 func (c *fsck) fixInside(ctx context.Context, row catalog.Row) (string, error) {
 	find := func(tx *catalog.Tx) (catalog.Row, error) {
 		vol, ok, err := tx.Object(row.ID)
@@ -275,15 +277,15 @@ func (c *fsck) fixInside(ctx context.Context, row catalog.Row) (string, error) {
 	return "repaired; as it was: " + row.Name + "@" + before, nil
 }
 
-// repairCopy repairs the filesystem in a copy, and makes sure that it is whole and on
-// disk. Damaged if it cannot be repaired.
+// repairCopy repairs the filesystem in a copy, and makes sure that it is whole and on disk. Damaged if it cannot be
+// repaired.
 func (c *fsck) repairCopy(ctx context.Context, id driver.ObjectID, fs driver.FS) error {
 	if fs != driver.None {
 		if _, err := c.Look(Checker(fs)); err != nil {
 			return err
 		}
 
-		_, _ = Replay(ctx, c.Content, id, fs) // what cannot be replayed is thrown away below
+		_, _ = Replay(ctx, c.Content, id, fs) // a log that cannot be replayed is discarded below
 		if err := c.Content.WithPath(ctx, id, func(path string) error { return c.runRepairProgram(ctx, fs, path) }); err != nil {
 			return err
 		}
@@ -309,7 +311,7 @@ func (c *fsck) repairCopy(ctx context.Context, id driver.ObjectID, fs driver.FS)
 	})
 }
 
-// runRepairProgram runs the program that repairs, first gently.
+// runRepairProgram runs the repair program, gently at first.
 func (c *fsck) runRepairProgram(ctx context.Context, fs driver.FS, image string) error {
 	tries := [][]string{{"-f", "-p", image}, {"-f", "-y", image}, {"-f", "-y", image}}
 	good := 3 // of e2fsck: bits that say that errors were corrected

@@ -34,8 +34,8 @@ type Rebuilt struct {
 // rebuildingName is the directory in which the new catalogue is made.
 const rebuildingName = "rebuild.inprogress"
 
-// Rebuild makes the catalogue of a pool, whose lock the caller holds, anew from the identities in it, and keeps the
-// old one aside. Lost are last-use times; what is mounted is unmounted. Of two volumes with one name, the younger gets
+// Rebuild rebuilds the catalogue of a pool, whose lock the caller holds, from the identities in it, and keeps the old
+// one aside. Last-use times are lost; mounted volumes are unmounted. Of two volumes with one name, the younger gets
 // another. If it dies, the pool has the old catalogue, or none, or the new one, never half of one; and it can be
 // repeated. InUse (an image is attached: the catalogue would not know where).
 func Rebuild(ctx context.Context, p *pool.Pool, d driver.Driver) (*Rebuilt, error) {
@@ -61,6 +61,7 @@ func Rebuild(ctx context.Context, p *pool.Pool, d driver.Driver) (*Rebuilt, erro
 		}
 	}
 
+	// Settle what the identities say.
 	slices.SortFunc(whole, func(a, b driver.Identity) int {
 		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
 	})
@@ -71,7 +72,7 @@ func Rebuild(ctx context.Context, p *pool.Pool, d driver.Driver) (*Rebuilt, erro
 
 	findBases(whole)
 
-	// The new catalogue is made beside the old one, and takes its place whole.
+	// Make the new catalogue beside the old one; it then replaces it as a whole.
 	making := filepath.Join(p.Dir, rebuildingName)
 	if err := os.RemoveAll(making); err != nil {
 		return nil, errs.Wrap("rebuild", making, err)
@@ -86,7 +87,7 @@ func Rebuild(ctx context.Context, p *pool.Pool, d driver.Driver) (*Rebuilt, erro
 		return nil, err
 	}
 
-	for _, d := range []string{"live", "locks", "mnt"} { // should they be what was lost
+	for _, d := range []string{"live", "locks", "mnt"} { // in case they were lost
 		if err := os.Mkdir(filepath.Join(p.Dir, d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, errs.Wrap("rebuild", p.Dir, err)
 		}
@@ -150,10 +151,9 @@ func writeCatalog(
 	return nil
 }
 
-// settleIdentities finishes what identities say was begun: a volume that was
-// replaced becomes a snapshot of its successor. Snapshots whose volume is gone
-// become volumes, so that nothing is out of reach; and of two things with one
-// name the younger gets another. What it changes it also writes into the pool.
+// settleIdentities finishes what identities say was begun: a volume that was replaced becomes a snapshot of its
+// successor. Snapshots whose volume no longer exists become volumes, so that nothing is out of reach; and of two
+// objects with one name the younger gets another. It also writes its changes into the pool.
 func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Identity, r *Rebuilt) error {
 	successors, lineages := map[driver.ObjectID]driver.Identity{}, map[driver.ObjectID]bool{}
 	taken := map[string]bool{}
@@ -197,8 +197,8 @@ func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Ident
 				"the volume of snapshot "+was.Origin+"@"+was.Name+" no longer exists: the snapshot is now volume "+id.Name)
 		}
 
-		// Whoever wrote an identity may have died before it set the mode, and the
-		// mark that told of it goes with the old catalogue.
+		// A process that wrote an identity may have died before it set the mode, and the mark that named it goes with the old
+		// catalogue.
 		if ins, ok := d.(driver.Inspector); ok && id == was {
 			if cond, err := ins.Inspect(ctx, id); err != nil {
 				return err
@@ -228,8 +228,8 @@ func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Ident
 	return nil
 }
 
-// leaveOutTwins leaves out generations that have the number of an older one,
-// which no pando makes: numbers cannot be changed, so they stay in the pool.
+// leaveOutTwins leaves out generations with the number of an older one, which no pando makes: numbers cannot be
+// changed, so they stay in the pool.
 func leaveOutTwins(whole []driver.Identity, r *Rebuilt) []driver.Identity {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(whole, func(id driver.Identity) bool {
@@ -245,7 +245,7 @@ func leaveOutTwins(whole []driver.Identity, r *Rebuilt) []driver.Identity {
 	})
 }
 
-// orphanVolume is what becomes of a snapshot whose volume is gone.
+// orphanVolume returns the identity of the volume that a snapshot becomes whose volume no longer exists.
 func orphanVolume(id driver.Identity) driver.Identity {
 	name := id.Name
 	if base, _, _ := strings.Cut(id.Origin, "@"); base != "" {
@@ -309,7 +309,7 @@ func setAsideCatalog(dir string) (string, error) {
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return "", errs.Wrap("rebuild", dir, err)
 	} else if before, _ := filepath.Glob(filepath.Join(dir, set+"*.db")); len(before) > 0 {
-		// What is left belongs to the database that was set aside last.
+		// The remaining files belong to the database that was set aside last.
 		last := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(slices.Max(before)), set), ".db")
 		_, has := os.Lstat(name(last, "-wal"))
 		_, left := os.Lstat(filepath.Join(dir, "catalog.db-wal"))
@@ -384,8 +384,7 @@ func fillCatalog(ctx context.Context, tx *catalog.Tx, d driver.Driver, whole []d
 	return nil
 }
 
-// addGeneration makes a golden know of a generation, from what that says. They come
-// in order of their time.
+// addGeneration adds a generation to a golden's row, from its identity. Generations come in order of their time.
 func addGeneration(g *catalog.Golden, id driver.Identity) {
 	if id.Generation > g.Current {
 		g.Current, g.Keep = id.Generation, id.Keep

@@ -14,11 +14,10 @@ import (
 	"pando/internal/linux/loopdev"
 )
 
-// Each repair looks once more, in the transaction that claims the object,
-// whether there is something to repair and whether nobody is at work on it. It
-// can be repeated, and whoever comes after one that was killed finishes it.
+// Each repair checks again, in the transaction that claims the object, whether there is something to repair and whether
+// another operation works on it. It can be repeated, and after one that was killed, the next one finishes it.
 
-// nothingToDo is what a repair has done if there was no need any more.
+// nothingToDo is what a repair reports that turned out not to be needed.
 const nothingToDo = "no longer needed"
 
 // withMark does something with an object of the catalogue under a mark. InUse if
@@ -47,7 +46,7 @@ func (c *fsck) withMark(
 	return err
 }
 
-// notMarked refuses what somebody is at work on.
+// notMarked refuses an object that another operation works on.
 func notMarked(tx *catalog.Tx, id driver.ObjectID) error {
 	marks, err := tx.BlockingMarks(id, "", true)
 	if err == nil && len(marks) > 0 {
@@ -84,7 +83,7 @@ func (c *fsck) fixIdentity(ctx context.Context, id driver.ObjectID) (string, err
 	return "written", c.withMark(ctx, opFsck, id, nil, func() error { return c.Verbs.RestoreIdentity(ctx, id) })
 }
 
-// fixSize notes the size that an image has.
+// fixSize records the actual size of an image.
 func (c *fsck) fixSize(ctx context.Context, row catalog.Row, size int64) (string, error) {
 	return "noted", c.withMark(ctx, opFsck, row.ID, c.notMounted, func() error {
 		if err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
@@ -97,7 +96,7 @@ func (c *fsck) fixSize(ctx context.Context, row catalog.Row, size int64) (string
 	})
 }
 
-// fixMissing forgets an object whose data is gone.
+// fixMissing forgets an object whose data is missing.
 func (c *fsck) fixMissing(ctx context.Context, r catalog.Row, name string) (string, error) {
 	if ins, ok := c.Driver.(driver.Inspector); ok {
 		if cond, err := ins.Inspect(ctx, r.Identity); err != nil || cond.Data {
@@ -153,7 +152,7 @@ func (c *fsck) fixTombstone(ctx context.Context, id driver.ObjectID) (string, er
 	return "removed", c.Catalog.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.SetReclaimed(id) })
 }
 
-// fixHalf removes half an object that nobody knows.
+// fixHalf removes an incomplete object that nothing knows.
 func (c *fsck) fixHalf(ctx context.Context, id driver.ObjectID) (string, error) {
 	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) error {
 		if _, known, err := tx.Object(id); err != nil || known {
@@ -166,8 +165,8 @@ func (c *fsck) fixHalf(ctx context.Context, id driver.ObjectID) (string, error) 
 	return "removed", c.Driver.Destroy(ctx, id)
 }
 
-// fixUnknown adds a whole object to the catalogue. It bears no mark meanwhile:
-// what dies with a mark and without a row is destroyed.
+// fixUnknown adds a whole object to the catalogue. It writes no mark: an object with a mark and without a row is
+// destroyed if the process dies.
 func (c *fsck) fixUnknown(ctx context.Context, id driver.Identity) (string, error) {
 	was, what := id, ""
 	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) (err error) {
@@ -262,7 +261,7 @@ func nameFor(tx *catalog.Tx, id driver.Identity) (driver.Identity, string, error
 	return id, "volume " + id.Name, nil
 }
 
-// fixOrphan makes a volume of a snapshot whose volume is gone.
+// fixOrphan turns a snapshot whose volume no longer exists into a volume.
 func (c *fsck) fixOrphan(ctx context.Context, r catalog.Row) (string, error) {
 	id, back := orphanVolume(r.Identity), false
 	err := c.withMark(ctx, opFsck, r.ID, func(tx *catalog.Tx, row catalog.Row) (err error) {
@@ -289,7 +288,7 @@ func (c *fsck) fixOrphan(ctx context.Context, r catalog.Row) (string, error) {
 	return "it is now volume " + id.Name, err
 }
 
-// fixGolden makes the row of a golden fit its generations.
+// fixGolden makes the row of a golden match its generations.
 func (c *fsck) fixGolden(ctx context.Context, v *poolView, name string) (string, error) {
 	unlock, err := c.Verbs.LockGolden(ctx, name, c.q.Tracker)
 	if err != nil {
@@ -320,7 +319,7 @@ func (c *fsck) fixGolden(ctx context.Context, v *poolView, name string) (string,
 		for _, r := range gens {
 			id := r.Identity
 			if o := v.objects[r.ID]; o.Whole {
-				id.Keep, id.Since = o.Identity.Keep, o.Identity.Since // what the row of the golden would say
+				id.Keep, id.Since = o.Identity.Keep, o.Identity.Since // what the golden's row would say
 			}
 			addGeneration(&g, id)
 		}
@@ -337,7 +336,7 @@ func (c *fsck) fixGolden(ctx context.Context, v *poolView, name string) (string,
 	})
 }
 
-// fixMountRecord forgets an attachment that is gone.
+// fixMountRecord removes a stale mount record.
 func (c *fsck) fixMountRecord(ctx context.Context, id driver.ObjectID, name string) (string, error) {
 	var a catalog.MountRecord
 	var has, known bool
@@ -358,13 +357,13 @@ func (c *fsck) fixMountRecord(ctx context.Context, id driver.ObjectID, name stri
 	}
 
 	if !known {
-		name = string(id) // of no default mount point
+		name = string(id) // has no default mount point
 		return "forgotten", forget()
 	}
 
 	done := "forgotten"
 
-	// A mark of an umount: if this process dies, the next goes on as after one.
+	// Use the mark of an umount: if this process dies, the next command continues as after one.
 	err := c.withMark(ctx, "umount", id, nil, func() error {
 		row := catalog.Row{Identity: driver.Identity{ID: id, Name: name}}
 		if c.Content.MountState(row, a) != content.NotMounted {
@@ -377,7 +376,7 @@ func (c *fsck) fixMountRecord(ctx context.Context, id driver.ObjectID, name stri
 	return done, err
 }
 
-// fixActiveDevice takes a driver's block device away, if still nothing accounts for it.
+// fixActiveDevice deactivates a driver's block device, if still no mount record accounts for it.
 func (c *fsck) fixActiveDevice(ctx context.Context, a driver.Activator, id driver.ObjectID) (string, error) {
 	return "deactivated", c.withMark(ctx, opFsck, id, func(tx *catalog.Tx, _ catalog.Row) error {
 		if _, has, err := tx.MountRecord(id); err != nil || has {
@@ -387,7 +386,7 @@ func (c *fsck) fixActiveDevice(ctx context.Context, a driver.Activator, id drive
 	}, func() error { return a.Deactivate(ctx, id) })
 }
 
-// fixLoop detaches a loop device that nothing accounts for.
+// fixLoop detaches a loop device that no mount record accounts for.
 func (c *fsck) fixLoop(ctx context.Context, id driver.ObjectID, b loopdev.Bound) (string, error) {
 	done := "detached"
 	err := c.withMark(ctx, opFsck, id, func(tx *catalog.Tx, _ catalog.Row) error {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// fsckWorkers filesystems are checked at once.
+// fsckWorkers is how many filesystems are checked at once.
 const fsckWorkers = 2
 
 // imageCheck checks the filesystems in images. Images that lie in the very same blocks are
@@ -45,8 +45,8 @@ func (c *fsck) checkImages(
 	return k.found, g.Wait()
 }
 
-// groupByAddress puts images together that seem to lie in the same blocks, each immutable one
-// before others. What is attached, or worked on, is by itself: somebody may write to it.
+// groupByAddress groups images that seem to lie in the same blocks, immutable ones first. An image that is mounted, or
+// that an operation works on, is in a group of its own: it may be written to.
 func (k *imageCheck) groupByAddress(ctx context.Context, images []catalog.Row) ([][]catalog.Row, error) {
 	a, can := k.Driver.(driver.Addresser)
 	inUse, err := k.findInUse(ctx)
@@ -88,7 +88,7 @@ func (k *imageCheck) groupByAddress(ctx context.Context, images []catalog.Row) (
 	return out, nil
 }
 
-// findInUse is what is attached, or what some command is at work on.
+// findInUse returns the objects that are mounted, or that an operation works on.
 func (k *imageCheck) findInUse(ctx context.Context) (map[driver.ObjectID]bool, error) {
 	out := map[driver.ObjectID]bool{}
 	err := k.Catalog.View(ctx, func(tx *catalog.Tx) error {
@@ -112,7 +112,7 @@ func (k *imageCheck) findInUse(ctx context.Context) (map[driver.ObjectID]bool, e
 	return out, err
 }
 
-// contentKey is what images have in common that one check is good for.
+// contentKey is what images must have in common to share one check.
 type contentKey struct {
 	fs      driver.FS
 	size    int64 // as the catalogue has it
@@ -166,13 +166,11 @@ func (k *imageCheck) checkOne(ctx context.Context, row catalog.Row) error {
 	return nil
 }
 
-// checkShared checks one image, and takes the result for all others that still lie in the
-// same blocks. It returns those that do not. done is false if the first could not be
-// checked in this way, and nothing was done.
+// checkShared checks one image, and uses the result for all others that still lie in the same blocks. It returns those
+// that do not. done is false if the first could not be checked in this way; then nothing was done.
 //
-// A reference copy, which nobody writes to, keeps the blocks from being reused: what lies
-// where it lies is what was checked. The check itself works on a copy of that, as it
-// replays logs.
+// A reference copy, which nothing writes to, keeps the blocks from being reused: an image at the same address has the
+// content that was checked. The check itself works on a copy of the reference, as it replays logs.
 func (k *imageCheck) checkShared(
 	ctx context.Context, first catalog.Row, others []catalog.Row,
 ) (rest []catalog.Row, done bool, err error) {
@@ -220,7 +218,7 @@ func (k *imageCheck) sameAddress(ctx context.Context, row catalog.Row, address s
 	return err == nil && got == address, ctx.Err()
 }
 
-// checkReference checks the filesystem in a copy of a reference copy. The error ends all.
+// checkReference checks the filesystem in a copy of a reference copy. An error ends the whole check.
 func (k *imageCheck) checkReference(
 	ctx context.Context, reference driver.ObjectID, row catalog.Row, name string,
 ) (v verdict, err error) {
@@ -237,7 +235,7 @@ func (k *imageCheck) checkReference(
 	return k.checkScratch(ctx, scratch.ID, row.FS)
 }
 
-// addResult adds what was found of one image to the report.
+// addResult adds the result for one image to the report.
 func (k *imageCheck) addResult(f *Finding, count func(*Counts)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

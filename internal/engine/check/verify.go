@@ -36,9 +36,8 @@ func verifyFilesystem(
 	return wrong, found.Detail, nil
 }
 
-// Replay mounts and unmounts the filesystem in an image, which replays its log.
-// wrong says why it cannot be mounted, if that is the fault of the image; the
-// error, if it is that of the host.
+// Replay mounts and unmounts the filesystem in an image, which replays its log. wrong says why it cannot be mounted, if
+// the image is at fault; the error, if the host is.
 func Replay(ctx context.Context, acc *content.Access, id driver.ObjectID, fs driver.FS) (wrong string, err error) {
 	o := content.ImageOptions{FS: fs}
 	switch fs {
@@ -58,7 +57,7 @@ func Replay(ctx context.Context, acc *content.Access, id driver.ObjectID, fs dri
 		return "", err
 	}
 
-	// Without the device, which is another every time.
+	// Leave out the device, which differs every time.
 	var outer *errs.Error
 	if errors.As(err, &outer) && outer.Err != nil {
 		err = outer.Err
@@ -67,7 +66,7 @@ func Replay(ctx context.Context, acc *content.Access, id driver.ObjectID, fs dri
 	return "its filesystem cannot be mounted: " + err.Error(), nil
 }
 
-// Checked is what the program that checks a filesystem found.
+// Checked is the result of a program that checks a filesystem.
 type Checked struct {
 	Damaged  bool
 	DirtyLog bool   // of XFS: a mount has to replay the log, which the program ignored
@@ -106,8 +105,8 @@ func RunChecker(ctx context.Context, acc *content.Access, id driver.ObjectID, fs
 	return found, err
 }
 
-// isTooOld reports whether e2fsck or xfs_repair gave up because a filesystem has
-// features that it does not know. Their exit codes do not tell.
+// isTooOld reports whether e2fsck or xfs_repair gave up because a filesystem has features that it does not know. Their
+// exit codes do not say so.
 func isTooOld(out string) bool {
 	return strings.Contains(out, "Get a newer version of e2fsck") ||
 		strings.Contains(out, "unsupported filesystem features")
@@ -153,7 +152,7 @@ var prompt = regexp.MustCompile(`[.]?(^|\s+)\w[\w ]*\? no\s*$`)
 // summary is how e2fsck ends: what is used of the filesystem.
 var summary = regexp.MustCompile(`^\d+/\d+ files \(.* blocks$`)
 
-// address is a place in the code of xfs_repair, which is another every time.
+// address is a code address in the output of xfs_repair, which differs every time.
 var address = regexp.MustCompile(` at 0x[0-9a-f]+\b`)
 
 // tellingLines leaves out of a program's output what says nothing, or something else

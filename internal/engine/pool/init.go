@@ -31,28 +31,25 @@ const backingSectorBytes = 4096
 // MinBackingBytes is the smallest loop-backed pool: mkfs.xfs refuses less.
 const MinBackingBytes = 300 << 20
 
-// Plan is what init has decided to make.
+// Plan describes the pool that init makes.
 type Plan struct {
 	Driver       string
-	Outside      string // name of what the driver keeps outside the directory: a dataset; "": nothing
+	Outside      string // dataset that the driver uses outside the directory; "": none
 	Unmake       Unmake // with Outside
 	Open         driver.Opener
 	BackingBytes int64 // 0: the driver lives in the directory's own filesystem
 	MinFree      float64
 	Why          string
-	// Extra is called before the pool becomes one, to lay out what belongs to
-	// other packages in its directory.
+	// Extra is called before the pool becomes one, to lay out what other packages keep in its directory.
 	Extra func(ctx context.Context, dir, poolID string) error
 }
 
-// Unmake takes away what a driver has laid out outside the directory of a pool; data
-// is its directory there.
+// Unmake removes what a driver has laid out outside the directory of a pool; data is its directory there.
 type Unmake func(ctx context.Context, data, poolID string) error
 
-// Prepare makes the directory of a pool, or checks that it is fit to be one:
-// missing, empty, or left by an interrupted init or deinit, whose remains are
-// removed. It returns with the lock held, and abort, which undoes all that was
-// made. Exists if there is a pool, Invalid if there is anything else.
+// Prepare makes the directory of a pool, or checks that it can become one: it is missing, empty, or left by an
+// interrupted init or deinit, whose leftovers Prepare removes. It returns with the lock held, and abort, which undoes
+// everything that was made. Exists if there is a pool, Invalid if there is anything else.
 func Prepare(
 	ctx context.Context, dir string, unmake Unmake,
 ) (abs string, madeDir bool, unlock func(), abort func(), err error) {
@@ -69,6 +66,7 @@ func Prepare(
 		return "", false, nil, nil, err
 	}
 
+	// Check the place, and make the directory.
 	if err := checkSite(abs); err != nil {
 		return "", false, nil, nil, err
 	}
@@ -91,6 +89,7 @@ func Prepare(
 		return "", false, nil, nil, errs.Wrap("init", abs, err)
 	}
 
+	// Refuse a directory that holds anything but leftovers.
 	left := exists(filepath.Join(abs, initingName)) || exists(filepath.Join(abs, removingName))
 	for _, e := range entries {
 		// mkfs of a whole disk leaves lost+found; a lock alone is a race with
@@ -102,6 +101,7 @@ func Prepare(
 		}
 	}
 
+	// Lock it, and look again.
 	unlock, err = Lock(ctx, abs)
 	if err != nil {
 		return "", false, nil, nil, err
@@ -112,6 +112,7 @@ func Prepare(
 		return "", false, nil, nil, errs.New(errs.Exists, "init", abs, "another process has just created a pool here")
 	}
 
+	// Remove what an interrupted init or deinit left.
 	if left {
 		if err := removeRemains(ctx, abs, unmake); err != nil {
 			unlock()
@@ -124,11 +125,11 @@ func Prepare(
 	}
 
 	abort = func() {
-		// pool.json goes first: it may be there, but not be known to be durable.
+		// Remove pool.json first: it may exist, but not be known to be durable.
 		if removeEntry(filepath.Join(abs, configName)) != nil ||
 			removeRemains(context.WithoutCancel(ctx), abs, unmake) != nil ||
 			removeMarkers(abs) != nil {
-			return // the marker is still there: the next init finishes
+			return // the marker still exists: the next init finishes
 		}
 		if madeDir {
 			_ = os.Remove(abs)
@@ -147,8 +148,7 @@ func Prepare(
 	return abs, madeDir, unlock, abort, nil
 }
 
-// Make makes the pool that plan describes in a prepared directory. The pool
-// exists from the moment that pool.json is there.
+// Make makes the pool that plan describes in a prepared directory. The pool exists as soon as pool.json does.
 func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, error) {
 	p := &Pool{Dir: dir, Config: Config{
 		Format: Format, ID: string(driver.NewID()), Driver: plan.Driver, MinFreePercent: plan.MinFree,
@@ -189,17 +189,17 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 	}
 
 	if plan.Outside != "" {
-		// Before there is anything there: an interrupted init is undone by it.
+		// Write the link first: an interrupted init is undone by it.
 		if err := os.Symlink(plan.Outside, filepath.Join(data, outsideName)); err != nil {
 			return nil, errs.Wrap("init", dir, err)
 		}
 	}
 
+	// Let the driver lay out its directory, durably.
 	drv, err := plan.Open(ctx, data, p.Config.ID, true)
 	if err != nil {
 		if plan.Outside != "" {
-			// What it could not make, it may not be able to remove either: what it
-			// was asked for may not even exist.
+			// Try to remove what it may have made. It may be unable to: the place that it was asked for may not even exist.
 			_ = plan.Unmake(context.WithoutCancel(ctx), data, p.Config.ID)
 			_ = os.Remove(filepath.Join(data, outsideName))
 		}
@@ -210,7 +210,7 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 		err = s.Sync(ctx)
 	}
 
-	if c, ok := drv.(io.Closer); ok { // in any case: an open directory keeps the mount
+	if c, ok := drv.(io.Closer); ok { // even on error: an open directory keeps the mount
 		if cerr := c.Close(); err == nil {
 			err = cerr
 		}
@@ -223,6 +223,7 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 		return nil, errs.Wrap("init", dir, err)
 	}
 
+	// Add the rest. The pool exists once its config does.
 	if err := plan.Extra(ctx, dir, p.Config.ID); err != nil {
 		return nil, err
 	}
@@ -274,9 +275,8 @@ func (p *Pool) makeBacking(ctx context.Context) (*mount.Detached, error) {
 	return p.mountBacking(ctx)
 }
 
-// Remove takes the pool away, with all that is in it. What is attached must
-// have been detached. The caller holds the lock. It may be interrupted and
-// called again.
+// Remove removes the pool with everything in it. Volumes must be unmounted. The caller holds the lock. It may be
+// interrupted and called again.
 func Remove(ctx context.Context, dir string, unmake Unmake) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -286,7 +286,7 @@ func Remove(ctx context.Context, dir string, unmake Unmake) error {
 	madeDir := false
 	if p, err := Read(dir); err == nil {
 		madeDir = p.Config.MadeDir
-		// From here on there is no pool, only remains.
+		// From here on there is no pool, only leftovers.
 		if err := os.Rename(filepath.Join(dir, configName), filepath.Join(dir, removingName)); err != nil {
 			return errs.Wrap("deinit", dir, err)
 		}
@@ -319,9 +319,10 @@ func Remove(ctx context.Context, dir string, unmake Unmake) error {
 // DeinitInterrupted reports whether a deinit was begun in dir and not finished.
 func DeinitInterrupted(dir string) bool { return exists(filepath.Join(dir, removingName)) }
 
-// removeRemains removes everything of a pool but the directory, the lock, and the
-// names that say that something was interrupted.
+// removeRemains removes everything of a pool except the directory, the lock, and the names that say that something was
+// interrupted.
 func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
+	// Remove what the driver keeps outside the directory.
 	data := filepath.Join(dir, "data")
 	if exists(filepath.Join(data, outsideName)) {
 		id, err := os.Readlink(filepath.Join(data, markerName))
@@ -333,7 +334,7 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 		}
 	}
 
-	// Only if there is a mount: without root umount(2) does not even look.
+	// Unmount data/, but only if it is a mount: without root umount(2) does not even check.
 	if m, err := kernel.MountAt(unix.AT_FDCWD, data); err == nil && m.Root {
 		if err := mount.Unmount(data); err != nil && !errs.Is(err, errs.NotFound) {
 			return err
@@ -351,8 +352,8 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 		}
 	}
 
-	// Nothing here descends: what is mounted on mnt/NAME, and files that are
-	// not Pando's in data/, make it stop instead of vanishing.
+	// Remove files one by one, never a tree: a volume that is mounted on mnt/NAME, and files in data/ that are not
+	// Pando's, make this stop instead of vanishing.
 	for _, name := range []string{"live", "locks", "mnt"} {
 		entries, err := os.ReadDir(filepath.Join(dir, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -369,7 +370,7 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 		}
 	}
 
-	// Addresses of remotes, keys to them, and what was written there: all of it is Pando's, and nothing is
+	// Remove the addresses of remotes, the keys to them, and the record of writes: all of it is Pando's, and nothing is
 	// mounted there.
 	for _, name := range []string{remotesName, writerName} {
 		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
@@ -377,7 +378,7 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 		}
 	}
 
-	// Catalogues that a rebuild has set aside.
+	// Remove catalogues that a rebuild has set aside.
 	old, err := filepath.Glob(filepath.Join(escapeGlob(dir), "catalog.damaged-*"))
 	if err != nil {
 		return errs.Wrap("deinit", dir, err)
@@ -400,7 +401,7 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 	return nil
 }
 
-// removeMarkers removes, last of all, what says that something was interrupted.
+// removeMarkers removes, last of all, the files that say that something was interrupted.
 func removeMarkers(dir string) error {
 	for _, name := range []string{"lock", initingName, removingName} {
 		if err := removeEntry(filepath.Join(dir, name)); err != nil {

@@ -22,8 +22,8 @@ var mountLink = regexp.MustCompile(`^(/dev/(loop[0-9]+|zd[0-9]+|zvol/.+)|/.*/dat
 // makes.
 func IsMountLink(to string) bool { return mountLink.MatchString(to) }
 
-// OnlyMountPoints fails if MountDir holds what removing the pool would stop at: neither a
-// link of Pando's, nor an empty directory, nor one on which something is mounted. InUse.
+// OnlyMountPoints fails if MountDir holds something at which removing the pool would stop: neither a link of Pando's,
+// nor an empty directory, nor one on which something is mounted. InUse.
 func (p *Pool) OnlyMountPoints() error {
 	entries, err := os.ReadDir(p.MountDir())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -47,8 +47,8 @@ func (p *Pool) OnlyMountPoints() error {
 	return nil
 }
 
-// removeMountPoint removes what Pando puts into MountDir: an empty directory, which may be
-// immutable, or a link. InUse if there is anything else.
+// removeMountPoint removes what Pando puts into MountDir: an empty directory, which may be immutable, or a link. InUse
+// if there is anything else.
 func removeMountPoint(dir, name string) error {
 	path := filepath.Join(dir, "mnt", name)
 	if to, err := os.Readlink(path); err == nil {
@@ -80,11 +80,11 @@ func removeMountPoint(dir, name string) error {
 	return removeEntry(path)
 }
 
-// foreignFileError is about what is not the pool's, or is in use.
+// foreignFileError is the error that a file does not belong to the pool, or is in use.
 func foreignFileError(path string) error {
 	return errs.New(errs.InUse, "deinit", path, "it contains something that does not belong to the pool, or is mounted").
 		WithHint("move it away or unmount it, then run %s again", errs.Run("deinit"))
 }
 
-// DefaultMountpoint is where a volume is mounted if nobody says otherwise.
+// DefaultMountpoint is where a volume is mounted unless the user chooses another directory.
 func (p *Pool) DefaultMountpoint(name string) string { return filepath.Join(p.MountDir(), name) }

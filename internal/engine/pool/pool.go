@@ -40,7 +40,7 @@ import (
 // identities were symbolic links, and the catalogue's commits were not counted.
 const Format = 2
 
-// DefaultDir is where a pool is if nobody says otherwise.
+// DefaultDir is the directory of the pool unless the user names another.
 const DefaultDir = "/var/lib/pando"
 
 // DefaultMinFreePercent is the part of the pool that new clones must leave free.
@@ -83,14 +83,14 @@ type Pool struct {
 	// Room measures a pool whose objects do not lie in the filesystem of its
 	// directory; nil: they do.
 	Room driver.Spacer
-	// Hurry, if Room is set, makes what was destroyed return sooner.
+	// Hurry, if Room is set, makes the space of destroyed objects return sooner.
 	Hurry func(context.Context) error
 }
 
 // DataDir is the directory of the driver.
 func (p *Pool) DataDir() string { return filepath.Join(p.Dir, "data") }
 
-// RemotesDir is the directory of what is known of remotes.
+// RemotesDir is the directory of the pool's remotes.
 func (p *Pool) RemotesDir() string { return filepath.Join(p.Dir, remotesName) }
 
 // Remotes lists the names of the pool's remotes.
@@ -194,8 +194,7 @@ func Open(ctx context.Context, dir string) (*Pool, error) {
 	return p, nil
 }
 
-// IsMounted reports whether Open would find the pool usable as it is: it is not a
-// loop-backed one that nobody has mounted yet.
+// IsMounted reports whether the pool can be used as it is: it is not a loop-backed pool that is not mounted yet.
 func (p *Pool) IsMounted() bool { return p.Config.Backing == nil || p.isMounted() }
 
 // isMounted reports whether the pool's own filesystem is mounted on data/.
@@ -226,9 +225,8 @@ func (p *Pool) mountData(ctx context.Context) error {
 	return err
 }
 
-// mountBacking mounts the backing file, detached. If it is a block device
-// already (mounted in another mount namespace), that device is used: two of
-// them on one file would corrupt it.
+// mountBacking mounts the backing file, detached. If it is already a block device (mounted in another mount namespace),
+// that device is used: two of them on one file would corrupt it.
 func (p *Pool) mountBacking(ctx context.Context) (*mount.Detached, error) {
 	f, err := os.OpenFile(p.BackingFile(), os.O_RDWR, 0)
 	if err != nil {
@@ -241,7 +239,7 @@ func (p *Pool) mountBacking(ctx context.Context) (*mount.Detached, error) {
 
 	defer f.Close()
 
-	// A device that is just being detached is no device any more, but its file is still locked.
+	// A device that is just being detached no longer shows as one, but its file is still locked.
 	for deadline := time.Now().Add(detachWait); ; {
 		dev, err := loopdev.Attach(ctx, f, loopdev.Options{DirectIO: true, SectorBytes: backingSectorBytes})
 		if err == nil {
@@ -267,10 +265,10 @@ func (p *Pool) mountBacking(ctx context.Context) (*mount.Detached, error) {
 	}
 }
 
-// detachWait is how long the kernel may take to detach a device that nobody uses any more.
+// detachWait is how long the kernel may take to detach an unused device.
 const detachWait = 5 * time.Second
 
-// mountExistingDevice mounts the device that the backing file is already; nil if it is none.
+// mountExistingDevice mounts the block device that the backing file already is; nil if it is none.
 func (p *Pool) mountExistingDevice(f *os.File) (*mount.Detached, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -345,9 +343,8 @@ func (p *Pool) HostFree() (int64, error) {
 // freedWait is how long Admit waits for space that was freed a moment ago.
 const freedWait = 2 * time.Second
 
-// Admit refuses new data if the room left after need bytes would be below the
-// pool's watermark. NoSpace. It refuses only after filesystems that free space
-// in the background (XFS, btrfs) have had time to.
+// Admit refuses new data if the space left after need bytes would be below the pool's watermark. NoSpace. It refuses
+// only after filesystems that free space in the background (XFS, btrfs) have had time to do so.
 func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 	var s Space
 	var least int64
@@ -392,9 +389,8 @@ func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 	return (&errs.Error{Kind: errs.NoSpace, Op: op, Ref: what, Err: msg}).WithHint("%s", hint)
 }
 
-// hurryFreeing makes a btrfs return space that was freed, which takes a commit to
-// begin and another to end. XFS does it by itself. It reports whether there is
-// more to come, as far as that can be known.
+// hurryFreeing makes a btrfs return freed space, which takes one commit to begin and another to end. XFS does it by
+// itself. It reports whether more is to come, as far as can be known.
 func (p *Pool) hurryFreeing(ctx context.Context) bool {
 	if p.Room != nil {
 		if p.Hurry != nil {
@@ -415,8 +411,8 @@ func (p *Pool) hurryFreeing(ctx context.Context) bool {
 	return err == nil && more
 }
 
-// WaitFreed hurries what the filesystem frees in the background, waits until no more
-// comes back, for at most patience, and measures the pool.
+// WaitFreed hurries what the filesystem frees in the background, waits until no more space comes back, for at most
+// patience, and measures the pool.
 func (p *Pool) WaitFreed(ctx context.Context, patience time.Duration) (Space, error) {
 	const step, quiet = 20 * time.Millisecond, 4
 	more := p.hurryFreeing(ctx)
@@ -443,11 +439,11 @@ func (p *Pool) WaitFreed(ctx context.Context, patience time.Duration) (Space, er
 	return least, err
 }
 
-// lockLimit is how long Lock waits: those who hold the lock may have to compare a large pool with its catalogue.
+// lockLimit is how long Lock waits: the holder of the lock may have to compare a large pool with its catalogue.
 var lockLimit = time.Minute
 
-// Lock keeps other processes from making, mounting or removing the pool. InUse, with who
-// holds it, after a minute.
+// Lock keeps other processes from making, mounting or removing the pool. InUse, with the holders of the lock, after a
+// minute.
 func Lock(ctx context.Context, dir string) (unlock func(), err error) {
 	path := filepath.Join(dir, "lock")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
@@ -477,7 +473,7 @@ func Lock(ctx context.Context, dir string) (unlock func(), err error) {
 // Sync makes the names in the pool's directory durable.
 func (p *Pool) Sync() error { return errs.Wrap("sync", p.Dir, durable.SyncDir(p.Dir)) }
 
-// SetFormat records that the pool is of another format now. Durable. The caller holds the lock.
+// SetFormat records that the pool now has another format. Durable. The caller holds the lock.
 func (p *Pool) SetFormat(format int) error {
 	p.Config.Format = format
 	return errs.Wrap("upgrade", p.Dir, p.writeConfig())

@@ -37,8 +37,8 @@ func (p *Pool) reserves() []reserve {
 	return all
 }
 
-// MakeReserve takes the reserve, or what is missing of it, if there is room: of a new one
-// eight times as much as it takes, else twice.
+// MakeReserve allocates the reserve, or the missing part of it, if there is room: eight times its size for a new one,
+// else twice the missing part.
 func (p *Pool) MakeReserve() error {
 	for _, r := range p.reserves() {
 		if err := r.make(); err != nil && errs.KindOf(err) != errs.NoSpace {
@@ -48,7 +48,7 @@ func (p *Pool) MakeReserve() error {
 	return nil
 }
 
-// HasReserve reports whether all of the reserve is there.
+// HasReserve reports whether the reserve is complete.
 func (p *Pool) HasReserve() bool {
 	for _, r := range p.reserves() {
 		if st, err := os.Lstat(r.path); err != nil || st.Size() < r.bytes {
@@ -87,7 +87,7 @@ func (r reserve) make() error {
 		}
 	}
 
-	// Inside, what is only allocated is a hole on the host.
+	// Inside a loop-backed pool, blocks that are only allocated are holes on the host: write them.
 	_, err = f.WriteAt(make([]byte, r.bytes-has), has)
 	if err == nil {
 		err = f.Sync()
@@ -96,8 +96,8 @@ func (r reserve) make() error {
 	return err
 }
 
-// SpendReserve gives bytes of the reserve back to the filesystem that it is on, or what is
-// left of it, and reports whether anything was. MakeReserve takes it again.
+// SpendReserve returns bytes of the reserve, or what is left of it, to the filesystem that it is on, and reports
+// whether there was anything to return. MakeReserve allocates it again.
 func (p *Pool) SpendReserve(bytes int64) bool {
 	spent := false
 	for _, r := range p.reserves() {

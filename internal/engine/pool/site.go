@@ -18,9 +18,9 @@ import (
 // objectFile matches paths in the directory where a pool keeps its objects.
 var objectFile = regexp.MustCompile(`(^|/)objects/[0-9a-v]{26}\.[a-z]+(/|$)`)
 
-// checkSite refuses a directory that no pool may be in: one of somebody else's, who would
-// go on being able to change what is in it, and one in another pool, or in a volume of
-// one, which would take this pool away with itself. The directory may be missing. Invalid.
+// checkSite refuses a directory that cannot hold a pool: one of another user, who could go on changing its content, and
+// one in another pool or in a volume of one, which would take this pool away with itself. The directory may be missing.
+// Invalid.
 func checkSite(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err == nil && int(st.Uid) != os.Geteuid() {
@@ -54,15 +54,14 @@ func checkSite(dir string) error {
 	return nil
 }
 
-// isPool reports whether there is a pool in dir, of whatever version, or dir is where one
-// keeps its data, mounted somewhere else.
+// isPool reports whether dir holds a pool, of any version, or is a directory where a pool keeps its data, mounted
+// somewhere else.
 func isPool(dir string) bool {
 	_, err := Read(dir)
 	return err == nil || errs.Is(err, errs.TooNew) || exists(filepath.Join(dir, markerName))
 }
 
-// nearestExisting returns the real path of the nearest directory above dir, or dir itself, that
-// there is.
+// nearestExisting returns the real path of dir, or of the nearest directory above it that exists.
 func nearestExisting(dir string) (string, error) {
 	for {
 		real, err := filepath.EvalSymlinks(dir)
@@ -73,8 +72,8 @@ func nearestExisting(dir string) (string, error) {
 	}
 }
 
-// volumeAt returns the mount point of the volume of some pool that path is in; "" if it is
-// in none, or that cannot be found out: of ZFS volumes it cannot.
+// volumeAt returns the mount point of the volume, of any pool, that contains path; "" if none does, or if that cannot
+// be determined, as with ZFS volumes.
 func volumeAt(path string) string {
 	all, err := mount.Table("self")
 	if err != nil {
@@ -99,9 +98,8 @@ func volumeAt(path string) string {
 	return ""
 }
 
-// Renamable returns the nearest directory above dir in which others than root and this
-// process's user can put another directory in the place of the one on the way to dir; "" if
-// there is none.
+// Renamable returns the nearest directory above dir in which users other than root and this process's user can replace
+// the directory on the way to dir; "" if there is none.
 func Renamable(dir string) string {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
