@@ -755,7 +755,7 @@ func TestFsckAfterBoot(t *testing.T) {
 				t.Errorf("notes %q, found\n%s", r.Notes, findings(r))
 			}
 			if r = fsck(t, b.dir, true); !r.OK || c.gone &&
-				(len(r.Findings) > 0 || !strings.Contains(r.Notes[0], "1 objects removed")) {
+				(len(r.Findings) > 0 || !strings.Contains(r.Notes[0], "removed 1 incomplete")) {
 				t.Errorf("repaired: notes %q, found\n%s", r.Notes, findings(r))
 			}
 			if _, err := os.Lstat(b.path("w", ".tree")); (err != nil) != c.gone {

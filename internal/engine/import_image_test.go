@@ -131,9 +131,9 @@ func TestImportRefusesDamaged(t *testing.T) {
 		{"short XFS", imageOf(t, xfs, 200<<20), "120 MiB is missing", errs.Damaged},
 		{"superblock of ext4", imageWith(t, ext4, 1024+8, junk[:4]), "checksum of its superblock", errs.Damaged},
 		{"superblock of XFS", imageWith(t, xfs, 140, junk[:4]), "checksum of its superblock", errs.Damaged},
-		{"no superblock of ext4", imageWith(t, backed, 1024, zeros[:1024]), "a backup of it is at byte 8389632",
+		{"no superblock of ext4", imageWith(t, backed, 1024, zeros[:1024]), "there is a backup at byte 8389632",
 			errs.Damaged},
-		{"no superblock of XFS", imageWith(t, xfs, 0, zeros), "a backup of it is at byte", errs.Damaged},
+		{"no superblock of XFS", imageWith(t, xfs, 0, zeros), "there is a backup at byte", errs.Damaged},
 		{"groups of ext4", imageWith(t, ext4, 4096, junk), "filesystem is damaged: ", errs.Damaged},
 		{"free space of XFS", imageWith(t, xfs, 512, junk), "filesystem is damaged: ", errs.Damaged},
 	} {
@@ -317,7 +317,7 @@ func TestImportUnknown(t *testing.T) {
 		{file("luks", "LUKS\xba\xbe", 1<<20), "encrypted with LUKS", "open it with"},
 		{file("zip", "PK\x03\x04", 1<<20), "a zip archive", "unpack it"},
 		{file("text", strings.Repeat("text\n", 4096), 0), "a text file", "a tar archive"},
-		{file("zeros", "", 1<<20), "no filesystem that Pando knows", "a tar archive"},
+		{file("zeros", "", 1<<20), "no archive or filesystem that Pando recognizes", "a tar archive"},
 	} {
 		files := objects(t, e)
 		for _, force := range []bool{false, true} {

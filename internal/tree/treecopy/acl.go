@@ -127,7 +127,7 @@ func aclID(tag uint16, f []string) (uint32, error) {
 
 	n, err := strconv.ParseUint(id, 10, 32)
 	if err != nil {
-		return 0, fmt.Errorf("an ACL names %q, whom this host does not know", name)
+		return 0, fmt.Errorf("an ACL names %q, which is unknown on this host", name)
 	}
 
 	return uint32(n), nil

@@ -121,8 +121,8 @@ func openSource(src string, opt Options) (*dir, error) {
 
 	if err == unix.ELOOP && opt.Resolved {
 		return nil, errs.New(errs.Conflict, op, quote(src),
-			"somebody put a symbolic link in the place of this directory, or of one above it").
-			WithHint("find out who can write to the directories above it, then try again")
+			"this directory, or one above it, was replaced with a symbolic link").
+			WithHint("check who can write to the directories above it, then retry")
 	}
 
 	if err != nil {
@@ -160,7 +160,7 @@ func newCommon(opt Options) common {
 
 func (c *common) exclude(root *dir) error {
 	if c.excluded[root.id] {
-		return errs.New(errs.Invalid, op, quote(root.path()), "it is to be left out, being where volumes are kept")
+		return errs.New(errs.Invalid, op, quote(root.path()), "it is excluded because it contains the pool")
 	}
 	return nil
 }
@@ -335,7 +335,7 @@ func (c *copier) file(w *worker, d *dir, e entry) error {
 }
 
 // errSkipped says that a file is left out and counted.
-var errSkipped = errors.New("left out")
+var errSkipped = errors.New("skipped")
 
 func skipped(err error) error {
 	if err == errSkipped {

@@ -58,7 +58,7 @@ func CopyAttributes(ctx context.Context, src *os.File, srcName string, dst *os.F
 
 	if st.Mode&unix.S_IFMT != now.Mode&unix.S_IFMT {
 		return errs.New(errs.Conflict, op, quote(path()),
-			"it is of another type than what has the attributes that it is to get")
+			"its type differs from that of the file whose attributes it should get")
 	}
 
 	kernel.Unprotect(to.dirAndName())

@@ -265,12 +265,12 @@ func (s *setter) setXattr(o object, path func() string, x xattr) error {
 	switch {
 	case err == unix.EOPNOTSUPP:
 		return errs.New(errs.Unsupported, op, quote(path()), "%s: %w", call, err).
-			WithHint("the volume's filesystem does not support it; remove it from the source, or choose another %s",
+			WithHint("the volume's filesystem does not support it: remove it from the source, or choose another %s",
 				errs.Param("fs"))
 	case err == unix.E2BIG, err == unix.ERANGE, err == unix.ENOSPC && roomy(o):
 		// ext4 says ENOSPC when a file's attributes do not fit into one block.
 		return errs.New(errs.Unsupported, op, quote(path()), "%s of %d bytes: %w", call, len(x.value), err).
-			WithHint("the volume's filesystem does not support so many bytes of attributes in one file")
+			WithHint("remove some of the attributes: the volume's filesystem limits their size per file")
 	case err == unix.ENOENT && o.fd < 0:
 		return errs.New(errs.Unsupported, op, quote(path()), "%s: %w", call, err).WithHint("mount /proc")
 	}

@@ -88,8 +88,8 @@ func CopyStable(ctx context.Context, src string, dst *os.File, opt Options, pass
 		if r.Passes >= passes {
 			r.Changed = r.Stamp.Paths(before, 5)
 			return r, errs.New(errs.Conflict, op, quote(src),
-				"it does not come to rest: of %d copies none was done without a change meanwhile, such as of %s",
-				r.Passes, strings.Join(r.Changed, ", ")).WithHint("stop what writes there, or import a snapshot")
+				"it keeps changing: each of %d copies was overtaken by changes, for example of %s",
+				r.Passes, strings.Join(r.Changed, ", ")).WithHint("stop the programs that write to it, or import a snapshot")
 		}
 	}
 }

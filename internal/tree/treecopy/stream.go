@@ -11,7 +11,7 @@ import (
 	"pando/internal/base/errs"
 )
 
-const hintTruncated = "the archive is not complete: fetch it or make it again"
+const hintTruncated = "the archive is incomplete: download or create it again"
 
 // stream is the plain form of an archive. A goroutine reads and decompresses
 // ahead of the reader, by a few buffers. Errors are *errs.Error or io.EOF.

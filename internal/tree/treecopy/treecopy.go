@@ -57,7 +57,7 @@ import (
 const op = "import"
 
 // The hints a person sees.
-const hintChanged = "it changed while it was read; stop what writes to it, or import a snapshot"
+const hintChanged = "it changed while it was read: stop the programs that write to it, or import a snapshot"
 
 var hintNoSpace = errs.Messagef("the volume is too small: use a larger %s", errs.Param("size"))
 

@@ -107,7 +107,7 @@ func checkTar(s *stream) error {
 
 	switch {
 	case len(head) == 0:
-		return errs.New(errs.Invalid, op, "", "the archive is empty: not even an end marker is there")
+		return errs.New(errs.Invalid, op, "", "the archive is empty: it does not even have an end marker")
 	case !isTarHeader(head) && (len(head) < tarBlock || !allZero(head[:tarBlock])):
 		if m := magic(head); m != "" {
 			return notTar(" but is compressed with " + m + ", twice perhaps")
@@ -189,7 +189,7 @@ func (u *untar) end() error {
 			}
 			if isTarHeader(b) {
 				return errs.New(errs.Invalid, op, "", "another archive follows the end of the archive").
-					WithHint("unpack them all, with `tar --ignore-zeros`, and import the directory")
+					WithHint("unpack all of them with `tar --ignore-zeros`, and import the directory")
 			}
 			garbage = true
 		}
@@ -237,14 +237,14 @@ func split(entry, name, what string) (dir []string, base string, err error) {
 		switch c {
 		case "", ".":
 		case "..":
-			return nil, "", refuse(entry, `%s has a ".." in it: %q`, what, name)
+			return nil, "", refuse(entry, `%s contains "..": %q`, what, name)
 		default:
 			dir = append(dir, c)
 		}
 	}
 
 	if strings.IndexByte(name, 0) >= 0 {
-		return nil, "", refuse(entry, "%s has a zero byte in it: %q", what, name)
+		return nil, "", refuse(entry, "%s contains a zero byte: %q", what, name)
 	}
 	if len(dir) == 0 {
 		return nil, "", nil
@@ -341,7 +341,7 @@ func (u *untar) entry(hdr *tar.Header) error {
 		err = f.replace("mknod", func() error { return u.set.mknod(named(at, base), a.mode, rdev, f.path) })
 		u.leftOut(f, LostDevices, err)
 	default:
-		return errs.New(errs.Unsupported, op, quote(hdr.Name), "it is of type %q, which Pando cannot extract", hdr.Typeflag)
+		return errs.New(errs.Unsupported, op, quote(hdr.Name), "Pando cannot extract entries of type %q", hdr.Typeflag)
 	}
 
 	u.n.add(1, 0)
@@ -581,7 +581,7 @@ func (u *untar) link(p place, target string) error {
 		return err
 	}
 
-	missing := refuse(p.name, "it is a hard link to %q, which the archive does not have", target)
+	missing := refuse(p.name, "it is a hard link to %q, which is not in the archive", target)
 	if base == "" {
 		return missing
 	}

@@ -335,7 +335,7 @@ func TestUntarHostile(t *testing.T) {
 		"hard link via symlink": {entries: []ent{symlink("l", "../outside"), hardlink("h", "l/sentinel")},
 			words: "does not have"},
 		"hard link to nothing": {entries: []ent{hardlink("h", "nothing")},
-			words: `"nothing", which the archive does not have`},
+			words: `"nothing", which is not in the archive`},
 		"hard link to a directory": {entries: []ent{folder("d/"), hardlink("h", "d")}, words: "a directory"},
 		"hard link to the root":    {entries: []ent{hardlink("h", ".")}, words: "does not have"},
 		"hard link in a symlink": {entries: []ent{fileEnt("f", "x"), symlink("l", "../outside"), hardlink("l/h", "f")},

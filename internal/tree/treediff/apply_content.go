@@ -160,7 +160,7 @@ func (a *applier) openChanged(path string) (*os.File, unix.Stat_t, error) {
 		return nil, st, failed(path, "stat", err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, st, errs.New(errs.Conflict, op, quote(path), "it is no regular file")
+		return nil, st, errs.New(errs.Conflict, op, quote(path), "not a regular file")
 	}
 
 	f, err := treewalk.OpenFlags(a.onto, path, unix.O_RDWR|unix.O_NONBLOCK)

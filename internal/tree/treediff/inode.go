@@ -35,7 +35,7 @@ func failed(path, call string, err error) error {
 		errors.Is(err, unix.ESTALE),
 		errors.Is(err, unix.ENODATA):
 		return errs.New(errs.Conflict, op, path, "%s: %w: it has just changed", call, err).
-			WithHint("stop what writes to it, then try again")
+			WithHint("stop the programs that write to it, then retry")
 	}
 
 	return errs.New(errs.KindOf(err), op, path, "%s: %w", call, err)

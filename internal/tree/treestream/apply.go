@@ -46,10 +46,10 @@ func Apply(ctx context.Context, r io.Reader, root *os.File, o ApplyOptions) (tre
 
 	switch {
 	case d.diff && !o.Diff:
-		err = errs.New(errs.Conflict, opReceive, "", "the stream is only what differs from another tree").
-			WithHint("receive that one first")
+		err = errs.New(errs.Conflict, opReceive, "", "the stream contains only the differences from another tree").
+			WithHint("receive that tree first")
 	case !d.diff && o.Diff:
-		err = errs.New(errs.Conflict, opReceive, "", "the stream is a tree of its own, not what differs from another")
+		err = errs.New(errs.Conflict, opReceive, "", "the stream contains a whole tree, not the differences from another")
 	}
 	if err != nil {
 		return treecopy.Totals{}, err

@@ -142,7 +142,7 @@ func (e *encoder) hints(flags uint32, h treecopy.Hints) {
 func (e *encoder) write(r record) error {
 	if len(r.path) > maxPath {
 		return errs.New(errs.Unsupported, opSend, quote(r.path),
-			"the path has %d bytes; at most %d can be sent", len(r.path), maxPath)
+			"the path has %d bytes, but at most %d can be sent", len(r.path), maxPath)
 	}
 
 	e.body = e.body[:0]
@@ -265,7 +265,7 @@ func newDecoder(r io.Reader) (*decoder, error) {
 	v, flags := head[len(Magic)], head[len(Magic)+1]
 	if v != version || flags&^flagDiff != 0 {
 		return nil, errs.New(errs.TooNew, "", "",
-			"the tree stream is of version %d with flags %#x; this pando knows version %d", v, flags, version).
+			"the tree stream has version %d and flags %#x, but this pando supports version %d", v, flags, version).
 			WithHint("upgrade pando")
 	}
 

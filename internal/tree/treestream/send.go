@@ -76,7 +76,7 @@ func sendErr(err error) error {
 		known := *e
 		known.Op = opSend
 		if known.Kind == errs.Conflict {
-			known.Hint = errs.Messagef("stop what writes to it, then try again")
+			known.Hint = errs.Messagef("stop the programs that write to it, then retry")
 		}
 		return &known
 	}
