@@ -42,7 +42,7 @@ func checkAlignment(ctx context.Context, _ *HostRequest, c *Report) error {
 		switch d.Kind {
 		case blockdev.Partition:
 			parts++
-			c.partition(d, g)
+			c.findMisalignedPartition(d, g)
 		case blockdev.Mapper, blockdev.RAID:
 			// The kernel writes -1 if what it is made of does not fit together.
 			if off, ok := readNumber("/sys/dev/block", d.ID(), "alignment_offset"); ok && off != 0 {
@@ -62,14 +62,14 @@ func checkAlignment(ctx context.Context, _ *HostRequest, c *Report) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if c.filesystemBlocks(m, g) {
+		if c.findSmallBlocks(m, g) {
 			looked++
 		}
 	}
 
 	pools, why := zpools(ctx)
 	for _, p := range pools {
-		if err := c.ashift(ctx, p, g); err != nil {
+		if err := c.findSmallAshift(ctx, p, g); err != nil {
 			why = fmt.Sprintf("the block sizes of zpool %s: %v", p, err)
 		}
 	}
@@ -138,7 +138,7 @@ func (g grains) of(d blockdev.Device, through bool) int {
 }
 
 // partition is about one that does not begin where a block does.
-func (c *Report) partition(d blockdev.Device, g grains) {
+func (c *Report) findMisalignedPartition(d blockdev.Device, g grains) {
 	grain := g.of(d, true)
 	off := d.StartBytes % int64(grain)
 	if off == 0 && d.AlignOffset <= 0 || d.SizeBytes < smallPartition {
@@ -163,7 +163,7 @@ func misaligned(d blockdev.Device, title string, measured ...Figure) Finding {
 
 // filesystemBlocks is about a filesystem with blocks smaller than those of its disk. It
 // reports whether there was something to look at.
-func (c *Report) filesystemBlocks(m mounted, g grains) bool {
+func (c *Report) findSmallBlocks(m mounted, g grains) bool {
 	if m.FSType != "xfs" && !strings.HasPrefix(m.FSType, "ext") {
 		return false
 	}
@@ -232,7 +232,7 @@ var tooSmall = sync.OnceValue(func() *regexp.Regexp {
 })
 
 // ashift is about vdevs whose blocks are smaller than those of their disks.
-func (c *Report) ashift(ctx context.Context, pool string, g grains) error {
+func (c *Report) findSmallAshift(ctx context.Context, pool string, g grains) error {
 	vdevs, err := vdevsOf(ctx, pool)
 	if err != nil {
 		return err

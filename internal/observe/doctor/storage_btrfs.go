@@ -107,11 +107,11 @@ func (c *Report) eachBtrfs(ctx context.Context, one func(btrfsFS)) error {
 
 // checkBtrfsMetadata finds btrfs that will say that they are full while df shows room.
 func checkBtrfsMetadata(ctx context.Context, _ *HostRequest, c *Report) error {
-	return c.eachBtrfs(ctx, c.metadata)
+	return c.eachBtrfs(ctx, c.findFullMetadata)
 }
 
 // metadata is about one.
-func (c *Report) metadata(b btrfsFS) {
+func (c *Report) findFullMetadata(b btrfsFS) {
 	number := func(parts ...string) int64 {
 		n, _ := readNumber(append([]string{b.dir, "allocation"}, parts...)...)
 		return n
@@ -257,11 +257,11 @@ func bytesText(n int64) string {
 
 // checkBtrfsQgroups finds btrfs with quotas and many subvolumes.
 func checkBtrfsQgroups(ctx context.Context, _ *HostRequest, c *Report) error {
-	return c.eachBtrfs(ctx, c.qgroups)
+	return c.eachBtrfs(ctx, c.findManyQgroups)
 }
 
 // qgroups is about one.
-func (c *Report) qgroups(b btrfsFS) {
+func (c *Report) findManyQgroups(b btrfsFS) {
 	dir := filepath.Join(b.dir, "qgroups")
 	if readText(dir, "enabled") != "1" {
 		return

@@ -379,7 +379,7 @@ func TestRAID(t *testing.T) {
 			}
 		}
 		var r Report
-		r.raidHealth("/dev/md0", readRAID(md))
+		r.findRAIDErrors("/dev/md0", readRAID(md))
 		var got []string
 		for _, f := range r.Findings {
 			got = append(got, f.Code)

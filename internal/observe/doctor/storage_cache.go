@@ -26,20 +26,20 @@ func checkWriteCache(ctx context.Context, q *HostRequest, c *Report) error {
 		if d.VolatileCache {
 			volatile++
 		}
-		c.overridden(d)
+		c.findOverriddenCache(d)
 	}
 
 	c.Measured = append(c.Measured,
 		figure("devices", "block devices", Count, int64(whole)),
 		figure("volatile", "with a volatile cache, which is flushed", Count, int64(volatile)))
-	if err := c.inMemory(ctx, q); err != nil {
+	if err := c.findMemoryDisks(ctx, q); err != nil {
 		return err
 	}
 
 	pools, why := zpools(ctx)
 	logs := 0
 	for _, p := range pools {
-		n, err := c.logDevices(ctx, p)
+		n, err := c.findVolatileLogs(ctx, p)
 		if err != nil {
 			why = fmt.Sprintf("the log devices of %s could not be checked: %v", p, err)
 		}
@@ -57,7 +57,7 @@ func checkWriteCache(ctx context.Context, q *HostRequest, c *Report) error {
 }
 
 // overridden is about a device whose cache somebody told the kernel not to flush.
-func (c *Report) overridden(d blockdev.Device) {
+func (c *Report) findOverriddenCache(d blockdev.Device) {
 	hardware := d.HiddenCache()
 	if hardware == "" {
 		return
@@ -110,7 +110,7 @@ func cacheCommands(d blockdev.Device) []string {
 }
 
 // inMemory is about filesystems whose disk is memory.
-func (c *Report) inMemory(ctx context.Context, q *HostRequest) error {
+func (c *Report) findMemoryDisks(ctx context.Context, q *HostRequest) error {
 	all, err := ownFilesystems()
 	if err != nil {
 		return err
@@ -175,7 +175,7 @@ func (c *Report) inMemory(ctx context.Context, q *HostRequest) error {
 }
 
 // logDevices is about what ZFS writes syncs to, and returns how many there are.
-func (c *Report) logDevices(ctx context.Context, pool string) (int, error) {
+func (c *Report) findVolatileLogs(ctx context.Context, pool string) (int, error) {
 	vdevs, err := vdevsOf(ctx, pool)
 	if err != nil {
 		return 0, err

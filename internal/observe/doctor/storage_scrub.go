@@ -24,7 +24,7 @@ const scrubDays = 60
 func checkScrub(ctx context.Context, _ *HostRequest, c *Report) error {
 	pools, why := zpools(ctx)
 	for _, p := range pools {
-		if err := c.zpoolHealth(ctx, p); err != nil {
+		if err := c.findZpoolErrors(ctx, p); err != nil {
 			why = fmt.Sprintf("zpool %s could not be checked: %v", p, err)
 		}
 	}
@@ -39,14 +39,14 @@ func checkScrub(ctx context.Context, _ *HostRequest, c *Report) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := c.btrfsHealth(b); err != nil {
+		if err := c.findBtrfsErrors(b); err != nil {
 			rootless = fmt.Sprintf("cannot tell whether the btrfs at %s is being scrubbed: %v", b.subject(), err)
 		}
 	}
 
 	raids, _ := filepath.Glob("/sys/block/*/md")
 	for _, dir := range raids {
-		c.raidHealth("/dev/"+filepath.Base(filepath.Dir(dir)), readRAID(dir))
+		c.findRAIDErrors("/dev/"+filepath.Base(filepath.Dir(dir)), readRAID(dir))
 	}
 
 	own, err := ownFilesystems()
@@ -58,7 +58,7 @@ func checkScrub(ctx context.Context, _ *HostRequest, c *Report) error {
 	for _, m := range own {
 		if m.FSType == "ext4" {
 			ext4++
-			c.ext4Errors(m)
+			c.findExt4Errors(m)
 		}
 	}
 
@@ -71,7 +71,7 @@ func checkScrub(ctx context.Context, _ *HostRequest, c *Report) error {
 }
 
 // zpoolHealth is about one zpool.
-func (c *Report) zpoolHealth(ctx context.Context, pool string) error {
+func (c *Report) findZpoolErrors(ctx context.Context, pool string) error {
 	// A pool that is suspended may let its programs hang: the kernel says so itself.
 	if state, err := zfs.PoolState(pool); err == nil && state == "SUSPENDED" {
 		c.find(Finding{
@@ -135,7 +135,7 @@ func (c *Report) zpoolHealth(ctx context.Context, pool string) error {
 		return err
 	}
 
-	c.scanned(pool, "zpool "+pool, parseScan(s.scan), created, "zpool scrub "+word(pool), "zpool status "+word(pool))
+	c.findOverdueScrub(pool, "zpool "+pool, parseScan(s.scan), created, "zpool scrub "+word(pool), "zpool status "+word(pool))
 	return nil
 }
 
@@ -186,7 +186,7 @@ func parseScan(s string) scan {
 }
 
 // scanned is about a scrub that goes on, or should have been.
-func (c *Report) scanned(subject, name string, s scan, created time.Time, start, look string) {
+func (c *Report) findOverdueScrub(subject, name string, s scan, created time.Time, start, look string) {
 	switch s.how {
 	case "running", "paused":
 		since := unknown("since", "since", Text, "not recorded yet")
@@ -238,7 +238,7 @@ var btrfsErrors = []struct{ name, label string }{
 
 // btrfsHealth is about one btrfs. The error says why it is not known whether it is
 // being scrubbed.
-func (c *Report) btrfsHealth(b btrfsFS) error {
+func (c *Report) findBtrfsErrors(b btrfsFS) error {
 	infos, err := filepath.Glob(filepath.Join(b.dir, "devinfo/*"))
 	if err != nil {
 		return err
@@ -337,7 +337,7 @@ func (c *Report) btrfsHealth(b btrfsFS) error {
 		s.how, s.at = "done", last
 	}
 
-	c.scanned(b.subject(), "the btrfs at "+b.subject(), s, created, "btrfs scrub start "+at, "btrfs scrub status "+at)
+	c.findOverdueScrub(b.subject(), "the btrfs at "+b.subject(), s, created, "btrfs scrub start "+at, "btrfs scrub status "+at)
 	return rootless
 }
 
@@ -413,7 +413,7 @@ func readRAID(dir string) raid {
 }
 
 // raidHealth is about an md array.
-func (c *Report) raidHealth(device string, r raid) {
+func (c *Report) findRAIDErrors(device string, r raid) {
 	look := Step{"show the details", []string{"mdadm --detail " + device, "cat /proc/mdstat"}}
 	if r.degraded > 0 {
 		c.find(Finding{
@@ -448,7 +448,7 @@ func (c *Report) raidHealth(device string, r raid) {
 }
 
 // ext4Errors is about an ext4 that has noticed damage.
-func (c *Report) ext4Errors(m mounted) {
+func (c *Report) findExt4Errors(m mounted) {
 	d, err := blockdev.Lookup(m.Dev)
 	if err != nil {
 		return

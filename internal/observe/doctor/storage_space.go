@@ -71,18 +71,18 @@ func checkSpace(ctx context.Context, q *HostRequest, c *Report) error {
 		}
 
 		looked++
-		c.full(m, sf)
-		c.inodes(m, sf)
+		c.findFullFilesystem(m, sf)
+		c.findFewInodes(m, sf)
 	}
 
 	pools, why := zpools(ctx)
 	if len(pools) > 0 {
-		if err := c.zpoolSpace(ctx); err != nil {
+		if err := c.findFullZpools(ctx); err != nil {
 			why = "the zpools could not be checked: " + err.Error()
 		}
 	}
 
-	if err := c.overcommit(ctx, q); err != nil {
+	if err := c.findOvercommit(ctx, q); err != nil {
 		return err
 	}
 
@@ -100,7 +100,7 @@ func checkSpace(ctx context.Context, q *HostRequest, c *Report) error {
 
 // full is about the space of a filesystem, counted as df does: without what is
 // reserved for root.
-func (c *Report) full(m mounted, sf unix.Statfs_t) {
+func (c *Report) findFullFilesystem(m mounted, sf unix.Statfs_t) {
 	size := int64(sf.Bsize)
 	if sf.Frsize > 0 {
 		size = int64(sf.Frsize)
@@ -142,7 +142,7 @@ func (c *Report) full(m mounted, sf unix.Statfs_t) {
 }
 
 // inodes is about how many files more a filesystem takes, where that is fixed.
-func (c *Report) inodes(m mounted, sf unix.Statfs_t) {
+func (c *Report) findFewInodes(m mounted, sf unix.Statfs_t) {
 	if sf.Files == 0 || !strings.HasPrefix(m.FSType, "ext") && m.FSType != "tmpfs" && m.FSType != "f2fs" {
 		return // the others make inodes as they need them, of the space that full is about
 	}
@@ -178,7 +178,7 @@ func (c *Report) inodes(m mounted, sf unix.Statfs_t) {
 }
 
 // zpoolSpace is about the space of all zpools, and in which pieces it is.
-func (c *Report) zpoolSpace(ctx context.Context) error {
+func (c *Report) findFullZpools(ctx context.Context) error {
 	rows, err := zfs.Zpool.Rows(ctx, 6, "list", "-Hp", "-o", "name,size,allocated,free,capacity,fragmentation")
 	if err != nil {
 		return err
@@ -242,7 +242,7 @@ type thin struct {
 
 // overcommit is about files behind loop devices that may grow into more space than
 // there is.
-func (c *Report) overcommit(ctx context.Context, q *HostRequest) error {
+func (c *Report) findOvercommit(ctx context.Context, q *HostRequest) error {
 	pool := poolFile(ctx, q)
 	devices, err := blockdev.List()
 	if err != nil {

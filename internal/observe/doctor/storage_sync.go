@@ -21,21 +21,21 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Report) error {
 
 	c.Measured = append(c.Measured, figure("filesystems", "mounted filesystems checked", Count, int64(len(all))))
 	for _, m := range all {
-		c.barrier(m)
-		c.volatileOverlay(m)
+		c.findDroppedBarriers(m)
+		c.findVolatileOverlay(m)
 	}
 
-	c.preload()
-	if err := c.liars(ctx); err != nil {
+	c.findPreloads()
+	if err := c.findUnsafePrograms(ctx); err != nil {
 		return err
 	}
 
 	pools, why := zpools(ctx)
 	if len(pools) > 0 {
-		if err := c.syncDisabled(ctx); err != nil {
+		if err := c.findDisabledSyncs(ctx); err != nil {
 			why = "the datasets could not be checked: " + err.Error()
 		}
-		c.noCacheFlush()
+		c.findNoCacheFlush()
 	}
 
 	note := ""
@@ -52,7 +52,7 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Report) error {
 }
 
 // barrier is about a filesystem that does not flush the cache of its disk.
-func (c *Report) barrier(m mounted) {
+func (c *Report) findDroppedBarriers(m mounted) {
 	if !onDevices[m.FSType] {
 		return
 	}
@@ -86,7 +86,7 @@ func (c *Report) barrier(m mounted) {
 }
 
 // volatileOverlay is about an overlay that syncs nothing.
-func (c *Report) volatileOverlay(m mounted) {
+func (c *Report) findVolatileOverlay(m mounted) {
 	if m.FSType != "overlay" || m.DropsSyncs() == "" {
 		return
 	}
@@ -102,7 +102,7 @@ func (c *Report) volatileOverlay(m mounted) {
 }
 
 // preload is about what is linked into every program.
-func (c *Report) preload() {
+func (c *Report) findPreloads() {
 	const path = "/etc/ld.so.preload"
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -140,7 +140,7 @@ func liesAboutSyncs(path string) bool {
 
 // liars are running programs whose syncs are not done: those with such a library, and
 // virtual machines that were told so.
-func (c *Report) liars(ctx context.Context) error {
+func (c *Report) findUnsafePrograms(ctx context.Context) error {
 	return eachProcess(ctx, func(pid int, dir string) {
 		args, err := os.ReadFile(filepath.Join(dir, "cmdline"))
 		if err != nil || len(args) == 0 { // of the kernel
@@ -210,7 +210,7 @@ func unsafeCache(args []string) string {
 }
 
 // syncDisabled is about datasets of all zpools.
-func (c *Report) syncDisabled(ctx context.Context) error {
+func (c *Report) findDisabledSyncs(ctx context.Context) error {
 	rows, err := zfs.ZFS.Rows(ctx, 3, "get", "-Hp", "-t", "filesystem,volume", "-o", "name,value,source", "sync")
 	if err != nil {
 		return err
@@ -275,7 +275,7 @@ func disabledSyncs(rows [][]string) (out []disabledSync) {
 }
 
 // noCacheFlush is about the parameters of the ZFS module.
-func (c *Report) noCacheFlush() {
+func (c *Report) findNoCacheFlush() {
 	for _, p := range []struct{ name, what string }{
 		{"zfs_nocacheflush", "never flushes disks: a power failure can destroy whole pools"},
 		{"zil_nocacheflush", "does not flush disks after writing its log: a power failure can lose synced data"},

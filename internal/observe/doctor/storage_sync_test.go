@@ -268,7 +268,7 @@ func TestOverridden(t *testing.T) {
 		"loop that does not": {blockdev.Device{Name: "loop999", Kind: blockdev.Loop, Backing: "/x"}, true},
 	} {
 		var r Report
-		r.overridden(c.d)
+		r.findOverriddenCache(c.d)
 		if len(r.Findings) > 0 != c.is {
 			t.Errorf("%s: %s", what, asJSON(r.Findings))
 		}

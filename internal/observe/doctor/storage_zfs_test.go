@@ -99,7 +99,7 @@ func TestOverdue(t *testing.T) {
 		"resilver now":     {scan{"resilver", "running", young}, young, "scrub-running"},
 	} {
 		var r Report
-		r.scanned("tank", "zpool tank", c.scan, c.created, "", "")
+		r.findOverdueScrub("tank", "zpool tank", c.scan, c.created, "", "")
 		got := ""
 		if len(r.Findings) > 0 {
 			got = r.Findings[0].Code

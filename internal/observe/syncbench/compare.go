@@ -438,7 +438,7 @@ func (c *Comparison) summary() string {
 		out += "; unknown for " + strings.Join(unsure, " and ")
 	}
 	if len(c.Unproven) > 0 {
-		out += "; but could not prove that all synced data reached the disk"
+		out += "; warning: could not prove that all synced data reached the disk"
 	}
 
 	return out
