@@ -2,7 +2,7 @@ package errs
 
 import "fmt"
 
-// FormatBytes writes a number of bytes for people, rounded down.
+// FormatBytes formats a number of bytes for users, rounded down.
 func FormatBytes(n int64) string {
 	switch {
 	case n >= 10<<30:

@@ -21,22 +21,22 @@ type Kind string
 
 // The kinds. The table in kinds maps each to its exit, HTTP and gRPC code.
 const (
-	Internal    Kind = "internal"    // a bug, or something that no other kind describes
+	Internal    Kind = "internal"    // a bug, or an error that no other kind describes
 	Invalid     Kind = "invalid"     // bad input; nothing was changed
 	NotFound    Kind = "not_found"   // no such pool, volume, golden, file
 	Exists      Kind = "exists"      // the name is taken
-	InUse       Kind = "in_use"      // something holds it: a process, a mount, another Pando
+	InUse       Kind = "in_use"      // a process, a mount or another pando uses it
 	NoSpace     Kind = "no_space"    // the pool, or the volume, is full
 	Permission  Kind = "permission"  // root or a file permission is needed
 	Unsupported Kind = "unsupported" // this host, kernel, filesystem or driver cannot do it
 	Conflict    Kind = "conflict"    // another process or host changed it first
-	Damaged     Kind = "damaged"     // stored data does not read back as it must
+	Damaged     Kind = "damaged"     // stored data cannot be read back as it was written
 	TooNew      Kind = "too_new"     // written by a newer Pando
 	IO          Kind = "io"          // the operating system reported an input/output error
 	Canceled    Kind = "canceled"    // interrupted by the user or a deadline
 )
 
-// Codes are the numbers that a kind stands for in each front end.
+// Codes are the numbers that a kind maps to in each front end.
 type Codes struct {
 	Exit int // process exit code
 	HTTP int // status code of the HTTP interface
@@ -59,7 +59,7 @@ var kinds = map[Kind]Codes{
 	Canceled:    {130, 499, 1},
 }
 
-// Kinds lists every kind in order of exit code.
+// Kinds returns every kind, in order of exit code.
 func Kinds() []Kind {
 	return []Kind{Internal, Invalid, NotFound, Exists, InUse, NoSpace, Permission, Unsupported, Conflict, Damaged, TooNew,
 		IO, Canceled}
@@ -77,9 +77,9 @@ func (k Kind) Codes() Codes {
 // "unknown"; only Kind is always set.
 type Error struct {
 	Kind Kind
-	Op   string  // what was being done, as a person would say it: "clone", "mount"
-	Ref  string  // what it was done to: a reference or a path
-	Hint Message // what the person can do next
+	Op   string  // the operation, as a user would say it: "clone", "mount"
+	Ref  string  // its object: a reference or a path
+	Hint Message // what the user can do next
 	Err  error   // the cause
 }
 
@@ -111,20 +111,20 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// New makes an error of a kind from a message.
+// New returns an error of a kind with a formatted message as its cause.
 func New(kind Kind, op, ref, format string, args ...any) *Error {
 	return &Error{Kind: kind, Op: op, Ref: ref, Err: fmt.Errorf(format, args...)}
 }
 
-// WithHint sets the hint, as of [Messagef], and returns e.
+// WithHint sets the hint, formatted by [Messagef], and returns e.
 func (e *Error) WithHint(format string, args ...any) *Error {
 	e.Hint = Messagef(format, args...)
 	return e
 }
 
-// Wrap gives err an operation and a reference. The kind is KindOf(err). A hint
-// inside is kept. Wrap(nil) is nil. An *Error that already names an
-// operation is returned as it is: the first to know says it.
+// Wrap adds an operation and a reference to err. The kind is KindOf(err), and a hint
+// in err is kept. Wrap returns nil for nil, and returns an *Error that already names
+// an operation unchanged: the innermost operation is the one to report.
 func Wrap(op, ref string, err error) error {
 	if err == nil {
 		return nil
@@ -167,8 +167,8 @@ func defaultHint(err error, k Kind) Message {
 	return ""
 }
 
-// KindOf says what kind err is: that of the outermost *Error in it or, failing
-// that, what the system's error number means. The kind of nil is "".
+// KindOf returns the kind of err: that of the outermost *Error in it or, without one,
+// the kind that the system's error number maps to. The kind of nil is "".
 func KindOf(err error) Kind {
 	if err == nil {
 		return ""
@@ -222,8 +222,8 @@ func KindOf(err error) Kind {
 // Is reports whether err is of kind k.
 func Is(err error, k Kind) bool { return err != nil && KindOf(err) == k }
 
-// HintOf returns the innermost hint of err in neutral words, or "". Front ends have words of
-// their own, and render [HintIn].
+// HintOf returns the innermost hint of err in neutral words, or "". Front ends use their
+// own words, and render [HintIn].
 func HintOf(err error) string { return HintIn(err).String() }
 
 // HintIn returns the innermost hint of err, or the zero Message.
@@ -243,7 +243,7 @@ func HintIn(err error) Message {
 	return hint
 }
 
-// Reason is what an error says, without operation and reference.
+// Reason returns the message of an error without operation and reference.
 func Reason(err error) string {
 	var e *Error
 	if errors.As(err, &e) && e.Err != nil {

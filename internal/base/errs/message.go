@@ -6,34 +6,34 @@ import (
 	"strings"
 )
 
-// Message is text for people: a hint about what they can do next, or a warning. The operations
-// and parameters of Pando that it speaks of are data in it: each front end renders them as its
-// users write them, by a [Renderer]. Printed or marshalled as it is, it has neutral words, those of
-// no front end. The string holds the data in a form of its own: make messages of constants and
-// other messages, and by [Messagef]; never convert them to string.
+// Message is text for users: a hint or a warning. The operations and parameters of Pando that
+// it mentions are data in it, which each front end renders as its users write them, by a
+// [Renderer]. Printed or marshalled directly, a message uses neutral words, which belong to no
+// front end. The string has an internal encoding: make messages from constants and other
+// messages, or by [Messagef], and never convert them to string.
 type Message string
 
 // Part is a part of a message: a [Text], an [Operation], a [Parameter] or a [Variable].
 type Part interface{ part() }
 
-// Text is words that are the same in each front end.
+// Text is text that is the same in every front end.
 type Text string
 
-// Operation is something that Pando does, and that the person can ask for.
+// Operation is an operation of Pando that the user can run.
 type Operation struct {
-	Name string // as in ops of the command line: "umount", "golden rm"
-	Args []Part // what it is done to (Text), and parameters
+	Name string // as on the command line: "umount", "golden rm"
+	Args []Part // its objects (Text) and parameters
 }
 
-// Parameter is a parameter of an operation: of the one that failed, or of that which it is an
-// argument of.
+// Parameter is a parameter of an operation: of the one that failed or, as an argument of an
+// Operation, of that operation.
 type Parameter struct {
 	Name  string // "size"
-	Value string // "", or what to set it to; a word in capitals stands for a value
+	Value string // the value to set, or ""; a word in capitals is a placeholder
 }
 
-// Variable is an environment variable of the program that the person runs: other front ends have
-// none that a person could set.
+// Variable is an environment variable of the command line. Users of other front ends cannot set
+// environment variables.
 type Variable string
 
 func (Text) part()      {}
@@ -41,7 +41,7 @@ func (Operation) part() {}
 func (Parameter) part() {}
 func (Variable) part()  {}
 
-// Run is the operation name, on args: parameters, and anything else as its default format.
+// Run returns the operation name with args. Parts are kept; anything else becomes text in its default format.
 func Run(name string, args ...any) Operation {
 	o := Operation{Name: name}
 	for _, a := range args {
@@ -54,20 +54,20 @@ func Run(name string, args ...any) Operation {
 	return o
 }
 
-// Param is a parameter, to be set to value if one is given.
+// Param returns a parameter, with a value to set if one is given.
 func Param(name string, value ...string) Parameter {
 	return Parameter{Name: name, Value: strings.Join(value, " ")}
 }
 
-// Renderer words the parts of messages as a front end writes them.
+// Renderer renders the parts of messages as a front end writes them.
 type Renderer interface {
 	Operation(Operation) string
 	Parameter(Parameter) string
 	Variable(Variable) string
 }
 
-// A part in a Message stands between two NUL bytes: a letter that says what it is, and its
-// fields. Arguments of an operation begin with such a letter too.
+// A part in a Message is enclosed in two NUL bytes: a letter for its type, then its fields.
+// Arguments of an operation begin with such a letter as well.
 const (
 	partMark  = "\x00"
 	fieldMark = "\x01"
@@ -78,10 +78,10 @@ const (
 	kindText  = "t"
 )
 
-// quoteMarks keeps what stands in a message from being taken for data.
+// quoteMarks escapes text, so that it cannot be mistaken for an encoded part.
 var quoteMarks = strings.NewReplacer("\x00", `\x00`, "\x01", `\x01`, "\x02", `\x02`)
 
-// encodePart is a part as it stands in a Message.
+// encodePart returns a part as it is encoded in a Message.
 func encodePart(p Part) string {
 	switch p := p.(type) {
 	case Operation:
@@ -108,7 +108,7 @@ func encodeArg(p Part) string {
 	return kindText + encodePart(p)
 }
 
-// decodePart is what stands between two marks.
+// decodePart decodes the text between two marks.
 func decodePart(s string) Part {
 	if s == "" {
 		return Text("")
@@ -132,11 +132,11 @@ func decodePart(s string) Part {
 	}
 }
 
-// Messagef makes a message. args may be parts and messages besides what fmt formats: for them the
-// verb is %s.
+// Messagef formats a message. Besides the values that fmt formats, args may be parts and messages,
+// with the verb %s.
 func Messagef(format string, args ...any) Message {
 	if false {
-		_ = fmt.Sprintf(format, args...) // so that vet looks at the formats
+		_ = fmt.Sprintf(format, args...) // makes vet check the formats
 	}
 
 	plain := make([]any, len(args))
@@ -158,7 +158,7 @@ func Messagef(format string, args ...any) Message {
 	return Message(fmt.Sprintf(format, plain...))
 }
 
-// Parts are the parts of the message, in order.
+// Parts returns the parts of the message, in order.
 func (m Message) Parts() []Part {
 	var parts []Part
 	for i, s := range strings.Split(string(m), partMark) {
@@ -172,7 +172,7 @@ func (m Message) Parts() []Part {
 	return parts
 }
 
-// Render is the message in the words of a front end.
+// Render returns the message in the words of a front end.
 func (m Message) Render(r Renderer) string {
 	var b strings.Builder
 	for _, p := range m.Parts() {
@@ -191,17 +191,17 @@ func (m Message) Render(r Renderer) string {
 	return b.String()
 }
 
-// String is the message in words of no front end: see [Neutral].
+// String returns the message in neutral words: see [Neutral].
 func (m Message) String() string { return m.Render(Neutral{}) }
 
-// MarshalText is String: an answer that is not rendered speaks of no front end either.
+// MarshalText returns String, so that marshalled messages use neutral words as well.
 func (m Message) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 
-// Neutral renders messages in words that are those of no front end: `operation "umount" of
-// web`, `parameter "size"`.
+// Neutral renders messages in words that belong to no front end: `operation "umount" of web`,
+// `parameter "size"`.
 type Neutral struct{}
 
-// Operation names the operation, what it is done to, and its parameters.
+// Operation names the operation, its objects and its parameters.
 func (n Neutral) Operation(o Operation) string {
 	var of, with []string
 	for _, a := range o.Args {
@@ -224,7 +224,7 @@ func (n Neutral) Operation(o Operation) string {
 	return out
 }
 
-// Parameter names the parameter, and what to set it to.
+// Parameter names the parameter, and the value to set.
 func (Neutral) Parameter(p Parameter) string {
 	out := "parameter " + strconv.Quote(p.Name)
 	if p.Value != "" {
@@ -236,7 +236,7 @@ func (Neutral) Parameter(p Parameter) string {
 // Variable names the variable.
 func (Neutral) Variable(v Variable) string { return "environment variable " + string(v) }
 
-// ShellWord makes s one word for a shell, for hints with commands that are not Pando's.
+// ShellWord quotes s as one word for a shell, for hints with commands of other programs.
 func ShellWord(s string) string {
 	if strings.ContainsAny(s, " \t\n'\"\\$`!*?[](){}<>|&;~#") || s == "" {
 		return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"

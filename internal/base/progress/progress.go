@@ -1,6 +1,6 @@
-// Package progress counts how far a long operation has come. The operation adds
-// to it from any goroutine; whoever shows it reads it when it likes. A nil
-// *Tracker is valid and counts nothing.
+// Package progress tracks the progress of a long operation. The operation updates the
+// counts from any goroutine, and the front end reads them at any time. A nil *Tracker is
+// valid and counts nothing.
 package progress
 
 import (
@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Tracker holds the counts. The zero value is ready.
+// Tracker holds the counts. The zero value is ready to use.
 type Tracker struct {
 	stage                  atomic.Pointer[string]
 	files, bytes           atomic.Int64
@@ -16,24 +16,24 @@ type Tracker struct {
 	stall                  atomic.Pointer[Stall]
 }
 
-// Stall is what an operation waits for that cannot go on at the moment.
+// Stall describes why an operation makes no progress at the moment.
 type Stall struct {
-	Answer      string    // what happens instead: "server answers 503"
-	Attempt, Of int       // at it so far, and how many there are at most
-	Next        time.Time // when the next one begins
+	Answer      string    // the cause: "server answers 503"
+	Attempt, Of int       // attempts so far, and the maximum
+	Next        time.Time // start of the next attempt
 }
 
-// State is a moment of a Tracker. Totals are 0 while unknown.
+// State is a snapshot of a Tracker. Totals are 0 while unknown.
 type State struct {
 	Stage      string
 	Files      int64
 	Bytes      int64
 	TotalFiles int64
 	TotalBytes int64
-	Stalled    *Stall // nil: it goes on
+	Stalled    *Stall // nil: not stalled
 }
 
-// Start begins a stage with its totals (0: unknown) and resets the counts.
+// Start begins a stage with its totals, 0 if unknown, and resets the counts.
 func (t *Tracker) Start(stage string, totalFiles, totalBytes int64) {
 	if t == nil {
 		return
@@ -45,7 +45,7 @@ func (t *Tracker) Start(stage string, totalFiles, totalBytes int64) {
 	t.stage.Store(&stage)
 }
 
-// Add counts files and bytes that are done.
+// Add adds finished files and bytes to the counts.
 func (t *Tracker) Add(files, bytes int64) {
 	if t == nil {
 		return
@@ -77,14 +77,14 @@ func (t *Tracker) Set(files, bytes, totalBytes int64) {
 	t.totalBytes.Store(totalBytes)
 }
 
-// Stall says that the operation cannot go on, and why; nil: it goes on. It is left as it is by Start.
+// Stall records why the operation makes no progress, or, with nil, that it does again. Start does not change it.
 func (t *Tracker) Stall(s *Stall) {
 	if t != nil {
 		t.stall.Store(s)
 	}
 }
 
-// State returns the counts of this moment.
+// State returns the current counts.
 func (t *Tracker) State() State {
 	if t == nil {
 		return State{}

@@ -1,4 +1,4 @@
-// Package ref knows what names and references look like.
+// Package ref parses names and references.
 package ref
 
 import (
@@ -12,12 +12,12 @@ import (
 // MaxNameBytes is the longest name of a volume, snapshot or golden.
 const MaxNameBytes = 128
 
-// Name is a valid name of a volume, golden or snapshot, without what stands behind an @. Only [ParseName]
-// makes one, so an invalid name cannot get any further; the zero Name is that of nothing. Its own type
-// keeps references, which are a [Ref], from being taken for names. Names can be compared.
+// Name is a valid name of a volume, golden or snapshot, without an @ and what follows it. Only [ParseName]
+// creates one, so invalid names are caught there; the zero Name names nothing. The separate type keeps
+// references, which are a [Ref], from being used as names. Names can be compared.
 type Name struct{ text string }
 
-// ParseName reads a name. Invalid.
+// ParseName parses a name. Invalid.
 func ParseName(op, s string) (Name, error) {
 	if err := CheckName(op, s); err != nil {
 		return Name{}, err
@@ -25,7 +25,7 @@ func ParseName(op, s string) (Name, error) {
 	return Name{s}, nil
 }
 
-// MustName is ParseName of a name that is known to be valid, such as a constant. It panics if it is not.
+// MustName parses a name that is known to be valid, such as a constant. It panics if the name is invalid.
 func MustName(s string) Name {
 	n, err := ParseName("name", s)
 	if err != nil {
@@ -34,10 +34,10 @@ func MustName(s string) Name {
 	return n
 }
 
-// String is the written form, "" of the zero Name.
+// String returns the written form, "" for the zero Name.
 func (n Name) String() string { return n.text }
 
-// IsZero reports whether it is the name of nothing.
+// IsZero reports whether n is the zero Name.
 func (n Name) IsZero() bool { return n.text == "" }
 
 // Required returns an Invalid error for the zero Name.
@@ -48,19 +48,19 @@ func (n Name) Required(op string) error {
 	return nil
 }
 
-// Ref refers to the volume of this name, or to the golden's current generation.
+// Ref returns a reference to the volume with this name, or to the golden's current generation.
 func (n Name) Ref() Ref { return Ref{Name: n.text} }
 
-// At refers to a snapshot of the volume of this name.
+// At returns a reference to a snapshot of the volume with this name.
 func (n Name) At(snapshot Name) Ref { return Ref{n.text, snapshot.text} }
 
-// Ref is a reference as a person writes it: NAME, GOLDEN@N or VOLUME@SNAP.
+// Ref is a reference as a user writes it: NAME, GOLDEN@N or VOLUME@SNAP.
 type Ref struct {
 	Name string
-	At   string // behind the @; "" if there is none
+	At   string // the part after the @; "" without one
 }
 
-// String is the written form.
+// String returns the written form.
 func (r Ref) String() string {
 	if r.At == "" {
 		return r.Name
@@ -68,24 +68,23 @@ func (r Ref) String() string {
 	return r.Name + "@" + r.At
 }
 
-// Generation returns the number behind the @. ok is false if it is not a
-// number from 1.
+// Generation returns the number after the @. ok is false unless that is a number from 1.
 func (r Ref) Generation() (n int, ok bool) {
 	n, err := strconv.Atoi(r.At)
 	return n, err == nil && n > 0 && strconv.Itoa(n) == r.At
 }
 
-// Generation returns the written form of a generation.
+// Generation returns the written form of a reference to a generation.
 func Generation(golden string, n int) string { return golden + "@" + strconv.Itoa(n) }
 
-// Pattern is what names several volumes by the wildcards *, ? and [a-z] over their names, or one
-// volume or snapshot by its reference.
+// Pattern names several volumes by a name with the wildcards *, ? and [a-z], or one volume or
+// snapshot by its reference.
 type Pattern struct {
 	Ref  Ref    // if Glob is ""
-	Glob string // "": it has no wildcards
+	Glob string // "" without wildcards
 }
 
-// String is the written form.
+// String returns the written form.
 func (p Pattern) String() string {
 	if p.Glob != "" {
 		return p.Glob
@@ -93,11 +92,12 @@ func (p Pattern) String() string {
 	return p.Ref.String()
 }
 
-// ParsePattern reads a reference, or what has wildcards in it. Invalid.
+// ParsePattern parses a reference, or a name with wildcards. Invalid.
 func ParsePattern(op, s string) (Pattern, error) {
 	if IsGlob(s) {
 		if _, err := path.Match(s, ""); err != nil {
-			return Pattern{}, errs.New(errs.Invalid, op, s, "the pattern is malformed").WithHint("use * ? and [a-z]")
+			return Pattern{}, errs.New(errs.Invalid, op, s, "the pattern is malformed").
+				WithHint("use the wildcards *, ? and [a-z]")
 		}
 		return Pattern{Glob: s}, nil
 	}
@@ -105,7 +105,7 @@ func ParsePattern(op, s string) (Pattern, error) {
 	return Pattern{Ref: r}, err
 }
 
-// ParsePatterns is ParsePattern of several.
+// ParsePatterns parses several patterns.
 func ParsePatterns(op string, words ...string) ([]Pattern, error) {
 	out := make([]Pattern, 0, len(words))
 	for _, s := range words {
@@ -118,7 +118,7 @@ func ParsePatterns(op string, words ...string) ([]Pattern, error) {
 	return out, nil
 }
 
-// Parse reads a reference. Invalid.
+// Parse parses a reference. Invalid.
 func Parse(op, s string) (Ref, error) {
 	name, at, has := strings.Cut(s, "@")
 	if err := CheckName(op, name); err != nil {
@@ -132,7 +132,7 @@ func Parse(op, s string) (Ref, error) {
 	return Ref{name, at}, nil
 }
 
-// CheckName reports what is wrong with a name. Invalid.
+// CheckName returns an Invalid error that says what is wrong with a name, or nil.
 func CheckName(op, name string) error {
 	bad := func(format string, args ...any) error {
 		return errs.New(errs.Invalid, op, strconv.Quote(shorten(name)), format, args...).
@@ -171,5 +171,5 @@ func shorten(s string) string {
 	return s
 }
 
-// IsGlob reports whether s has wildcards for names.
+// IsGlob reports whether s contains wildcards.
 func IsGlob(s string) bool { return strings.ContainsAny(s, "*?[") }

@@ -13,18 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is one that others wait for.
+// Process is a process that others wait for.
 type Process struct {
 	PID     int
 	Command string    // its command line, shortened; "" if it cannot be read
-	Op      string    // what it does, if that is known better; "": Command tells
-	Since   time.Time // when it began with Op, or started; zero if unknown
-	Stopped bool      // it does not run: SIGSTOP, a debugger
+	Op      string    // its operation, if known; otherwise "", and Command describes it
+	Since   time.Time // when it began Op, or started; zero if unknown
+	Stopped bool      // suspended by SIGSTOP or a debugger
 }
 
 func (p Process) pid() string { return strconv.Itoa(p.PID) }
 
-// String is one process for people: "pando gc (pid 12, for 3 s, stopped)".
+// String describes the process for users: "pando gc (pid 12, for 3s, stopped)".
 func (p Process) String() string {
 	name := p.Op
 	if name == "" {
@@ -45,7 +45,7 @@ func (p Process) String() string {
 	return s + ")"
 }
 
-// Format lists processes for people.
+// Format lists processes for users.
 func Format(ps []Process) string {
 	var out []string
 	for _, p := range ps {
@@ -54,10 +54,10 @@ func Format(ps []Process) string {
 	return strings.Join(out, ", ")
 }
 
-// commandWords is how many words of a command line are told: "pando golden import".
+// commandWords is how many words of a command line are shown: "pando golden import".
 const commandWords = 3
 
-// Lookup says what /proc knows of a process; less of one that is gone.
+// Lookup describes a process from /proc. Fields that cannot be read stay zero, as for a process that has ended.
 func Lookup(pid int) Process {
 	p := Process{PID: pid}
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
@@ -68,18 +68,18 @@ func Lookup(pid int) Process {
 	}
 
 	if b, err := os.ReadFile(filepath.Join(dir, "stat")); err == nil {
-		// The name in parentheses may hold anything.
+		// The name in parentheses may contain any character.
 		if _, rest, ok := bytes.Cut(b[bytes.LastIndexByte(b, ')')+1:], []byte(" ")); ok {
 			p.Stopped = len(rest) > 0 && (rest[0] == 'T' || rest[0] == 't')
 		}
 	}
 
-	// A process's directory is as old as the first look at it: the time in stat counts from the boot.
+	// The directory in /proc is only as old as the first access to it, so take the start time from stat.
 	p.Since = startedAt(dir)
 	return p
 }
 
-// startedAt is when a process started, to about a second; zero if unknown.
+// startedAt returns when a process started, to about a second; zero if unknown.
 func startedAt(dir string) time.Time {
 	b, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err != nil {
@@ -107,9 +107,9 @@ func startedAt(dir string) time.Time {
 	return time.Now().Add(-age)
 }
 
-// LockHolders finds the processes that hold a lock of any kind (flock, POSIX, open file
-// description) on a byte of the file at path, other than this one. It looks at all processes, so it is for
-// waits that take long. What cannot be looked at is left out.
+// LockHolders finds the processes, other than this one, that hold a lock of any kind (flock, POSIX, open
+// file description) on a byte of the file at path. It inspects all processes, so it is only for waits
+// that take long. Processes that it may not inspect are omitted.
 func LockHolders(path string, at int64) []Process {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {
@@ -135,8 +135,8 @@ func LockHolders(path string, at int64) []Process {
 	return out
 }
 
-// tellsLock reports whether the content of a file in /proc/PID/fdinfo tells of a lock on byte at of a
-// file with that inode: "lock:	1: OFDLCK  ADVISORY  WRITE -1 00:2d:131 0 EOF".
+// tellsLock reports whether the content of a file in /proc/PID/fdinfo shows a lock on byte at of a file
+// with that inode: "lock:	1: OFDLCK  ADVISORY  WRITE -1 00:2d:131 0 EOF".
 func tellsLock(info []byte, ino uint64, at int64) bool {
 	for s := bufio.NewScanner(bytes.NewReader(info)); s.Scan(); {
 		rest, ok := strings.CutPrefix(s.Text(), "lock:")

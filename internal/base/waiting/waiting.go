@@ -1,7 +1,7 @@
-// Package waiting waits for what other processes hold: visibly, and with a limit.
+// Package waiting waits for resources that other processes hold, visibly and with a limit.
 //
-// Whoever waits for longer than a moment says so, with what is known of the process that is in
-// the way. A front end decides by WithNotes where that is shown.
+// A wait that takes longer than a moment is reported, with what is known about the process that
+// holds the resource. A front end decides by WithNotes where to show that.
 package waiting
 
 import (
@@ -12,46 +12,46 @@ import (
 )
 
 const (
-	// Limit is how long a process is waited for that should be done in a moment.
+	// Limit is how long to wait for a process that should be done in a moment.
 	Limit = 15 * time.Second
 
-	// noteInterval is the pause between two notes.
+	// noteInterval is the time between two notes.
 	noteInterval = 30 * time.Second
 
-	// maxPause is the longest between two attempts.
+	// maxPause is the longest pause between two attempts.
 	maxPause = 50 * time.Millisecond
 )
 
-// quietTime is how long a wait is silent.
+// quietTime is how long a wait lasts before it is reported.
 var quietTime = 2 * time.Second
 
 type notesKey struct{}
 
-// WithNotes returns a context in which note is called with a sentence about each wait that takes
-// longer than a moment, from any goroutine.
+// WithNotes returns a context in which each wait that takes longer than a moment calls note with a
+// sentence about it, from any goroutine.
 func WithNotes(ctx context.Context, note func(text string)) context.Context {
 	return context.WithValue(ctx, notesKey{}, note)
 }
 
-// Note says text where the notes of ctx go.
+// Note reports text through the note function of ctx, if it has one.
 func Note(ctx context.Context, text string) {
 	if note, ok := ctx.Value(notesKey{}).(func(string)); ok {
 		note(text)
 	}
 }
 
-// Wait describes what is waited for.
+// Wait describes a resource to wait for.
 type Wait struct {
 	Op, Ref string           // of errors
-	What    string           // that others hold: "the pool's lock"
-	Limit   time.Duration    // 0: for as long as those who hold it are not stopped
-	Holders func() []Process // called when it takes long; nil: unknown
-	GiveUp  func() error     // what Until returns after the limit; nil: Error
+	What    string           // the resource: "the pool's lock"
+	Limit   time.Duration    // 0: no limit, unless a holder is stopped
+	Holders func() []Process // called if the wait takes long; nil: unknown
+	GiveUp  func() error     // returns the error of Until after the limit; nil: Error
 }
 
-// Until calls try until it reports that there is nothing to wait for, or fails. InUse, with the
-// processes in the way and what to do about them, after the limit, or if one of them
-// is stopped, after Limit; and the error of ctx when that ends.
+// Until calls try until it returns done or an error. InUse, with the processes that hold the
+// resource and a hint: the limit has passed or, if one of the processes is stopped, Limit has. It
+// returns the error of ctx when that ends.
 func (w Wait) Until(ctx context.Context, try func() (done bool, err error)) error {
 	begun := time.Now()
 	noteAt := begun.Add(quietTime)
@@ -84,7 +84,8 @@ func (w Wait) Until(ctx context.Context, try func() (done bool, err error)) erro
 	}
 }
 
-// Watch notes in ctx, until stop, that something takes longer than a moment: for what waits by itself.
+// Watch reports through ctx, until stop is called, that something takes longer than a moment. It is for callers that
+// wait by other means.
 func (w Wait) Watch(ctx context.Context) (stop func()) {
 	if ctx.Value(notesKey{}) == nil {
 		return func() {}
@@ -100,13 +101,13 @@ func (w Wait) giveUp(waited time.Duration) error {
 	return w.Error(waited)
 }
 
-// Error is that of a wait that was given up.
+// Error returns the error for a wait that was given up.
 func (w Wait) Error(waited time.Duration) error {
 	who := w.holders()
-	hint := "wait until it is done, or end it"
+	hint := "wait until it is done, or stop it"
 	for _, p := range who {
 		if p.Stopped {
-			hint = "continue the stopped process with `kill -CONT " + p.pid() + "`, or end it"
+			hint = "continue the stopped process with `kill -CONT " + p.pid() + "`, or kill it"
 		}
 	}
 	return errs.New(errs.InUse, w.Op, w.Ref, "waited %v for %s", waited.Round(time.Second), w.describeHeld(who)).
@@ -120,7 +121,7 @@ func (w Wait) holders() []Process {
 	return w.Holders()
 }
 
-// describeHeld is what is waited for and who has it, for people.
+// describeHeld names the resource and its holders, for users.
 func (w Wait) describeHeld(who []Process) string {
 	if len(who) == 0 {
 		return w.What + ", held by another process"

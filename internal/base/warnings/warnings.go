@@ -1,5 +1,5 @@
-// Package warnings collects what went wrong in a call without failing it. The context of the call carries the list, so
-// that whoever has something to say, at any depth, needs no other way up, and calls at the same time share nothing.
+// Package warnings collects problems that do not fail a call. The context of the call carries the list, so that code at
+// any depth can add to it, and concurrent calls share nothing.
 package warnings
 
 import (
@@ -10,35 +10,34 @@ import (
 	"pando/internal/base/errs"
 )
 
-// List collects the warnings of one or more calls. Its zero value is empty. It may be used concurrently.
+// List collects the warnings of one or more calls. The zero value is empty. It may be used concurrently.
 type List struct {
 	mu    sync.Mutex
 	lines []line
-	seen  map[errs.Message]bool // texts, also of those that are only counted
+	seen  map[errs.Message]bool // all texts, including those that are only counted
 }
 
-// line is one warning, or several of a kind.
+// line is one warning, or several of the same kind.
 type line struct {
-	kind string       // "": it stands alone
-	text errs.Message // of the first of its kind
-	more int          // of its kind, with other texts
+	kind string       // "": never combined with others
+	text errs.Message // the first of its kind
+	more int          // number of others of its kind
 }
 
 type key struct{}
 
-// Collect returns a context whose calls add their warnings to l, and to no other list. Warnings of a context without
-// a list are dropped.
+// Collect returns a context whose warnings go to l only. Warnings of a context without a list are dropped.
 func Collect(ctx context.Context, l *List) context.Context {
 	return context.WithValue(ctx, key{}, l)
 }
 
-// Add reports what went wrong and does not fail the call. Of warnings with the same format only the first is told in
-// full: on a full disk, everything goes wrong in the same way.
+// Add adds a warning. Of several warnings with the same format, only the first is shown in full: on a full disk,
+// everything fails in the same way.
 func Add(ctx context.Context, format string, args ...any) {
 	addToContext(ctx, format, errs.Messagef(format, args...))
 }
 
-// AddEach is Add where each warning counts, such as those of data that was lost.
+// AddEach adds a warning that is always shown in full, such as one about lost data.
 func AddEach(ctx context.Context, format string, args ...any) {
 	addToContext(ctx, "", errs.Messagef(format, args...))
 }
@@ -53,7 +52,7 @@ func (l *List) addMessage(kind string, text errs.Message) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
-	// Whoever waits for something tries again and again.
+	// Drop repeated texts: callers that wait for something retry many times.
 	if l.seen[text] {
 		return
 	}
@@ -72,8 +71,8 @@ func (l *List) addMessage(kind string, text errs.Message) {
 	l.lines[at].more++
 }
 
-// Messages returns the warnings, the oldest first, each text once. Where many things went wrong in the same way, one
-// line says so: the first, and how many more there are.
+// Messages returns the warnings, the oldest first, each text once. Several warnings of the same kind become one: the
+// first, with the number of others.
 func (l *List) Messages() []errs.Message {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -15,24 +15,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deviceDir is where udev puts a symbolic link for each zvol that has a device.
+// deviceDir is where udev creates a symbolic link for each zvol that has a device.
 const deviceDir = "/dev/zvol"
 
-// slowPoll is how often the kernel's devices themselves are looked through while
-// a device is awaited: links may be late, wrong, or nobody's job.
+// slowPoll is the interval of scans of the kernel's devices while waiting for one: links
+// may be late or wrong, or udev may not run.
 const slowPoll = 300 * time.Millisecond
 
-// Device is the path of the block device of a zvol, which is there while the
-// zvol's volmode is "dev" or "full", and somewhat later.
+// Device returns the path of the block device of a zvol, which exists while the zvol's
+// volmode is "dev" or "full", and appears and disappears with some delay.
 func Device(dataset string) string {
-	return deviceDir + "/" + strings.ReplaceAll(dataset, " ", "+") // as zvol_id of udev does
+	return deviceDir + "/" + strings.ReplaceAll(dataset, " ", "+") // like zvol_id of udev
 }
 
-// OpenDevice opens the block device of a zvol, if it is there. It believes the
-// kernel, which knows whose a device is, and not the link: that may be one that
-// was left behind and names another's. The file's name is that of the device
-// itself (/dev/zd16), which stays this zvol's while it is open. NotFound if the
-// link is not there or not right. Where no udev makes links it is FindDevice.
+// OpenDevice opens the block device of a zvol, if it exists. It asks the kernel which
+// zvol a device belongs to, and does not trust the link, which may be stale and lead to
+// the device of another zvol. The file's name is that of the device itself (/dev/zd16),
+// which belongs to this zvol while it is open. NotFound: the link is missing or wrong.
+// Without udev it calls FindDevice.
 func OpenDevice(dataset string) (*os.File, error) {
 	path, err := filepath.EvalSymlinks(Device(dataset))
 	if err != nil {
@@ -53,7 +53,7 @@ func OpenDevice(dataset string) (*os.File, error) {
 	return f, nil
 }
 
-// udevRuns reports whether somebody makes links for devices.
+// udevRuns reports whether udev runs, which creates links for devices.
 func udevRuns() bool {
 	_, err := os.Stat("/run/udev/control")
 	return err == nil
@@ -67,7 +67,7 @@ func deviceError(dataset string, err error) error {
 	return errs.Wrap("open device", dataset, err)
 }
 
-// openDeviceOf opens the block device at path if it is that of dataset; else nil.
+// openDeviceOf opens the block device at path if it belongs to dataset. Nil without an error: it does not.
 func openDeviceOf(path, dataset string) (*os.File, error) {
 	f, err := openBlock(path)
 	if err != nil {
@@ -80,7 +80,7 @@ func openDeviceOf(path, dataset string) (*os.File, error) {
 	return f, nil
 }
 
-// openBlock opens a block device, and nothing else that may be there.
+// openBlock opens path if it is a block device.
 func openBlock(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -94,8 +94,8 @@ func openBlock(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// DatasetOf is the zvol whose block device is at path, as the kernel says. Permission
-// without root.
+// DatasetOf returns the zvol whose block device is at path, according to the kernel.
+// Permission without root.
 func DatasetOf(path string) (string, error) {
 	f, err := openBlock(path)
 	if err != nil {
@@ -106,8 +106,8 @@ func DatasetOf(path string) (string, error) {
 	return name, errs.Wrap("open device", path, err)
 }
 
-// FindDevice looks through the kernel's devices for that of a zvol, without
-// believing any link: it opens each. NotFound.
+// FindDevice finds the block device of a zvol among the kernel's devices, without using
+// links: it opens each device. NotFound.
 func FindDevice(dataset string) (*os.File, error) {
 	paths, err := zdPaths()
 	if err != nil {
@@ -121,7 +121,7 @@ func FindDevice(dataset string) (*os.File, error) {
 	return nil, deviceError(dataset, fs.ErrNotExist)
 }
 
-// zdPaths are the devices of zvols, without those of partitions.
+// zdPaths returns the paths of the devices of all zvols, without partitions.
 func zdPaths() ([]string, error) {
 	all, err := filepath.Glob("/dev/zd*")
 	if err != nil {
@@ -136,10 +136,9 @@ func zdPaths() ([]string, error) {
 	return out, nil
 }
 
-// AwaitDevice opens the block device of a zvol as OpenDevice does, and waits for
-// it up to limit. It is woken by what happens in /dev/zvol; where no udev makes
-// links, and where they are wrong, it finds the device among the kernel's.
-// Unsupported if the device does not come.
+// AwaitDevice opens the block device of a zvol like OpenDevice, and waits for it up to
+// limit. Changes in /dev/zvol wake it up; where links are missing or wrong, it scans the
+// kernel's devices. Unsupported: the device does not appear.
 func AwaitDevice(ctx context.Context, dataset string, limit time.Duration) (*os.File, error) {
 	deadline := time.Now().Add(limit)
 	w := newWatch()
@@ -147,7 +146,7 @@ func AwaitDevice(ctx context.Context, dataset string, limit time.Duration) (*os.
 
 	nextScan := time.Now().Add(slowPoll)
 	for {
-		w.watchDir(filepath.Dir(Device(dataset))) // before looking, so that nothing is missed
+		w.watchDir(filepath.Dir(Device(dataset))) // before opening, so that no change is missed
 		f, err := OpenDevice(dataset)
 		if errs.Is(err, errs.NotFound) && time.Now().After(nextScan) {
 			f, err = FindDevice(dataset)
@@ -171,8 +170,8 @@ func AwaitDevice(ctx context.Context, dataset string, limit time.Duration) (*os.
 	}
 }
 
-// AwaitNoDevice waits up to limit until the block device at path, which was that of
-// a zvol, is so no more, and reports whether that is so.
+// AwaitNoDevice waits up to limit until the block device at path no longer belongs to
+// the zvol, and reports whether that is so.
 func AwaitNoDevice(ctx context.Context, dataset, path string, limit time.Duration) bool {
 	deadline := time.Now().Add(limit)
 	w := newWatch()
@@ -181,11 +180,11 @@ func AwaitNoDevice(ctx context.Context, dataset, path string, limit time.Duratio
 		w.watchDir(filepath.Dir(path))
 		f, err := openDeviceOf(path, dataset)
 		if err == nil && f == nil {
-			return true // another's by now
+			return true // it belongs to another zvol now
 		}
 
 		if errs.Is(err, errs.NotFound) {
-			// Who has it open keeps a node that nobody else can open any more.
+			// A process that has the device open keeps its node, which can no longer be opened.
 			if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 				return true
 			}
@@ -202,9 +201,9 @@ func AwaitNoDevice(ctx context.Context, dataset, path string, limit time.Duratio
 	}
 }
 
-// HeldExclusively reports whether a filesystem on the block device is mounted, in
-// whatever namespace, or somebody else has it open exclusively. For the moment
-// of the call nobody else can have that.
+// HeldExclusively reports whether a filesystem on the block device is mounted in any
+// namespace, or another process has it open exclusively. During the call, nobody else
+// can open it exclusively.
 func HeldExclusively(dev *os.File) (bool, error) {
 	fd, err := unix.Open(dev.Name(), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_EXCL, 0)
 	if errors.Is(err, unix.EBUSY) {
@@ -217,9 +216,9 @@ func HeldExclusively(dev *os.File) (bool, error) {
 	return false, nil
 }
 
-// Devices are the names of the zvols directly in the dataset parent that have a
-// block device. It asks nothing of others. Without udev it opens each device
-// that the kernel has.
+// Devices returns the names of the zvols directly below the dataset parent that have a
+// block device. It does not open devices of other parents, but without udev it opens all
+// devices.
 func Devices(parent string) ([]string, error) {
 	var out []string
 	prefix := parent + "/"
@@ -232,7 +231,7 @@ func Devices(parent string) ([]string, error) {
 	names, err := readNames(Device(parent))
 	if err == nil {
 		for _, n := range names {
-			// A link that is left behind names no device, or another's.
+			// A stale link leads to no device, or to that of another zvol.
 			link := filepath.Join(Device(parent), n)
 			if name, err := nameAt(link); err == nil && Device(name) == link {
 				add(name)
@@ -251,7 +250,7 @@ func Devices(parent string) ([]string, error) {
 	}
 
 	for _, p := range paths {
-		if name, err := nameAt(p); err == nil { // else gone meanwhile
+		if name, err := nameAt(p); err == nil { // otherwise it has disappeared
 			add(name)
 		}
 	}
@@ -259,7 +258,7 @@ func Devices(parent string) ([]string, error) {
 	return out, nil
 }
 
-// nameAt is the name of the zvol whose block device is at path.
+// nameAt returns the name of the zvol whose block device is at path.
 func nameAt(path string) (string, error) {
 	f, err := openBlock(path)
 	if err != nil {
@@ -278,7 +277,7 @@ func readNames(dir string) ([]string, error) {
 	return f.Readdirnames(-1)
 }
 
-// watch wakes up when names come and go in a directory. Without inotify it only
+// watch wakes up when names appear or disappear in a directory. Without inotify it only
 // sleeps.
 type watch struct {
 	fd  int
@@ -293,7 +292,7 @@ func newWatch() *watch {
 	return &watch{fd: fd}
 }
 
-// watchDir watches dir, or the nearest directory above it that is there.
+// watchDir watches dir, or its nearest existing parent.
 func (w *watch) watchDir(dir string) {
 	if w.fd < 0 || w.dir == dir {
 		return
@@ -311,7 +310,7 @@ func (w *watch) watchDir(dir string) {
 	}
 }
 
-// waitForEvent returns when something happened, and at the latest after d.
+// waitForEvent returns after the next change, or after d.
 func (w *watch) waitForEvent(d time.Duration) {
 	if d <= 0 {
 		return

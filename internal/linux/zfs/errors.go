@@ -101,7 +101,8 @@ var table = []row{
 	{BadStream, lazyRE(`invalid (backup )?stream|incomplete stream|checksum mismatch|failed to read from stream|` +
 		`invalid record type|stream is not compatible|unable to restore`), errs.Damaged, ""},
 	{TooOld, lazyRE(`invalid option|invalid property '|^usage:|invalid property: '|bad property list|` +
-		`unrecognized command|unsupported version or feature|must be upgraded|does(n't| not) support|not supported by zfs kernel module|` +
+		`unrecognized command|unsupported version or feature|must be upgraded|does(n't| not) support|` +
+		`not supported by zfs kernel module|` +
 		`unsupported by kernel|feature '.*' (is )?not|A reboot may be required|feature not enabled`),
 		errs.Unsupported, "use OpenZFS 2.1 or newer, programs and module, and run `zpool upgrade` if a feature is missing"},
 	{BadValue, lazyRE(`invalid property value|must be (a multiple|power|zero)|must be one of|bad numeric value|` +

@@ -9,8 +9,8 @@ import (
 // maxName is the longest name of a dataset with its snapshot, in bytes.
 const maxName = 255
 
-// CheckDataset refuses what is not the name of a dataset ("tank/a/b"), so that it
-// never reaches a program: Invalid.
+// CheckDataset returns Invalid unless name is the name of a dataset ("tank/a/b"), so
+// that nothing else is passed to a program.
 func CheckDataset(name string) error {
 	bad := func(format string, args ...any) error {
 		return errs.New(errs.Invalid, "dataset", name, format, args...).WithHint("use a name like tank/pando")
@@ -45,13 +45,13 @@ func nameRune(r rune) bool {
 	return r < 128 && (isLetter(byte(r)) || r >= '0' && r <= '9' || strings.ContainsRune("-_.: ", r))
 }
 
-// PoolOf is the zpool that a dataset is in.
+// PoolOf returns the zpool of a dataset.
 func PoolOf(dataset string) string {
 	pool, _, _ := strings.Cut(dataset, "/")
 	return pool
 }
 
-// ParentOf is the dataset that a dataset is in, "" of a pool's own.
+// ParentOf returns the parent of a dataset, "" for the root dataset of a pool.
 func ParentOf(dataset string) string {
 	if i := strings.LastIndexByte(dataset, '/'); i >= 0 {
 		return dataset[:i]

@@ -1,10 +1,10 @@
-// Package zfs runs the programs zfs and zpool, and finds the block devices of
-// zvols. It is the only place that reads what these programs print: their output
-// by columns (-Hp), their complaints by one table, which turns them into errors
-// with a kind, a hint and a [Reason]. It knows nothing of Pando's pools.
+// Package zfs runs the programs zfs and zpool, and finds the block devices of zvols.
+// It is the only package that parses the output of these programs: tables by columns
+// (-Hp), and error messages by one table, which turns them into errors with a kind, a
+// hint and a [Reason]. It knows nothing about Pando's pools.
 //
-// What a version of OpenZFS can do is found by trying, or by the features that
-// the pool lists, not by comparing versions; see [Features].
+// It finds out what a version of OpenZFS supports by trying, or from the features that
+// the pool lists, never by comparing versions; see [Features].
 package zfs
 
 import (
@@ -32,40 +32,38 @@ const (
 	Zpool Tool = "zpool"
 )
 
-// How long a program may take. A pool that has lost its disks lets programs wait
-// in the kernel for ever, where nothing can kill them.
+// How long a program may take. If a pool has lost its disks, programs wait in the
+// kernel forever, and cannot be killed.
 var (
 	changeLimit = 5 * time.Minute
 	readLimit   = time.Minute
-	killWait    = 5 * time.Second // for a program that was told to die
+	killWait    = 5 * time.Second // after a program was killed
 )
 
 const suspendedHint = "check with `zpool status` whether the pool is suspended"
 
 var runs atomic.Int64
 
-// Runs is how many programs this process has run so far: what an operation
-// costs is mostly that.
+// Runs returns how many programs this process has run so far, which determines most of
+// the cost of an operation.
 func Runs() int64 { return runs.Load() }
 
-// Do runs a command that changes something. Arguments go to the program as they
-// are: names must have been checked (CheckDataset). It takes at most 5 minutes.
-// Kinds of errors are those of the table in errors.go; Canceled if ctx ends: the
-// change may have happened all the same.
+// Do runs a command that changes something. It passes args unchanged: names must have
+// been checked (CheckDataset). It takes at most 5 minutes. The kinds of errors are those
+// of the table in errors.go. Canceled: ctx ended; the change may have happened anyway.
 func (t Tool) Do(ctx context.Context, args ...string) error {
 	_, err := t.runTool(ctx, changeLimit, args)
 	return err
 }
 
-// Output runs a command that only looks, and returns what it prints. It takes at
-// most one minute.
+// Output runs a read-only command and returns its output. It takes at most one minute.
 func (t Tool) Output(ctx context.Context, args ...string) ([]byte, error) {
 	return t.runTool(ctx, readLimit, args)
 }
 
-// Rows runs a command that only looks and prints rows of a number of columns with
-// tabs between them, which needs -H or -Hp among args. Names of datasets may hold
-// spaces. Damaged if a row has another number of columns.
+// Rows runs a read-only command that prints rows of columns separated by tabs, which
+// takes -H or -Hp in args. Names of datasets may contain spaces. Damaged: a row has
+// another number of columns.
 func (t Tool) Rows(ctx context.Context, columns int, args ...string) ([][]string, error) {
 	out, err := t.Output(ctx, args...)
 	if err != nil {
@@ -74,8 +72,8 @@ func (t Tool) Rows(ctx context.Context, columns int, args ...string) ([][]string
 	return parseRows(t.opName(args), string(out), columns)
 }
 
-// TextRows is Rows whose last column is text, which may hold tabs and line
-// breaks itself: a user property.
+// TextRows is Rows for a last column that may contain tabs and line breaks, such as a
+// user property.
 func (t Tool) TextRows(ctx context.Context, columns int, args ...string) ([][]string, error) {
 	out, err := t.Output(ctx, args...)
 	if err != nil {
@@ -105,7 +103,7 @@ func parseTextRows(op, out string, columns int) ([][]string, error) {
 		switch {
 		case len(row) == columns:
 			rows = append(rows, row)
-		case len(rows) > 0: // the text of the row before goes on
+		case len(rows) > 0: // continues the text of the previous row
 			rows[len(rows)-1][columns-1] += "\n" + line
 		default:
 			return nil, errs.New(errs.Damaged, op, "", "unexpected output: a row has %d columns instead of %d: %q",
@@ -116,8 +114,8 @@ func parseTextRows(op, out string, columns int) ([][]string, error) {
 	return rows, nil
 }
 
-// Number is a number of bytes or a date, as -p prints it; "-" and "none" are 0.
-// Damaged if it is none.
+// Number parses a number of bytes or a date, as -p prints it; "-" and "none" are 0.
+// Damaged: s is not a number.
 func Number(s string) (int64, error) {
 	if s == "-" || s == "none" || s == "" {
 		return 0, nil
@@ -129,7 +127,7 @@ func Number(s string) (int64, error) {
 	return n, nil
 }
 
-// opName is what errors say was being done: "zfs destroy".
+// opName returns the operation for errors: "zfs destroy".
 func (t Tool) opName(args []string) string {
 	if len(args) == 0 {
 		return string(t)
@@ -143,8 +141,8 @@ func (t Tool) runTool(ctx context.Context, limit time.Duration, args []string) (
 	})
 }
 
-// runBounded runs fn, which runs a program, and comes back after limit even if the
-// program cannot be killed.
+// runBounded calls fn, which runs a program, and returns after limit even if the program
+// cannot be killed.
 func runBounded(
 	ctx context.Context, limit time.Duration, op string, fn func(context.Context) ([]byte, error),
 ) ([]byte, error) {
@@ -152,6 +150,7 @@ func runBounded(
 		return nil, errs.Wrap(op, "", err)
 	}
 
+	// Run the program in the background.
 	runs.Add(1)
 	limited, cancel := context.WithTimeout(ctx, limit)
 	type result struct {
@@ -165,11 +164,12 @@ func runBounded(
 		done <- result{out, err}
 	}()
 
+	// Wait for its end or, after the limit, for a moment until it is killed.
 	var r result
 	select {
 	case r = <-done:
 	case <-limited.Done():
-		// It is being killed. Once it is dead, it changes nothing any more.
+		// Once a killed program has ended, it cannot change anything any more.
 		select {
 		case r = <-done:
 		case <-time.After(killWait):
@@ -181,6 +181,7 @@ func runBounded(
 		return r.out, nil
 	}
 
+	// Explain the error.
 	var f *run.Failure
 	switch {
 	case errors.As(r.err, &f):
@@ -194,9 +195,9 @@ func runBounded(
 	return nil, r.err
 }
 
-// Available reports whether ZFS can be used here at all: NotFound never,
-// Unsupported, with what to do, if the programs are not installed or the modules
-// are not loaded. It runs nothing.
+// Available returns an error if ZFS cannot be used on this host. Unsupported, with a
+// hint: the programs are not installed, or the modules are not loaded. Never NotFound. It
+// runs no program.
 func Available() error {
 	if _, err := run.Look(string(ZFS)); err != nil {
 		return err
@@ -210,9 +211,9 @@ func Available() error {
 	return nil
 }
 
-// PoolState is what the kernel says of an imported zpool: "ONLINE", "DEGRADED",
-// "SUSPENDED". It runs no program. Unsupported if the modules are not loaded,
-// NotFound if the zpool is not imported, each with what to do.
+// PoolState returns the kernel's state of an imported zpool: "ONLINE", "DEGRADED",
+// "SUSPENDED". It runs no program. Unsupported: the modules are not loaded. NotFound: the
+// zpool is not imported. Both have a hint.
 func PoolState(pool string) (string, error) {
 	b, err := os.ReadFile(filepath.Join("/proc/spl/kstat/zfs", pool, "state"))
 	if err == nil {
@@ -224,16 +225,15 @@ func PoolState(pool string) (string, error) {
 	}
 
 	if errors.Is(err, os.ErrNotExist) {
-		return "", errs.New(errs.NotFound, "open zpool", pool,
-			"it is not imported").
+		return "", errs.New(errs.NotFound, "open zpool", pool, "not imported").
 			WithHint("import it with `zpool import %s`, or list the imported pools with `zpool list`", pool)
 	}
 
 	return "", errs.Wrap("open zpool", pool, err)
 }
 
-// Version is what the loaded module calls itself ("2.3.2-2"), for people; "" if
-// there is none.
+// Version returns the version of the loaded module ("2.3.2-2"), for users; "" if no
+// module is loaded.
 func Version() string {
 	b, err := os.ReadFile("/sys/module/zfs/version")
 	if err != nil {
@@ -242,8 +242,8 @@ func Version() string {
 	return strings.TrimSpace(string(b))
 }
 
-// Features are the features that zpool knows of a pool, by name, each
-// "disabled", "enabled" or "active". What is not in it this version does not have.
+// Features returns the features of a pool by name, each "disabled", "enabled" or
+// "active". This version of ZFS does not have features that are not listed.
 func Features(ctx context.Context, pool string) (map[string]string, error) {
 	rows, err := Zpool.Rows(ctx, 2, "get", "-Hp", "-o", "property,value", "all", pool)
 	if err != nil {
@@ -258,8 +258,8 @@ func Features(ctx context.Context, pool string) (map[string]string, error) {
 	return out, nil
 }
 
-// Patiently calls fn until it does not return InUse, for up to limit: something
-// else may hold a dataset for a moment, as the probes of udev do.
+// Patiently calls fn until it does not return InUse, for up to limit: other processes,
+// such as probes of udev, may hold a dataset for a moment.
 func Patiently(ctx context.Context, limit time.Duration, fn func() error) error {
 	deadline := time.Now().Add(limit)
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
@@ -275,22 +275,22 @@ func Patiently(ctx context.Context, limit time.Duration, fn func() error) error 
 	}
 }
 
-// copyLimit is how long a stream may stand still.
+// copyLimit is how long a stream may make no progress.
 var copyLimit = 5 * time.Minute
 
-// Copy sends a snapshot, with args of `zfs send`, into `zfs receive` with others,
-// here. progress, if not nil, is called with the bytes that have gone through. IO
-// if nothing has for 5 minutes.
+// Copy pipes `zfs send` with the arguments send into `zfs receive` with the arguments
+// receive, on this host. progress, if not nil, is called with the number of bytes
+// transferred. IO: no progress for 5 minutes.
 func Copy(ctx context.Context, send, receive []string, progress func(n int64)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stuck := errs.New(errs.IO, "zfs send", "", "no data was sent for %v", copyLimit).WithHint("%s", suspendedHint)
 	timer := time.AfterFunc(copyLimit, func() { cancel(stuck) })
 	defer timer.Stop()
-	runs.Add(1) // bounded counts the other
+	runs.Add(1) // runBounded counts the other program
 	const op = "zfs send"
 
-	// Not bounded by time: what the kernel does at the end of a stream ends too.
+	// No time limit: the kernel's work at the end of a stream is finite as well.
 	_, err := runBounded(ctx, 1<<62, op, func(ctx context.Context) ([]byte, error) {
 		return nil, run.Pipe(ctx, append([]string{string(ZFS), "send"}, send...),
 			append([]string{string(ZFS), "receive"}, receive...), func(n int64) {
@@ -307,17 +307,17 @@ func Copy(ctx context.Context, send, receive []string, progress func(n int64)) e
 	return err
 }
 
-// Send writes what `zfs send` with args prints to w. An error of w ends it and is
-// returned as it is. IO if nothing has come for 5 minutes.
+// Send writes the output of `zfs send` with args to w. An error of w ends it and is
+// returned unchanged. IO: no output for 5 minutes.
 func Send(ctx context.Context, args []string, w io.Writer) error {
 	return runUnlessStuck(ctx, "zfs send", func(ctx context.Context, t *time.Timer) error {
 		return run.OutOf(ctx, pausing{w: w, t: t}, append([]string{string(ZFS), "send"}, args...)...)
 	})
 }
 
-// Receive gives r to `zfs receive` with args. An error of r ends it and is returned
-// as it is. IO if nothing has been taken for 5 minutes, Damaged if r goes on after
-// the end of the stream.
+// Receive passes r to `zfs receive` with args. An error of r ends it and is returned
+// unchanged. IO: no input was accepted for 5 minutes. Damaged: r continues after the end
+// of the stream.
 func Receive(ctx context.Context, args []string, r io.Reader) error {
 	err := runUnlessStuck(ctx, "zfs receive", func(ctx context.Context, t *time.Timer) error {
 		return run.Into(ctx, pausing{r: r, t: t}, append([]string{string(ZFS), "receive"}, args...)...)
@@ -328,7 +328,7 @@ func Receive(ctx context.Context, args []string, r io.Reader) error {
 	return err
 }
 
-// pausing does not count the time that others take.
+// pausing stops the timer while its reader or writer works, whose time does not count.
 type pausing struct {
 	r io.Reader
 	w io.Writer
@@ -347,7 +347,7 @@ func (p pausing) Write(b []byte) (int, error) {
 	return p.w.Write(b)
 }
 
-// runUnlessStuck runs fn, which runs a program, until that has stood still for too long.
+// runUnlessStuck calls fn, which runs a program, and ends it if there is no progress for copyLimit.
 func runUnlessStuck(ctx context.Context, op string, fn func(context.Context, *time.Timer) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
