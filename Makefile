@@ -1,7 +1,7 @@
 # Pando: `make` lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test test-race test-all test-zfs lint bench ci clean
+.PHONY: help deps build demo test test-race test-all test-zfs test-dist lint bench dist ci clean
 
 # Runs a command with a Go that can build this.
 WITH_GO := scripts/go.sh
@@ -36,14 +36,21 @@ test-all: ## run everything, leaving out nothing that `make test` draws from: ta
 test-zfs: ## run the tests of ZFS in a guest that has it: RUN=TestX PKGS=./internal/linux/zfs ZFS=2.1
 	@test/zfsvm/test.sh $(PKGS)
 
+test-dist: ## build the packages twice, compare them, and install them into a clean Debian (as root)
+	@scripts/deps.sh dist
+	@scripts/dist-test.sh
+
 lint: ## check format, vet, staticcheck, shellcheck, layers, lengths
 	@scripts/lint.sh
 
 bench: build ## measure clones against cp on this host (as root)
 	@scripts/bench.sh $(BENCHFLAGS)
 
+dist: ## build tarballs, .deb, .rpm, checksums and bills of materials for amd64 and arm64 into dist/
+	@scripts/dist.sh
+
 ci: ## what continuous integration runs
 	@.ci/run
 
 clean: ## remove what was built
-	rm -rf bin out
+	rm -rf bin out dist

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs, on Debian and Ubuntu, what is missing to build and run Pando:
-#   scripts/deps.sh [--try] [run|all|zfsvm]
+#   scripts/deps.sh [--try] [run|all|zfsvm|dist]
 # run: what `make demo` needs. all: what tests and lint need, too. zfsvm: what
-# `make test-zfs` needs to build and to run a guest with OpenZFS.
+# `make test-zfs` needs to build and to run a guest with OpenZFS. dist: what
+# `make test-dist` needs to install packages and to run a program for arm64.
 # --try: what cannot be installed is a warning, not an error.
 set -euo pipefail
 
@@ -15,7 +16,7 @@ fi
 what=${1:-all}
 
 again='make deps'
-[ "$what" != zfsvm ] || again='scripts/deps.sh zfsvm'
+case $what in zfsvm | dist) again="scripts/deps.sh $what" ;; esac
 say() { printf 'deps: %s\n' "$*" >&2; }
 give_up() {
   say "$*"
@@ -75,6 +76,21 @@ if [ "$what" = zfsvm ]; then
     grep -qF "${lib%=*} " <<<"$libraries" || packages+=("${lib#*=}")
   done
   qemu_is_good || backport+=(qemu-system-x86)
+fi
+# Debian 12's own qemu-user, 7.2, does not translate what an import needs.
+qemu_user_is_good() {
+  local version
+  version=$(qemu-aarch64-static --version 2>/dev/null | sed -n '1s/.* version \([0-9]*\)\..*/\1/p')
+  [ "${version:-0}" -ge 10 ]
+}
+if [ "$what" = dist ]; then
+  for p in apt-get dpkg-deb; do have $p || give_up "missing: $p. The packages are tested on Debian and Ubuntu only"; done
+  need mmdebstrap mmdebstrap
+  need rpm rpm
+  need unshare util-linux
+  [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || packages+=(debian-archive-keyring)
+  # On arm64 its own programs run without it.
+  if [ "$(uname -m)" != aarch64 ] && ! qemu_user_is_good; then backport+=(qemu-user-static); fi
 fi
 go=''
 "$root/scripts/go.sh" true 2>/dev/null || go=1
@@ -140,6 +156,9 @@ elif [ ${#backport[@]} -gt 0 ]; then
 fi
 if [ "$what" = zfsvm ] && ! qemu_is_good; then
   give_up "there is no qemu-system-x86_64 of version 8 or newer here, which runs the guest: install it"
+fi
+if [ "$what" = dist ] && [ "$(uname -m)" != aarch64 ] && ! have qemu-aarch64-static; then
+  give_up "there is no qemu-aarch64-static here, which runs programs for arm64: install it"
 fi
 
 if [ -n "$go" ] && ! "$root/scripts/go.sh" true; then

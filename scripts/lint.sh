@@ -34,7 +34,7 @@ files() {
     if git rev-parse --git-dir >/dev/null 2>&1; then
       git ls-files -co --exclude-standard
     else
-      find . -type f -not -path './.git/*' -not -path './bin/*' -not -path './out/*' -printf '%P\n'
+      find . -type f -not -path './.git/*' -not -path './bin/*' -not -path './out/*' -not -path './dist/*' -printf '%P\n'
     fi
   } | while IFS= read -r f; do [ ! -f "$f" ] || [[ $f != *"${1:-}" ]] || printf '%s\n' "$f"; done
 }
