@@ -116,7 +116,8 @@ func (a *App) benchClone(ctx context.Context, q bench.Config, clean bool) error 
 	case clean:
 		return nil
 	case report.Kept != "":
-		a.printNote("kept the volumes and goldens whose names begin with %s; remove them with `pando destroy '%s-*'` and `pando golden rm`",
+		a.printNote("kept the volumes and goldens whose names begin with %s; remove them with `pando destroy '%s-*'` and "+
+			"`pando golden rm`",
 			report.Kept, report.Kept)
 	}
 

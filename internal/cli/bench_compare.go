@@ -146,7 +146,8 @@ func noiseText(v float64) string {
 }
 
 func sideText(s syncbench.Side) string {
-	return fmt.Sprintf("%s: %s of %s on %s, %s, %s", s.Name, plural(s.Runs, "run"), formatDuration(s.Seconds), s.Path, s.Host,
+	return fmt.Sprintf("%s: %s of %s on %s, %s, %s", s.Name, plural(s.Runs, "run"), formatDuration(s.Seconds), s.Path,
+		s.Host,
 		s.Verdict)
 }
 

@@ -49,7 +49,8 @@ next run in the same DIR removes leftovers of a killed run.`,
 	f.IntVar(&q.Appends, "appends", 5, "let the data grow `N` times")
 	f.BoolVar(&q.Freeze, "freeze", false, "let each push freeze the filesystem for its snapshot (push --freeze)")
 	f.BoolVar(&alone, "alone", false, "measure only pando and the pipeline, not the other tools")
-	f.StringSliceVar(&q.Only, "only", nil, "measure only these `CONTENDERS`, separated by commas: pando, pipeline, btrfs-send, restic, litestream")
+	f.StringSliceVar(&q.Only, "only", nil,
+		"measure only these `CONTENDERS`, separated by commas: pando, pipeline, btrfs-send, restic, litestream")
 
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
 		q.Peers = !alone
@@ -156,7 +157,8 @@ func (a *App) printReplicate(r *bench.ReplicateReport) error {
 				refresh = formatDuration(bench.Median(x.Refreshes))
 			}
 
-			t.row(x.Name, formatDuration(x.Push), formatBytes(x.PushBytes), formatDuration(x.Restore), formatDuration(bench.Median(x.Appends)),
+			t.row(x.Name, formatDuration(x.Push), formatBytes(x.PushBytes), formatDuration(x.Restore),
+				formatDuration(bench.Median(x.Appends)),
 				formatBytes(x.AppendBytes),
 				refresh, formatDuration(bench.Median(x.Idle)), formatDuration(x.RestoreAll), against)
 		}
@@ -166,7 +168,8 @@ func (a *App) printReplicate(r *bench.ReplicateReport) error {
 		}
 
 		if s.Decode > 0 {
-			if err := a.printf("decrypting and decompressing everything takes %s; writing everything takes %s\n", formatDuration(s.Decode),
+			if err := a.printf("decrypting and decompressing everything takes %s; writing everything takes %s\n",
+				formatDuration(s.Decode),
 				formatDuration(s.Disk)); err != nil {
 				return err
 			}

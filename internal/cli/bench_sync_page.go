@@ -24,7 +24,8 @@ func pagePath(op, path string) (string, error) {
 
 	dir := filepath.Dir(path)
 	if st, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		return "", errs.New(errs.NotFound, op, path, "directory %s does not exist", dir).WithHint("create it first: mkdir -p %s",
+		return "", errs.New(errs.NotFound, op, path, "directory %s does not exist",
+			dir).WithHint("create it first: mkdir -p %s",
 			shellWord(dir))
 	} else if err != nil {
 		return "", errs.Wrap(op, path, err)

@@ -183,7 +183,8 @@ func (a *App) printSyncRuns(r *syncbench.Report) error {
 }
 
 func latencyCells(l syncbench.Latency) []string {
-	return []string{formatDuration(l.P50), formatDuration(l.P95), formatDuration(l.P99), formatDuration(l.P999), formatDuration(l.Max)}
+	return []string{formatDuration(l.P50), formatDuration(l.P95), formatDuration(l.P99), formatDuration(l.P999),
+		formatDuration(l.Max)}
 }
 
 func (a *App) printTarget(r *syncbench.Report) error {

@@ -49,7 +49,8 @@ func (a *App) printBenchHead(r *bench.Report) error {
 		plural(int(r.Source.Extents), "extent"))
 	return a.printFields(
 		"pool", pool, "devices", devices,
-		"host", fmt.Sprintf("%s, %s, Linux %s", plural(r.Host.CPUs, "processor"), formatBytes(r.Host.MemoryBytes), r.Host.Kernel),
+		"host", fmt.Sprintf("%s, %s, Linux %s", plural(r.Host.CPUs, "processor"), formatBytes(r.Host.MemoryBytes),
+			r.Host.Kernel),
 		"source", source, "golden", golden, "raw floor", orMissing("", r.NoFloor),
 	)
 }
@@ -64,7 +65,8 @@ func orMissing(s, reason string) string {
 func (a *App) printHeading(s string) error { return a.printf("\n%s\n", s) }
 
 func (a *App) printOperations(r *bench.Report) error {
-	if err := a.printHeading("Cost of operations, and bytes written (SYS is processor time in the kernel; bytes are per operation;\n" +
+	if err := a.printHeading("Cost of operations, and bytes written (SYS is processor time in the kernel; bytes are " +
+		"per operation;\n" +
 		"AFTER counts from its return until the disk is quiet)"); err != nil {
 		return err
 	}
@@ -204,14 +206,16 @@ func (a *App) printCommands(r *bench.Report) error {
 	}
 	t := a.table("VOLUMES", "COMMAND", "TIMES", "P50", "P99", "MAX", "USER", "SYS", "PEAK MEMORY")
 	for _, c := range r.Commands {
-		t.row(append(append([]string{itoa(c.Volumes), c.Line}, distCells(c.Wall)...), formatDuration(c.User), formatDuration(c.Sys),
+		t.row(append(append([]string{itoa(c.Volumes), c.Line}, distCells(c.Wall)...), formatDuration(c.User),
+			formatDuration(c.Sys),
 			formatBytes(c.MaxRSS))...)
 	}
 	return t.flush()
 }
 
 func (a *App) printNeighbour(r *bench.Report) error {
-	if err := a.printHeading("A neighbour: repeated 8 KiB writes with fdatasync in another volume, while ..."); err != nil {
+	const title = "A neighbour: repeated 8 KiB writes with fdatasync in another volume, while ..."
+	if err := a.printHeading(title); err != nil {
 		return err
 	}
 

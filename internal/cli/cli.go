@@ -1,4 +1,4 @@
-// Package cli is the command line of Pando: one file a verb, and the only place
+// Package cli is the command line of Pando. It has one file for each verb, and is the only package
 // that prints. Results go to standard output, as text or (--json) as one JSON
 // value; progress, notes and errors go to standard error.
 package cli
@@ -37,19 +37,18 @@ type App struct {
 	json       bool
 	quiet      bool
 	noProgress bool
-	lasting    bool // the command goes on until it is interrupted, and opens the pool again and again
-	exit       int  // of a command that ran well but must not exit with 0
+	lasting    bool // the command runs until it is interrupted, and reopens the pool in each round
+	exit       int  // exit code of a command that succeeded but must not exit with 0
 	outage     *outage
 }
 
-// Main runs the program and returns its exit code. It is called before anything else: this may be a
-// process that pando has started to help it.
+// Main runs the program and returns its exit code. Call it before anything else: this process may be a
+// helper that pando has started (engine.Helper).
 func Main(drivers engine.Drivers, version string) int {
 	engine.Helper(os.Args)
 	a := &App{Drivers: drivers, Version: version, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
-	// The first signal asks the work to stop and clean up; another one, later, ends the
-	// process as it always would. Not at once: timeout(1) sends each signal twice, to
-	// the process and to its group.
+	// The first signal asks the work to stop and clean up. A second one, at least 1 s later, ends the process as
+	// usual. The delay is needed because timeout(1) sends each signal twice: to the process and to its group.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
@@ -69,6 +68,7 @@ func (a *App) Run(ctx context.Context, args []string) int {
 		return a.exit
 	}
 
+	// Give every error a kind.
 	var known *errs.Error
 	switch {
 	case ctx.Err() != nil && errs.KindOf(err) == errs.Internal:
@@ -76,8 +76,7 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	case errors.Is(err, context.Canceled):
 		err = (&errs.Error{Kind: errs.Canceled, Err: errors.New("interrupted; unfinished work was undone")})
 	case !errors.As(err, &known):
-		// Everything below this package returns *errs.Error: what does not is
-		// cobra's complaint about a command line.
+		// All packages below return *errs.Error, so any other error is cobra's about the command line.
 		err = (&errs.Error{Kind: errs.Invalid, Err: err}).WithHint("run `pando --help` to list the commands")
 	}
 
@@ -105,6 +104,7 @@ writable clone of it in milliseconds, and destroy the clone just as fast.`,
 		SilenceErrors: true,
 	}
 
+	// Flags of all commands.
 	f := root.PersistentFlags()
 	f.StringVar(&a.dir, "pool", "", "use the pool in `DIR` (default $PANDO_POOL, or "+pool.DefaultDir+")")
 	f.BoolVar(&a.json, "json", false, "print the result as JSON on standard output, and errors as JSON on standard error")
@@ -124,6 +124,7 @@ writable clone of it in milliseconds, and destroy the clone just as fast.`,
 			WithHint("run `%s --help` to list the options", c.CommandPath())
 	})
 
+	// The verbs, in groups.
 	root.AddGroup(
 		&cobra.Group{ID: "volumes", Title: "Volumes:"},
 		&cobra.Group{ID: "goldens", Title: "Goldens:"},
@@ -133,7 +134,8 @@ writable clone of it in milliseconds, and destroy the clone just as fast.`,
 	)
 
 	root.AddCommand(
-		a.cloneCommand(), a.forkCommand(), a.runCommand(), a.mountCommand(), a.umountCommand(), a.lsCommand(), a.showCommand(), a.diffCommand(), a.rebaseCommand(), a.flattenCommand(), a.destroyCommand(),
+		a.cloneCommand(), a.forkCommand(), a.runCommand(), a.mountCommand(), a.umountCommand(), a.lsCommand(),
+		a.showCommand(), a.diffCommand(), a.rebaseCommand(), a.flattenCommand(), a.destroyCommand(),
 		a.snapshotCommand(), a.rewindCommand(), a.pinCommand(), a.unpinCommand(),
 		a.goldenCommand(),
 		a.remoteCommand(), a.pushCommand(), a.pullCommand(), a.verifyCommand(),
@@ -145,8 +147,8 @@ writable clone of it in milliseconds, and destroy the clone just as fast.`,
 	return root
 }
 
-// bareMount lets `--mount` stand without a directory: as the last word, or
-// before another flag, it means the default mount point.
+// bareMount allows `--mount` without a directory: as the last argument or before another flag, it means the
+// default mount point.
 func bareMount(args []string) []string {
 	out := make([]string, 0, len(args))
 	for i, s := range args {
@@ -161,7 +163,7 @@ func bareMount(args []string) []string {
 	return out
 }
 
-// poolDir is the directory of the pool.
+// poolDir returns the directory of the pool: from --pool, PANDO_POOL or the default.
 func (a *App) poolDir() string {
 	switch {
 	case a.dir != "":
@@ -172,7 +174,7 @@ func (a *App) poolDir() string {
 	return pool.DefaultDir
 }
 
-// openPool opens the pool, does what is due there, and tells what was cleaned up. End it with Close.
+// openPool opens the pool, does urgent maintenance, and prints what that cleaned up. The caller closes the engine.
 func (a *App) openPool(ctx context.Context) (*engine.Engine, error) {
 	var options []engine.Option
 	if !a.lasting {
@@ -184,6 +186,7 @@ func (a *App) openPool(ctx context.Context) (*engine.Engine, error) {
 		return nil, err
 	}
 
+	// Do urgent maintenance, and report it.
 	r, err := e.Maintain(ctx)
 	if err != nil {
 		e.Close()
@@ -218,7 +221,7 @@ func (a *App) openPool(ctx context.Context) (*engine.Engine, error) {
 	return e, nil
 }
 
-// collectWarnings returns a context whose calls of an engine report to tell, which prints it.
+// collectWarnings returns a context that collects warnings of the engine; tell prints them.
 func (a *App) collectWarnings(ctx context.Context) (_ context.Context, tell func()) {
 	said := &warnings.List{}
 	return warnings.Collect(ctx, said), func() {
@@ -244,7 +247,7 @@ func (a *App) withPool(
 	}
 }
 
-// printNote tells a person something that is not the result.
+// printNote prints information that is not part of the result, unless -q or --json is given.
 func (a *App) printNote(format string, args ...any) {
 	if !a.quiet && !a.json {
 		fmt.Fprintf(a.Stderr, "pando: "+format+"\n", renderArgs(args)...)
@@ -262,7 +265,7 @@ func (a *App) noteWait(text string) {
 	}
 }
 
-// printWarning tells what is wrong and does not stop the command, also with --json.
+// printWarning prints a problem that does not stop the command, even with --json.
 func (a *App) printWarning(format string, args ...any) {
 	fmt.Fprintf(a.Stderr, "pando: warning: "+format+"\n", renderArgs(args)...)
 }
@@ -281,7 +284,7 @@ func (a *App) printf(format string, args ...any) error {
 	return writeError(err)
 }
 
-// writeError: a reader that went away (| head) is no failure of the command.
+// writeError turns an error of writing output into an error of the command. A closed pipe (| head) is not an error.
 func writeError(err error) error {
 	if err == nil || errors.Is(err, syscall.EPIPE) {
 		return nil
@@ -318,7 +321,7 @@ func (a *App) printError(err error) {
 	}
 }
 
-// wantsJSON finds --json when the command line could not be parsed.
+// wantsJSON reports whether the arguments contain --json. It works even if the command line cannot be parsed.
 func wantsJSON() bool {
 	for _, s := range os.Args[1:] {
 		if s == "--" {
@@ -331,7 +334,7 @@ func wantsJSON() bool {
 	return false
 }
 
-// checkArgs makes cobra's complaints about arguments errors of kind Invalid.
+// checkArgs turns cobra's errors about arguments into errors of kind Invalid.
 func checkArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if err := check(c, args); err != nil {

@@ -63,8 +63,10 @@ func (a *App) configureClone(
 	c.Args = checkArgs(cobra.ExactArgs(2))
 	f := c.Flags()
 	f.IntVar(&q.Count, "count", 0, "create `N` volumes, VOLUME-1 to VOLUME-N, at most 100,000 (default: one, VOLUME)")
-	f.StringVar(&q.MountDir, "mount", "", "mount the volume at `DIR` (with --count: at DIR/VOLUME-i); without DIR, below the pool")
-	f.StringVar(&sizeFlag, "size", "", "grow the volume and its filesystem to `SIZE` bytes, for example 200G (default: the size of the origin)")
+	f.StringVar(&q.MountDir, "mount", "",
+		"mount the volume at `DIR` (with --count: at DIR/VOLUME-i); without DIR, below the pool")
+	f.StringVar(&sizeFlag, "size", "",
+		"grow the volume and its filesystem to `SIZE` bytes, for example 200G (default: the size of the origin)")
 	f.StringVar(&ttl, "ttl", "", "destroy the volume after this `DURATION`, for example 2h or 7d (default: never)")
 	f.BoolVar(&q.Ephemeral, "ephemeral", false, "do not wait for the disk; the volume does not survive a reboot")
 	rightsFlags(f, &q.May)

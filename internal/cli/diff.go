@@ -152,7 +152,8 @@ func changeLine(c engine.DiffChange) string {
 		case c.Op == "deleted":
 			notes = append(notes, formatBytes(c.SizeBefore))
 		case c.Content && c.SizeBefore != c.SizeAfter:
-			notes = append(notes, formatBytes(c.SizeBefore)+" -> "+formatBytes(c.SizeAfter), formatBytes(c.ChangedBytes)+" changed")
+			notes = append(notes, formatBytes(c.SizeBefore)+" -> "+formatBytes(c.SizeAfter),
+				formatBytes(c.ChangedBytes)+" changed")
 		case c.Content:
 			notes = append(notes, formatBytes(c.SizeAfter), formatBytes(c.ChangedBytes)+" changed")
 		}

@@ -93,9 +93,11 @@ unknown ones as unknown. The exit code is 0. To check a pool for damage, use
 			return errs.New(errs.Invalid, "doctor", q.Pool,
 				"--zfs cannot be combined with --only or --list").WithHint("remove --only and --list, or remove --zfs")
 		case zpool && q.Pool == "":
-			return errs.New(errs.Invalid, "doctor", "", "--zfs must not be empty").WithHint("name a zpool: `pando doctor --zfs POOL`")
+			return errs.New(errs.Invalid, "doctor", "",
+				"--zfs must not be empty").WithHint("name a zpool: `pando doctor --zfs POOL`")
 		case c.Flags().Changed("only") && len(h.Only) == 0:
-			return errs.New(errs.Invalid, "doctor", "", "--only must not be empty").WithHint("run `pando doctor --list` to list the checks")
+			return errs.New(errs.Invalid, "doctor", "",
+				"--only must not be empty").WithHint("run `pando doctor --list` to list the checks")
 		case list:
 			return a.printChecks()
 		case zpool:

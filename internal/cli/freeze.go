@@ -12,7 +12,8 @@ import (
 // freezeFlags adds the flags that say whether the writes to a volume in use are stopped.
 func freezeFlags(f *pflag.FlagSet, to *engine.Freeze) {
 	f.VarPF(&freezeFlag{to, engine.FreezeAlways}, "freeze", "",
-		"briefly hold back writes to a volume in use, so that the copy is one point in time even for unsynced data").NoOptDefVal = "true"
+		"briefly hold back writes to a volume in use, so that the copy is one point in time even for unsynced data").
+		NoOptDefVal = "true"
 	f.VarPF(&freezeFlag{to, engine.FreezeNever}, "no-freeze", "",
 		"never hold back writes to a volume in use; the copy is what a power loss would leave").NoOptDefVal = "true"
 }

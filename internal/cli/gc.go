@@ -40,7 +40,8 @@ from it.`,
 		},
 	}
 
-	c.Flags().BoolVar(&explain, "explain", false, "list how much space each removed object returns, and why every other object stays")
+	c.Flags().BoolVar(&explain, "explain", false,
+		"list how much space each removed object returns, and why every other object stays")
 	return c
 }
 

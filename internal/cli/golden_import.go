@@ -56,7 +56,8 @@ the old directory beside it.`,
 	f := c.Flags()
 	f.StringVar(&fs, "fs", "",
 		"filesystem `KIND` of the volumes: native, ext4, xfs or none (default: the driver's, or that of the image)")
-	f.StringVar(&sizeFlag, "size", "", "`SIZE` of each volume in bytes, for example 64G (default: 32G, or more for large trees)")
+	f.StringVar(&sizeFlag, "size", "",
+		"`SIZE` of each volume in bytes, for example 64G (default: 32G, or more for large trees)")
 	f.BoolVar(&q.Update, "update", false, "create the next generation of an existing golden")
 	keepFlag(f, &keep)
 	f.BoolVar(&q.Force, "force", false, "import an image even if it is truncated, damaged or in use")

@@ -25,7 +25,8 @@ With --json, also print the version of the identity files that it writes.`,
 		RunE: func(*cobra.Command, []string) error {
 			if a.json {
 				return a.printJSON(map[string]any{
-					"version": a.Version, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH, "identity_format": driver.IdentityVersion,
+					"version": a.Version, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
+					"identity_format": driver.IdentityVersion,
 				})
 			}
 			return a.printf("pando %s (%s, %s/%s)\n", a.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
@@ -33,7 +34,7 @@ With --json, also print the version of the identity files that it writes.`,
 	}
 }
 
-// meanings says what each kind of error means.
+// meanings describes each kind of error, for `pando exit-codes`.
 var meanings = map[errs.Kind]string{
 	errs.Internal:    "an unexpected error; please report it",
 	errs.Invalid:     "invalid input; nothing was changed",
@@ -50,14 +51,14 @@ var meanings = map[errs.Kind]string{
 	errs.Canceled:    "interrupted",
 }
 
-// Exit codes of commands that ran well and found something. They are stable.
+// Exit codes of commands that succeeded and report a finding. They are stable.
 const (
 	exitUnproven = 20
 	exitWarning  = 21
 	exitCritical = 22
 )
 
-// verdicts says what they mean.
+// verdicts describes these exit codes.
 var verdicts = []struct {
 	exit        int
 	verb, means string
@@ -69,7 +70,8 @@ var verdicts = []struct {
 
 func (a *App) exitCodesTopic() *cobra.Command {
 	var b strings.Builder
-	b.WriteString("The exit code tells which kind of error ended a command (`pando run` exits with the exit\ncode of its command):\n\n " +
+	b.WriteString("The exit code tells which kind of error ended a command (`pando run` exits with the exit\ncode of " +
+		"its command):\n\n " +
 		"    0  success\n")
 	for _, k := range errs.Kinds() {
 		fmt.Fprintf(&b, "  %4d  %-12s %s\n", k.Codes().Exit, k, meanings[k])

@@ -237,7 +237,8 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 		if o.Tail.Scope == "host" {
 			of = "of the whole host"
 		}
-		tail = fmt.Sprintf("pando: writes had not died down after %s; %s %s were still in memory", formatDuration(o.After.Seconds),
+		tail = fmt.Sprintf("pando: writes had not died down after %s; %s %s were still in memory",
+			formatDuration(o.After.Seconds),
 			formatBytes(o.Tail.UnwrittenBytes), of)
 	}
 
@@ -300,7 +301,8 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 		if l.Flushes != nil {
 			row[5] = strconv.FormatInt(*l.Flushes, 10)
 		}
-		row[11], row[12], row[13] = formatBytes(othersBytes(l)), formatBytes(max(l.RestBytes, 0)), layerAmplification(o.Total, l.Name)
+		row[11], row[12], row[13] = formatBytes(othersBytes(l)), formatBytes(max(l.RestBytes, 0)), layerAmplification(o.Total,
+			l.Name)
 		t.row(row...)
 	}
 

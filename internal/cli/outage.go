@@ -9,18 +9,18 @@ import (
 	"pando/internal/remote/replicate"
 )
 
-// outage is that a remote does not answer as it should, and what was said of it. The zero value is ready, and
-// nil says nothing. Its methods may be called by several goroutines at once.
+// outage reports to the user that a remote does not answer properly. The zero value is ready, and a nil outage
+// reports nothing. Its methods may be called by several goroutines at once.
 type outage struct {
 	mu      sync.Mutex
-	tracker *progress.Tracker // that is shown, which then says it; nil: none
-	said    time.Time         // the last line about it, if no tracker does
+	tracker *progress.Tracker // the tracker on display, which then shows the outage; nil: none
+	said    time.Time         // when the last line was printed, if no tracker shows the outage
 }
 
-// outagePause is from which pause on people are told of it: shorter ones are over before a line is read.
+// outagePause is the shortest pause that is reported: shorter ones end before anyone can read the line.
 const outagePause = time.Second
 
-// showIn makes a tracker say what is waited for; nil: lines of their own do.
+// showIn makes t show outages from now on; with nil, they are printed as lines.
 func (o *outage) showIn(t *progress.Tracker) {
 	if o == nil {
 		return
@@ -53,7 +53,7 @@ func (o *outage) showRetry(a *App, w replicate.Waiting) {
 	}
 }
 
-// endRetry ends what waiting shows: the repeated request was answered.
+// endRetry ends what showRetry shows: the repeated request was answered.
 func (o *outage) endRetry() {
 	if o == nil {
 		return
@@ -63,7 +63,7 @@ func (o *outage) endRetry() {
 	o.tracker.Stall(nil)
 }
 
-// stallWords says what is waited for: "server answers 503, attempt 4 of 10, next in 6 s".
+// stallWords describes what pando waits for: "server answers 503, attempt 4 of 10, next in 6 s".
 func stallWords(s *progress.Stall) string {
 	if s.Of == 0 {
 		return s.Answer
@@ -75,17 +75,17 @@ func stallWords(s *progress.Stall) string {
 	return out + ", next one now"
 }
 
-// idleAfter is after which time without progress an estimate of the time left is worth nothing.
+// idleAfter is the time without progress after which an estimate of the time left is meaningless.
 const idleAfter = 15 * time.Second
 
-// idle finds out that nothing goes on, also where nobody has said why: a request may hang for a minute before it is
-// cut.
+// idle detects that there is no progress, even if no request has failed yet: a request may hang for a minute before
+// it is cut.
 type idle struct {
 	last  progress.State
 	since time.Time // of the last progress
 }
 
-// markStalled is a state with what stalls it, if something does.
+// markStalled returns s with a stall added if there was no progress for idleAfter.
 func (i *idle) markStalled(s progress.State, now time.Time) progress.State {
 	was := i.last
 	i.last = s

@@ -65,15 +65,14 @@ func (a *App) showLines(t *progress.Tracker, done <-chan struct{}, line func(pro
 				start, stage = time.Now().Add(-lineInterval), s.Stage
 			}
 			if s.Stalled != nil && a.lasting {
-				continue // it is said once: see pushEvery
+				continue // pushEvery reports it once
 			}
 			fmt.Fprintln(a.Stderr, line(s, time.Since(start)))
 		}
 	}
 }
 
-// progressEvent is a line of progress with --json. Totals are missing while they are
-// not known.
+// progressEvent is a line of progress with --json. Unknown totals are left out.
 type progressEvent struct {
 	Stage          string  `json:"stage"`
 	Files          int64   `json:"files"`
@@ -83,10 +82,10 @@ type progressEvent struct {
 	BytesPerSecond int64   `json:"bytes_per_second"`
 	SecondsLeft    float64 `json:"seconds_left,omitempty"`
 
-	Stalled *stallEvent `json:"stalled,omitempty"` // the remote does not answer as it should
+	Stalled *stallEvent `json:"stalled,omitempty"` // set while the remote does not answer properly
 }
 
-// stallEvent is what is waited for, with --json.
+// stallEvent describes with --json what pando waits for.
 type stallEvent struct {
 	Answer      string  `json:"answer"`
 	Attempt     int     `json:"attempt,omitempty"`
@@ -110,7 +109,7 @@ func progressJSON(s progress.State, d time.Duration) string {
 
 	b, err := json.Marshal(map[string]progressEvent{"progress": e})
 	if err != nil {
-		return "" // numbers and a text: it cannot be
+		return "" // cannot happen: numbers and a text
 	}
 
 	return string(b)
@@ -176,7 +175,7 @@ func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {
 			return
 		case <-tick.C:
 			s := still.markStalled(t.State(), time.Now())
-			if s.Stalled != nil { // in place of the bar, whose estimate is worth nothing now
+			if s.Stalled != nil { // replaces the bar, whose estimate is meaningless now
 				clear()
 				stalled = true
 				fmt.Fprint(a.Stderr, clearLine+a.fitting(describeProgress(s, time.Since(start))))
@@ -206,8 +205,9 @@ func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {
 				stage = s.Stage
 				bar = progressbar.NewOptions64(total,
 					progressbar.OptionSetWriter(a.Stderr), progressbar.OptionSetDescription(stage), progressbar.OptionShowBytes(bytes),
-					progressbar.OptionUseIECUnits(true), progressbar.OptionSetWidth(24), progressbar.OptionShowCount(), progressbar.OptionSetPredictTime(true),
-					progressbar.OptionSpinnerType(14), progressbar.OptionFullWidth(), progressbar.OptionClearOnFinish(), progressbar.OptionThrottle(barInterval))
+					progressbar.OptionUseIECUnits(true), progressbar.OptionSetWidth(24), progressbar.OptionShowCount(),
+					progressbar.OptionSetPredictTime(true), progressbar.OptionSpinnerType(14), progressbar.OptionFullWidth(),
+					progressbar.OptionClearOnFinish(), progressbar.OptionThrottle(barInterval))
 			}
 
 			if total > 0 && bar.GetMax64() != total {
@@ -225,7 +225,7 @@ func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {
 	}
 }
 
-// clearLine makes a line of a terminal empty.
+// clearLine clears a line of a terminal.
 const clearLine = "\r\x1b[K"
 
 // fitting cuts a line to the width of the terminal.

@@ -35,7 +35,8 @@ once more before removing it, and stops as soon as enough space is free.`,
 	}
 
 	f := c.Flags()
-	f.StringVar(&keepFree, "keep-free", "", "remove objects until this `PERCENT` of the pool is free, for example 20% (default: 10% without other options)")
+	f.StringVar(&keepFree, "keep-free", "",
+		"remove objects until this `PERCENT` of the pool is free, for example 20% (default: 10% without other options)")
 	f.StringVar(&olderThan, "older-than", "", "remove only objects created more than this `DURATION` ago, for example 7d")
 	f.StringVar(&idle, "idle", "", "remove only objects last used more than this `DURATION` ago, for example 24h")
 	f.BoolVar(&q.DryRun, "dry-run", false, "list what would be removed, and change nothing")

@@ -52,7 +52,8 @@ next push fails (conflict), and its data stays intact.`,
 	f.BoolVar(&q.Update, "update", false, "bring a volume that was pulled before to its newest point")
 	f.BoolVar(&q.TakeOver, "take-over", false, "make this pool the writer of the volume on the remote")
 	f.StringVar(&mount, "mount", "", "mount the volume at `DIR`; without DIR, below the pool")
-	f.StringVar(&limit, "limit-rate", "", "receive at most this many `BYTES` per second, for example 50M (default: no limit)")
+	f.StringVar(&limit, "limit-rate", "",
+		"receive at most this many `BYTES` per second, for example 50M (default: no limit)")
 	f.BoolVar(&lazy, "lazy", false, "not supported yet")
 	_ = f.MarkHidden("lazy")
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
@@ -153,7 +154,8 @@ func (a *App) printPulled(remote string, p replicate.Pulled) error {
 		return a.printf("%s\n", name)
 	}
 
-	words := fmt.Sprintf("pulled %s@%s from %s: %s read, %s written, in %s", p.Volume, p.Point, remote, formatBytes(p.ReadBytes),
+	words := fmt.Sprintf("pulled %s@%s from %s: %s read, %s written, in %s", p.Volume, p.Point, remote,
+		formatBytes(p.ReadBytes),
 		formatBytes(p.WrittenBytes), formatSeconds(p.Seconds))
 	if p.Unchanged {
 		words = fmt.Sprintf("%s@%s is up to date", p.Volume, p.Point)

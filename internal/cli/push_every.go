@@ -10,12 +10,12 @@ import (
 	"pando/internal/remote/replicate"
 )
 
-// How long `push --every` waits at most after a round that failed.
+// maxPushBackoff is the longest wait of `push --every` after a failed round.
 const maxPushBackoff = 15 * time.Minute
 
-// pushEvery pushes until it is interrupted, which is its good end. What cannot
-// get better by waiting ends it in the first round. What goes wrong later, as that the
-// remote does not answer, is said once, and once when it is over, however long that takes.
+// pushEvery pushes until it is interrupted, which counts as success. In the first round, an error that waiting
+// cannot fix ends it. Later problems, for example a remote that does not answer, are reported once, and once more
+// when they are over, however long that takes.
 func (a *App) pushEvery(ctx context.Context, to string, q replicate.PushRequest, period time.Duration) error {
 	a.lasting = true
 	failed := 0
@@ -54,14 +54,14 @@ func (a *App) pushEvery(ctx context.Context, to string, q replicate.PushRequest,
 	}
 }
 
-// failedRounds is a row of rounds of pushEvery that failed.
+// failedRounds describes consecutive failed rounds of pushEvery.
 type failedRounds struct {
 	rounds int
 	since  time.Time
-	said   string // what was said to be wrong last
+	said   string // the problem that was reported last
 }
 
-// reportRound tells of the error of a round, once as long as it stays the same, and of the end of a row of them.
+// reportRound prints the error of a round, once as long as it stays the same, and the end of a series of failed rounds.
 func (a *App) reportRound(f *failedRounds, err error, wait time.Duration) {
 	if err == nil {
 		if f.rounds > 0 {
@@ -88,7 +88,7 @@ func (a *App) reportRound(f *failedRounds, err error, wait time.Duration) {
 	}
 }
 
-// pushBackoff is how long to wait after rounds that failed, the latest n of them.
+// pushBackoff returns how long to wait after n consecutive failed rounds.
 func pushBackoff(period time.Duration, n int) time.Duration {
 	wait := period
 	for range n - 1 {
@@ -99,8 +99,7 @@ func pushBackoff(period time.Duration, n int) time.Duration {
 	return max(min(wait, maxPushBackoff), period)
 }
 
-// failsForever reports whether the same command will fail in the same way however
-// often it is tried.
+// failsForever reports whether repeating the command cannot help.
 func failsForever(err error) bool {
 	switch errs.KindOf(err) {
 	case errs.Invalid, errs.NotFound, errs.Exists, errs.Permission, errs.Unsupported, errs.TooNew, errs.Conflict:
@@ -146,7 +145,7 @@ func (a *App) printRound(out []replicate.Pushed) error {
 		now, plural(len(out)-unchanged, "volume"), unchanged, formatBytes(sent), formatSeconds(secs))
 }
 
-// warnRound tells of the error of a round.
+// warnRound prints the error of a round.
 func (a *App) warnRound(err error, then string) {
 	if a.json {
 		a.printError(err)

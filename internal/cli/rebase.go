@@ -70,7 +70,8 @@ still exist.`,
 				note = ", " + plural(n, "conflict") + " resolved"
 			}
 
-			return a.printf("%s is now based on %s, with its changes: %d added, %d modified, %d deleted, %d renamed%s; previous content: %s\n",
+			return a.printf("%s is now based on %s, with its changes: %d added, %d modified, %d deleted, %d renamed%s; "+
+				"previous content: %s\n",
 				out.Name,
 				ref.Generation(out.Golden, out.Generation), s.Added, s.Modified, s.Deleted, s.Renamed, note, out.Before)
 		}),

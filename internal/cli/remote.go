@@ -72,7 +72,7 @@ func (a *App) findRemote(op, name string) (*replicate.Remote, error) {
 		WithHint("%s: %s", how, strings.Join(all, ", "))
 }
 
-// hintKnownRemotes adds to the error of a remote that is not there which ones are.
+// hintKnownRemotes adds the names of existing remotes to the error about one that does not exist.
 func (a *App) hintKnownRemotes(err error) error {
 	if !errs.Is(err, errs.NotFound) {
 		return err
@@ -99,11 +99,10 @@ func (a *App) completeRemotes(_ *cobra.Command, args []string, _ string) ([]stri
 	return all, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completionTime is how long completing asks a remote.
+// completionTime limits how long completion waits for a remote.
 const completionTime = 5 * time.Second
 
-// completeOnRemote completes a remote and then volumes that it has, in the first n
-// arguments (0: all).
+// completeOnRemote completes the name of a remote and then its volumes, in the first n arguments (0: all).
 func (a *App) completeOnRemote(n int) completer {
 	return func(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		if len(args) == 0 {

@@ -58,7 +58,8 @@ is optional, because the kit contains it.` + "\n\n" + passphraseSources,
 	f.BoolVar(&noCreate, "no-create", false, "fail if there is no repository yet")
 	f.BoolVar(&ask, "passphrase", false, "use a passphrase, and ask for it if no file or variable has it")
 	f.StringVar(&passphraseFile, "passphrase-file", "", "read the passphrase from `FILE` (- for standard input)")
-	f.StringVar(&identityFile, "identity", "", "open the repository with the age identity in `FILE` (- for standard input)")
+	f.StringVar(&identityFile, "identity", "",
+		"open the repository with the age identity in `FILE` (- for standard input)")
 	f.StringArrayVar(&q.Recipients, "recipient", nil,
 		"also encrypt the key of a new repository for this age `RECIPIENT`; may be repeated")
 	c.MarkFlagsMutuallyExclusive("create", "no-create")
@@ -71,7 +72,8 @@ is optional, because the kit contains it.` + "\n\n" + passphraseSources,
 		case len(args) == 2:
 			q.URL = args[1]
 		case kitFile == "":
-			return errs.New(errs.Invalid, "remote add", q.Name, "no URL given").WithHint("run `pando remote add --help` for the forms of URLs")
+			return errs.New(errs.Invalid, "remote add", q.Name,
+				"no URL given").WithHint("run `pando remote add --help` for the forms of URLs")
 		}
 
 		if err := ref.CheckName("remote add", q.Name); err != nil {

@@ -128,7 +128,8 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 	}
 
 	for _, v := range p.Accepted {
-		a.printWarning("the list of points of %s was lost or restored to an older version; continuing with what the remote holds", v)
+		a.printWarning("the list of points of %s was lost or restored to an older version; continuing with what the "+
+			"remote holds", v)
 	}
 
 	for _, d := range p.Damaged {

@@ -36,7 +36,8 @@ that. --force forgets the remote anyway.`,
 				return a.hintKnownRemotes(err)
 			}
 			if out.KeyError != nil {
-				a.printWarning("could not remove this pool's key from the repository; the key no longer works without the pool's copy: %v", out.KeyError)
+				a.printWarning("could not remove this pool's key from the repository; the key no longer works without the "+
+					"pool's copy: %v", out.KeyError)
 			}
 
 			switch {

@@ -18,14 +18,13 @@ import (
 	"golang.org/x/term"
 )
 
-// Where a passphrase comes from if no flag names a file.
+// Environment variables for the passphrase, if no flag names a file.
 const (
 	passphraseFileVariable = "PANDO_PASSPHRASE_FILE"
 	passphraseVariable     = "PANDO_PASSPHRASE"
 )
 
-// secretVariables are the environment variables that pando reads secrets from, or the
-// way to them.
+// secretVariables are the environment variables from which pando reads secrets or their location.
 var secretVariables = []string{
 	passphraseVariable, passphraseFileVariable,
 	"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SHARED_CREDENTIALS_FILE", "AWS_PROFILE",
@@ -34,8 +33,8 @@ var secretVariables = []string{
 	"GOOGLE_APPLICATION_CREDENTIALS",
 }
 
-// withoutSecrets leaves them out of an environment: a command in a clone, which may be
-// anybody's code, has no business with the remotes of the host.
+// withoutSecrets removes them from an environment: a command in a clone may be untrusted code, and must not get
+// access to the remotes of the host.
 func withoutSecrets(env []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
@@ -43,22 +42,20 @@ func withoutSecrets(env []string) []string {
 	})
 }
 
-// maxSecretBytes is how long a file with a passphrase or identities may be: what
-// is longer is some other file.
+// maxSecretBytes is the largest accepted file with a passphrase or identities: a larger one is some other file.
 const maxSecretBytes = 64 << 10
 
-// passphraseSources is the sentence of help texts.
+// passphraseSources is a sentence for help texts.
 const passphraseSources = `pando reads a passphrase from --passphrase-file, from the file named by
 $PANDO_PASSPHRASE_FILE, from $PANDO_PASSPHRASE, or else from the terminal.`
 
-// passphraseGiven reports whether a passphrase is at hand without asking.
+// passphraseGiven reports whether a passphrase is available without asking.
 func passphraseGiven(file string) bool {
 	return file != "" || os.Getenv(passphraseFileVariable) != "" || os.Getenv(passphraseVariable) != ""
 }
 
-// passphrase reads a passphrase: from file, the environment, or the terminal,
-// where it asks for it by the words of what, twice if it is new. "" without an
-// error: there is none, and nobody to ask. Invalid, NotFound, Permission.
+// passphrase reads a passphrase from file, the environment, or the terminal. On the terminal it prompts with what,
+// twice if the passphrase is new. It returns "" if there is none and no terminal. Invalid, NotFound, Permission.
 func (a *App) passphrase(ctx context.Context, op, file, what string, fresh bool) (string, error) {
 	if file == "" {
 		file = os.Getenv(passphraseFileVariable)
@@ -106,13 +103,13 @@ func checkPassphrase(op, where, p string) (string, error) {
 	case p == "":
 		return "", errs.New(errs.Invalid, op, where, "the passphrase is empty")
 	case strings.ContainsAny(p, "\n\x00"):
-		return "", errs.New(errs.Invalid, op, where, "a passphrase must be a single line of text").WithHint("check that this is the right file")
+		return "", errs.New(errs.Invalid, op, where,
+			"a passphrase must be a single line of text").WithHint("check that this is the right file")
 	}
 	return p, nil
 }
 
-// readSecret reads a small file that others should not be able to read; "-" is
-// standard input.
+// readSecret reads a small file, and warns if other users can read it; "-" is standard input.
 func (a *App) readSecret(op, file string) (b []byte, err error) {
 	f := a.Stdin
 	if file != "-" {
@@ -121,7 +118,8 @@ func (a *App) readSecret(op, file string) (b []byte, err error) {
 		}
 		defer f.Close()
 		if i, err := f.Stat(); err == nil && i.Mode().IsRegular() && i.Mode().Perm()&0o077 != 0 {
-			a.printWarning("other users can read %s (mode %04o); restrict it with `chmod 600 %s`", file, i.Mode().Perm(), shellWord(file))
+			a.printWarning("other users can read %s (mode %04o); restrict it with `chmod 600 %s`", file, i.Mode().Perm(),
+				shellWord(file))
 		}
 	}
 
@@ -137,7 +135,7 @@ func (a *App) readSecret(op, file string) (b []byte, err error) {
 	return b, nil
 }
 
-// wrapReadError is the error of a file that a person has named and that cannot be read. Its hint says what to do.
+// wrapReadError returns the error of reading a file that the user named, with a hint.
 func wrapReadError(op, file string, err error) error {
 	out := &errs.Error{Kind: errs.KindOf(err), Op: op, Ref: file, Err: err}
 	switch {
@@ -156,8 +154,7 @@ func wrapReadError(op, file string, err error) error {
 
 func (a *App) onTerminal() bool { return a.Stdin != nil && term.IsTerminal(int(a.Stdin.Fd())) }
 
-// askPassphrase reads a line from the terminal without showing it. Whatever ends it, the
-// terminal shows again what is typed.
+// askPassphrase reads a line from the terminal without echo. It always restores the terminal.
 func (a *App) askPassphrase(ctx context.Context, op, what string) (string, error) {
 	fd := int(a.Stdin.Fd())
 	before, err := term.GetState(fd)
@@ -170,7 +167,7 @@ func (a *App) askPassphrase(ctx context.Context, op, what string) (string, error
 		line []byte
 		err  error
 	}
-	got := make(chan answer, 1) // who is interrupted leaves the reader behind, and ends
+	got := make(chan answer, 1) // if interrupted, the reader stays behind until the process ends
 	go func() {
 		line, err := term.ReadPassword(fd)
 		got <- answer{line, err}

@@ -81,6 +81,7 @@ func (a *App) printFields(pairs ...string) error {
 }
 
 func (a *App) printDetail(d engine.Detail) error {
+	// Word the fields that not every object has.
 	expires, sizeText, measured, pinned := "", "as large as the pool", "", ""
 	if p := d.PinnedUntil; p != nil {
 		pinned = "until " + p.Local().Format(time.DateTime)
@@ -148,11 +149,16 @@ func (a *App) printDetail(d engine.Detail) error {
 
 	err := a.printFields(
 		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state,
-		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "consistency", d.Consistency, "keep", keep, "pinned", pinned, "size", sizeText,
-		"logical", formatBytes(d.LogicalBytes), "exclusive", formatBytes(d.ExclusiveBytes), "shared", formatBytes(d.SharedBytes), "tied", tied,
+		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "consistency", d.Consistency,
+		"keep", keep, "pinned", pinned, "size", sizeText,
+		"logical", formatBytes(d.LogicalBytes), "exclusive", formatBytes(d.ExclusiveBytes),
+		"shared", formatBytes(d.SharedBytes), "tied", tied,
 		"key", key, "measured", measured,
-		"clone cost", cost, "write stall", stall, "created", d.CreatedAt.Local().Format(time.DateTime)+" ("+formatAge(d.CreatedAt)+")", "last used", formatAge(d.LastUsedAt), "expires", expires,
+		"clone cost", cost, "write stall", stall,
+		"created", d.CreatedAt.Local().Format(time.DateTime)+" ("+formatAge(d.CreatedAt)+")",
+		"last used", formatAge(d.LastUsedAt), "expires", expires,
 	)
+	// Print generations or snapshots, if there are any.
 	if err != nil || len(d.Generations)+len(d.Snapshots) == 0 {
 		return err
 	}
@@ -170,7 +176,8 @@ func (a *App) printDetail(d engine.Detail) error {
 	if len(d.Snapshots) > 0 {
 		t = a.table("SNAPSHOT", "CONSISTENCY", "LOGICAL", "EXCLUSIVE", "CREATED")
 		for _, s := range d.Snapshots {
-			t.row(s.Name, orDash(s.Consistency), formatBytes(s.LogicalBytes), formatBytes(s.ExclusiveBytes), formatAge(s.CreatedAt))
+			t.row(s.Name, orDash(s.Consistency), formatBytes(s.LogicalBytes), formatBytes(s.ExclusiveBytes),
+				formatAge(s.CreatedAt))
 		}
 	}
 
@@ -193,12 +200,14 @@ func (a *App) printPool(p engine.PoolInfo) error {
 	}
 
 	if p.SavedRatio > 0 {
-		saved = fmt.Sprintf("%s of data in %s: %.1fx", formatBytes(p.LogicalBytes), formatBytes(p.PhysicalBytes), p.SavedRatio)
+		saved = fmt.Sprintf("%s of data in %s: %.1fx", formatBytes(p.LogicalBytes), formatBytes(p.PhysicalBytes),
+			p.SavedRatio)
 	}
 
 	return a.printFields(
 		"pool", p.Dir, "driver", p.Driver, "why", p.Why, "backing", backing,
-		"room", fmt.Sprintf("%s free of %s (new clones need %.4g %% free)", formatBytes(p.FreeBytes), formatBytes(p.TotalBytes),
+		"room", fmt.Sprintf("%s free of %s (new clones need %.4g %% free)", formatBytes(p.FreeBytes),
+			formatBytes(p.TotalBytes),
 			p.MinFreePercent),
 		"holds", strings.Join([]string{
 			plural(p.Goldens, "golden") + " with " + plural(p.Generations, "generation"),

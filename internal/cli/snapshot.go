@@ -91,7 +91,8 @@ volume destroys its snapshots.`,
 func existingVolume(op, s string) (ref.Name, error) {
 	name, err := ref.ParseName(op, s)
 	if err != nil {
-		return ref.Name{}, errs.New(errs.NotFound, op, s, "no volume has this name").WithHint("run `pando ls` to list volumes")
+		return ref.Name{}, errs.New(errs.NotFound, op, s,
+			"no volume has this name").WithHint("run `pando ls` to list volumes")
 	}
 	return name, nil
 }

@@ -42,7 +42,8 @@ found only with --read-data. To rebuild lists of points, run
 		ValidArgsFunction: a.completeOnRemote(0),
 	}
 
-	c.Flags().StringVar(&read, "read-data", "", "read and authenticate `PERCENT` of the data, or all data if no value is given")
+	c.Flags().StringVar(&read, "read-data", "",
+		"read and authenticate `PERCENT` of the data, or all data if no value is given")
 	c.Flags().Lookup("read-data").NoOptDefVal = "100%"
 	c.Flags().BoolVar(&repair, "repair", false, "send missing and damaged data again, if this pool has it")
 
@@ -76,7 +77,8 @@ found only with --read-data. To rebuild lists of points, run
 		if e, err := a.openPool(ctx); err != nil && repair {
 			return err
 		} else if err != nil {
-			a.printWarning("cannot detect lists of points that were restored to older versions, because this pool cannot be opened: %v", err)
+			a.printWarning("cannot detect lists of points that were restored to older versions, because this pool cannot be "+
+				"opened: %v", err)
 		} else {
 			defer e.Close()
 			q.Pool = e
