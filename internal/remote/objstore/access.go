@@ -5,22 +5,22 @@ import (
 	"net/url"
 )
 
-// Access is what opening a store needs besides its URL. The front end says it: the packages
-// of stores read no environment on their own. The zero Access has no credentials and no proxy.
+// Access is what opening a store needs besides its URL. The front end provides it: the packages
+// of stores never read the environment themselves. The zero Access has no credentials and no proxy.
 type Access struct {
 	// Setting looks up credentials and settings, by the names that the variables for them have in the
 	// environment of Amazon's and Google's own programs, such as AWS_ACCESS_KEY_ID. nil: nothing is set.
 	Setting func(name string) string
 
-	// Ambient permits to look for credentials wherever Amazon's and Google's own libraries do besides:
-	// in files of the user that this process runs as, and with services for roles of containers and
-	// machines. They find these by the environment of the process, if that says where they are.
+	// Ambient also allows credentials from all other places where Amazon's and Google's own libraries find
+	// them: files of the user that this process runs as, and services for roles of containers and machines.
+	// The libraries find these places by the environment of the process.
 	Ambient bool
 
 	// Proxy is that of http.Transport; nil: none.
 	Proxy func(*http.Request) (*url.URL, error)
 
-	// Attempts is how often a request is tried; 0: as [DefaultAttempts] says.
+	// Attempts is the number of attempts at a request; 0: [DefaultAttempts].
 	Attempts int
 
 	// OnRetry is called before each pause, and OnAnswer when a repeated request was answered: see [RetryOptions].

@@ -6,9 +6,8 @@ import (
 	"pando/internal/base/errs"
 )
 
-// CheckKey says what is wrong with a key, as an error of kind Invalid. Every Store
-// calls it before it does anything, so that a key that one of them cannot hold is
-// refused by all.
+// CheckKey returns an error of kind Invalid if a key is not valid. Every Store calls
+// it first, so that a key that one store cannot hold is refused by all.
 func CheckKey(key string) error {
 	why := ""
 	switch {
@@ -50,21 +49,20 @@ func wordFault(word string) string {
 	return ""
 }
 
-// CheckPrefix is [CheckKey] for what a listing may be asked for: the beginning of
-// a key, "" included.
+// CheckPrefix is [CheckKey] for the prefix of a listing: the beginning of a key, or "".
 func CheckPrefix(prefix string) error {
 	if prefix == "" {
 		return nil
 	}
-	// What "a/" begins must have one more character.
+	// Keys with the prefix "a/" have at least one more character.
 	if strings.HasSuffix(prefix, "/") {
 		return CheckKey(prefix + "x")
 	}
 	return CheckKey(prefix)
 }
 
-// CheckPut checks what is the same for the Put of every Store: the key, and the
-// size of the object.
+// CheckPut checks the arguments of Put for every Store: the key, and the size of the
+// object.
 func CheckPut(key string, data []byte) error {
 	if err := CheckKey(key); err != nil {
 		return err
@@ -76,7 +74,7 @@ func CheckPut(key string, data []byte) error {
 	return nil
 }
 
-// CheckGet checks what is the same for the Get of every Store.
+// CheckGet checks the arguments of Get for every Store.
 func CheckGet(key string, offset int64) error {
 	if err := CheckKey(key); err != nil {
 		return err
@@ -87,7 +85,7 @@ func CheckGet(key string, offset int64) error {
 	return nil
 }
 
-// shorten keeps a wrong key from filling the screen.
+// shorten cuts a long invalid key, so that it does not fill the screen.
 func shorten(s string) string {
 	if len(s) > 100 {
 		return s[:100] + "..."

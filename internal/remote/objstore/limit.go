@@ -9,12 +9,14 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limit is s with all its bytes, up and down together, held to bytesPerSecond on
-// average, over all that is under way at once. 0 or less: no limit, s itself.
+// Limit returns a store that limits the bytes of s, up and down together and over
+// all concurrent operations, to bytesPerSecond on average. If that is 0 or less, it
+// returns s.
 //
-// The stores of this program pay for bytes as they go, in small chunks (see
-// [Pace]), so that one large object is no burst. What a store has not paid for
-// when it returns is waited for then. Names and headers do not count.
+// The stores of this program pay for bytes as they transfer them, in small chunks
+// (see [Pace]), so that a large object does not cause a burst. If a store returns
+// without having paid for all bytes, the operation waits for the rest at its end.
+// Names and headers do not count.
 func Limit(s Store, bytesPerSecond int64) Store {
 	if bytesPerSecond <= 0 {
 		return s
@@ -27,20 +29,20 @@ type limited struct {
 	b *bucket
 }
 
-// bucket says when the next byte may go.
+// bucket decides when the next byte may be transferred.
 type bucket struct{ *rate.Limiter }
 
-// newBucket holds what may go in a tenth of a second: what was not used in that time can still be used.
+// newBucket returns a bucket that holds the bytes of a tenth of a second: unused bytes of that time can be used later.
 func newBucket(bytesPerSecond int64) *bucket {
 	return &bucket{rate.NewLimiter(rate.Limit(bytesPerSecond), max(int(bytesPerSecond/10), 1))}
 }
 
-// waitFor waits until n more bytes may have gone. The error is that of the context.
+// waitFor waits until n more bytes may be transferred. It returns only the error of the context.
 func (b *bucket) waitFor(ctx context.Context, n int) error {
 	for n > 0 {
 		now := min(n, b.Burst())
 		if err := b.WaitN(ctx, now); err != nil {
-			<-ctx.Done() // the limiter says beforehand that the context will end before
+			<-ctx.Done() // the limiter returns early if it knows that the context will end first
 			return ctx.Err()
 		}
 		n -= now
@@ -48,12 +50,12 @@ func (b *bucket) waitFor(ctx context.Context, n int) error {
 	return nil
 }
 
-// chunk is how many bytes may go at once: about a twentieth of a second's.
+// chunk returns how many bytes may be transferred at once: those of about a twentieth of a second.
 func (b *bucket) chunk() int {
 	return min(max(int(b.Limit()/20), 1<<10), 256<<10)
 }
 
-// meter is what one operation has paid for.
+// meter counts the bytes that one operation has paid for.
 type meter struct {
 	b    *bucket
 	paid atomic.Int64
@@ -61,10 +63,10 @@ type meter struct {
 
 type meterKey struct{}
 
-// Pace waits until n more bytes of the operation whose context this is may go over
-// the wire, as [Limit] wants it; without a limit it returns at once. A store calls
-// it for each chunk before it sends it or after it has received it, [PaceChunk]
-// bytes at most. The error is that of the context.
+// Pace waits until the operation with this context may transfer n more bytes under
+// its [Limit]. Without a limit it returns at once. A store calls it for each chunk
+// of at most [PaceChunk] bytes, before sending or after receiving it. It returns
+// only the error of the context.
 func Pace(ctx context.Context, n int) error {
 	m, ok := ctx.Value(meterKey{}).(*meter)
 	if !ok || n <= 0 {
@@ -74,8 +76,8 @@ func Pace(ctx context.Context, n int) error {
 	return m.b.waitFor(ctx, n)
 }
 
-// PaceChunk is how many bytes a store should send or receive between two calls of
-// [Pace]; most if there is no limit.
+// PaceChunk returns how many bytes a store should send or receive between two calls
+// of [Pace]. Without a limit it returns most.
 func PaceChunk(ctx context.Context, most int) int {
 	if m, ok := ctx.Value(meterKey{}).(*meter); ok {
 		return min(m.b.chunk(), most)
@@ -83,8 +85,8 @@ func PaceChunk(ctx context.Context, most int) int {
 	return most
 }
 
-// PacedReader is r with [Pace] called for all that is read of it: for the body of
-// a request or of an answer.
+// PacedReader returns a reader that calls [Pace] for everything read from r: the
+// body of a request or of an answer.
 func PacedReader(ctx context.Context, r io.Reader) io.Reader {
 	if _, ok := ctx.Value(meterKey{}).(*meter); !ok {
 		return r
@@ -105,14 +107,14 @@ func (p *pacedReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// withMeter gives an operation its meter.
+// withMeter returns a context with a meter for one operation.
 func (l *limited) withMeter(ctx context.Context) (context.Context, *meter) {
 	m := &meter{b: l.b}
 	return context.WithValue(ctx, meterKey{}, m), m
 }
 
-// payRest waits for what the store has not paid for. The end of the context is not
-// reported: the operation has been done.
+// payRest waits for the bytes that the store has not paid for. It ignores the end of
+// the context, because the operation is done.
 func (m *meter) payRest(ctx context.Context, n int) {
 	if n -= int(m.paid.Load()); n > 0 {
 		_ = m.b.waitFor(ctx, n)
@@ -121,7 +123,7 @@ func (m *meter) payRest(ctx context.Context, n int) {
 
 func (l *limited) String() string { return l.s.String() }
 
-// Close is of io.Closer.
+// Close implements io.Closer.
 func (l *limited) Close() error { return Close(l.s) }
 
 func (l *limited) Put(ctx context.Context, key string, data []byte, c Condition) (Version, error) {

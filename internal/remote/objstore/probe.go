@@ -13,20 +13,20 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// ProbePrefix is where [Probe] writes.
+// ProbePrefix is the prefix of all keys that [Probe] writes.
 const ProbePrefix = "probe/"
 
-// probeRacers is how many writers of one object Probe lets race, probeRounds how often.
+// probeRacers is the number of writers of one object that race against each other, probeRounds the number of races.
 const (
 	probeRacers = 3
 	probeRounds = 3
 )
 
-// Probe tries on objects of its own whether a store keeps what the contract
-// promises: conditions, with several writers at once, ranges, listings, deleting. It
-// removes what it has made, also when it fails or is canceled. Unsupported if the
-// store does not keep a promise; Permission if this user may not do all of it;
-// else what the store returned. s should be one that tries again ([Retry]).
+// Probe tests on objects of its own whether a store keeps the promises of the
+// contract: conditions, with several writers at once, ranges, listings, deletion. It
+// removes its objects, even when it fails or is canceled. Errors: Unsupported if the
+// store breaks a promise; Permission if this user is not allowed to do all of it; and
+// those of the store. s should retry failed operations ([Retry]).
 func Probe(ctx context.Context, s Store) (err error) {
 	p := &probe{s: s, prefix: ProbePrefix + strings.ToLower(rand.Text()) + "."}
 	defer func() {
@@ -55,7 +55,7 @@ type probe struct {
 
 func (p *probe) key(name string) string { return p.prefix + name }
 
-// brokenPromise says which promise is not kept.
+// brokenPromise returns the error of a store that breaks a promise.
 func (p *probe) brokenPromise(format string, args ...any) error {
 	return errs.New(errs.Unsupported, "test remote", p.s.String(), format, args...).
 		WithHint("use another store, or a newer version of its server: on this one, two hosts could destroy each other's " +
@@ -63,7 +63,9 @@ func (p *probe) brokenPromise(format string, args ...any) error {
 }
 
 // putConditional writes under a condition and says whether the store accepted it.
-func (p *probe) putConditional(ctx context.Context, name, data string, c Condition) (v Version, accepted bool, err error) {
+func (p *probe) putConditional(
+	ctx context.Context, name, data string, c Condition,
+) (v Version, accepted bool, err error) {
 	v, err = p.s.Put(ctx, p.key(name), []byte(data), c)
 	if errs.Is(err, errs.Conflict) && !Temporary(err) {
 		return "", false, nil
@@ -71,7 +73,9 @@ func (p *probe) putConditional(ctx context.Context, name, data string, c Conditi
 	return v, err == nil, err
 }
 
+// checkConditions checks that conditions of writes are kept.
 func (p *probe) checkConditions(ctx context.Context) error {
+	// Create an object that must not exist, twice.
 	first, ok, err := p.putConditional(ctx, "one", "first", IfAbsent)
 	if err != nil {
 		return err
@@ -89,6 +93,7 @@ func (p *probe) checkConditions(ctx context.Context) error {
 		return p.brokenPromise("it overwrites an object in spite of the condition that the object must not exist")
 	}
 
+	// Replace it by its version, the second time by the old one.
 	second, ok, err := p.putConditional(ctx, "one", "second", IfVersion(first))
 	if err != nil {
 		return err
@@ -112,6 +117,7 @@ func (p *probe) checkConditions(ctx context.Context) error {
 		return p.brokenPromise("it creates an object in spite of the condition that the object must have a certain version")
 	}
 
+	// Only the accepted writes may have had an effect.
 	data, info, err := p.s.Get(ctx, p.key("one"), 0, -1)
 	if err != nil {
 		return err
@@ -123,7 +129,7 @@ func (p *probe) checkConditions(ctx context.Context) error {
 	return nil
 }
 
-// checkRaces lets several write at once: exactly one may succeed.
+// checkRaces lets several writers write at once. Exactly one may succeed.
 func (p *probe) checkRaces(ctx context.Context) error {
 	version := Version("")
 	for range probeRounds {
@@ -146,6 +152,7 @@ func (p *probe) checkRaces(ctx context.Context) error {
 			return err
 		}
 
+		// The winner's version is the condition of the next round.
 		winners := 0
 		for i, w := range won {
 			if w {
@@ -163,6 +170,7 @@ func (p *probe) checkRaces(ctx context.Context) error {
 	return nil
 }
 
+// checkReading checks that ranges of an object can be read.
 func (p *probe) checkReading(ctx context.Context) error {
 	want := []byte(rand.Text() + rand.Text())
 	if _, _, err := p.putConditional(ctx, "read", string(want), Always); err != nil {
@@ -186,7 +194,7 @@ func (p *probe) checkReading(ctx context.Context) error {
 	return nil
 }
 
-// checkRemoving checks that listings show what is there, and what is not any more.
+// checkRemoving checks that listings are complete, and that deleted objects are gone.
 func (p *probe) checkRemoving(ctx context.Context) error {
 	keys, err := p.listKeys(ctx)
 	if err != nil {
@@ -197,12 +205,11 @@ func (p *probe) checkRemoving(ctx context.Context) error {
 		return p.brokenPromise("it lists %d objects after %d were written", len(keys), len(want))
 	}
 
-	if err := p.s.Delete(ctx, p.key("one")); err != nil {
-		return err
-	}
-
-	if err := p.s.Delete(ctx, p.key("one")); err != nil {
-		return err
+	// Delete an object, twice: the second time must succeed as well.
+	for range 2 {
+		if err := p.s.Delete(ctx, p.key("one")); err != nil {
+			return err
+		}
 	}
 
 	_, _, err = p.s.Get(ctx, p.key("one"), 0, -1)
@@ -236,8 +243,8 @@ func (p *probe) listKeys(ctx context.Context) (keys []string, err error) {
 
 func equalKeys(a, b []string) bool { return strings.Join(a, " ") == strings.Join(b, " ") }
 
-// removeObjects removes what a probe may have made, by name: a store that cannot be
-// listed is cleaned, too.
+// removeObjects deletes the objects that a probe may have created, by name, so that it
+// also works on a store that cannot be listed.
 func (p *probe) removeObjects(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()

@@ -14,26 +14,25 @@ import (
 	"github.com/cenkalti/backoff/v5"
 )
 
-// DefaultAttempts is how often an operation is tried if nobody says otherwise.
+// DefaultAttempts is the default number of attempts at an operation.
 const DefaultAttempts = 10
 
-// DefaultTotal is how long after its beginning an operation is still tried again, if nobody says otherwise. With the
-// two minutes after which a connection with next to no progress is cut, no operation of which none gets on fails later
-// than five minutes after it began.
+// DefaultTotal is the default time after its beginning until which an operation is tried again. A connection without
+// enough progress is cut after two minutes, so an operation without progress fails within five minutes.
 const DefaultTotal = 3 * time.Minute
 
-// RetryOptions say how often and when. The zero value is good.
+// RetryOptions say how often and when an operation is retried. The zero value has useful defaults.
 type RetryOptions struct {
-	// Attempts is how often an operation is tried in all. 0: DefaultAttempts, which
-	// with the other defaults rides out about 45 seconds.
+	// Attempts is the number of attempts in total. 0: DefaultAttempts, which with
+	// the other defaults covers outages of about 45 s.
 	Attempts int
-	// First is the pause after the first failure; each further one is twice as
-	// long, up to Longest. 0: 200 ms, 15 s. Each is shortened by up to a half by
-	// chance, so that many clients do not come back at the same moment.
+	// First is the pause after the first failure. Each further pause is twice as
+	// long, up to Longest. 0: 200 ms, 15 s. Each is shortened at random by up to a
+	// half, so that many clients do not return at the same moment.
 	First, Longest time.Duration
-	// Total is how long after the beginning of the first attempt another one may begin. 0: DefaultTotal.
+	// Total is the time after the beginning of the first attempt until which another may begin. 0: DefaultTotal.
 	Total time.Duration
-	// Reach is Total for a store to which no connection could be made so far: the address may be wrong. 0: as Total.
+	// Reach replaces Total as long as no connection to the store succeeded: the address may be wrong. 0: as Total.
 	Reach time.Duration
 	// OnRetry is called before each pause, and OnAnswer when an operation that was retried got its answer. They may be
 	// called by several goroutines at once.
@@ -44,12 +43,12 @@ type RetryOptions struct {
 // Waiting is a pause before an operation is tried again.
 type Waiting struct {
 	Err         error  // of the last attempt, a Temporary one
-	Answer      Answer // what the store did
-	Attempt, Of int    // attempts so far, and how many there are at most
+	Answer      Answer // of the store
+	Attempt, Of int    // attempts so far, and their maximum
 	Pause       time.Duration
 }
 
-// String is for people: "server answers 503, attempt 4 of 10, next in 6 s".
+// String describes the pause for people: "server answers 503, attempt 4 of 10, next in 6 s".
 func (w Waiting) String() string {
 	return fmt.Sprintf(
 		"%s, attempt %d of %d, next in %d s",
@@ -60,18 +59,19 @@ func (w Waiting) String() string {
 	)
 }
 
-// Retry is s with operations that fail with a [Temporary] error tried again. Other
-// errors are returned at once, and so is the end of the context, also during a
-// pause.
+// Retry returns a store that retries the operations of s after [Temporary] errors. It
+// returns other errors at once, and so the end of the context, even during a pause.
 //
-// A Put with a condition whose answer was lost may have been done, so that its
-// next try gets Conflict by itself. That is settled by reading the object: with the
-// same bytes it was ours, and Put returns its version. This is right for objects
-// that no two writers would write the same (a random write ID, or encrypted with
-// a random nonce). If somebody has replaced our write already, the result is
-// Conflict although it was done: who gets a Conflict must look at what is there.
+// A conditional Put whose answer was lost may have succeeded, so that its next attempt
+// conflicts with itself. In that case Retry reads the object: if it has the same bytes,
+// the write was ours, and Put returns its version. This is correct for objects that no
+// two writers would write with the same bytes (they have a random write ID, or are
+// encrypted with a random nonce). If another writer has already replaced our write, the
+// result is Conflict although the write succeeded: after a Conflict, the caller must
+// read the object.
 //
-// When it gives up, the last error is returned, still a Temporary one. It is an io.Closer, which closes s.
+// When Retry gives up, it returns the last error, still a Temporary one. The store is an
+// io.Closer, and closes s.
 func Retry(s Store, o RetryOptions) Store {
 	if o.Attempts <= 0 {
 		o.Attempts = DefaultAttempts
@@ -100,10 +100,10 @@ type retried struct {
 
 func (r *retried) String() string { return r.s.String() }
 
-// Close is of io.Closer.
+// Close implements io.Closer.
 func (r *retried) Close() error { return Close(r.s) }
 
-// attempts counts those at one operation, and says how long to pause. It is a backoff.BackOff.
+// attempts counts the attempts at one operation, and decides how long to pause. It is a backoff.BackOff.
 type attempts struct {
 	r        *retried
 	wait     backoff.ExponentialBackOff
@@ -114,8 +114,8 @@ type attempts struct {
 	notified bool      // somebody was told of a pause
 }
 
-// newAttempts are those of a new operation. Pauses are drawn from a third below to a third above what they double from:
-// from a half of First to First at first.
+// newAttempts returns the attempts of a new operation. Pauses are drawn from a third below to a third above the value
+// that doubles: the first one from half of First to First.
 func (r *retried) newAttempts() *attempts {
 	return &attempts{r: r, wait: backoff.ExponentialBackOff{
 		InitialInterval: max(
@@ -125,13 +125,13 @@ func (r *retried) newAttempts() *attempts {
 	}}
 }
 
-// Reset is of backoff.BackOff: the next attempt is the first.
+// Reset implements backoff.BackOff: the next attempt is the first.
 func (a *attempts) Reset() {
 	a.n, a.since = 0, time.Now()
 	a.wait.Reset()
 }
 
-// NextBackOff is of backoff.BackOff, called after an attempt that failed.
+// NextBackOff implements backoff.BackOff. It is called after a failed attempt.
 func (a *attempts) NextBackOff() time.Duration {
 	a.n++
 	total := a.r.o.Total
@@ -154,7 +154,7 @@ func (a *attempts) notifyPause(err error, pause time.Duration) {
 	}
 }
 
-// retry makes an operation until it succeeds, or another attempt is of no use.
+// retry repeats an operation until it succeeds, or another attempt is useless.
 func (a *attempts) retry(ctx context.Context, try func() error) error {
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
 		a.err = try()
@@ -181,7 +181,7 @@ func (a *attempts) retry(ctx context.Context, try func() error) error {
 	return err
 }
 
-// notifyAnswer tells that the pauses that were told of have ended well.
+// notifyAnswer calls OnAnswer if OnRetry was called before.
 func (a *attempts) notifyAnswer() {
 	if a.notified && a.r.o.OnAnswer != nil {
 		a.r.o.OnAnswer()
@@ -189,8 +189,8 @@ func (a *attempts) notifyAnswer() {
 	a.notified = false
 }
 
-// interruptedError is the error of an operation that was still to be tried again. Its cause is kept for people: why it was
-// waiting at all.
+// interruptedError returns the error of an operation whose context ended during a pause. It keeps the cause of the
+// pause.
 func (a *attempts) interruptedError(ended error) error {
 	out := &errs.Error{Kind: errs.Canceled, Err: fmt.Errorf("%w, after: %w", ended, a.err)}
 	var e *errs.Error
@@ -200,7 +200,7 @@ func (a *attempts) interruptedError(ended error) error {
 	return out
 }
 
-// gaveUpError is the last error, with how often and how long was tried.
+// gaveUpError returns the last error, with the number of attempts and the time they took.
 func (a *attempts) gaveUpError() error {
 	var e *errs.Error
 	if a.n == 1 || !errors.As(a.err, &e) {
@@ -222,7 +222,7 @@ func (r *retried) Put(ctx context.Context, key string, data []byte, c Condition)
 		v, err = r.s.Put(ctx, key, data, c)
 		if lost && c != Always && errs.Is(err, errs.Conflict) && !Temporary(err) {
 			if v, err = r.resolveConflict(ctx, key, data, err); err != nil {
-				return backoff.Permanent(err) // reading it was tried often enough
+				return backoff.Permanent(err) // reading it was retried already
 			}
 			return nil
 		}
@@ -236,15 +236,15 @@ func (r *retried) Put(ctx context.Context, key string, data []byte, c Condition)
 	return v, nil
 }
 
-// resolveConflict finds out whether the object is what an earlier try has written, whose
+// resolveConflict finds out whether the object is what an earlier attempt wrote whose
 // answer was lost.
 func (r *retried) resolveConflict(ctx context.Context, key string, data []byte, conflict error) (Version, error) {
 	there, info, err := r.Get(ctx, key, 0, -1)
 	switch {
 	case errs.Is(err, errs.NotFound):
-		return "", conflict // whoever wrote it, it is gone
+		return "", conflict // the other write is gone, whoever made it
 	case err != nil:
-		return "", err // Temporary, or the context has ended: nobody knows
+		return "", err // Temporary, or the context has ended: the outcome is not known
 	case bytes.Equal(there, data):
 		return info.Version, nil
 	}
@@ -280,8 +280,8 @@ func (r *retried) Delete(ctx context.Context, key string) error {
 	return r.newAttempts().retry(ctx, func() error { return r.s.Delete(ctx, key) })
 }
 
-// List begins again after an error and leaves out what it has yielded, which it
-// can as keys come in order. Attempts are counted from the last key on.
+// List begins again after an error, and skips the keys that it has yielded, since
+// keys come in order. Each key resets the attempts.
 func (r *retried) List(ctx context.Context, prefix string) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
 		last := ""

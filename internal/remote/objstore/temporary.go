@@ -8,15 +8,15 @@ import (
 	"pando/internal/base/errs"
 )
 
-// Answer is what a store did instead of what was asked of it.
+// Answer describes how a store failed to do what was requested.
 type Answer struct {
 	Words string // in a few words for people: "server answers 503"; "" if there are none
 
-	// Unreached: no connection was made at all, so nothing can have had an effect.
+	// Unreached: no connection was made at all, so the request had no effect.
 	Unreached bool
 }
 
-// Status is the Answer of a server that refused with a status of HTTP.
+// Status returns the Answer of a server that refused with an HTTP status.
 func Status(code int) Answer {
 	if code == 0 {
 		return Answer{}
@@ -24,8 +24,8 @@ func Status(code int) Answer {
 	return Answer{Words: fmt.Sprintf("server answers %d", code)}
 }
 
-// transient marks an error as worth another try. It is no kind of its own: to
-// people a time-out is an error of input and output.
+// transient marks an error as worth another attempt. It is not a kind of its own: for
+// people a timeout is an I/O error.
 type transient struct {
 	err    *errs.Error
 	answer Answer
@@ -34,16 +34,16 @@ type transient struct {
 func (t *transient) Error() string { return t.err.Error() }
 func (t *transient) Unwrap() error { return t.err }
 
-// Transient marks err as one that may be gone at the next try: 5xx, 429, a
-// time-out, a broken connection, 409 "an operation on this object is under way".
-// A Store marks with it what it returns; [Temporary] asks for it.
+// Transient marks err as one that may not recur at the next attempt: 5xx, 429, a
+// timeout, a broken connection, 409 "an operation on this object is under way".
+// Stores mark the errors they return; [Temporary] tests for the mark.
 func Transient(err *errs.Error) error { return &transient{err: err} }
 
-// TransientAnswer is Transient of an error whose Answer is known.
+// TransientAnswer is Transient for an error whose Answer is known.
 func TransientAnswer(err *errs.Error, a Answer) error { return &transient{err, a} }
 
-// Temporary reports whether another try of the same operation may succeed. Of a
-// Put it also says that nobody knows whether it had its effect.
+// Temporary reports whether another attempt at the same operation may succeed. For a
+// Put it also means that it is not known whether the write had its effect.
 func Temporary(err error) bool {
 	var t *transient
 	return errors.As(err, &t)
@@ -62,7 +62,7 @@ func AnswerOf(err error) Answer {
 	return a
 }
 
-// Ended is the error of an operation whose context has ended, nil if it has not.
+// Ended returns the error of an operation whose context has ended, and nil if it has not.
 func Ended(ctx context.Context, op, ref string) error {
 	err := ctx.Err()
 	if err == nil {
