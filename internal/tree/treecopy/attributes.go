@@ -69,7 +69,7 @@ func NewAttributeReader(opt Options) *AttributeReader {
 // Read reads the attributes of name in dir ("": dir itself), and what stat says of it. Symbolic links are not
 // followed. Errors as CopyDir.
 func (r *AttributeReader) Read(dir *os.File, name string) (a Attributes, st unix.Stat_t, err error) {
-	o := in(dir, name)
+	o := objectIn(dir, name)
 	path := func() string { return dir.Name() + "/" + name }
 	if err = o.stat(&st); err != nil {
 		return a, st, srcErr(path(), "stat", err)
@@ -91,7 +91,7 @@ func (r *AttributeReader) Read(dir *os.File, name string) (a Attributes, st unix
 
 // ReadFile is Read of an open file or directory; path is for messages.
 func (r *AttributeReader) ReadFile(f *os.File, path string) (a Attributes, st unix.Stat_t, err error) {
-	o := opened(int(f.Fd()))
+	o := openObject(int(f.Fd()))
 	if err = o.stat(&st); err != nil {
 		return a, st, srcErr(path, "stat", err)
 	}
@@ -134,13 +134,13 @@ func (s *AttributeWriter) Set(dir *os.File, name, path string, a Attributes) err
 			xs = append(xs, xattr{x.Name, x.Value})
 		}
 	}
-	return s.c.replaceAttributes(s.w, in(dir, name), func() string { return path }, at, xs)
+	return s.c.replaceAttributes(s.w, objectIn(dir, name), func() string { return path }, at, xs)
 }
 
 // SetFlags gives name in dir exactly the flags and the project of a, as far as its filesystem and the caller can. It is
 // the last thing to do to a file.
 func (s *AttributeWriter) SetFlags(dir *os.File, name, path string, a Attributes) error {
-	return s.c.replaceFlags(in(dir, name), func() string { return path }, a.fileFlags())
+	return s.c.replaceFlags(objectIn(dir, name), func() string { return path }, a.fileFlags())
 }
 
 // SetHints gives an empty file, or a directory, the hints among flags.
@@ -151,14 +151,14 @@ func (s *AttributeWriter) SetHints(f *os.File, flags uint32, h Hints) {
 
 // Symlink makes a symbolic link. False without an error: the filesystem cannot hold so long a target, which is counted.
 func (s *AttributeWriter) Symlink(target string, dir *os.File, name, path string) (bool, error) {
-	err := s.c.set.symlink(target, named(int(dir.Fd()), name), func() string { return path })
+	err := s.c.set.symlink(target, namedObject(int(dir.Fd()), name), func() string { return path })
 	return err == nil, skipped(err)
 }
 
 // Mknod makes a device node, fifo or socket. False without an error: the filesystem cannot hold its number, or without
 // root it cannot be made, which is counted.
 func (s *AttributeWriter) Mknod(mode uint32, rdev uint64, dir *os.File, name, path string) (bool, error) {
-	err := s.c.set.mknod(named(int(dir.Fd()), name), mode, rdev, func() string { return path })
+	err := s.c.set.mknod(namedObject(int(dir.Fd()), name), mode, rdev, func() string { return path })
 	return err == nil, skipped(err)
 }
 
@@ -178,7 +178,7 @@ func (c *copier) replaceAttributes(w *worker, to object, path func() string, a a
 		}
 	}
 
-	return c.set.apply(to, path, a, want)
+	return c.set.applyAttrs(to, path, a, want)
 }
 
 // replaceFlags gives a file flags and a project, and takes away those that it has besides.
@@ -199,7 +199,7 @@ func (c *copier) replaceFlags(to object, path func() string, want fileFlags) err
 		}
 	}
 
-	return c.set.setFlags(opened(fd), path, want)
+	return c.set.setFlags(openObject(fd), path, want)
 }
 
 // NextData returns the first range of data of an open file at or after off; it is empty, and at size, if there is none.

@@ -27,7 +27,7 @@ func CopyDir(ctx context.Context, src string, dst *os.File, opt Options) (Totals
 	return copyTree(ctx, src, dst, opt, nil)
 }
 
-// copyTree is CopyDir. With spare, what changes meanwhile is no error: its
+// copyTree is CopyDir. With spare, a change during the copy is not an error: its
 // directory is noted there, and what is in the copy of it is not to be relied on.
 func copyTree(ctx context.Context, src string, dst *os.File, opt Options, spare *dirtySet) (Totals, error) {
 	c := newCopier(opt)
@@ -58,7 +58,7 @@ func copyTree(ctx context.Context, src string, dst *os.File, opt Options, spare 
 		return Totals{}, err
 	}
 
-	xattrs, err := c.readXattrs(&worker{}, opened(root.src), root.path)
+	xattrs, err := c.readXattrs(&worker{}, openObject(root.src), root.path)
 	if err != nil {
 		root.unpin()
 		return Totals{}, err
@@ -72,11 +72,11 @@ func copyTree(ctx context.Context, src string, dst *os.File, opt Options, spare 
 
 	root.flags = readFlags(root.src)
 	root.dst, c.staged = stage.fd, stage.name != "" // the descriptor is the walk's now
-	if err = newWalk(c, true, opt).sparing(spare).run(ctx, root); err == nil {
+	if err = newWalk(c, true, opt).sparing(spare).runWorkers(ctx, root); err == nil {
 		err = stage.finish()
 	}
 	if err == nil {
-		err = c.late.apply(ctx, &c.set, dst, func(i lateItem) string { return i.dir.(*dir).join(i.name) })
+		err = c.late.applyLate(ctx, &c.set, dst, func(i lateItem) string { return i.dir.(*dir).join(i.name) })
 	}
 	if err == nil {
 		err = c.set.applyRoot(rootFD, root.path, root.attrs, xattrs)
@@ -88,16 +88,16 @@ func copyTree(ctx context.Context, src string, dst *os.File, opt Options, spare 
 // applyRoot gives the root of a volume its attributes. Unless it is to be like the
 // source's in everything, others must be able to enter it and to make files in it.
 func (s *setter) applyRoot(fd int, path func() string, a attrs, xs []xattr) error {
-	o := opened(fd).in(rootKey)
+	o := openObject(fd).in(rootKey)
 	setHints(fd, a.flags)
 	if !s.ownRoot {
 		a.mode = unix.S_IFDIR | 0o755
 		if a.flags.flags&protectFlags != 0 {
-			s.n.lost(LostRootFlags, o, path)
+			s.n.countLoss(LostRootFlags, o, path)
 		}
 		a.flags.flags &^= protectFlags
 	}
-	return s.apply(o, path, a, xs)
+	return s.applyAttrs(o, path, a, xs)
 }
 
 // openSource opens the root of a source, with one pin and one pending part.
@@ -232,9 +232,9 @@ func newCopier(opt Options) *copier {
 	return c
 }
 
-// later takes flags out of the attributes of name in d, to be set at the end, if they
-// would be in the way until then. nlink is the number of names that it has.
-func (c *copier) later(d *dir, name string, nlink uint64, a *attrs) {
+// postponeFlags removes flags that would be in the way of the copy from the attributes of
+// name in d, so that they are set at the end. nlink is the number of names of the file.
+func (c *copier) postponeFlags(d *dir, name string, nlink uint64, a *attrs) {
 	if a.flags.none() || nlink <= 1 && !(c.staged && d.parent == nil) {
 		return
 	}
@@ -254,7 +254,7 @@ func (c *copier) enter(w *worker, parent *dir, e entry) (*dir, error) {
 		d.unpin()
 		return nil, err
 	}
-	c.n.add(1, 0)
+	c.n.addProgress(1, 0)
 	return d, nil
 }
 
@@ -264,7 +264,7 @@ func (c *copier) makeDir(w *worker, parent, d *dir) error {
 	}
 
 	var err error
-	if d.xattrs, err = c.readXattrs(w, opened(d.src), d.path); err != nil {
+	if d.xattrs, err = c.readXattrs(w, openObject(d.src), d.path); err != nil {
 		return err
 	}
 
@@ -289,8 +289,8 @@ func (c *copier) leave(w *worker, d *dir) error {
 		return nil // CopyDir does the root, after the staging
 	}
 	setHints(d.dst, d.flags)
-	c.later(d.parent, d.name, 1, &d.attrs)
-	return c.set.apply(opened(d.dst).in(d.key), d.path, d.attrs, d.xattrs)
+	c.postponeFlags(d.parent, d.name, 1, &d.attrs)
+	return c.set.applyAttrs(openObject(d.dst).in(d.key), d.path, d.attrs, d.xattrs)
 }
 
 func (c *copier) file(w *worker, d *dir, e entry) error {
@@ -310,28 +310,28 @@ func (c *copier) file(w *worker, d *dir, e entry) error {
 	if st.Nlink > 1 {
 		linked, err := c.links.create(d, e.name, &st, func() error { return c.special(d, e.name, &st) })
 		if linked || err != nil {
-			c.n.add(1, 0)
+			c.n.addProgress(1, 0)
 			return skipped(err)
 		}
 	} else if err := c.special(d, e.name, &st); err != nil {
-		c.n.add(1, 0)
+		c.n.addProgress(1, 0)
 		return skipped(err)
 	}
 
 	path := func() string { return d.join(e.name) }
-	xs, err := c.readXattrs(w, named(d.src, e.name), path)
+	xs, err := c.readXattrs(w, namedObject(d.src, e.name), path)
 	if err != nil {
 		return err
 	}
 
-	c.n.add(1, 0)
+	c.n.addProgress(1, 0)
 	a := attrsOf(&st)
 	if !c.noFlags {
 		a.flags = readSpecialFlags(d.src, e.name)
 	}
 
-	c.later(d, e.name, uint64(st.Nlink), &a)
-	return c.set.apply(named(d.dst, e.name).in(d.key), path, a, xs)
+	c.postponeFlags(d, e.name, uint64(st.Nlink), &a)
+	return c.set.applyAttrs(namedObject(d.dst, e.name).in(d.key), path, a, xs)
 }
 
 // errSkipped says that a file is left out and counted.
@@ -355,10 +355,10 @@ func (c *copier) special(d *dir, name string, st *unix.Stat_t) error {
 		if n == len(buf) {
 			return changed(d.join(name))
 		}
-		return c.set.symlink(string(buf[:n]), named(d.dst, name).in(d.key), func() string { return d.join(name) })
+		return c.set.symlink(string(buf[:n]), namedObject(d.dst, name).in(d.key), func() string { return d.join(name) })
 	}
 
-	return c.set.mknod(named(d.dst, name).in(d.key), st.Mode, st.Rdev, func() string { return d.join(name) })
+	return c.set.mknod(namedObject(d.dst, name).in(d.key), st.Mode, st.Rdev, func() string { return d.join(name) })
 }
 
 // symlink makes a symbolic link. If its target is longer than the filesystem can
@@ -367,7 +367,7 @@ func (s *setter) symlink(target string, o object, path func() string) error {
 	err := unix.Symlinkat(target, o.at, o.name)
 	switch {
 	case err == unix.ENAMETOOLONG && len(target) > len(o.name): // XFS takes 1023 bytes
-		s.n.lost(LostSymlinks, o, path)
+		s.n.countLoss(LostSymlinks, o, path)
 		return errSkipped
 	case err != nil:
 		return dstErr(path(), "symlink", err)
@@ -385,7 +385,7 @@ func (s *setter) mknod(o object, mode uint32, rdev uint64, path func() string) e
 		s.n.devices.Add(1)
 		return errSkipped
 	case err == unix.EINVAL && isDevice: // XFS takes 14 and 18 bits
-		s.n.lost(LostDevices, o, path)
+		s.n.countLoss(LostDevices, o, path)
 		return errSkipped
 	case err != nil:
 		return dstErr(path(), "mknod", err)

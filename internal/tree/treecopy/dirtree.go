@@ -80,8 +80,8 @@ func (t *dirTree) find(path []string) *dirNode {
 	return n
 }
 
-// open returns n's descriptor, which stays open until the next call or removal.
-func (t *dirTree) open(n *dirNode) (int, error) {
+// openNode returns n's descriptor, which stays open until the next call or removal.
+func (t *dirTree) openNode(n *dirNode) (int, error) {
 	var down []*dirNode
 	for ; n.fd < 0; n = n.parent {
 		down = append(down, n)
@@ -154,7 +154,7 @@ func (t *dirTree) mkdirAll(ctx context.Context, path []string, replace bool, ent
 // of a directory entry it is the caller's alone until the end; else it has the
 // mode of a directory that the archive does not have.
 func (t *dirTree) mkdir(parent *dirNode, name string, last bool, entry string) error {
-	at, err := t.open(parent)
+	at, err := t.openNode(parent)
 	if err != nil {
 		return dstErr(entry, "open", err)
 	}

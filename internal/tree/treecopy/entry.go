@@ -45,7 +45,7 @@ func CopyEntry(ctx context.Context, src, dst *os.File, name string) error {
 // for several names of one file that all get the attributes of one other.
 func CopyAttributes(ctx context.Context, src *os.File, srcName string, dst *os.File, dstName string) error {
 	c, w := single(ctx)
-	from, to := in(src, srcName), in(dst, dstName)
+	from, to := objectIn(src, srcName), objectIn(dst, dstName)
 	path := func() string { return dst.Name() + "/" + dstName }
 	var st, now unix.Stat_t
 	if err := from.stat(&st); err != nil {
@@ -78,7 +78,7 @@ func CopyFlags(ctx context.Context, src *os.File, srcName string, dst *os.File, 
 	c, _ := single(ctx)
 	path := func() string { return dst.Name() + "/" + dstName }
 	var st, now unix.Stat_t
-	from, to := in(src, srcName), in(dst, dstName)
+	from, to := objectIn(src, srcName), objectIn(dst, dstName)
 	if err := from.stat(&st); err != nil {
 		return sysErr(path(), "stat", err)
 	}
@@ -103,11 +103,11 @@ func CopyFlags(ctx context.Context, src *os.File, srcName string, dst *os.File, 
 	return c.replaceFlags(to, path, readFlags(srcFD))
 }
 
-func in(dir *os.File, name string) object {
+func objectIn(dir *os.File, name string) object {
 	if name == "" {
-		return opened(int(dir.Fd()))
+		return openObject(int(dir.Fd()))
 	}
-	return named(int(dir.Fd()), name)
+	return namedObject(int(dir.Fd()), name)
 }
 
 // dirAndName are as package kernel wants them.

@@ -65,7 +65,7 @@ func (c *copier) regular(w *worker, d *dir, e entry) error {
 			return err
 		}
 		if linked {
-			c.n.add(1, 0)
+			c.n.addProgress(1, 0)
 			return nil
 		}
 	} else if err := create(); err != nil {
@@ -87,11 +87,11 @@ func (c *copier) regular(w *worker, d *dir, e entry) error {
 
 	var xs []xattr
 	if err == nil {
-		xs, err = c.readXattrs(w, opened(src), path)
+		xs, err = c.readXattrs(w, openObject(src), path)
 	}
 	if err == nil {
-		c.later(d, e.name, uint64(st.Nlink), &a)
-		err = c.set.apply(opened(dst).in(d.key), path, a, xs)
+		c.postponeFlags(d, e.name, uint64(st.Nlink), &a)
+		err = c.set.applyAttrs(openObject(dst).in(d.key), path, a, xs)
 	}
 
 	// Some filesystems report a write error no earlier than this.
@@ -99,7 +99,7 @@ func (c *copier) regular(w *worker, d *dir, e entry) error {
 		err = dstErr(path(), "close", cerr)
 	}
 	if err == nil {
-		c.n.add(1, f.remaining())
+		c.n.addProgress(1, f.remaining())
 	}
 
 	return err
@@ -117,11 +117,11 @@ type file struct {
 	counted int64 // of it
 }
 
-// add counts n bytes as copied.
-func (f *file) add(n int64) {
+// addCopied counts n bytes as copied.
+func (f *file) addCopied(n int64) {
 	if n = min(n, f.expect-f.counted); n > 0 {
 		f.counted += n
-		f.n.add(0, n)
+		f.n.addProgress(0, n)
 	}
 }
 
@@ -173,14 +173,14 @@ func (f *file) copy() error {
 	}
 
 	if size < bufferSize && f.expect == size { // smaller, so that the buffer shows that it has grown
-		return f.small()
+		return f.copySmall()
 	}
 
 	return f.extents()
 }
 
-// small copies a file that fits into the buffer.
-func (f *file) small() error {
+// copySmall copies a file that fits into the buffer.
+func (f *file) copySmall() error {
 	buf := f.w.buffer()
 	size := int(f.st.Size)
 	n, err := retry(func() (int, error) { return unix.Pread(f.src, buf[:size+1], 0) })
@@ -190,10 +190,10 @@ func (f *file) small() error {
 	if n != size {
 		return changed(f.path(), fmt.Sprintf("%d bytes of %d", n, size))
 	}
-	return f.write(buf[:n], 0)
+	return f.writeChunk(buf[:n], 0)
 }
 
-func (f *file) write(p []byte, off int64) error {
+func (f *file) writeChunk(p []byte, off int64) error {
 	return writeAt(f.dst, p, off, f.path)
 }
 
@@ -305,7 +305,7 @@ func (f *file) copyRange(from, to int64) error {
 		if f.w.t.stopped() {
 			return errs.New(errs.Canceled, op, quote(f.path()), "stopped") // the walk has its error already
 		}
-		n, err := f.step(from, to-from)
+		n, err := f.copyStep(from, to-from)
 		if err != nil {
 			return err
 		}
@@ -313,14 +313,14 @@ func (f *file) copyRange(from, to int64) error {
 			return changed(f.path()) // it is shorter now
 		}
 		from += n
-		f.add(n)
+		f.addCopied(n)
 	}
 
 	return nil
 }
 
-// step copies up to n bytes at off and returns how many; 0 means end of file.
-func (f *file) step(off, n int64) (int64, error) {
+// copyStep copies up to n bytes at off and returns how many; 0 means end of file.
+func (f *file) copyStep(off, n int64) (int64, error) {
 	if !f.w.noRange && n >= bufferSize {
 		roff, woff := off, off
 		done, err := retry(func() (int, error) {
@@ -346,5 +346,5 @@ func (f *file) step(off, n int64) (int64, error) {
 		return 0, srcErr(f.path(), "read", err)
 	}
 
-	return int64(done), f.write(buf[:done], off)
+	return int64(done), f.writeChunk(buf[:done], off)
 }

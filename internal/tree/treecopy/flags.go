@@ -154,7 +154,7 @@ func (s *setter) setProject(o object, path func() string, project uint32) error 
 		return dstErr(path(), "setting the project ID", err)
 	}
 	if err != nil || x.Project != project {
-		s.n.lost(LostProject, o, path)
+		s.n.countLoss(LostProject, o, path)
 	}
 
 	return nil
@@ -169,7 +169,7 @@ func (s *setter) setSpecialProject(o object, path func() string, project uint32)
 		return dstErr(path(), "setting the project ID", err)
 	}
 	if now, e := kernel.SpecialProject(o.at, o.name); err != nil || e != nil || now != project {
-		s.n.lost(LostProject, o, path)
+		s.n.countLoss(LostProject, o, path)
 	}
 	return nil
 }
@@ -207,7 +207,7 @@ func (s *setter) setBits(o object, path func() string, flags uint32) error {
 func (s *setter) countFlags(o object, path func() string, flags uint32) {
 	for _, k := range keptFlags {
 		if flags&k.bit != 0 {
-			s.n.lost(k.what, o, path)
+			s.n.countLoss(k.what, o, path)
 		}
 	}
 
@@ -215,7 +215,7 @@ func (s *setter) countFlags(o object, path func() string, flags uint32) {
 		kernel.FlagEncrypted: LostEncrypted, kernel.FlagVerity: LostVerity, kernel.FlagCasefold: LostCasefold,
 	} {
 		if flags&bit != 0 {
-			s.n.lost(what, o, path)
+			s.n.countLoss(what, o, path)
 		}
 	}
 }
@@ -254,8 +254,8 @@ type lateItem struct {
 	flags fileFlags
 }
 
-// apply sets them in the finished tree below dst.
-func (l *lateFlags) apply(ctx context.Context, s *setter, dst *os.File, shown func(lateItem) string) error {
+// applyLate sets them in the finished tree below dst.
+func (l *lateFlags) applyLate(ctx context.Context, s *setter, dst *os.File, shown func(lateItem) string) error {
 	for _, i := range l.items {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -267,7 +267,7 @@ func (l *lateFlags) apply(ctx context.Context, s *setter, dst *os.File, shown fu
 			return dstErr(path(), "open", err)
 		}
 
-		o := named(int(dir.Fd()), i.name)
+		o := namedObject(int(dir.Fd()), i.name)
 		o.key = i.key
 		err = s.setFlags(o, path, i.flags)
 		dir.Close()

@@ -32,7 +32,7 @@ func measure(ctx context.Context, src string, opt Options, s *stamper) (Totals, 
 		t.spare = func(d *dir) { d.torn.Store(true) }
 	}
 
-	err = t.run(ctx, root)
+	err = t.runWorkers(ctx, root)
 	return m.n.totals(), err
 }
 
@@ -53,7 +53,7 @@ func (m *measurer) enter(w *worker, parent *dir, e entry) (*dir, error) {
 	d, err := m.enterSource(parent, e)
 	if d != nil {
 		m.n.inodes.Add(1)
-		m.n.add(1, 0)
+		m.n.addProgress(1, 0)
 		m.stamp.subdir(w, d)
 	}
 	return d, err
@@ -73,8 +73,8 @@ func (m *measurer) file(w *worker, d *dir, e entry) error {
 	}
 
 	m.stamp.file(w, d, e.name, &st)
-	if st.Nlink > 1 && m.again(&st) {
-		m.n.add(1, 0)
+	if st.Nlink > 1 && m.countedBefore(&st) {
+		m.n.addProgress(1, 0)
 		return nil
 	}
 
@@ -93,12 +93,12 @@ func (m *measurer) file(w *worker, d *dir, e entry) error {
 		}
 	}
 
-	m.n.add(1, bytes)
+	m.n.addProgress(1, bytes)
 	return nil
 }
 
-// again reports whether another link to the file has been counted.
-func (m *measurer) again(st *unix.Stat_t) bool {
+// countedBefore reports whether another link to the file has been counted.
+func (m *measurer) countedBefore(st *unix.Stat_t) bool {
 	id := inode(st)
 	m.mu.Lock()
 	defer m.mu.Unlock()

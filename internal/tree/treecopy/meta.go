@@ -58,10 +58,10 @@ type object struct {
 	key  uint64 // of its directory; see losses
 }
 
-func opened(fd int) object             { return object{fd: fd} }
-func named(at int, name string) object { return object{fd: -1, at: at, name: name} }
-func (o object) in(key uint64) object  { o.key = key; return o }
-func (o object) procPath() string      { return "/proc/self/fd/" + strconv.Itoa(o.at) + "/" + o.name }
+func openObject(fd int) object               { return object{fd: fd} }
+func namedObject(at int, name string) object { return object{fd: -1, at: at, name: name} }
+func (o object) in(key uint64) object        { o.key = key; return o }
+func (o object) procPath() string            { return "/proc/self/fd/" + strconv.Itoa(o.at) + "/" + o.name }
 func (o object) stat(st *unix.Stat_t) error {
 	if o.fd >= 0 {
 		return unix.Fstat(o.fd, st)
@@ -189,11 +189,11 @@ type setter struct {
 	ownRoot      bool
 }
 
-// apply gives o the attributes a and xs. The order matters: chown clears
+// applyAttrs gives o the attributes a and xs. The order matters: chown clears
 // setuid, setgid and security.capability, an ACL changes the mode, and
 // everything changes the times. Flags may forbid all of that, so they come last.
 // Times and flags that the filesystem cannot hold are counted.
-func (s *setter) apply(o object, path func() string, a attrs, xs []xattr) error {
+func (s *setter) applyAttrs(o object, path func() string, a attrs, xs []xattr) error {
 	var st unix.Stat_t
 	if err := o.stat(&st); err != nil {
 		return dstErr(path(), "stat", err)
@@ -240,7 +240,7 @@ func (s *setter) apply(o object, path func() string, a attrs, xs []xattr) error 
 	}
 
 	if st.Mtim != a.mtime || st.Atim != a.atime {
-		s.n.lost(LostDates, o, path)
+		s.n.countLoss(LostDates, o, path)
 	}
 
 	return s.setFlags(o, path, a.flags)

@@ -15,7 +15,7 @@ type NotKept struct {
 	Example string `json:"example"` // one of them, fit for a message
 }
 
-// What a copy may not keep. Of flags, these are the words of chattr(1).
+// Things that a copy may not keep. Flags have the names that chattr(1) uses.
 const (
 	LostImmutable      = "immutable"
 	LostAppend         = "append-only"
@@ -56,8 +56,8 @@ type example struct {
 // theirs away.
 const mostExamples = 8
 
-// add counts a file of the directory with this key.
-func (l *losses) add(what string, key uint64, path string) {
+// addLoss counts a file of the directory with this key.
+func (l *losses) addLoss(what string, key uint64, path string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.kinds == nil {
@@ -91,8 +91,8 @@ func (l *losses) forget(key uint64) {
 	}
 }
 
-// reset forgets everything.
-func (l *losses) reset() {
+// forgetAll forgets everything.
+func (l *losses) forgetAll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.kinds = nil

@@ -24,7 +24,7 @@ type Stable struct {
 	Changed []string // with Conflict: some of what changed
 }
 
-// CopyStable is CopyDir for a source that may be written to meanwhile: the copy
+// CopyStable is CopyDir for a source that may be written to at the same time: the copy
 // is the source at one moment, which is proved by a Stamp before and one after.
 // If they differ, what has changed is copied again, and so on: passes copies in
 // all, at least one. If something changed during the last one too, the error is
@@ -59,7 +59,7 @@ func CopyStable(ctx context.Context, src string, dst *os.File, opt Options, pass
 			}
 			n, err = copyChanged(ctx, src, dst, quiet, r.Stamp, spare)
 			if errors.Is(err, errAll) {
-				opt.losses.reset()
+				opt.losses.forgetAll()
 				if err = empty(ctx, dst); err == nil {
 					spare = newDirtySet()
 					n, err = copyTree(ctx, src, dst, quiet, spare)
@@ -113,14 +113,14 @@ func CopyAttrs(src string, dst *os.File, opt Options) error {
 	}
 
 	defer d.unpin()
-	xs, err := c.readXattrs(&worker{}, opened(d.src), d.path)
+	xs, err := c.readXattrs(&worker{}, openObject(d.src), d.path)
 	if err != nil {
 		return err
 	}
 
 	d.flags = readFlags(d.src)
 	d.flags.flags &^= protectFlags
-	return c.set.apply(opened(int(dst.Fd())), d.path, d.attrs, xs)
+	return c.set.applyAttrs(openObject(int(dst.Fd())), d.path, d.attrs, xs)
 }
 
 // errAll says that only a whole new copy will do.
@@ -169,7 +169,7 @@ func copyChanged(
 	}
 
 	xattrs := root.xattrs // the walk drops them
-	if err = newWalk(u, true, opt).sparing(spare).run(ctx, root); err == nil && root.dirty {
+	if err = newWalk(u, true, opt).sparing(spare).runWorkers(ctx, root); err == nil && root.dirty {
 		err = u.set.applyRoot(int(dst.Fd()), root.path, root.attrs, xattrs)
 	}
 
@@ -178,7 +178,7 @@ func copyChanged(
 
 func (u *updater) enter(w *worker, parent *dir, e entry) (*dir, error) {
 	if parent.whole {
-		return u.anew(w, parent, e)
+		return u.copyAnew(w, parent, e)
 	}
 
 	key := childKey(parent, e.name)
@@ -190,7 +190,7 @@ func (u *updater) enter(w *worker, parent *dir, e entry) (*dir, error) {
 
 	fd, err := openDir(parent.dst, e.name)
 	if err == unix.ENOENT && parent.dirty {
-		return u.anew(w, parent, e)
+		return u.copyAnew(w, parent, e)
 	}
 	if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP {
 		return nil, changed(parent.join(e.name)) // since the stamp
@@ -222,8 +222,8 @@ func (u *updater) enter(w *worker, parent *dir, e entry) (*dir, error) {
 	return d, nil
 }
 
-// anew copies a directory that the copy does not have, whatever the stamp says.
-func (u *updater) anew(w *worker, parent *dir, e entry) (*dir, error) {
+// copyAnew copies a directory that the copy does not have, whatever the stamp says.
+func (u *updater) copyAnew(w *worker, parent *dir, e entry) (*dir, error) {
 	d, err := u.copier.enter(w, parent, e)
 	if d != nil {
 		d.whole = true
@@ -258,7 +258,7 @@ func (u *updater) leave(w *worker, d *dir) error {
 // would be inherited by what is made in it.
 func (u *updater) clear(ctx context.Context, w *worker, d *dir) error {
 	var err error
-	if d.xattrs, err = u.readXattrs(w, opened(d.src), d.path); err != nil {
+	if d.xattrs, err = u.readXattrs(w, openObject(d.src), d.path); err != nil {
 		return err
 	}
 

@@ -106,7 +106,7 @@ func newDirtySet() *dirtySet {
 
 const maxPaths = 64 // kept of a dirtySet
 
-func (s *dirtySet) add(d *dir) {
+func (s *dirtySet) addDir(d *dir) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, ok := s.dirty[d.key]; ok {
@@ -143,7 +143,7 @@ func (s *dirtySet) merge(o *dirtySet) {
 
 func (t *walk) sparing(s *dirtySet) *walk {
 	if s != nil {
-		t.spare = s.add
+		t.spare = s.addDir
 	}
 	return t
 }
@@ -293,6 +293,6 @@ func (s *stamper) leave(w *worker, d *dir) {
 	}
 
 	if s.before != nil && changed {
-		s.stamp.add(d)
+		s.stamp.addDir(d)
 	}
 }

@@ -49,13 +49,13 @@ func newStream(ctx context.Context, r io.Reader) *stream {
 		s.free <- nil
 	}
 
-	go s.fill(r)
+	go s.readArchive(r)
 	return s
 }
 
 func (s *stream) close() { close(s.quit) }
 
-func (s *stream) fill(r io.Reader) {
+func (s *stream) readArchive(r io.Reader) {
 	src := &source{r: r}
 	z, err := newDecoder(bufio.NewReaderSize(src, 128<<10), false)
 	if err == nil {
@@ -137,8 +137,8 @@ func (s *source) explain(err error) error {
 	return e
 }
 
-// next makes sure that there is a current chunk with data or an error.
-func (s *stream) next() {
+// nextChunk makes sure that there is a current chunk with data or an error.
+func (s *stream) nextChunk() {
 	for len(s.cur.data) == 0 && s.cur.err == nil {
 		if s.buf != nil {
 			s.free <- s.buf
@@ -156,7 +156,7 @@ func (s *stream) next() {
 // peek returns the next bytes of the stream, at least a tar block unless it is
 // shorter than that. Only for the beginning.
 func (s *stream) peek() ([]byte, error) {
-	s.next()
+	s.nextChunk()
 	if len(s.cur.data) < tarBlock && s.cur.err != io.EOF {
 		return nil, s.cur.err
 	}
@@ -170,7 +170,7 @@ func (s *stream) mark() { s.zeroHeader = false }
 func (s *stream) Read(p []byte) (int, error) {
 	n := 0
 	for n < len(p) {
-		s.next()
+		s.nextChunk()
 		m := copy(p[n:], s.cur.data)
 		s.cur.data = s.cur.data[m:]
 		n += m

@@ -158,10 +158,12 @@ type counters struct {
 	losses                              *losses
 }
 
-// lost counts that o is not in the copy as it is in the source.
-func (c *counters) lost(what string, o object, path func() string) { c.losses.add(what, o.key, path()) }
+// countLoss counts that o is not in the copy as it is in the source.
+func (c *counters) countLoss(what string, o object, path func() string) {
+	c.losses.addLoss(what, o.key, path())
+}
 
-func (c *counters) add(files, bytes int64) {
+func (c *counters) addProgress(files, bytes int64) {
 	if files != 0 {
 		c.files.Add(files)
 	}

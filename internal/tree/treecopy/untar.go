@@ -79,7 +79,7 @@ func Untar(ctx context.Context, r io.Reader, dst *os.File, opt Options) (Totals,
 
 	u.set = setter{n: u.n, unprivileged: opt.Unprivileged, ownRoot: opt.OwnRoot}
 	u.tree.removed = func(k dirKey) { delete(u.late, k) }
-	err = u.all()
+	err = u.extractAll()
 	if err == nil {
 		err = u.leaveAll()
 	}
@@ -141,8 +141,8 @@ type untar struct {
 	out   map[dirKey]string    // files that were left out: as what of losses
 }
 
-// all extracts every entry. Directories get their attributes later.
-func (u *untar) all() error {
+// extractAll extracts every entry. Directories get their attributes later.
+func (u *untar) extractAll() error {
 	for {
 		if err := u.ctx.Err(); err != nil {
 			return errs.Wrap(op, "", err)
@@ -156,21 +156,21 @@ func (u *untar) all() error {
 		u.s.mark()
 		hdr, err := u.tr.Next()
 		if err == io.EOF {
-			return u.end()
+			return u.checkEnd()
 		}
 		if err != nil && !(errors.Is(err, tar.ErrInsecurePath) && hdr != nil) {
 			return u.readErr("", err)
 		}
 
 		u.empty = false
-		if err := u.entry(hdr); err != nil && err != errSkipped {
+		if err := u.extractEntry(hdr); err != nil && err != errSkipped {
 			return err
 		}
 	}
 }
 
-// end deals with what follows the last entry.
-func (u *untar) end() error {
+// checkEnd checks what follows the last entry.
+func (u *untar) checkEnd() error {
 	if !u.s.zeroHeader {
 		return u.readErr("", io.ErrUnexpectedEOF)
 	}
@@ -253,8 +253,8 @@ func split(entry, name, what string) (dir []string, base string, err error) {
 	return dir[:len(dir)-1], dir[len(dir)-1], nil
 }
 
-// entry extracts one entry.
-func (u *untar) entry(hdr *tar.Header) error {
+// extractEntry extracts one entry.
+func (u *untar) extractEntry(hdr *tar.Header) error {
 	switch hdr.Typeflag {
 	case tar.TypeXGlobalHeader:
 		return globalHeader(hdr)
@@ -291,7 +291,7 @@ func (u *untar) entry(hdr *tar.Header) error {
 		}
 		n.meta = &dirMeta{a, xs}
 		u.keepLate(place{parent: n.parent, base: n.name, name: hdr.Name}, hdr)
-		u.n.add(1, 0)
+		u.n.addProgress(1, 0)
 		return nil
 	}
 
@@ -300,7 +300,7 @@ func (u *untar) entry(hdr *tar.Header) error {
 		return err
 	}
 
-	at, err := u.tree.open(parent)
+	at, err := u.tree.openNode(parent)
 	if err != nil {
 		return dstErr(hdr.Name, "open", err)
 	}
@@ -314,19 +314,19 @@ func (u *untar) entry(hdr *tar.Header) error {
 			return err
 		}
 		u.keepLate(f, hdr)
-		u.n.add(1, 0)
+		u.n.addProgress(1, 0)
 		return nil
 	case tar.TypeLink:
 		if err := u.link(f, hdr.Linkname); err != nil {
 			return err
 		}
-		u.n.add(1, 0)
+		u.n.addProgress(1, 0)
 		return nil
 	case tar.TypeSymlink:
 		if hdr.Linkname == "" || strings.IndexByte(hdr.Linkname, 0) >= 0 {
 			return refuse(hdr.Name, "it is a symbolic link to %q", hdr.Linkname)
 		}
-		err = f.replace("symlink", func() error { return u.set.symlink(hdr.Linkname, named(at, base), f.path) })
+		err = f.replace("symlink", func() error { return u.set.symlink(hdr.Linkname, namedObject(at, base), f.path) })
 		u.leftOut(f, LostSymlinks, err)
 	case tar.TypeChar, tar.TypeBlock:
 		if hdr.Devmajor < 0 || hdr.Devmajor >= 1<<12 || hdr.Devminor < 0 || hdr.Devminor >= 1<<20 {
@@ -338,18 +338,18 @@ func (u *untar) entry(hdr *tar.Header) error {
 		if hdr.Typeflag == tar.TypeFifo {
 			rdev = 0
 		}
-		err = f.replace("mknod", func() error { return u.set.mknod(named(at, base), a.mode, rdev, f.path) })
+		err = f.replace("mknod", func() error { return u.set.mknod(namedObject(at, base), a.mode, rdev, f.path) })
 		u.leftOut(f, LostDevices, err)
 	default:
 		return errs.New(errs.Unsupported, op, quote(hdr.Name), "Pando cannot extract entries of type %q", hdr.Typeflag)
 	}
 
-	u.n.add(1, 0)
+	u.n.addProgress(1, 0)
 	if err != nil {
 		return err
 	}
 
-	return u.set.apply(named(at, base), f.path, a, xs)
+	return u.set.applyAttrs(namedObject(at, base), f.path, a, xs)
 }
 
 // globalHeader refuses PAX records for all following entries, unless they do
@@ -428,7 +428,7 @@ func (u *untar) attrs(hdr *tar.Header) (attrs, []xattr, error) {
 func (u *untar) keepLate(p place, hdr *tar.Header) {
 	flags, other := parseFlags(hdr.PAXRecords["SCHILY.fflags"])
 	if other {
-		u.n.lost(LostOtherFlags, object{}, p.path)
+		u.n.countLoss(LostOtherFlags, object{}, p.path)
 	}
 	if flags != 0 {
 		u.late[p.key()] = fileFlags{flags: flags}
@@ -443,7 +443,7 @@ func (u *untar) setLate(dst *os.File) error {
 			l.items = append(l.items, lateItem{dir: k.parent, name: k.name, flags: f})
 		}
 	}
-	return l.apply(u.ctx, &u.set, dst, func(i lateItem) string { return strings.TrimPrefix(i.dir.rel()+"/"+i.name, "/") })
+	return l.applyLate(u.ctx, &u.set, dst, func(i lateItem) string { return strings.TrimPrefix(i.dir.rel()+"/"+i.name, "/") })
 }
 
 // leftOut notes that a file was left out, so that other names of it are, too.
@@ -539,7 +539,7 @@ func (u *untar) regular(p place, hdr *tar.Header, a attrs, xs []xattr) (err erro
 		}
 	}
 
-	return u.set.apply(opened(fd), p.path, a, xs)
+	return u.set.applyAttrs(openObject(fd), p.path, a, xs)
 }
 
 // writeData writes p at off but, in sparse files, leaves out blocks of zeros.
@@ -547,7 +547,7 @@ func (u *untar) writeData(fd int, p []byte, off int64, sparse bool, path func() 
 	if !sparse {
 		err := writeAt(fd, p, off, path)
 		if err == nil {
-			u.n.add(0, int64(len(p)))
+			u.n.addProgress(0, int64(len(p)))
 		}
 		return err
 	}
@@ -560,7 +560,7 @@ func (u *untar) writeData(fd int, p []byte, off int64, sparse bool, path func() 
 		if err := writeAt(fd, p[:n], off, path); err != nil {
 			return err
 		}
-		u.n.add(0, int64(n))
+		u.n.addProgress(0, int64(n))
 		for n < len(p) && hole(p[n:]) {
 			n += blockSize
 		}
@@ -597,7 +597,7 @@ func (u *untar) link(p place, target string) error {
 		if what == LostDevices && u.set.unprivileged {
 			u.n.devices.Add(1)
 		} else {
-			u.n.lost(what, object{}, p.path)
+			u.n.countLoss(what, object{}, p.path)
 		}
 		return nil
 	}
@@ -609,7 +609,7 @@ func (u *untar) link(p place, target string) error {
 
 	defer unix.Close(at)
 
-	from, err := u.tree.open(node)
+	from, err := u.tree.openNode(node)
 	if err != nil {
 		return dstErr(p.name, "open", err)
 	}
@@ -651,7 +651,7 @@ func (u *untar) leaveAll() error {
 			return errs.Wrap(op, "", err)
 		}
 
-		by, err := u.tree.open(n)
+		by, err := u.tree.openNode(n)
 		fd := -1
 		if err == nil {
 			fd, err = openDir(by, ".")
@@ -660,7 +660,7 @@ func (u *untar) leaveAll() error {
 			return dstErr(n.path(), "open", err)
 		}
 
-		err = u.set.apply(opened(fd), n.path, n.meta.attrs, n.meta.xattrs)
+		err = u.set.applyAttrs(openObject(fd), n.path, n.meta.attrs, n.meta.xattrs)
 		unix.Close(fd)
 		if err != nil {
 			return err

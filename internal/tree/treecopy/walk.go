@@ -166,9 +166,9 @@ func newWalk(v visitor, hasDst bool, opt Options) *walk {
 	return &walk{v: v, hasDst: hasDst, workers: n, open: open, work: make(chan task), quit: make(chan struct{})}
 }
 
-// run walks root, which has one pin and one pending part, and returns the
+// runWorkers walks root, which has one pin and one pending part, and returns the
 // first error once every worker has stopped and every descriptor is closed.
-func (t *walk) run(ctx context.Context, root *dir) error {
+func (t *walk) runWorkers(ctx context.Context, root *dir) error {
 	t.ctx, t.root = ctx, root.path()
 	root.pins++ // it stays open to the end, for hard links
 	var wg sync.WaitGroup
@@ -176,7 +176,7 @@ func (t *walk) run(ctx context.Context, root *dir) error {
 		wg.Go(func() {
 			w := &worker{t: t, dents: make([]byte, 32<<10)}
 			if i == 0 {
-				w.walk(root)
+				w.walkSubtree(root)
 			}
 			w.serve()
 		})
@@ -192,12 +192,12 @@ func (t *walk) stopped() bool {
 		return true
 	}
 	err := t.ctx.Err()
-	t.fail(errs.Wrap(op, quote(t.root), err))
+	t.failWalk(errs.Wrap(op, quote(t.root), err))
 	return err != nil
 }
 
-// fail records the first error and stops the walk.
-func (t *walk) fail(err error) {
+// failWalk records the first error and stops the walk.
+func (t *walk) failWalk(err error) {
 	if err == nil {
 		return
 	}
@@ -216,7 +216,7 @@ func (t *walk) failIn(d *dir, err error) {
 		t.spare(d)
 		return
 	}
-	t.fail(err)
+	t.failWalk(err)
 }
 
 // claim reserves an idle worker: the caller must send a task (or unclaim).
@@ -264,11 +264,11 @@ func (w *worker) serve() {
 		case k := <-w.t.work:
 			if k.files != nil {
 				for _, e := range k.files {
-					w.file(k.d, e)
+					w.visitFile(k.d, e)
 				}
-				w.done(k.d)
+				w.finishPart(k.d)
 			} else {
-				w.walk(k.d)
+				w.walkSubtree(k.d)
 			}
 		case <-w.t.quit:
 			return
@@ -276,8 +276,8 @@ func (w *worker) serve() {
 	}
 }
 
-// walk goes through the subtree d, of which it takes over a pin and a part.
-func (w *worker) walk(d *dir) {
+// walkSubtree goes through the subtree d, of which it takes over a pin and a part.
+func (w *worker) walkSubtree(d *dir) {
 	w.stack = append(w.stack[:0], frame{d: d, eof: d.kernel})
 	for len(w.stack) > 0 {
 		w.share()
@@ -290,7 +290,7 @@ func (w *worker) walk(d *dir) {
 				w.push(child)
 			}
 		case !f.eof:
-			w.read(f)
+			w.readEntries(f)
 		default:
 			w.pop()
 		}
@@ -333,10 +333,10 @@ func (w *worker) pop() {
 	if top > 0 {
 		if below := &w.stack[top-1]; below.unpinned {
 			below.unpinned = false
-			w.t.fail(w.t.pin(below.d, d, true)) // with its source, for those below it
+			w.t.failWalk(w.t.pin(below.d, d, true)) // with its source, for those below it
 		}
 	}
-	w.done(d)
+	w.finishPart(d)
 }
 
 // share gives subtrees to idle workers, the ones nearest the root first.
@@ -360,9 +360,9 @@ func (w *worker) share() {
 	}
 }
 
-// read takes one buffer of entries from f, deals with the files among them and
+// readEntries takes one buffer of entries from f, deals with the files among them and
 // leaves the subdirectories in f.subs.
-func (w *worker) read(f *frame) {
+func (w *worker) readEntries(f *frame) {
 	d := f.d
 	var files []entry
 	for {
@@ -410,14 +410,14 @@ func (w *worker) read(f *frame) {
 
 		n := min(8, len(files))
 		for _, e := range files[:n] {
-			w.file(d, e)
+			w.visitFile(d, e)
 		}
 
 		files = files[n:]
 	}
 }
 
-func (w *worker) file(d *dir, e entry) {
+func (w *worker) visitFile(d *dir, e entry) {
 	if !w.t.stopped() {
 		w.t.failIn(d, w.t.v.file(w, d, e))
 	}
@@ -509,9 +509,9 @@ func (t *walk) pin(d, child *dir, source bool) error {
 	return nil
 }
 
-// done ends one part of d and gives up a pin. If it was the last part, it
+// finishPart ends one part of d and gives up a pin. If it was the last part, it
 // leaves d and ends a part of d's parent, and so on.
-func (w *worker) done(d *dir) {
+func (w *worker) finishPart(d *dir) {
 	for {
 		d.mu.Lock()
 		d.pending--
@@ -528,11 +528,11 @@ func (w *worker) done(d *dir) {
 		p := d.parent
 		if p != nil {
 			// Before d gets its final mode, which may forbid the way to "..".
-			w.t.fail(w.t.pin(p, d, false))
+			w.t.failWalk(w.t.pin(p, d, false))
 		}
 
 		if !w.t.stopped() {
-			w.t.fail(w.t.v.leave(w, d))
+			w.t.failWalk(w.t.v.leave(w, d))
 		}
 
 		d.xattrs = nil

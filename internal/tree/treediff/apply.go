@@ -43,7 +43,7 @@ type ApplyOptions struct {
 // expect, NoSpace, Canceled, IO.
 func Apply(ctx context.Context, changes []Change, from, onto *os.File, o ApplyOptions) error {
 	a := &applier{ctx: ctx, from: from, onto: onto, o: o, staged: map[string]int{}, skipped: map[string]bool{}}
-	err := a.run(changes)
+	err := a.applyAll(changes)
 	var e *errs.Error
 	if errors.As(err, &e) && (e.Op == "import" || e.Op == op) {
 		e.Op = "apply"
@@ -77,13 +77,13 @@ func (a *applier) taken(ch *Change, err error) bool {
 	return true
 }
 
-func (a *applier) done(n, bytes int64) {
+func (a *applier) addProgress(n, bytes int64) {
 	if a.o.Progress != nil {
 		a.o.Progress(n, bytes)
 	}
 }
 
-func (a *applier) run(changes []Change) error {
+func (a *applier) applyAll(changes []Change) error {
 	if len(changes) == 0 {
 		return nil
 	}
@@ -110,7 +110,7 @@ func (a *applier) run(changes []Change) error {
 
 	defer a.stage.Close()
 
-	for _, step := range []func([]Change) error{a.out, a.in, a.files, a.missing, a.links, a.contents, a.attributes} {
+	for _, step := range []func([]Change) error{a.moveOut, a.moveIn, a.applyFiles, a.missing, a.applyLinks, a.applyContents, a.applyAttributes} {
 		if err := step(changes); err != nil {
 			return err
 		}
@@ -120,16 +120,16 @@ func (a *applier) run(changes []Change) error {
 		return failed(stageName, "rmdir", err)
 	}
 
-	if err := a.times(changes, &rootBefore); err != nil {
+	if err := a.applyTimes(changes, &rootBefore); err != nil {
 		return err
 	}
 
-	return a.flags(changes)
+	return a.applyFlags(changes)
 }
 
-// out takes away what is deleted, and into the stage what is renamed; what is
-// deeper in the tree comes first.
-func (a *applier) out(changes []Change) error {
+// moveOut removes deleted paths, and moves renamed ones into the stage, the deepest
+// first.
+func (a *applier) moveOut(changes []Change) error {
 	type leaving struct {
 		path   string
 		rename bool
@@ -227,8 +227,8 @@ func (a *applier) removeAll(dir *os.File, name string) error {
 	return unlinkAt(dir, name, unix.AT_REMOVEDIR)
 }
 
-// in makes the added directories and puts what was renamed in its new place.
-func (a *applier) in(changes []Change) error {
+// moveIn creates the added directories, and moves renamed paths to their new place.
+func (a *applier) moveIn(changes []Change) error {
 	var coming []Change
 	for _, ch := range changes {
 		if ch.Op == Renamed || ch.isNew() && ch.Type == Dir {
@@ -257,18 +257,18 @@ func (a *applier) in(changes []Change) error {
 
 		switch {
 		case !isStaged && ch.Type != Dir:
-			err = a.clear(dir, name, false)
+			err = a.clearWay(dir, name, false)
 			if err == nil {
 				err = a.copyFile(ch.Path)
 			}
 		case !isStaged && ch.Op == Renamed:
 			err = a.copyTree(ch.Path)
 		case isStaged:
-			if err = a.clear(dir, name, false); err == nil {
+			if err = a.clearWay(dir, name, false); err == nil {
 				err = unix.Renameat(int(a.stage.Fd()), strconv.Itoa(n), int(dir.Fd()), name)
 			}
 		default:
-			if err = a.clear(dir, name, true); err == nil {
+			if err = a.clearWay(dir, name, true); err == nil {
 				err = unix.Mkdirat(int(dir.Fd()), name, 0o700)
 				if err == unix.EEXIST && a.o.Force {
 					err = nil
@@ -282,14 +282,14 @@ func (a *applier) in(changes []Change) error {
 			return err
 		}
 
-		a.done(1, 0)
+		a.addProgress(1, 0)
 	}
 
 	return nil
 }
 
-// clear takes away what is in the way of a new file, with Force.
-func (a *applier) clear(dir *os.File, name string, forDir bool) error {
+// clearWay removes a path that is in the way of a new file, with Force.
+func (a *applier) clearWay(dir *os.File, name string, forDir bool) error {
 	if !a.o.Force {
 		return nil
 	}
@@ -324,7 +324,7 @@ func (a *applier) parent(path string) (dir *os.File, name string, err error) {
 	}
 
 	defer up.Close()
-	if err = a.clear(up, upName, true); err == nil {
+	if err = a.clearWay(up, upName, true); err == nil {
 		if err = unix.Mkdirat(int(up.Fd()), upName, 0o700); err == nil {
 			err = a.copyAttributes(dirPath)
 		}
@@ -337,7 +337,7 @@ func (a *applier) parent(path string) (dir *os.File, name string, err error) {
 }
 
 func (a *applier) copyAttributes(path string) error {
-	a.note(path)
+	a.rememberFlags(path)
 	if path == "" || path == "." {
 		return treecopy.CopyAttributes(a.ctx, a.from, "", a.onto, "")
 	}
@@ -378,7 +378,7 @@ func (a *applier) copyFile(path string) error {
 		return err
 	}
 
-	a.note(path)
+	a.rememberFlags(path)
 
 	// Again, because of the ACL that it has inherited.
 	return treecopy.CopyAttributes(a.ctx, src, name, dst, name)
@@ -391,7 +391,7 @@ func (a *applier) copyTree(path string) error {
 		return err
 	}
 
-	err = a.clear(dst, name, true)
+	err = a.clearWay(dst, name, true)
 	if err == nil {
 		if err = unix.Mkdirat(int(dst.Fd()), name, 0o700); err == unix.EEXIST {
 			err = nil
@@ -466,7 +466,7 @@ func (a *applier) parallel(changes []Change, is func(*Change) bool, fn func(*Cha
 	t := c.tasks()
 	for i := range changes {
 		if ch := &changes[i]; is(ch) {
-			t.do(func() error { return fn(ch) })
+			t.start(func() error { return fn(ch) })
 		}
 		if a.ctx.Err() != nil {
 			break

@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attributes gives all that was made or changed its owner, mode and so on. Not
+// applyAttributes gives all that was made or changed its owner, mode and so on. Not
 // other names of a file: that has a change of its own if this side has changed it,
 // and else it is as the other side wants it. A new name that became a copy has them
 // already.
-func (a *applier) attributes(changes []Change) error {
+func (a *applier) applyAttributes(changes []Change) error {
 	return a.parallel(changes, func(ch *Change) bool {
 		if ch.Op == Deleted || a.skipped[ch.Path] || ch.newName() {
 			return false
@@ -31,9 +31,9 @@ func (a *applier) attributes(changes []Change) error {
 	})
 }
 
-// times gives the directories in which something was done the times that they
+// applyTimes gives the directories in which something was done the times that they
 // have in from.
-func (a *applier) times(changes []Change, rootBefore *unix.Stat_t) error {
+func (a *applier) applyTimes(changes []Change, rootBefore *unix.Stat_t) error {
 	touched := map[string]bool{}
 	moved := map[string]string{} // directories: from their old path to their new one
 	for _, ch := range changes {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// files copies the added files.
-func (a *applier) files(changes []Change) error {
+// applyFiles copies the added files.
+func (a *applier) applyFiles(changes []Change) error {
 	var mu sync.Mutex // for making directories that are missing
 	return a.parallel(changes, func(ch *Change) bool {
 		return ch.isNew() && ch.Type != Dir && ch.Link == ""
@@ -21,7 +21,7 @@ func (a *applier) files(changes []Change) error {
 			defer mu.Unlock()
 			return a.replaceFile(ch.Path)
 		}
-		a.done(1, ch.ChangedBytes)
+		a.addProgress(1, ch.ChangedBytes)
 		if err := a.copyFile(ch.Path); err != nil && !a.taken(ch, err) {
 			return err
 		}
@@ -54,7 +54,7 @@ func (a *applier) missing(changes []Change) error {
 		case ch.Type != Dir:
 			err = a.replaceFile(ch.Path)
 		default:
-			if err = a.clear(dir, name, true); err == nil {
+			if err = a.clearWay(dir, name, true); err == nil {
 				err = unix.Mkdirat(int(dir.Fd()), name, 0o700)
 			}
 		}
@@ -68,12 +68,12 @@ func (a *applier) missing(changes []Change) error {
 	return nil
 }
 
-// contents brings the content of files up to date.
-func (a *applier) contents(changes []Change) error {
+// applyContents brings the content of files up to date.
+func (a *applier) applyContents(changes []Change) error {
 	err := a.parallel(changes, func(ch *Change) bool {
 		return ch.Content && ch.Link == "" && !ch.isNew() && ch.Op != Deleted && ch.Type != Dir
 	}, func(ch *Change) error {
-		defer a.done(1, ch.ChangedBytes)
+		defer a.addProgress(1, ch.ChangedBytes)
 		if ch.Type != File {
 			return a.replaceFile(ch.Path)
 		}
@@ -83,18 +83,18 @@ func (a *applier) contents(changes []Change) error {
 		return err
 	}
 
-	return a.otherNames(changes)
+	return a.linkOtherNames(changes)
 }
 
 func (a *applier) contentUnlessKept(ch *Change) error {
-	err := a.content(ch)
+	err := a.applyContent(ch)
 	if a.o.Keep && errs.Is(err, errs.Conflict) {
 		return nil // the other side's choice has no such file
 	}
 	return err
 }
 
-func (a *applier) content(ch *Change) error {
+func (a *applier) applyContent(ch *Change) error {
 	dirPath, name := split(ch.Path)
 	srcDir, err := treewalk.Open(a.from, dirPath)
 	if err != nil {

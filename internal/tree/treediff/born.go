@@ -50,9 +50,9 @@ func generationsOf(f *os.File) (generationKind, error) {
 	return noGenerations, nil
 }
 
-// of asks for the generation of a file; name as for statAt. It is unknown where there
+// readGeneration asks for the generation of a file; name as for statAt. It is unknown where there
 // are no file handles, or where a sandbox forbids asking for them.
-func (k generationKind) of(at *os.File, name string) generation {
+func (k generationKind) readGeneration(at *os.File, name string) generation {
 	if k == noGenerations {
 		return generation{}
 	}

@@ -169,7 +169,7 @@ func TestGeneration(t *testing.T) {
 			if err != nil || k != want {
 				t.Fatal(k, err)
 			}
-			got, itself := k.of(dir, "file"), k.of(f, "")
+			got, itself := k.readGeneration(dir, "file"), k.readGeneration(f, "")
 			if got != itself || got.known != (k != noGenerations) {
 				t.Fatalf("%+v by name, %+v by descriptor", got, itself)
 			}

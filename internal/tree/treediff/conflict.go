@@ -36,7 +36,7 @@ func (m *Merge) Clean() []Change {
 	for again := true; again; {
 		again = false
 		var stays map[string]bool
-		missing, stays = m.without(drop)
+		missing, stays = m.effectOfDropping(drop)
 		for i, ch := range m.Changes {
 			if drop[i] {
 				continue
@@ -63,9 +63,9 @@ func (m *Merge) Clean() []Change {
 	return out
 }
 
-// without finds what comes of leaving out some of the changes: the paths that do
-// not come to be, and those at which something stays.
-func (m *Merge) without(drop []bool) (missing []string, stays map[string]bool) {
+// effectOfDropping finds the effect of dropping some of the changes: the paths that are
+// then missing, and those at which something stays.
+func (m *Merge) effectOfDropping(drop []bool) (missing []string, stays map[string]bool) {
 	stays = map[string]bool{}
 	for i, ch := range m.Changes {
 		if !drop[i] {
@@ -75,7 +75,7 @@ func (m *Merge) without(drop []bool) (missing []string, stays map[string]bool) {
 			missing = append(missing, ch.Path)
 		}
 
-		// With what stays, the directories stay that it is in.
+		// A path that stays keeps its directories.
 		switch ch.Op {
 		case Renamed:
 			staysWithin(stays, ch.From)
@@ -97,15 +97,15 @@ func staysWithin(stays map[string]bool, path string) {
 	}
 }
 
-// Conflicts finds what cannot be had of both: mine and theirs are the changes,
-// as Compare found them from one base, of two trees whose roots are given.
-// Changes that come to the same are no conflict, nor are changes of nothing but
-// times. Conflicts are paths that both sides have changed differently, paths
-// renamed differently, and paths below a directory that the other side has
-// deleted, renamed or replaced.
+// Conflicts finds the changes of two trees that contradict each other. mine and theirs
+// are the changes that Compare found between a common base and the trees whose roots
+// are given. Changes with the same result are not conflicts, nor are changes of times
+// only. Conflicts are paths that both sides have changed differently, paths renamed
+// differently, and paths below a directory that the other side has deleted, renamed or
+// replaced.
 //
-// A new name of a file is no conflict. It becomes one more name of theirs if they
-// have changed the file, and a file of its own if they have another in its place.
+// A new name of a file is not a conflict. It becomes one more name of their file if they
+// have changed the file, and a separate file if they have replaced it.
 func Conflicts(ctx context.Context, mine, theirs []Change, mineRoot, theirsRoot *os.File) (*Merge, error) {
 	m := &Merge{}
 	t := newTouched(theirs)
@@ -118,7 +118,7 @@ func Conflicts(ctx context.Context, mine, theirs []Change, mineRoot, theirsRoot 
 		}
 
 		if ch.TimesOnly() {
-			if _, gone := t.gone(ch.Path); gone == nil && t.of(ch.Path) == nil {
+			if _, gone := t.removedAbove(ch.Path); gone == nil && t.changesAt(ch.Path) == nil {
 				m.Changes, m.changes = append(m.Changes, ch), append(m.changes, false)
 			}
 			continue
@@ -146,7 +146,7 @@ func Conflicts(ctx context.Context, mine, theirs []Change, mineRoot, theirsRoot 
 	}
 
 	// Of what both sides have changed, one side's is taken as a whole, names included.
-	ownFiles(m.Changes, func(path string) bool { return own.of(path) == nil && t.another(own.before(path)) })
+	ownFiles(m.Changes, func(path string) bool { return own.changesAt(path) == nil && t.otherInPlace(own.pathBefore(path)) })
 
 	for _, p := range slices.Sorted(maps.Keys(found)) {
 		m.Conflicts = append(m.Conflicts, found[p])
@@ -194,9 +194,9 @@ func newTouched(changes []Change) *touched {
 	return t
 }
 
-// of returns the changes that concern a path: one, or two if what was there is
-// somewhere else and something else is there now.
-func (t *touched) of(path string) []*Change {
+// changesAt returns the changes that concern a path: one, or two if its file was renamed
+// and another took its place.
+func (t *touched) changesAt(path string) []*Change {
 	at, left := t.at[path], t.left[path]
 	switch {
 	case at == nil && left == nil:
@@ -209,9 +209,9 @@ func (t *touched) of(path string) []*Change {
 	return []*Change{left, at}
 }
 
-// gone returns the change by which a directory above path went away, and the
-// path of that.
-func (t *touched) gone(path string) (string, *Change) {
+// removedAbove returns the change that removed a directory above path, and the path of
+// that directory.
+func (t *touched) removedAbove(path string) (string, *Change) {
 	for dir, _ := split(path); dir != ""; dir, _ = split(dir) {
 		if ch := t.left[dir]; ch != nil && ch.wasDir() {
 			return dir, ch
@@ -220,18 +220,18 @@ func (t *touched) gone(path string) (string, *Change) {
 	return "", nil
 }
 
-// another reports whether what is at path, if anything, is another file than before.
-func (t *touched) another(path string) bool {
-	if _, gone := t.gone(path); gone != nil || t.left[path] != nil {
+// otherInPlace reports whether the file at path, if any, is a different one than before.
+func (t *touched) otherInPlace(path string) bool {
+	if _, gone := t.removedAbove(path); gone != nil || t.left[path] != nil {
 		return true
 	}
 	at := t.at[path]
 	return at != nil && (at.Op != Modified || at.replaced)
 }
 
-// before is where something was that is at path only as a directory above it was
-// renamed.
-func (t *touched) before(path string) string {
+// pathBefore returns the previous path of a file that is at path only because a directory
+// above it was renamed.
+func (t *touched) pathBefore(path string) string {
 	for dir, _ := split(path); dir != ""; dir, _ = split(dir) {
 		if ch := t.at[dir]; ch != nil && ch.Op == Renamed {
 			return ch.From + strings.TrimPrefix(path, dir)
@@ -261,9 +261,9 @@ func (ch *Change) leaves(path string) bool {
 
 func (ch *Change) wasDir() bool { return ch.Type == Dir || ch.TypeBefore == Dir }
 
-// inside returns the paths below a directory at which something has been changed
+// pathsInside returns the paths below a directory at which something has been changed
 // and is there; with left also those at which nothing is any more.
-func (t *touched) inside(dir string, left bool) []string {
+func (t *touched) pathsInside(dir string, left bool) []string {
 	var out []string
 	for i := sort.SearchStrings(t.paths, dir+"/"); i < len(t.paths) && below(t.paths[i], dir); i++ {
 		if p := t.paths[i]; left || t.at[p] != nil {
@@ -296,7 +296,7 @@ func conflictsOf(eq *comparer, ch *Change, t, own *touched) (out []Conflict, sam
 
 	agreed := 0
 	for _, p := range paths {
-		others := t.of(p)
+		others := t.changesAt(p)
 		ok := len(others) > 0
 		for _, o := range others {
 			same, err := agrees(eq, ch, o, p)
@@ -317,16 +317,16 @@ func conflictsOf(eq *comparer, ch *Change, t, own *touched) (out []Conflict, sam
 
 		// A directory above has gone away on the other side, unless all that I did
 		// is to take away what was in it, or have taken that directory away too.
-		dir, o := t.gone(p)
-		_, mine := own.gone(p)
+		dir, o := t.removedAbove(p)
+		_, mine := own.removedAbove(p)
 		if o != nil && !(ch.Op == Deleted && o.Op == Deleted) && (mine == nil || p == ch.Path && ch.Op != Deleted) {
 			out = append(out, Conflict{p, ch.words(p), "the directory " + quote(dir) + " was " + o.words(dir)})
 		}
 	}
 
 	if old := paths[len(paths)-1]; ch.leaves(old) && ch.wasDir() {
-		for _, p := range t.inside(old, ch.Op == Renamed) {
-			o := t.of(p)[0]
+		for _, p := range t.pathsInside(old, ch.Op == Renamed) {
+			o := t.changesAt(p)[0]
 			if l := own.left[p]; l != nil && o.Op == Modified {
 				continue // reported by that change
 			}

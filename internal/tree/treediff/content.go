@@ -129,7 +129,7 @@ func (c *comparer) contents(at, bt place, sizeA, sizeB int64, d *delta) error {
 	}
 
 	if sizeB > sizeA {
-		if err := dataRanges(fb, sizeA, sizeB, d.add); err != nil {
+		if err := dataRanges(fb, sizeA, sizeB, d.addRange); err != nil {
 			return failed(bt.path, "seek", err)
 		}
 	}
@@ -142,8 +142,8 @@ func (c *comparer) contents(at, bt place, sizeA, sizeB int64, d *delta) error {
 	return nil
 }
 
-// add counts a range as different.
-func (d *delta) add(from, to int64) {
+// addRange counts a range as different.
+func (d *delta) addRange(from, to int64) {
 	d.bytes += to - from
 	if len(d.ranges) > maxRanges {
 		return
@@ -179,12 +179,12 @@ func (c *comparer) readBoth(fa, fb *os.File, size int64, same []Range, d *delta)
 			continue
 		}
 
-		na, err := da.next(off)
+		na, err := da.nextOffset(off)
 		if err != nil {
 			return err
 		}
 
-		nb, err := db.next(off)
+		nb, err := db.nextOffset(off)
 		if err != nil {
 			return err
 		}
@@ -222,7 +222,7 @@ func (c *comparer) readBoth(fa, fb *os.File, size int64, same []Range, d *delta)
 			for i := 0; i < n; {
 				to := min(n, i+blockSize-int((off+int64(i))%blockSize))
 				if !bytes.Equal(x[i:to], y[i:to]) {
-					d.add(off+int64(i), off+int64(to))
+					d.addRange(off+int64(i), off+int64(to))
 				}
 				i = to
 			}
@@ -252,8 +252,8 @@ type data struct {
 	from, to int64 // the range looked at last
 }
 
-// next is the first offset from off on where there is data; size if none.
-func (d *data) next(off int64) (int64, error) {
+// nextOffset is the first offset from off on where there is data; size if none.
+func (d *data) nextOffset(off int64) (int64, error) {
 	if off < d.to {
 		return max(off, d.from), nil
 	}
@@ -405,7 +405,7 @@ func CompareFiles(ctx context.Context, a, b *os.File) (ranges []Range, changedBy
 
 	var d delta
 	if err = c.readBoth(a, b, common, same, &d); err == nil {
-		err = dataRanges(b, min(stA.Size, stB.Size), stB.Size, d.add)
+		err = dataRanges(b, min(stA.Size, stB.Size), stB.Size, d.addRange)
 	}
 
 	stats.FilesRead, stats.BytesRead = 1, c.bytesRead.Load()

@@ -127,9 +127,9 @@ func (a *applier) closeSoftened() {
 	}
 }
 
-// flags gives what was softened the flags back that it had, and then all that was made
+// applyFlags gives what was softened the flags back that it had, and then all that was made
 // or changed those of from.
-func (a *applier) flags(changes []Change) error {
+func (a *applier) applyFlags(changes []Change) error {
 	moved := map[string]string{} // from their old path to their new one
 	for _, ch := range changes {
 		if ch.Op == Renamed {
@@ -221,8 +221,8 @@ func ignoreGone(path string, err error) error {
 	return failed(path, "setting flags", err)
 }
 
-// note remembers a path whose attributes were copied, so that flags copies its flags.
-func (a *applier) note(path string) {
+// rememberFlags remembers a path whose attributes were copied, so that flags copies its flags.
+func (a *applier) rememberFlags(path string) {
 	if path == "." {
 		path = ""
 	}

@@ -47,7 +47,7 @@ func CompareImages(a, b *os.File) (d *ImageDelta, ok bool, err error) {
 	common := min(sa.Size(), sb.Size())
 	d.scan(xs, ys, common)
 	if end := max(sa.Size(), sb.Size()); end > common {
-		d.add(common, end)
+		d.addRange(common, end)
 	}
 
 	return d, true, nil
@@ -100,14 +100,14 @@ func (d *ImageDelta) scan(xs, ys []extent.Extent, size int64) {
 		}
 
 		if !same {
-			d.add(off, end)
+			d.addRange(off, end)
 		}
 
 		off = end
 	}
 }
 
-func (d *ImageDelta) add(from, to int64) {
+func (d *ImageDelta) addRange(from, to int64) {
 	if n := len(d.ranges); n > 0 && d.ranges[n-1].To == from {
 		d.ranges[n-1].To = to
 		return
@@ -118,14 +118,14 @@ func (d *ImageDelta) add(from, to int64) {
 // Empty reports whether the images are the same for certain.
 func (d *ImageDelta) Empty() bool { return len(d.ranges) == 0 }
 
-// at returns the first range that ends behind off.
-func (d *ImageDelta) at(off int64) int {
+// firstEndingAfter returns the first range that ends behind off.
+func (d *ImageDelta) firstEndingAfter(off int64) int {
 	return sort.Search(len(d.ranges), func(i int) bool { return d.ranges[i].To > off })
 }
 
 // within calls fn for the parts of [from, to) that may differ.
 func (d *ImageDelta) within(from, to int64, fn func(from, to int64) error) error {
-	for i := d.at(from); i < len(d.ranges) && d.ranges[i].From < to; i++ {
+	for i := d.firstEndingAfter(from); i < len(d.ranges) && d.ranges[i].From < to; i++ {
 		if err := fn(max(from, d.ranges[i].From), min(to, d.ranges[i].To)); err != nil {
 			return err
 		}
@@ -139,7 +139,7 @@ func (d *ImageDelta) SameBlocks(x, y, n int64) (same bool, bytes int64) {
 	if x != y {
 		return false, n
 	}
-	i := d.at(x)
+	i := d.firstEndingAfter(x)
 	switch {
 	case i == len(d.ranges):
 		return true, n

@@ -71,7 +71,7 @@ func (c *comparer) stat(at *os.File, name, path string) (inode, error) {
 	c.statted.Add(1)
 	i, err := statAt(at, name, path)
 	if err == nil && c.o.SameOrigin && c.maybeNew(&i) {
-		i.generation = c.generations.of(at, name)
+		i.generation = c.generations.readGeneration(at, name)
 	}
 	return i, err
 }
@@ -103,9 +103,9 @@ func statAt(at *os.File, name, path string) (inode, error) {
 	return i, nil
 }
 
-func (i *inode) typ() uint8   { return uint8(i.mode & unix.S_IFMT >> 12) }
-func (i *inode) isDir() bool  { return i.mode&unix.S_IFMT == unix.S_IFDIR }
-func (i *inode) isFile() bool { return i.mode&unix.S_IFMT == unix.S_IFREG }
+func (i *inode) fileType() uint8 { return uint8(i.mode & unix.S_IFMT >> 12) }
+func (i *inode) isDir() bool     { return i.mode&unix.S_IFMT == unix.S_IFDIR }
+func (i *inode) isFile() bool    { return i.mode&unix.S_IFMT == unix.S_IFREG }
 
 // bytes is the size that a Change tells.
 func (i *inode) bytes() int64 {

@@ -45,29 +45,29 @@ func ownFiles(changes []Change, missing func(path string) bool) {
 	}
 }
 
-// links makes the hard links.
-func (a *applier) links(changes []Change) error {
+// applyLinks makes the hard links.
+func (a *applier) applyLinks(changes []Change) error {
 	for i := range changes {
 		ch := &changes[i]
 		if !ch.newName() && !ch.relinked() {
 			continue
 		}
-		err := a.link(ch)
+		err := a.applyLink(ch)
 		if err != nil && a.taken(ch, err) {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		a.done(1, 0)
+		a.addProgress(1, 0)
 	}
 
 	return nil
 }
 
-// link makes the path of a change a name of the file that it says. If that file is
+// applyLink makes the path of a change a name of the file that it says. If that file is
 // not there it becomes a copy.
-func (a *applier) link(ch *Change) error {
+func (a *applier) applyLink(ch *Change) error {
 	dir, name, err := a.parent(ch.Path)
 	if err != nil {
 		return err
@@ -128,10 +128,10 @@ func (a *applier) linkTo(ch *Change, dir *os.File, name string) (bool, error) {
 	return err == nil, err
 }
 
-// otherNames brings files up to date whose content was changed under another name,
+// linkOtherNames brings files up to date whose content was changed under another name,
 // and that are files of their own in this tree. One after the other: several may
 // be names of one.
-func (a *applier) otherNames(changes []Change) error {
+func (a *applier) linkOtherNames(changes []Change) error {
 	for i := range changes {
 		ch := &changes[i]
 		if !ch.Content || ch.Link == "" || ch.isNew() || ch.Type != File {

@@ -195,7 +195,7 @@ func (c *comparer) expandDir(root *os.File, top *node, inB bool) error {
 			n := dirs[d.Path()]
 			delete(dirs, d.Path())
 			mu.Unlock()
-			entries, err := c.read(g, n.path)
+			entries, err := c.readNames(g, n.path)
 			if err != nil {
 				return nil, err
 			}
@@ -371,7 +371,7 @@ func (c *comparer) report(as, bs []*node) error {
 	for _, n := range slices.Concat(as, bs) {
 		if o := n.obj; !seen[o] {
 			seen[o] = true
-			t.do(func() error { return c.object(o) })
+			t.start(func() error { return c.compareObject(o) })
 		}
 	}
 
@@ -395,7 +395,7 @@ func (c *comparer) keptNames(l *linked) {
 	}
 }
 
-func (c *comparer) object(o *object) error {
+func (c *comparer) compareObject(o *object) error {
 	kept := map[where]bool{}
 	var stay []*node // names in both trees, as gained
 	var from, to []*node
@@ -458,12 +458,12 @@ func (c *comparer) object(o *object) error {
 		if primary == "" {
 			primary = to[i].path
 		}
-		ch.take(d)
-		c.add(ch)
+		ch.addRanges(d)
+		c.addChange(ch)
 	}
 
 	for _, l := range from[n:] {
-		c.add(Change{Op: Deleted, Path: l.path, Type: typeOf(l.typ), SizeBefore: l.st.bytes()})
+		c.addChange(Change{Op: Deleted, Path: l.path, Type: typeOf(l.typ), SizeBefore: l.st.bytes()})
 	}
 
 	for _, g := range to[n:] {
@@ -474,7 +474,7 @@ func (c *comparer) object(o *object) error {
 				return err
 			}
 		}
-		c.add(ch)
+		c.addChange(ch)
 	}
 
 	return nil

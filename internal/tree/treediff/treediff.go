@@ -185,7 +185,7 @@ func Compare(ctx context.Context, a, b *os.File, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	return c.run()
+	return c.compareAll()
 }
 
 func join(dir, name string) string {

@@ -105,7 +105,7 @@ func newComparer(ctx context.Context, a, b *os.File, o Options) (*comparer, erro
 	return c, nil
 }
 
-func (c *comparer) run() (Result, error) {
+func (c *comparer) compareAll() (Result, error) {
 	method := "walk"
 	var err error
 	switch h := c.o.Hints; {
@@ -116,7 +116,7 @@ func (c *comparer) run() (Result, error) {
 		method = h.Method
 	}
 
-	if err := c.root(); err != nil {
+	if err := c.compareRoots(); err != nil {
 		return Result{}, err
 	}
 
@@ -141,8 +141,8 @@ func (c *comparer) run() (Result, error) {
 	}}, nil
 }
 
-// root compares the root directories themselves.
-func (c *comparer) root() error {
+// compareRoots compares the root directories themselves.
+func (c *comparer) compareRoots() error {
 	stA, err := c.stat(c.a, "", "")
 	if err != nil {
 		return err
@@ -154,7 +154,7 @@ func (c *comparer) root() error {
 	}
 
 	if h := c.o.Hints; h != nil {
-		c.seen(stB.ino, true, true)
+		c.countSeen(stB.ino, true, true)
 	}
 
 	d, err := c.compare(place{c.a, "", ""}, place{c.b, "", ""}, &stA, &stB)
@@ -225,8 +225,8 @@ func (c *comparer) unchanged(a, b *inode) bool {
 	return unchanged(a, b, c.racy)
 }
 
-// seen counts names of changed inodes, so that the walk can end early.
-func (c *comparer) seen(ino uint64, inA, inB bool) {
+// countSeen counts names of changed inodes, so that the walk can end early.
+func (c *comparer) countSeen(ino uint64, inA, inB bool) {
 	if c.o.Hints == nil || !c.mayDiffer(ino) {
 		return
 	}
@@ -268,7 +268,7 @@ func (c *comparer) visit(rootA *os.File, rel string, fb *os.File, pathA, pathB s
 	}
 
 	// The directory has not changed, so it says the same in both trees.
-	entries, err := c.read(fb, pathB)
+	entries, err := c.readNames(fb, pathB)
 	if err != nil {
 		return nil, err
 	}
@@ -282,12 +282,12 @@ func (c *comparer) visit(rootA *os.File, rel string, fb *os.File, pathA, pathB s
 		if !c.mayDiffer(e.Ino) {
 			continue
 		}
-		c.seen(e.Ino, true, true)
+		c.countSeen(e.Ino, true, true)
 		if err = openA(); err != nil {
 			break
 		}
-		t.do(func() error {
-			return c.both(place{fa, e.Name, join(pathA, e.Name)}, place{fb, e.Name, join(pathB, e.Name)}, true)
+		t.start(func() error {
+			return c.compareBoth(place{fa, e.Name, join(pathA, e.Name)}, place{fb, e.Name, join(pathB, e.Name)}, true)
 		})
 	}
 
@@ -299,7 +299,7 @@ func (c *comparer) visit(rootA *os.File, rel string, fb *os.File, pathA, pathB s
 	return subdirs, err
 }
 
-func (c *comparer) read(f *os.File, path string) ([]treewalk.Dirent, error) {
+func (c *comparer) readNames(f *os.File, path string) ([]treewalk.Dirent, error) {
 	c.dirsRead.Add(1)
 	entries, err := treewalk.ReadDirents(f)
 	if err != nil {
@@ -322,12 +322,12 @@ func (c *comparer) merge(fa, fb *os.File, pathA, pathB string, common bool) (sub
 	}
 
 	trusted := c.o.SameOrigin && uint64(stA.Dev) == c.devA && uint64(stB.Dev) == c.devB
-	as, err := c.read(fa, pathA)
+	as, err := c.readNames(fa, pathA)
 	if err != nil {
 		return nil, err
 	}
 
-	bs, err := c.read(fb, pathB)
+	bs, err := c.readNames(fb, pathB)
 	if err != nil {
 		return nil, err
 	}
@@ -335,13 +335,13 @@ func (c *comparer) merge(fa, fb *os.File, pathA, pathB string, common bool) (sub
 	t := c.tasks()
 	var lost, gained []*node
 	lose := func(e treewalk.Dirent) {
-		c.seen(e.Ino, true, false)
+		c.countSeen(e.Ino, true, false)
 		lost = append(lost, &node{dir: pathB, path: join(pathA, e.Name), name: e.Name, ino: e.Ino, typ: e.Type,
 			trusted: trusted})
 	}
 
 	gain := func(e treewalk.Dirent) {
-		c.seen(e.Ino, false, true)
+		c.countSeen(e.Ino, false, true)
 		gained = append(gained, &node{dir: pathB, path: join(pathB, e.Name), name: e.Name, ino: e.Ino, typ: e.Type,
 			trusted: trusted})
 	}
@@ -376,11 +376,11 @@ func (c *comparer) merge(fa, fb *os.File, pathA, pathB string, common bool) (sub
 			subdirs = append(subdirs, ea.Name)
 			fallthrough
 		default:
-			c.seen(ea.Ino, true, true)
+			c.countSeen(ea.Ino, true, true)
 			if trusted && ea.Ino == eb.Ino && (!common || !c.mayDiffer(ea.Ino)) {
 				continue
 			}
-			t.do(func() error { return c.both(at, bt, trusted) })
+			t.start(func() error { return c.compareBoth(at, bt, trusted) })
 		}
 	}
 
@@ -409,8 +409,8 @@ type place struct {
 	path string // in its tree
 }
 
-// both compares what has one name in both trees.
-func (c *comparer) both(at, bt place, trusted bool) error {
+// compareBoth compares two files that have the same name in both trees.
+func (c *comparer) compareBoth(at, bt place, trusted bool) error {
 	stA, err := c.stat(at.dir, at.name, at.path)
 	if err != nil {
 		return err
@@ -423,7 +423,7 @@ func (c *comparer) both(at, bt place, trusted bool) error {
 	if stA.mount || stB.mount {
 		return nil // it hides what is in the tree
 	}
-	if stA.typ() != stB.typ() {
+	if stA.fileType() != stB.fileType() {
 		return failed(bt.path, "statx", unix.ESTALE)
 	}
 
@@ -440,9 +440,9 @@ func (c *comparer) both(at, bt place, trusted bool) error {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			d, _ := split(bt.path)
-			c.lost = append(c.lost, &node{dir: d, path: at.path, name: at.name, ino: stA.ino, typ: stA.typ(), st: &stA,
+			c.lost = append(c.lost, &node{dir: d, path: at.path, name: at.name, ino: stA.ino, typ: stA.fileType(), st: &stA,
 				trusted: trusted})
-			c.gained = append(c.gained, &node{dir: d, path: bt.path, name: bt.name, ino: stB.ino, typ: stB.typ(), st: &stB,
+			c.gained = append(c.gained, &node{dir: d, path: bt.path, name: bt.name, ino: stB.ino, typ: stB.fileType(), st: &stB,
 				trusted: trusted})
 			return nil
 		}
@@ -478,19 +478,19 @@ func (c *comparer) modified(path string, stA, stB *inode, d delta, link string) 
 		return
 	}
 	ch := Change{Op: Modified, Path: shown(path), Link: link, SizeBefore: stA.bytes(), SizeAfter: stB.bytes(),
-		Type: typeOf(stB.typ())}
-	ch.take(d)
-	c.add(ch)
+		Type: typeOf(stB.fileType())}
+	ch.addRanges(d)
+	c.addChange(ch)
 }
 
-func (ch *Change) take(d delta) {
+func (ch *Change) addRanges(d delta) {
 	ch.Content, ch.Metadata, ch.Times = d.content, d.metadata, d.times
 	if ch.Link == "" {
 		ch.ChangedBytes, ch.ranges = d.bytes, d.ranges
 	}
 }
 
-func (c *comparer) add(ch Change) {
+func (c *comparer) addChange(ch Change) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.changes = append(c.changes, ch)
@@ -507,7 +507,7 @@ type tasks struct {
 	err error
 }
 
-func (t *tasks) do(fn func() error) {
+func (t *tasks) start(fn func() error) {
 	run := func() {
 		err := t.c.ctx.Err()
 		if err == nil {
@@ -556,7 +556,7 @@ func (c *comparer) byIndex(ix Index) error {
 			}
 
 			if inA && inB {
-				t.do(func() error { return c.changedDir(pa, pb) })
+				t.start(func() error { return c.changedDir(pa, pb) })
 				continue
 			}
 
@@ -680,7 +680,7 @@ func (c *comparer) changedFile(t *tasks, ix Index, ino uint64) error {
 			continue
 		}
 
-		t.do(func() error {
+		t.start(func() error {
 			fa, err := treewalk.Open(c.a, pa)
 			if err != nil {
 				return failed(pa, "open", err)
@@ -691,7 +691,7 @@ func (c *comparer) changedFile(t *tasks, ix Index, ino uint64) error {
 				return failed(pb, "open", err)
 			}
 			defer fb.Close()
-			return c.both(place{fa, n.Name, join(pa, n.Name)}, place{fb, n.Name, join(pb, n.Name)}, true)
+			return c.compareBoth(place{fa, n.Name, join(pa, n.Name)}, place{fb, n.Name, join(pb, n.Name)}, true)
 		})
 	}
 

@@ -59,7 +59,7 @@ func Apply(ctx context.Context, r io.Reader, root *os.File, o ApplyOptions) (tre
 		ctx: ctx, root: root, o: o, dec: d, missing: map[uint64]bool{},
 		attrs: treecopy.NewAttributeWriter(treecopy.Options{Unprivileged: o.Unprivileged}),
 	}
-	err = a.run()
+	err = a.applyAll()
 	a.close()
 	return a.attrs.Totals(), receiveErr(err)
 }
@@ -125,19 +125,19 @@ func (a *applier) close() {
 	}
 }
 
-// run does all records.
-func (a *applier) run() error {
+// applyAll applies all records.
+func (a *applier) applyAll() error {
 	for {
 		if err := a.ctx.Err(); err != nil {
 			return errs.Wrap(opReceive, "", err)
 		}
 
-		r, err := a.dec.next()
+		r, err := a.dec.readRecord()
 		if err != nil {
 			return err
 		}
 		if r.kind == kindEnd {
-			return a.end()
+			return a.endStream()
 		}
 
 		if r.kind != kindData && r.kind != kindZero {
@@ -150,14 +150,14 @@ func (a *applier) run() error {
 			return damaged("extended attributes of nothing")
 		}
 
-		if err := a.step(&r); err != nil {
+		if err := a.applyRecord(&r); err != nil {
 			return err
 		}
 	}
 }
 
-// step does one record.
-func (a *applier) step(r *record) error {
+// applyRecord applies one record.
+func (a *applier) applyRecord(r *record) error {
 	switch r.kind {
 	case kindRemove, kindOut, kindIn, kindChange, kindUnprotect:
 		if !a.o.Diff {
@@ -167,9 +167,9 @@ func (a *applier) step(r *record) error {
 
 	switch r.kind {
 	case kindData:
-		return a.data(r)
+		return a.writeData(r)
 	case kindZero:
-		return a.zero(r)
+		return a.zeroRange(r)
 	case kindXattr:
 		return a.xattr(r)
 	case kindUnprotect:
@@ -186,32 +186,32 @@ func (a *applier) step(r *record) error {
 	switch r.kind {
 	case kindDir:
 		err = unix.Mkdirat(int(dir.Fd()), name, 0o700)
-		a.done(1, 0)
+		a.addProgress(1, 0)
 	case kindFile:
 		err = a.create(r, dir, name)
 	case kindSymlink:
 		_, err = a.attrs.Symlink(r.target, dir, name, r.path)
-		a.done(1, 0)
+		a.addProgress(1, 0)
 	case kindNode:
 		_, err = a.attrs.Mknod(r.typ, r.rdev, dir, name, r.path)
-		a.done(1, 0)
+		a.addProgress(1, 0)
 	case kindLink:
 		err = a.link(r, dir, name)
-		a.done(1, 0)
+		a.addProgress(1, 0)
 	case kindRemove:
 		err = a.remove(r, dir, name)
 	case kindOut:
-		err = a.out(r, dir, name)
+		err = a.moveOut(r, dir, name)
 	case kindIn:
-		err = a.in(r, dir, name)
+		err = a.moveIn(r, dir, name)
 	case kindChange:
-		err = a.change(r, dir, name)
+		err = a.openExisting(r, dir, name)
 	}
 
 	return misfit(r.path, err)
 }
 
-func (a *applier) done(files, bytes int64) {
+func (a *applier) addProgress(files, bytes int64) {
 	if a.o.Progress != nil {
 		a.o.Progress(files, bytes)
 	}
@@ -289,7 +289,7 @@ func (a *applier) create(r *record, dir *os.File, name string) error {
 
 	a.file, a.filePath, a.fileSize = os.NewFile(uintptr(fd), r.path), r.path, r.size
 	a.attrs.SetHints(a.file, r.attrs.Flags, r.attrs.Hints)
-	a.done(1, 0)
+	a.addProgress(1, 0)
 	if r.size == 0 {
 		return nil
 	}
@@ -297,8 +297,8 @@ func (a *applier) create(r *record, dir *os.File, name string) error {
 	return unix.Ftruncate(fd, r.size)
 }
 
-// change opens a file that is there. What is no regular file is not opened, as a device may do something then.
-func (a *applier) change(r *record, dir *os.File, name string) error {
+// openExisting opens an existing regular file. It opens nothing else, as opening a device may have effects.
+func (a *applier) openExisting(r *record, dir *os.File, name string) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
@@ -321,7 +321,7 @@ func (a *applier) change(r *record, dir *os.File, name string) error {
 	}
 
 	a.file, a.filePath, a.fileSize = os.NewFile(uintptr(fd), r.path), r.path, r.size
-	a.done(1, 0)
+	a.addProgress(1, 0)
 	if r.size == r.before {
 		return nil
 	}
@@ -349,19 +349,19 @@ func (a *applier) inFile(off, n int64) error {
 	return nil
 }
 
-func (a *applier) data(r *record) error {
+func (a *applier) writeData(r *record) error {
 	if err := a.inFile(r.off, int64(len(r.data))); err != nil {
 		return err
 	}
 	_, err := a.file.WriteAt(r.data, r.off)
-	a.done(0, int64(len(r.data)))
+	a.addProgress(0, int64(len(r.data)))
 	return misfit(a.filePath, err)
 }
 
 var zeros [128 << 10]byte
 
-// zero makes a hole, or writes zeros where there can be none.
-func (a *applier) zero(r *record) error {
+// zeroRange punches a hole, or writes zeros where the filesystem does not support holes.
+func (a *applier) zeroRange(r *record) error {
 	if err := a.inFile(r.off, r.size); err != nil || r.size == 0 {
 		return err
 	}
@@ -435,8 +435,8 @@ func (a *applier) leaveDirAfter(typ uint32) {
 	}
 }
 
-// out takes something out of its place, to be put into another.
-func (a *applier) out(r *record, dir *os.File, name string) error {
+// moveOut moves a path out of its place, so that moveIn can move it to another.
+func (a *applier) moveOut(r *record, dir *os.File, name string) error {
 	if a.stage == nil {
 		if err := a.makeStage(); err != nil {
 			return err
@@ -473,8 +473,8 @@ func (a *applier) makeStage() error {
 	return err
 }
 
-// in puts what was taken out into its place.
-func (a *applier) in(r *record, dir *os.File, name string) error {
+// moveIn moves a path that moveOut has taken to its new place.
+func (a *applier) moveIn(r *record, dir *os.File, name string) error {
 	if a.missing[r.slot] {
 		delete(a.missing, r.slot)
 		return nil
@@ -533,7 +533,7 @@ func (a *applier) attributes(r *record) error {
 		if err := a.removeStage(); err != nil {
 			return err
 		}
-		return a.set(r, a.root, "")
+		return a.setAttributes(r, a.root, "")
 	}
 
 	dir, name, err := a.parentOf(r)
@@ -555,7 +555,7 @@ func (a *applier) attributes(r *record) error {
 		return misfit(r.path, unix.EINVAL)
 	}
 
-	return a.set(r, dir, name)
+	return a.setAttributes(r, dir, name)
 }
 
 // parentOf opens the directory of what gets attributes, and does not change its mode, which may be set already.
@@ -569,7 +569,7 @@ func (a *applier) parentOf(r *record) (*os.File, string, error) {
 	return dir, name, misfit(dirPath, err)
 }
 
-func (a *applier) set(r *record, dir *os.File, name string) error {
+func (a *applier) setAttributes(r *record, dir *os.File, name string) error {
 	if r.kind == kindFlags {
 		return misfit(r.path, a.attrs.SetFlags(dir, name, r.path, r.attrs))
 	}
@@ -625,8 +625,8 @@ func (a *applier) protectHeld() error {
 	return nil
 }
 
-// end checks what a complete stream has left.
-func (a *applier) end() error {
+// endStream checks that a complete stream has left nothing undone.
+func (a *applier) endStream() error {
 	if len(a.missing) > 0 {
 		return damaged("what was renamed got no place")
 	}

@@ -17,9 +17,9 @@ import (
 	"pando/internal/tree/treediff"
 )
 
-// SendDiff writes the stream of what makes a copy of the tree base the tree root, neither of which anybody changes. how
+// SendDiff writes the stream that turns a copy of the tree base into the tree root. Nobody may change either tree. how
 // says what is known of the two; its Times are always looked at. Memory grows with what differs. Errors as Send;
-// Unsupported also if the difference cannot be said: then the tree can be sent whole.
+// Unsupported even if only the difference cannot be expressed: then send the whole tree.
 func SendDiff(ctx context.Context, w io.Writer, base, root *os.File, how treediff.Options, o SendOptions) error {
 	how.Times = true
 	res, err := treediff.Compare(ctx, base, root, how)
@@ -36,7 +36,7 @@ func SendDiff(ctx context.Context, w io.Writer, base, root *os.File, how treedif
 		sender: s, base: base, changes: res.Changes,
 		from: map[string]string{}, to: map[string]string{}, touched: map[string]bool{},
 	}
-	return sendErr(d.run())
+	return sendErr(d.sendAll())
 }
 
 // diffSender writes the stream of a difference: the steps of treediff.Apply, in the same order.
@@ -50,7 +50,7 @@ type diffSender struct {
 	flagged []string          // paths in the tree whose flags are to be set in the end
 }
 
-func (d *diffSender) run() error {
+func (d *diffSender) sendAll() error {
 	for i := range d.changes {
 		ch := &d.changes[i]
 		if ch.Path == "." {
@@ -61,7 +61,7 @@ func (d *diffSender) run() error {
 		}
 	}
 
-	steps := []func() error{d.unprotect, d.out, d.in, d.files, d.names, d.contents, d.metadata, d.dirs, d.flags, d.enc.end}
+	steps := []func() error{d.unprotect, d.sendRemovals, d.sendAdditions, d.files, d.sendNames, d.contents, d.metadata, d.dirs, d.flags, d.enc.end}
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return err
@@ -86,19 +86,19 @@ func moved(renames map[string]string, path string) string {
 	return path
 }
 
-// at opens the directory of a path.
-func at(root *os.File, path string) (*os.File, string, error) {
+// openParent opens the directory of a path.
+func openParent(root *os.File, path string) (*os.File, string, error) {
 	dirPath, name := split(path)
 	dir, err := treewalk.Open(root, dirPath)
 	return dir, name, readErr(dirPath, "open", err)
 }
 
-// read is the attributes of a path of a tree.
-func (d *diffSender) read(root *os.File, path string) (a treecopy.Attributes, st unix.Stat_t, err error) {
+// readAttributes reads the attributes of a path of a tree.
+func (d *diffSender) readAttributes(root *os.File, path string) (a treecopy.Attributes, st unix.Stat_t, err error) {
 	if path == "" {
 		return d.attrs.ReadFile(root, path)
 	}
-	dir, name, err := at(root, path)
+	dir, name, err := openParent(root, path)
 	if err != nil {
 		return a, st, err
 	}
@@ -116,7 +116,7 @@ func (d *diffSender) unprotect() error {
 	look := func(path string) error {
 		for p := path; !seen[p]; p, _ = split(p) {
 			seen[p] = true
-			a, st, err := d.read(d.base, p)
+			a, st, err := d.readAttributes(d.base, p)
 			if errs.Is(err, errs.Conflict) || err == nil && !a.Protected() {
 				continue // it is not in the base
 			}
@@ -131,7 +131,7 @@ func (d *diffSender) unprotect() error {
 				}
 			}
 
-			if err := d.put(record{kind: kindUnprotect, path: p}); err != nil {
+			if err := d.putRecord(record{kind: kindUnprotect, path: p}); err != nil {
 				return err
 			}
 
@@ -168,8 +168,8 @@ func levels(path string) int {
 	return depth(path) + 1
 }
 
-// out removes what goes, and takes out of its place what is renamed: what is deeper in the tree comes first.
-func (d *diffSender) out() error {
+// sendRemovals sends the removal of deleted paths, and moves renamed ones out of their place, the deepest first.
+func (d *diffSender) sendRemovals() error {
 	var all []record
 	for i := range d.changes {
 		ch := &d.changes[i]
@@ -190,12 +190,12 @@ func (d *diffSender) out() error {
 	slices.SortFunc(all, func(x, y record) int {
 		return cmp.Or(-cmp.Compare(depth(x.path), depth(y.path)), cmp.Compare(x.path, y.path))
 	})
-	return d.all(all)
+	return d.sendSteps(all)
 }
 
-func (d *diffSender) all(records []record) error {
+func (d *diffSender) sendSteps(records []record) error {
 	for _, r := range records {
-		if err := d.put(r); err != nil {
+		if err := d.putRecord(r); err != nil {
 			return err
 		}
 	}
@@ -208,8 +208,8 @@ func (d *diffSender) touch(path string) {
 	d.touched[dir], d.touched[d.movedTo(dir)] = true, true
 }
 
-// in makes new directories, and puts what was renamed in its place.
-func (d *diffSender) in() error {
+// sendAdditions sends new directories, and moves renamed paths to their new place.
+func (d *diffSender) sendAdditions() error {
 	var all []record
 	for i := range d.changes {
 		ch := &d.changes[i]
@@ -227,7 +227,7 @@ func (d *diffSender) in() error {
 	slices.SortFunc(all, func(x, y record) int {
 		return cmp.Or(cmp.Compare(depth(x.path), depth(y.path)), cmp.Compare(x.path, y.path))
 	})
-	return d.all(all)
+	return d.sendSteps(all)
 }
 
 // files sends the new files with their content and attributes.
@@ -245,13 +245,13 @@ func (d *diffSender) files() error {
 }
 
 func (d *diffSender) newFile(path string) error {
-	dir, name, err := at(d.root, path)
+	dir, name, err := openParent(d.root, path)
 	if err != nil {
 		return err
 	}
 
 	defer dir.Close()
-	a, err := d.file(dir, name, path)
+	a, err := d.sendFile(dir, name, path)
 	if err != nil {
 		return err
 	}
@@ -259,12 +259,12 @@ func (d *diffSender) newFile(path string) error {
 	d.flagged = append(d.flagged, path) // also if it has none: it may have inherited some
 	up, _ := split(path)
 	d.touched[up] = true
-	d.done(1, 0)
-	return d.attributes(path, a.WithoutFlags())
+	d.addProgress(1, 0)
+	return d.sendAttributes(path, a.WithoutFlags())
 }
 
-// names sends the new names of files that have others.
-func (d *diffSender) names() error {
+// sendNames sends the new names of files that have others.
+func (d *diffSender) sendNames() error {
 	for i := range d.changes {
 		ch := &d.changes[i]
 		if !ch.MakesName() {
@@ -272,12 +272,12 @@ func (d *diffSender) names() error {
 		}
 
 		if !ch.IsNew() { // it is another's name still
-			if err := d.put(record{kind: kindRemove, path: ch.Path, typ: modes[ch.Type]}); err != nil {
+			if err := d.putRecord(record{kind: kindRemove, path: ch.Path, typ: modes[ch.Type]}); err != nil {
 				return err
 			}
 		}
 
-		if err := d.put(record{kind: kindLink, path: ch.Path, typ: modes[ch.Type], target: ch.Link}); err != nil {
+		if err := d.putRecord(record{kind: kindLink, path: ch.Path, typ: modes[ch.Type], target: ch.Link}); err != nil {
 			return err
 		}
 
@@ -303,7 +303,7 @@ func (d *diffSender) contents() error {
 			continue
 		}
 
-		if err := d.put(record{kind: kindRemove, path: ch.Path, typ: modes[ch.Type]}); err != nil {
+		if err := d.putRecord(record{kind: kindRemove, path: ch.Path, typ: modes[ch.Type]}); err != nil {
 			return err
 		}
 
@@ -316,7 +316,7 @@ func (d *diffSender) contents() error {
 }
 
 func (d *diffSender) content(ch *treediff.Change) error {
-	dir, name, err := at(d.root, ch.Path)
+	dir, name, err := openParent(d.root, ch.Path)
 	if err != nil {
 		return err
 	}
@@ -339,7 +339,7 @@ func (d *diffSender) content(ch *treediff.Change) error {
 		return treecopy.Changed(ch.Path)
 	}
 
-	if err := d.put(record{kind: kindChange, path: ch.Path, before: ch.SizeBefore, size: ch.SizeAfter}); err != nil {
+	if err := d.putRecord(record{kind: kindChange, path: ch.Path, before: ch.SizeBefore, size: ch.SizeAfter}); err != nil {
 		return err
 	}
 
@@ -350,7 +350,7 @@ func (d *diffSender) content(ch *treediff.Change) error {
 
 	for _, r := range ranges {
 		if err == nil {
-			err = d.ranges(f, ch.Path, r.From, min(r.To, ch.SizeAfter), ch.SizeAfter, true)
+			err = d.sendRanges(f, ch.Path, r.From, min(r.To, ch.SizeAfter), ch.SizeAfter, true)
 		}
 	}
 	if err != nil {
@@ -366,7 +366,7 @@ const blockSize = 4096
 // compared sends in what a file differs from what it was, which is read again: too much for a list has changed.
 func (d *diffSender) compared(f *os.File, ch *treediff.Change) error {
 	was := d.cameFrom(ch.Path)
-	dir, name, err := at(d.base, was)
+	dir, name, err := openParent(d.base, was)
 	if err != nil {
 		return err
 	}
@@ -391,14 +391,14 @@ func (d *diffSender) compared(f *os.File, ch *treediff.Change) error {
 			return err
 		}
 		for _, r := range differing(x[:n], y[:n]) {
-			if err := d.ranges(f, ch.Path, off+int64(r[0]), off+int64(r[1]), ch.SizeAfter, true); err != nil {
+			if err := d.sendRanges(f, ch.Path, off+int64(r[0]), off+int64(r[1]), ch.SizeAfter, true); err != nil {
 				return err
 			}
 		}
 		off += n
 	}
 
-	return d.ranges(f, ch.Path, common, ch.SizeAfter, ch.SizeAfter, false)
+	return d.sendRanges(f, ch.Path, common, ch.SizeAfter, ch.SizeAfter, false)
 }
 
 // differing lists the ranges of blocks in which two pieces of the same length differ.
@@ -432,16 +432,16 @@ func (d *diffSender) metadata() error {
 			continue
 		}
 
-		a, _, err := d.read(d.root, ch.Path)
+		a, _, err := d.readAttributes(d.root, ch.Path)
 		if err != nil {
 			return err
 		}
 
-		if err := d.attributes(ch.Path, a.WithoutFlags()); err != nil {
+		if err := d.sendAttributes(ch.Path, a.WithoutFlags()); err != nil {
 			return err
 		}
 
-		d.done(1, 0)
+		d.addProgress(1, 0)
 	}
 
 	return nil
@@ -459,7 +459,7 @@ func (d *diffSender) dirs() error {
 		return cmp.Or(-cmp.Compare(levels(x), levels(y)), cmp.Compare(x, y))
 	})
 	for _, path := range all {
-		a, st, err := d.read(d.root, path)
+		a, st, err := d.readAttributes(d.root, path)
 		if errs.Is(err, errs.Conflict) || err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
 			continue // the directory of the base is not there any more
 		}
@@ -467,7 +467,7 @@ func (d *diffSender) dirs() error {
 			return err
 		}
 		d.flagged = append(d.flagged, path)
-		if err := d.attributes(path, a.WithoutFlags()); err != nil {
+		if err := d.sendAttributes(path, a.WithoutFlags()); err != nil {
 			return err
 		}
 	}
@@ -479,7 +479,7 @@ func (d *diffSender) dirs() error {
 func (d *diffSender) flags() error {
 	slices.Sort(d.flagged)
 	for _, path := range slices.Compact(d.flagged) {
-		a, _, err := d.read(d.root, path)
+		a, _, err := d.readAttributes(d.root, path)
 		if errs.Is(err, errs.Conflict) {
 			continue // it is not there any more
 		}
@@ -489,7 +489,7 @@ func (d *diffSender) flags() error {
 		if typ := a.Mode & unix.S_IFMT; typ != unix.S_IFREG && typ != unix.S_IFDIR && !a.HasFlags() {
 			continue
 		}
-		if err := d.put(record{kind: kindFlags, path: path, attrs: a}); err != nil {
+		if err := d.putRecord(record{kind: kindFlags, path: path, attrs: a}); err != nil {
 			return err
 		}
 	}

@@ -36,7 +36,7 @@ const flagDiff = 1
 
 const headerBytes = len(Magic) + 2
 
-// Limits of a stream, which bound the memory of who reads it.
+// Limits of a stream, which bound the memory that a reader needs.
 const (
 	maxBody   = 1 << 20   // bytes of a record
 	maxPath   = 256 << 10 // of a path
@@ -104,10 +104,10 @@ func newEncoder(w io.Writer, diff bool) (*encoder, error) {
 	if diff {
 		head[len(head)-1] = flagDiff
 	}
-	return e, e.put(head)
+	return e, e.writeBytes(head)
 }
 
-func (e *encoder) put(b []byte) error {
+func (e *encoder) writeBytes(b []byte) error {
 	e.crc = crc32.Update(e.crc, castagnoli, b)
 	_, err := e.w.Write(b)
 	return err
@@ -138,8 +138,8 @@ func (e *encoder) hints(flags uint32, h treecopy.Hints) {
 	}
 }
 
-// write writes one record.
-func (e *encoder) write(r record) error {
+// writeRecord writes one record.
+func (e *encoder) writeRecord(r record) error {
 	if len(r.path) > maxPath {
 		return errs.New(errs.Unsupported, opSend, quote(r.path),
 			"the path has %d bytes, but at most %d can be sent", len(r.path), maxPath)
@@ -206,10 +206,10 @@ func (e *encoder) attributes(k kind, a *treecopy.Attributes) {
 func (e *encoder) finish(k kind) error {
 	e.head = binary.AppendUvarint(append(e.head[:0], byte(k)), uint64(len(e.body)))
 	e.records++
-	if err := e.put(e.head); err != nil {
+	if err := e.writeBytes(e.head); err != nil {
 		return err
 	}
-	return e.put(e.body)
+	return e.writeBytes(e.body)
 }
 
 // end writes the last record.
@@ -230,7 +230,7 @@ func IsEmpty(b []byte) bool {
 	if err != nil || !d.diff {
 		return false
 	}
-	r, err := d.next()
+	r, err := d.readRecord()
 	return err == nil && r.kind == kindEnd
 }
 
@@ -288,8 +288,8 @@ func isEOF(err error) bool {
 	return (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)) && errs.KindOf(err) == errs.Internal
 }
 
-// next reads a record. The one of kind kindEnd is the last, and nothing follows it.
-func (d *decoder) next() (record, error) {
+// readRecord reads a record. A record of kind kindEnd is the last.
+func (d *decoder) readRecord() (record, error) {
 	crc := d.crc
 	var k [1]byte
 	if err := d.full(k[:]); err != nil {

@@ -64,7 +64,7 @@ func TestFrozen(t *testing.T) {
 			t.Errorf("%s: a difference: %v", name, d.diff)
 		}
 		for i, want := range append(records, record{kind: kindEnd}) {
-			got, err := d.next()
+			got, err := d.readRecord()
 			if err != nil || !reflect.DeepEqual(got, want) {
 				t.Fatalf("%s, record %d: %+v, %v, want %+v", name, i, got, err, want)
 			}

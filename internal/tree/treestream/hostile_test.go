@@ -27,7 +27,7 @@ func forged(t testing.TB, diff bool, records ...record) []byte {
 	e, err := newEncoder(&b, diff)
 	must(t, err)
 	for _, r := range records {
-		must(t, e.write(r))
+		must(t, e.writeRecord(r))
 	}
 	must(t, e.end())
 	return b.Bytes()
@@ -241,7 +241,7 @@ func FuzzDecode(f *testing.F) {
 		d, err := newDecoder(bytes.NewReader(b))
 		for err == nil {
 			var r record
-			if r, err = d.next(); err != nil || r.kind == kindEnd {
+			if r, err = d.readRecord(); err != nil || r.kind == kindEnd {
 				return
 			}
 			if checkPath(r.path) != nil || len(r.path) > maxPath || len(r.data) > maxBody ||

@@ -32,10 +32,10 @@ type SendOptions struct {
 func Send(ctx context.Context, w io.Writer, root *os.File, o SendOptions) error {
 	s, err := newSender(ctx, w, root, o, false)
 	if err == nil {
-		err = s.dir("")
+		err = s.sendDir("")
 	}
 	for i := 0; err == nil && i < len(s.late); i++ {
-		err = s.put(s.late[i])
+		err = s.putRecord(s.late[i])
 	}
 	if err == nil {
 		err = s.enc.end()
@@ -110,7 +110,7 @@ func split(path string) (dir, name string) {
 	return "", path
 }
 
-// readErr reports that a file of the tree could not be read; what is not there any more was changed by somebody.
+// readErr reports that a file of the tree could not be read. A file that no longer exists was changed concurrently.
 func readErr(path, call string, err error) error {
 	var known *errs.Error
 	switch {
@@ -123,27 +123,27 @@ func readErr(path, call string, err error) error {
 	return errs.New(errs.KindOf(err), opSend, quote(path), "%s: %w", call, err)
 }
 
-func (s *sender) put(r record) error {
+func (s *sender) putRecord(r record) error {
 	if err := s.ctx.Err(); err != nil {
 		return err
 	}
-	return s.enc.write(r)
+	return s.enc.writeRecord(r)
 }
 
-func (s *sender) done(files, bytes int64) {
+func (s *sender) addProgress(files, bytes int64) {
 	if s.o.Progress != nil {
 		s.o.Progress(files, bytes)
 	}
 }
 
-// dir sends what is in a directory, and then its attributes: nothing may change it after those.
-func (s *sender) dir(path string) error {
+// sendDir sends the content of a directory, and then its attributes: nothing may change the directory after that.
+func (s *sender) sendDir(path string) error {
 	f, err := treewalk.Open(s.root, path)
 	if err != nil {
 		return readErr(path, "open", err)
 	}
 
-	a, subdirs, err := s.entries(f, path)
+	a, subdirs, err := s.sendEntries(f, path)
 	f.Close()
 	if err != nil {
 		return err
@@ -151,20 +151,20 @@ func (s *sender) dir(path string) error {
 
 	for _, name := range subdirs {
 		p := join(path, name)
-		if err := s.put(record{kind: kindDir, path: p}); err != nil {
+		if err := s.putRecord(record{kind: kindDir, path: p}); err != nil {
 			return err
 		}
-		if err := s.dir(p); err != nil {
+		if err := s.sendDir(p); err != nil {
 			return err
 		}
 	}
 
-	s.done(1, 0)
-	return s.attributes(path, a)
+	s.addProgress(1, 0)
+	return s.sendAttributes(path, a)
 }
 
-// entries sends what is in an open directory but for directories, whose names it returns.
-func (s *sender) entries(f *os.File, path string) (a treecopy.Attributes, subdirs []string, err error) {
+// sendEntries sends the files in an open directory, and returns the names of its subdirectories.
+func (s *sender) sendEntries(f *os.File, path string) (a treecopy.Attributes, subdirs []string, err error) {
 	if a, _, err = s.attrs.ReadFile(f, path); err != nil {
 		return a, nil, err
 	}
@@ -180,7 +180,7 @@ func (s *sender) entries(f *os.File, path string) (a treecopy.Attributes, subdir
 			subdirs = append(subdirs, e.Name)
 			continue
 		}
-		if err := s.entry(f, e.Name, join(path, e.Name)); err != nil {
+		if err := s.sendEntry(f, e.Name, join(path, e.Name)); err != nil {
 			return a, nil, err
 		}
 	}
@@ -188,8 +188,8 @@ func (s *sender) entries(f *os.File, path string) (a treecopy.Attributes, subdir
 	return a, subdirs, nil
 }
 
-// entry sends a file that is no directory: as one more name of a file that was sent, or whole.
-func (s *sender) entry(dir *os.File, name, path string) error {
+// sendEntry sends a file that is not a directory: as one more name of a file already sent, or whole.
+func (s *sender) sendEntry(dir *os.File, name, path string) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return readErr(path, "stat", err)
@@ -201,13 +201,13 @@ func (s *sender) entry(dir *os.File, name, path string) error {
 			if l.left--; l.left == 0 {
 				delete(s.links, id)
 			}
-			s.done(1, 0)
-			return s.put(record{kind: kindLink, path: path, typ: st.Mode & unix.S_IFMT, target: l.path})
+			s.addProgress(1, 0)
+			return s.putRecord(record{kind: kindLink, path: path, typ: st.Mode & unix.S_IFMT, target: l.path})
 		}
 		s.links[id] = &firstLink{path: path, left: uint64(st.Nlink) - 1}
 	}
 
-	a, err := s.file(dir, name, path)
+	a, err := s.sendFile(dir, name, path)
 	if err != nil {
 		return err
 	}
@@ -217,12 +217,12 @@ func (s *sender) entry(dir *os.File, name, path string) error {
 		a = a.WithoutFlags()
 	}
 
-	s.done(1, 0)
-	return s.attributes(path, a)
+	s.addProgress(1, 0)
+	return s.sendAttributes(path, a)
 }
 
-// file sends a file that is no directory, with its content, and returns its attributes.
-func (s *sender) file(dir *os.File, name, path string) (treecopy.Attributes, error) {
+// sendFile sends a file that is not a directory, with its content, and returns its attributes.
+func (s *sender) sendFile(dir *os.File, name, path string) (treecopy.Attributes, error) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return treecopy.Attributes{}, readErr(path, "stat", err)
@@ -230,7 +230,7 @@ func (s *sender) file(dir *os.File, name, path string) (treecopy.Attributes, err
 
 	typ := st.Mode & unix.S_IFMT
 	if typ == unix.S_IFREG {
-		return s.regular(dir, name, path)
+		return s.sendRegular(dir, name, path)
 	}
 
 	a, st, err := s.attrs.Read(dir, name)
@@ -245,7 +245,7 @@ func (s *sender) file(dir *os.File, name, path string) (treecopy.Attributes, err
 	}
 
 	if typ != unix.S_IFLNK {
-		return a, s.put(record{kind: kindNode, path: path, typ: typ, rdev: st.Rdev})
+		return a, s.putRecord(record{kind: kindNode, path: path, typ: typ, rdev: st.Rdev})
 	}
 
 	buf := make([]byte, maxTarget+1)
@@ -254,11 +254,11 @@ func (s *sender) file(dir *os.File, name, path string) (treecopy.Attributes, err
 		return a, readErr(path, "readlink", err)
 	}
 
-	return a, s.put(record{kind: kindSymlink, path: path, target: string(buf[:n])})
+	return a, s.putRecord(record{kind: kindSymlink, path: path, target: string(buf[:n])})
 }
 
-// regular sends a regular file.
-func (s *sender) regular(dir *os.File, name, path string) (a treecopy.Attributes, err error) {
+// sendRegular sends a regular file.
+func (s *sender) sendRegular(dir *os.File, name, path string) (a treecopy.Attributes, err error) {
 	f, err := treecopy.OpenFile(dir, name, path)
 	if err != nil {
 		return a, err
@@ -273,11 +273,11 @@ func (s *sender) regular(dir *os.File, name, path string) (a treecopy.Attributes
 		return a, treecopy.Changed(path)
 	}
 
-	if err := s.put(record{kind: kindFile, path: path, size: st.Size, attrs: a}); err != nil {
+	if err := s.putRecord(record{kind: kindFile, path: path, size: st.Size, attrs: a}); err != nil {
 		return a, err
 	}
 
-	if err := s.ranges(f, path, 0, st.Size, st.Size, false); err != nil {
+	if err := s.sendRanges(f, path, 0, st.Size, st.Size, false); err != nil {
 		return a, err
 	}
 
@@ -296,8 +296,8 @@ func unchanged(f *os.File, path string, was *unix.Stat_t) error {
 	return nil
 }
 
-// ranges sends what is data in a range of a file, and with holes also what is none.
-func (s *sender) ranges(f *os.File, path string, off, end, size int64, holes bool) error {
+// sendRanges sends the data in a range of a file, and with holes also the holes.
+func (s *sender) sendRanges(f *os.File, path string, off, end, size int64, holes bool) error {
 	for off < end {
 		from, to, err := treecopy.NextData(f, off, size)
 		if err != nil {
@@ -306,12 +306,12 @@ func (s *sender) ranges(f *os.File, path string, off, end, size int64, holes boo
 
 		from, to = min(from, end), min(to, end)
 		if holes && from > off {
-			if err := s.put(record{kind: kindZero, off: off, size: from - off}); err != nil {
+			if err := s.putRecord(record{kind: kindZero, off: off, size: from - off}); err != nil {
 				return err
 			}
 		}
 
-		if err := s.data(f, path, from, to); err != nil {
+		if err := s.sendData(f, path, from, to); err != nil {
 			return err
 		}
 
@@ -321,17 +321,17 @@ func (s *sender) ranges(f *os.File, path string, off, end, size int64, holes boo
 	return nil
 }
 
-// data sends a range of a file as it is.
-func (s *sender) data(f *os.File, path string, from, to int64) error {
+// sendData sends a range of a file as it is.
+func (s *sender) sendData(f *os.File, path string, from, to int64) error {
 	for from < to {
 		p := s.buf[:min(int64(len(s.buf)), to-from)]
 		if err := readFull(f, path, p, from); err != nil {
 			return err
 		}
-		if err := s.put(record{kind: kindData, off: from, data: p}); err != nil {
+		if err := s.putRecord(record{kind: kindData, off: from, data: p}); err != nil {
 			return err
 		}
-		s.done(0, int64(len(p)))
+		s.addProgress(0, int64(len(p)))
 		from += int64(len(p))
 	}
 
@@ -349,17 +349,17 @@ func readFull(f *os.File, path string, p []byte, off int64) error {
 	return readErr(path, "read", err)
 }
 
-// attributes sends the attributes of a file that was made or changed.
-func (s *sender) attributes(path string, a treecopy.Attributes) error {
+// sendAttributes sends the attributes of a file that was made or changed.
+func (s *sender) sendAttributes(path string, a treecopy.Attributes) error {
 	sum := 0
 	for _, x := range a.Xattrs {
 		if sum += len(x.Name) + len(x.Value); sum > maxXattrs || len(x.Value) > maxData {
 			return errs.New(errs.Unsupported, opSend, quote(path), "its extended attributes are too large to be sent").
 				WithHint("remove some of them")
 		}
-		if err := s.put(record{kind: kindXattr, target: x.Name, data: x.Value}); err != nil {
+		if err := s.putRecord(record{kind: kindXattr, target: x.Name, data: x.Value}); err != nil {
 			return err
 		}
 	}
-	return s.put(record{kind: kindAttrs, path: path, attrs: a})
+	return s.putRecord(record{kind: kindAttrs, path: path, attrs: a})
 }
