@@ -8,11 +8,11 @@ import (
 	"pando/internal/base/errs"
 )
 
-// Ref is what errors call an object.
+// Ref returns the name by which errors call an object.
 func (id Identity) Ref() string { return cmp.Or(id.Name, id.Golden, string(id.ID)) }
 
-// Check refuses, before anything is done, what cannot become an object of a
-// driver: Invalid, Unsupported, or what has ended ctx.
+// Check refuses, before anything is done, identities that cannot become an object of a driver: Invalid, Unsupported, or
+// the error of ctx.
 func (c Caps) Check(ctx context.Context, op string, id Identity) error {
 	if err := ctx.Err(); err != nil {
 		return errs.Wrap(op, id.Ref(), err)

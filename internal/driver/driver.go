@@ -61,9 +61,8 @@ const (
 // IsImage reports whether a volume of this kind is one block image.
 func (f FS) IsImage() bool { return f != Native }
 
-// Identity is what the pool itself knows of an object. It is written once,
-// when the object becomes whole, and holds everything that a catalogue needs
-// but last-use times. Its JSON form is an on-disk format: see FORMAT.md.
+// Identity is what the pool itself knows of an object. It is written once, when the object becomes whole, and holds
+// everything that a catalogue needs except last-use times. Its JSON form is an on-disk format: see FORMAT.md.
 type Identity struct {
 	Version int      `json:"v"`              // IdentityVersion
 	Pool    string   `json:"pool"`           // ID of the pool
@@ -95,14 +94,13 @@ type Identity struct {
 	// braces around it: they are kept when an identity is replaced.
 	Extra string `json:"-"`
 
-	// Soon is not kept: the caller will attach the object as soon as it is made,
-	// so that a driver may make it ready for that in the same step.
+	// Soon is not stored: the caller will mount the object as soon as it is made, so that a driver may prepare it for that
+	// in the same step.
 	Soon bool `json:"-"`
 }
 
-// Lineage is what the snapshots of a volume name as their volume. It stays the
-// same when the volume is replaced by a successor (rewind, rebase), whose ID is
-// another.
+// Lineage is the ID by which the snapshots of a volume name it. It stays the same when the volume is replaced by a
+// successor (rewind, rebase), which has another ID.
 func (id Identity) Lineage() ObjectID {
 	if id.Volume != "" {
 		return id.Volume
@@ -110,11 +108,10 @@ func (id Identity) Lineage() ObjectID {
 	return id.ID
 }
 
-// Forever is the time until which something is pinned that is pinned until
-// somebody unpins it.
+// Forever is the time until which an object is pinned that is pinned until it is unpinned.
 var Forever = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// Consistency says what the content of a snapshot is worth.
+// Consistency says how consistent the content of a snapshot is.
 type Consistency string
 
 const (
@@ -125,7 +122,7 @@ const (
 // IdentityVersion is the version of the identity format that this code writes.
 const IdentityVersion = 2
 
-// CloneCost says what the time of Clone and Snapshot grows with.
+// CloneCost says what the time of Clone and Snapshot depends on.
 type CloneCost string
 
 const (
@@ -169,10 +166,10 @@ type Usage struct {
 // Object is a row of List.
 type Object struct {
 	ID        ObjectID
-	Whole     bool     // the identity is there, so the object is complete
+	Whole     bool     // it has data and identity, so it is complete
 	Identity  Identity // zero unless Whole
 	Committed bool     // see Committer
-	Err       error    // the object is there but cannot be read (Damaged, TooNew, IO ...); Whole is false
+	Err       error    // the object exists but cannot be read (Damaged, TooNew, IO ...); Whole is false
 }
 
 // Attachment describes how an object is made usable at a path. Exactly one of
@@ -216,23 +213,21 @@ type Driver interface {
 	// durability as Clone.
 	Snapshot(ctx context.Context, from ObjectID, id Identity) error
 
-	// Destroy removes the object. Absent is success. The identity is gone on
-	// return; space may return later. Idempotent; not durable by itself (an
-	// object that reappears after a power loss is destroyed again by the
-	// caller, who recorded it; see Syncer). The object is not attached.
+	// Destroy removes the object. Absent is success. The identity is gone on return; space may return later. Idempotent;
+	// not durable by itself (an object that reappears after a power loss is destroyed again by the caller, who recorded
+	// it; see Syncer). The object is not mounted.
 	Destroy(ctx context.Context, id ObjectID) error
 
 	// Usage measures the object. NotFound. The cost is that of reading its
 	// extents, for trees that of walking it.
 	Usage(ctx context.Context, id ObjectID) (Usage, error)
 
-	// List yields every object that is Pando's here, in no order, also
-	// broken ones. What does not look like Pando's is left alone and left
-	// out. An error ends the sequence. Objects that come or go meanwhile may
-	// or may not be seen.
+	// List yields every object of Pando's, in no order, including broken ones. It leaves out, and alone, anything that
+	// does not look like Pando's. An error ends the sequence. Objects that come or go in the meantime may or may not be
+	// seen.
 	List(ctx context.Context) iter.Seq2[Object, error]
 
-	// Attachment says how to attach the object. NotFound, Damaged, TooNew.
+	// Attachment describes how to attach or mount the object. NotFound, Damaged, TooNew.
 	Attachment(ctx context.Context, id ObjectID) (Attachment, error)
 }
 
@@ -244,10 +239,9 @@ type Sealer interface {
 	Seal(ctx context.Context, from ObjectID, id Identity, progress func(done, total int64)) error
 }
 
-// Finisher is a driver for which a snapshot is a copy: Finish turns the volume
-// that has id.ID, which is not attached, into the immutable object that id
-// describes, without copying. Durable on return; after a crash it is what it
-// was or what it is to be. NotFound.
+// Finisher is a driver for which a snapshot is a copy: Finish turns the volume that has id.ID, which is not mounted,
+// into the immutable object that id describes, without copying. Durable on return; after a crash the object is in its
+// old or its new state. NotFound.
 type Finisher interface {
 	Finish(ctx context.Context, id Identity) error
 }
@@ -265,13 +259,13 @@ type Committer interface {
 	// Commit makes the note. Idempotent. NotFound.
 	Commit(id ObjectID) error
 
-	// Committed reports whether it is there. NotFound, Damaged, TooNew.
+	// Committed reports whether the note exists. NotFound, Damaged, TooNew.
 	Committed(id ObjectID) (bool, error)
 }
 
-// Upgrader is a driver whose objects lay otherwise in pools of an older format. Upgrade
-// changes what is there, durably; it may be interrupted at any point, and is then done
-// again. isCommitted says of which objects it is sure that they were committed.
+// Upgrader is a driver that stored objects in another way in pools of an older format. Upgrade converts them, durably;
+// it may be interrupted at any point, and then starts over. isCommitted reports the objects that were certainly
+// committed.
 type Upgrader interface {
 	Upgrade(ctx context.Context, isCommitted func(ObjectID) bool) error
 }
@@ -285,8 +279,8 @@ type Condition struct {
 	Err       error  // the data is there and cannot be opened
 }
 
-// Inspector looks at objects that may be broken, and mends what is around their
-// content. Every driver that is a Rewriter should be one.
+// Inspector examines objects that may be broken, and repairs what surrounds their content. Every driver that is a
+// Rewriter should be one.
 type Inspector interface {
 	// Inspect says how the object with id.ID lies there, as one of id.Kind.
 	// It changes nothing. What is broken is in the Condition, not an error.
@@ -389,8 +383,7 @@ type Measurer interface {
 	Usages(ctx context.Context) (map[ObjectID]Usage, error)
 }
 
-// Tie is something destroyed that the pool must keep, as the driver cannot remove
-// it while something else is there.
+// Tie is something destroyed that the driver must keep while something else exists.
 type Tie struct {
 	Name    string     // what is kept, in the driver's own words: "tank/pando/<id>@<id>"
 	ID      ObjectID   // of the destroyed object
@@ -400,11 +393,10 @@ type Tie struct {
 	Foreign []string   // names of things that are not Pando's and keep it
 }
 
-// Tied is a driver whose objects cannot always be removed in the order in which
-// they are destroyed. Destroy then succeeds at once, and what must be kept is
-// hidden, and removed as soon as it can be.
+// Tied is a driver whose objects cannot always be removed in the order in which they are destroyed. Destroy then
+// succeeds at once, and hides what must be kept until it can be removed.
 type Tied interface {
-	// Ties lists what is kept, in no order.
+	// Ties lists the ties, in no order.
 	Ties(ctx context.Context) ([]Tie, error)
 
 	// Reap removes what is not tied any more, and returns how many things that
@@ -473,7 +465,7 @@ type Planner interface {
 	Plan(ctx context.Context, from, base ObjectID) (StreamPlan, error)
 }
 
-// Key is what must be loaded before an encrypted object can be mounted.
+// Key is the encryption key that must be loaded before an encrypted object can be mounted.
 type Key struct {
 	Root   string `json:"root"`   // what has the key, in the driver's words: "tank/pando"; "": it is not encrypted
 	Loaded bool   `json:"loaded"` // the key
@@ -486,8 +478,8 @@ type Keyed interface {
 	Key(ctx context.Context, id ObjectID) (Key, error)
 }
 
-// Comparer is a driver that can tell at next to no cost that two immutable objects are the same, as what it keeps of a
-// change is a number.
+// Comparer is a driver that can tell at almost no cost that two immutable objects are the same, because it numbers
+// changes.
 type Comparer interface {
 	// Same reports whether nothing differs between two immutable objects, one of which was made of the same volume
 	// after the other, its base. True is certain. False says nothing: they may differ, have no history in common, or be

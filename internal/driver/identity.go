@@ -11,7 +11,7 @@ func (id Identity) SnapshotOf(vol Identity, name string, worth Consistency) Iden
 	return id
 }
 
-// Predecessor is what becomes of a volume that another has replaced: the snapshot called name.
+// Predecessor returns the identity of a volume that another has replaced: it becomes the snapshot called name.
 func (id Identity) Predecessor(name string) Identity {
 	out := id.SnapshotOf(id, name, Clean)
 	out.Origin, out.OriginID = id.Origin, id.OriginID

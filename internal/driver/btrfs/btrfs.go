@@ -132,7 +132,7 @@ func Probe(dir string) error {
 		return err
 	}
 
-	// Always the same name: what a process that died here left goes first.
+	// Always use the same name, and first remove the one that a dead process has left.
 	const name = ".pando-probe"
 	if err := kernel.SubvolDestroy(f, name); err != nil && !errors.Is(err, unix.ENOENT) {
 		return probeError(dir, err)
@@ -194,7 +194,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 	return nil
 }
 
-// durabilityOf is how far the identity of an object that is there goes.
+// durabilityOf returns how durable the identity of an existing object is made.
 func durabilityOf(id driver.Identity) objdir.Until {
 	if id.Ephemeral {
 		return objdir.InMemory
@@ -309,7 +309,7 @@ func (d *Driver) snapshotChild(ctx context.Context, src *os.File, c kernel.Subvo
 	rel := filepath.Join(c.Dir, c.Name)
 	child, err := treewalk.Open(src, rel)
 	if errors.Is(err, unix.ENOENT) {
-		return nil // destroyed meanwhile
+		return nil // destroyed in the meantime
 	}
 	if err != nil {
 		return err
@@ -419,8 +419,8 @@ func (d *Driver) destroyTree(name string) error {
 	return kernel.SubvolDestroy(d.f, name)
 }
 
-// prepareDestroy makes the subvolume with the root f ready to be destroyed: a read-only one
-// holds on to what is inside it, and one whose root is immutable (chattr) to itself.
+// prepareDestroy makes the subvolume with the root f ready to be destroyed: a read-only one keeps what is inside it,
+// and one whose root is immutable (chattr) keeps itself.
 func prepareDestroy(f *os.File) error {
 	if err := kernel.SubvolSetReadOnly(f, false); err != nil {
 		return err

@@ -311,8 +311,7 @@ func (d *Driver) receive(
 	return errs.Wrap(op, id.Ref(), d.dir.Put(id, durabilityOf(id)))
 }
 
-// isSameSubvolume reports whether a subvolume is the one with that UUID, or was received from
-// it.
+// isSameSubvolume reports whether a subvolume has that UUID, or was received from one that has.
 func isSameSubvolume(info kernel.SubvolInfo, uuid [16]byte) bool {
 	if info.ReceivedUUID != [16]byte{} {
 		return info.ReceivedUUID == uuid || info.UUID == uuid
@@ -320,8 +319,8 @@ func isSameSubvolume(info kernel.SubvolInfo, uuid [16]byte) bool {
 	return info.UUID == uuid
 }
 
-// sealReceived makes what was received immutable, so that others can build on it, and
-// durable but for the identity.
+// sealReceived makes a received subvolume immutable, so that others can build on it, and durable except for the
+// identity.
 func (d *Driver) sealReceived(f *os.File, begin btrfsstream.Begin, ephemeral bool) error {
 	n, err := kernel.BtrfsReceivedCount(d.f, begin.UUID)
 	if err != nil {

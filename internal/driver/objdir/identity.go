@@ -115,8 +115,8 @@ func Decode(b []byte) (driver.Identity, error) {
 // current is how an identity of the current version begins, as Encode writes it.
 var current = fmt.Appendf(nil, `{"v":%d,`, driver.IdentityVersion)
 
-// versionOf is the version of an identity. What is as Encode writes it is not parsed for
-// that: its checksum is looked at next.
+// versionOf returns the version of an identity. One in the form that Encode writes is not parsed for that: its checksum
+// is checked next.
 func versionOf(b []byte) (int, error) {
 	if bytes.HasPrefix(b, current) {
 		return driver.IdentityVersion, nil

@@ -119,7 +119,7 @@ func (d *Dir) writeNew(id driver.Identity, mode fs.FileMode) (f *os.File, logged
 	return f, logged, nil
 }
 
-// commitMeta gives what writeNew has written its name. Exists if there is one already.
+// commitMeta renames the identity that writeNew has written to its final name. Exists if there is one already.
 func (d *Dir) commitMeta(id driver.ObjectID) error {
 	from, to := d.metaPath(id)+newExt, d.metaPath(id)
 	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
@@ -300,8 +300,7 @@ func readAll(fd int, size int64) ([]byte, error) {
 	}
 }
 
-// Remove takes the identity away, so that what remains is not whole. Absent is
-// success.
+// Remove removes the identity, so that the rest is not whole. Absent is success.
 func (d *Dir) Remove(id driver.ObjectID) error {
 	for _, p := range []string{d.metaPath(id), d.metaPath(id) + newExt} {
 		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {

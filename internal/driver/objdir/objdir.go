@@ -140,13 +140,13 @@ const (
 	listWorkers = 4
 )
 
-// entry is an object of which there is a name in the directory.
+// entry is an object with at least one name in the directory.
 type entry struct {
 	id   driver.ObjectID
-	data bool // its data is there
+	data bool // its data exists
 }
 
-// listEntries lists the objects of which there is anything.
+// listEntries lists the objects with at least one name in the directory.
 func (d *Dir) listEntries(ctx context.Context) ([]entry, error) {
 	f, err := os.Open(d.path)
 	if err != nil {
@@ -199,8 +199,8 @@ func (d *Dir) readObjects(batch []entry) []driver.Object {
 	return out
 }
 
-// readObject reads one identity, and looks for the data unless that was seen before: who
-// destroys an object takes its identity first, so that what has one still has its data.
+// readObject reads one identity, and checks for the data unless it was seen before: Destroy removes the identity first,
+// so that an object with an identity still has its data.
 func (d *Dir) readObject(e entry) driver.Object {
 	o := driver.Object{ID: e.id}
 	var err error
@@ -217,11 +217,11 @@ func (d *Dir) readObject(e entry) driver.Object {
 		return driver.Object{ID: e.id}
 	}
 
-	// What cannot be looked at is not garbage.
+	// An object that cannot be examined is not garbage.
 	return driver.Object{ID: e.id, Err: errs.Wrap("list", string(e.id), err)}
 }
 
-// ownerOf says which object a directory entry belongs to.
+// ownerOf returns the object that a directory entry belongs to.
 func (d *Dir) ownerOf(name string) (driver.ObjectID, bool) {
 	if len(name) <= driver.IDLength || !driver.ValidID(name[:driver.IDLength]) {
 		return "", false

@@ -103,13 +103,13 @@ func (d *Driver) Clone(ctx context.Context, from driver.ObjectID, id driver.Iden
 	return d.copyObject(ctx, "clone", from, id, copyOnce, d.finisher(id))
 }
 
-// Snapshot implements driver.Driver. Nothing may write to the volume meanwhile;
-// Conflict if that is noticed. See CopyLive.
+// Snapshot implements driver.Driver. Nothing may write to the volume while it runs; Conflict if that is noticed. See
+// CopyLive.
 func (d *Driver) Snapshot(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
 	return d.copyObject(ctx, "snapshot", from, id, copyOnce, d.finisher(id))
 }
 
-// livePasses is how often what has changed meanwhile is copied again.
+// livePasses is how often files that changed during the copy are copied again.
 const livePasses = 6
 
 // CopyLive implements driver.LiveCopier.
@@ -150,7 +150,7 @@ func (d *Driver) checkOrigin(from driver.ObjectID) error {
 	return nil
 }
 
-// copyObject makes a copy of an object under id's ID, and calls finish when its content is there.
+// copyObject makes a copy of an object under id's ID, and calls finish when its content is complete.
 func (d *Driver) copyObject(
 	ctx context.Context, op string, from driver.ObjectID, id driver.Identity, copyTree copier, finish func() error,
 ) error {
@@ -166,7 +166,7 @@ func (d *Driver) copyObject(
 	}, finish)
 }
 
-// finisher returns what makes the copy id whole and, unless it is ephemeral, durable.
+// finisher returns the func that makes the copy id whole and, unless it is ephemeral, durable.
 func (d *Driver) finisher(id driver.Identity) func() error {
 	return func() error {
 		if id.Ephemeral {
@@ -181,8 +181,8 @@ func (d *Driver) finisher(id driver.Identity) func() error {
 	}
 }
 
-// makeObject creates the directory of id, lets fill fill it, and calls finish, which makes it whole. On error nothing
-// remains.
+// makeObject creates the directory of id, calls fill to fill it, and calls finish, which makes it whole. On error
+// nothing remains.
 func (d *Driver) makeObject(
 	ctx context.Context, op string, id driver.Identity, fill func(*os.File) error, finish func() error,
 ) error {

@@ -209,7 +209,7 @@ func (d *Driver) cloneOf(ctx context.Context, op string, src *origin, id driver.
 	})
 }
 
-// durabilityOf is how far an object is taken that is made by itself.
+// durabilityOf returns how durable an object is made on its own.
 func durabilityOf(id driver.Identity) objdir.Until {
 	if id.Ephemeral {
 		return objdir.InMemory
@@ -217,9 +217,9 @@ func durabilityOf(id driver.Identity) objdir.Until {
 	return objdir.OnDisk
 }
 
-// makeImage creates the image of id, lets fill fill it, and makes it whole, and as durable
-// as durabilityOf says. fill reports whether it wrote data, rather than only shared what was on
-// the disk already. On error nothing remains.
+// makeImage creates the image of id, calls fill to write it, and makes it whole, and as durable as durabilityOf says.
+// fill reports whether it wrote data, rather than only sharing blocks that are already on disk. On error nothing
+// remains.
 func (d *Driver) makeImage(
 	id driver.Identity, mode fs.FileMode, until objdir.Until, fill func(*os.File) (wrote bool, err error),
 ) error {
@@ -239,7 +239,7 @@ func (d *Driver) makeImage(
 		err = d.dir.Put(id, until)
 	}
 	if err != nil {
-		_ = os.Remove(path) // should this fail too, what is left is garbage to the caller's record
+		_ = os.Remove(path) // if this fails too, the caller's record makes the leftover garbage
 		return errs.Wrap("create", id.Name, err)
 	}
 
@@ -253,7 +253,7 @@ type origin struct {
 	sector uint32 // bytes
 }
 
-// completeIdentity fills in what a clone takes over from its origin.
+// completeIdentity fills in the fields that a clone takes over from its origin.
 func (o *origin) completeIdentity(id *driver.Identity) {
 	if id.Sector == 0 {
 		id.Sector = o.sector

@@ -195,8 +195,7 @@ func planPieces(data, fixed []span, size int64) []piece {
 	}
 }
 
-// cutAtExtents splits the data at the borders of extents. What is in no fixed extent
-// must be copied.
+// cutAtExtents splits the data at the borders of extents. Data in no fixed extent must be copied.
 func cutAtExtents(data, fixed []span) []piece {
 	var out []piece
 	i := 0

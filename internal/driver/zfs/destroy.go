@@ -10,8 +10,7 @@ import (
 	"pando/internal/linux/zfs"
 )
 
-// destroyTries bounds how often Destroy looks again: others may clone and destroy
-// what it has just looked at.
+// destroyTries bounds how often Destroy tries again: others may clone and destroy the object in between.
 const destroyTries = 30
 
 // Destroy implements driver.Driver. InUse if the object is mounted and in use, or
@@ -27,7 +26,7 @@ func (d *Driver) Destroy(ctx context.Context, id driver.ObjectID) error {
 	half := d.mayBeHalfMade(id)
 	err := d.destroyDataset(ctx, id)
 	if err == nil && !half {
-		return nil // what nearly all cost: one program
+		return nil // nearly always: one program
 	}
 	if err != nil && !errs.Is(err, errs.NotFound) {
 		return err
@@ -77,9 +76,9 @@ func (d *Driver) destroyDataset(ctx context.Context, id driver.ObjectID) error {
 	return errs.New(errs.Conflict, op, string(id), "other processes keep cloning it").WithHint("try again")
 }
 
-// untie takes from a dataset, given with all below it, what keeps it from being
-// destroyed, and reports whether that was all, as far as is known: what others do
-// meanwhile shows when it is tried again. What is not Pando's it leaves.
+// untie removes from a dataset, given with all below it, what keeps it from being destroyed, and reports whether that
+// was all, as far as is known: changes by other processes show when the caller tries again. It leaves alone what is not
+// Pando's.
 func (d *Driver) untie(ctx context.Context, nodes []*node) (bool, error) {
 	n := nodes[0]
 	var ours []string
@@ -90,7 +89,7 @@ func (d *Driver) untie(ctx context.Context, nodes []*node) (bool, error) {
 	}
 
 	if len(ours) > 0 {
-		// Those that nobody needs go at once, the others with the last who does.
+		// Unneeded ones go at once, the others with the last clone that needs them.
 		err := d.runChange(ctx, "destroy", "-d", n.name+"@"+strings.Join(ours, ","))
 		if err != nil && !zfs.Is(err, zfs.Absent) {
 			return false, err
@@ -98,7 +97,7 @@ func (d *Driver) untie(ctx context.Context, nodes []*node) (bool, error) {
 	}
 
 	if len(nodes) > 1 {
-		return false, nil // somebody has put a dataset into it
+		return false, nil // it contains a dataset that is not Pando's
 	}
 
 	for _, s := range slices.Backward(n.snaps) {
@@ -109,7 +108,7 @@ func (d *Driver) untie(ctx context.Context, nodes []*node) (bool, error) {
 		return d.promoteOne(ctx, s)
 	}
 
-	// No clones: only a snapshot of somebody else, or a hold, can be in the way.
+	// There are no clones: only a foreign snapshot, or a hold, can be in the way.
 	return !slices.ContainsFunc(n.snaps, func(s *snap) bool { return !d.isOwnSnap(s) || s.holds > 0 }), nil
 }
 
@@ -135,8 +134,8 @@ func (d *Driver) promoteOne(ctx context.Context, s *snap) (bool, error) {
 	return false, nil
 }
 
-// moveToGraveyard hides a dataset that cannot be destroyed. What it has besides the snapshots
-// that keep it is given up, as far as that can be.
+// moveToGraveyard hides a dataset that cannot be destroyed. Its other data, besides the snapshots that keep it, is
+// given up as far as possible.
 func (d *Driver) moveToGraveyard(ctx context.Context, n *node) error {
 	if err := d.checkUnused(ctx, n); err != nil {
 		return err
@@ -157,8 +156,8 @@ func (d *Driver) moveToGraveyard(ctx context.Context, n *node) error {
 	}
 
 	if len(n.snaps) > 0 && n.written > 0 && n.children == 0 {
-		// Only the snapshots must stay, not what was written after the last. Should
-		// somebody use one that hinders it, the bytes come back later.
+		// Keep only the snapshots, not data written after the last one. If a process in it prevents that, its bytes are freed
+		// later.
 		_ = zfs.ZFS.Do(ctx, "rollback", to+"@"+n.snaps[len(n.snaps)-1].name)
 	}
 
@@ -201,8 +200,8 @@ func (d *Driver) destroyHalves(ctx context.Context, id driver.ObjectID) error {
 	return nil
 }
 
-// Reap implements driver.Tied: it destroys what lies in the graveyard and is not
-// tied any more, and marks snapshots that were forgotten to be marked.
+// Reap implements driver.Tied: it destroys datasets of the graveyard that are no longer tied, and marks snapshots for
+// deferred destruction that an interrupted operation has not marked.
 func (d *Driver) Reap(ctx context.Context) (int, error) {
 	live, inGraveyard, err := d.listNodes(ctx)
 	if err != nil {

@@ -51,7 +51,7 @@ func (d *Driver) runChange(ctx context.Context, args ...string) error {
 	return zfs.Patiently(ctx, patience, func() error { return zfs.ZFS.Do(ctx, args...) })
 }
 
-// destroyAnyway is for what must be taken back also when ctx has ended.
+// destroyAnyway destroys an object even if ctx has ended.
 func (d *Driver) destroyAnyway(ctx context.Context, id driver.ObjectID) {
 	_ = d.Destroy(context.WithoutCancel(ctx), id)
 }
@@ -112,8 +112,8 @@ func (d *Driver) createNative(ctx context.Context, id driver.Identity) error {
 	return d.finishCreate(ctx, id, d.runChange(ctx, "create", "-o", prop, d.dataset(id.ID)))
 }
 
-// finishCreate remembers what was made, or says why not. What a program made that was
-// told to stop is taken back.
+// finishCreate remembers an object that was made, or explains why it was not. It destroys what a canceled program may
+// have made.
 func (d *Driver) finishCreate(ctx context.Context, id driver.Identity, err error) error {
 	switch {
 	case err == nil:
@@ -132,7 +132,7 @@ func (d *Driver) finishCreate(ctx context.Context, id driver.Identity, err error
 	return err
 }
 
-// rootErrorOr says what is wrong with the root, or else err.
+// rootErrorOr returns what is wrong with the root, or else err.
 func (d *Driver) rootErrorOr(ctx context.Context, err error) error {
 	if e := d.checkRoot(ctx); e != nil {
 		return e
@@ -180,9 +180,8 @@ func (d *Driver) CopyLive(
 	return d.clone(ctx, from, id, quiet)
 }
 
-// readOrigin reads the object that id is to be made from, fills in what id takes over
-// from it, and refuses what cannot be; if the copy will be tied to it also what
-// has another key.
+// readOrigin reads the object that id is to be made from, fills in the fields that id takes over from it, and refuses
+// what cannot be made; a copy that will be tied to its origin is also refused if the origin has another key.
 func (d *Driver) readOrigin(
 	ctx context.Context, op string, from driver.ObjectID, id *driver.Identity, tied bool,
 ) (object, error) {
@@ -243,7 +242,7 @@ func (d *Driver) sameKey(op string, o object, id driver.Identity) error {
 		WithHint("give it the pool's key first: `zfs change-key -i %s`", r)
 }
 
-// keyArgs mark what is made of an object that may have a key of its own.
+// keyArgs returns arguments that mark copies of an object that may have a key of its own.
 func (n *node) keyArgs() []string {
 	if !n.ownKey {
 		return nil
@@ -272,9 +271,8 @@ func (d *Driver) cloneArgs(of string, n *node, id driver.Identity) ([]string, er
 	return append(args, of, d.dataset(id.ID)), nil
 }
 
-// cloneAhead makes a clone of what is most probably an immutable object while it
-// reads what that is: a program takes as long to start as ZFS to clone. done is
-// false if it must be done in the usual order; then nothing was made.
+// cloneAhead makes a clone of an object that is most probably immutable while it reads that object: a program takes as
+// long to start as ZFS to clone. done is false if it must be done in the usual order; then nothing was made.
 func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver.Identity) (done bool, err error) {
 	const op = "clone"
 	if _, read := d.memo.lookup(from); read || d.Caps().Check(ctx, op, id) != nil || !driver.ValidID(string(from)) {
@@ -330,7 +328,7 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 	return wrong != nil, wrong
 }
 
-// clone makes a clone, with quiet around what takes the content.
+// clone makes a clone; quiet runs the step that copies the content.
 func (d *Driver) clone(
 	ctx context.Context, from driver.ObjectID, id driver.Identity, quiet func(func() error) error,
 ) error {
@@ -388,8 +386,8 @@ func (d *Driver) clone(
 	return d.finishSteps(ctx, id, made, err, done)
 }
 
-// takeContent runs the program that takes the content of an object, within quiet. It
-// returns the last of args, which that makes, if it did: quiet may refuse afterwards.
+// takeContent runs the program that copies the content of an object, within quiet. It returns the last of args, which
+// is what that program makes, if it was made: quiet may refuse afterwards.
 func (d *Driver) takeContent(
 	ctx context.Context, op string, from driver.ObjectID, quiet func(func() error) error, args ...string,
 ) (made string, err error) {
@@ -414,22 +412,22 @@ func (d *Driver) takeContent(
 	return made, err
 }
 
-// finishSteps ends what was made in several steps: on error all of it is taken back, the
-// snapshot made of the origin ("" if none was) too, and the note that it was begun.
+// finishSteps ends what was made in several steps. On error it removes all of it, including the snapshot made of the
+// origin ("" if none was) and the note that it was begun.
 func (d *Driver) finishSteps(ctx context.Context, id driver.Identity, made string, err error, done func()) error {
 	clean := context.WithoutCancel(ctx)
 	switch {
 	case err == nil:
 		done()
 	case zfs.Is(err, zfs.Taken):
-		// What has the ID is another's.
+		// Another object has the ID.
 		if made != "" {
 			_ = d.runChange(clean, "destroy", "-d", made)
 		}
 		done()
 		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s already exists", d.dataset(id.ID))
 	default:
-		// If this fails too, the note and what is left remain for the caller's record.
+		// If this fails too, the note and the leftovers remain for the caller's record.
 		if d.Destroy(clean, id.ID) == nil {
 			done()
 		}
@@ -438,7 +436,7 @@ func (d *Driver) finishSteps(ctx context.Context, id driver.Identity, made strin
 	return err
 }
 
-// snapshot makes an immutable copy, with quiet around what takes the content.
+// snapshot makes an immutable copy; quiet runs the step that copies the content.
 func (d *Driver) snapshot(
 	ctx context.Context, from driver.ObjectID, id driver.Identity, quiet func(func() error) error,
 ) error {
@@ -506,8 +504,8 @@ func (d *Driver) attachment(o object) driver.Attachment {
 // Finish implements driver.Finisher.
 func (d *Driver) Finish(ctx context.Context, id driver.Identity) error { return d.SetIdentity(ctx, id) }
 
-// SetIdentity implements driver.Rewriter. What becomes immutable gets a snapshot
-// that carries the identity; what becomes a volume loses it.
+// SetIdentity implements driver.Rewriter. An object that becomes immutable gets a snapshot that carries the identity;
+// one that becomes a volume loses it.
 func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 	const op = "write identity"
 	if err := d.Caps().Check(ctx, op, id); err != nil {
@@ -571,8 +569,7 @@ func (d *Driver) writeIdentity(ctx context.Context, o object, id driver.Identity
 			return err
 		}
 		if o.immutable {
-			// From here on the identity is that of the dataset, also if the snapshot has to
-			// stay for its clones.
+			// From now on the dataset carries the identity, even if the snapshot has to stay for its clones.
 			if err := d.runChange(ctx, "destroy", "-d", own); err != nil {
 				return err
 			}

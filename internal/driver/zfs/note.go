@@ -37,7 +37,7 @@ func (d *Driver) rememberOrigin(o object) {
 	}
 }
 
-// rememberedOrigin is what is remembered of an origin; half a note does not count.
+// rememberedOrigin returns what is remembered of an origin; an incomplete note does not count.
 func (d *Driver) rememberedOrigin(id driver.ObjectID) (originNote, bool) {
 	var n originNote
 	b, err := os.ReadFile(d.originPath(id))

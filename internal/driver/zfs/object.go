@@ -156,7 +156,7 @@ type object struct {
 	immutable bool // it is a snapshot, on node
 }
 
-// objectOf says what a dataset in the root is.
+// objectOf returns the object that a dataset in the root holds.
 func (d *Driver) objectOf(n *node) object {
 	id, _ := n.id()
 	o := object{Object: driver.Object{ID: id}, node: n}
@@ -185,8 +185,7 @@ func (d *Driver) objectOf(n *node) object {
 	return o
 }
 
-// readObject reads one object. NotFound if there is nothing of it. What is broken is in
-// the object's Err.
+// readObject reads one object. NotFound if nothing of it exists. Damage is in the object's Err.
 func (d *Driver) readObject(ctx context.Context, op string, id driver.ObjectID) (object, error) {
 	if !driver.ValidID(string(id)) {
 		return object{}, errs.New(errs.NotFound, op, string(id), "no such object in the pool")
@@ -208,8 +207,8 @@ func (d *Driver) readObject(ctx context.Context, op string, id driver.ObjectID) 
 	return o, nil
 }
 
-// readWhole is readObject for objects that must be whole: NotFound if half, its Err if it is
-// broken. With fresh it is not believed what was read some moments ago.
+// readWhole is readObject for objects that must be whole: NotFound if incomplete, its Err if it is broken. With fresh
+// it does not trust what was read some moments ago.
 func (d *Driver) readWhole(ctx context.Context, op string, id driver.ObjectID, fresh bool) (object, error) {
 	if !fresh {
 		if o, ok := d.memo.lookup(id); ok {
@@ -230,8 +229,7 @@ func (d *Driver) readWhole(ctx context.Context, op string, id driver.ObjectID, f
 	return o, nil
 }
 
-// listTries is how often a listing is begun anew that ended because something was
-// destroyed meanwhile.
+// listTries is how often a listing is tried again that ended because something was destroyed in the meantime.
 const listTries = 5
 
 // listNodes lists everything in the root: the datasets in it, and those of the graveyard.
@@ -250,7 +248,7 @@ func (d *Driver) listNodes(ctx context.Context) (live, inGraveyard []*node, err 
 	}
 
 	if len(nodes) == 0 || nodes[0].name != d.root || nodes[0].pool != d.pool {
-		// Another one under its name: that it is empty says nothing.
+		// It may be another dataset with this name: that it is empty says nothing.
 		if err := d.checkRoot(ctx); err != nil {
 			return nil, nil, err
 		}
@@ -290,7 +288,7 @@ func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] {
 			}
 		}
 
-		// Snapshots of objects that were not finished, or not destroyed to the end.
+		// Add snapshots of objects that were not finished, or not completely destroyed.
 		for _, n := range append(live, inGraveyard...) {
 			for _, s := range n.snaps {
 				if id, _ := n.id(); s.deferred || there[s.name] || s.name == string(id) || !d.isOwnSnap(s) {
@@ -314,9 +312,8 @@ func (d *Driver) Attachment(ctx context.Context, id driver.ObjectID) (driver.Att
 	return d.attachment(o), nil
 }
 
-// memo remembers objects that this process has just made or read, so that what
-// follows need not ask again. What another process changes meanwhile is noticed
-// when it is used. The zero value is empty.
+// memo remembers objects that this process has just made or read, so that the next step need not ask again. Changes by
+// other processes are noticed when the object is used. The zero value is empty.
 type memo struct {
 	mu sync.Mutex
 	m  map[driver.ObjectID]memoEntry

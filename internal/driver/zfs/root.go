@@ -83,8 +83,7 @@ func (d *Driver) layOutRoot(ctx context.Context) error {
 
 func isUsable(feature string) bool { return feature == "enabled" || feature == "active" }
 
-// adoptRoot makes a dataset that is there the root, if it is this pool's already, or
-// empty.
+// adoptRoot makes an existing dataset the root, if it is already this pool's, or empty.
 func (d *Driver) adoptRoot(ctx context.Context, props []string) error {
 	const op = "init"
 	owner, err := zfs.ZFS.Rows(ctx, 2, "get", "-Hp", "-o", "value,source", propPool, d.root)
@@ -141,8 +140,7 @@ func nameSome(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// tryOperations does once what the driver will do, with scratch datasets: permissions may be
-// delegated in part.
+// tryOperations tries each kind of operation once, with scratch datasets: permissions may be delegated in part.
 func (d *Driver) tryOperations(ctx context.Context) (err error) {
 	a, b := driver.NewID(), driver.NewID()
 	defer func() {
@@ -189,7 +187,7 @@ func (d *Driver) Foreign(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 
-	// The graveyard goes if nobody has put anything there.
+	// Destroy the graveyard if it is empty.
 	if err := zfs.ZFS.Do(ctx, "destroy", d.graveyardDataset()); err != nil &&
 		!zfs.Is(err, zfs.Absent, zfs.HasChildren, zfs.HasClones) {
 		return nil, err

@@ -47,7 +47,7 @@ func (d *Driver) Usages(ctx context.Context) (map[driver.ObjectID]driver.Usage, 
 // head of its dataset, in several copies: no data.
 const headerBytes = 32 << 10
 
-// usageOf says what an object takes, from the figures of its dataset.
+// usageOf returns the space of an object, from the figures of its dataset.
 func usageOf(o object) driver.Usage {
 	n := o.node
 	u := driver.Usage{LogicalBytes: n.refer}
@@ -155,7 +155,7 @@ func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
 	return out, nil
 }
 
-// tieOf says who needs a snapshot.
+// tieOf says what needs a snapshot.
 func (d *Driver) tieOf(n *node, s *snap) driver.Tie {
 	t := driver.Tie{Name: n.name + "@" + s.name, ID: driver.ObjectID(s.name)}
 	if !d.isOwnSnap(s) {

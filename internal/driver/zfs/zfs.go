@@ -67,11 +67,11 @@ const (
 	propKey      = "pando:key"      // of a dataset: keyOwn if it may have another key than the root
 )
 
-// keyOwn marks datasets that were received as they are encrypted elsewhere, with a key of their own, and what was
-// made of them.
+// keyOwn marks datasets that were received as they are encrypted elsewhere, with a key of their own, and copies of
+// them.
 const keyOwn = "own"
 
-// graveyard is the dataset in the root for what others keep.
+// graveyard is the dataset in the root for destroyed datasets that something foreign still needs.
 const graveyard = "graveyard"
 
 // patience is how long a busy dataset is tried again: the probes of udev, and
@@ -144,8 +144,7 @@ func Open(ctx context.Context, dir, poolID string, create bool) (driver.Driver, 
 	return d, nil
 }
 
-// checkImported fails, with what to do, if the zpool is not there. What it says is
-// never NotFound.
+// checkImported fails, with what to do, if the zpool is not imported. Its error is never NotFound.
 func (d *Driver) checkImported() error {
 	_, err := zfs.PoolState(d.zp)
 	if errs.Is(err, errs.NotFound) {
@@ -178,8 +177,8 @@ func (d *Driver) graveyardDataset() string { return d.root + "/" + graveyard }
 // Dataset is the name of the root dataset, for people.
 func (d *Driver) Dataset() string { return d.root }
 
-// checkRoot makes sure that the root dataset is there and this pool's: only then "does
-// not exist" means that something is absent.
+// checkRoot makes sure that the root dataset exists and is this pool's: only then "does not exist" means that something
+// is absent.
 func (d *Driver) checkRoot(ctx context.Context) error {
 	if err := d.checkImported(); err != nil {
 		return err
@@ -214,7 +213,7 @@ func (d *Driver) absentError(ctx context.Context, op string, id driver.ObjectID)
 	return errs.New(errs.NotFound, op, string(id), "no such object in the pool")
 }
 
-// making is the directory with the names of what is being made in several steps.
+// making is the directory with the names of objects that are being made in several steps.
 const making = "making"
 
 // noteMaking notes that an object is being made; the func returned takes the note away.

@@ -195,7 +195,7 @@ func (c *fsck) checkScratch(ctx context.Context, scratch driver.ObjectID, fs dri
 	return v, ctx.Err()
 }
 
-// filesystemFinding says what is wrong with an image; nil if nothing is.
+// filesystemFinding describes what is wrong with an image; nil if nothing is.
 func (c *fsck) filesystemFinding(row catalog.Row, name string, v verdict) *Finding {
 	f := &Finding{Ref: name, ID: string(row.ID)}
 	switch {

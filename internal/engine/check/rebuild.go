@@ -296,9 +296,8 @@ func findBases(whole []driver.Identity) {
 	}
 }
 
-// setAsideCatalog renames the old catalogue's files, so that nothing is lost. The
-// database goes first: without it the rest is no catalogue, and the next command
-// says so. Should this process die then, the next call goes on.
+// setAsideCatalog renames the old catalogue's files, so that nothing is lost. The database goes first: without it the
+// rest is no catalogue, and the next command says so. If this process dies then, the next call continues.
 func setAsideCatalog(dir string) (string, error) {
 	const set = "catalog.damaged-"
 	name := func(stamp, ext string) string { return filepath.Join(dir, set+stamp+".db"+ext) }

@@ -20,8 +20,7 @@ import (
 // nothingToDo is what a repair reports that turned out not to be needed.
 const nothingToDo = "no longer needed"
 
-// withMark does something with an object of the catalogue under a mark. InUse if
-// another process is at work on it.
+// withMark runs do on an object of the catalogue under a mark. InUse if another process works on it.
 func (c *fsck) withMark(
 	ctx context.Context, op string, id driver.ObjectID, check func(*catalog.Tx, catalog.Row) error, do func() error,
 ) error {
@@ -298,7 +297,7 @@ func (c *fsck) fixGolden(ctx context.Context, v *poolView, name string) (string,
 	defer unlock()
 
 	done := ""
-	return done, c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+	err = c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		gens, err := tx.Generations(name)
 		if err != nil {
 			return err
@@ -334,6 +333,8 @@ func (c *fsck) fixGolden(ctx context.Context, v *poolView, name string) (string,
 
 		return tx.PutGolden(g)
 	})
+
+	return done, err
 }
 
 // fixMountRecord removes a stale mount record.

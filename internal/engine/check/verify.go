@@ -16,10 +16,9 @@ import (
 	"pando/internal/linux/run"
 )
 
-// verifyFilesystem checks the filesystem in a copy that nobody else uses: it replays the
-// log by mounting it, and then runs the filesystem's own program. wrong says what
-// is wrong, and detail what the program said. The error is that of not being able
-// to check.
+// verifyFilesystem checks the filesystem in a copy that nothing else uses: it replays the log by mounting it, and then
+// runs the filesystem's own program. wrong says what is wrong, and detail what the program printed. An error means that
+// it could not be checked.
 func verifyFilesystem(
 	ctx context.Context, acc *content.Access, id driver.ObjectID, fs driver.FS,
 ) (wrong, detail string, err error) {
@@ -133,7 +132,7 @@ func runForExitCode(ctx context.Context, name string, args ...string) (stdout, s
 	return string(b), string(errb), 0, err
 }
 
-// maxTellingLines is how many lines of a program are shown.
+// maxTellingLines is how many lines of a program's output are shown.
 const maxTellingLines = 8
 
 // noise are the beginnings of lines of e2fsck and xfs_repair that say nothing.
@@ -155,8 +154,8 @@ var summary = regexp.MustCompile(`^\d+/\d+ files \(.* blocks$`)
 // address is a code address in the output of xfs_repair, which differs every time.
 var address = regexp.MustCompile(` at 0x[0-9a-f]+\b`)
 
-// tellingLines leaves out of a program's output what says nothing, or something else
-// every time, such as the path of the image.
+// tellingLines removes lines from a program's output that say nothing, and parts that differ every time, such as the
+// path of the image.
 func tellingLines(out, path string) string {
 	var lines []string
 	out = strings.ReplaceAll(strings.ReplaceAll(out, path+": ", ""), path, "the image")
