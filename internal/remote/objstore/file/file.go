@@ -3,43 +3,43 @@
 //
 // # What is in the directory
 //
-// An object is a plain file whose path is its key: such a directory can be copied
-// to and from a bucket by any tool while nobody writes to it. Besides there is
+// An object is a plain file whose path is its key: any tool can copy such a directory
+// to or from a bucket while no process writes to it. The directory also holds
 //
-//	.pando/lock   who changes names holds it (flock); readers of a directory share it
+//	.pando/lock   writers hold it while they change names (flock); readers of a directory share it
 //	.pando/tmp/   objects that are being written
 //
-// Symbolic links out of the directory are not followed, whoever made them.
+// Symbolic links that lead out of the directory are not followed.
 //
 // # How an object is written
 //
-// Into a file in .pando/tmp, which is synced; then, with the lock held, the
-// condition is looked at and the file linked or renamed to its place; then the
-// directory is synced, and those above it that may be new. So a Put costs two
-// fsyncs, and an object is whole or not there, whatever ends the writer.
+// A writer writes a file in .pando/tmp and syncs it. Then, holding the lock, it checks
+// the condition, and links or renames the file to its place. Then it syncs the
+// directory, and those above it that may be new. So a Put costs two fsyncs, and an
+// object is complete or does not exist, however the writer ends.
 //
-// A writer holds a lock (flock) on its file in .pando/tmp. A file there that
-// nobody has locked is of a writer that was killed. The first write of another
-// one removes it, but first syncs all directories: the name of an object that the
-// dead writer had just made may not be durable, and who finds the object would rely
-// on it.
+// A writer holds a lock (flock) on its file in .pando/tmp. An unlocked file there
+// belongs to a writer that was killed. The first write of another process removes it,
+// but syncs all directories before: the name of an object that the dead writer had
+// just created may not be durable, and readers of the object would rely on it.
 //
 // # Versions
 //
-// The version of an object is its time of modification in nanoseconds and its size.
-// The time is not left to the clock: each write sets it to a later one than that of
-// the object it replaces, with random digits below the second. Up to hashBytes a
-// hash of the content is a part of the version, too; where the filesystem does not
-// keep nanoseconds, whatever the size. So two different contents never have the same
-// version, and neither do two states of which one replaced the other.
+// The version of an object consists of its modification time in nanoseconds and its
+// size. The time does not depend on the clock alone: each write sets it to a later one
+// than that of the object it replaces, with random digits below the second. For objects
+// up to hashBytes, a hash of the content is part of the version, too, and for objects
+// of any size where the filesystem does not keep nanoseconds. So two different contents
+// never have the same version, and neither do two states of which one replaced the
+// other.
 //
-// # Filesystems of servers
+// # Network filesystems
 //
-// Locks must work between the hosts. NFS does that since Linux 2.6.12, if its locks
-// have not been switched off (mount option nolock, local_lock). Before names are
-// looked at, the directory is asked for anew (statx with AT_STATX_FORCE_SYNC), so
-// that what this host remembers of it does not hide what others wrote. sshfs has
-// locks within one host only: do not write to one directory from several by it.
+// Locks must work between the hosts. On NFS they do since Linux 2.6.12, unless they are
+// switched off (mount options nolock, local_lock). Before it reads names, the store asks
+// the server for the directory again (statx with AT_STATX_FORCE_SYNC), so that cached
+// names do not hide what others wrote. sshfs has locks within one host only: do not
+// write to one directory from several hosts through it.
 package file
 
 import (
@@ -67,7 +67,7 @@ import (
 type Store struct {
 	root   *os.Root
 	url    string
-	shared bool        // a filesystem of a server: what is remembered of names may be old
+	shared bool        // a network filesystem: cached names may be out of date
 	mode   os.FileMode // of directories; files have it without the x
 
 	mu      sync.Mutex
@@ -77,15 +77,14 @@ type Store struct {
 
 var _ objstore.Store = (*Store)(nil)
 
-// identity tells a directory from a later one of the same name.
+// identity distinguishes a directory from a later one with the same name.
 type identity struct {
 	ino   uint64
 	birth unix.StatxTimestamp
 }
 
-// Open opens the store that u, "file:/dir" or "file:///dir", names. It writes
-// nothing. NotFound if there is no such directory; Invalid for a URL that is
-// not one of these.
+// Open opens the store at u, "file:/dir" or "file:///dir". It writes nothing.
+// NotFound if the directory does not exist; Invalid for any other URL.
 func Open(ctx context.Context, u *url.URL) (objstore.Store, error) {
 	dir, err := pathOf(u)
 	if err != nil {
@@ -98,8 +97,8 @@ func Open(ctx context.Context, u *url.URL) (objstore.Store, error) {
 	return s, nil
 }
 
-// Create is Open, but makes the directory, with mode 0700, if it is not there; the
-// one above it must be: a path of a disk that is not mounted is not filled in.
+// Create is like Open, but creates the directory, with mode 0700, if it does not exist.
+// Its parent must exist, so that nothing is created where a disk should be mounted.
 func Create(ctx context.Context, u *url.URL) (objstore.Store, error) {
 	dir, err := pathOf(u)
 	if err != nil {
@@ -119,7 +118,7 @@ func Create(ctx context.Context, u *url.URL) (objstore.Store, error) {
 		if err != nil {
 			return nil, wrapSystemError("make directory", dir, err)
 		}
-	case errors.Is(err, syscall.EEXIST): // also if it is no directory: open says it
+	case errors.Is(err, syscall.EEXIST): // if it is not a directory, openStore says so
 	case errors.Is(err, syscall.ENOENT):
 		return nil, errs.New(errs.NotFound, "make directory", dir, "%s does not exist", filepath.Dir(dir)).
 			WithHint("create it, or mount the disk it belongs to")
@@ -135,7 +134,7 @@ func Create(ctx context.Context, u *url.URL) (objstore.Store, error) {
 	return s, nil
 }
 
-// pathOf is the directory that a URL names.
+// pathOf returns the directory that a URL names. Invalid.
 func pathOf(u *url.URL) (string, error) {
 	invalid := func(why string) error {
 		return errs.New(errs.Invalid, "open remote", u.Redacted(), "%s", why).
@@ -164,7 +163,7 @@ func openStore(ctx context.Context, dir string) (*Store, error) {
 
 	st, err := os.Stat(dir)
 	if err == nil && !st.IsDir() {
-		err = syscall.ENOTDIR // os.OpenRoot would not say it so
+		err = syscall.ENOTDIR // os.OpenRoot has a less clear error
 	}
 
 	var root *os.Root
@@ -195,7 +194,7 @@ func openStore(ctx context.Context, dir string) (*Store, error) {
 	return s, nil
 }
 
-// inspectRoot finds out what the directory is on, and the mode for what is made.
+// inspectRoot finds out on which kind of filesystem the directory is, and the mode for new files and directories.
 func (s *Store) inspectRoot() error {
 	f, err := s.root.Open(".")
 	if err != nil {
@@ -225,8 +224,8 @@ func (s *Store) inspectRoot() error {
 
 func (s *Store) String() string { return s.url }
 
-// Close lets go of the directory, so that what it is on can be unmounted. No method
-// may be called any more.
+// Close closes the directory, so that its filesystem can be unmounted. No method may be
+// called after it.
 func (s *Store) Close() error { return s.root.Close() }
 
 // The operations as people know them.
@@ -239,8 +238,8 @@ const (
 
 func (s *Store) ref(key string) string { return s.url + "/" + key }
 
-// checkContext is what every operation on a key begins with, once the key is known to be
-// good.
+// checkContext returns an error if the context has ended. Every operation calls it after
+// checking the key.
 func (s *Store) checkContext(ctx context.Context, op, key string) error {
 	return objstore.Ended(ctx, op, s.ref(key))
 }
@@ -249,7 +248,7 @@ func (s *Store) wrapError(op, key string, err error) error {
 	return wrapSystemError(op, s.ref(key), err)
 }
 
-// wrapSystemError makes an error of the system one of this program.
+// wrapSystemError turns an error of the operating system into an *errs.Error.
 func wrapSystemError(op, ref string, err error) error {
 	var known *errs.Error
 	if errors.As(err, &known) && known.Op != "" {
@@ -259,13 +258,14 @@ func wrapSystemError(op, ref string, err error) error {
 	out := &errs.Error{Kind: errs.KindOf(err), Op: op, Ref: ref, Err: err}
 	var p *os.PathError
 	var l *os.LinkError
-	switch { // the paths of temporary files say nothing to anybody
+	switch { // leave out the paths of temporary files
 	case errors.As(err, &p):
 		out.Err = p.Err
 	case errors.As(err, &l):
 		out.Err = l.Err
 	}
 
+	// Add a hint.
 	var no syscall.Errno
 	switch {
 	case out.Kind == errs.NoSpace && errors.Is(err, syscall.EDQUOT):
@@ -279,37 +279,37 @@ func wrapSystemError(op, ref string, err error) error {
 		out.Hint = "check the owner and mode of the remote's directory"
 	case errors.Is(err, syscall.ESTALE), errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EINTR),
 		errors.Is(err, syscall.EAGAIN):
-		// A server that was away, or a file that another host has replaced.
+		// The server was unreachable, or another host has replaced the file.
 		out.Kind = errs.IO
 		return objstore.Transient(out)
 	case errors.As(err, &no) && out.Kind == errs.NotFound, out.Kind == errs.Internal:
-		out.Kind = errs.IO // what may be absent has been handled where it was looked for
+		out.Kind = errs.IO // callers have handled files that may be absent
 	}
 
 	return out
 }
 
-// object is what look finds.
+// object is an open object.
 type object struct {
 	f       *os.File // open for reading
 	info    objstore.Info
 	changed time.Time
 }
 
-// errDirectory says that a key is that of a directory. To readers that is absent.
+// errDirectory says that a key is that of a directory. For readers such an object is absent.
 var errDirectory = errors.New("its key is the directory of other objects")
 
-// absent reports whether err says that there is no object of the key.
+// absent reports whether err says that there is no object with the key.
 func absent(err error) bool {
 	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, errDirectory)
 }
 
-// openObject opens an object and tells its version. An error for which absent is true
-// if there is none.
+// openObject opens an object and determines its version. If there is no object, absent
+// reports true for the error.
 func (s *Store) openObject(key string) (o object, err error) {
 	s.refreshNames(path.Dir(key))
 
-	// Should somebody have put a pipe there, opening it must not wait for a writer.
+	// If the file is a named pipe, opening it must not wait for a writer.
 	f, err := s.root.OpenFile(key, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return o, err
@@ -336,8 +336,8 @@ func (s *Store) openObject(key string) (o object, err error) {
 	return o, err
 }
 
-// checkStoreExists says whether the store itself has been removed, when something in it
-// is not found: nothing found there means anything.
+// checkStoreExists returns an error if the directory of the store was removed. Without this
+// check, a removed store would look like an empty one.
 func (s *Store) checkStoreExists(op, key string) error {
 	f, err := s.root.Open(".")
 	if err != nil {
@@ -395,6 +395,7 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 			o.info.Bytes, objstore.MaxObjectBytes)
 	}
 
+	// Read in chunks, at the pace that the context allows.
 	data := make([]byte, size)
 	for at := 0; at < len(data); {
 		chunk := data[at:min(at+objstore.PaceChunk(ctx, ioBytes), len(data))]
@@ -402,7 +403,7 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 		if n == len(chunk) {
 			err = nil
 		} else if errors.Is(err, io.EOF) {
-			// Nobody shortens an object: it is replaced. A server's disk may.
+			// Writers replace objects, and never shorten them. A failing disk may.
 			err = errs.New(errs.Damaged, reading, s.ref(key), "it ends after %d of %d bytes", offset+int64(at+n), o.info.Bytes)
 		}
 		if err == nil {
@@ -419,8 +420,8 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 	return data, o.info, nil
 }
 
-// ioBytes is how much is read or written at once, so that the end of a context is
-// noticed.
+// ioBytes is the number of bytes that are read or written at once. The end of the context
+// is noticed in between.
 const ioBytes = 1 << 20
 
 // Stat implements objstore.Store.
@@ -459,7 +460,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 	}
 }
 
-// listDir lists what is below dir, in order of key, and says whether to go on.
+// listDir yields the objects below dir, in order of key. It returns false if yield stopped it.
 func (s *Store) listDir(ctx context.Context, dir, prefix string, yield func(objstore.Info) bool) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -488,8 +489,10 @@ func (s *Store) listDir(ctx context.Context, dir, prefix string, yield func(objs
 	for _, name := range names {
 		key := path.Join(dir, name)
 		if objstore.CheckKey(key) != nil {
-			continue // .pando, lost+found, or of somebody else
+			continue // .pando, lost+found, or a file of another program
 		}
+
+		// Descend into directories.
 
 		if strings.HasSuffix(name, "/") {
 			if !strings.HasPrefix(key+"/", prefix) && !strings.HasPrefix(prefix, key+"/") {
@@ -511,7 +514,7 @@ func (s *Store) listDir(ctx context.Context, dir, prefix string, yield func(objs
 
 		o, err := s.openObject(key)
 		if absent(err) {
-			continue // deleted meanwhile
+			continue // deleted in the meantime
 		}
 		if err != nil {
 			return false, s.wrapError(listing, key, err)
@@ -526,9 +529,10 @@ func (s *Store) listDir(ctx context.Context, dir, prefix string, yield func(objs
 	return true, nil
 }
 
-// readDir reads a directory while nobody changes names. Without that an object
-// that is just being replaced could be missing: btrfs, for one, gives it a new
-// place, which a reader that has begun before does not get to.
+// readDir reads a directory under the shared lock, so that no writer changes names.
+// Otherwise an object that is being replaced could be missing: btrfs, for example,
+// moves it to a new place in the directory, which a reader that has begun earlier does
+// not reach.
 func (s *Store) readDir(ctx context.Context, dir string) ([]os.DirEntry, error) {
 	for {
 		l, err := s.lockNamesShared(ctx)
@@ -543,7 +547,7 @@ func (s *Store) readDir(ctx context.Context, dir string) ([]os.DirEntry, error) 
 			return entries, err
 		}
 
-		// There was no lock yet, as nobody has ever written. Has somebody since?
+		// There was no lock file, because nothing was ever written. Has that changed?
 		if _, serr := s.root.Lstat(lockName); serr != nil {
 			return entries, err
 		}

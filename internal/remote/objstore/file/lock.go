@@ -15,14 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nameLock is held while names are looked at and changed, never while data is written
-// or synced. Closing it lets go of it, as does the end of the process.
+// nameLock is held while names are read and changed, never while data is written or
+// synced. Closing it releases it, and so does the end of the process.
 type nameLock struct{ f *os.File }
 
 func (l *nameLock) release() { _ = l.f.Close() }
 
-// lockPatience is how long the lock may be held by others without a break. Nobody
-// who runs holds it for more than an instant.
+// lockPatience is how long to wait for the lock. A running process never holds it for
+// more than an instant.
 var lockPatience = time.Minute
 
 // lockNames takes the lock of the store for changing names.
@@ -48,7 +48,8 @@ func (s *Store) lockNames(ctx context.Context) (*nameLock, error) {
 	}
 }
 
-// lockNamesShared takes it for reading names; nil if nobody has ever written.
+// lockNamesShared takes the lock for reading names. It returns nil if nothing was ever
+// written.
 func (s *Store) lockNamesShared(ctx context.Context) (*nameLock, error) {
 	f, err := s.root.OpenFile(lockName, os.O_RDONLY, 0)
 	if absent(err) {
@@ -60,8 +61,8 @@ func (s *Store) lockNamesShared(ctx context.Context) (*nameLock, error) {
 	return s.waitForLock(ctx, f, unix.LOCK_SH)
 }
 
-// waitForLock asks again and again: a call that waits in the kernel does not notice the
-// end of a context.
+// waitForLock polls for the lock: a call that waits in the kernel would not notice the
+// end of the context.
 func (s *Store) waitForLock(ctx context.Context, f *os.File, how int) (*nameLock, error) {
 	pause := 50 * time.Microsecond
 	for start := time.Now(); ; {
@@ -77,6 +78,7 @@ func (s *Store) waitForLock(ctx context.Context, f *os.File, how int) (*nameLock
 					WithHint("find a stopped or hung pando with `fuser -v` on that file, on each host that uses the remote")
 			}
 		}
+		// Pause for a random time, each time longer.
 		if err == nil {
 			timer := time.NewTimer(pause/2 + rand.N(pause))
 			select {
@@ -112,8 +114,8 @@ func flock(f *os.File, how int) error {
 	}
 }
 
-// refreshNames makes what this host remembers of the names in a directory, and of those
-// above it, that of the server.
+// refreshNames refreshes the names that this host has cached of a directory, and of those
+// above it, from the server.
 func (s *Store) refreshNames(dir string) {
 	if !s.shared {
 		return
@@ -121,12 +123,12 @@ func (s *Store) refreshNames(dir string) {
 
 	root, err := s.root.Open(".")
 	if err != nil {
-		return // who looks at something in it will fail as well, and say it
+		return // the operation that follows will fail as well
 	}
 
 	defer root.Close()
 
-	// From the top: what is below is looked up by what is known of what is above.
+	// Begin at the top: the kernel looks directories up by their cached parents.
 	var chain []string
 	for ; dir != "."; dir = path.Dir(dir) {
 		chain = append(chain, dir)
@@ -140,8 +142,8 @@ func (s *Store) refreshNames(dir string) {
 	}
 }
 
-// removeStaleTemps removes what killed writers have left, once in the life of a store, before
-// it writes itself. See the package on why it syncs directories.
+// removeStaleTemps removes the files that killed writers have left, once in the life of a
+// store, before it first writes. The package comment says why it syncs directories.
 func (s *Store) removeStaleTemps(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,6 +157,7 @@ func (s *Store) removeStaleTemps(ctx context.Context) error {
 		return err
 	}
 
+	// Find the files that are not locked, and lock them.
 	var stale []*tempObject
 	defer func() {
 		for _, t := range stale {
@@ -170,7 +173,7 @@ func (s *Store) removeStaleTemps(ctx context.Context) error {
 		name := tmpDir + "/" + e.Name()
 		f, err := s.root.OpenFile(name, os.O_RDWR|unix.O_NONBLOCK, 0)
 		if absent(err) {
-			continue // its writer is done with it
+			continue // its writer has finished
 		}
 		if err != nil {
 			return err
@@ -188,13 +191,14 @@ func (s *Store) removeStaleTemps(ctx context.Context) error {
 		}
 
 		if _, err := s.root.Lstat(name); absent(err) {
-			_ = f.Close() // its writer came to its end just now
+			_ = f.Close() // its writer has just finished
 			continue
 		}
 
 		stale = append(stale, &tempObject{s: s, f: f, name: name})
 	}
 
+	// Sync all names before removing them.
 	if len(stale) > 0 {
 		if err := s.syncAllNames(ctx, "."); err != nil {
 			return err

@@ -27,15 +27,15 @@ const (
 	lockName = ownDir + "/lock"
 )
 
-// hashBytes is up to which size an object's content is a part of its version.
-// Whatever Pando replaces is mostly smaller, and what it lists by the thousand is
-// mostly larger.
+// hashBytes is the size up to which a hash of an object's content is part of its
+// version. The objects that Pando replaces are mostly smaller, and those that it lists
+// by the thousand are mostly larger.
 const hashBytes = 64 << 10
 
-// versionOf is the version of the object that f is, see the package.
+// versionOf returns the version of the object in f. See the package comment.
 func versionOf(f *os.File, changed time.Time, size int64) (objstore.Version, error) {
 	v := fmt.Sprintf("%x-%x", changed.UnixNano(), size)
-	// A time that ends in zeros is one of a filesystem that keeps no better.
+	// A time that ends in zeros comes from a filesystem with a coarser resolution.
 	if size <= hashBytes || changed.Nanosecond()%coarse == 0 {
 		h := sha256.New()
 		if _, err := io.Copy(h, io.NewSectionReader(f, 0, size)); err != nil {
@@ -50,8 +50,8 @@ func versionOf(f *os.File, changed time.Time, size int64) (objstore.Version, err
 // 100 ns or larger, and of none that [stamp] makes.
 const coarse = 100
 
-// nextTime makes the time of an object that replaces one of the time old: later than
-// that, and else about now, with digits below the second that nobody else draws.
+// nextTime returns the time of an object that replaces one with the time old: later
+// than old, otherwise about now, with random digits below the second.
 func nextTime(old time.Time) time.Time {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
@@ -81,12 +81,14 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 	return v, nil
 }
 
-func (s *Store) putObject(ctx context.Context, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
+func (s *Store) putObject(
+	ctx context.Context, key string, data []byte, c objstore.Condition,
+) (objstore.Version, error) {
 	if err := s.removeStaleTemps(ctx); err != nil {
 		return "", err
 	}
 
-	// What cannot succeed need not be written. It is looked at again below.
+	// Do not write an object that cannot succeed. placeObject checks the condition again.
 	old, _, err := s.checkCondition(key, c)
 	if err != nil {
 		return "", err
@@ -102,8 +104,8 @@ func (s *Store) putObject(ctx context.Context, key string, data []byte, c objsto
 		return "", err
 	}
 
-	// From here on the object is there. A failure to make that durable is no
-	// temporary one: a further try would find the object and take it for durable.
+	// From here on the object exists. A failure to make that durable must not be
+	// temporary: another attempt would find the object and consider it durable.
 	if err := s.syncNames(path.Dir(key)); err != nil {
 		return "", errs.New(errs.IO, writing, s.ref(key), "it was written, but may not survive a power failure: %w", err)
 	}
@@ -111,8 +113,8 @@ func (s *Store) putObject(ctx context.Context, key string, data []byte, c objsto
 	return versionOf(t.f, t.changed, int64(len(data)))
 }
 
-// checkCondition returns when the object of the key was written, whether there is one, and
-// Conflict if that is not what c wants.
+// checkCondition returns the time of the object with the key and whether it exists, and
+// Conflict if the condition does not hold.
 func (s *Store) checkCondition(key string, c objstore.Condition) (changed time.Time, there bool, err error) {
 	o, err := s.openObject(key)
 	switch {
@@ -139,7 +141,7 @@ func (s *Store) checkCondition(key string, c objstore.Condition) (changed time.T
 	return o.changed, there, err
 }
 
-// tempObject is an object on its way.
+// tempObject is an object that is being written.
 type tempObject struct {
 	s       *Store
 	f       *os.File // open and locked: its writer is alive
@@ -165,7 +167,7 @@ func (s *Store) writeTemp(ctx context.Context, data []byte, changed time.Time) (
 	return t, nil
 }
 
-// writeContent writes the content, and gives the file the mode that all of the store has.
+// writeContent writes the content, and sets the mode that all files of the store have.
 func (t *tempObject) writeContent(ctx context.Context, data []byte) error {
 	st, err := t.f.Stat()
 	if err != nil {
@@ -195,7 +197,7 @@ func (t *tempObject) writeContent(ctx context.Context, data []byte) error {
 	return nil
 }
 
-// newTemp makes an empty file that only this process writes.
+// newTemp creates and locks an empty file in .pando/tmp.
 func (s *Store) newTemp(ctx context.Context) (*tempObject, error) {
 	for {
 		if err := ctx.Err(); err != nil {
@@ -217,7 +219,7 @@ func (s *Store) newTemp(ctx context.Context) (*tempObject, error) {
 
 		t := &tempObject{s: s, f: f, name: name}
 		err = flock(f, unix.LOCK_EX|unix.LOCK_NB)
-		if errors.Is(err, syscall.EWOULDBLOCK) { // taken for a dead writer's
+		if errors.Is(err, syscall.EWOULDBLOCK) { // another process considers it stale
 			_ = f.Close()
 			continue
 		}
@@ -227,6 +229,7 @@ func (s *Store) newTemp(ctx context.Context) (*tempObject, error) {
 			return nil, err
 		}
 
+		// It may have been removed as stale before it was locked.
 		var st unix.Stat_t
 		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 			t.discard()
@@ -237,15 +240,15 @@ func (s *Store) newTemp(ctx context.Context) (*tempObject, error) {
 			return t, nil
 		}
 
-		_ = f.Close() // it was removed before it was locked
+		_ = f.Close()
 	}
 }
 
-// setTimeAndSync sets the file's time and makes all of it durable.
+// setTimeAndSync sets the time of the file, and makes the file durable.
 func (t *tempObject) setTimeAndSync(changed time.Time) error {
 	ts := unix.NsecToTimespec(changed.UnixNano())
 	if err := unix.UtimesNanoAt(int(t.f.Fd()), "", []unix.Timespec{ts, ts}, unix.AT_EMPTY_PATH); err != nil {
-		// Before Linux 5.8 there is no utimensat of a descriptor but by /proc.
+		// Before Linux 5.8, utimensat works on a descriptor only through /proc.
 		p := fmt.Sprintf("/proc/self/fd/%d", t.f.Fd())
 		if unix.UtimesNanoAt(unix.AT_FDCWD, p, []unix.Timespec{ts, ts}, 0) != nil {
 			return os.NewSyscallError("utimensat", err)
@@ -256,7 +259,7 @@ func (t *tempObject) setTimeAndSync(changed time.Time) error {
 		return err
 	}
 
-	// The filesystem may keep less of it.
+	// The filesystem may round it.
 	st, err := t.f.Stat()
 	if err != nil {
 		return err
@@ -266,8 +269,8 @@ func (t *tempObject) setTimeAndSync(changed time.Time) error {
 	return nil
 }
 
-// discard removes the file, if it still is in .pando/tmp, and lets go of it. What
-// is not removed because of an error will be by who comes next.
+// discard closes the file, and removes it if it is still in .pando/tmp. If that fails,
+// the next writer removes it.
 func (t *tempObject) discard() {
 	if t.name != "" {
 		_ = t.s.root.Remove(t.name)
@@ -275,7 +278,7 @@ func (t *tempObject) discard() {
 	_ = t.f.Close()
 }
 
-// placeObject gives a durable file its name, if the condition holds.
+// placeObject links or renames a durable file to its key, if the condition holds.
 func (s *Store) placeObject(ctx context.Context, t *tempObject, key string, c objstore.Condition) error {
 	l, err := s.lockNames(ctx)
 	if err != nil {
@@ -284,8 +287,8 @@ func (s *Store) placeObject(ctx context.Context, t *tempObject, key string, c ob
 
 	defer l.release()
 
-	// Directories may go away meanwhile, when another object in them is deleted
-	// by somebody without this lock: a person.
+	// Directories may disappear in the meantime, if a person deletes another object
+	// in them without this lock.
 	for range 100 {
 		old, there, err := s.checkCondition(key, c)
 		if err != nil {
@@ -310,7 +313,7 @@ func (s *Store) placeObject(ctx context.Context, t *tempObject, key string, c ob
 		case errors.Is(err, syscall.ENOENT):
 			err = s.makeDirs(path.Dir(key))
 		case errors.Is(err, syscall.EEXIST), errors.Is(err, syscall.EISDIR):
-			err = nil // somebody without the lock: look again
+			err = nil // changed without the lock: try again
 		}
 
 		switch {
@@ -332,9 +335,9 @@ func (s *Store) renameTemp(t *tempObject, key string) error {
 	return err
 }
 
-// cannotLink reports whether the filesystem has no hard links. (FAT, some of FUSE.)
-// Renaming then is as good while all writers hold the lock. What is lost is the trace
-// that a writer leaves who is killed between this and the sync of the directory.
+// cannotLink reports whether the filesystem has no hard links (FAT, some of FUSE).
+// Renaming is as good then, while all writers hold the lock. Only the trace of a writer
+// that is killed between this and the sync of the directory is lost.
 func cannotLink(err error) bool {
 	for _, no := range []syscall.Errno{syscall.EPERM, syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.EMLINK} {
 		if errors.Is(err, no) {
@@ -344,13 +347,13 @@ func cannotLink(err error) bool {
 	return false
 }
 
-// makeDirs makes a directory and those above it. settle makes them durable. On
-// return they may be gone again: Delete removes empty ones.
+// makeDirs creates a directory and those above it. syncNames makes them durable. On
+// return they may be gone again, because Delete removes empty ones.
 func (s *Store) makeDirs(dir string) error {
 	err := s.root.MkdirAll(dir, s.mode)
 
-	// The umask is not asked: others who may write to the store must be able to
-	// write to all of it.
+	// Ignore the umask: users who may write to the store must be able to write to
+	// all of it.
 	for ; err == nil && dir != "."; dir = path.Dir(dir) {
 		var st os.FileInfo
 		if st, err = s.root.Lstat(dir); err != nil || st.Mode().Perm() == s.mode {
@@ -358,7 +361,7 @@ func (s *Store) makeDirs(dir string) error {
 		}
 		inherited := st.Mode() & (os.ModeSetgid | os.ModeSticky)
 		if err = s.root.Chmod(dir, s.mode|inherited); errors.Is(err, syscall.EPERM) {
-			err = nil // somebody else has made it
+			err = nil // another user owns it
 		}
 	}
 	if errors.Is(err, syscall.ENOENT) {
@@ -368,14 +371,14 @@ func (s *Store) makeDirs(dir string) error {
 	return err
 }
 
-// syncNames makes the names in a directory durable, and those of the directory and of
-// all above it where that is not known.
+// syncNames makes the names in a directory durable, and those of the directory itself
+// and of all above it, unless they are known to be durable.
 func (s *Store) syncNames(dir string) error {
 	fresh := map[string]identity{}
 	for {
 		id, err := s.syncDir(dir)
 		if errors.Is(err, syscall.ENOENT) {
-			return nil // somebody has deleted the object and its directory already
+			return nil // the object and its directory were already deleted
 		}
 		if err != nil {
 			return err
@@ -405,7 +408,7 @@ func (s *Store) syncNames(dir string) error {
 	return nil
 }
 
-// maxDurable bounds what a store remembers; each session has a directory.
+// maxDurable is the number of directories that a store remembers. Each session has one.
 const maxDurable = 10_000
 
 func (s *Store) syncDir(dir string) (identity, error) {
@@ -439,7 +442,7 @@ func (s *Store) removeObject(ctx context.Context, key string) error {
 	s.refreshNames(path.Dir(key))
 	st, err := s.root.Lstat(key)
 	if err == nil && !st.IsDir() {
-		// Only now anything is written: a store in which nothing is may be read-only.
+		// Write only if there is an object: deleting nothing works on a read-only store.
 		if err := s.removeStaleTemps(ctx); err != nil {
 			return err
 		}
@@ -452,14 +455,14 @@ func (s *Store) removeObject(ctx context.Context, key string) error {
 
 	dir := path.Dir(key)
 
-	// Also if it was absent: who deleted it may have been killed before this.
+	// Even if it was absent: a process that deleted it may have been killed before this.
 	if _, err := s.syncDir(dir); absent(err) {
 		return s.checkStoreExists(deleting, key)
 	} else if err != nil {
 		return err
 	}
 
-	// Directories of sessions would pile up. Those at the top are used again.
+	// Remove empty directories of sessions, but keep those at the top, which are used again.
 	for ; path.Dir(dir) != "."; dir = path.Dir(dir) {
 		if !s.removeDir(dir) {
 			break
@@ -469,8 +472,8 @@ func (s *Store) removeObject(ctx context.Context, key string) error {
 	return nil
 }
 
-// unlinkLocked holds the lock, so that no Put has found the object there and then
-// puts another in place of it.
+// unlinkLocked removes an object under the lock, and so never between the check and the
+// rename of a Put.
 func (s *Store) unlinkLocked(ctx context.Context, key string) error {
 	l, err := s.lockNames(ctx)
 	if err != nil {
@@ -489,7 +492,7 @@ func (s *Store) unlinkLocked(ctx context.Context, key string) error {
 	return err
 }
 
-// removeDir removes a directory if it is empty, and says whether it has.
+// removeDir removes a directory if it is empty, and reports whether it did.
 func (s *Store) removeDir(dir string) bool {
 	above, err := s.root.Open(path.Dir(dir))
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/oauth2"
 )
 
-// refusal is an answer of the server that is no success.
+// refusal is an answer of the server that is not a success.
 type refusal struct {
 	status int
 	reason string // Google's word for it, "" if it gave none
@@ -30,10 +30,10 @@ func (r *refusal) Error() string {
 	return fmt.Sprintf("%s (HTTP %d)", r.text, r.status)
 }
 
-// ofBucket reports whether the bucket is not there, not the object.
+// ofBucket reports whether the refusal is about the bucket, not the object.
 func (r *refusal) ofBucket() bool { return strings.Contains(strings.ToLower(r.text), "bucket") }
 
-// readRefusal reads what the server says. Its downloads refuse with plain text.
+// readRefusal reads an answer that is not a success. Downloads are refused in plain text.
 func readRefusal(answer *http.Response) error {
 	r := &refusal{status: answer.StatusCode}
 	text, err := io.ReadAll(io.LimitReader(answer.Body, 64<<10))
@@ -64,8 +64,8 @@ func readRefusal(answer *http.Response) error {
 	return r
 }
 
-// wrapError makes the error of an operation. ofBucket says that the answer "not found"
-// cannot be about an object.
+// wrapError returns the error of an operation, with a hint. ofBucket says that the answer
+// "not found" cannot be about an object.
 func (s *Store) wrapError(ctx context.Context, op, key string, ofBucket bool, err error) error {
 	if ended := objstore.Ended(ctx, op, key); ended != nil {
 		return ended
@@ -122,7 +122,7 @@ func (s *Store) wrapError(ctx context.Context, op, key string, ofBucket bool, er
 		e.Kind = errs.NoSpace
 		return e
 	case r.status == http.StatusBadRequest && (strings.Contains(r.text, "CRC32C") || strings.Contains(r.text, "crc32c")):
-		return objstore.TransientAnswer(e, objstore.Status(r.status)) // what has arrived there is not what was sent
+		return objstore.TransientAnswer(e, objstore.Status(r.status)) // the data was damaged on its way
 	case web.Temporary(r.status):
 		e.WithHint("retry later: %s is failing or overloaded", s.l.server())
 		return objstore.TransientAnswer(e, objstore.Status(r.status))
@@ -131,7 +131,7 @@ func (s *Store) wrapError(ctx context.Context, op, key string, ofBucket bool, er
 	return e
 }
 
-// tokenError is the error of credentials for which there is no token.
+// tokenError returns the error of credentials for which no token was issued.
 func (s *Store) tokenError(op, key string, token *oauth2.RetrieveError) error {
 	e := &errs.Error{Kind: errs.Permission, Op: op, Ref: key, Err: token}
 	if status := token.Response.StatusCode; web.Temporary(status) {

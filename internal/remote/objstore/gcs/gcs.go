@@ -9,7 +9,7 @@
 // insecure-skip-verify=true trusts any. Credentials are the application default
 // credentials: the file that GOOGLE_APPLICATION_CREDENTIALS names, that of `gcloud auth
 // application-default login`, or the service account of the machine. If
-// STORAGE_EMULATOR_HOST is set, that server is asked, without credentials.
+// STORAGE_EMULATOR_HOST is set, that server is used, without credentials.
 //
 // # What is asked of the server
 //
@@ -71,13 +71,13 @@ var _ objstore.Store = (*Store)(nil)
 
 func (s *Store) String() string { return s.l.text }
 
-// Close is of io.Closer: it closes idle connections.
+// Close implements io.Closer. It closes idle connections.
 func (s *Store) Close() error {
 	s.web.Close()
 	return nil
 }
 
-// resource is what the server says about an object. Its numbers are texts.
+// resource is the server's description of an object. Numbers are strings.
 type resource struct {
 	Name       string `json:"name"`
 	Size       string `json:"size"`
@@ -93,13 +93,12 @@ func (r resource) info(key string) (objstore.Info, error) {
 	return objstore.Info{Key: key, Bytes: size, Version: objstore.Version(r.Generation)}, nil
 }
 
-// objectURL is the URL of an object.
+// objectURL returns the URL of an object.
 func (s *Store) objectURL(key string) string {
 	return s.l.base + "/storage/v1/b/" + s.l.bucket + "/o/" + url.PathEscape(s.l.prefix+key)
 }
 
-// send makes a request and returns its answer if that is a success. The caller closes
-// the body.
+// send makes a request and returns its answer if it succeeded. The caller closes the body.
 func (s *Store) send(
 	ctx context.Context, method, url string, header http.Header, body io.Reader, length int64,
 ) (*http.Response, error) {
@@ -135,7 +134,7 @@ func (s *Store) send(
 	return answer, nil
 }
 
-// decodeJSON reads an answer in JSON.
+// decodeJSON reads and closes an answer in JSON.
 func decodeJSON(answer *http.Response, v any) error {
 	defer answer.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
@@ -148,17 +147,17 @@ func decodeJSON(answer *http.Response, v any) error {
 	return nil
 }
 
-// maxAnswer is far above what a page of a listing has.
+// maxAnswer is far above the size of a page of a listing, in bytes.
 const maxAnswer = 16 << 20
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// crc32cOf is the CRC32C as Google writes it.
+// crc32cOf returns the CRC32C of data in Google's encoding.
 func crc32cOf(data []byte) string {
 	return base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, crc32.Checksum(data, castagnoli)))
 }
 
-// Put is of objstore.Store.
+// Put implements objstore.Store.
 func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
 	const op = "write object"
 	if err := objstore.CheckPut(key, data); err != nil {
@@ -211,7 +210,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 	return info.Version, nil
 }
 
-// Get is of objstore.Store.
+// Get implements objstore.Store.
 func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]byte, objstore.Info, error) {
 	const op = "read object"
 	if err := objstore.CheckGet(key, offset); err != nil {
@@ -246,8 +245,10 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 	return data, info, nil
 }
 
-// readRange reads the answer to a request for bytes.
-func readRange(ctx context.Context, answer *http.Response, key string, offset, length int64) ([]byte, objstore.Info, error) {
+// readRange reads the answer to a request for length bytes from offset.
+func readRange(
+	ctx context.Context, answer *http.Response, key string, offset, length int64,
+) ([]byte, objstore.Info, error) {
 	span, err := web.SpanOf(answer.Header, offset, length)
 	if err != nil {
 		return nil, objstore.Info{}, err
@@ -280,13 +281,13 @@ func readRange(ctx context.Context, answer *http.Response, key string, offset, l
 		Version: objstore.Version(generation)}, nil
 }
 
-// getNothing is the answer to who reads no byte of an object that may be there.
+// getNothing is Get for a range without bytes.
 func (s *Store) getNothing(ctx context.Context, key string) ([]byte, objstore.Info, error) {
 	info, err := s.Stat(ctx, key)
 	return nil, info, err
 }
 
-// Stat is of objstore.Store.
+// Stat implements objstore.Store.
 func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	const op = "find object"
 	if err := objstore.CheckKey(key); err != nil {
@@ -311,7 +312,7 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	return info, nil
 }
 
-// Delete is of objstore.Store.
+// Delete implements objstore.Store.
 func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := objstore.CheckKey(key); err != nil {
 		return err
@@ -331,7 +332,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	return s.wrapError(ctx, "remove object", key, false, err)
 }
 
-// List is of objstore.Store. It asks for a thousand objects at a time.
+// List implements objstore.Store. It asks for a thousand objects at a time.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info, error] {
 	const op = "list objects"
 	return func(yield func(objstore.Info, error) bool) {
@@ -359,7 +360,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 			for _, r := range page.Items {
 				key, ours := strings.CutPrefix(r.Name, s.l.prefix)
 				if ours && (key == "" || strings.HasSuffix(key, "/")) {
-					continue // a "directory" that somebody's program has made
+					continue // a "directory" that another program created
 				}
 
 				info, err := r.info(key)

@@ -22,10 +22,10 @@ import (
 	"golang.org/x/oauth2/google"
 )
 
-// scope is what a token permits: reading and writing of objects.
+// scope is the permission of a token: to read and write objects.
 const scope = "https://www.googleapis.com/auth/devstorage.read_write"
 
-// location is what a URL says.
+// location is a parsed URL.
 type location struct {
 	bucket   string
 	prefix   string // "" or with a slash at the end
@@ -35,15 +35,15 @@ type location struct {
 	text     string // for people
 }
 
-// bucketName also takes names that are domains. It is only there so that nothing else
-// gets into the URLs of requests.
+// bucketName matches bucket names, including domain names. It keeps anything else out of
+// the URLs of requests.
 var bucketName = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$`)
 })
 
-// Open opens the store that u, as above, names. It asks nobody: not even whether the
-// bucket is there. What the URL does not say is looked up in access, under the names of Google's
-// variables. Errors: Invalid for a URL that is none.
+// Open opens the store at u: see the package comment. It makes no request, and does not check
+// that the bucket exists. Settings that are not in the URL come from access, under the names of
+// Google's variables. Invalid: the URL is not valid.
 func Open(ctx context.Context, u *url.URL, access objstore.Access) (objstore.Store, error) {
 	if err := objstore.Ended(ctx, "open remote", web.Name(u)); err != nil {
 		return nil, err
@@ -97,8 +97,8 @@ func parse(u *url.URL, access objstore.Access) (location, error) {
 	return l, err
 }
 
-// authorizedClient is what makes requests. Credentials are looked for at the first one, and
-// again as long as there are none: where there is nothing else, that asks the network
+// authorizedClient returns the client for requests. It looks for credentials at the first
+// request, and again as long as there are none: as a last resort this asks the network
 // whether this is a machine of Google's.
 func (s *Store) authorizedClient(ctx context.Context) (*http.Client, error) {
 	s.mu.Lock()
@@ -109,7 +109,7 @@ func (s *Store) authorizedClient(ctx context.Context) (*http.Client, error) {
 
 	client := &http.Client{Transport: s.web, CheckRedirect: noRedirect}
 	if !s.l.emulator {
-		// Tokens are fetched long after this request, too.
+		// Tokens are also fetched long after this request.
 		ctx := context.WithValue(context.WithoutCancel(ctx), oauth2.HTTPClient,
 			&http.Client{Transport: s.web, Timeout: tokenWait})
 		found, err := findCredentials(ctx, s.access)
@@ -128,8 +128,8 @@ func (s *Store) authorizedClient(ctx context.Context) (*http.Client, error) {
 // keyFile is the setting that names the file of a key.
 const keyFile = "GOOGLE_APPLICATION_CREDENTIALS"
 
-// findCredentials looks where Google's own programs look, if what is ambient may be used; else
-// only in the file that is set.
+// findCredentials looks for credentials where Google's own programs do, if access allows ambient
+// ones, and otherwise only in the key file that is set.
 func findCredentials(ctx context.Context, access objstore.Access) (*google.Credentials, error) {
 	path := access.Get(keyFile)
 	switch {
@@ -144,7 +144,7 @@ func findCredentials(ctx context.Context, access objstore.Access) (*google.Crede
 		return nil, err
 	}
 
-	// Other kinds name programs and addresses that the library would ask.
+	// Refuse other types of keys: they name programs and addresses that the library would use.
 	var kind struct {
 		Type google.CredentialsType `json:"type"`
 	}
@@ -162,10 +162,10 @@ func findCredentials(ctx context.Context, access objstore.Access) (*google.Crede
 // tokenWait is how long fetching a token may take.
 const tokenWait = 30 * time.Second
 
-// noRedirect: no answer of this API is one, and tokens must not go elsewhere.
+// noRedirect refuses redirects: this API has none, and tokens must not be sent to other servers.
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
-// server is what a person knows the server by.
+// server returns the name of the server for people.
 func (l location) server() string {
 	_, host, _ := strings.Cut(l.base, "://")
 	return cmp.Or(host, l.base)

@@ -14,8 +14,8 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// roleWait is how long a host is asked for credentials of a role that it may not
-// have: where nothing answers, this is a host that has none.
+// roleWait is how long to wait for credentials of a role of this host. A host without
+// a role does not answer.
 const roleWait = 3 * time.Second
 
 // chain finds credentials where the programs of Amazon look for them, in this order:
@@ -26,9 +26,9 @@ const roleWait = 3 * time.Second
 //     that of AWS_PROFILE, or "default";
 //   - the role of a container, of a web identity, or of the machine (EC2).
 //
-// A profile of the URL is the only place that is looked at. The library's own chain
-// goes on when one of these fails, and ends without credentials: then people are told
-// that the bucket is not theirs, when in truth a name in a file is wrong.
+// If the URL names a profile, only that is used. The library's own chain continues when
+// one of these places fails, and ends without credentials: then the error would say
+// that access to the bucket is denied, although a name in a file is wrong.
 type chain struct {
 	profile string // of the URL, or ""
 	access  objstore.Access
@@ -40,12 +40,14 @@ func newCredentials(profile string, access objstore.Access) *credentials.Credent
 	return credentials.New(&chain{profile: profile, access: access})
 }
 
-// RetrieveWithCredContext is of credentials.Provider. The library calls it with a
+// RetrieveWithCredContext implements credentials.Provider. The library calls it with a
 // lock held, and again when the credentials have expired.
 func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credentials.Value, error) {
 	const op = "find credentials"
 	c.source = nil
 	profile := c.profile
+
+	// Settings come first, unless the URL names a profile.
 	if profile == "" {
 		v := credentials.Value{
 			AccessKeyID:     cmp.Or(c.access.Get("AWS_ACCESS_KEY_ID"), c.access.Get("AWS_ACCESS_KEY")),
@@ -72,6 +74,7 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 			WithHint("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: files and roles are not used here")
 	}
 
+	// Then the section of a file, or the program that it names.
 	var file credentials.Provider = &credentials.FileAWSCredentials{Profile: cmp.Or(profile, "default")}
 	if p := newProcess(c.access.Get, cmp.Or(profile, "default")); p != nil {
 		file = p
@@ -83,7 +86,7 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 		return v, nil
 	}
 
-	if profile != "" { // somebody wants this one
+	if profile != "" { // requested explicitly
 		if err == nil {
 			err = errors.New("the profile has no credentials")
 		}
@@ -91,6 +94,7 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 			WithHint("check this section of ~/.aws/credentials and ~/.aws/config")
 	}
 
+	// Then a role. A file without credentials is not an error.
 	fileErr := err
 	if os.IsNotExist(fileErr) || noSection(fileErr) {
 		fileErr = nil
@@ -136,15 +140,15 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 			"do so for the user that pando runs as")
 }
 
-// Retrieve is of credentials.Provider.
+// Retrieve implements credentials.Provider.
 func (c *chain) Retrieve() (credentials.Value, error) {
 	return c.RetrieveWithCredContext(&credentials.CredContext{})
 }
 
-// IsExpired is of credentials.Provider.
+// IsExpired implements credentials.Provider.
 func (c *chain) IsExpired() bool { return c.source == nil || c.source.IsExpired() }
 
-// hasRole reports whether it is set that there is a role to ask for.
+// hasRole reports whether a setting names a role.
 func (c *chain) hasRole() bool {
 	for _, name := range []string{"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 		"AWS_WEB_IDENTITY_TOKEN_FILE"} {
@@ -155,7 +159,7 @@ func (c *chain) hasRole() bool {
 	return false
 }
 
-// noSection is an error of a file that has no section of the name "default".
+// noSection reports whether err says that a file has no section "default".
 func noSection(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "does not exist")
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/minio/minio-go/v7"
 )
 
-// conflictError says that the condition of a Put does not hold.
+// conflictError returns the error of a Put whose condition does not hold.
 func (s *Store) conflictError(op, key string) error {
 	return errs.New(errs.Conflict, op, key, "another process or host changed it first")
 }
@@ -23,8 +23,8 @@ func (s *Store) noETagError(op, key string) error {
 		WithHint("use another store: conditional writes need ETags")
 }
 
-// wrapError makes the error of an operation of what the library returned. key is the
-// object, or the prefix of a listing.
+// wrapError turns an error of the library into that of an operation, with a hint. key is
+// the object, or the prefix of a listing.
 func (s *Store) wrapError(ctx context.Context, op, key string, err error) error {
 	if ended := objstore.Ended(ctx, op, key); ended != nil {
 		return ended
@@ -54,7 +54,7 @@ func (s *Store) wrapError(ctx context.Context, op, key string, err error) error 
 	case minio.PreconditionFailed:
 		return s.conflictError(op, key)
 	case "ConditionalRequestConflict", "OperationAborted", minio.Conflict:
-		// Another request for this object is under way: nobody knows who wins.
+		// Another request for this object is under way, and either may win.
 		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
 	case "RequestTimeTooSkewed", "RequestExpired":
 		e.Kind = errs.Permission
@@ -125,7 +125,7 @@ func (s *Store) wrapError(ctx context.Context, op, key string, err error) error 
 	return e
 }
 
-// serverWords is what a server has said, in one line.
+// serverWords returns the server's error in one line.
 func serverWords(a minio.ErrorResponse) string {
 	text := a.Error()
 	switch {

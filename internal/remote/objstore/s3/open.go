@@ -15,13 +15,13 @@ import (
 	"github.com/minio/minio-go/v7/pkg/s3utils"
 )
 
-// Amazon's own server, and the region that it begins with.
+// Amazon's own server, and the region to begin with.
 const (
 	amazonHost    = "s3.amazonaws.com"
 	defaultRegion = "us-east-1"
 )
 
-// location is what a URL says.
+// location is a parsed URL.
 type location struct {
 	bucket  string
 	prefix  string // "" or with a slash at the end
@@ -36,9 +36,9 @@ type location struct {
 
 func (l location) String() string { return l.text }
 
-// Open opens the store that u, as above, names. It asks nobody: not even whether the
-// bucket is there. What the URL does not say is looked up in access, under the names of Amazon's
-// variables. Errors: Invalid for a URL that is none.
+// Open opens the store at u: see the package comment. It makes no request, and does not check
+// that the bucket exists. Settings that are not in the URL come from access, under the names of
+// Amazon's variables. Invalid: the URL is not valid.
 func Open(ctx context.Context, u *url.URL, access objstore.Access) (objstore.Store, error) {
 	if err := objstore.Ended(ctx, "open remote", web.Name(u)); err != nil {
 		return nil, err
@@ -90,7 +90,8 @@ func parse(u *url.URL, access objstore.Access) (location, error) {
 	return l, err
 }
 
-// endpointOf is the server that is set for Amazon's own programs, and the name of that setting; "": theirs.
+// endpointOf returns the endpoint that is set for Amazon's own programs, and the name of that setting, or "" if none
+// is.
 func endpointOf(access objstore.Access) (text, name string) {
 	if strings.EqualFold(access.Get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"), "true") {
 		return "", ""
@@ -103,7 +104,7 @@ func endpointOf(access objstore.Access) (text, name string) {
 	return "", ""
 }
 
-// setParameter takes a parameter of a URL.
+// setParameter sets a parameter of a URL.
 func (l *location) setParameter(name, value string) (known bool, wrong string) {
 	switch name {
 	case "endpoint":

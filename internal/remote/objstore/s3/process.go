@@ -17,14 +17,14 @@ import (
 )
 
 // process gets credentials from the program that a section of ~/.aws/config or ~/.aws/credentials names with
-// credential_process, as Amazon's own programs do: by a shell, so that quotes count, and arguments need not be there,
-// which the library takes for an error.
+// credential_process. Like Amazon's own programs it runs the program in a shell, so that quotes work and arguments are
+// optional; the library refuses a program without arguments.
 type process struct {
 	credentials.Expiry
 	command string
 }
 
-// newProcess is the process of a profile; nil: it has none, or keys that go before it.
+// newProcess returns the process of a profile, or nil if the profile has none, or has keys, which take precedence.
 func newProcess(get func(string) string, profile string) *process {
 	home := get("HOME")
 	merged := map[string]string{}
@@ -34,7 +34,7 @@ func newProcess(get func(string) string, profile string) *process {
 	} {
 		file, err := ini.LoadSources(ini.LoadOptions{SkipUnrecognizableLines: true}, f.path)
 		if err != nil {
-			continue // the library says what is wrong with it
+			continue // the library reports what is wrong with it
 		}
 		section := f.section
 		if profile == "default" && !file.HasSection(section) {
@@ -58,7 +58,7 @@ func newProcess(get func(string) string, profile string) *process {
 	return nil
 }
 
-// RetrieveWithCredContext is of credentials.Provider.
+// RetrieveWithCredContext implements credentials.Provider.
 func (p *process) RetrieveWithCredContext(cc *credentials.CredContext) (credentials.Value, error) {
 	ctx := cc.Context
 	if ctx == nil {
@@ -83,7 +83,7 @@ func (p *process) RetrieveWithCredContext(cc *credentials.CredContext) (credenti
 		Expiration                                 time.Time
 	}
 
-	// What it printed may be secret: it is not repeated.
+	// The output may be secret: errors must not contain it.
 	if err := json.Unmarshal(out, &got); err != nil {
 		return credentials.Value{}, errors.New("its credential_process did not print credentials as JSON")
 	}
@@ -105,7 +105,7 @@ func (p *process) RetrieveWithCredContext(cc *credentials.CredContext) (credenti
 	}, nil
 }
 
-// Retrieve is of credentials.Provider.
+// Retrieve implements credentials.Provider.
 func (p *process) Retrieve() (credentials.Value, error) {
 	return p.RetrieveWithCredContext(&credentials.CredContext{})
 }

@@ -5,11 +5,11 @@
 //
 //	s3://BUCKET/PREFIX?endpoint=https://HOST:PORT&region=REGION
 //
-// Without endpoint it is that of AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, or Amazon's. Without region it is found by
-// asking. Further parameters: profile=NAME is the section of the files of credentials; path-style=true|false says
-// whether the bucket is in the path of requests or in the name of the host, if the usual way for this server is
-// wrong; ca-file=FILE has certificates to trust besides those of the system; insecure-skip-verify=true trusts any.
-// Credentials are never in the URL: see credentials.go.
+// The default endpoint is AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or Amazon's. Without a region, the server is asked.
+// Further parameters: profile=NAME is the section of the credentials files; path-style=true|false says whether the
+// bucket is in the path of requests or in the host name, if the default for this server is wrong; ca-file=FILE has
+// certificates to trust besides those of the system; insecure-skip-verify=true trusts any. Credentials are never in the
+// URL: see credentials.go.
 //
 // # What is asked of the server
 //
@@ -21,9 +21,9 @@
 //
 // # Trying again
 //
-// This package tries once, and turns off what the library under it would do: its
-// second attempt at a conditional PUT whose first answer was lost gets 412, and
-// nobody would know that the object is there as wanted. See objstore.Retry.
+// This package tries each request once, and disables the retries of its library: the
+// second attempt at a conditional PUT whose first answer was lost gets 412, and the
+// caller would not know that the object was written. See objstore.Retry.
 package s3
 
 import (
@@ -55,31 +55,31 @@ type Store struct {
 	mu     sync.Mutex
 	client *minio.Core // for region
 	region string
-	sure   bool // a person has said it, or the server
+	sure   bool // the region was given, or the server named it
 }
 
 var _ objstore.Store = (*Store)(nil)
 
 func (s *Store) String() string { return s.l.String() }
 
-// Close is of io.Closer: it closes idle connections.
+// Close implements io.Closer. It closes idle connections.
 func (s *Store) Close() error {
 	s.web.Close()
 	return nil
 }
 
-// The library pauses after a failed attempt, by chance up to this long, also if it
-// was the only one.
+// The library pauses after a failed attempt, at random up to this long, even after the
+// only one.
 func init() { minio.DefaultRetryUnit = 0 }
 
-// currentClient is the client for the region as far as it is known.
+// currentClient returns the client, and the region it is for.
 func (s *Store) currentClient() (*minio.Core, string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.client, s.region
 }
 
-// connect makes the client for a region. s.mu is held, or nobody knows s yet.
+// connect creates the client for a region. The caller holds s.mu, or has just created s.
 func (s *Store) connect(region string) error {
 	c, err := minio.NewCore(s.l.host, &minio.Options{
 		Creds:        s.creds,
@@ -97,8 +97,8 @@ func (s *Store) connect(region string) error {
 	return nil
 }
 
-// followRegion goes on in the region that the server has named. It reports whether that is
-// another one than used.
+// followRegion switches to the region that the server named in its answer. It reports whether
+// the client is now for another region than used.
 func (s *Store) followRegion(used string, answer minio.ErrorResponse) bool {
 	wrongRegion := answer.Code == "AuthorizationHeaderMalformed" || answer.Code == "InvalidRegion" ||
 		answer.Code == "PermanentRedirect" || answer.Code == "TemporaryRedirect" ||
@@ -111,10 +111,10 @@ func (s *Store) followRegion(used string, answer minio.ErrorResponse) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.region != used {
-		return true // somebody was faster
+		return true // another request was faster
 	}
 	if s.sure {
-		return false // it was given, or this would go round in circles
+		return false // the region was given, or the server keeps naming others
 	}
 	if s.connect(answer.Region) != nil {
 		return false
@@ -124,8 +124,8 @@ func (s *Store) followRegion(used string, answer minio.ErrorResponse) bool {
 	return true
 }
 
-// withRegion makes a request, again if it was refused for having gone to a wrong region: then
-// it had no effect. Its error is that of the library.
+// withRegion makes a request, and repeats it if the server refused it because of a wrong region:
+// then it had no effect. It returns the error of the library.
 func (s *Store) withRegion(request func(*minio.Core) error) error {
 	for {
 		c, region := s.currentClient()
@@ -137,7 +137,7 @@ func (s *Store) withRegion(request func(*minio.Core) error) error {
 	}
 }
 
-// Put is of objstore.Store.
+// Put implements objstore.Store.
 func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
 	const op = "write object"
 	if err := objstore.CheckPut(key, data); err != nil {
@@ -145,7 +145,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 	}
 
 	sum := sha256.Sum256(data)
-	options := minio.PutObjectOptions{DisableContentSha256: true} // not by pieces: it is known
+	options := minio.PutObjectOptions{DisableContentSha256: true} // the hash of the whole body is given
 	switch {
 	case c.Absent():
 		options.SetMatchETagExcept("*")
@@ -175,7 +175,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 	return objstore.Version(info.ETag), nil
 }
 
-// Get is of objstore.Store.
+// Get implements objstore.Store.
 func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]byte, objstore.Info, error) {
 	const op = "read object"
 	if err := objstore.CheckGet(key, offset); err != nil {
@@ -234,13 +234,13 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 	return data, info, nil
 }
 
-// getNothing is the answer to who reads no byte of an object that may be there.
+// getNothing is Get for a range without bytes.
 func (s *Store) getNothing(ctx context.Context, key string) ([]byte, objstore.Info, error) {
 	info, err := s.Stat(ctx, key)
 	return nil, info, err
 }
 
-// Stat is of objstore.Store.
+// Stat implements objstore.Store.
 func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	const op = "find object"
 	if err := objstore.CheckKey(key); err != nil {
@@ -262,7 +262,7 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	return objstore.Info{Key: key, Bytes: stat.Size, Version: objstore.Version(stat.ETag)}, nil
 }
 
-// Delete is of objstore.Store.
+// Delete implements objstore.Store.
 func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := objstore.CheckKey(key); err != nil {
 		return err
@@ -273,7 +273,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	})
 	var answer minio.ErrorResponse
 	if errors.As(err, &answer) && (answer.Code == minio.NoSuchKey || answer.StatusCode == http.StatusOK) {
-		return nil // some servers say so where Amazon says 204
+		return nil // the answer of some servers where Amazon's is 204
 	}
 	if err != nil {
 		return s.wrapError(ctx, "remove object", key, err)
@@ -282,7 +282,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	return nil
 }
 
-// List is of objstore.Store. It asks for a thousand objects at a time.
+// List implements objstore.Store. It asks for a thousand objects at a time.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info, error] {
 	const op = "list objects"
 	return func(yield func(objstore.Info, error) bool) {
@@ -304,7 +304,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 					return fmt.Errorf("the server lists %q, which was not requested", o.Key)
 				}
 				if key == "" || strings.HasSuffix(key, "/") {
-					continue // a "directory" that somebody's program has made
+					continue // a "directory" that another program created
 				}
 
 				// A prune relies on complete listings.
@@ -319,7 +319,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 				}
 			}
 
-			return ctx.Err() // of which the library says nothing
+			return ctx.Err() // the library does not report it
 		})
 		if err != nil && !stopped {
 			yield(objstore.Info{}, s.wrapError(ctx, op, prefix, err))

@@ -8,27 +8,27 @@ import (
 	"pando/internal/base/errs"
 )
 
-// Scheme is how the URLs of one kind of store are written.
+// Scheme describes the URLs of one kind of store.
 type Scheme struct {
 	Name        string // before the "://"
-	Of          string // what it stands for, for people
-	Write       string // hint: how such a URL is written
-	Credentials string // hint: where they belong
+	Of          string // the kind of store, for people
+	Write       string // hint: how to write such a URL
+	Credentials string // hint: where to put credentials
 	Bucket      func(name string) error
-	// Set takes a parameter. known: there is one of this name; wrong: what is wrong
+	// Set sets a parameter. known: there is one with this name; wrong: what is wrong
 	// with its value.
 	Set func(name, value string) (known bool, wrong string)
 }
 
-// Location is what every URL of a bucket says.
+// Location is the part of a bucket's URL that all kinds of stores share.
 type Location struct {
 	Bucket string
 	Prefix string // "" or with a slash at the end
-	Text   string // the URL as it is shown
+	Text   string // the URL for people
 }
 
-// Parse reads SCHEME://BUCKET/PREFIX?PARAMETERS. Invalid, without repeating what may
-// be a secret.
+// Parse parses SCHEME://BUCKET/PREFIX?PARAMETERS. Errors are of kind Invalid, and do not
+// contain parts of the URL that may be secret.
 func (s Scheme) Parse(u *url.URL) (Location, error) {
 	invalid := func(hint, format string, args ...any) (Location, error) {
 		return Location{}, errs.New(errs.Invalid, "open remote", Name(u), format, args...).WithHint("%s", hint)
@@ -82,9 +82,8 @@ func (s Scheme) Parse(u *url.URL) (Location, error) {
 // maxPrefix is in bytes. With a key it stays below the 1,024 that buckets permit.
 const maxPrefix = 256
 
-// Prefix is the beginning of all names in a bucket that the path of a URL stands
-// for: "" or words, with a slash at the end. The second result is what is wrong with
-// the path, "" if nothing.
+// Prefix returns the prefix of keys in a bucket for the path of a URL: "" or words, with
+// a slash at the end. wrong says what is wrong with the path, and is "" if nothing is.
 func Prefix(path string) (prefix, wrong string) {
 	path = strings.Trim(path, "/")
 	if path == "" {
@@ -108,7 +107,7 @@ func Prefix(path string) (prefix, wrong string) {
 	return path + "/", ""
 }
 
-// Name is what a URL is called that may be wrong: without what could be a secret.
+// Name returns a URL, which may be invalid, without the parts that could be secret.
 func Name(u *url.URL) string {
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Range is the value of a Range header for length bytes from offset, "" for the
-// whole object. length < 0: to the end. It must not be 0, which no header can say.
+// Range returns the value of a Range header for length bytes from offset, or "" for the
+// whole object. length < 0: to the end. It must not be 0, which a header cannot express.
 func Range(offset, length int64) string {
 	switch {
 	case length >= 0:
@@ -19,16 +19,16 @@ func Range(offset, length int64) string {
 	return ""
 }
 
-// Span is what an answer with the bytes of an object has of it.
+// Span is the part of an object that an answer contains.
 type Span struct {
 	Offset int64 // of the first byte
 	Length int64 // bytes that follow; -1 if it does not say how many
 	Total  int64 // bytes of the whole object; -1 likewise
 }
 
-// SpanOf reads it from the headers of an answer to a request for length bytes from
-// offset; a server may also ignore the range and send all. An answer that is none
-// to this request is an error.
+// SpanOf returns the span of an answer to a request for length bytes from offset, from
+// its headers. A server may ignore the range and send the whole object. Headers that do
+// not fit the request are an error.
 func SpanOf(h http.Header, offset, length int64) (Span, error) {
 	bytes := int64(-1)
 	if v := h.Get("Content-Length"); v != "" {
@@ -66,7 +66,7 @@ func SpanOf(h http.Header, offset, length int64) (Span, error) {
 	return Span{Offset: a, Length: want, Total: n}, nil
 }
 
-// Cut is the asked part of data, which begins at s.Offset of the object.
+// Cut returns the requested part of data, which begins at s.Offset of the object.
 func (s Span) Cut(data []byte, offset, length int64) []byte {
 	from := min(max(offset-s.Offset, 0), int64(len(data)))
 	data = data[from:]

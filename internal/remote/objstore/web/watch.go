@@ -12,11 +12,12 @@ import (
 	"time"
 )
 
-// watched is a connection that ends when there is no progress, or too little. Both directions count as one: who waits
-// for an answer while the request is still being sent is not late.
+// watched is a connection that ends when it makes no progress, or too little. Both directions count together: the
+// answer is not late while the request is still being sent.
 //
-// No byte for stall ends it. So does less than floor in twice that, of the time in which this side waits for the other:
-// pauses that this side makes in sending (a limited rate) do not count, and neither does the time between requests.
+// The connection ends when no byte moves for stall, or when less than floor bytes move in twice that time. Only time in
+// which this side waits for the other counts: pauses of this side in sending (a limited rate) do not, and neither does
+// the time between requests.
 type watched struct {
 	net.Conn
 	stall time.Duration
@@ -36,17 +37,17 @@ func watchConn(c net.Conn, stall time.Duration, floor int64) net.Conn {
 	return w
 }
 
-// tooSlow is why a connection ends on which something moves, but next to nothing.
+// tooSlow is the error of a connection that ends because it makes too little progress.
 type tooSlow struct{ err error }
 
 func (s *tooSlow) Error() string { return "the connection is too slow" }
 func (s *tooSlow) Unwrap() error { return s.err }
 func (s *tooSlow) Timeout() bool { return true }
 
-// window is in which time of waiting floor must move.
+// window returns the time of waiting in which floor bytes must move.
 func (w *watched) window() time.Duration { return 2 * w.stall }
 
-// beginRequest is the beginning of a request.
+// beginRequest resets the clocks at the beginning of a request.
 func (w *watched) beginRequest() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -54,7 +55,7 @@ func (w *watched) beginRequest() {
 	w.extendDeadline()
 }
 
-// countWait counts the time since the last one, if this side has waited for the other in it; the caller holds mu.
+// countWait adds the time since the last call if this side has waited for the other. The caller holds mu.
 func (w *watched) countWait() {
 	now := time.Now()
 	if w.waiting > 0 && w.paused == 0 {
@@ -63,7 +64,7 @@ func (w *watched) countWait() {
 	w.since = now
 }
 
-// extendDeadline moves the end away. It also does so for a Read that waits already. The caller holds mu.
+// extendDeadline postpones the end of the connection, even for a Read that is already waiting. The caller holds mu.
 func (w *watched) extendDeadline() {
 	left := w.stall
 	if w.paused == 0 {
@@ -75,7 +76,7 @@ func (w *watched) extendDeadline() {
 func (w *watched) Read(b []byte) (int, error)  { return w.transfer(w.Conn.Read, b, false) }
 func (w *watched) Write(b []byte) (int, error) { return w.transfer(w.Conn.Write, b, true) }
 
-// transfer moves bytes, and counts them and the time that it takes. fresh: the connection may have been idle.
+// transfer calls Read or Write, and counts the bytes and the time. fresh: the connection may have been idle.
 func (w *watched) transfer(call func([]byte) (int, error), b []byte, fresh bool) (int, error) {
 	w.mu.Lock()
 	w.countWait()
@@ -106,7 +107,7 @@ func (w *watched) transfer(call func([]byte) (int, error), b []byte, fresh bool)
 	return n, err
 }
 
-// setPaused says that this side gets ready what it will send, or, with -1, that it has done so.
+// setPaused says that this side begins to prepare data to send, or, with -1, that it has finished.
 func (w *watched) setPaused(n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -115,7 +116,7 @@ func (w *watched) setPaused(n int) {
 	w.extendDeadline()
 }
 
-// watchRequest is a request that tells its connection when it begins, and when its body is waited for.
+// watchRequest returns a request that tells its connection when it begins, and when it waits for its own body.
 func watchRequest(r *http.Request) *http.Request {
 	var mu sync.Mutex
 	var conn *watched

@@ -1,6 +1,6 @@
-// Package web is how the stores that are reached by HTTP reach their servers: with
-// time-outs that follow progress, so that no transfer hangs and none is cut off for
-// being long, and with errors that say what a person can do.
+// Package web is the HTTP client of the stores that need one. Its timeouts depend on
+// progress, so that no transfer hangs and none is cut off for being long, and its errors
+// say what a person can do.
 package web
 
 import (
@@ -25,17 +25,18 @@ import (
 	"pando/internal/remote/objstore"
 )
 
-// Stall is how long a connection may be without any progress, in either direction.
+// Stall is how long a connection may make no progress, in either direction.
 const Stall = 60 * time.Second
 
-// Floor is how many bytes must move on a connection in two times [Stall] of waiting for the server, so that none that
-// sends a byte now and then holds a request for days. It lets lines pass of 300 bytes a second for each connection.
+// Floor is the number of bytes that a connection must transfer in twice [Stall] of waiting for the server, so that a
+// server that sends a byte now and then cannot hold a request for days. It allows lines of 300 bytes per second and
+// connection.
 const Floor = 32 << 10
 
 // dialWait is how long a host may take to accept a connection: enough for three packets to be lost.
 const dialWait = 8 * time.Second
 
-// Options of a Client. The zero value is good.
+// Options of a Client. The zero value has useful defaults.
 type Options struct {
 	InsecureSkipVerify bool                                  // takes any certificate
 	CAFile             string                                // certificates (PEM) to trust besides those of the system
@@ -44,8 +45,8 @@ type Options struct {
 	Proxy              func(*http.Request) (*url.URL, error) // nil: none
 }
 
-// Set takes a parameter of a remote's URL. known is false if it is none of these;
-// wrong says what is wrong with the value.
+// Set sets an option from a parameter of a remote's URL. known is false if there is no
+// such option; wrong says what is wrong with the value.
 func (o *Options) Set(name, value string) (known bool, wrong string) {
 	var err error
 	switch name {
@@ -64,8 +65,8 @@ func (o *Options) Set(name, value string) (known bool, wrong string) {
 	return true, ""
 }
 
-// Endpoint takes the URL of a server, of a scheme and a host only. wrong says what is
-// wrong with it.
+// Endpoint parses the URL of a server, which consists of a scheme and a host only. wrong
+// says what is wrong with it.
 func Endpoint(text string) (host string, secure bool, wrong string) {
 	e, err := url.Parse(text)
 	switch {
@@ -94,13 +95,13 @@ func BaseURL(host string, secure bool) string {
 
 // Client is an http.RoundTripper over HTTP/1.1: many connections are faster than one
 // that all transfers share. It may be used by several goroutines at once. It never
-// sends a request a second time of which the server could have seen anything.
+// repeats a request of which the server may have seen any part.
 type Client struct {
 	t    *http.Transport
 	skew atomic.Int64 // how far this host's clock is ahead of the server's, in nanoseconds
 }
 
-// New makes a Client. Errors: Invalid for a file of certificates that has none.
+// New returns a Client. Invalid: the file of certificates contains none.
 func New(o Options) (*Client, error) {
 	if o.Stall <= 0 {
 		o.Stall = Stall
@@ -146,11 +147,11 @@ func New(o Options) (*Client, error) {
 	}}, nil
 }
 
-// RoundTrip is of http.RoundTripper.
+// RoundTrip implements http.RoundTripper.
 func (c *Client) RoundTrip(r *http.Request) (*http.Response, error) {
 	answer, err := c.t.RoundTrip(watchRequest(r))
 	if err != nil {
-		// Some libraries replace errors whose text has "EOF" in it by a text.
+		// Some libraries replace errors whose text contains "EOF" by their own text.
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			err = &closedConn{err}
 		}
@@ -164,11 +165,10 @@ func (c *Client) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, nil
 }
 
-// Close closes the connections that nothing uses at the moment. The Client can
-// still be used.
+// Close closes idle connections. The Client can still be used.
 func (c *Client) Close() { c.t.CloseIdleConnections() }
 
-// ClockHint is what to do about a clock that the server does not agree with.
+// ClockHint returns a hint for a clock that differs from the server's.
 func (c *Client) ClockHint() string {
 	hint := "set the clock of this host: signatures are valid for a few minutes only"
 	skew := time.Duration(c.skew.Load()).Round(time.Second)
@@ -187,9 +187,9 @@ type closedConn struct{ err error }
 func (c *closedConn) Error() string { return "the server closed the connection" }
 func (c *closedConn) Unwrap() error { return c.err }
 
-// Error makes an error of what a request or the reading of its answer has failed
-// with, when there was no answer that says it. Most such errors are temporary.
-// server is what a person knows the server by.
+// Error turns the error of a request, or of reading its answer, into an *errs.Error.
+// It is for errors without an answer of the server. Most of them are temporary. server
+// is the name of the server for people.
 func Error(ctx context.Context, op, ref, server string, err error) error {
 	if ended := objstore.Ended(ctx, op, ref); ended != nil {
 		return ended
@@ -225,7 +225,7 @@ func Error(ctx context.Context, op, ref, server string, err error) error {
 	return objstore.TransientAnswer(e, answerOf(err))
 }
 
-// answerOf puts an error without an answer into a few words.
+// answerOf describes an error without an answer in a few words.
 func answerOf(err error) objstore.Answer {
 	var op *net.OpError
 	var dns *net.DNSError
@@ -247,7 +247,7 @@ func answerOf(err error) objstore.Answer {
 	return objstore.Answer{Words: "connection broke off"}
 }
 
-// withoutURL leaves out the URL of a request, which is long and not for people.
+// withoutURL removes the URL of the request from an error: it is long, and not for people.
 func withoutURL(err error) error {
 	var u *url.Error
 	if errors.As(err, &u) {
@@ -256,8 +256,8 @@ func withoutURL(err error) error {
 	return err
 }
 
-// Temporary reports whether a server that has answered with a status may answer
-// with another one the next time.
+// Temporary reports whether a server that answered with a status may succeed the next
+// time.
 func Temporary(status int) bool {
 	switch status {
 	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests,
@@ -270,9 +270,9 @@ func Temporary(status int) bool {
 	return status >= 500
 }
 
-// ReadBody reads what a server sends of an object of which it wants to send length
-// bytes, -1 if it did not say how many, as fast as ctx permits. An answer that ends
-// before is an error.
+// ReadBody reads the bytes of an object from an answer, at the pace that ctx allows. The
+// server has announced length bytes; -1: it did not say how many. An answer that ends
+// early is an error.
 func ReadBody(ctx context.Context, body io.Reader, length int64) ([]byte, error) {
 	if length > objstore.MaxObjectBytes {
 		return nil, errs.New(errs.Damaged, "", "", "it has %d bytes, but objects of a repository have at most %d", length,
