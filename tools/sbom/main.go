@@ -79,7 +79,10 @@ func read(file, version string) (*program, error) {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	digest := sha256.Sum256(content)
-	p := &program{name: info.Main.Path, version: version, arch: setting(info, "GOARCH"), sha256: hex.EncodeToString(digest[:])}
+	p := &program{
+		name: info.Main.Path, version: version,
+		arch: setting(info, "GOARCH"), sha256: hex.EncodeToString(digest[:]),
+	}
 
 	dirs, err := sources()
 	if err != nil {
@@ -200,7 +203,10 @@ func (p *program) cycloneDX() []byte {
 	needs := dependency{Ref: self.Ref}
 	for _, m := range p.modules {
 		purl := "pkg:golang/" + m.path + "@" + strings.ReplaceAll(m.version, "+", "%2B")
-		c := component{Type: "library", Ref: purl, Name: m.path, Version: m.version, Licences: choices(m.licences), PURL: purl}
+		c := component{
+			Type: "library", Ref: purl, Name: m.path, Version: m.version,
+			Licences: choices(m.licences), PURL: purl,
+		}
 		if m.sum != "" {
 			c.Properties = []property{{"go:sum", m.sum}}
 		}

@@ -89,7 +89,8 @@ func TestCycloneDX(t *testing.T) {
 	}
 	const purl = "pkg:golang/example.org/<a>@v2.0.0%2Bincompatible"
 	c := b.Components[1]
-	if c.PURL != purl || len(c.Licences) != 2 || c.Licences[1].Licence.ID != "Apache-2.0" || c.Properties[0].Value != "h1:x=" {
+	if c.PURL != purl || len(c.Licences) != 2 || c.Licences[1].Licence.ID != "Apache-2.0" ||
+		c.Properties[0].Value != "h1:x=" {
 		t.Errorf("%+v", c)
 	}
 	if d := b.Dependencies[0]; d.Ref != b.Metadata.Component.Ref || !slices.Contains(d.DependsOn, purl) {
