@@ -86,37 +86,13 @@ func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d de
 		}
 	}
 
+	// Fetch the content.
 	var info engine.Info
+	task := "pulling " + h.Name + "@" + pt.Name
 	if m.Content.Chained() {
-		total := int64(0)
-		for _, f := range m.Stream {
-			total += int64(f.Plain)
-		}
-		p.Tracker.Start("pulling "+h.Name+"@"+pt.Name, 0, total)
-		s := openFrameStream(ctx, p.repo, m.Stream, &p.read, &p.written, p.Tracker)
-		defer s.Close()
-		q.Stream, q.Tree = s, m.Content == repo.Tree
-		if q.Tree {
-			q.NeedBytes = total
-		}
-		info, err = p.e.Receive(ctx, q)
+		info, err = p.receiveStream(ctx, q, &m, task)
 	} else {
-		x := &restore{repo: p.repo, base: base, now: &m, tracker: p.Tracker}
-		q.NeedBytes = p.estimateBytes(ctx, base, &m)
-		total := int64(0)
-		if base == nil {
-			total = m.Logical
-		}
-
-		q.Image = func(ctx context.Context, t engine.Target) error {
-			p.Tracker.Start("pulling "+h.Name+"@"+pt.Name, 0, total)
-			x.to = t
-			return x.restoreImage(ctx)
-		}
-
-		info, err = p.e.Receive(ctx, q)
-		p.read.Add(x.read.Load())
-		p.written.Add(x.written.Load())
+		info, err = p.receiveImage(ctx, q, base, &m, task)
 	}
 	if err != nil {
 		return engine.Info{}, err
@@ -131,6 +107,50 @@ func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d de
 	}
 
 	return info, nil
+}
+
+// receiveStream receives the stream of a manifest. task is the label of its progress.
+func (p *puller) receiveStream(
+	ctx context.Context, q engine.ReceiveRequest, m *repo.Manifest, task string,
+) (engine.Info, error) {
+	total := int64(0)
+	for _, f := range m.Stream {
+		total += int64(f.Plain)
+	}
+
+	p.Tracker.Start(task, 0, total)
+	s := openFrameStream(ctx, p.repo, m.Stream, &p.read, &p.written, p.Tracker)
+	defer s.Close()
+
+	q.Stream, q.Tree = s, m.Content == repo.Tree
+	if q.Tree {
+		q.NeedBytes = total
+	}
+	return p.e.Receive(ctx, q)
+}
+
+// receiveImage receives the image of a manifest, as the difference from base unless that is nil. task is the label of
+// its progress.
+func (p *puller) receiveImage(
+	ctx context.Context, q engine.ReceiveRequest, base, m *repo.Manifest, task string,
+) (engine.Info, error) {
+	x := &restore{repo: p.repo, base: base, now: m, tracker: p.Tracker}
+	q.NeedBytes = p.estimateBytes(ctx, base, m)
+	total := int64(0)
+	if base == nil {
+		total = m.Logical
+	}
+
+	q.Image = func(ctx context.Context, t engine.Target) error {
+		p.Tracker.Start(task, 0, total)
+		x.to = t
+		return x.restoreImage(ctx)
+	}
+
+	info, err := p.e.Receive(ctx, q)
+	p.read.Add(x.read.Load())
+	p.written.Add(x.written.Load())
+	return info, err
 }
 
 // noteKey adds a note if the user has to load a key before what was pulled raw can be mounted.
@@ -189,36 +209,63 @@ func (p *puller) chooseBase(
 		return m, id, nil // the same point, under another name
 	}
 
-	// try keeps a candidate if it shares more than the best one so far.
-	var best *repo.Manifest
-	var object driver.ObjectID
-	most := int64(0)
-	try := func(id repo.ID) {
-		o, ok := p.links[id]
-		if !ok {
-			return
-		}
-
-		// A base is only an optimization: skip one whose map cannot be read.
-		b, err := p.repo.Manifest(ctx, id)
-		if err != nil || !p.canClone(ctx, o, &b, m) {
-			return
-		}
-
-		if n, err := p.estimateShared(ctx, &b, m); err == nil && n > most {
-			best, object, most = &b, o, n
-		}
-	}
-
-	// Try the neighbours in the same head, and the origin.
-	earlier, later := repo.ID{}, repo.ID{}
-	around, err := p.nearbyPoints(ctx, h, pt)
-	if err != nil {
+	s := &baseSearch{p: p, m: m}
+	if err := s.searchLocal(ctx, h, pt); err != nil {
 		return nil, "", err
 	}
 
+	if pt.OriginID.IsZero() || ctx.Err() != nil {
+		return s.best, s.object, ctx.Err()
+	}
+
+	if _, here := p.links[pt.OriginID]; !here && !p.NoOrigin {
+		if err := s.searchOrigin(ctx, pt, depth); err != nil {
+			return nil, "", err
+		}
+	}
+
+	return s.best, s.object, nil
+}
+
+// baseSearch finds the point that shares most data with a manifest.
+type baseSearch struct {
+	p *puller
+	m *repo.Manifest
+
+	best   *repo.Manifest // so far; nil: none
+	object driver.ObjectID
+	shared int64 // bytes that best shares with m
+}
+
+// tryBase keeps a local point as the best one if it shares more than the best one so far. A base is only an
+// optimization, so tryBase skips a point whose map cannot be read.
+func (s *baseSearch) tryBase(ctx context.Context, id repo.ID) {
+	o, ok := s.p.links[id]
+	if !ok {
+		return
+	}
+
+	b, err := s.p.repo.Manifest(ctx, id)
+	if err != nil || !s.p.canClone(ctx, o, &b, s.m) {
+		return
+	}
+
+	if n, err := s.p.estimateShared(ctx, &b, s.m); err == nil && n > s.shared {
+		s.best, s.object, s.shared = &b, o, n
+	}
+}
+
+// searchLocal tries the points that are here and may share data with pt.
+func (s *baseSearch) searchLocal(ctx context.Context, h repo.Head, pt repo.Point) error {
+	// Try the neighbours in the same head, and the origin.
+	earlier, later := repo.ID{}, repo.ID{}
+	around, err := s.p.nearbyPoints(ctx, h, pt)
+	if err != nil {
+		return err
+	}
+
 	for _, x := range around {
-		_, here := p.links[x.Manifest]
+		_, here := s.p.links[x.Manifest]
 		switch {
 		case here && x.Seq < pt.Seq:
 			earlier = x.Manifest
@@ -227,66 +274,66 @@ func (p *puller) chooseBase(
 		}
 	}
 
-	try(earlier)
-	try(later)
-	try(pt.OriginID)
+	s.tryBase(ctx, earlier)
+	s.tryBase(ctx, later)
+	s.tryBase(ctx, pt.OriginID)
 
 	// Try points of other local volumes, which may share more.
-	enough := storedBytes(m) - storedBytes(m)/16
-	for _, id := range p.otherBases(m, earlier, later, pt.OriginID) {
-		if most >= enough || ctx.Err() != nil {
+	enough := storedBytes(s.m) - storedBytes(s.m)/16
+	for _, id := range s.p.otherBases(s.m, earlier, later, pt.OriginID) {
+		if s.shared >= enough || ctx.Err() != nil {
 			break
 		}
-		try(id)
+		s.tryBase(ctx, id)
 	}
 
-	if pt.OriginID.IsZero() || ctx.Err() != nil {
-		return best, object, ctx.Err()
-	}
+	return nil
+}
 
-	if _, here := p.links[pt.OriginID]; here || p.NoOrigin {
-		return best, object, nil
-	}
-
-	// The origin is not here: find it on the remote.
+// searchOrigin finds the origin of pt on the remote, and restores and tries it if it shares more than the best local
+// point, and not next to nothing.
+func (s *baseSearch) searchOrigin(ctx context.Context, pt repo.Point, depth int) error {
+	// Find the origin; perhaps it is here without a link.
+	p := s.p
 	oh, opt, err := p.findOrigin(ctx, pt)
 	if err != nil || opt.Manifest.IsZero() {
-		return best, object, err
+		return err
 	}
 
 	if err := p.linkKnownObjects(ctx, oh, opt); err != nil {
-		return nil, "", err
+		return err
 	}
 
 	if _, here := p.links[pt.OriginID]; here {
-		try(pt.OriginID)
-		return best, object, nil
+		s.tryBase(ctx, pt.OriginID)
+		return nil
 	}
 
-	// Restore the origin only if it shares more than the best local point, and not next to nothing.
+	// Find out how much it shares.
 	o, err := p.repo.Manifest(ctx, opt.Manifest)
+	if isUnreadable(err) {
+		p.addNote("cannot read %s, which it was cloned from: their common data is not shared in this pool", pt.OriginRef)
+		return nil
+	}
 	if err != nil {
-		if isUnreadable(err) {
-			p.addNote("cannot read %s, which it was cloned from: their common data is not shared in this pool", pt.OriginRef)
-			return best, object, nil
-		}
-		return nil, "", err
+		return err
 	}
 
-	n, err := p.estimateShared(ctx, &o, m)
+	n, err := p.estimateShared(ctx, &o, s.m)
 	if err != nil {
-		return nil, "", err
+		return err
 	}
-	if o.Content != repo.Block || o.SizeBytes > m.SizeBytes || n <= most || n < storedBytes(m)/16 {
-		return best, object, nil
+	if o.Content != repo.Block || o.SizeBytes > s.m.SizeBytes || n <= s.shared || n < storedBytes(s.m)/16 {
+		return nil
 	}
 
+	// Restore it.
 	if err := p.restoreOrigin(ctx, oh, opt, depth+1); err != nil {
-		return nil, "", err
+		return err
 	}
 
-	try(pt.OriginID)
-	return best, object, nil
+	s.tryBase(ctx, pt.OriginID)
+	return nil
 }
 
 // nearbyPoints returns the points of a head that may share data with a point: the recent ones, and those in the point's

@@ -252,8 +252,18 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 	}
 
 	// Push that generation.
+	if unread[r.Name] {
+		return base{}, nil
+	}
+	return x.pushGolden(ctx, golden)
+}
+
+// pushGolden pushes the generation that the volume descends from to the head golden, and returns it as a base. The
+// result has no head if the generation cannot be pushed.
+func (x *pointPush) pushGolden(ctx context.Context, golden headState) (base, error) {
+	p, pt := x.p, x.pt
 	gp, err := p.e.PointByID(ctx, pt.BaseID)
-	if errs.Is(err, errs.NotFound) || unread[r.Name] {
+	if errs.Is(err, errs.NotFound) {
 		return base{}, nil
 	}
 	if err != nil {
@@ -269,7 +279,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 		return base{}, err
 	}
 
-	b, _, err = p.findInHead(ctx, golden, l, pt.BaseID, content)
+	b, _, err := p.findInHead(ctx, golden, x.links, pt.BaseID, x.content.contentKind())
 	return b, err
 }
 

@@ -281,9 +281,9 @@ func (r *imageReader) passRegion(ctx context.Context, b *batcher, from, to int64
 	region := uint32(from / r.unit)
 	known := r.baseHasRegion(region)
 	before := b.n
-	var pieces []repo.Piece
+	var pieces []repo.Piece // of base, from the first that the next range may share
 	loaded := !known
-	i, at := 0, from // everything before at is passed on
+	at := from // everything before at is passed on
 	for {
 		g, ok, err := r.takeRange(at, to)
 		if err != nil {
@@ -314,49 +314,8 @@ func (r *imageReader) passRegion(ctx context.Context, b *batcher, from, to int64
 			loaded = true
 		}
 
-		// Go through the range piece by piece.
-		for a := g.Offset; a < g.End(); a = at {
-			for i < len(pieces) && pieces[i].End() <= a {
-				i++ // nothing of it is data now, or it is unchanged
-			}
-
-			if i == len(pieces) || pieces[i].Offset >= g.End() {
-				at = g.End()
-				if err := r.readData(ctx, b, a, at); err != nil {
-					return err
-				}
-				continue
-			}
-
-			// Compare the piece with the image, and pass it on as data or as what is already stored.
-			p := pieces[i]
-			same := false
-			if r.canCompare(p, g, at, to) {
-				if same, err = r.isSame(p); err != nil {
-					return err
-				}
-			}
-
-			if !same {
-				at = min(p.End(), g.End())
-				if err := r.readData(ctx, b, a, at); err != nil {
-					return err
-				}
-				continue
-			}
-
-			if p.Offset > a {
-				if err := r.readData(ctx, b, a, p.Offset); err != nil {
-					return err
-				}
-			}
-
-			if err := b.addPlaced(ctx, p); err != nil {
-				return err
-			}
-
-			r.tracker.Add(0, p.Length)
-			at = max(p.End(), a)
+		if pieces, at, err = r.passData(ctx, b, g, pieces, at, to); err != nil {
+			return err
 		}
 	}
 
@@ -365,6 +324,62 @@ func (r *imageReader) passRegion(ctx context.Context, b *batcher, from, to int64
 	}
 
 	return nil
+}
+
+// passData passes on the range g, which has data: the pieces of base that are unchanged as they are stored, and the
+// rest as data. Everything before at is passed on, and the region ends at to. passData returns the remaining pieces and
+// the new at.
+func (r *imageReader) passData(
+	ctx context.Context, b *batcher, g engine.Range, pieces []repo.Piece, at, to int64,
+) ([]repo.Piece, int64, error) {
+	for a := g.Offset; a < g.End(); a = at {
+		for len(pieces) > 0 && pieces[0].End() <= a {
+			pieces = pieces[1:] // nothing of it is data now, or it is unchanged
+		}
+
+		// Behind the last piece, everything is data.
+		if len(pieces) == 0 || pieces[0].Offset >= g.End() {
+			at = g.End()
+			if err := r.readData(ctx, b, a, at); err != nil {
+				return nil, 0, err
+			}
+			continue
+		}
+
+		// Compare the piece with the image.
+		p := pieces[0]
+		same := false
+		if r.canCompare(p, g, at, to) {
+			var err error
+			if same, err = r.isSame(p); err != nil {
+				return nil, 0, err
+			}
+		}
+
+		if !same {
+			at = min(p.End(), g.End())
+			if err := r.readData(ctx, b, a, at); err != nil {
+				return nil, 0, err
+			}
+			continue
+		}
+
+		// Pass on the data before the piece, and the piece.
+		if p.Offset > a {
+			if err := r.readData(ctx, b, a, p.Offset); err != nil {
+				return nil, 0, err
+			}
+		}
+
+		if err := b.addPlaced(ctx, p); err != nil {
+			return nil, 0, err
+		}
+
+		r.tracker.Add(0, p.Length)
+		at = max(p.End(), a)
+	}
+
+	return pieces, at, nil
 }
 
 // loadPieces reads the pieces that base has in a region.

@@ -297,17 +297,10 @@ func (r *Remote) openOrCreate(
 			err = addSlots(ctx, rp, AddRequest{Recipients: q.Recipients})
 		}
 	default:
-		if err := checkEmpty(ctx, store, q.Name); err != nil {
-			return nil, false, false, err
+		if rp, needed, err = r.createRepo(ctx, store, q, label); rp == nil {
+			return nil, false, needed, err
 		}
-		if err := objstore.Probe(ctx, store); err != nil {
-			return nil, false, false, err
-		}
-		if rp, err = repo.Create(ctx, store, repo.NewSlot{Label: label, Recipient: r.Recipient}); err != nil {
-			return nil, false, errs.KindOf(err) != errs.Exists && errs.KindOf(err) != errs.Invalid, err
-		}
-		created, needed = true, true
-		err = addSlots(ctx, rp, q)
+		created = true
 	}
 	if err != nil {
 		rp.Close()
@@ -316,6 +309,28 @@ func (r *Remote) openOrCreate(
 
 	rp.OwnStore()
 	return rp, created, needed, nil
+}
+
+// createRepo creates a repository in an empty store, with this host's key and the other keys of the request. needed
+// reports, even with an error, that a repository may have this host's key now. With an error, rp may be a repository to
+// close.
+func (r *Remote) createRepo(
+	ctx context.Context, store objstore.Store, q AddRequest, label string,
+) (rp *repo.Repo, needed bool, err error) {
+	if err := checkEmpty(ctx, store, q.Name); err != nil {
+		return nil, false, err
+	}
+
+	if err := objstore.Probe(ctx, store); err != nil {
+		return nil, false, err
+	}
+
+	rp, err = repo.Create(ctx, store, repo.NewSlot{Label: label, Recipient: r.Recipient})
+	if err != nil {
+		return nil, errs.KindOf(err) != errs.Exists && errs.KindOf(err) != errs.Invalid, err
+	}
+
+	return rp, true, addSlots(ctx, rp, q)
 }
 
 // refusal returns the error for a request that Add must refuse, or nil. err is the result of opening the repository
