@@ -48,7 +48,7 @@ func newPagePrefetcher(ctx context.Context, r *repo.Repo, nodes readNodes, m *re
 }
 
 // reserveRegion bounds how many regions the reader may get before they are dropped. At the bound it calls full, which
-// passes on what the droppers still need, and then waits for a drop.
+// passes on what the callers of dropRegion still need, and then waits for a drop.
 func (a *pagePrefetcher) reserveRegion(ctx context.Context, region uint32, full func() error) error {
 	a.mu.Lock()
 	r := a.known[region]

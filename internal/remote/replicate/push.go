@@ -262,13 +262,13 @@ func (x *pointPush) finishIfThere(ctx context.Context) (bool, error) {
 	}
 
 	// Prepare to push it again if data is missing, or if the request says so.
-	gone, err := x.p.findLost(ctx, at.Manifest)
+	missing, err := x.p.findLost(ctx, at.Manifest)
 	if err != nil {
 		return false, err
 	}
 
-	if gone.any() || x.p.q.Full || x.p.needsOtherForm(at) {
-		x.lostSegments = len(gone.segments)
+	if missing.any() || x.p.q.Full || x.p.needsOtherForm(at) {
+		x.lostSegments = len(missing.segments)
 		return false, x.p.preparePushAgain(ctx, x, at)
 	}
 
@@ -488,8 +488,8 @@ func (x *pointPush) endUnchanged(ctx context.Context) error {
 // whether to try again in another way, or which error the push returns.
 func (x *pointPush) endAttempt(ctx context.Context, err error) (retry bool, _ error) {
 	ended, unchanged := errors.Is(err, errEnded), errors.Is(err, engine.ErrUnchanged)
-	gone, damaged := errors.Is(err, errBaseGone), errors.Is(err, errBaseDamaged)
-	stale := x.resume != nil && (gone || damaged || errors.Is(err, errStale))
+	removed, damaged := errors.Is(err, errBaseGone), errors.Is(err, errBaseDamaged)
+	stale := x.resume != nil && (removed || damaged || errors.Is(err, errStale))
 
 	// End the session, or leave it to be resumed.
 	switch l := x.lease; {
@@ -498,7 +498,7 @@ func (x *pointPush) endAttempt(ctx context.Context, err error) (retry bool, _ er
 		if err := l.endSession(ctx); err != nil {
 			return false, err
 		}
-	case ended, (stale || gone || damaged || isPermanent(err)) && !(x.wroteManifest && !x.p.mayEndSession(ctx, x.name)):
+	case ended, (stale || removed || damaged || isPermanent(err)) && !(x.wroteManifest && !x.p.mayEndSession(ctx, x.name)):
 		_ = l.endSession(ctx) // if this fails, a later prune ends it
 	default:
 		l.abandon()
@@ -516,7 +516,7 @@ func (x *pointPush) endAttempt(ctx context.Context, err error) (retry bool, _ er
 	case damaged:
 		x.damaged = true
 		x.note = x.base.ref() + " on the remote is damaged: its missing data was sent again"
-	case gone:
+	case removed:
 		if err := x.refreshBase(ctx); err != nil {
 			return false, err
 		}

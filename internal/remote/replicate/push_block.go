@@ -31,7 +31,7 @@ func (c *imageContent) contentKind() repo.Content { return repo.Block }
 func (c *imageContent) openContent(ctx context.Context) (unchanged bool, err error) {
 	c.img, err = c.p.e.OpenImage(ctx, engine.ReadRequest{Point: c.pt.ID, Base: c.base.object})
 	if errs.Is(err, errs.NotFound) && c.base.object != "" {
-		if _, gone := c.p.e.PointByID(ctx, c.base.object); errs.Is(gone, errs.NotFound) {
+		if _, perr := c.p.e.PointByID(ctx, c.base.object); errs.Is(perr, errs.NotFound) {
 			return false, errBaseGone
 		}
 	}
@@ -221,9 +221,9 @@ func (x *pointPush) usePlannedBase(ctx context.Context) error {
 	}
 
 	// Check that the base and the uploaded segments are there.
-	if gone, err := p.findLost(ctx, pl.Manifest); err != nil {
+	if missing, err := p.findLost(ctx, pl.Manifest); err != nil {
 		return err
-	} else if gone.any() {
+	} else if missing.any() {
 		return errStale
 	}
 

@@ -95,7 +95,7 @@ func (p *pusher) listSegments(ctx context.Context) error {
 
 // addMissing adds the segments that a manifest needs and that are neither in the list nor were written since.
 func (p *pusher) addMissing(ctx context.Context, m *repo.Manifest, to map[repo.Segment]bool) error {
-	gone := map[repo.Segment]bool{}
+	missing := map[repo.Segment]bool{}
 	needs := func(m *repo.Manifest, to map[repo.Segment]bool) { missingSegments(m, p.sizes, to) }
 	if m.Version == 2 && m.Content == repo.Block {
 		frames, err := p.sampleFrames(ctx, m)
@@ -106,14 +106,14 @@ func (p *pusher) addMissing(ctx context.Context, m *repo.Manifest, to map[repo.S
 	}
 
 	// Find what the list does not have.
-	needs(m, gone)
-	if len(gone) == 0 {
+	needs(m, missing)
+	if len(missing) == 0 {
 		return nil
 	}
 
 	// Ask for each, as it may have been written since.
 	var mu sync.Mutex
-	err := eachOf(ctx, slices.Collect(maps.Keys(gone)), func(ctx context.Context, s repo.Segment) error {
+	err := eachOf(ctx, slices.Collect(maps.Keys(missing)), func(ctx context.Context, s repo.Segment) error {
 		state, err := p.repo.StatSegment(ctx, s)
 		if errs.Is(err, errs.NotFound) {
 			return nil
@@ -277,20 +277,20 @@ func (p *pusher) intactBase(ctx context.Context, x *pointPush, b base) (base, er
 		return b, nil
 	}
 
-	gone, err := p.findLost(ctx, b.point.Manifest)
+	missing, err := p.findLost(ctx, b.point.Manifest)
 	switch {
 	case err != nil:
 		return b, err
-	case gone.manifest && b.point.Content.Chained(): // a difference from it could not be read
+	case missing.manifest && b.point.Content.Chained(): // a difference from it could not be read
 		x.note = "cannot read " + b.ref() + " on the remote: it was not used as a base"
 		return base{}, nil
-	case gone.manifest: // or the point was just removed, and there may be another base
+	case missing.manifest: // or the point was just removed, and there may be another base
 		b.newest = false // so that the volume does not count as unchanged
 		return b, nil
-	case gone.any():
+	case missing.any():
 		x.note = b.ref() + " on the remote is damaged: its missing data was sent again"
-		b.object, b.newest, b.lost = "", false, gone.segments
-		x.lostSegments = max(x.lostSegments, len(gone.segments))
+		b.object, b.newest, b.lost = "", false, missing.segments
+		x.lostSegments = max(x.lostSegments, len(missing.segments))
 	}
 
 	return b, nil
@@ -339,7 +339,7 @@ func (w *headWriter) replacePoint(
 
 // skipLostSegments makes the prefetcher leave out pieces in lost segments and parts of the map that cannot be read. It
 // is for a map that is only compared with.
-func (a *pagePrefetcher) skipLostSegments(gone map[repo.Segment]bool) {
+func (a *pagePrefetcher) skipLostSegments(lostSegments map[repo.Segment]bool) {
 	read := a.readPieces
 	a.readPieces = func(ctx context.Context, region uint32) ([]repo.Piece, error) {
 		pieces, err := read(ctx, region)
@@ -348,7 +348,7 @@ func (a *pagePrefetcher) skipLostSegments(gone map[repo.Segment]bool) {
 		}
 		var left []repo.Piece
 		for _, x := range pieces {
-			if !gone[x.Frame.Segment] {
+			if !lostSegments[x.Frame.Segment] {
 				left = append(left, x)
 			}
 		}
