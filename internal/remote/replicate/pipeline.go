@@ -111,11 +111,14 @@ const toldSizes = 128
 func (s *stats) listUses(root repo.NodeRef, was []repo.Use) []repo.Use {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
+	// List the uploaded segments.
 	out := make([]repo.Use, 0, len(s.sizes)+1)
 	for seg, n := range s.sizes {
 		out = append(out, repo.Use{Segment: seg, Size: n})
 	}
 
+	// Add the base's segments, and the root's if it is not among them.
 	older, rooted := 0, root.IsZero() || s.sizes[root.Frame.Segment] != 0
 	for _, u := range was {
 		if s.sizes[u.Segment] == 0 && u.Size != 0 && older < toldSizes {

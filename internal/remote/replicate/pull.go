@@ -226,6 +226,7 @@ func (p *puller) linkKnownObjects(ctx context.Context, h repo.Head, pt repo.Poin
 			continue
 		}
 
+		// Find the object by its ID, or by what identifies the point.
 		o, err := p.e.PointByID(ctx, driver.ObjectID(x.Source))
 		switch {
 		case errs.Is(err, errs.NotFound) || errs.Is(err, errs.Invalid):
@@ -239,6 +240,7 @@ func (p *puller) linkKnownObjects(ctx context.Context, h repo.Head, pt repo.Poin
 			return err
 		}
 
+		// Remember it.
 		if o.ID == "" {
 			continue
 		}

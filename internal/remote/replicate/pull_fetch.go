@@ -105,6 +105,7 @@ func (x *restore) planFetches(ctx context.Context, send func(fetchBatch) error) 
 	}
 
 	err := x.eachChangedPart(ctx, func(m part) error {
+		// Write zeros, and add data to the window.
 		for _, l := range changedLayers(m.old, m.now) {
 			if l.Piece == nil {
 				if err := x.to.Zero(l.Offset, l.Length); err != nil {
@@ -120,6 +121,7 @@ func (x *restore) planFetches(ctx context.Context, send func(fetchBatch) error) 
 			bytes += l.Length
 		}
 
+		// Send the window when it is full.
 		if len(window) >= windowPlacements || bytes >= windowBytes {
 			return flush()
 		}
@@ -249,6 +251,7 @@ func (x *restore) readPages(ctx context.Context, regions []uint32) ([]part, erro
 				continue
 			}
 
+			// Read the page. The base's may be unreadable.
 			g.Go(func() error {
 				pieces, err := readRegion(ctx, x.repo, m, region)
 				if m == x.base && m != x.now && isUnreadable(err) {

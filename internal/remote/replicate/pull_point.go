@@ -451,6 +451,7 @@ func (p *puller) chooseDest(ctx context.Context, h repo.Head, pt repo.Point) (de
 			name = fmt.Sprintf("%s.%s-%d", h.Name, p.remote, i)
 		}
 
+		// Check that the name is valid, and not the one that the pull needs itself.
 		free, err := ref.ParseName(opPull, name)
 		if err != nil || i > 1000 {
 			return dest{}, errs.New(errs.Exists, opPull, h.Name, "found no free name for the origin of the volume").
@@ -461,6 +462,7 @@ func (p *puller) chooseDest(ctx context.Context, h repo.Head, pt repo.Point) (de
 			continue // reserved for the requested volume
 		}
 
+		// Use it if it is free, or if what has the name comes from the same head.
 		l, err := p.localPoints(ctx, free)
 		switch {
 		case err != nil:

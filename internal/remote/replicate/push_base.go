@@ -79,6 +79,7 @@ func (p *pusher) newestKnown(ctx context.Context, h headState, l links, content 
 		linked = func(repo.PointPage) bool { return false }
 	}
 
+	// Return the first point whose object exists.
 	for x, err := range newestFirst(ctx, p.repo, h.Head, linked, nil) {
 		if err != nil {
 			return base{}, false, err

@@ -119,6 +119,7 @@ func (c *imageContent) storeSegments(ctx context.Context) error {
 
 // readBase reads the manifest of the base, and prepares to read its map. Errors: errBaseGone, Damaged.
 func (c *imageContent) readBase(ctx context.Context) (nodes *repo.NodeCache, err error) {
+	// Read the manifest, unless the check of the base has read it.
 	p, r := c.p, c.reader
 	switch id := c.base.point.Manifest; {
 	case p.base != nil && p.base.ID == id:
@@ -133,6 +134,7 @@ func (c *imageContent) readBase(ctx context.Context) (nodes *repo.NodeCache, err
 		return nil, err
 	}
 
+	// Prepare to read its map.
 	if nodes = p.nodes; nodes == nil {
 		nodes = p.repo.NewNodeCache(cachedNodes)
 	}

@@ -45,6 +45,7 @@ func (p *pusher) findLost(ctx context.Context, id repo.ID) (lost, error) {
 		return out, nil
 	}
 
+	// Check the manifest, and for a stream those that it is the difference from.
 	for depth := 0; !id.IsZero() && depth <= maxChain; depth++ {
 		m, err := p.repo.Manifest(ctx, id)
 		if isUnreadable(err) {

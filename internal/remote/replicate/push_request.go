@@ -98,6 +98,7 @@ func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pu
 
 	defer p.repo.Close()
 
+	// Push each target, until the remote does not answer any more.
 	var failed []error
 	for i, t := range targets {
 		err := p.pushTarget(ctx, t)
@@ -201,6 +202,7 @@ func (p *pusher) findTargets(ctx context.Context) ([]target, error) {
 		return p.allTargets(ctx)
 	}
 
+	// A reference that is Invalid as a point is a volume.
 	var out []target
 	for _, r := range q.Refs {
 		t := target{ref: r}

@@ -74,6 +74,7 @@ func parseURL(raw string) (*url.URL, error) {
 			WithHint("set credentials in the environment or in the configuration files of the store's own tools")
 	}
 
+	// Check each part of the URL.
 	switch {
 	case u.Scheme == "":
 		return nil, bad("the URL has no scheme")
