@@ -1,5 +1,5 @@
-// Package durable writes small files, and names, so that a power loss does not take
-// them away.
+// Package durable writes small files and directory entries so that they survive a power
+// loss.
 package durable
 
 import (
@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteFile makes a file of mode 0600 with this content, or replaces it: after a crash
-// it is the old or the new one. Durable on return. If root replaces somebody's file, it
-// stays theirs. Beside it there may be a PATH.new, which the next call removes. One call
-// at a time for one path.
+// WriteFile creates or replaces a file of mode 0600: after a crash it has either the old
+// or the new content. Durable on return. If root replaces a file of another user, the
+// owner stays the same. An interrupted call may leave PATH.new, which the next call
+// removes. Only one call at a time may run for a path.
 func WriteFile(path string, b []byte) error {
 	fresh := path + ".new"
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -30,6 +30,7 @@ func WriteFile(path string, b []byte) error {
 		return err
 	}
 
+	// Write the new content beside the file.
 	if old, serr := os.Lstat(path); serr == nil {
 		err = KeepOwner(f, old)
 	}
@@ -43,20 +44,22 @@ func WriteFile(path string, b []byte) error {
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
+
+	// Replace the file.
 	if err == nil {
 		err = os.Rename(fresh, path)
 	}
 	if err != nil {
-		_ = os.Remove(fresh) // of no use, and maybe what the disk is full of
+		_ = os.Remove(fresh) // useless, and the disk may be full
 		return err
 	}
 
 	return SyncDir(filepath.Dir(path))
 }
 
-// KeepOwner gives a file that root has just made to the owner of what it replaces, or of
-// the directory that it is in: else whoever owns that could not read it any more. Of
-// anybody else's files the owner stays.
+// KeepOwner changes the owner of a file that root has just created to the owner of like,
+// the file that it replaces or its directory, who could not read it otherwise. It does
+// nothing if the caller is not root.
 func KeepOwner(f *os.File, like fs.FileInfo) error {
 	st, ok := like.Sys().(*syscall.Stat_t)
 	if !ok || os.Geteuid() != 0 || st.Uid == 0 {
@@ -65,7 +68,7 @@ func KeepOwner(f *os.File, like fs.FileInfo) error {
 	return f.Chown(int(st.Uid), int(st.Gid))
 }
 
-// SyncDir makes the names in a directory durable.
+// SyncDir makes the entries of a directory durable.
 func SyncDir(path string) error {
 	d, err := os.Open(path)
 	if err != nil {
@@ -78,8 +81,8 @@ func SyncDir(path string) error {
 	return err
 }
 
-// SyncFS writes out all that the filesystem of a file or directory has in memory, and
-// makes it durable. It reports errors that other programs' writes have met, too.
+// SyncFS writes out and makes durable everything that the filesystem of a file or
+// directory has in memory. It also reports errors of other programs' writes.
 func SyncFS(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -110,13 +113,13 @@ type fiemapHead struct {
 	_                     uint32
 }
 
-// WriteOut waits until the content of f is part of what the filesystem commits next, with
-// the names that were made before. It commits nothing itself.
+// WriteOut waits until the content of f is part of the next commit of the filesystem,
+// with the directory entries created before. It commits nothing itself.
 func WriteOut(f *os.File) error {
 	defer runtime.KeepAlive(f)
 
-	// To be able to say where the content lies, the filesystem must have put it there:
-	// btrfs waits until its trees know (btrfs_fiemap in the kernel's fs/btrfs/fiemap.c).
+	// To report where the content is, the filesystem must have written it: btrfs waits until
+	// its trees contain it (btrfs_fiemap in the kernel's fs/btrfs/fiemap.c).
 	head := fiemapHead{length: 1<<64 - 1, flags: fiemapFlagSync}
 	_, _, e := unix.Syscall(unix.SYS_IOCTL, f.Fd(), fsIocFiemap, uintptr(unsafe.Pointer(&head)))
 	switch e {

@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Address names the content of an image by where it lies: files of one filesystem (an
-// XFS or btrfs) with the same address at one moment had the same bytes at that moment.
-// It is "" if that cannot be told: if some of it has no address of its own, is not
-// written yet, or the file lies elsewhere. Dirty data is written first.
+// Address identifies the content of an image by the place of its blocks: files of one
+// filesystem (XFS or btrfs) with the same address at the same moment had the same bytes at
+// that moment. It is "" if that cannot be guaranteed: if some of the data has no stable
+// address or is not written yet, or on other filesystems. Address writes dirty data first.
 //
-// A write gives the blocks that files share a new address in the file that it changes.
-// So an address keeps its content as long as a file that nobody writes to has it, and two
-// files that still have the same address have it from a time when they were the same:
-// reading a map in several steps, while somebody writes, cannot make two maps alike.
+// A write to shared blocks gives the written file new blocks. So the content at an address
+// stays the same as long as a file that nobody writes to has it, and two files with the
+// same address have had it since they were identical: reading a map in several steps,
+// while a program writes, cannot make two maps equal.
 func Address(f *os.File) (string, error) {
 	size, _, err := bothSizes(f, f)
 	if err != nil {
@@ -35,7 +35,7 @@ func Address(f *os.File) (string, error) {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%d %t\n", size, realtime)
 	write := func(x Extent) { fmt.Fprintf(sum, "%d %d %d\n", x.Logical, x.Physical, x.Length) }
-	var last Extent // neighbours are one: where the kernel splits them differs
+	var last Extent // neighbours are joined, because the kernel may split them anywhere
 	known := true
 	err = Scan(f, true, func(x Extent) error {
 		if x.Flags&^(Last|Shared|merged) != 0 {
@@ -58,7 +58,7 @@ func Address(f *os.File) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// merged says that the filesystem has put pieces together that are no extent of its own.
+// merged means that the filesystem has joined pieces that are not one extent.
 const merged Flags = 0x1000
 
 func isXFS(f *os.File) bool {

@@ -13,26 +13,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BlockBytes is what ranges are rounded to: they begin at a multiple of it, and
-// end at one or at the end of the file.
+// BlockBytes is the unit of ranges: they begin at a multiple of it, and end at one or at
+// the end of the file.
 const BlockBytes = 4096
 
 // Range is a range of a file, in bytes.
 type Range struct {
 	Offset int64
 	Length int64
-	Zero   bool // all of it reads as zero: a hole, or allocated and never written
+	Zero   bool // the whole range reads as zero: a hole, or allocated and never written
 }
 
-// End is the first offset behind the range.
+// End returns the first offset after the range.
 func (r Range) End() int64 { return r.Offset + r.Length }
 
-// noAddress are the flags of extents whose address says nothing of their content.
+// noAddress are the flags of extents whose address does not identify their content.
 const noAddress = Unknown | Delalloc | Encoded | NotAligned | Inline | Tail
 
-// Filesystems whose addresses name content: one address space for all files, and
-// what has an address keeps it while it is some file's. Others have maps too, but
-// with addresses on devices that are not named (bcachefs), or share nothing (ext4).
+// Filesystems whose addresses identify content: one address space for all files, and
+// data keeps its address while any file refers to it. Others have maps as well, but with
+// addresses on unnamed devices (bcachefs), or without sharing (ext4).
 const (
 	xfsMagic     = 0x58465342
 	btrfsMagic   = 0x9123683e
@@ -40,21 +40,21 @@ const (
 	flagRealtime = 0x1        // FS_XFLAG_REALTIME
 )
 
-// Compare yields, in order, the ranges of b that may differ from the same bytes of
-// a, judged by where the blocks of both lie; no data is read. What is in none of
-// them is the same in both, where a file that is shorter counts as continued with
-// zeros. Neighbours are joined, unless only one of them is Zero.
+// Compare yields, in order, the ranges of b that may differ from the same bytes of a,
+// judged by the place of their blocks, without reading data. Bytes outside of these ranges
+// are the same in both; the shorter file counts as continued with zeros. Neighbours are
+// joined, unless only one of them is Zero.
 //
-// Both must be regular files on one XFS or btrfs, which nobody writes to or removes
-// as long as the comparison runs: addresses are used again once they are free.
-// Dirty data is written first. Where the filesystem splits an extent, and whether it
-// shares it, does not count; a hole is the same as what was allocated and never
-// written. What has no address that can be trusted (inline, compressed, not yet
-// allocated) differs, and so does what was moved: ranges are never too few.
+// Both must be regular files on the same XFS or btrfs, and nobody may write to or remove
+// them while the comparison runs, because freed addresses are reused. Dirty data is
+// written first. It does not matter where the filesystem splits extents, or whether it
+// shares them; a hole equals space that was allocated and never written. Data without a
+// reliable address (inline, compressed, not yet allocated) counts as different, and so
+// does data that was moved: no difference is ever missed.
 //
-// Its cost is that of reading both maps; its memory is constant. An error ends the
-// sequence: EOPNOTSUPP, before any range, if files on such a filesystem cannot be
-// compared in this way, EXDEV if they are on different ones, ctx's end.
+// The cost is that of reading both maps; the memory is constant. An error ends the
+// sequence: EOPNOTSUPP, before any range, if the filesystem does not support this
+// comparison, EXDEV if the files are on different filesystems, or the error of ctx.
 func Compare(ctx context.Context, a, b *os.File) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		j := &joiner{yield: yield}
@@ -64,8 +64,8 @@ func Compare(ctx context.Context, a, b *os.File) iter.Seq2[Range, error] {
 	}
 }
 
-// Comparable reports whether Compare can compare two files: nil, or the error that it
-// would begin with.
+// Comparable returns nil if Compare can compare the two files, or the error that it would
+// begin with.
 func Comparable(a, b *os.File) error {
 	_, _, err := bothSizes(a, b)
 	return err
@@ -80,8 +80,8 @@ func compare(ctx context.Context, a, b *os.File, j *joiner) error {
 	j.size = sizeB
 	x, y := cursor{p: newPager(a, true)}, cursor{p: newPager(b, true)}
 
-	// Behind the end of a are zeros. In the block in which it ends that is no
-	// promise of the filesystem's, so it differs if b goes on.
+	// After the end of a are zeros. For the rest of its last block the filesystem does
+	// not guarantee that, so this block differs if b is longer.
 	endA, zerosFrom := sizeA, sizeA
 	if sizeA < sizeB {
 		endA, zerosFrom = down(sizeA), up(sizeA)
@@ -139,7 +139,7 @@ func bothSizes(a, b *os.File) (sizeA, sizeB int64, err error) {
 			return 0, 0, fmt.Errorf("%s: statfs: %w", f.Name(), err)
 		}
 
-		magic[i] = int64(sf.Type) // its type is not the same everywhere
+		magic[i] = int64(sf.Type) // the type of this field depends on the architecture
 		if st[i].Mode&unix.S_IFMT != unix.S_IFREG || magic[i] != xfsMagic && magic[i] != btrfsMagic {
 			return 0, 0, fmt.Errorf("%s: comparing by address: %w", f.Name(), unix.EOPNOTSUPP)
 		}
@@ -154,14 +154,14 @@ func bothSizes(a, b *os.File) (sizeA, sizeB int64, err error) {
 	if st[0].Dev != st[1].Dev {
 		return 0, 0, fmt.Errorf("%s and %s: %w", a.Name(), b.Name(), unix.EXDEV)
 	}
-	if realtime[0] != realtime[1] { // two devices, each with addresses of its own
+	if realtime[0] != realtime[1] { // two devices with separate addresses
 		return 0, 0, fmt.Errorf("%s and %s: comparing by address: %w", a.Name(), b.Name(), unix.EOPNOTSUPP)
 	}
 
 	return st[0].Size, st[1].Size, nil
 }
 
-// onRealtime reports whether the data of a file lies on the realtime device of an XFS.
+// onRealtime reports whether the data of a file is on the realtime device of an XFS.
 func onRealtime(f *os.File) (bool, error) {
 	var attr [28]byte // struct fsxattr
 	p := unsafe.Pointer(&attr[0])
@@ -171,11 +171,10 @@ func onRealtime(f *os.File) (bool, error) {
 	return *(*uint32)(p)&flagRealtime != 0, nil
 }
 
-// Data yields, in order, the ranges of f that may hold anything but zeros; what is
-// in none of them reads as zero. Zero is never set. f is a file or a block device,
-// which nobody writes to meanwhile. Where there is no map of extents, it asks for
-// holes, and where there is no such thing either, all is one range. An error ends
-// the sequence.
+// Data yields, in order, the ranges of f that may contain anything but zeros; bytes
+// outside of them read as zero. Zero is never set. f is a file or a block device that
+// nobody writes to in the meantime. Without a map of extents it looks for holes, and
+// without support for these it yields one range. An error ends the sequence.
 func Data(ctx context.Context, f *os.File) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		j := &joiner{yield: yield}
@@ -217,7 +216,7 @@ func data(ctx context.Context, f *os.File, j *joiner) error {
 	return nil
 }
 
-// sizeOf is the size of a file or block device.
+// sizeOf returns the size of a file or block device.
 func sizeOf(f *os.File) (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
@@ -234,7 +233,7 @@ func seekData(ctx context.Context, f *os.File, j *joiner) error {
 
 		from, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
-			break // nothing but a hole
+			break // only a hole follows
 		}
 
 		if off == 0 && errors.Is(err, unix.EINVAL) { // a block device, or a filesystem that cannot tell
@@ -262,9 +261,8 @@ func seekData(ctx context.Context, f *os.File, j *joiner) error {
 	return nil
 }
 
-// piece is what a map says of a range up to end: zeros, or data that is the
-// same as other data with the same distance between its two addresses, if that can
-// be trusted.
+// piece describes a range up to end: it is zero or, if trusted, has the same data as
+// another piece with the same distance between logical and physical address.
 type piece struct {
 	end      int64
 	zero     bool
@@ -272,7 +270,7 @@ type piece struct {
 	distance int64
 }
 
-// same reports whether two pieces have the same content for certain.
+// same reports whether two pieces certainly have the same content.
 func (p piece) same(q piece) bool {
 	if p.zero || q.zero {
 		return p.zero && q.zero
@@ -280,14 +278,14 @@ func (p piece) same(q piece) bool {
 	return p.trusted && q.trusted && p.distance == q.distance
 }
 
-// cursor goes through the map of one file.
+// cursor reads the map of one file in order.
 type cursor struct {
 	p    *pager
 	x    Extent // the last one read
-	done bool   // there is none behind it
+	done bool   // no extent follows
 }
 
-// at returns what is at off, which does not go backwards.
+// at returns the piece at off, which must not decrease between calls.
 func (c *cursor) at(off int64) (piece, error) {
 	for !c.done && c.x.End() <= off {
 		x, ok, err := c.p.next()
@@ -321,11 +319,11 @@ func (c *cursor) at(off int64) (piece, error) {
 type joiner struct {
 	size    int64 // of the file
 	yield   func(Range, error) bool
-	last    Range // not passed on yet
-	stopped bool  // nobody wants more
+	last    Range // not yielded yet
+	stopped bool  // the consumer has stopped
 }
 
-// add takes the next range. Of a block that is Zero only in part, all counts as data.
+// add adds the next range. A block that is only partly zero counts as data.
 func (j *joiner) add(from, to int64, zero bool) {
 	if !zero {
 		j.put(down(from), min(up(to), j.size), false)
@@ -352,8 +350,8 @@ func (j *joiner) add(from, to int64, zero bool) {
 	}
 }
 
-// put takes a range of whole blocks. It may begin in the block in which the one
-// before, with the same content, ended.
+// put adds a range of whole blocks. It may begin in the block in which the previous range,
+// if it has the same kind of content, ended.
 func (j *joiner) put(from, to int64, zero bool) {
 	if j.last.Length > 0 && from <= j.last.End() && zero == j.last.Zero {
 		j.last.Length = max(to, j.last.End()) - j.last.Offset

@@ -1,8 +1,8 @@
-// Package extent reads which bytes of a file lie where on its filesystem.
+// Package extent reads the extent map of a file: where its bytes are on the filesystem.
 //
-// It follows the rules that other tools learnt by losing data: page until the
-// kernel says LAST, and take what has no stable address (delayed allocation,
-// unknown, encoded, inline) for what it is.
+// It follows the rules that other tools learnt by losing data: read pages until the
+// kernel sets LAST, and never rely on the address of an extent without a stable one
+// (delayed allocation, unknown, encoded, inline).
 package extent
 
 import (
@@ -22,7 +22,7 @@ const (
 	Delalloc     Flags = 0x0004
 	Encoded      Flags = 0x0008 // compressed or encrypted
 	NotAligned   Flags = 0x0100
-	Inline       Flags = 0x0200 // data lies in metadata
+	Inline       Flags = 0x0200 // data is stored in metadata
 	Tail         Flags = 0x0400
 	Unwritten    Flags = 0x0800 // allocated, reads as zero
 	Shared       Flags = 0x2000
@@ -42,12 +42,12 @@ type Extent struct {
 	Flags    Flags
 }
 
-// End is the first offset behind the extent.
+// End returns the first offset after the extent.
 func (e Extent) End() int64 { return e.Logical + e.Length }
 
-// Scan calls fn for each extent of f in order of offset. With sync, dirty data
-// is written first, so that no extent is Delalloc. EOPNOTSUPP where the
-// filesystem has no FIEMAP.
+// Scan calls fn for each extent of f in order of offset. With sync, it writes dirty
+// data first, so that no extent is Delalloc. EOPNOTSUPP: the filesystem does not support
+// FIEMAP.
 func Scan(f *os.File, sync bool, fn func(Extent) error) error {
 	p := newPager(f, sync)
 	for {
@@ -61,15 +61,15 @@ func Scan(f *os.File, sync bool, fn func(Extent) error) error {
 	}
 }
 
-// pager reads the map of a file page by page: however many extents that has, it
-// takes the memory of one page.
+// pager reads the map of a file page by page, so that its memory does not depend on the
+// number of extents.
 type pager struct {
 	f     *os.File
 	buf   [fiemapHeader + pageExtents*fiemapExtent]byte
-	n, i  int    // extents in buf, and how many of them have been returned
+	n, i  int    // number of extents in buf, and how many of them were returned
 	start uint64 // of the next page
-	sync  bool   // the next page is the first, and dirty data is to be written
-	done  bool   // there is no next page
+	sync  bool   // write dirty data before reading the next page, which is the first
+	done  bool   // the last page was read
 }
 
 func newPager(f *os.File, sync bool) *pager { return &pager{f: f, sync: sync} }
@@ -77,7 +77,7 @@ func newPager(f *os.File, sync bool) *pager { return &pager{f: f, sync: sync} }
 func (p *pager) u64(off int) *uint64 { return (*uint64)(unsafe.Pointer(&p.buf[off])) }
 func (p *pager) u32(off int) *uint32 { return (*uint32)(unsafe.Pointer(&p.buf[off])) }
 
-// next returns the next extent, false behind the last.
+// next returns the next extent, or false after the last.
 func (p *pager) next() (Extent, bool, error) {
 	if p.i == p.n {
 		if err := p.page(); err != nil || p.n == 0 {
@@ -95,7 +95,7 @@ func (p *pager) next() (Extent, bool, error) {
 	}, true, nil
 }
 
-// page reads the next page of the map; n is 0 if there is none.
+// page reads the next page of the map; n is 0 after the last.
 func (p *pager) page() error {
 	p.n, p.i = 0, 0
 	for !p.done {
@@ -138,8 +138,8 @@ func (p *pager) page() error {
 
 // Usage is the space that one file takes, in bytes.
 type Usage struct {
-	Exclusive int64 // only this file has it
-	Shared    int64 // reflinked or snapshotted: something else has it too
+	Exclusive int64 // used by this file only
+	Shared    int64 // shared with other files, by reflinks or snapshots
 	Extents   int64
 }
 
@@ -150,8 +150,8 @@ func (u *Usage) Add(v Usage) {
 	u.Extents += v.Extents
 }
 
-// Measure adds up the extents of f. Dirty data is written first (by sync) so
-// that it counts. Data that lies inline in metadata counts as exclusive.
+// Measure adds up the extents of f. With sync, it writes dirty data first, so that it
+// counts. Inline data in metadata counts as exclusive.
 func Measure(f *os.File, sync bool) (Usage, error) {
 	var u Usage
 	err := Scan(f, sync, func(x Extent) error {

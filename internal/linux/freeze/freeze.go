@@ -1,14 +1,13 @@
-// Package freeze stops the writes to a mounted filesystem for a moment, so that
-// what lies below it can be copied whole and clean, and sees to it that they go
-// on again whatever becomes of this process.
+// Package freeze suspends writes to a mounted filesystem for a moment, so that the image
+// or device below it can be copied in a consistent state, and guarantees that writes
+// resume whatever happens to this process.
 //
-// A frozen filesystem stays frozen when the process that froze it dies; every
-// program that writes to it then hangs for good. So Do starts a guard first: a
-// process of its own, in a session of its own, that holds the filesystem open
-// and one end of a pipe. When the other end closes, and nobody has said that
-// all is well, it thaws the filesystem. The guard is this very program, started
-// again under another name: its main function calls Guard first. A program that
-// does not cannot freeze.
+// A frozen filesystem stays frozen if the process that froze it dies, and every program
+// that writes to it then hangs forever. So Do first starts a guard: a separate process in
+// its own session that holds the filesystem open, and one end of a pipe. If the other end
+// closes before Do has dismissed the guard, the guard thaws the filesystem. The guard is
+// the same program, started again under another name: its main function calls Guard
+// first. A program that does not call Guard cannot freeze.
 package freeze
 
 import (
@@ -34,41 +33,40 @@ const guardName = "pando-freeze-guard"
 // The guard's files.
 const (
 	guardDir     = 3 // on the filesystem
-	guardControl = 4 // pipe: a byte says that all is well
-	guardReady   = 5 // pipe: the guard says that it is there
+	guardControl = 4 // pipe: a byte dismisses the guard
+	guardReady   = 5 // pipe: the guard reports that it is ready
 )
 
-// Limit is how long a filesystem stays frozen at most unless the caller of Do allows more: then
-// the guard thaws it, although Do has not ended. A program that is stopped must not stop those
-// that write for longer.
+// Limit is how long a filesystem may stay frozen unless the caller of Do allows more. After that
+// the guard thaws it, even if Do has not ended: a stopped program must not block writers longer.
 const Limit = 5 * time.Second
 
-// ErrBroken says that the filesystem was thawed before the work was done, by the guard or by
-// somebody else: the result must not be used.
+// ErrBroken means that the filesystem was thawed before the work was done, by the guard or by
+// another process: the result must not be used.
 var ErrBroken = errors.New("another process thawed the filesystem before the copy was complete")
 
-// ErrFrozen says that the filesystem is frozen already, by somebody else.
+// ErrFrozen means that another process has already frozen the filesystem.
 var ErrFrozen = errors.New("another process has frozen the filesystem")
 
-// Exit codes of a guard, which nobody but Do sees.
+// Exit codes of a guard, which only Do sees.
 const (
 	guardDismissed = 0 // nothing was left to thaw
-	guardFailed    = 2 // it could not begin
+	guardFailed    = 2 // it could not start
 	guardThawed    = 3 // it has thawed the filesystem
 )
 
-// guardRetry is the pause between a guard's attempts to thaw once its time is over: the
-// filesystem may only be about to be frozen.
+// guardRetry is the pause between a guard's attempts to thaw once the limit has expired: the
+// filesystem may not be frozen yet.
 const guardRetry = 50 * time.Millisecond
 
-// served says that the main function of this program has called Guard, so that it can be
-// started again as a guard.
+// served is set when the main function of this program has called Guard, so that the program can
+// be started again as a guard.
 var served atomic.Bool
 
-// Guard makes this process a guard, and then never returns, if it was started to be one;
-// else it does nothing but permit Do. The main function of each program that
-// freezes filesystems calls it with [os.Args] before anything else: Do starts the program again.
-// Without it, Do would start the program's own work a second time, and nobody would guard.
+// Guard runs the guard and never returns if this process was started as one; otherwise it only
+// enables Do. The main function of each program that freezes filesystems must call it with [os.Args]
+// before anything else, because Do starts the program again. Without this call, Do would run the
+// program's own work a second time, and there would be no guard.
 func Guard(args []string) {
 	if len(args) > 1 && args[0] == guardName {
 		guard(args[1])
@@ -76,7 +74,7 @@ func Guard(args []string) {
 	served.Store(true)
 }
 
-// guard never returns.
+// guard is the main function of a guard. It never returns.
 func guard(limit string) {
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGPIPE)
 	d, err := time.ParseDuration(limit)
@@ -84,11 +82,11 @@ func guard(limit string) {
 		os.Exit(guardFailed)
 	}
 
-	// The kernel kills a guard last when memory is short; without the right to
-	// say so it is one process among others.
+	// Make the kernel kill the guard last when memory is short. Without the permission
+	// to do so, it is killed like any other process.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0)
 	if _, err := unix.Write(guardReady, []byte{1}); err != nil {
-		os.Exit(guardFailed) // nobody waits for it any more
+		os.Exit(guardFailed) // the parent has ended
 	}
 
 	dir := os.NewFile(guardDir, "filesystem")
@@ -99,9 +97,9 @@ func guard(limit string) {
 	os.Exit(guardDismissed)
 }
 
-// awaitDismissal waits for the end of the process that is guarded, or for its word that all is
-// well. If there is no such word, or none before the deadline, it thaws, once. It reports whether
-// it has.
+// awaitDismissal waits until the guarded process dismisses the guard or dies. If the process dies,
+// or has not dismissed it by the deadline, it calls thaw, until that succeeds once. It reports
+// whether it has thawed.
 func awaitDismissal(deadline time.Time, thaw func() bool) (thawed bool) {
 	for {
 		timeout := int(max(time.Until(deadline), guardRetry) / time.Millisecond)
@@ -117,27 +115,29 @@ func awaitDismissal(deadline time.Time, thaw func() bool) (thawed bool) {
 			if n, err := unix.Read(guardControl, b[:]); err == nil && n == 1 {
 				return thawed
 			}
-			return thawed || thaw() // nobody is there any more
+			return thawed || thaw() // the process has died
 		case !time.Now().Before(deadline):
-			// If it is not frozen (yet), this does nothing, and is tried again.
+			// If the filesystem is not frozen yet, this fails and is tried again.
 			thawed = thaw()
 		}
 	}
 }
 
-// Do freezes the mounted filesystem that dir is on, calls fn, and thaws it.
-// While fn runs nothing writes to that filesystem, and what lies below it is as
-// after an umount; fn must not write to it either. limit is how long it may stay frozen,
-// 0 for Limit. Internal if the program has not called
-// Guard, InUse (ErrFrozen) if it is frozen already,
-// Unsupported if it cannot be frozen, Permission, Conflict (ErrBroken) if it was thawed before fn
-// had ended, because that took longer than limit or somebody else did it, so that what fn
-// saw may have changed.
+// Do freezes the mounted filesystem that contains dir, calls fn, and thaws it. While fn
+// runs, nothing writes to that filesystem, and the device below it is in the same state
+// as after an umount; fn must not write to it either. limit is how long it may stay
+// frozen, 0 for Limit.
+//
+// Internal: the program has not called Guard. InUse (ErrFrozen): it is already frozen.
+// Unsupported: it cannot be frozen. Permission. Conflict (ErrBroken): it was thawed before
+// fn returned, because fn took longer than limit or another process thawed it, so the data
+// that fn read may have changed.
 func Do(ctx context.Context, dir *os.File, limit time.Duration, fn func() error) (err error) {
 	if limit <= 0 {
 		limit = Limit
 	}
 
+	// Start the guard, then freeze.
 	g, err := startGuard(ctx, dir, limit)
 	if err != nil {
 		return errs.Wrap("freeze", dir.Name(), err)
@@ -156,15 +156,16 @@ func Do(ctx context.Context, dir *os.File, limit time.Duration, fn func() error)
 		return errs.Wrap("freeze", dir.Name(), err)
 	}
 
+	// Thaw after fn, and check that nobody has thawed it before.
 	defer func() {
 		terr := kernel.Thaw(dir)
 		switch {
 		case terr == nil:
-			// Somebody may have frozen it again after the guard had thawed it.
+			// Another process may have frozen it again after the guard had thawed it.
 			if g.dismiss() {
 				err = errors.Join(err, broken(dir, limit))
 			}
-		case errors.Is(terr, unix.EINVAL): // somebody was first
+		case errors.Is(terr, unix.EINVAL): // it was thawed before
 			g.dismiss()
 			err = errors.Join(err, broken(dir, limit))
 		default:
@@ -213,7 +214,7 @@ func startGuard(ctx context.Context, dir *os.File, limit time.Duration) (*guardP
 
 	defer readyR.Close()
 
-	// Not bound to ctx: a guard that is killed guards nothing.
+	// Not bound to ctx: the guard must outlive it.
 	cmd := &exec.Cmd{
 		Path: "/proc/self/exe", Args: []string{guardName, limit.String()}, Dir: "/", Env: []string{"GOMAXPROCS=1"},
 		ExtraFiles:  []*os.File{dir, controlR, readyW},
@@ -236,16 +237,16 @@ func startGuard(ctx context.Context, dir *os.File, limit time.Duration) (*guardP
 	return g, nil
 }
 
-// dismiss ends the guard: nothing is frozen any more. It reports whether the guard had thawed the
-// filesystem before.
+// dismiss ends the guard after the filesystem was thawed. It reports whether the guard had thawed
+// it before.
 func (g *guardProcess) dismiss() (thawed bool) {
 	_, _ = g.control.Write([]byte{1}) // it may have ended
 	g.abandon()
 	return g.cmd.ProcessState != nil && g.cmd.ProcessState.ExitCode() == guardThawed
 }
 
-// abandon closes the pipe: unless it was dismissed, the guard thaws.
+// abandon closes the pipe and waits for the guard, which thaws unless it was dismissed.
 func (g *guardProcess) abandon() {
 	g.control.Close()
-	_ = g.cmd.Wait() // its status says whether it thawed
+	_ = g.cmd.Wait() // its exit status tells whether it has thawed
 }

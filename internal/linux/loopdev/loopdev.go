@@ -1,8 +1,8 @@
 // Package loopdev attaches image files as block devices.
 //
-// A device made here is configured in one step (LOOP_CONFIGURE, Linux 5.8) and
-// clears itself when its last user closes it (autoclear): a process that is
-// killed between attaching and mounting leaks nothing.
+// A device is configured in one step (LOOP_CONFIGURE, Linux 5.8) and detaches itself
+// when its last user closes it (autoclear): a process that is killed between attaching
+// and mounting leaks nothing.
 package loopdev
 
 import (
@@ -25,42 +25,42 @@ import (
 // Options of Attach.
 type Options struct {
 	ReadOnly    bool
-	DirectIO    bool   // bypass the page cache of the image's filesystem; where it cannot, buffered (see Device.DirectIO)
+	DirectIO    bool   // bypass the page cache of the image's filesystem, if that supports it (see Device.DirectIO)
 	SectorBytes uint32 // logical sector size; 0 is 512
-	KeepOpen    bool   // no autoclear: the device lives until Clear
+	KeepOpen    bool   // no autoclear: the device stays attached until Clear
 }
 
-// Device is an attached loop device. Close it as soon as something else (a
-// mount) holds it, or when done: with autoclear it then vanishes.
+// Device is an attached loop device. Close it as soon as something else, such as a
+// mount, holds it, or when done: with autoclear it is then detached.
 type Device struct {
 	Index    int
 	Path     string // "/dev/loop3"
-	DirectIO bool   // what the kernel really does
+	DirectIO bool   // whether the kernel uses direct I/O
 	f        *os.File
 }
 
 const (
 	ctlPath = "/dev/loop-control"
 	// attachTries bounds the retries when other processes take the same free
-	// device first. Each failure means that somebody else succeeded.
+	// device first. Each failure means that another process succeeded.
 	attachTries = 2000
-	// noNodeTries is how long a device node may be missing: somebody may have
-	// removed the device between the two calls, but not time and again.
+	// noNodeTries is how many times in a row a device node may be missing. A
+	// process may remove the device between the two calls, but not repeatedly.
 	noNodeTries = 20
 )
 
-// Attach makes image a block device. InUse if it is one already or no device
-// could be had, Unsupported if the kernel has no loop devices, Permission
-// without root.
+// Attach attaches image to a free loop device. InUse: it is already attached, or no
+// device is free. Unsupported: the kernel has no loop devices. Permission without root.
 //
-// The image is locked (fcntl, open file description lock) through the
-// descriptor given here, which the loop device then shares: the lock lasts as
-// long as the device, whoever made it and in whichever namespace it is mounted,
-// and until the caller has closed image, which it may do at once. Two devices
-// on one image would corrupt the filesystem inside. On error nothing is locked.
+// It locks the image (fcntl, open file description lock) through the given descriptor,
+// which the loop device then shares. The lock lasts as long as the device, regardless of
+// who attached it and in which namespace it is mounted, and until the caller closes
+// image, which it may do at once. Two devices on one image would corrupt the filesystem
+// inside. On error nothing is locked.
 func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err error) {
 	defer runtime.KeepAlive(image)
 
+	// Lock the image.
 	if err := lock(image, o.ReadOnly); err != nil {
 		return nil, err
 	}
@@ -82,7 +82,8 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 
 	defer ctl.Close()
 
-	noNode := 0 // tries in a row that found no device node
+	// Prepare the configuration.
+	noNode := 0 // consecutive attempts without a device node
 	cfg := unix.LoopConfig{Fd: uint32(image.Fd()), Size: o.SectorBytes}
 	if !o.KeepOpen {
 		cfg.Info.Flags |= unix.LO_FLAGS_AUTOCLEAR
@@ -96,6 +97,7 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 
 	copy(cfg.Info.File_name[:len(cfg.Info.File_name)-1], image.Name())
 
+	// Configure the free device that the kernel offers, until no other process is faster.
 	for try := range attachTries {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -125,8 +127,8 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 			return nil, errs.Wrap("attach loop device", image.Name(), err)
 		}
 
-		// Somebody else took it between the two calls: they all get the same
-		// answer from GET_FREE, so spread out before asking again.
+		// Another process took the device between the two calls. GET_FREE gives all
+		// processes the same answer, so wait for a random time before asking again.
 		if try > 2 {
 			select {
 			case <-ctx.Done():
@@ -139,10 +141,10 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 	return nil, errs.New(errs.InUse, "attach loop device", image.Name(), "no free loop device after %d tries", attachTries)
 }
 
-// lock takes the lock that goes over to the loop device. Being one of fcntl, not
-// of flock, it can be asked for without taking it: see Attached.
+// lock takes the lock that the loop device inherits. It is an fcntl lock, because,
+// unlike those of flock, these can be tested without taking them: see Attached.
 func lock(image *os.File, readOnly bool) error {
-	l := unix.Flock_t{Type: unix.F_WRLCK} // from the beginning to any end
+	l := unix.Flock_t{Type: unix.F_WRLCK} // the whole file, however large
 	if readOnly {
 		l.Type = unix.F_RDLCK
 	}
@@ -186,13 +188,13 @@ func configure(n int, cfg *unix.LoopConfig) (*Device, error) {
 	return d, nil
 }
 
-// DevicePath is the path of loop device n.
+// DevicePath returns the path of loop device n.
 func DevicePath(n int) string { return "/dev/loop" + strconv.Itoa(n) }
 
-// keepFlushes undoes what somebody may have set for an earlier file on this device, and
-// which the kernel keeps after it was detached: that it has no volatile write cache. The
-// kernel would drop every flush, and what is synced here would be lost with the power.
-// Where the setting cannot be written, nothing is lost by trying.
+// keepFlushes resets a setting that may have been made for an earlier file on this
+// device, and that the kernel keeps after detaching: that the device has no volatile write
+// cache. The kernel would drop every flush, and a power loss would lose synced data. If
+// the setting cannot be written, trying does no harm.
 func keepFlushes(n int) {
 	setting := fmt.Sprintf("/sys/block/loop%d/queue/write_cache", n)
 	if b, err := os.ReadFile(setting); err == nil && strings.TrimSpace(string(b)) == "write through" {
@@ -200,8 +202,7 @@ func keepFlushes(n int) {
 	}
 }
 
-// Close gives up this process's hold on the device. With autoclear it vanishes
-// if nothing else uses it.
+// Close releases the device. With autoclear it is detached if nothing else uses it.
 func (d *Device) Close() error {
 	if d.f == nil {
 		return nil
@@ -211,17 +212,18 @@ func (d *Device) Close() error {
 	return err
 }
 
-// Bound is a loop device that has a file behind it.
+// Bound is a loop device that is attached to a file.
 type Bound struct {
 	Index int
 	Path  string
-	Dev   uint64 // st_dev of the file behind it
+	Dev   uint64 // st_dev of the file
 	Ino   uint64
-	File  string // path of the file when it was attached, maybe " (deleted)"
-	Auto  bool   // clears itself
+	File  string // path of the file when it was attached, possibly with " (deleted)"
+	Auto  bool   // autoclear is set
 }
 
-// Lookup says what is behind loop device n, in O(1). NotFound if nothing is.
+// Lookup returns the file that loop device n is attached to, in O(1). NotFound: the
+// device is not attached.
 func Lookup(n int) (Bound, error) {
 	f, err := os.Open(DevicePath(n))
 	if errors.Is(err, unix.ENXIO) { // it is just being detached
@@ -247,7 +249,8 @@ func Lookup(n int) (Bound, error) {
 	}, nil
 }
 
-// LookupNumber is Lookup of the block device with number dev, in O(1). NotFound also if it is not a whole loop device.
+// LookupNumber is Lookup for the block device with number dev, in O(1). NotFound: it is not attached, or not a whole
+// loop device.
 func LookupNumber(dev uint64) (Bound, error) {
 	const op = "look up loop device"
 	number := fmt.Sprintf("%d:%d", unix.Major(dev), unix.Minor(dev))
@@ -265,8 +268,8 @@ func LookupNumber(dev uint64) (Bound, error) {
 	return Lookup(n)
 }
 
-// List returns all loop devices that have a file behind them. It reads sysfs:
-// its cost grows with the number of loop devices, so it is for recovery only.
+// List returns all attached loop devices. It reads sysfs, and its cost grows with the
+// number of loop devices, so it is for recovery only.
 func List() ([]Bound, error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
@@ -283,14 +286,14 @@ func List() ([]Bound, error) {
 
 		b, err := Lookup(n)
 		if errs.Is(err, errs.NotFound) {
-			continue // gone meanwhile
+			continue // detached in the meantime
 		}
 		if err != nil {
 			return nil, err
 		}
 
 		if path, err := os.ReadFile(p); err == nil {
-			b.File = strings.TrimSuffix(string(path), "\n") // not cut at 64 bytes as the ioctl's is
+			b.File = strings.TrimSuffix(string(path), "\n") // complete, while the ioctl truncates it to 64 bytes
 		}
 
 		out = append(out, b)
@@ -299,24 +302,24 @@ func List() ([]Bound, error) {
 	return out, nil
 }
 
-// SameFile reports whether b has the file that st is about behind it. The
-// kernel takes its device and inode numbers from the same place as stat(2), so
-// that this holds in btrfs subvolumes too.
+// SameFile reports whether b is attached to the file that st describes. The kernel takes
+// the device and inode numbers from the same place as stat(2), so this works in btrfs
+// subvolumes as well.
 func (b Bound) SameFile(st *unix.Stat_t) bool { return b.Dev == st.Dev && b.Ino == st.Ino }
 
-// Clear detaches loop device n from whatever file is behind it; if it is in use
-// it clears when the last user is gone. NotFound if it was not attached. Where
-// others come and go, n may be somebody else's by now: see Bound.Clear.
+// Clear detaches loop device n from any file; if the device is in use, it is detached
+// when its last user closes it. NotFound: it is not attached. If other processes attach
+// devices at the same time, n may belong to one of them: see Bound.Clear.
 func Clear(n int) error { return detach(n, func(*unix.LoopInfo64) bool { return true }) }
 
-// Clear is the function Clear, if the device has still the same file behind it.
-// NotFound if it has not.
+// Clear is the function Clear, if the device is still attached to the same file.
+// NotFound otherwise.
 func (b Bound) Clear() error {
 	return detach(b.Index, func(i *unix.LoopInfo64) bool { return i.Device == b.Dev && i.Inode == b.Ino })
 }
 
-// Keep undoes a Clear that found the device in use: it does not vanish any more when its last
-// user closes it. NotFound if it has not the same file behind it.
+// Keep undoes a Clear that found the device in use: the device stays attached when its last user
+// closes it. NotFound: it is no longer attached to the same file.
 func (b Bound) Keep() error {
 	const op = "keep loop device"
 	f, err := os.Open(b.Path)
@@ -362,9 +365,9 @@ func detach(n int, is func(*unix.LoopInfo64) bool) error {
 	return errs.Wrap("detach loop device", DevicePath(n), err)
 }
 
-// Attached reports whether the image at path is a block device now, in any
-// namespace, in O(1). It is one also while whoever attaches it has it open.
-// Asking disturbs nobody. NotFound.
+// Attached reports whether the image at path is attached to a loop device, in any
+// namespace, in O(1). It counts as attached while a process that attaches it has it open.
+// The check has no side effects. NotFound.
 func Attached(path string) (bool, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -378,9 +381,9 @@ func Attached(path string) (bool, error) {
 	return l.Type != unix.F_UNLCK, nil
 }
 
-// WaitDetached waits until the image at path is no block device any more, at
-// most for the time given. It returns false if it still is: some mount or
-// process, maybe in another mount namespace, holds it.
+// WaitDetached waits until the image at path is detached, for at most most. It returns
+// false if it still is attached: a mount or process, perhaps in another mount namespace,
+// holds it.
 func WaitDetached(ctx context.Context, path string, most time.Duration) (bool, error) {
 	deadline := time.Now().Add(most)
 	for wait := 20 * time.Microsecond; ; wait = min(2*wait, 10*time.Millisecond) {
@@ -399,8 +402,8 @@ func WaitDetached(ctx context.Context, path string, most time.Duration) (bool, e
 	}
 }
 
-// DeviceNumber is the st_dev of filesystems on loop device n, and its own
-// st_rdev; 0 if there is no such device. It is not always 7:n (loop.max_part).
+// DeviceNumber returns the st_dev of filesystems on loop device n, which is its own
+// st_rdev; 0 if the device does not exist. It is not always 7:n (loop.max_part).
 func DeviceNumber(n int) uint64 {
 	var st unix.Stat_t
 	if unix.Stat(DevicePath(n), &st) != nil {
