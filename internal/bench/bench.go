@@ -63,7 +63,7 @@ const (
 
 func (c *Config) check() error {
 	bad := func(what string, n, least, most int) error {
-		return errs.New(errs.Invalid, "bench", what, "%d is not between %d and %d", n, least, most)
+		return errs.New(errs.Invalid, "bench", what, "must be between %d and %d (got %d)", least, most, n)
 	}
 	switch {
 	case c.Clones < 1 || c.Clones > MaxClones:
@@ -75,7 +75,7 @@ func (c *Config) check() error {
 	case c.Files < 1 || c.Files > MaxFiles:
 		return bad("--files", c.Files, 1, MaxFiles)
 	case c.Tail < 0 || c.Idle < 0:
-		return errs.New(errs.Invalid, "bench", "", "a negative duration")
+		return errs.New(errs.Invalid, "bench", "", "durations must not be negative")
 	}
 
 	return nil
@@ -136,8 +136,8 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 func begin(ctx context.Context, c Config) (_ *run, err error) {
 	r := &run{Config: c, eng: c.Engine, rep: &Report{}}
 	if c.Engine.Caps().NeedsRoot && os.Geteuid() != 0 {
-		return nil, errs.New(errs.Permission, "bench", "", "the %s driver needs root for this", c.Engine.Caps().Name).
-			WithHint("run it as root")
+		return nil, errs.New(errs.Permission, "bench", "", "pools of the %s driver need root for this", c.Engine.Caps().Name).
+			WithHint("run the benchmark as root")
 	}
 
 	if r.pool, err = pool.Read(r.eng.Dir()); err != nil {
@@ -256,7 +256,7 @@ func (r *run) findSource(ctx context.Context) error {
 	st, err := os.Stat(abs)
 	if err != nil || !st.IsDir() {
 		return errs.New(errs.NotFound, "bench", r.Source, "neither a golden nor a directory").
-			WithHint("see %s, or leave it out to use a generated tree", errs.Run("golden ls"))
+			WithHint("run %s to list goldens, or remove the argument to use a generated tree", errs.Run("golden ls"))
 	}
 
 	src.Name, r.source = abs, abs
@@ -298,7 +298,7 @@ func (r *run) mountSource(ctx context.Context) error {
 
 	st, err := os.Stat(dir)
 	if err != nil || !st.IsDir() {
-		return errs.New(errs.Unsupported, "bench", r.Source, "the golden holds no filesystem that could be mounted").
+		return errs.New(errs.Unsupported, "bench", r.Source, "the golden has no filesystem that can be mounted").
 			WithHint("use another golden, or a directory")
 	}
 
@@ -368,7 +368,7 @@ func (r *run) fill(ctx context.Context, n int) error {
 		}
 	}
 
-	r.Tracker.Start("making volumes", int64(max(n-have, 0)), 0)
+	r.Tracker.Start("creating volumes", int64(max(n-have, 0)), 0)
 	for have < n {
 		batch := min(fillBatch, n-have)
 		name := r.name("fill" + itoa(len(r.fillers)))

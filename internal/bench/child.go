@@ -57,7 +57,7 @@ func Measure(ctx context.Context, argv []string) (Use, error) {
 
 	ru, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage)
 	if !ok {
-		return Use{}, errs.New(errs.Unsupported, "bench", argv[0], "no account of what the process took")
+		return Use{}, errs.New(errs.Unsupported, "bench", argv[0], "the kernel reported no resource usage of the process")
 	}
 
 	return Use{

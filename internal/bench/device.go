@@ -50,7 +50,7 @@ func devicesBelow(ctx context.Context, dir string) ([]Device, error) {
 	}
 
 	if len(out) == 0 {
-		return nil, fmt.Errorf("%s is on no block device: %s", dir, s.Hidden)
+		return nil, fmt.Errorf("%s is not on a block device: %s", dir, s.Hidden)
 	}
 
 	return out, nil

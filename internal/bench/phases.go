@@ -71,7 +71,7 @@ func (r *run) copies(ctx context.Context) error {
 	}
 
 	// Once more, without the sync, to see what is written and when.
-	r.Tracker.Start("what cp -a and import write", 0, 0)
+	r.Tracker.Start("measuring the writes of cp -a and import", 0, 0)
 
 	if cp.op.NotMeasured == "" {
 		if err := r.tail(ctx, &cp.op, func() (int, error) {
@@ -162,7 +162,7 @@ func (r *run) importOnce(ctx context.Context, t *timed, i int, timing bool) erro
 func (r *run) reflinks(ctx context.Context) error {
 	t := &timed{op: Operation{Name: OpReflink}}
 	if r.copyDir == "" {
-		t.op.NotMeasured = "there is no copy of the source in the pool's filesystem"
+		t.op.NotMeasured = "the pool's filesystem has no copy of the source"
 	}
 
 	for i := range r.Rounds {
@@ -173,7 +173,7 @@ func (r *run) reflinks(ctx context.Context) error {
 	}
 
 	if t.op.NotMeasured == "" {
-		r.Tracker.Start("what cp -a --reflink writes", 0, 0)
+		r.Tracker.Start("measuring the writes of cp -a --reflink", 0, 0)
 		if err := r.tail(ctx, &t.op, func() (int, error) {
 			return 1, r.copyOnce(ctx, t, "always", r.copyDir, "reflink", false)
 		}); err != nil {
@@ -341,7 +341,7 @@ func (r *run) tails(ctx context.Context) error {
 		if b.floor && r.floor == nil {
 			t.op.NotMeasured = r.rep.NoFloor
 		} else {
-			r.Tracker.Start("what is written by "+b.op, int64(n), 0)
+			r.Tracker.Start("measuring the writes of "+b.op, int64(n), 0)
 			err := r.tail(ctx, &t.op, func() (int, error) {
 				for i := range n {
 					start, sys := time.Now(), selfSys()
@@ -401,7 +401,7 @@ func (r *run) commands(ctx context.Context) error {
 	}
 	got := make([]figures, len(lines))
 	cmds := make([]Command, len(lines))
-	r.Tracker.Start("whole commands in a pool with "+itoa(volumes)+" volumes", int64(n), 0)
+	r.Tracker.Start("measuring commands in a pool with "+itoa(volumes)+" volumes", int64(n), 0)
 
 	for i := range n + 1 { // the first does not count
 		for j, l := range lines {
@@ -474,7 +474,7 @@ func (r *run) neighbours(ctx context.Context) (err error) {
 				continue
 			}
 
-			r.Tracker.Start("a neighbour's writes while "+p.while, 0, 0)
+			r.Tracker.Start("measuring a neighbour's writes while "+p.while, 0, 0)
 			if err := sleep(ctx, 500*time.Millisecond); err != nil { // what the phase before left
 				return err
 			}
@@ -551,7 +551,7 @@ func (r *run) neighbourPhases(ctx context.Context, vol string) []nbPhase {
 	nothing := func() error { return nil }
 	noCopy := ""
 	if r.copyDir == "" {
-		noCopy = "there is no copy of the source in the pool's filesystem"
+		noCopy = "the pool's filesystem has no copy of the source"
 	}
 
 	noReflink := noCopy

@@ -81,7 +81,7 @@ func Reclaim(ctx context.Context, c ReclaimConfig) (_ *ReclaimReport, err error)
 	}{{"--clones", c.Clones}, {"--files", c.Files}, {"--goldens", c.Goldens}, {"--generations",
 		c.Generations}, {"--volumes", c.Volumes}} {
 		if n.n < 1 || n.n > MaxVolumes {
-			return nil, errs.New(errs.Invalid, "bench", n.name, "%d is not between 1 and %d", n.n, MaxVolumes)
+			return nil, errs.New(errs.Invalid, "bench", n.name, "must be between 1 and %d (got %d)", MaxVolumes, n.n)
 		}
 	}
 
@@ -149,7 +149,7 @@ func (r *run) reclaimClones(ctx context.Context, c ReclaimConfig, out *ReclaimRe
 	}
 
 	slabPeak, _ := readSlabs()
-	r.Tracker.Start("destroying", 0, 0)
+	r.Tracker.Start("destroying the clones", 0, 0)
 	start = time.Now()
 	if err := r.destroy(ctx, r.name("many")+"-*"); err != nil {
 		return err
@@ -177,7 +177,7 @@ func (r *run) reclaimClones(ctx context.Context, c ReclaimConfig, out *ReclaimRe
 // busyClones makes and mounts n clones, looks at every file in each, and writes
 // bytes of noise into it.
 func (r *run) busyClones(ctx context.Context, what string, n int, bytes int64) error {
-	r.Tracker.Start("cloning, mounting, walking", int64(n), 0)
+	r.Tracker.Start("cloning, mounting and walking", int64(n), 0)
 	noise := rand.NewChaCha8([32]byte{1})
 	for done := 0; done < n; {
 		batch := min(100, n-done)
@@ -318,7 +318,7 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 	}
 
 	total := c.Goldens*c.Generations + c.Volumes
-	r.Tracker.Start("making goldens, generations and volumes", int64(total), 0)
+	r.Tracker.Start("creating goldens, generations and volumes", int64(total), 0)
 	now := time.Now().UTC()
 	base := driver.Identity{FS: driver.FS(origin.FS), SizeBytes: origin.SizeBytes, CreatedAt: now, BootID: bootID(),
 		OriginID: from, Origin: r.golden.String()}
@@ -383,7 +383,7 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 	}
 
 	for range 3 {
-		r.Tracker.Start("gc", 0, 0)
+		r.Tracker.Start("measuring gc", 0, 0)
 		start := time.Now()
 		text, err := r.output(ctx, "gc", "--json")
 		if err != nil {
@@ -397,7 +397,7 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 		}
 
 		if rep.Objects < total {
-			return errs.New(errs.Internal, "bench", "gc", "it looked at %d objects, there are %d", rep.Objects, total)
+			return errs.New(errs.Internal, "bench", "gc", "gc checked %d of %d objects", rep.Objects, total)
 		}
 
 		out.GCDecides = append(out.GCDecides, rep.Decided)

@@ -128,7 +128,7 @@ func Replicate(ctx context.Context, c ReplicateConfig) (_ *ReplicateReport, err 
 
 	lock, err := tryLock(top)
 	if err == nil && lock == nil {
-		err = errs.New(errs.InUse, "bench", top, "it is locked already")
+		err = errs.New(errs.InUse, "bench", top, "another benchmark has locked it")
 	}
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(top))
@@ -156,7 +156,7 @@ func Replicate(ctx context.Context, c ReplicateConfig) (_ *ReplicateReport, err 
 	}
 
 	if !measured {
-		return nil, errs.New(errs.NoSpace, "bench", c.Dir, "there is no room for any of the scenarios: %s",
+		return nil, errs.New(errs.NoSpace, "bench", c.Dir, "not enough space for any of the sizes: %s",
 			out.Scenarios[0].Skipped).
 			WithHint("use %s for less data, or %s for another disk", errs.Param("size"), errs.Param("dir"))
 	}
@@ -167,8 +167,8 @@ func Replicate(ctx context.Context, c ReplicateConfig) (_ *ReplicateReport, err 
 
 func (c *ReplicateConfig) checkReplicate() error {
 	if os.Geteuid() != 0 {
-		return errs.New(errs.Permission, "bench", "replicate", "making and mounting pools needs root").
-			WithHint("run it as root")
+		return errs.New(errs.Permission, "bench", "replicate", "creating and mounting pools needs root").
+			WithHint("run the benchmark as root")
 	}
 
 	for _, s := range c.Scenarios {
@@ -179,14 +179,14 @@ func (c *ReplicateConfig) checkReplicate() error {
 	}
 
 	if len(c.Scenarios) == 0 || c.Appends < 1 || c.Appends > 1000 {
-		return errs.New(errs.Invalid, "bench", "--appends", "%d is not between 1 and 1000", c.Appends)
+		return errs.New(errs.Invalid, "bench", "--appends", "must be between 1 and 1000 (got %d)", c.Appends)
 	}
 
 	for _, n := range c.Only {
 		known := slices.ContainsFunc(contenders(c), func(x contender) bool { return x.name() == n })
 		if !known {
-			return errs.New(errs.Invalid, "bench", n, "there is no such contender").
-				WithHint("there are %s", strings.Join(contenderNames(c), ", "))
+			return errs.New(errs.Invalid, "bench", n, "unknown contender").
+				WithHint("choose from %s", strings.Join(contenderNames(c), ", "))
 		}
 	}
 
@@ -392,7 +392,7 @@ func (c *ReplicateConfig) transfer(ctx context.Context, x contender, dir string,
 func (c *ReplicateConfig) same(ctx context.Context, x contender, r *records, what string) error {
 	got, err := x.digest(ctx)
 	if err == nil && got != r.digest() {
-		err = errs.New(errs.Damaged, "bench", x.name(), "what it has %s is not what was written", what)
+		err = errs.New(errs.Damaged, "bench", x.name(), "the %s data differs from the original", what)
 	}
 	return err
 }

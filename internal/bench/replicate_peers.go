@@ -23,7 +23,7 @@ import (
 func installed(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", errs.New(errs.Unsupported, "bench", name, "it is not installed")
+		return "", errs.New(errs.Unsupported, "bench", name, "not installed")
 	}
 	return path, nil
 }

@@ -72,7 +72,7 @@ func newScratch(ctx context.Context, p *pool.Pool) (*scratch, error) {
 	}
 
 	if s.lock, err = tryLock(s.outer); err == nil && s.lock == nil {
-		err = errs.New(errs.InUse, "bench", s.outer, "it is locked already")
+		err = errs.New(errs.InUse, "bench", s.outer, "another benchmark has locked it")
 	}
 	if err == nil && s.dataset != "" {
 		if err = s.mountDataset(ctx); err != nil {
@@ -189,7 +189,7 @@ func (s *scratch) removeCopies(ctx context.Context) error {
 		if free, err := loopdev.WaitDetached(ctx, path, 10*time.Second); err != nil {
 			all = append(all, err)
 		} else if !free {
-			all = append(all, errs.New(errs.InUse, "bench", path, "it is still a block device"))
+			all = append(all, errs.New(errs.InUse, "bench", path, "still a block device"))
 		}
 	}
 

@@ -30,7 +30,7 @@ func generate(ctx context.Context, dir string, n int, t *progress.Tracker) error
 		text[i] = " etaoinshrdlucmfwypvbgkjqxz\n"[rng.IntN(28)]
 	}
 
-	t.Start("making a source tree", int64(n), 0)
+	t.Start("creating a source tree", int64(n), 0)
 	for i := range n {
 		if i%filesADir == 0 {
 			if err := ctx.Err(); err != nil {

@@ -226,7 +226,7 @@ func tooMany(n, want int, good bool) string {
 	if good || n <= want+want/10 {
 		return ""
 	}
-	return "there are more volumes than the target is for"
+	return "more volumes than the target is meant for"
 }
 
 func atVolumes(n, want int) string {

@@ -12,8 +12,10 @@ import (
 
 // rightsFlags adds the flags of what a mounted volume may.
 func rightsFlags(f *pflag.FlagSet, may *engine.Rights) {
-	f.BoolVar(&may.Dev, "dev", false, "let device nodes in the volume open devices of this host, even where other users can reach it")
-	f.BoolVar(&may.SUID, "suid", false, "let setuid and setgid bits in the volume take effect, even where other users can reach it")
+	f.BoolVar(&may.Dev, "dev", false,
+		"let device nodes in the volume open devices of this host, even where other users can reach it")
+	f.BoolVar(&may.SUID, "suid", false,
+		"let setuid and setgid bits in the volume take effect, even where other users can reach it")
 }
 
 func (a *App) mountCommand() *cobra.Command {
