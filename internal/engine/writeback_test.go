@@ -276,7 +276,7 @@ func TestLostWritesAreShown(t *testing.T) {
 	p.lose(v.Mountpoint)
 	ctx, warnings := listen(t)
 	if _, err := p.e.Show(ctx, ref.Ref{Name: "v"}); err != nil ||
-		!strings.Contains(warnings(), "v: some of what was written to it") {
+		!strings.Contains(warnings(), "v: some data written to it") {
 		t.Errorf("show: %v, warnings %q", err, warnings())
 	}
 	// A copy is good for what has been written since.

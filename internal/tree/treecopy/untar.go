@@ -443,7 +443,9 @@ func (u *untar) setLate(dst *os.File) error {
 			l.items = append(l.items, lateItem{dir: k.parent, name: k.name, flags: f})
 		}
 	}
-	return l.applyLate(u.ctx, &u.set, dst, func(i lateItem) string { return strings.TrimPrefix(i.dir.rel()+"/"+i.name, "/") })
+	return l.applyLate(u.ctx, &u.set, dst, func(i lateItem) string {
+		return strings.TrimPrefix(i.dir.rel()+"/"+i.name, "/")
+	})
 }
 
 // leftOut notes that a file was left out, so that other names of it are, too.

@@ -110,7 +110,8 @@ func (a *applier) applyAll(changes []Change) error {
 
 	defer a.stage.Close()
 
-	for _, step := range []func([]Change) error{a.moveOut, a.moveIn, a.applyFiles, a.missing, a.applyLinks, a.applyContents, a.applyAttributes} {
+	for _, step := range []func([]Change) error{a.moveOut, a.moveIn, a.applyFiles, a.missing, a.applyLinks,
+		a.applyContents, a.applyAttributes} {
 		if err := step(changes); err != nil {
 			return err
 		}

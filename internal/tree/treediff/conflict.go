@@ -146,7 +146,9 @@ func Conflicts(ctx context.Context, mine, theirs []Change, mineRoot, theirsRoot 
 	}
 
 	// Of what both sides have changed, one side's is taken as a whole, names included.
-	ownFiles(m.Changes, func(path string) bool { return own.changesAt(path) == nil && t.otherInPlace(own.pathBefore(path)) })
+	ownFiles(m.Changes, func(path string) bool {
+		return own.changesAt(path) == nil && t.otherInPlace(own.pathBefore(path))
+	})
 
 	for _, p := range slices.Sorted(maps.Keys(found)) {
 		m.Conflicts = append(m.Conflicts, found[p])

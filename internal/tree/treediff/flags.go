@@ -221,7 +221,7 @@ func ignoreGone(path string, err error) error {
 	return failed(path, "setting flags", err)
 }
 
-// rememberFlags remembers a path whose attributes were copied, so that flags copies its flags.
+// rememberFlags remembers a path whose attributes were copied, so that applyFlags copies its flags.
 func (a *applier) rememberFlags(path string) {
 	if path == "." {
 		path = ""

@@ -61,7 +61,8 @@ func (d *diffSender) sendAll() error {
 		}
 	}
 
-	steps := []func() error{d.unprotect, d.sendRemovals, d.sendAdditions, d.files, d.sendNames, d.contents, d.metadata, d.dirs, d.flags, d.enc.end}
+	steps := []func() error{d.unprotect, d.sendRemovals, d.sendAdditions, d.files, d.sendNames, d.contents, d.metadata,
+		d.dirs, d.flags, d.enc.end}
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return err
