@@ -254,6 +254,7 @@ var table = map[string]layer{
 	"test/remotechaos": {tests: []string{"internal/base/errs", "internal/remote/objstore", "internal/remote/replicate"}},
 	"test/buckets":     {tests: []string{"internal/testing/servertest"}},
 	"test/layers":      {},
+	"test/style":       {},
 	"tools/isolate":    {support: true, imports: []string{"internal/testing/testfs"}},
 	"tools/testreport": {},
 	"tools/manpages":   {imports: []string{"internal/cli"}},
