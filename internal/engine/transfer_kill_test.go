@@ -208,7 +208,11 @@ func (k *killed) run(p faulttest.Plan) faulttest.Result {
 	k.runs++
 	k.name = fmt.Sprintf("n%d", k.runs)
 	k.before = dump(k.t, k.e.Dir())
-	env := append(os.Environ(), childVariable+"="+k.e.Dir()+"|"+k.way+"|"+k.name+"|"+map[bool]string{true: "tree"}[k.tree])
+	kind := ""
+	if k.tree {
+		kind = "tree"
+	}
+	env := append(os.Environ(), childVariable+"="+strings.Join([]string{k.e.Dir(), k.way, k.name, kind}, "|"))
 	res, err := faulttest.Run(k.t.Context(), []string{os.Args[0]}, faulttest.Options{Plan: p, Env: env, KillGroup: true})
 	if err != nil {
 		k.t.Fatal(err)

@@ -57,9 +57,14 @@ type shape struct {
 }
 
 func (s shape) String() string {
-	how := map[bool]string{false: "in-turn", true: "at-once"}
-	where := map[bool]string{false: "-file", true: "-s3"}
-	return how[s.atOnce] + where[s.s3]
+	how, where := "in-turn", "-file"
+	if s.atOnce {
+		how = "at-once"
+	}
+	if s.s3 {
+		where = "-s3"
+	}
+	return how + where
 }
 
 // TestRemoteChaos runs two of the four shapes, drawn so that each kind of store and each way to work is there; all four

@@ -45,8 +45,13 @@ func newGate(kind string, nth int, answer, kill bool) *gate {
 }
 
 func (g *gate) String() string {
-	what := map[bool]string{true: "answer to ", false: ""}[g.answer]
-	end := map[bool]string{true: ", then killed", false: ""}[g.kill]
+	what, end := "", ""
+	if g.answer {
+		what = "answer to "
+	}
+	if g.kill {
+		end = ", then killed"
+	}
 	return fmt.Sprintf("%s%s %d held%s", what, g.kind, g.nth, end)
 }
 

@@ -101,7 +101,7 @@ func TestPhrases(t *testing.T) {
 
 // TestPhrasesAreFound: the check itself finds each phrase of a sample.
 func TestPhrasesAreFound(t *testing.T) {
-	sample := []byte("it was gone on with\nthis is fine\n" + "some" + "body wrote here, al" + "so if mounted\n")
+	sample := []byte("it was gone on with\nthis is fine\n" + "it is no directory, also if mounted\n")
 	got := findPhrases(readPhrases(t), "sample", sample)
 	if len(got) != 3 || !strings.HasPrefix(got[0], "sample:1:") || !strings.HasPrefix(got[2], "sample:3:") {
 		t.Errorf("%q", got)

@@ -180,6 +180,10 @@ func (c *Report) findSmallBlocks(m mounted, g grains) bool {
 
 	grain := g.of(d, false)
 	if int(sf.Bsize) < grain {
+		blockOption := "-b "
+		if m.FSType == "xfs" {
+			blockOption = "-b size="
+		}
 		c.find(Finding{
 			Code: "alignment-filesystem", Severity: Warning, Subject: m.Point,
 			Title: fmt.Sprintf("the %s at %s has blocks of %d bytes on a disk with blocks of %d", m.FSType, m.Point, sf.Bsize,
@@ -188,8 +192,7 @@ func (c *Report) findSmallBlocks(m mounted, g grains) bool {
 				figure("physical", "blocks of the disk", Bytes, int64(grain)), words("device", "device", d.Path())},
 			Why: "To write such a block, the disk must first read the larger block around it.",
 			Do: []Step{{"recreate the filesystem with larger blocks, and copy the files back",
-				[]string{fmt.Sprintf("mkfs.%s -b %s%d DEVICE", m.FSType, map[bool]string{true: "size="}[m.FSType == "xfs"],
-					grain)}}},
+				[]string{fmt.Sprintf("mkfs.%s %s%d DEVICE", m.FSType, blockOption, grain)}}},
 		})
 		return true
 	}

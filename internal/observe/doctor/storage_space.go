@@ -302,10 +302,14 @@ func (c *Report) findOvercommit(ctx context.Context, q *HostRequest) error {
 		}
 
 		slices.Sort(t.files)
+		named := t.files[0]
+		if len(t.files) > 1 {
+			named += ", ..."
+		}
 		c.find(Finding{
 			Code: "space-thin", Severity: Note, Subject: t.files[0],
-			Title: fmt.Sprintf("%s behind loop devices may grow beyond the free space (%s%s)",
-				counted(len(t.files), "file"), t.files[0], map[bool]string{true: ", ..."}[len(t.files) > 1]),
+			Title: fmt.Sprintf("%s behind loop devices may grow beyond the free space (%s)",
+				counted(len(t.files), "file"), named),
 			Measured: []Figure{figure("files", "files on one filesystem", Count, int64(len(t.files))),
 				figure("missing", "may still be allocated", Bytes,
 					t.missing).noted("at least: writes to shared blocks take space, too"),

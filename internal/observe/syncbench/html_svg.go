@@ -66,8 +66,11 @@ func (s *svg) path(p []point, class string) {
 	}
 	fmt.Fprintf(s, `<path class="%s" d="`, class)
 	for i, q := range p {
-		s.WriteString(map[bool]string{true: "M", false: "L"}[i == 0])
-		s.WriteString(num(q.x) + " " + num(q.y))
+		command := "L" // line to
+		if i == 0 {
+			command = "M" // move to
+		}
+		s.WriteString(command + num(q.x) + " " + num(q.y))
 	}
 	s.WriteString(`"/>`)
 }

@@ -51,7 +51,11 @@ func encodeACL(text string) ([]byte, error) {
 		}
 
 		e := aclEntry{id: aclNoID}
-		switch f[0] + ":" + map[bool]string{true: "", false: "name"}[f[1] == ""] {
+		kind := f[0] + ":"
+		if f[1] != "" {
+			kind += "name"
+		}
+		switch kind {
 		case "user:", "u:":
 			e.tag = aclUserObj
 		case "user:name", "u:name":

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -343,7 +344,7 @@ func TestUntarFlags(t *testing.T) {
 		"dir/log": treetest.Append, "again": treetest.Append, "replaced": 0, "mac": 0,
 	}
 	for _, staging := range []bool{false, true} {
-		dst := filepath.Join(top, map[bool]string{false: "plain", true: "staging"}[staging])
+		dst := filepath.Join(top, fmt.Sprintf("staging-%v", staging))
 		must(t, os.Mkdir(dst, 0o755))
 		treetest.Removable(t, dst)
 		n, err := Untar(bg, bytes.NewReader(b.Bytes()), openFile(t, dst), Options{Staging: staging})
