@@ -37,8 +37,8 @@ const (
 	slowTxg      = time.Second
 )
 
-// measured adds a cause if the share it explains is large enough, and scores it by that share.
-func (w *watch) measured(c Cause) {
+// addMeasured adds a cause if the share it explains is large enough, and scores it by that share.
+func (w *watch) addMeasured(c Cause) {
 	if c.Share < leastShare {
 		return
 	}
@@ -47,7 +47,7 @@ func (w *watch) measured(c Cause) {
 	w.report.Causes = append(w.report.Causes, c)
 }
 
-func (w *watch) possible(c Cause) {
+func (w *watch) addPossible(c Cause) {
 	c.Share, c.Confidence = -1, Possible
 	w.report.Causes = append(w.report.Causes, c)
 }
@@ -188,7 +188,7 @@ func (w *watch) throttled() {
 				share = 1 - w.share(t.flight.of(place, sumBusy))
 			}
 
-			w.measured(Cause{
+			w.addMeasured(Cause{
 				Code: "cgroup-limit", Share: share, Title: fmt.Sprintf("%s is throttled by a limit on its control group: %d %s "+
 					"per second to %s", p.command, l.perSecond, l.what, device.Name),
 				Evidence: []string{
@@ -269,11 +269,11 @@ func (w *watch) heldBack() {
 	case here > 0 && w.report.Syncs.Count > 0:
 		// The share is of the time in which the writer waited for storage.
 		c.Share = float64(here) / float64(here+syncs)
-		w.measured(c)
+		w.addMeasured(c)
 	default:
 		part := float64(list[0].total) / float64(max(w.elapsed, 1))
 		if c.score = 0.8 * min(1, part); part >= leastShare {
-			w.possible(c)
+			w.addPossible(c)
 		}
 	}
 }
@@ -289,7 +289,7 @@ func (w *watch) heldBackZFS(z *zfsFacts) {
 	}
 
 	if evidence != nil {
-		w.possible(Cause{
+		w.addPossible(Cause{
 			Code: "dirty-throttle", Title: "ZFS throttles writers: dirty data exceeds its " +
 				"limits", Evidence: evidence, score: scoreHeld,
 			Next: []string{"`cat /proc/spl/kstat/zfs/dmu_tx`", "`cat /sys/module/zfs/parameters/zfs_dirty_data_max`",
@@ -370,7 +370,7 @@ func (w *watch) neighbours() {
 
 	evidence = append(evidence, fmt.Sprintf("%[2]s worked for other processes during %[1]s of the time of the "+
 		"syncs", percent(share), d.name))
-	w.measured(Cause{
+	w.addMeasured(Cause{
 		Code: "neighbour", Share: share, Title: "other processes keep " + d.name + " busy: " + who, Evidence: evidence,
 		Next: []string{"limit its control group (io.max, or blkio.throttle.write_iops_device), or move it to another disk",
 			"`pando iostat` shows the writes of each volume"},
@@ -413,7 +413,7 @@ func (w *watch) crowd() {
 		}
 	}
 
-	w.possible(c)
+	w.addPossible(c)
 }
 
 func (w *watch) discards() {
@@ -466,10 +466,10 @@ func (w *watch) discards() {
 
 	switch {
 	case share >= leastShare:
-		w.measured(c)
+		w.addMeasured(c)
 	case busy >= leastShare:
 		c.score = scoreRunning * min(1, busy)
-		w.possible(c)
+		w.addPossible(c)
 	}
 }
 
@@ -484,7 +484,7 @@ func (w *watch) running() {
 		if part < least {
 			continue
 		}
-		w.possible(Cause{Code: o.code, Title: o.title,
+		w.addPossible(Cause{Code: o.code, Title: o.title,
 			Evidence: []string{fmt.Sprintf("it was running in %s of the samples", percent(part)),
 				o.detail}, Next: o.next, score: scoreRunning * part})
 	}
@@ -518,7 +518,7 @@ func (w *watch) slowParts() {
 
 		switch {
 		case logs && r.Role == "log" && mean >= slowLayer && busy >= 0.3:
-			w.measured(Cause{
+			w.addMeasured(Cause{
 				Code: "log-device", Share: busy, Title: "the log device " + d.name + " takes the time, not the pool",
 				Evidence: []string{fmt.Sprintf("a request was at %[2]s for %[1]s of the time of the "+
 					"syncs", percent(busy), d.name), flush},
@@ -526,7 +526,7 @@ func (w *watch) slowParts() {
 					"use a mirrored log device with power-loss protection"},
 			})
 		case logs && r.Role == "" && mean >= slowLayer && busy >= 0.3 && w.bottom(d.name):
-			w.measured(Cause{
+			w.addMeasured(Cause{
 				Code: "pool-devices", Share: busy * 0.9, Title: "a data disk of the pool, " + d.name + ", is busy during the " +
 					"syncs, although there are log devices",
 				Evidence: []string{fmt.Sprintf("a request was at %[2]s for %[1]s of the time of the syncs; it is busy %s of all "+
@@ -535,7 +535,7 @@ func (w *watch) slowParts() {
 				Next: []string{"`zpool iostat -vl " + w.poolName() + " 5`", "find other programs that write to the pool"},
 			})
 		case w.bottom(d.name) && mean >= long && r.Queue < deepQueue:
-			w.measured(Cause{
+			w.addMeasured(Cause{
 				Code: "slow-device", Share: at * (1 - w.share(t.flight.of(i,
 					sumOthers))), Title: "the device " + d.name + " itself is slow to write or to flush",
 				Evidence: []string{fmt.Sprintf("a sync takes %s on average; %s of that time it waits for "+
@@ -546,7 +546,7 @@ func (w *watch) slowParts() {
 						"their cache at each flush"},
 			})
 		case !w.bottom(d.name) && mean >= slowLayer && at >= 0.4:
-			w.measured(Cause{
+			w.addMeasured(Cause{
 				Code: "slow-layer", Share: at, Title: "the time is lost in " + d.name + ": requests wait there while nothing is " +
 					"in flight below",
 				Evidence: []string{fmt.Sprintf("a sync takes %s on average, %s of that there", seconds(mean), percent(at)), flush},
@@ -557,7 +557,7 @@ func (w *watch) slowParts() {
 	}
 
 	if above := w.share(placeNowhere); mean >= 5*slowLayer && above >= 0.5 {
-		w.measured(Cause{
+		w.addMeasured(Cause{
 			Code: "above-devices", Share: above * 0.6, Title: "syncs wait above the devices: for the journal, for each " +
 				"other, for a limit or for a CPU",
 			Evidence: []string{fmt.Sprintf("a sync takes %s on average; for %s of that no device had a request", seconds(mean),
@@ -618,10 +618,10 @@ func (w *watch) queues() {
 	switch {
 	case best == nil:
 	case w.total() > 0:
-		w.measured(*best)
+		w.addMeasured(*best)
 	default:
 		best.score = scoreRunning
-		w.possible(*best)
+		w.addPossible(*best)
 	}
 }
 
@@ -632,7 +632,7 @@ func (w *watch) commits() {
 		mean := float64(c.sum) / float64(c.n) / 1e9
 		busy := min(1, float64(c.sum)/float64(max(t.traced, 1)))
 		if (mean >= slowCommit || float64(c.most)/1e9 >= 10*slowCommit) && busy >= leastShare {
-			w.possible(Cause{
+			w.addPossible(Cause{
 				Code: "slow-commits", Title: "journal commits are slow, and syncs wait for them", score: busy / 2,
 				Evidence: []string{fmt.Sprintf("%d commits, %s on average, %s at most: %s of the time", c.n, seconds(mean),
 					seconds(float64(c.most)/1e9), percent(busy))},
@@ -659,7 +659,7 @@ func (w *watch) commits() {
 
 	if time.Duration(most) >= slowTxg {
 		busy := min(1, float64(sum)/float64(max(w.elapsed, 1)))
-		w.possible(Cause{
+		w.addPossible(Cause{
 			Code: "slow-commits", Title: "transaction groups of zpool " + z.pool + " are slow to write, and syncs stall " +
 				"behind them", score: 0.2 + 0.6*busy,
 			Evidence: []string{fmt.Sprintf("%d transaction groups; the slowest took %s to write, the largest had %d MiB", n,
@@ -680,7 +680,7 @@ func (w *watch) starved() {
 
 	if whole > 0 {
 		share := float64(delay) / float64(whole)
-		w.measured(Cause{
+		w.addMeasured(Cause{
 			Code: "cpu", Share: share, Title: "the processes that sync wait for a CPU",
 			Evidence: []string{fmt.Sprintf("their %d threads were ready but not running for %s of the time", len(w.cpu),
 				percent(share)), fmt.Sprintf("CPU pressure: %s of the time", known(w.report.Host.CPUPressure))},
@@ -689,7 +689,7 @@ func (w *watch) starved() {
 	}
 
 	if s := w.report.Host.Steal; s >= leastShare {
-		w.measured(Cause{
+		w.addMeasured(Cause{
 			Code: "steal", Share: s, Title: "the hypervisor gives the CPUs of this machine to others",
 			Evidence: []string{fmt.Sprintf("steal: %s of CPU time",
 				percent(s))}, Next: []string{"`vmstat 1 5` (column st)", "move to a less crowded host"},
@@ -721,10 +721,10 @@ func (w *watch) starved() {
 
 	switch {
 	case share >= leastShare:
-		w.measured(Cause{Code: "memory", Share: share, Title: "memory is short", Evidence: evidence,
+		w.addMeasured(Cause{Code: "memory", Share: share, Title: "memory is short", Evidence: evidence,
 			Next: []string{"`cat /proc/pressure/memory`", "`free -m`"}})
 	case grown:
-		w.possible(Cause{Code: "memory", Title: "the control group of a process that syncs has reached its memory limit",
+		w.addPossible(Cause{Code: "memory", Title: "the control group of a process that syncs has reached its memory limit",
 			Evidence: evidence, Next: []string{"raise its memory limit"}, score: scoreFull})
 	}
 }

@@ -349,7 +349,7 @@ func (w *watch) run(ctx context.Context) {
 			w.elapsed = time.Since(begin)
 			return
 		case now := <-tick.C:
-			w.look()
+			w.sampleOften()
 			if w.tracer != nil {
 				w.tracer.step(now)
 			}

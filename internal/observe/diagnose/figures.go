@@ -37,7 +37,7 @@ func (w *watch) finish(ctx context.Context) {
 	}
 
 	if w.zfs != nil {
-		w.lookScan(ctx, w.zfs.pool)
+		w.findZpoolScan(ctx, w.zfs.pool)
 	}
 
 	w.causes()
@@ -443,8 +443,8 @@ func (c *commitTimes) end(id int64, at uint64) {
 	c.most = max(c.most, at-from)
 }
 
-// take handles an event of the journal; it returns false for other events.
-func (c *commitTimes) take(r *tracepoint.Record) bool {
+// handleEvent handles an event of the journal; it returns false for other events.
+func (c *commitTimes) handleEvent(r *tracepoint.Record) bool {
 	switch r.Event.Name {
 	case "jbd2:jbd2_start_commit":
 		c.start(r.Event.Int(r.Raw, "transaction"), r.Time)

@@ -142,13 +142,13 @@ func (w *watch) end() {
 		t.read(true)
 	}
 	w.stop = w.sample()
-	w.lookSeldom()
+	w.sampleSeldom()
 	w.readDirty()
 	w.report.Seconds = w.elapsed.Seconds()
 }
 
-// look takes the samples of every step.
-func (w *watch) look() {
+// sampleOften takes the samples of every step.
+func (w *watch) sampleOften() {
 	w.looks++
 	for _, l := range w.stack.Devices() {
 		before := monotonic()
@@ -167,12 +167,12 @@ func (w *watch) look() {
 	w.lookOperations()
 	w.readDirty()
 	if w.looks%10 == 1 {
-		w.lookSeldom()
+		w.sampleSeldom()
 	}
 }
 
-// lookSeldom takes the samples of every second.
-func (w *watch) lookSeldom() {
+// sampleSeldom takes the samples of every second.
+func (w *watch) sampleSeldom() {
 	h := &w.report.Host
 	for line := range strings.Lines(slurp("/proc/meminfo")) {
 		f := strings.Fields(line)

@@ -22,7 +22,7 @@ func (w *watch) settings(ctx context.Context) error {
 	for _, l := range layers {
 		switch {
 		case l.Kind == stack.InMemory:
-			w.lie("memory-only", l.Name+" is memory: a power failure loses data synced there",
+			w.addLie("memory-only", l.Name+" is memory: a power failure loses data synced there",
 				[]string{"the filesystem is " + l.FSType}, "move the data to a disk, or turn syncs off")
 		case l.Kind == stack.Network:
 			w.missing("the layers below "+l.Name, "it is on another machine (%s): run diagnose there", l.Mount.Source)
@@ -36,7 +36,7 @@ func (w *watch) settings(ctx context.Context) error {
 			if strings.Contains(o, "barrier") {
 				next = "`mount -o remount," + withBarriers(o) + " " + l.Mount.Point + "`"
 			}
-			w.lie("barrier-off", l.Name+" does not pass syncs on to its device: it is mounted with "+o,
+			w.addLie("barrier-off", l.Name+" does not pass syncs on to its device: it is mounted with "+o,
 				[]string{"mount option " + o + " of " + l.Mount.Source,
 					"a power failure loses synced data that is still in a cache"},
 				next, "fix this before you look at speed")
@@ -44,7 +44,7 @@ func (w *watch) settings(ctx context.Context) error {
 
 		if d := l.Device; d != nil {
 			if why := d.HiddenCache(); why != "" {
-				w.lie("cache-lie", l.Name+" is configured as having no volatile write cache, but "+why+": the kernel drops the "+
+				w.addLie("cache-lie", l.Name+" is configured as having no volatile write cache, but "+why+": the kernel drops the "+
 					"flushes",
 					[]string{l.Name + ": write through"}, "`cat /sys/block/"+l.Name+"/queue/write_cache`", "`echo 'write back' > "+
 						"/sys/block/"+l.Name+"/queue/write_cache`")
@@ -52,7 +52,7 @@ func (w *watch) settings(ctx context.Context) error {
 		}
 
 		if l.Device != nil && l.Device.Kind == blockdev.Memory {
-			w.lie("memory-only", l.Name+" is memory: a power failure loses data synced there",
+			w.addLie("memory-only", l.Name+" is memory: a power failure loses data synced there",
 				[]string{"the device is " + l.Name}, "move the data to a disk, or turn syncs off")
 		}
 	}
@@ -61,7 +61,7 @@ func (w *watch) settings(ctx context.Context) error {
 		w.missing("the layers below", "%s", w.stack.Hidden)
 	}
 
-	w.zfs = w.lookZFS(ctx)
+	w.zfs = w.readZFS(ctx)
 	return ctx.Err()
 }
 
@@ -72,8 +72,8 @@ func withBarriers(o string) string {
 	return "barrier=1"
 }
 
-// lie adds a certain cause: a layer that drops syncs.
-func (w *watch) lie(code, title string, evidence []string, next ...string) {
+// addLie adds a certain cause: a layer that drops syncs.
+func (w *watch) addLie(code, title string, evidence []string, next ...string) {
 	w.report.Causes = append(w.report.Causes, Cause{Code: code, Share: -1, Confidence: Certain, Title: title,
 		Evidence: evidence, Next: next, score: scoreLie})
 }
@@ -274,8 +274,8 @@ type zfsFacts struct {
 	tx            map[string]int64 // counters of waits
 }
 
-// lookZFS reads the settings of the datasets, and the counters of the pool at the start. It returns nil without ZFS.
-func (w *watch) lookZFS(ctx context.Context) *zfsFacts {
+// readZFS reads the settings of the datasets, and the counters of the pool at the start. It returns nil without ZFS.
+func (w *watch) readZFS(ctx context.Context) *zfsFacts {
 	var z *zfsFacts
 	for _, l := range w.stack.Layers {
 		if l.Dataset == "" {
@@ -297,7 +297,7 @@ func (w *watch) lookZFS(ctx context.Context) *zfsFacts {
 		for _, r := range rows {
 			switch {
 			case r[0] == "sync" && r[1] == "disabled":
-				w.lie("sync-disabled", l.Dataset+" does not sync: sync=disabled",
+				w.addLie("sync-disabled", l.Dataset+" does not sync: sync=disabled",
 					[]string{"sync=disabled (" + r[2] + ")", "a power failure loses the data synced in the last seconds"},
 					"`zfs inherit sync "+l.Dataset+"`, or `zfs set sync=standard "+l.Dataset+"`", "fix this before you look at speed")
 			case r[0] == "logbias" && r[1] == "throughput":
@@ -331,12 +331,12 @@ func (w *watch) lookZFS(ctx context.Context) *zfsFacts {
 	}
 
 	z.tx = kstat("/proc/spl/kstat/zfs/dmu_tx")
-	w.lookScan(ctx, z.pool)
+	w.findZpoolScan(ctx, z.pool)
 	return z
 }
 
-// lookScan finds out whether a scrub or resilver is running.
-func (w *watch) lookScan(ctx context.Context, pool string) {
+// findZpoolScan finds out whether a scrub or resilver is running.
+func (w *watch) findZpoolScan(ctx context.Context, pool string) {
 	out, err := zfs.Zpool.Output(ctx, "status", pool)
 	if err != nil {
 		w.missing("scrub and resilver of zpool "+pool, "%v", err)

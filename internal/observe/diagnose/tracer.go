@@ -317,7 +317,7 @@ func (t *tracer) read(all bool) {
 			t.young = slices.Clone(records[i:])
 			break
 		}
-		t.take(&records[i])
+		t.handleRecord(&records[i])
 	}
 
 	t.forget()
@@ -337,7 +337,7 @@ func (t *tracer) forget() {
 	}
 }
 
-func (t *tracer) take(r *tracepoint.Record) {
+func (t *tracer) handleRecord(r *tracepoint.Record) {
 	e := r.Event
 	system, name, _ := strings.Cut(e.Name, ":")
 	if system == "syscalls" {
@@ -349,7 +349,7 @@ func (t *tracer) take(r *tracepoint.Record) {
 		return
 	}
 
-	if t.commits.take(r) {
+	if t.commits.handleEvent(r) {
 		return
 	}
 

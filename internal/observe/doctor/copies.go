@@ -101,18 +101,18 @@ func (f *Facts) findCopies(ctx context.Context, limit time.Duration, tracker *pr
 	t.tracker = tracker
 	defer t.close()
 
-	t.open(candidates, part(0.3))
+	t.openPlaces(candidates, part(0.3))
 	tracker.Start("listing directories", 0, 0)
-	if err := t.list(ctx, part(0.5)); err != nil {
+	if err := t.listDirectories(ctx, part(0.5)); err != nil {
 		return nil, err
 	}
 
 	tracker.Start("comparing trees", 0, 0)
-	if err := t.compare(ctx, part(0.85)); err != nil {
+	if err := t.comparePairs(ctx, part(0.85)); err != nil {
 		return nil, err
 	}
 
-	if err := t.sample(ctx, part(1)); err != nil {
+	if err := t.compareSample(ctx, part(1)); err != nil {
 		return nil, err
 	}
 

@@ -220,7 +220,7 @@ func TestHangingCheck(t *testing.T) {
 		<-release
 		return nil
 	}}
-	r, err := hangs.do(t.Context(), &HostRequest{PatienceEach: time.Millisecond}, Report{Check: "hangs"})
+	r, err := hangs.runLimited(t.Context(), &HostRequest{PatienceEach: time.Millisecond}, Report{Check: "hangs"})
 	if !errs.Is(err, errs.Unsupported) || r.Check != "hangs" || r.Summary != "" {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -229,7 +229,7 @@ func TestHangingCheck(t *testing.T) {
 		c.Summary = "some of it"
 		return ctx.Err()
 	}}
-	r, err = slow.do(t.Context(), &HostRequest{PatienceEach: time.Millisecond}, Report{Check: "slow"})
+	r, err = slow.runLimited(t.Context(), &HostRequest{PatienceEach: time.Millisecond}, Report{Check: "slow"})
 	if !errors.Is(err, context.DeadlineExceeded) || r.Summary != "some of it" {
 		t.Errorf("%+v, %v", r, err)
 	}

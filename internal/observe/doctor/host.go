@@ -96,9 +96,9 @@ func Checks() [][2]string {
 // graceEach is how long a check may take to notice that its time is over.
 const graceEach = 3 * time.Second
 
-// do does one check. What hangs in the kernel can make those hang who look at it, and
+// runLimited does one check. What hangs in the kernel can make those hang who look at it, and
 // nothing ends that: such a check is left behind, with what it has found.
-func (c check) do(ctx context.Context, q *HostRequest, empty Report) (Report, error) {
+func (c check) runLimited(ctx context.Context, q *HostRequest, empty Report) (Report, error) {
 	mine, cancel := context.WithTimeout(ctx, q.PatienceEach)
 	defer cancel()
 	type result struct {
@@ -151,7 +151,7 @@ func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
 		q.Tracker.Start("checking for "+c.title, 0, 0)
 		r := Report{Check: c.name, Title: c.title, Status: OK, Measured: []Figure{}, Findings: []Finding{}}
 		start := time.Now()
-		r, err := c.do(ctx, &q, r)
+		r, err := c.runLimited(ctx, &q, r)
 		if ctx.Err() != nil {
 			return nil, errs.Wrap("doctor", "", ctx.Err())
 		}

@@ -89,8 +89,8 @@ func contained() bool {
 	return ns != "" && ns != first
 }
 
-// outside says so, for summaries.
-func outside() string {
+// hiddenByContainer says so, for summaries.
+func hiddenByContainer() string {
 	if contained() {
 		return "; processes outside of this container and their mounts are not visible"
 	}
@@ -101,7 +101,7 @@ func outside() string {
 // that is those that even root may not (in a container, the host's).
 type blind map[int]bool
 
-func (b blind) note(pid int, err error) {
+func (b blind) record(pid int, err error) {
 	if errors.Is(err, fs.ErrPermission) {
 		b[pid] = true
 	}
@@ -136,8 +136,8 @@ func namespaces(ctx context.Context) ([]mount.Namespace, string, error) {
 	return nil, "", err
 }
 
-// where says for people which namespace it is, "" for our own.
-func where(n mount.Namespace) string {
+// inNamespace says for people which namespace it is, "" for our own.
+func inNamespace(n mount.Namespace) string {
 	switch {
 	case n.Own:
 		return ""
@@ -155,8 +155,8 @@ func where(n mount.Namespace) string {
 	return fmt.Sprintf(" in mount namespace %d", n.ID)
 }
 
-// inside is a command that runs in a namespace.
-func inside(n mount.Namespace, command string) string {
+// commandInside is a command that runs in a namespace.
+func commandInside(n mount.Namespace, command string) string {
 	switch {
 	case n.Own:
 		return command

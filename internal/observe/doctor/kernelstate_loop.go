@@ -64,8 +64,8 @@ func loopDevices() ([]loopDevice, error) {
 	return out, nil
 }
 
-// open opens the file behind the device, if it can be found by its name.
-func (l loopDevice) open(flags int) (*os.File, error) {
+// openFile opens the file behind the device, if it can be found by its name.
+func (l loopDevice) openFile(flags int) (*os.File, error) {
 	if l.deleted {
 		return nil, fs.ErrNotExist
 	}
@@ -95,7 +95,7 @@ func directAlign(f *os.File, l loopDevice) int {
 	}
 
 	// Before Linux 6.1, and filesystems that do not say.
-	direct, err := l.open(unix.O_DIRECT)
+	direct, err := l.openFile(unix.O_DIRECT)
 	if err != nil {
 		return 0
 	}
@@ -155,7 +155,7 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Report) error {
 			continue
 		}
 
-		f, err := l.open(0)
+		f, err := l.openFile(0)
 		if err != nil {
 			hidden++
 			continue
@@ -271,7 +271,7 @@ func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace)
 				name = named(m.Source) // btrfs: its mounts have numbers of their own
 			}
 			if name != "" {
-				use(name, "mounted at %s%s", printable(m.Point), where(n))
+				use(name, "mounted at %s%s", printable(m.Point), inNamespace(n))
 			}
 		}
 	}
@@ -325,7 +325,7 @@ func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace)
 		base := dir + "/fd"
 		fds, err := os.ReadDir(base)
 		if err != nil {
-			unseen.note(pid, err)
+			unseen.record(pid, err)
 			return
 		}
 
@@ -489,7 +489,7 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Report) (opened bool,
 		c.Summary += missed
 	}
 
-	c.Summary += outside()
+	c.Summary += hiddenByContainer()
 	return opened, nil
 }
 

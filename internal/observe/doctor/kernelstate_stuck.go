@@ -255,16 +255,16 @@ func failedFilesystems(ctx context.Context, c *Report) error {
 			switch {
 			case m.Has("shutdown") || m.Has("emergency_ro"):
 				f.Code, f.Title = "filesystem-shutdown", fmt.Sprintf("the filesystem at %s%s has shut itself down after an error",
-					printable(m.Point), where(n))
+					printable(m.Point), inNamespace(n))
 				f.Why = "It accepts no more writes; data that was not on disk yet may be lost."
 			case hasOption(m.Super, "ro") && hasOption(m.Options, "rw") && !alwaysReadOnly[m.FSType]:
 				f.Code, f.Title = "filesystem-readonly", fmt.Sprintf("the filesystem at %s%s was mounted read-write and has "+
-					"become read-only", printable(m.Point), where(n))
+					"become read-only", printable(m.Point), inNamespace(n))
 				f.Why = "Filesystems become read-only after an error in themselves or in the device below. Nothing can be " +
 					"written any more, and data that was not on disk yet may be lost."
 			case m.FSType == "xfs" && xfsDown(ctx, n, m):
 				f.Code, f.Title = "filesystem-shutdown", fmt.Sprintf("the XFS at %s%s has shut itself down after an error",
-					printable(m.Point), where(n))
+					printable(m.Point), inNamespace(n))
 				f.Why = "Every access fails; data that was not on disk yet may be lost."
 			default:
 				continue

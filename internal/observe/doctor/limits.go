@@ -158,7 +158,7 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 	err := eachProcess(ctx, func(pid int, base string) {
 		fds, err := os.ReadDir(base + "/fd")
 		if err != nil {
-			unseen.note(pid, err)
+			unseen.record(pid, err)
 			return
 		}
 

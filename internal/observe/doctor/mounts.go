@@ -62,8 +62,8 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 			inside, volume := false, ""
 			if isLoop {
 				inside, volume = l.inPool(q.Pool)
-			} else if t := trees.of(m); t != "" {
-				inside, volume = true, trees.volume(t, q.Pool)
+			} else if t := trees.objectOf(m); t != "" {
+				inside, volume = true, trees.volumeOf(t, q.Pool)
 			}
 
 			lost, gone := inside && volume == "", isLoop && l.deleted
@@ -76,7 +76,7 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 				continue
 			}
 
-			measured := []Figure{words("mount", "mounted at", printable(m.Point)+where(n)),
+			measured := []Figure{words("mount", "mounted at", printable(m.Point)+inNamespace(n)),
 				words("fs", "filesystem", m.FSType+" of "+printable(m.Source))}
 			for _, p := range n.Processes[:min(len(n.Processes), 5)] {
 				if !n.Own {
@@ -84,7 +84,7 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 				}
 			}
 
-			if t := trees.of(m); t != "" {
+			if t := trees.objectOf(m); t != "" {
 				measured = append(measured, words("tree", "of the pool", t))
 			}
 
@@ -93,7 +93,7 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 				f := Finding{
 					Code: "mount-lost", Severity: Warning, Subject: m.Point, Measured: measured,
 					Title: fmt.Sprintf("an object of the pool is mounted at %s%s, but no volume is attached there",
-						printable(m.Point), where(n)),
+						printable(m.Point), inNamespace(n)),
 					Why: "The object cannot be attached elsewhere or destroyed, and its space cannot be freed, while it is mounted.",
 					Do:  steps,
 				}
@@ -107,7 +107,7 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 					Code: "mount-deleted-image", Severity: Warning, Subject: m.Point,
 					Measured: append(measured, words("file", "image", printable(l.file)+" (deleted)"),
 						figure("size", "size", Bytes, l.SizeBytes)),
-					Title: fmt.Sprintf("the image mounted at %s%s has been deleted", printable(m.Point), where(n)),
+					Title: fmt.Sprintf("the image mounted at %s%s has been deleted", printable(m.Point), inNamespace(n)),
 					Why:   "It takes space until it is unmounted, no list of files shows it, and its content is lost with the mount.",
 					Do:    append([]Step{{Text: "copy the files you still need"}}, steps...),
 				})
@@ -128,7 +128,7 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 		c.Summary += "; the pool's own mounts could not be identified"
 	}
 
-	c.Summary += missed + outside()
+	c.Summary += missed + hiddenByContainer()
 	return nil
 }
 
@@ -168,7 +168,7 @@ func unmountSteps(ctx context.Context, n mount.Namespace, m mount.Entry) []Step 
 		steps = append(steps, Step{Text: printable(mount.FormatHolders(holders[:min(len(holders), 8)]))})
 	}
 
-	if cmd := inside(n, "umount "+word(m.Point)); cmd != "" {
+	if cmd := commandInside(n, "umount "+word(m.Point)); cmd != "" {
 		steps = append(steps, Step{"unmount it", []string{cmd}})
 	}
 
@@ -210,9 +210,9 @@ func poolTrees(p *PoolFacts, spaces []mount.Namespace) poolPart {
 	return poolPart{e.Dev, filepath.Join(e.Root, rel)}
 }
 
-// of is the path in the pool's directory of objects that m is a mount of, "" if it
-// is of something else.
-func (t poolPart) of(m mount.Entry) string {
+// objectOf is the path in the pool's directory objectOf objects that m is a mount objectOf, "" if it
+// is objectOf something else.
+func (t poolPart) objectOf(m mount.Entry) string {
 	if t.root == "" || m.Dev != t.dev {
 		return ""
 	}
@@ -223,8 +223,8 @@ func (t poolPart) of(m mount.Entry) string {
 	return ""
 }
 
-// volume is the volume whose mount shows the same object, "" if none is known.
-func (t poolPart) volume(object string, p *PoolFacts) string {
+// volumeOf is the volumeOf whose mount shows the same object, "" if none is known.
+func (t poolPart) volumeOf(object string, p *PoolFacts) string {
 	first, _, _ := strings.Cut(object, "/")
 	table, err := mount.Table("self")
 	if err != nil {
@@ -233,7 +233,7 @@ func (t poolPart) volume(object string, p *PoolFacts) string {
 
 	for _, e := range table {
 		if name := p.Mounts[e.Point]; name != "" {
-			if o, _, _ := strings.Cut(t.of(e), "/"); o == first {
+			if o, _, _ := strings.Cut(t.objectOf(e), "/"); o == first {
 				return name
 			}
 		}
@@ -372,7 +372,7 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Report) 
 
 			f := Finding{
 				Code: "mounts-many", Severity: Note, Subject: fmt.Sprintf("mnt:[%d]", n.ID), Why: whyMounts,
-				Title:    fmt.Sprintf("%d mounts%s", len(n.Table), where(n)),
+				Title:    fmt.Sprintf("%d mounts%s", len(n.Table), inNamespace(n)),
 				Measured: []Figure{figure("mounts", "mounts", Count, int64(len(n.Table)))},
 			}
 
@@ -391,7 +391,7 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Report) 
 
 			f.Do = []Step{
 				{"list them by type and source",
-					[]string{strings.TrimSpace(inside(n,
+					[]string{strings.TrimSpace(commandInside(n,
 						"findmnt -rn -o FSTYPE,SOURCE")) + " | cut -d/ -f1-4 | sort | uniq -c | sort -rn | head"}},
 				{Text: "unmount idle filesystems: datasets, subvolumes and volumes exist without being mounted (`pando umount " +
 					"VOLUME`; on ZFS `zfs set canmount=noauto DATASET`)"},

@@ -93,11 +93,11 @@ type grainKey struct {
 	through bool
 }
 
-// of is the largest of the physical blocks of d and of what it lies on. The page
+// blockBytes is the largest blockBytes the physical blocks blockBytes d and blockBytes what it lies on. The page
 // cache below a loop device without direct I/O writes whole pages, so what is below
 // that does not see how d is written: unless through, which is for writes that lie
-// across two pages instead of in one.
-func (g grains) of(d blockdev.Device, through bool) int {
+// across two pages instead blockBytes in one.
+func (g grains) blockBytes(d blockdev.Device, through bool) int {
 	k := grainKey{d.Number, through}
 	if n, ok := g[k]; ok {
 		return n
@@ -121,7 +121,7 @@ func (g grains) of(d blockdev.Device, through bool) int {
 		}
 
 		if below, err := blockdev.Lookup(st.Dev); err == nil {
-			n = max(n, g.of(below, through))
+			n = max(n, g.blockBytes(below, through))
 		}
 	case blockdev.Mapper, blockdev.RAID, blockdev.Partition:
 		below, err := d.Below()
@@ -129,7 +129,7 @@ func (g grains) of(d blockdev.Device, through bool) int {
 			break
 		}
 		for _, x := range below {
-			n = max(n, g.of(x, through))
+			n = max(n, g.blockBytes(x, through))
 		}
 	}
 
@@ -139,7 +139,7 @@ func (g grains) of(d blockdev.Device, through bool) int {
 
 // partition is about one that does not begin where a block does.
 func (c *Report) findMisalignedPartition(d blockdev.Device, g grains) {
-	grain := g.of(d, true)
+	grain := g.blockBytes(d, true)
 	off := d.StartBytes % int64(grain)
 	if off == 0 && d.AlignOffset <= 0 || d.SizeBytes < smallPartition {
 		return
@@ -178,7 +178,7 @@ func (c *Report) findSmallBlocks(m mounted, g grains) bool {
 		return false
 	}
 
-	grain := g.of(d, false)
+	grain := g.blockBytes(d, false)
 	if int(sf.Bsize) < grain {
 		blockOption := "-b "
 		if m.FSType == "xfs" {
@@ -288,7 +288,7 @@ func (c *Report) findSmallAshift(ctx context.Context, pool string, g grains) err
 func nativeBytes(path string, g grains) int {
 	d, err := blockdev.LookupPath(path)
 	if err == nil {
-		return g.of(d, true)
+		return g.blockBytes(d, true)
 	}
 	var sf unix.Statfs_t
 	if unix.Statfs(path, &sf) != nil {

@@ -86,9 +86,9 @@ func (t *trees) close() {
 	}
 }
 
-// open opens what can be looked through: mounted filesystems of the pool, and
+// openPlaces opens what can be looked through: mounted filesystems of the pool, and
 // filesystems on its volumes.
-func (t *trees) open(datasets []Dataset, deadline time.Time) {
+func (t *trees) openPlaces(datasets []Dataset, deadline time.Time) {
 	table, err := mount.Table("self")
 	if err != nil {
 		t.c.skip("all filesystems: " + err.Error())
@@ -242,9 +242,9 @@ func (t *trees) late(deadline time.Time) bool {
 	return true
 }
 
-// list finds the directories that may be copies: all, to some depth. What is gone
+// listDirectories finds the directories that may be copies: all, to some depth. What is gone
 // or cannot be read meanwhile is left out.
-func (t *trees) list(ctx context.Context, deadline time.Time) error {
+func (t *trees) listDirectories(ctx context.Context, deadline time.Time) error {
 	var queue []*tree
 	for _, p := range t.places {
 		queue = append(queue, &tree{place: p})
@@ -411,7 +411,7 @@ func (c classes) join(a, b fileID) bool {
 	return true
 }
 
-func (t *trees) compare(ctx context.Context, deadline time.Time) error {
+func (t *trees) comparePairs(ctx context.Context, deadline time.Time) error {
 	groups := map[*tree]*TreeCopies{}
 	var order []*tree
 	claimed := claims{}
@@ -576,8 +576,8 @@ func sameFile(x, y *unix.Stat_t) bool {
 		(x.Mtim.Nsec == y.Mtim.Nsec || x.Mtim.Nsec == 0 || y.Mtim.Nsec == 0)
 }
 
-// sample reads blocks of files that are said to be copies, and compares.
-func (t *trees) sample(ctx context.Context, deadline time.Time) error {
+// compareSample reads blocks of files that are said to be copies, and compares.
+func (t *trees) compareSample(ctx context.Context, deadline time.Time) error {
 	rand.Shuffle(len(t.draw.kept), func(i, j int) { t.draw.kept[i], t.draw.kept[j] = t.draw.kept[j], t.draw.kept[i] })
 	x, y := make([]byte, sampleBytes), make([]byte, sampleBytes)
 	for _, m := range t.draw.kept {

@@ -79,7 +79,7 @@ func look(t *testing.T, limit time.Duration, dirs ...string) *Copies {
 		tr.places = append(tr.places, p)
 	}
 	end := time.Now().Add(limit)
-	for _, f := range []func(context.Context, time.Time) error{tr.list, tr.compare, tr.sample} {
+	for _, f := range []func(context.Context, time.Time) error{tr.listDirectories, tr.comparePairs, tr.compareSample} {
 		if err := f(t.Context(), end); err != nil {
 			t.Fatal(err)
 		}
@@ -254,7 +254,7 @@ func TestCopiesOutOfTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	tr.places = append(tr.places, p)
-	if err := tr.list(ctx, time.Now().Add(time.Minute)); !errs.Is(err, errs.Canceled) {
+	if err := tr.listDirectories(ctx, time.Now().Add(time.Minute)); !errs.Is(err, errs.Canceled) {
 		t.Errorf("interrupted: %v", err)
 	}
 }

@@ -311,7 +311,7 @@ func (s *syncTracer) drainUpTo(end uint64) {
 	s.lost = lost
 	for _, r := range records {
 		if r.Time > s.cut && r.Time <= end {
-			s.take(r)
+			s.handleRecord(r)
 		}
 	}
 
@@ -322,7 +322,7 @@ func (s *syncTracer) drainUpTo(end uint64) {
 
 const maxBegun = 1 << 16
 
-func (s *syncTracer) take(r tracepoint.Record) {
+func (s *syncTracer) handleRecord(r tracepoint.Record) {
 	e := r.Event
 	system, name, _ := strings.Cut(e.Name, ":")
 	switch {

@@ -280,7 +280,7 @@ func (d *device) filter(what string) string {
 	return fmt.Sprintf("dev == %d && %s", tracepoint.KernelDev(d.dev.Number), what)
 }
 
-func (d *device) open() error {
+func (d *device) openCounters() error {
 	all := []error{
 		d.count("flush", queued, d.filter(isFlush), tracepoint.Everything),
 		d.count("fua", queued, d.filter(isFUA), tracepoint.Everything),

@@ -20,10 +20,10 @@ type fact struct {
 	remedy string
 }
 
-// lookAt collects the facts of all layers of a stack.
-func lookAt(ctx context.Context, s *stack.Stack) (out []fact) {
+// stackFacts collects the facts of all layers of a stack.
+func stackFacts(ctx context.Context, s *stack.Stack) (out []fact) {
 	for i, l := range s.Layers {
-		for _, f := range look(ctx, s, i, l) {
+		for _, f := range layerFacts(ctx, s, i, l) {
 			f.layer = i
 			out = append(out, f)
 		}
@@ -31,7 +31,7 @@ func lookAt(ctx context.Context, s *stack.Stack) (out []fact) {
 	return out
 }
 
-func look(ctx context.Context, s *stack.Stack, i int, l stack.Layer) []fact {
+func layerFacts(ctx context.Context, s *stack.Stack, i int, l stack.Layer) []fact {
 	switch l.Kind {
 	case stack.InMemory: // a filesystem or a device
 		if l.Device != nil {

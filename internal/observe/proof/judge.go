@@ -51,7 +51,7 @@ func (e *Evidence) Judge(load Load) Proof {
 	j.labels = make([]string, len(e.stack.Layers))
 	j.derived = make([]string, len(e.stack.Layers))
 	for i := range e.stack.Layers {
-		if x, ok := j.at(i); ok {
+		if x, ok := j.evidenceAt(i); ok {
 			j.device(i, x)
 		}
 	}
@@ -64,7 +64,7 @@ func (e *Evidence) Judge(load Load) Proof {
 
 	// The facts of a layer without counts explain flushes missing below it.
 	for _, f := range e.facts {
-		if _, ok := j.at(f.layer); !ok {
+		if _, ok := j.evidenceAt(f.layer); !ok {
 			j.fact(f)
 		}
 	}
@@ -78,7 +78,7 @@ func (e *Evidence) Judge(load Load) Proof {
 
 	j.sampled()
 	for _, f := range e.facts {
-		if _, ok := j.at(f.layer); ok {
+		if _, ok := j.evidenceAt(f.layer); ok {
 			j.fact(f)
 		}
 	}
@@ -102,7 +102,7 @@ type judge struct {
 	words    []string // to add at the end
 }
 
-func (j *judge) at(i int) (evidence, bool) {
+func (j *judge) evidenceAt(i int) (evidence, bool) {
 	l := j.stack.Layers[i]
 	if l.Device == nil {
 		return evidence{}, false
@@ -308,7 +308,7 @@ func (j *judge) above(i int) (int, bool) {
 			continue
 		}
 		depth = j.stack.Layers[k].Depth
-		if _, ok := j.at(k); ok {
+		if _, ok := j.evidenceAt(k); ok {
 			return k, true
 		}
 	}
@@ -317,7 +317,7 @@ func (j *judge) above(i int) (int, bool) {
 
 // counted reports whether a layer has figures of its own.
 func (j *judge) counted(i int) bool {
-	_, ok := j.at(i)
+	_, ok := j.evidenceAt(i)
 	return ok || j.stack.Layers[i].Kind == stack.Zpool && j.proof.Layers[i].Needed > 0
 }
 
@@ -325,7 +325,7 @@ func (j *judge) counted(i int) bool {
 // explains a failure.
 func (j *judge) explained(i int) bool {
 	if slices.ContainsFunc(j.facts, func(f fact) bool { return f.layer == i && f.result == Fail }) {
-		_, counted := j.at(i)
+		_, counted := j.evidenceAt(i)
 		return !counted
 	}
 	if j.counted(i) {

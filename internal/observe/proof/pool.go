@@ -37,7 +37,7 @@ func leaves(layers []stack.Layer, pool int) (out []int) {
 
 // countable returns the first devices with counts at or below a layer.
 func (j *judge) countable(i int) (out []int) {
-	if _, ok := j.at(i); ok {
+	if _, ok := j.evidenceAt(i); ok {
 		return []int{i}
 	}
 	for _, k := range children(j.stack.Layers, i) {
@@ -75,7 +75,7 @@ func (j *judge) pool(i int) {
 		}
 
 		for _, k := range j.countable(leaf) {
-			x, _ := j.at(k)
+			x, _ := j.evidenceAt(k)
 			a := j.writes(x)
 			if x.dev.dev.VolatileCache {
 				a = j.flushes(x)

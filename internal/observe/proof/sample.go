@@ -74,7 +74,7 @@ func (w *Watch) Sample(ctx context.Context, d time.Duration) error {
 			before = ^uint64(0)
 		}
 
-		s.take(records, lost, before)
+		s.processRecords(records, lost, before)
 	}
 
 	end := time.Now()
@@ -249,7 +249,7 @@ func needs(j *judge) (out []need) {
 
 	first := true
 	for i := range j.stack.Layers {
-		x, ok := j.at(i)
+		x, ok := j.evidenceAt(i)
 		if !ok {
 			continue
 		}
@@ -262,8 +262,8 @@ func needs(j *judge) (out []need) {
 	return out
 }
 
-// take processes the records that are settled before a time.
-func (s *sampler) take(records []tracepoint.Record, lost, before uint64) {
+// processRecords processes the records that are settled before a time.
+func (s *sampler) processRecords(records []tracepoint.Record, lost, before uint64) {
 	if lost > s.lost {
 		// The lost events are unknown, so all syncs in progress near them are skipped.
 		s.lost = lost

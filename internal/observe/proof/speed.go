@@ -75,7 +75,7 @@ func (j *judge) speed() {
 
 	for i := range j.proof.Layers {
 		p := &j.proof.Layers[i]
-		x, ok := j.at(i)
+		x, ok := j.evidenceAt(i)
 		if !ok || !p.VolatileCache || p.Role == "cache" || p.Role == "spare" {
 			continue
 		}

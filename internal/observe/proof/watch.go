@@ -41,7 +41,7 @@ type Watch struct {
 // the devices of a stack. Without root or tracepoints it does not fail, but counts less: Proof.Method says how.
 // Canceled; other errors are from the statistics of block devices. Close releases the counters.
 func New(ctx context.Context, s *stack.Stack) (*Watch, error) {
-	w := &Watch{stack: s, facts: lookAt(ctx, s), method: Tracepoints, finished: make(chan struct{})}
+	w := &Watch{stack: s, facts: stackFacts(ctx, s), method: Tracepoints, finished: make(chan struct{})}
 	if err := ctx.Err(); err != nil {
 		return nil, errs.Wrap("count syncs", s.Path, err)
 	}
@@ -52,7 +52,7 @@ func New(ctx context.Context, s *stack.Stack) (*Watch, error) {
 		}
 	}
 
-	if err := w.open(); err != nil {
+	if err := w.openCounters(); err != nil {
 		w.release()
 		w.method, w.noTraces = Statistics, err.Error()
 	}
@@ -65,10 +65,10 @@ func New(ctx context.Context, s *stack.Stack) (*Watch, error) {
 	return w, nil
 }
 
-// open opens the counters of devices and of the host.
-func (w *Watch) open() (err error) {
+// openCounters opens the counters of devices and of the host.
+func (w *Watch) openCounters() (err error) {
 	for _, d := range w.devices {
-		if err := d.open(); err != nil {
+		if err := d.openCounters(); err != nil {
 			return err
 		}
 	}

@@ -129,9 +129,9 @@ func In(ctx context.Context, table []mount.Entry, path string) (*Stack, error) {
 		if err != nil {
 			return nil, errs.Wrap(op, path, err)
 		}
-		b.device(d, 0, "")
+		b.addDevice(d, 0, "")
 	case unix.S_IFREG, unix.S_IFDIR:
-		b.path(real, 0)
+		b.addPath(real, 0)
 	default:
 		return nil, errs.New(errs.Unsupported, op, path, "is not a file, directory or block device")
 	}
@@ -183,8 +183,8 @@ func words(s string) map[string]bool {
 	return m
 }
 
-// path adds the filesystem of a path and the layers below it.
-func (b *builder) path(path string, depth int) {
+// addPath adds the filesystem of a addPath and the layers below it.
+func (b *builder) addPath(path string, depth int) {
 	m, ok := mount.At(b.table, path)
 	if !ok {
 		b.hide("the mount table does not show the filesystem of %s", path)
@@ -225,10 +225,10 @@ func (b *builder) path(path string, depth int) {
 		} else if _, err := os.Stat(upper); err != nil {
 			b.hide("the upper directory of the overlay is not visible from here: %s", upper)
 		} else {
-			b.path(upper, depth+1)
+			b.addPath(upper, depth+1)
 		}
 	default:
-		b.filesystem(&b.stack.Layers[len(b.stack.Layers)-1], path, depth+1)
+		b.addFilesystem(&b.stack.Layers[len(b.stack.Layers)-1], path, depth+1)
 	}
 }
 
@@ -242,8 +242,8 @@ func option(list, name string) string {
 	return ""
 }
 
-// filesystem adds the devices of a filesystem on block devices of this host.
-func (b *builder) filesystem(l *Layer, path string, depth int) {
+// addFilesystem adds the devices of a addFilesystem on block devices of this host.
+func (b *builder) addFilesystem(l *Layer, path string, depth int) {
 	fstype, source := l.FSType, l.Mount.Source
 	switch fstype {
 	case "zfs":
@@ -253,7 +253,7 @@ func (b *builder) filesystem(l *Layer, path string, depth int) {
 		devs, err := btrfsDevices(source)
 		if err == nil && len(devs) > 0 {
 			for _, d := range devs {
-				b.device(d, depth, "")
+				b.addDevice(d, depth, "")
 			}
 			return
 		}
@@ -261,9 +261,9 @@ func (b *builder) filesystem(l *Layer, path string, depth int) {
 
 	mounted := l.Mount
 	if d, err := blockdev.Lookup(mounted.Dev); err == nil {
-		b.device(d, depth, "")
+		b.addDevice(d, depth, "")
 		if log, ok := externalLog(mounted, d); ok {
-			b.device(log, depth, "log")
+			b.addDevice(log, depth, "log")
 		}
 		return
 	}
@@ -275,7 +275,7 @@ func (b *builder) filesystem(l *Layer, path string, depth int) {
 		return
 	}
 
-	b.device(d, depth, "")
+	b.addDevice(d, depth, "")
 }
 
 // externalLog finds the separate log device of a filesystem on data, if it has one.
@@ -309,8 +309,8 @@ func externalLog(m mount.Entry, data blockdev.Device) (blockdev.Device, bool) {
 	return d, err == nil && d.Number != data.Number
 }
 
-// device adds a block device and the layers below it.
-func (b *builder) device(d blockdev.Device, depth int, role string) {
+// addDevice adds a block addDevice and the layers below it.
+func (b *builder) addDevice(d blockdev.Device, depth int, role string) {
 	group := b.group
 	b.group = ""
 	if !b.add(Layer{Kind: Kind(d.Kind), Name: d.Name, Depth: depth, Role: role, Group: group, Device: &d}) {
@@ -335,7 +335,7 @@ func (b *builder) device(d blockdev.Device, depth int, role string) {
 			return
 		}
 
-		b.path(file, depth+1)
+		b.addPath(file, depth+1)
 	case blockdev.Zvol:
 		dataset, err := zvolDataset(d)
 		if err != nil {
@@ -355,7 +355,7 @@ func (b *builder) device(d blockdev.Device, depth int, role string) {
 			return
 		}
 		for _, x := range below {
-			b.device(x, depth+1, "")
+			b.addDevice(x, depth+1, "")
 		}
 	}
 }

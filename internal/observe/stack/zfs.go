@@ -25,7 +25,7 @@ func (b *builder) zpool(dataset string, depth int) {
 	for _, d := range devs {
 		b.group = d.group
 		if d.file != "" {
-			b.path(d.file, depth+1)
+			b.addPath(d.file, depth+1)
 			continue
 		}
 		x, err := blockdev.LookupPath(d.node)
@@ -33,7 +33,7 @@ func (b *builder) zpool(dataset string, depth int) {
 			b.hide("%s of zpool %s: %v", d.node, pool, err)
 			continue
 		}
-		b.device(x, depth+1, d.role)
+		b.addDevice(x, depth+1, d.role)
 	}
 }
 

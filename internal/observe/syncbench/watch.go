@@ -42,7 +42,7 @@ func (b *bench) prove(ctx context.Context, p *plan, stage string) (*Run, error) 
 	}
 
 	samples, err := b.start(ctx, p, b.Duration, stage, begin, func(ctx context.Context) error {
-		return look(ctx, w, b.Duration)
+		return sampleSyncs(ctx, w, b.Duration)
 	})
 	if err != nil {
 		return nil, err
@@ -60,8 +60,8 @@ func (b *bench) prove(ctx context.Context, p *plan, stage string) (*Run, error) 
 	return &r, nil
 }
 
-// look follows single syncs at some moments of a run. That the run ends meanwhile is no error.
-func look(ctx context.Context, w *proof.Watch, run time.Duration) error {
+// sampleSyncs follows single syncs at some moments of a run. That the run ends meanwhile is no error.
+func sampleSyncs(ctx context.Context, w *proof.Watch, run time.Duration) error {
 	each := min(sampleMost, max(sampleLeast, time.Duration(samplePart*float64(run)/sampleTimes)))
 	tick := time.NewTicker(run / (sampleTimes + 1))
 	defer tick.Stop()
