@@ -249,7 +249,7 @@ func aboutDir(err error, dir string) string {
 	return err.Error()
 }
 
-// copyAdopted copies an adopted directory, and copies what changed meanwhile again.
+// copyAdopted copies an adopted directory, and copies again the directories that changed during the copy.
 func (e *Engine) copyAdopted(
 	ctx context.Context, src *source, root *os.File, opt treecopy.Options, q ImportRequest, out *Imported,
 ) (treecopy.Totals, error) {

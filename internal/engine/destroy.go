@@ -202,7 +202,7 @@ type destroyItem struct {
 	att    catalog.MountRecord
 	has    bool
 	failed error
-	skip   bool          // gone meanwhile, or not wanted any more
+	skip   bool          // already destroyed, or no longer to be destroyed
 	left   []catalog.Row // objects that the driver could not remove
 	dev    uint64        // st_dev of the dataset that was mounted
 	heldBy string
