@@ -1,12 +1,9 @@
-// Package doctor looks at what a host has, and says what of it costs more than it
-// should and what to do about it. It only looks: nothing is ever changed.
-//
-// A check returns a Report: findings for people (and for programs that sort by
-// code), each with what was measured, why it matters and what to do; and the
-// facts that they were made from. What could not be found out is unknown, and
-// what is known to a few digits, or from samples, is a range: never a guess.
-//
-// A check more is a function more that returns a *Report.
+// Package doctor checks a host for known causes of lost data, leaks and slow storage, and suggests what to do about
+// them. It never changes anything.
+// A check returns a Report: findings for people (and for programs, by code), each with measurements, the reason why it
+// matters and the steps to take. Figures that could not be found out are unknown, and figures known to a few digits or
+// from samples are ranges: doctor never guesses.
+// To add a check, add a function that fills in a *Report.
 package doctor
 
 import (
@@ -14,7 +11,7 @@ import (
 	"slices"
 )
 
-// Severity says how much a finding matters. The words are those of fsck.
+// Severity is how much a finding matters, in the words of fsck.
 type Severity string
 
 // The severities. OK and Skipped are only the status of a check.
@@ -43,8 +40,8 @@ const (
 	Text    Unit = "text" // the figure is words
 )
 
-// Report is the result of one check. Fields of which a check has nothing to say are left out of its JSON form: checks
-// of Examine have no subject, and ZFS has no title, status or time.
+// Report is the result of one check. Its JSON form omits fields that a check does not set: checks of Examine set no
+// subject, and ZFS sets no title, status or time.
 type Report struct {
 	Check    string    `json:"check"`             // its name, stable: see docs/doctor.md; "zfs"
 	Title    string    `json:"title,omitempty"`   // what it looks for
@@ -71,9 +68,7 @@ func (r *Report) find(f Finding) {
 // Finding is something that a person should know.
 type Finding struct {
 	Code     string   `json:"code"`     // stable: see docs/zfs-dedup.md
-	Severity Severity `json:"severity"` //
-	// Subject is what of the host it is about, in the words that tools take: a
-	// mount point, a device, a zpool, a dataset, a golden; "" if the check says it.
+	Severity Severity `json:"severity"` // Subject is the affected part of the host, as tools name it: a mount point, a device, a zpool, a dataset, a golden; "" if it is the subject of the check.
 	Subject  string   `json:"subject,omitempty"`
 	Title    string   `json:"title"`    // one sentence without a full stop
 	Measured []Figure `json:"measured"` //
@@ -87,8 +82,8 @@ type Step struct {
 	Commands []string `json:"commands,omitempty"` // of a shell
 }
 
-// Figure is something measured: one value if Low is High, else a range that it is
-// in. In JSON it has value, or low and high, or the value null: unknown.
+// Figure is a measurement: one value if Low equals High, otherwise a range. Its JSON form has value, or low and high,
+// or the value null if it is unknown.
 type Figure struct {
 	Name      string  // stable: "ddt_in_core"
 	Label     string  // for people
@@ -99,7 +94,7 @@ type Figure struct {
 	Note      string  // what the figure is, or why it is unknown
 }
 
-// MarshalJSON leaves out what does not apply.
+// MarshalJSON omits fields that do not apply.
 func (f Figure) MarshalJSON() ([]byte, error) {
 	m := map[string]any{"name": f.Name, "unit": f.Unit, "label": f.Label}
 	switch {

@@ -11,13 +11,13 @@ import (
 	"pando/internal/base/progress"
 )
 
-// HostRequest says what Examine looks at.
+// HostRequest selects the checks of Examine.
 type HostRequest struct {
 	// Only are the names of the checks to do; nil: all.
 	Only []string
 	// Pool is Pando's pool on this host; nil: none, which is fine.
 	Pool *PoolFacts
-	// PatienceEach ends a check that takes longer, with what it has; 0: 20 s.
+	// PatienceEach limits the time of each check, which then reports what it has; 0: 20 s.
 	PatienceEach time.Duration
 	// Words renders hints of errors that findings repeat; nil: in neutral words.
 	Words   errs.Renderer
@@ -33,7 +33,7 @@ func (q *HostRequest) renderer() errs.Renderer {
 	return q.Words
 }
 
-// PoolFacts is what the checks need to know of a pool; this package knows no pools.
+// PoolFacts describes a pool for the checks, because this package does not know pools.
 type PoolFacts struct {
 	Dir     string // of the pool
 	Driver  string
@@ -93,11 +93,11 @@ func Checks() [][2]string {
 	return out
 }
 
-// graceEach is how long a check may take to notice that its time is over.
+// graceEach is the time a check has to notice its timeout.
 const graceEach = 3 * time.Second
 
-// runLimited does one check. What hangs in the kernel can make those hang who look at it, and
-// nothing ends that: such a check is left behind, with what it has found.
+// runLimited runs one check. A check of something that hangs in the kernel can hang, too, and cannot be stopped: it is
+// abandoned, and its findings are dropped.
 func (c check) runLimited(ctx context.Context, q *HostRequest, empty Report) (Report, error) {
 	mine, cancel := context.WithTimeout(ctx, q.PatienceEach)
 	defer cancel()
@@ -126,7 +126,7 @@ func (c check) runLimited(ctx context.Context, q *HostRequest, empty Report) (Re
 	}
 }
 
-// Examine does the checks, one after the other: they only look, and change nothing.
+// Examine runs the checks, one after the other; they change nothing.
 // A check that fails is reported as skipped with its reason; Examine itself fails only
 // for an unknown name (Invalid) or when ctx ends (Canceled).
 func Examine(ctx context.Context, q HostRequest) (*Examination, error) {

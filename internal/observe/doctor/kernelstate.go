@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelChecks look at mounts, loop devices, memory of the kernel, limits, programs.
+// kernelChecks returns the checks of mounts, loop devices, kernel memory, limits and programs.
 func kernelChecks() []check {
 	return []check{
 		{"pool", "a pool whose catalogue cannot be read", poolCheck},
@@ -32,7 +32,7 @@ func kernelChecks() []check {
 	}
 }
 
-// poolCheck says why the rest of the examination does not know the pool.
+// poolCheck reports why the other checks do not know the pool.
 func poolCheck(_ context.Context, q *HostRequest, c *Report) error {
 	if q.Pool == nil {
 		return skip("this host has no pool")

@@ -276,7 +276,7 @@ func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace)
 		}
 	}
 
-	// Filesystems that are in use, also if no mount of them can be seen.
+	// Filesystems that are in use, even if their mounts are not visible.
 	for _, pattern := range []string{"/sys/fs/*/loop*", "/sys/fs/btrfs/*/devices/loop*"} {
 		found, _ := filepath.Glob(pattern) // the patterns are valid
 		for _, p := range found {

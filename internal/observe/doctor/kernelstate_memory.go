@@ -182,7 +182,7 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Report) 
 	}
 }
 
-// swapFinding tells of swap space that lies on what needs memory to be written.
+// swapFinding reports swap space on layers that need memory to write.
 func swapFinding(ctx context.Context, c *Report, s swapSpace) {
 	st, err := stack.Of(ctx, s.path)
 	if err != nil {

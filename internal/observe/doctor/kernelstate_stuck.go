@@ -136,7 +136,7 @@ func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Report
 	}
 }
 
-// stuckTask tells where a task hangs.
+// stuckTask reports where a task hangs.
 func stuckTask(w waiting, pause time.Duration) Finding {
 	base := fmt.Sprintf("/proc/%d/task/%d", w.pid, w.tid)
 	f := Finding{
@@ -338,7 +338,7 @@ func readKernelLog() (map[string]deviceErrors, error) {
 	for range 1_000_000 {
 		n, err := unix.Read(fd, buf)
 		if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.EINTR) {
-			continue // EPIPE: messages were overwritten meanwhile
+			continue // EPIPE: messages were overwritten
 		}
 		if err != nil || n <= 0 {
 			break

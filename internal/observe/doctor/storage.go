@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// storageChecks look at filesystems, pools and disks.
+// storageChecks returns the checks of filesystems, pools and disks.
 func storageChecks() []check {
 	return []check{
 		{"sync-honoured", "filesystems, pools and programs that report syncs as done without doing them", checkSyncHonoured},

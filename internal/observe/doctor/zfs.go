@@ -15,7 +15,7 @@ import (
 	"pando/internal/linux/zfs"
 )
 
-// Facts are what is known of a zpool.
+// Facts describes a zpool.
 type Facts struct {
 	Pool           string            `json:"pool"`
 	Version        string            `json:"version"` // of the module
@@ -76,7 +76,7 @@ func (c Cloning) Shares() bool {
 	return c.Known && (c.Feature == "enabled" || c.Feature == "active") && c.Enabled != "0"
 }
 
-// ZFSRequest says what to look at.
+// ZFSRequest selects a zpool to examine.
 type ZFSRequest struct {
 	Pool    string        // name of an imported zpool
 	Limit   time.Duration // for looking for copies; the rest takes what it takes

@@ -58,7 +58,7 @@ func TestReadRefuses(t *testing.T) {
 		{"error", `{"error":{"kind":"invalid"}}`, errs.Invalid, "error message"},
 		{"other kind", with(`"kind":"pando bench sync"`, `"kind":"pando bench compare"`), errs.Invalid,
 			`"pando bench compare"`},
-		{"kind of a number", with(`"kind":"pando bench sync"`, `"kind":7`), errs.Invalid, "its kind cannot be a number"},
+		{"kind of a number", with(`"kind":"pando bench sync"`, `"kind":7`), errs.Invalid, "its kind must not be of type number"},
 		{"no format", with(`"format":1,`, ``), errs.Damaged, "the format is missing"},
 		{"newer", with(`"format":1,`, `"format":2,`), errs.TooNew, "format 2; this pando reads formats up to 1"},
 		{"newer, other fields", `{"kind":"pando bench sync","format":9,"runs":"elsewhere"}`, errs.TooNew, "format 9"},
@@ -75,14 +75,14 @@ func TestReadRefuses(t *testing.T) {
 			errs.Damaged, `"hm"`},
 		{"negative", with(`"syncs_per_second":`, `"syncs_per_second":-`), errs.Damaged, "run 1"},
 		{"too large", with(`"p50":`, `"p50":1e200,"x":`), errs.Damaged, "is out of range"},
-		{"overflow", with(`"p50":`, `"p50":1e999,"x":`), errs.Invalid, "cannot be a number"},
+		{"overflow", with(`"p50":`, `"p50":1e999,"x":`), errs.Invalid, "must not be of type number"},
 		{"percentiles decrease", with(`"p95":`, `"p95":1e-9,"x":`), errs.Damaged, "percentiles decrease"},
 		{"histogram falls", with(`"histogram":[`, `"histogram":[{"value":9,"count":1},`), errs.Damaged, "follows"},
 		{"time goes back", with(`"timeline":[`, `"timeline":[{"at":99,"length":1},`), errs.Damaged, "follows"},
 		{"a time line that stands", with(`"length":`, `"length":0,"x":`), errs.Damaged, "time line"},
 		{"a stall that ends before", with(`"stalls":[`, `"stalls":[{"from":2,"to":1},`), errs.Damaged, "stall ends"},
 		{"no time", with(`"writers":1,"seconds":30`, `"writers":1,"seconds":0,"x":30`), errs.Damaged, "took no time"},
-		{"runs of text", with(`"runs":[`, `"runs":["x",`), errs.Invalid, "its runs cannot be a string"},
+		{"runs of text", with(`"runs":[`, `"runs":["x",`), errs.Invalid, "its runs must not be of type string"},
 	} {
 		_, err := Parse([]byte(c.text), "x.json")
 		if errs.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.want) || errs.HintOf(err) == "" {
