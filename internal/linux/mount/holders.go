@@ -19,14 +19,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Holder is something that keeps a volume's mount, or the device under it,
-// busy: a process, or (with PID 0) a mount, a swap file, a block device.
+// Holder is something that keeps a volume's mount, or the device under it, busy: a
+// process, or (with PID 0) a mount, a swap file, a block device.
 type Holder struct {
 	PID     int    // of a process that holds it, or lives in the namespace that does; 0 if there is none
 	Command string // of the process, as in /proc/PID/comm
 	UID     int    // of the process
 
-	// How says what it holds, for people. Of a process: "cwd", "root", "exe",
+	// How describes what it holds, for users. Of a process: "cwd", "root", "exe",
 	// "fd 3 /path", "mmap /path". Else one phrase: "mount at /x/y below it",
 	// "mounted at /x in mount namespace 4026532617 (pid 77, containerd)",
 	// "swap file /x", "loop device /dev/loop7 on /x", "block device dm-0".
@@ -36,37 +36,35 @@ type Holder struct {
 	Mountpoint string // where the volume is mounted in MountNS; only of mounts
 }
 
-// Query says whose holders to find. Exactly one of Dev and Tree is set.
+// Query selects the volume whose holders to find. Exactly one of Dev and Tree must be set.
 type Query struct {
 	// Dev is the st_dev of the volume's own filesystem, which for ext4 and
 	// XFS is the number of the block device under it: holders of that device
-	// are found too, also when it is not mounted anywhere.
+	// are found as well, even if it is not mounted anywhere.
 	Dev uint64
 
-	// Tree is the directory whose bind mounts (see the function Tree) are
-	// looked for: the original, not the place where it is mounted.
+	// Tree is the directory whose bind mounts (see the function Tree) to find:
+	// the original, not the place where it is mounted.
 	Tree string
 
-	// At is where this mount namespace has the volume, or had it. A mount
-	// that is still there is what the caller knows about, so it and the
-	// copies of it that go with it (mount propagation) are not reported.
+	// At is the mount point of the volume in this mount namespace, now or
+	// before. The caller knows about a mount that is still there, so it and its
+	// propagated copies are not reported.
 	At string
 }
 
 const (
-	maxHolders = 64  // more help nobody
+	maxHolders = 64  // more would not help the user
 	maxHow     = 100 // of one process
 )
 
-// Holders finds what holds a volume, for the error that says that it is busy.
-// It looks at every process and reads the mount table of every mount
-// namespace, so it is for errors only. It stops after 64 holders. What comes
-// and goes meanwhile may or may not be seen.
+// Holders finds what holds a volume, for the error that reports it as busy. It inspects
+// every process and reads the mount table of every mount namespace, so it is for errors
+// only. It stops after 64 holders. Changes while it runs may or may not be seen.
 //
-// An error does not make the result worthless: holders found until then are
-// returned. Permission: not all processes may be looked at, there may be more.
-// Canceled: ctx ended. NotFound: Tree is not
-// there. Invalid: q says nothing, or too much.
+// With an error it also returns the holders found so far. Permission: not all processes
+// may be inspected, so there may be more. Canceled: ctx ended. NotFound: Tree does not
+// exist. Invalid: not exactly one of Dev and Tree is set.
 func Holders(ctx context.Context, q Query) ([]Holder, error) {
 	if (q.Dev == 0) == (q.Tree == "") {
 		return nil, errs.New(errs.Invalid, "find holders", "", "exactly one of Dev and Tree must be set")
@@ -77,8 +75,8 @@ func Holders(ctx context.Context, q Query) ([]Holder, error) {
 		return nil, errs.Wrap("find holders", q.Tree, err)
 	}
 
-	// A process that hangs in the kernel can make those hang who look at it;
-	// no context ends that, so the search may be left behind.
+	// A process that hangs in the kernel can block those that inspect it, and no
+	// context ends that, so the search may be abandoned.
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -113,15 +111,15 @@ func Holders(ctx context.Context, q Query) ([]Holder, error) {
 	return out, nil
 }
 
-// search is one run of Holders. One goroutine works on it; mu guards what
-// Holders takes away from it when it does not wait for its end.
+// search is one run of Holders. One goroutine works on it; mu guards the fields that
+// Holders reads when it abandons the search.
 type search struct {
 	q   Query
 	ctx context.Context
 
-	dev   uint64 // st_dev in mount tables: of btrfs it is not what stat(2) says
+	dev   uint64 // st_dev in mount tables: for btrfs it differs from that of stat(2)
 	root  string // of the tree in its filesystem; "" for a whole filesystem
-	at    uint64 // mount ID of what is at q.At, 0 if nothing
+	at    uint64 // mount ID of the mount at q.At, 0 if there is none
 	group string // peer group of that mount, to which umounts propagate; "" if none
 	ns    uint64 // our mount namespace
 	nsDev uint64 // st_dev of namespace files
@@ -143,18 +141,17 @@ func newSearch(ctx context.Context, q Query) *search {
 		known: map[uint64]struct{}{}}
 }
 
-// space is one view of a mount table: a process sees only what is below its
-// root directory.
+// space is one view of a mount table: a process sees only mounts below its root directory.
 type space struct{ ns, rootMount, rootIno uint64 }
 
-// node is what a path leads to.
+// node identifies the file at a path.
 type node struct {
 	dev, rdev, ino, mount uint64
 	block                 bool
 }
 
-// statNode follows path, also through the links of /proc, which lead to files that
-// have no name in this mount namespace.
+// statNode identifies the file at path. It follows links, including those of /proc, which
+// lead to files that have no name in this mount namespace.
 func statNode(path string) (node, error) {
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC,
@@ -199,7 +196,7 @@ func (s *search) prepare() error {
 	return s.locateVolume(own)
 }
 
-// locateVolume finds out how mount tables name the volume and its mount at q.At; own is the table of
+// locateVolume finds out how mount tables identify the volume and its mount at q.At. own is the table of
 // this process.
 func (s *search) locateVolume(own []tableEntry) error {
 	if s.q.Tree != "" {
@@ -218,7 +215,7 @@ func (s *search) locateVolume(own []tableEntry) error {
 
 	for _, m := range own {
 		if m.id == s.at && !s.isMountOf(m) {
-			s.at = 0 // something else is there by now
+			s.at = 0 // something else is mounted there now
 		} else if m.id == s.at {
 			s.group = m.peers
 		}
@@ -227,8 +224,8 @@ func (s *search) locateVolume(own []tableEntry) error {
 	return nil
 }
 
-// locateTree finds out how mount tables name the tree: by the device of its
-// filesystem and the path in it.
+// locateTree finds out how mount tables identify the tree: by the device of its filesystem
+// and the path in it.
 func (s *search) locateTree(own []tableEntry) error {
 	path, err := filepath.EvalSymlinks(s.q.Tree)
 	if err != nil {
@@ -302,15 +299,15 @@ func (s *search) searchAll() {
 	}
 }
 
-// isOver reports whether there is no use in going on.
+// isOver reports whether to end the search.
 func (s *search) isOver() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.closed || s.ctx.Err() != nil || len(s.processes) >= maxHolders
 }
 
-// noteDenied takes notice of an error about a process (0 is none in particular): what
-// vanished does not matter, what may not be seen does.
+// noteDenied records that a process, or with 0 an unknown one, may not be inspected. It
+// ignores other errors, such as those of processes that have ended.
 func (s *search) noteDenied(pid int, err error) {
 	if !errors.Is(err, fs.ErrPermission) {
 		return
@@ -323,7 +320,7 @@ func (s *search) noteDenied(pid int, err error) {
 	s.denied[pid] = struct{}{}
 }
 
-// denials are the processes that may not be looked at.
+// denials are the processes that may not be inspected.
 type denials map[int]struct{}
 
 func (d denials) String() string {
@@ -384,7 +381,7 @@ func (s *search) readProcess(pid int) {
 		}
 	}
 
-	// Threads may have directories of their own.
+	// Threads may have their own directories.
 	if len(how) == 0 {
 		for _, tid := range listNumbers(base + "/task") {
 			for _, link := range []string{"cwd", "root"} {
@@ -415,7 +412,7 @@ func (s *search) readProcess(pid int) {
 	s.addHolder(h)
 }
 
-// readFiles looks at the open files of a process.
+// readFiles finds the open files of a process that are on the volume.
 func (s *search) readFiles(base string, pid int) (how []string) {
 	f, err := os.Open(base + "/fd")
 	if err != nil {
@@ -444,7 +441,7 @@ func (s *search) readFiles(base string, pid int) (how []string) {
 	return how
 }
 
-// readMaps looks at the files that a process has mapped.
+// readMaps finds the mapped files of a process that are on the volume.
 func (s *search) readMaps(base string, pid int, exe string) (how []string) {
 	f, err := os.Open(base + "/maps")
 	if err != nil {
@@ -473,7 +470,7 @@ func (s *search) readMaps(base string, pid int, exe string) (how []string) {
 		}
 
 		if s.q.Tree != "" {
-			// The same addresses, but here without leading zeros.
+			// The names in map_files are the same addresses without leading zeros.
 			from, to, _ := strings.Cut(fields[0], "-")
 			n, err := statNode(base + "/map_files/" + strings.TrimLeft(from, "0") + "-" + strings.TrimLeft(to, "0"))
 			s.noteDenied(pid, err)
@@ -493,7 +490,7 @@ func (s *search) readMaps(base string, pid int, exe string) (how []string) {
 	return how
 }
 
-// readSwaps looks for swap space on the volume.
+// readSwaps finds swap files on the volume.
 func (s *search) readSwaps() {
 	b, err := os.ReadFile("/proc/swaps")
 	if err != nil {
@@ -510,8 +507,8 @@ func (s *search) readSwaps() {
 	}
 }
 
-// readDevices looks for block devices made of files on the volume or stacked on
-// its device.
+// readDevices finds loop devices of files on the volume, and block devices stacked on its
+// device.
 func (s *search) readDevices() {
 	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, file := range files {
@@ -535,10 +532,10 @@ func (s *search) readDevices() {
 	}
 }
 
-// hasBehind reports whether a loop device has a file of the volume behind it.
+// hasBehind reports whether a loop device is attached to a file of the volume.
 func (s *search) hasBehind(dev, path string) bool {
 	if s.q.Tree != "" {
-		// The device does not say through which mount its file was opened.
+		// The device does not record through which mount its file was opened.
 		n, err := statNode(path)
 		return err == nil && s.isVolume(n)
 	}
@@ -554,7 +551,7 @@ func (s *search) hasBehind(dev, path string) bool {
 	return err == nil && (info.Device == s.dev || info.Rdevice == s.dev)
 }
 
-// processName is the name of a process, made printable: processes choose it.
+// processName returns the name of a process, made printable, because processes choose it.
 func processName(base string) string {
 	b, _ := os.ReadFile(base + "/comm")
 	return printable(strings.TrimSuffix(string(b), "\n"))

@@ -6,14 +6,15 @@ import (
 	"unicode"
 )
 
-// maxNamed is how many holders of a sort FormatHolders names.
+// maxNamed is how many holders of each sort FormatHolders names.
 const maxNamed = 5
 
-// FormatHolders says who holds a volume, in one line for an error message:
+// FormatHolders lists the holders of a volume in one line for an error message:
 //
-//	held by pid 4242 (bash, uid 1000): cwd; pid 4300 (postgres): 3 open files, e.g. /x/base/1; mounted at /y in mount namespace 4026532617 (pid 77, containerd)
+//	held by pid 4242 (bash, uid 1000): cwd; pid 4300 (postgres): 3 open files, e.g. /x/base/1;
+//	mounted at /y in mount namespace 4026532617 (pid 77, containerd)
 //
-// It is "" if there are none.
+// It returns "" without holders.
 func FormatHolders(holders []Holder) string {
 	var processes, others []string
 	for _, h := range holders {
@@ -48,7 +49,7 @@ func firstFew(parts []string, what string) []string {
 	return parts
 }
 
-// formatHow condenses what one process holds.
+// formatHow summarizes what one process holds.
 func formatHow(how []string) string {
 	var out, open, mapped []string
 	for _, h := range how {
@@ -82,8 +83,8 @@ func formatHow(how []string) string {
 	return strings.Join(out, ", ")
 }
 
-// printable replaces what would disturb a line of text: file names and names of
-// processes may hold anything.
+// printable replaces characters that cannot be printed: names of files and processes may
+// contain any.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

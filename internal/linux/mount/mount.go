@@ -1,8 +1,8 @@
-// Package mount mounts filesystems with the kernel's file-descriptor based
-// calls (fsopen, fsmount, move_mount; Linux 5.2). A mount is first made
-// detached, held by a descriptor only: if the process dies, it is gone. Nothing
-// here reads the mount table, whose length other people decide, but Holders,
-// which is for explaining errors.
+// Package mount mounts filesystems with the kernel's file-descriptor based calls
+// (fsopen, fsmount, move_mount; Linux 5.2). A mount is first detached, held by a
+// descriptor only: if the process dies, it disappears. Mounting and unmounting never
+// read the mount table, whose length is not under Pando's control; only functions such
+// as Holders do, which explain errors.
 package mount
 
 import (
@@ -20,16 +20,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Detached is a mount that is not in any directory yet. Its root can be used
-// through Root; MoveTo puts it at a path; Close without MoveTo unmounts it.
+// Detached is a mount that is not attached to a directory yet. Open opens its root;
+// MoveTo attaches it to a path; Close without MoveTo unmounts it.
 type Detached struct {
 	root *os.File
 }
 
-// Device mounts the filesystem of type fstype on the block device source.
-// options are as in mount(8)'s -o, each "key" or "key=value". Damaged or
-// Invalid if the device does not hold such a filesystem. Access times are not
-// kept: reading a clone must not make it differ.
+// Device mounts the filesystem of type fstype on the block device source. options are
+// like those of mount(8)'s -o, each "key" or "key=value". Damaged or Invalid: the device
+// does not contain such a filesystem. Access times are not updated, because reading a
+// clone must not change it.
 func Device(fstype, source string, options []string, readOnly bool) (*Detached, error) {
 	log := newKernelLog(source)
 	defer log.close()
@@ -56,6 +56,7 @@ func Device(fstype, source string, options []string, readOnly bool) (*Detached, 
 		return e
 	}
 
+	// Open the filesystem with its options.
 	fsfd, err := unix.Fsopen(fstype, unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, fail("fsopen", -1, err)
@@ -87,6 +88,7 @@ func Device(fstype, source string, options []string, readOnly bool) (*Detached, 
 		return nil, fail("fsconfig create", fsfd, err)
 	}
 
+	// Mount it.
 	attr := unix.MOUNT_ATTR_NOATIME
 	if readOnly {
 		attr |= unix.MOUNT_ATTR_RDONLY
@@ -100,8 +102,7 @@ func Device(fstype, source string, options []string, readOnly bool) (*Detached, 
 	return detached(mfd, source)
 }
 
-// Tree makes a detached bind mount of the directory path (not of mounts below
-// it).
+// Tree makes a detached bind mount of the directory path, without mounts below it.
 func Tree(path string, readOnly bool) (*Detached, error) {
 	mfd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
@@ -138,9 +139,9 @@ func (d *Detached) Open() (*os.File, error) {
 	return os.NewFile(uintptr(fd), d.root.Name()), nil
 }
 
-// MoveTo puts the mount at the directory target, and returns what identifies
-// it there. A symbolic link is not followed. NotFound, Invalid if target is not
-// a directory. Until Close, the mount cannot be unmounted.
+// MoveTo attaches the mount to the directory target, and returns its identity there. It
+// does not follow a symbolic link. NotFound. Invalid: target is not a directory. The mount
+// cannot be unmounted until Close.
 func (d *Detached) MoveTo(target string) (kernel.MountInfo, error) {
 	fd := int(d.root.Fd())
 	info, err := kernel.MountAt(fd, "")
@@ -163,12 +164,12 @@ func (d *Detached) MoveTo(target string) (kernel.MountInfo, error) {
 // stNoSymFollow is ST_NOSYMFOLLOW of statfs(2).
 const stNoSymFollow = 0x2000
 
-// Attributes are the options of a mount itself, as far as they are not those of its filesystem:
-// who may run what on it, and whether reading it changes access times.
+// Attributes are the options of a mount itself, as opposed to those of its filesystem, such as
+// nosuid, nodev, noexec, and whether reading changes access times.
 type Attributes uint64
 
-// AttributesOf reads those of the mount that path is on. Of a filesystem that cannot answer any
-// more, they are those that Device sets.
+// AttributesOf returns the attributes of the mount that contains path. If the filesystem no longer
+// answers, it returns those that Device sets.
 func AttributesOf(path string) Attributes {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
@@ -196,10 +197,10 @@ func AttributesOf(path string) Attributes {
 	return a
 }
 
-// ReadOnly reports whether nothing can be written through the mount.
+// ReadOnly reports whether the mount is read-only.
 func (a Attributes) ReadOnly() bool { return a&unix.MOUNT_ATTR_RDONLY != 0 }
 
-// SetAttributes gives a mount, which nobody sees yet, those of another.
+// SetAttributes sets the attributes of a mount that is not attached yet.
 func (d *Detached) SetAttributes(a Attributes) error {
 	attr := unix.MountAttr{Attr_set: uint64(a), Attr_clr: unix.MOUNT_ATTR__ATIME}
 	if err := unix.MountSetattr(int(d.root.Fd()), "", unix.AT_EMPTY_PATH, &attr); err != nil {
@@ -208,8 +209,8 @@ func (d *Detached) SetAttributes(a Attributes) error {
 	return nil
 }
 
-// MoveToDir is MoveTo for a directory that the caller has opened: that one, wherever
-// somebody has moved it meanwhile. NotFound if it was removed.
+// MoveToDir is MoveTo for a directory that the caller has opened, even if another process
+// has moved it since. NotFound: it was removed.
 func (d *Detached) MoveToDir(dir *os.File) (kernel.MountInfo, error) {
 	defer runtime.KeepAlive(dir)
 	defer runtime.KeepAlive(d)
@@ -227,8 +228,8 @@ func (d *Detached) MoveToDir(dir *os.File) (kernel.MountInfo, error) {
 	return info, nil
 }
 
-// TakeBack undoes MoveTo and MoveToDir, wherever the mount is by now, even if somebody
-// uses it already.
+// TakeBack undoes MoveTo and MoveToDir, wherever the mount is now, even if a process
+// already uses it.
 func (d *Detached) TakeBack() error {
 	defer runtime.KeepAlive(d)
 	at := fmt.Sprintf("/proc/self/fd/%d", d.root.Fd())
@@ -264,9 +265,9 @@ func (d *Detached) Restrict(noSUID, noDev bool) error {
 // Info identifies the mount.
 func (d *Detached) Info() (kernel.MountInfo, error) { return kernel.MountAt(int(d.root.Fd()), "") }
 
-// Frozen reports whether the filesystem is frozen, without waiting for it. It asks the kernel to
-// reconfigure the filesystem and to change nothing, which the kernel refuses while that is frozen; one that
-// is not frozen drops what it caches of names, and ext4 also commits and says so in the kernel's log.
+// Frozen reports whether the filesystem is frozen, without waiting. It asks the kernel to reconfigure
+// the filesystem without any change, which the kernel refuses while the filesystem is frozen. Otherwise the
+// filesystem drops its cache of names, and ext4 also commits and writes a message to the kernel's log.
 func (d *Detached) Frozen() (bool, error) {
 	defer runtime.KeepAlive(d)
 	fd, err := unix.Fspick(int(d.root.Fd()), "", unix.FSPICK_CLOEXEC|unix.FSPICK_EMPTY_PATH)
@@ -281,7 +282,7 @@ func (d *Detached) Frozen() (bool, error) {
 	return false, errs.Wrap("mount", d.root.Name(), err)
 }
 
-// Close gives the mount up: if it was not attached, it is unmounted.
+// Close releases the mount. If it was not attached, that unmounts it.
 func (d *Detached) Close() error {
 	if d.root == nil {
 		return nil
@@ -291,19 +292,19 @@ func (d *Detached) Close() error {
 	return err
 }
 
-// forkWait bounds how long a child that another goroutine has just made may keep
-// copies of what this process has closed: the kernel closes them in exec, but after
-// it has let the parent go on, so that nothing (not syscall.ForkLock either) tells
-// when. Twice this is what an unmount of something in use takes longer.
+// forkWait bounds how long a child that another goroutine has just started may keep
+// copies of descriptors that this process has closed. The kernel closes them in exec, but
+// only after the parent has resumed, so nothing, not even syscall.ForkLock, shows when.
+// An unmount of a busy mount takes up to twice this time longer.
 const forkWait = 16 * time.Millisecond
 
-// Unmount takes away the topmost mount at target, and its propagated copies in
-// other mount namespaces. It is never lazy: InUse if something holds one of
-// them (see Holders), NotFound if nothing is mounted there.
+// Unmount unmounts the topmost mount at target, and its propagated copies in other mount
+// namespaces. It is never lazy. InUse: something holds one of them (see Holders).
+// NotFound: nothing is mounted there.
 func Unmount(target string) error { return unmount(target, target, forkWait) }
 
 // UnmountIn is Unmount of the mount at the entry name of the directory parent, even if another process has moved that
-// directory. With idle it does not wait for a child that this process is making: for mounts that may as well stay.
+// directory. With idle it does not wait for a child that this process is starting, for mounts that may stay mounted.
 func UnmountIn(parent *os.File, name string, idle bool) error {
 	defer runtime.KeepAlive(parent)
 	patience := forkWait
@@ -313,7 +314,7 @@ func UnmountIn(parent *os.File, name string, idle bool) error {
 	return unmount(fmt.Sprintf("/proc/self/fd/%d/%s", parent.Fd(), name), filepath.Join(parent.Name(), name), patience)
 }
 
-// unmount calls target what people know it by in errors.
+// unmount unmounts target. Errors name it as known.
 func unmount(target, known string, patience time.Duration) error {
 	for wait := time.Millisecond; ; {
 		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
@@ -336,11 +337,10 @@ func unmount(target, known string, patience time.Duration) error {
 	}
 }
 
-// IsMounted reports whether the mount that info describes is still what is at
-// target, in O(1).
+// IsMounted reports whether the mount with this ID is still the one at target, in O(1).
 func IsMounted(target string, id uint64) bool {
 	m, err := kernel.MountAt(unix.AT_FDCWD, target)
-	if errors.Is(err, unix.EIO) { // an XFS that has shut down says nothing of itself
+	if errors.Is(err, unix.EIO) { // an XFS that has shut down does not answer
 		on, err := kernel.OnMount(target, id)
 		return err == nil && on
 	}
