@@ -206,7 +206,9 @@ func (d *Driver) makeObject(
 	return nil
 }
 
-func (d *Driver) fillDirectory(ctx context.Context, path string, fillDirectory func(*os.File) error, finish func() error) error {
+func (d *Driver) fillDirectory(
+	ctx context.Context, path string, fill func(*os.File) error, finish func() error,
+) error {
 	dst, err := os.Open(path)
 	if err != nil {
 		return err
@@ -217,7 +219,7 @@ func (d *Driver) fillDirectory(ctx context.Context, path string, fillDirectory f
 		return err
 	}
 
-	if err := fillDirectory(dst); err != nil {
+	if err := fill(dst); err != nil {
 		return err
 	}
 

@@ -161,7 +161,8 @@ func (d *Driver) CopyLive(
 }
 
 func (d *Driver) clone(
-	ctx context.Context, op string, from driver.ObjectID, id driver.Identity, mode fs.FileMode, quiet func(func() error) error,
+	ctx context.Context, op string, from driver.ObjectID, id driver.Identity, mode fs.FileMode,
+	quiet func(func() error) error,
 ) error {
 	src, err := d.openOrigin(from)
 	if err != nil {

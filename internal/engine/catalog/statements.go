@@ -111,12 +111,12 @@ func (c *Catalog) prepareDue(ctx context.Context) {
 }
 
 // queryRows runs a query that returns rows. Call release when they are closed.
-func (t *Tx) queryRows(queryRows string, args ...any) (rows *sql.Rows, release func(), err error) {
-	stmt, release := t.statementFor(queryRows, true)
+func (t *Tx) queryRows(query string, args ...any) (rows *sql.Rows, release func(), err error) {
+	stmt, release := t.statementFor(query, true)
 	if stmt != nil {
 		rows, err = stmt.QueryContext(t.ctx, args...)
 	} else {
-		rows, err = t.tx.QueryContext(t.ctx, queryRows, args...)
+		rows, err = t.tx.QueryContext(t.ctx, query, args...)
 	}
 	if err != nil {
 		release()

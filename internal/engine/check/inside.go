@@ -286,7 +286,8 @@ func (c *fsck) repairCopy(ctx context.Context, id driver.ObjectID, fs driver.FS)
 		}
 
 		_, _ = Replay(ctx, c.Content, id, fs) // a log that cannot be replayed is discarded below
-		if err := c.Content.WithPath(ctx, id, func(path string) error { return c.runRepairProgram(ctx, fs, path) }); err != nil {
+		repair := func(path string) error { return c.runRepairProgram(ctx, fs, path) }
+		if err := c.Content.WithPath(ctx, id, repair); err != nil {
 			return err
 		}
 

@@ -127,23 +127,23 @@ func groupOrder(r catalog.Row) int {
 }
 
 // checkGroup checks images that seemed to lie in the same blocks.
-func (k *imageCheck) checkGroup(ctx context.Context, checkGroup []catalog.Row) error {
-	for len(checkGroup) > 1 {
-		rest, done, err := k.checkShared(ctx, checkGroup[0], checkGroup[1:])
+func (k *imageCheck) checkGroup(ctx context.Context, group []catalog.Row) error {
+	for len(group) > 1 {
+		rest, done, err := k.checkShared(ctx, group[0], group[1:])
 		if err != nil {
 			return err
 		}
 		if done {
-			checkGroup = rest
+			group = rest
 			continue
 		}
-		if err := k.checkOne(ctx, checkGroup[0]); err != nil {
+		if err := k.checkOne(ctx, group[0]); err != nil {
 			return err
 		}
-		checkGroup = checkGroup[1:]
+		group = group[1:]
 	}
 
-	for _, row := range checkGroup {
+	for _, row := range group {
 		if err := k.checkOne(ctx, row); err != nil {
 			return err
 		}
