@@ -17,7 +17,7 @@ func TestExpansion(t *testing.T) {
 		{0, 0, ""},
 		{100 * gib, 0, ""},
 		{100 * gib, 9 * gib, ""},
-		{100 * gib, 70 * gib, "about 100 GiB will be sent"},
+		{100 * gib, 70 * gib, "will send about 100 GiB"},
 		{100 * gib, 70 * gib, "up to 70 GiB of that"},
 		{70 * mib, 65 * mib, "about 70 MiB"},
 		{70 * mib, 60 * mib, ""}, // too little to speak of

@@ -175,7 +175,7 @@ func TestCleaningSparesTheLiving(t *testing.T) {
 				t.Error(err)
 			}
 			if n < 5 {
-				t.Errorf("only %d others wrote meanwhile", n)
+				t.Errorf("only %d others wrote in the meantime", n)
 			}
 			return
 		default:
