@@ -46,8 +46,8 @@ func TestSeenManyWriters(t *testing.T) {
 }
 
 func TestLostErrorCounts(t *testing.T) {
-	for n, want := range map[int64]string{1: "its last change, which was on the disk",
-		2: "its last 2 changes, which were on the disk"} {
+	for n, want := range map[int64]string{1: "its last change, which was on disk",
+		2: "its last 2 changes, which were on disk"} {
 		if err := (&Catalog{lost: n}).LostError(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%d: %v", n, err)
 		}
