@@ -114,6 +114,7 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	}
 
 	defer func() { err = errors.Join(err, r.end(ctx)) }()
+
 	for _, phase := range []func(context.Context) error{
 		r.describe, r.findSource, r.copies, r.openGolden, r.reflinks,
 		r.fillBase, r.pairs, r.tails, r.neighbours,
@@ -369,6 +370,7 @@ func (r *run) fill(ctx context.Context, n int) error {
 	}
 
 	r.Tracker.Start("creating volumes", int64(max(n-have, 0)), 0)
+
 	for have < n {
 		batch := min(fillBatch, n-have)
 		name := r.name("fill" + itoa(len(r.fillers)))
@@ -397,12 +399,14 @@ func (r *run) tiny(ctx context.Context) (ref.Ref, error) {
 	}
 
 	defer treewalk.Remove(context.WithoutCancel(ctx), dir)
+
 	f, err := os.Create(filepath.Join(dir, "empty.tar"))
 	if err != nil {
 		return q, errs.Wrap("bench", dir, err)
 	}
 
 	defer f.Close()
+
 	if _, err := f.Write(make([]byte, 10<<10)); err != nil { // a tar of nothing
 		return q, errs.Wrap("bench", dir, err)
 	}

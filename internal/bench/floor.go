@@ -136,6 +136,7 @@ func (f *imageFloor) clone(ctx context.Context, i int, step func(string)) error 
 	}
 
 	defer img.Close()
+
 	step("FICLONE")
 	if err := img.Sync(); err != nil {
 		return err
@@ -152,6 +153,7 @@ func (f *imageFloor) clone(ctx context.Context, i int, step func(string)) error 
 	}
 
 	defer dev.Close()
+
 	step("LOOP_CONFIGURE")
 	mfd, err := mountDevice(f.fs, dev.Name(), f.options)
 	if err != nil {

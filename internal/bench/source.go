@@ -31,6 +31,7 @@ func generate(ctx context.Context, dir string, n int, t *progress.Tracker) error
 	}
 
 	t.Start("creating a source tree", int64(n), 0)
+
 	for i := range n {
 		if i%filesADir == 0 {
 			if err := ctx.Err(); err != nil {
@@ -88,6 +89,7 @@ func readTree(ctx context.Context, dir string, t *progress.Tracker) (files, byte
 		}
 
 		defer f.Close()
+
 		n, err := io.CopyBuffer(onlyWriter{}, onlyReader{f}, buf)
 		bytes += n
 		t.Add(1, n)

@@ -161,6 +161,7 @@ func (a *App) completeSnapshots(c *cobra.Command, args []string, word string) ([
 	}
 
 	defer e.Close()
+
 	names, err := e.SnapshotNames(ctx, volume)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError

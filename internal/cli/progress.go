@@ -29,6 +29,7 @@ func (a *App) showProgress(fn func(*progress.Tracker) error) error {
 	t := &progress.Tracker{}
 	a.outage.showIn(t)
 	defer a.outage.showIn(nil)
+
 	done := make(chan struct{})
 	finished := make(chan struct{})
 	go func() {

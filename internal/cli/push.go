@@ -167,8 +167,10 @@ func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest)
 	}
 
 	defer e.Close()
+
 	ctx, tell := a.collectWarnings(ctx)
 	defer tell()
+
 	r, err := a.findRemote("push", to)
 	if err != nil {
 		return nil, err

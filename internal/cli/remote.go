@@ -68,6 +68,7 @@ func (a *App) findRemote(op, name string) (*replicate.Remote, error) {
 	if op == "push" {
 		how = "choose one with --to"
 	}
+
 	return nil, errs.New(errs.Invalid, op, "", "this pool has %d remotes and none was chosen", len(all)).
 		WithHint("%s: %s", how, strings.Join(all, ", "))
 }

@@ -35,6 +35,7 @@ that. --force forgets the remote anyway.`,
 			if err != nil {
 				return a.hintKnownRemotes(err)
 			}
+
 			if out.KeyError != nil {
 				a.printWarning("could not remove this pool's key from the repository; the key no longer works without the "+
 					"pool's copy: %v", out.KeyError)

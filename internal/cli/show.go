@@ -158,6 +158,7 @@ func (a *App) printDetail(d engine.Detail) error {
 		"created", d.CreatedAt.Local().Format(time.DateTime)+" ("+formatAge(d.CreatedAt)+")",
 		"last used", formatAge(d.LastUsedAt), "expires", expires,
 	)
+
 	// Print generations or snapshots, if there are any.
 	if err != nil || len(d.Generations)+len(d.Snapshots) == 0 {
 		return err

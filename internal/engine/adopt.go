@@ -140,6 +140,7 @@ func (e *Engine) checkReplace(dir string) error {
 	if dir == "/" {
 		return errs.New(errs.Invalid, opAdopt, dir, "the root directory cannot be replaced")
 	}
+
 	if len(filepath.Base(dir))+len(asideInfix)+asideIDLength > unix.NAME_MAX {
 		return errs.New(errs.Invalid, opAdopt, dir, "its name is too long to append %s for the old content",
 			asideInfix)

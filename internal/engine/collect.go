@@ -458,6 +458,7 @@ func (e *Engine) trimBacking(r *GCReport) error {
 	}
 
 	defer dir.Close()
+
 	blocks := func() int64 {
 		var st unix.Stat_t
 		if unix.Stat(e.pool.BackingFile(), &st) != nil {

@@ -514,6 +514,7 @@ func (e *Engine) flushBeforeSealing(ctx context.Context, scratch driver.ObjectID
 	}
 
 	defer f.Close()
+
 	s, err := e.pool.Space(ctx)
 	if err != nil {
 		return err
@@ -534,6 +535,7 @@ func skippedMessages(s treecopy.Skipped) []errs.Message {
 			out = append(out, errs.Messagef("%s", countOf(n, one, many)))
 		}
 	}
+
 	add(s.Owners, "file now belongs to you instead of its owner: keeping owners needs root",
 		"files now belong to you instead of their owner: keeping owners needs root")
 	add(s.Devices, "device node was skipped: creating it needs root",

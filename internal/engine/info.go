@@ -561,6 +561,7 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 		TotalBytes: s.TotalBytes, UsedBytes: s.UsedBytes, FreeBytes: s.FreeBytes,
 		MinFreePercent: c.MinFreePercent, MeasuredExact: exact,
 	}
+
 	if c.Backing != nil {
 		p.Backing, p.BackingBytes = e.pool.BackingFile(), c.Backing.SizeBytes
 	}

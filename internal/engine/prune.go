@@ -89,6 +89,7 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 		TotalBytes: s.TotalBytes, FreeBefore: s.FreeBytes, FreeAfter: s.FreeBytes,
 		TargetBytes: int64(float64(s.TotalBytes) * q.KeepFreePercent / 100),
 	}
+
 	if r.TargetBytes > 0 && s.FreeBytes >= r.TargetBytes {
 		r.Reached = true
 		return r, nil

@@ -329,6 +329,7 @@ func (e *Engine) SendStream(ctx context.Context, q ReadRequest, w io.Writer) err
 	}
 
 	defer h.Release(ctx)
+
 	for i, row := range h.Rows {
 		if row.FS.IsImage() {
 			return errs.New(errs.Unsupported, opPush, h.Refs[i], "it is an image, not a tree of files")

@@ -299,14 +299,16 @@ func init() { operations = append(operations, lifecycle...) }
 
 func (w *world) gone(pattern string) {
 	w.t.Helper()
-	if out, err := w.try("destroy", pattern); err != nil && !strings.Contains(err.Error(), "hint: list volumes with `pando ls`") {
+	if out, err := w.try("destroy", pattern); err != nil &&
+		!strings.Contains(err.Error(), "hint: list volumes with `pando ls`") {
 		w.t.Fatalf("%s: %v", out, err)
 	}
 }
 
 func (w *world) goldenGone(name string) {
 	w.t.Helper()
-	if out, err := w.try("golden", "rm", name); err != nil && !strings.Contains(err.Error(), "hint: list volumes with `pando ls`") {
+	if out, err := w.try("golden", "rm", name); err != nil &&
+		!strings.Contains(err.Error(), "hint: list volumes with `pando ls`") {
 		w.t.Fatalf("%s: %v", out, err)
 	}
 }

@@ -32,9 +32,11 @@ func write(args []string, version, date string) error {
 	if len(args) != 1 {
 		return errors.New("usage: manpages -version VERSION -date DATE DIR")
 	}
+
 	if _, err := time.Parse(time.DateOnly, date); err != nil {
 		return fmt.Errorf("-date must be a date such as 2006-01-02: %w", err)
 	}
+
 	for _, p := range pages(cli.Commands(), version, date) {
 		dir := filepath.Join(args[0], "man"+p.section)
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -44,5 +46,6 @@ func write(args []string, version, date string) error {
 			return err
 		}
 	}
+
 	return nil
 }

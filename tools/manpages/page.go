@@ -57,6 +57,7 @@ func render(c *cobra.Command, version, date string) page {
 	p := page{name: name(c), section: section(c)}
 	var b bytes.Buffer
 	fmt.Fprintf(&b, ".TH %q %s %s %q %q\n", strings.ToUpper(p.name), p.section, date, "pando "+version, "Pando")
+
 	// Lines are filled, but words are not broken and spaces not stretched: commands stay as they are typed.
 	b.WriteString(".nh\n.ad l\n.SH NAME\n")
 	fmt.Fprintf(&b, "%s \\- %s\n", escape(p.name), escape(c.Short))
@@ -80,6 +81,7 @@ func render(c *cobra.Command, version, date string) page {
 	} else {
 		prose(&b, c.Short+".")
 	}
+
 	if len(c.Aliases) > 0 {
 		prose(&b, "Other names: "+c.NameAndAliases()+".")
 	}
@@ -89,10 +91,12 @@ func render(c *cobra.Command, version, date string) page {
 		flags(&b, "OPTIONS", c.NonInheritedFlags())
 		flags(&b, "GLOBAL OPTIONS", c.InheritedFlags())
 	}
+
 	if c.HasExample() {
 		b.WriteString(".SH EXAMPLES\n")
 		verbatim(&b, strings.Split(strings.Trim(c.Example, "\n"), "\n"))
 	}
+
 	seeAlso(&b, c)
 	p.text = b.Bytes()
 	return p
@@ -108,6 +112,7 @@ func commands(b *bytes.Buffer, c *cobra.Command) {
 	if len(subs) == 0 {
 		return
 	}
+
 	b.WriteString(".SH COMMANDS\n")
 	list := func(wanted func(*cobra.Command) bool) {
 		for _, sub := range subs {
@@ -116,13 +121,16 @@ func commands(b *bytes.Buffer, c *cobra.Command) {
 			}
 		}
 	}
+
 	for _, g := range c.Groups() {
 		fmt.Fprintf(b, ".SS %s\n", escape(strings.TrimSuffix(g.Title, ":")))
 		list(func(sub *cobra.Command) bool { return sub.GroupID == g.ID })
 	}
+
 	if len(c.Groups()) > 0 {
 		b.WriteString(".SS Others\n")
 	}
+
 	list(func(sub *cobra.Command) bool { return sub.GroupID == "" })
 }
 
@@ -131,25 +139,30 @@ func flags(b *bytes.Buffer, title string, set *pflag.FlagSet) {
 	if !set.HasAvailableFlags() {
 		return
 	}
+
 	fmt.Fprintf(b, ".SH %s\n", title)
 	set.VisitAll(func(f *pflag.Flag) {
 		if f.Hidden || f.Deprecated != "" {
 			return
 		}
+
 		b.WriteString(".TP\n")
 		if f.Shorthand != "" && f.ShorthandDeprecated == "" {
 			fmt.Fprintf(b, "\\fB%s\\fR, ", escape("-"+f.Shorthand))
 		}
+
 		fmt.Fprintf(b, "\\fB%s\\fR", escape("--"+f.Name))
 		value, usage := pflag.UnquoteUsage(f)
 		if value != "" {
 			fmt.Fprintf(b, " \\fI%s\\fR", escape(value))
 		}
+
 		if v := f.NoOptDefVal; v != "" && f.Value.Type() == "string" {
 			b.WriteString(escape(fmt.Sprintf("[=%q]", v)))
 		} else if v != "" && f.Value.Type() != "bool" {
 			b.WriteString(escape("[=" + v + "]"))
 		}
+
 		b.WriteString("\n" + escape(usage+defaultOf(f)) + "\n")
 	})
 }
@@ -172,11 +185,13 @@ func seeAlso(b *bytes.Buffer, c *cobra.Command) {
 	if c.HasParent() {
 		refs = append(refs, reference(c.Parent()))
 	}
+
 	for _, sub := range listed(c) {
 		if !isTopic(sub) {
 			refs = append(refs, reference(sub))
 		}
 	}
+
 	if c.HasParent() && c.Parent().HasParent() {
 		for _, sibling := range listed(c.Parent()) {
 			if sibling != c {
@@ -184,11 +199,13 @@ func seeAlso(b *bytes.Buffer, c *cobra.Command) {
 			}
 		}
 	}
+
 	for _, topic := range listed(c.Root()) {
 		if isTopic(topic) && topic != c {
 			refs = append(refs, reference(topic))
 		}
 	}
+
 	fmt.Fprintf(b, ".SH SEE ALSO\n%s\n", strings.Join(refs, ",\n"))
 }
 

@@ -25,10 +25,12 @@ func readLicences(dir string) ([]licence, error) {
 	if dir == "" {
 		return nil, errors.New("its sources are not here: run `go mod download`")
 	}
+
 	entries, err := os.ReadDir(dir) // in order of their names
 	if err != nil {
 		return nil, err
 	}
+
 	var out []licence
 	known := false
 	for _, e := range entries {
@@ -43,9 +45,11 @@ func readLicences(dir string) ([]licence, error) {
 		known = known || len(l.ids) > 0
 		out = append(out, l)
 	}
+
 	if !known {
 		return nil, fmt.Errorf("no license that is known in %s: look at it, then teach tools/sbom", dir)
 	}
+
 	return out, nil
 }
 
@@ -70,6 +74,7 @@ func identify(text string) []string {
 	if strings.Contains(strings.ToUpper(text), "GENERAL PUBLIC LICENSE") {
 		return nil
 	}
+
 	var ids []string
 	for _, t := range terms {
 		all := !slices.ContainsFunc(t.phrases, func(p string) bool { return !strings.Contains(text, p) })
@@ -77,5 +82,6 @@ func identify(text string) []string {
 			ids = append(ids, t.id)
 		}
 	}
+
 	return ids
 }

@@ -53,18 +53,22 @@ func write(args []string, version, sbom, notices string) error {
 	if len(args) != 1 {
 		return errors.New("usage: sbom -version VERSION [-sbom FILE] [-notices FILE] PROGRAM")
 	}
+
 	p, err := read(args[0], version)
 	if err != nil {
 		return err
 	}
+
 	if sbom != "" {
 		if err := os.WriteFile(sbom, p.cycloneDX(), 0o644); err != nil {
 			return err
 		}
 	}
+
 	if notices != "" {
 		return os.WriteFile(notices, p.notices(), 0o644)
 	}
+
 	return nil
 }
 
@@ -74,10 +78,12 @@ func read(file, version string) (*program, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	info, err := buildinfo.Read(bytes.NewReader(content))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
+
 	digest := sha256.Sum256(content)
 	p := &program{
 		name: info.Main.Path, version: version,
@@ -88,10 +94,12 @@ func read(file, version string) (*program, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	std, err := standardLibrary(info.GoVersion, dirs)
 	if err != nil {
 		return nil, err
 	}
+
 	p.modules = append(p.modules, std)
 	for _, d := range info.Deps {
 		if d.Replace != nil {
@@ -103,6 +111,7 @@ func read(file, version string) (*program, error) {
 		}
 		p.modules = append(p.modules, m)
 	}
+
 	return p, nil
 }
 
@@ -121,15 +130,18 @@ func sources() (map[string]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("go list: %w", err)
 	}
+
 	dirs := map[string]string{}
 	for line := range strings.Lines(string(out)) {
 		path, dir, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
 		dirs[path] = dir
 	}
+
 	root, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
 		return nil, fmt.Errorf("go env: %w", err)
 	}
+
 	dirs["std"] = strings.TrimSpace(string(root))
 	return dirs, nil
 }
@@ -196,6 +208,7 @@ func (p *program) cycloneDX() []byte {
 		Licences:   choices([]licence{{ids: []string{"Apache-2.0"}}}),
 		Properties: []property{{"go:arch", p.arch}},
 	}
+
 	b := bom{
 		Schema: "http://cyclonedx.org/schema/bom-1.6.schema.json", Format: "CycloneDX", SpecVersion: "1.6", Version: 1,
 		Metadata: metadata{self},
@@ -213,6 +226,7 @@ func (p *program) cycloneDX() []byte {
 		b.Components = append(b.Components, c)
 		needs.DependsOn = append(needs.DependsOn, purl)
 	}
+
 	b.Dependencies = []dependency{needs}
 
 	var out bytes.Buffer
@@ -222,6 +236,7 @@ func (p *program) cycloneDX() []byte {
 	if err := enc.Encode(b); err != nil {
 		panic(err) // strings and slices only
 	}
+
 	return out.Bytes()
 }
 
@@ -240,6 +255,7 @@ func choices(licences []licence) []licenceChoice {
 			out = append(out, c)
 		}
 	}
+
 	return out
 }
 
@@ -257,5 +273,6 @@ func (p *program) notices() []byte {
 			b.WriteString(strings.Trim(l.text, "\n") + "\n")
 		}
 	}
+
 	return b.Bytes()
 }

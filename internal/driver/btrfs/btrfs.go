@@ -128,6 +128,7 @@ func Probe(dir string) error {
 	}
 
 	defer f.Close()
+
 	if err := checkMagic("init", f); err != nil {
 		return err
 	}
@@ -403,6 +404,7 @@ func (d *Driver) destroyTree(name string) error {
 	}
 
 	defer f.Close()
+
 	if err := prepareDestroy(f); err != nil {
 		return err
 	}

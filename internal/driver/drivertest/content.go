@@ -349,6 +349,7 @@ func (s *suite) active(id driver.ObjectID, a driver.Attachment, fn func(c conten
 	}
 
 	defer dev.Close()
+
 	s.activated.Store(id, true)
 	if a.FS != driver.None {
 		return s.mounted(a, string(a.FS), dev.Name(), fn)
@@ -360,6 +361,7 @@ func (s *suite) active(id driver.ObjectID, a driver.Attachment, fn func(c conten
 	}
 
 	defer f.Close()
+
 	if err := fn(raw{f}); err != nil || a.ReadOnly {
 		return err
 	}

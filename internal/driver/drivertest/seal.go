@@ -27,6 +27,7 @@ func (s *suite) fragment(id driver.ObjectID) int {
 	}
 
 	defer f.Close()
+
 	const block, blocks = 4096, 1024
 	order := make([]int64, 0, blocks)
 	for i := range int64(blocks) {

@@ -425,7 +425,8 @@ func estimate(out string) int64 {
 	return 0
 }
 
-// savedByZpool is how much less room the zpool takes as block cloning and dedup keep blocks once: ZFS counts it for a zpool
+// savedByZpool is how much less room the zpool takes as block cloning and dedup keep blocks once: ZFS counts it for a
+// zpool
 // only, and a dataset as if it had each block for itself. 0 if it does not say.
 func (d *Driver) savedByZpool(ctx context.Context) int64 {
 	rows, err := zfs.Zpool.Rows(ctx, 2, "get", "-Hp", "-o", "property,value", "all", d.zp)

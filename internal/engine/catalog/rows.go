@@ -384,14 +384,15 @@ func (t *Tx) Golden(name string) (Golden, bool, error) {
 // Goldens lists all goldens in order of name.
 func (t *Tx) Goldens() ([]Golden, error) {
 	var out []Golden
-	err := t.eachRow(`SELECT name, current, next, created_at, keep FROM goldens ORDER BY name`, nil, func(s scanner) error {
-		var g Golden
-		var created int64
-		err := s.Scan(&g.Name, &g.Current, &g.Next, &created, &g.Keep)
-		g.CreatedAt = fromNano(created)
-		out = append(out, g)
-		return wrap("read catalogue", t.c.path, err)
-	})
+	err := t.eachRow(`SELECT name, current, next, created_at, keep FROM goldens ORDER BY name`, nil,
+		func(s scanner) error {
+			var g Golden
+			var created int64
+			err := s.Scan(&g.Name, &g.Current, &g.Next, &created, &g.Keep)
+			g.CreatedAt = fromNano(created)
+			out = append(out, g)
+			return wrap("read catalogue", t.c.path, err)
+		})
 	return out, err
 }
 

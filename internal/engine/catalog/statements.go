@@ -29,6 +29,7 @@ func (t *Tx) statementFor(query string, hold bool) (stmt *sql.Stmt, release func
 	s := &t.c.stmts
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	k := s.known[query]
 	if k == nil {
 		k = &statement{}

@@ -33,8 +33,9 @@ func putVolumes(t *testing.T, c *Catalog, n int) {
 	t.Helper()
 	for i := range n {
 		if err := c.Update(t.Context(), Soft, func(tx *Tx) error {
-			return tx.PutObject(Row{Identity: driver.Identity{ID: driver.NewID(), Kind: driver.Volume, Name: fmt.Sprintf("v%03d", i),
-				FS: driver.Ext4}})
+			return tx.PutObject(Row{Identity: driver.Identity{ID: driver.NewID(), Kind: driver.Volume,
+				Name: fmt.Sprintf("v%03d", i),
+				FS:   driver.Ext4}})
 		}); err != nil {
 			t.Fatal(err)
 		}

@@ -83,6 +83,7 @@ func (acc *Access) mountImage(
 	}
 
 	defer dev.close() // by then a mount holds the device, or it disappears
+
 	a.Loop, a.Dev, a.Ino = dev.loop, dev.dev, dev.ino
 	if raw {
 		a.Mountpoint = dev.path
@@ -101,6 +102,7 @@ func (acc *Access) mountImage(
 	}
 
 	defer m.Close()
+
 	return a, acc.placeMount(m, &a, t)
 }
 

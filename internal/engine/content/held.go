@@ -293,6 +293,7 @@ func (acc *Access) remountDetached(
 	}
 
 	defer f.Close()
+
 	if w.Block { // the driver was not asked before
 		if w, err = acc.drv.Attachment(ctx, row.ID); err != nil {
 			return nil, err

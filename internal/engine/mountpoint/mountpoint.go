@@ -216,6 +216,7 @@ func OthersCanEnter(fd int) (bool, error) {
 	}
 
 	defer func() { unix.Close(fd) }()
+
 	for last := (Inode{}); ; {
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil {

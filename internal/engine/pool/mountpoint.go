@@ -69,6 +69,7 @@ func removeMountPoint(dir, name string) error {
 	}
 
 	defer f.Close()
+
 	if m, err := kernel.MountAt(unix.AT_FDCWD, path); err == nil && m.Root {
 		return foreignFileError(path) // not even a flag of what is mounted there is ours
 	}

@@ -421,8 +421,10 @@ func (s *search) readFiles(base string, pid int) (how []string) {
 	}
 
 	defer f.Close()
+
 	names, err := f.Readdirnames(-1)
 	s.noteDenied(pid, err)
+
 	for _, name := range names {
 		n, err := statNode(base + "/fd/" + name)
 		if err != nil {

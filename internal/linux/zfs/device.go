@@ -176,6 +176,7 @@ func AwaitNoDevice(ctx context.Context, dataset, path string, limit time.Duratio
 	deadline := time.Now().Add(limit)
 	w := newWatch()
 	defer w.close()
+
 	for {
 		w.watchDir(filepath.Dir(path))
 		f, err := openDeviceOf(path, dataset)

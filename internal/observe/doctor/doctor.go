@@ -67,8 +67,10 @@ func (r *Report) find(f Finding) {
 
 // Finding is something that a person should know.
 type Finding struct {
-	Code     string   `json:"code"`     // stable: see docs/zfs-dedup.md
-	Severity Severity `json:"severity"` // Subject is the affected part of the host, as tools name it: a mount point, a device, a zpool, a dataset, a golden; "" if it is the subject of the check.
+	Code string `json:"code"` // stable: see docs/zfs-dedup.md
+	// Subject is the affected part of the host, as tools name it: a mount point, a device, a zpool, a dataset, a golden;
+	// "" if it is the subject of the check.
+	Severity Severity `json:"severity"`
 	Subject  string   `json:"subject,omitempty"`
 	Title    string   `json:"title"`    // one sentence without a full stop
 	Measured []Figure `json:"measured"` //

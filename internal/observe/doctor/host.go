@@ -101,6 +101,7 @@ const graceEach = 3 * time.Second
 func (c check) runLimited(ctx context.Context, q *HostRequest, empty Report) (Report, error) {
 	mine, cancel := context.WithTimeout(ctx, q.PatienceEach)
 	defer cancel()
+
 	type result struct {
 		r   Report
 		err error

@@ -49,6 +49,7 @@ func eachProcess(ctx context.Context, fn func(pid int, dir string)) error {
 			pids = append(pids, pid)
 		}
 	}
+
 	slices.Sort(pids)
 
 	for _, pid := range pids {

@@ -184,6 +184,7 @@ func (c *Report) findSmallBlocks(m mounted, g grains) bool {
 		if m.FSType == "xfs" {
 			blockOption = "-b size="
 		}
+
 		c.find(Finding{
 			Code: "alignment-filesystem", Severity: Warning, Subject: m.Point,
 			Title: fmt.Sprintf("the %s at %s has blocks of %d bytes on a disk with blocks of %d", m.FSType, m.Point, sf.Bsize,
@@ -194,6 +195,7 @@ func (c *Report) findSmallBlocks(m mounted, g grains) bool {
 			Do: []Step{{"recreate the filesystem with larger blocks, and copy the files back",
 				[]string{fmt.Sprintf("mkfs.%s %s%d DEVICE", m.FSType, blockOption, grain)}}},
 		})
+
 		return true
 	}
 

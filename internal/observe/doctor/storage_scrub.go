@@ -135,7 +135,8 @@ func (c *Report) findZpoolErrors(ctx context.Context, pool string) error {
 		return err
 	}
 
-	c.findOverdueScrub(pool, "zpool "+pool, parseScan(s.scan), created, "zpool scrub "+word(pool), "zpool status "+word(pool))
+	c.findOverdueScrub(pool, "zpool "+pool, parseScan(s.scan), created, "zpool scrub "+word(pool),
+		"zpool status "+word(pool))
 	return nil
 }
 
@@ -337,7 +338,8 @@ func (c *Report) findBtrfsErrors(b btrfsFS) error {
 		s.how, s.at = "done", last
 	}
 
-	c.findOverdueScrub(b.subject(), "the btrfs at "+b.subject(), s, created, "btrfs scrub start "+at, "btrfs scrub status "+at)
+	c.findOverdueScrub(b.subject(), "the btrfs at "+b.subject(), s, created, "btrfs scrub start "+at,
+		"btrfs scrub status "+at)
 	return rootless
 }
 

@@ -306,6 +306,7 @@ func (c *Report) findOvercommit(ctx context.Context, q *HostRequest) error {
 		if len(t.files) > 1 {
 			named += ", ..."
 		}
+
 		c.find(Finding{
 			Code: "space-thin", Severity: Note, Subject: t.files[0],
 			Title: fmt.Sprintf("%s behind loop devices may grow beyond the free space (%s)",

@@ -130,6 +130,7 @@ func ZFS(ctx context.Context, q ZFSRequest) (*Report, error) {
 	}
 
 	f.readMemory()
+
 	if f.DDT != nil {
 		f.UnsharedBytes = exactly(f.WrittenBytes).minus(f.DDT.Referenced)
 		if f.DDT.Saved().High > 0 {

@@ -64,6 +64,7 @@ func (s *svg) path(p []point, class string) {
 	if len(p) == 0 {
 		return
 	}
+
 	fmt.Fprintf(s, `<path class="%s" d="`, class)
 	for i, q := range p {
 		command := "L" // line to
@@ -72,6 +73,7 @@ func (s *svg) path(p []point, class string) {
 		}
 		s.WriteString(command + num(q.x) + " " + num(q.y))
 	}
+
 	s.WriteString(`"/>`)
 }
 

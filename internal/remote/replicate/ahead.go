@@ -44,6 +44,7 @@ func newPagePrefetcher(ctx context.Context, r *repo.Repo, nodes readNodes, m *re
 	for range cap(a.room) {
 		a.room <- struct{}{}
 	}
+
 	return a
 }
 

@@ -72,6 +72,7 @@ type treeDiff struct {
 // eachPart calls fn for every part in which the maps may differ, in order of offset.
 func (d *treeDiff) eachPart(ctx context.Context, fn func(part) error) error {
 	d.pushRoots()
+
 	for len(d.todo) > 0 {
 		if err := ctx.Err(); err != nil {
 			return err

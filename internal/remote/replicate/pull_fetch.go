@@ -466,6 +466,7 @@ func openFrameStream(
 		tracker: tracker}
 	go func() {
 		defer close(s.queue)
+
 		for len(frames) > 0 {
 			// Choose frames that fit into one request.
 			n, plain := 1, int64(frames[0].Plain)

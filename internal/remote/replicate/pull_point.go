@@ -126,6 +126,7 @@ func (p *puller) receiveStream(
 	if q.Tree {
 		q.NeedBytes = total
 	}
+
 	return p.e.Receive(ctx, q)
 }
 
@@ -315,6 +316,7 @@ func (s *baseSearch) searchOrigin(ctx context.Context, pt repo.Point, depth int)
 		p.addNote("cannot read %s, which it was cloned from: their common data is not shared in this pool", pt.OriginRef)
 		return nil
 	}
+
 	if err != nil {
 		return err
 	}

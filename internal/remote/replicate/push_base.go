@@ -256,6 +256,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 	if unread[r.Name] {
 		return base{}, nil
 	}
+
 	return x.pushGolden(ctx, golden)
 }
 

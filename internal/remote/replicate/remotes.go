@@ -613,6 +613,7 @@ func (r *Remote) checkOtherKeys(ctx context.Context) error {
 	}
 
 	defer rp.Close()
+
 	slots, err := rp.Slots(ctx)
 	if err != nil {
 		return err

@@ -30,6 +30,7 @@ func (x *repairer) repairPages(ctx context.Context, f pointsFault, now scene) (R
 		Volume: f.head.Name, Object: f.bad[0].Page.Object(), Part: true, Missing: errs.Is(f.bad[0], errs.NotFound),
 		Points: []string{}, Broken: []string{}, Reason: f.bad[0].Error(), Writer: x.isWriter(f.head),
 	}
+
 	// Find the manifests.
 	var found []*repo.Manifest
 	for _, m := range x.manifests {

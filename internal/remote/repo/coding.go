@@ -266,6 +266,7 @@ func (r *reader) frames(segments []Segment, limit uint32, most int) []Frame {
 
 		index += r.uvarint("a frame's index", maxFrames)
 		offset += r.uvarint("a frame's offset", MaxSegment)
+
 		// Decode the lengths.
 		packed := r.uvarint("a frame's length", 1<<33)
 		f := Frame{Index: uint32(index), Offset: uint32(offset), Plain: uint32(packed >> 1), Codec: Codec(packed & 1)}

@@ -134,6 +134,7 @@ const (
 // or none is needed. Damaged: a frame fails authentication, or a prune dropped blocks that are needed.
 func (w *PackWriter) Add(src *Source, s Segment, keep func(Frame) BlockSet) (bool, error) {
 	const op = "move frames of segment"
+
 	// Find the segment in the source.
 	i, ok := slices.BinarySearchFunc(src.segments, s, movedSegment.compareSegment)
 	if !ok {

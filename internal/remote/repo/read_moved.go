@@ -379,6 +379,7 @@ func (r *Repo) ScanSegment(
 	fn func(f Frame, content FrameContent, err error) error,
 ) error {
 	const op = "check segment"
+
 	// Read the best copy.
 	var scan *frameScan
 	var at Place

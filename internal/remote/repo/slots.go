@@ -188,6 +188,7 @@ func (r *Repo) changeConfig(ctx context.Context, edit func(*keyring) error) erro
 		if err := r.refreshConfig(ctx); err != nil {
 			return err
 		}
+
 		done, err := r.tryChangeConfig(ctx, edit)
 		if done || (err != nil && !errs.Is(err, errs.Conflict)) || (err != nil && try == changeTries) {
 			return err

@@ -398,6 +398,7 @@ func (tr *tracer) ended(tid int, status unix.WaitStatus) {
 	delete(tr.threads, tid)
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
+
 	pidfd, isProcess := tr.pidfds[tid]
 	if !isProcess {
 		return

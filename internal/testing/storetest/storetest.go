@@ -518,6 +518,7 @@ func testCanceled(t *testing.T, s *suite) {
 	cancel()
 	late, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
 	defer cancel()
+
 	for what, ctx := range map[string]context.Context{"canceled": canceled, "late": late} {
 		_, err := s.Put(ctx, "c", random(1000), objstore.Always)
 		s.wants(errs.Canceled, what+" Put", err)

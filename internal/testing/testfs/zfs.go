@@ -248,6 +248,7 @@ func (p *Zpool) destroy() {
 		_, err := run.Program(ctx, "zpool", "destroy", "-f", p.name)
 		return err
 	})
+
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		left := zpoolLeaks(p.t, p.name)
 		if len(left) == 0 {

@@ -318,6 +318,7 @@ func (b *builder) times() {
 		case 9:
 			mtime = unix.Timespec{}
 		}
+
 		b.must(unix.UtimesNanoAt(unix.AT_FDCWD, p, []unix.Timespec{atime, mtime}, unix.AT_SYMLINK_NOFOLLOW))
 	}
 }

@@ -55,6 +55,7 @@ func encodeACL(text string) ([]byte, error) {
 		if f[1] != "" {
 			kind += "name"
 		}
+
 		switch kind {
 		case "user:", "u:":
 			e.tag = aclUserObj

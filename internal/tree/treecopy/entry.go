@@ -100,6 +100,7 @@ func CopyFlags(ctx context.Context, src *os.File, srcName string, dst *os.File, 
 	}
 
 	defer unix.Close(srcFD)
+
 	return c.replaceFlags(to, path, readFlags(srcFD))
 }
 

@@ -195,12 +195,14 @@ func (a *applier) protect(s softened, path string) error {
 	}
 
 	defer dir.Close()
+
 	fd, err := kernel.OpenForFlags(int(dir.Fd()), name)
 	if err != nil {
 		return ignoreGone(path, err)
 	}
 
 	defer unix.Close(fd)
+
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return failed(path, "stat", err)

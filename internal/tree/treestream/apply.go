@@ -394,6 +394,7 @@ func (a *applier) link(r *record, dir *os.File, name string) error {
 	}
 
 	defer from.Close()
+
 	var st unix.Stat_t
 	err = unix.Fstatat(int(from.Fd()), fromName, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if err == unix.ENOENT && mayLack(r.typ) {

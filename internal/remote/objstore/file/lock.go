@@ -78,6 +78,7 @@ func (s *Store) waitForLock(ctx context.Context, f *os.File, how int) (*nameLock
 					WithHint("find a stopped or hung pando with `fuser -v` on that file, on each host that uses the remote")
 			}
 		}
+
 		// Pause for a random time, each time longer.
 		if err == nil {
 			timer := time.NewTimer(pause/2 + rand.N(pause))

@@ -100,6 +100,7 @@ func (s *Store) putObject(
 	}
 
 	defer t.discard()
+
 	if err := s.placeObject(ctx, t, key, c); err != nil {
 		return "", err
 	}

@@ -200,6 +200,7 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 		}
 
 		defer body.Close()
+
 		span, err := web.SpanOf(header, offset, length)
 		if err != nil {
 			return err

@@ -91,6 +91,7 @@ func (w *watched) transfer(call func([]byte) (int, error), b []byte, fresh bool)
 
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	w.countWait()
 	w.waiting--
 	if w.moved += int64(n); w.moved >= w.floor {

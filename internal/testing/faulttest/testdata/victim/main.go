@@ -91,6 +91,7 @@ func publishOne(dir *os.File, name string) error {
 	}
 
 	defer f.Close()
+
 	if _, err := f.WriteString("hello "); err != nil {
 		return err
 	}
