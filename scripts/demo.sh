@@ -7,7 +7,7 @@
 #   DEMO_QUICK=1      a short one, with fewer clones of a smaller tree
 #   PANDO=FILE        the program (default: bin/pando)
 #
-# It works in one new directory and leaves nothing behind, also when it is
+# It works in one new directory and leaves nothing behind, even when it is
 # interrupted.
 set -euo pipefail
 me=demo

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks the source: format, vet, staticcheck, shell scripts, layers, the length
 # of files, and that nothing of a developer's machine got in. All checks run,
-# also when one fails.
+# even when one fails.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 

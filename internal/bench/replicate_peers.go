@@ -87,7 +87,7 @@ func (x *restic) digest(context.Context) ([32]byte, error) {
 func (x *restic) close(context.Context) error { return nil }
 
 // litestream replicates an SQLite database that has the records as rows. The
-// database stays open meanwhile, as an application would have it.
+// database stays open in the meantime, as an application would have it.
 type litestream struct {
 	program, dir string
 	db           *sql.DB

@@ -35,7 +35,7 @@ const (
 	imagesName = "img"    // in the inner directory: copies of the floor
 )
 
-// scratch is where one run keeps what is no volume. A run called bench-xyz has
+// scratch is where one run keeps what is not a volume. A run called bench-xyz has
 //
 //	POOL/bench-xyz        its lock, the floor's rows and mount points
 //	POOL/data/bench-xyz   the floor's copies and the trees that cp makes

@@ -70,7 +70,7 @@ func (a *App) printVolumes(vols []engine.Info) error {
 	return t.flush()
 }
 
-// stateWords is the state of a volume. One whose time is over is still there because
+// stateWords is the state of a volume. An expired one is still there because
 // something uses it.
 func stateWords(v engine.Info) string {
 	if v.ExpiresAt != nil && v.PinnedUntil == nil && v.ExpiresAt.Before(time.Now()) {

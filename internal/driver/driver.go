@@ -297,7 +297,7 @@ type LiveCopier interface {
 	// CopyLive is Clone, or with immutable Snapshot, of a volume that programs
 	// may be writing to. If Caps.Atomic, quiet, if not nil, is called once with
 	// the step that takes the content, calls it, and keeps the volume from
-	// changing meanwhile; what need not happen then happens before or after.
+	// changing in the meantime; what need not happen then happens before or after.
 	// Without quiet the copy is one moment of the volume as it lies in the
 	// pool. A driver that is not Atomic ignores quiet and copies what has
 	// changed again until nothing has; Conflict if that does not come to an
@@ -423,7 +423,7 @@ type Flattener interface {
 // one that it was sent from. Streams are of trees (Native) only.
 type Streamer interface {
 	// Send writes the stream of from to w, in order, from beginning to end; of the
-	// difference to base unless that is "". Neither may be destroyed meanwhile: the
+	// difference to base unless that is "". Neither may be destroyed in the meantime: the
 	// caller sees to it. Two streams of the same objects need not be the same
 	// bytes, and a stream cannot be continued in its middle. An error of w ends it
 	// and is returned (as what it wraps). NotFound, Invalid (an object that is not

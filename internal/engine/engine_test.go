@@ -165,7 +165,7 @@ func fill(t *testing.T, path string) {
 }
 
 // TestImportsOfOneName: of several imports at once one does it, and the others
-// wait and get what it made; so do clones that ask meanwhile.
+// wait and get what it made; so do clones that ask in the meantime.
 func TestImportsOfOneName(t *testing.T) {
 	e := newPool(t, t.TempDir(), engine.InitRequest{Driver: plain.Name})
 	src := source(t)

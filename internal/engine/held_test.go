@@ -61,7 +61,7 @@ func TestMountedAgain(t *testing.T) {
 	destroy(t, e, "v")
 }
 
-// TestRawDeviceInUse: to refuse to take a raw device away changes nothing, also when its user ends.
+// TestRawDeviceInUse: to refuse to take a raw device away changes nothing, even when its user ends.
 func TestRawDeviceInUse(t *testing.T) {
 	e := newPool(t, testfs.XFS(t, 1<<30), engine.InitRequest{})
 	image := filepath.Join(t.TempDir(), "image")

@@ -23,7 +23,7 @@ import (
 )
 
 // TestUmountReturnsDeleted: what was deleted in a volume returns to the pool when it is
-// unmounted, also if nobody has synced the deletion.
+// unmounted, even if nobody has synced the deletion.
 func TestUmountReturnsDeleted(t *testing.T) {
 	testfs.NotShort(t, "it is about space")
 	e := newPool(t, testfs.New(t, "xfs", 800<<20).Dir(), engine.InitRequest{Driver: reflink.Name, MinFreePercent: 1})

@@ -41,7 +41,7 @@ func TestStrayLoopDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Who wants to destroy such a volume is told what is in the way.
+	// Destroying such a volume says what is in the way.
 	d, err := e.Destroy(t.Context(), toDestroy("v"))
 	if err := errors.Join(append(d.Failed, err)...); !errs.Is(err, errs.InUse) ||
 		!strings.Contains(err.Error(), stray.Path+" is attached to its image") {

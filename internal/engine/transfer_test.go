@@ -505,7 +505,7 @@ func TestReadKeepsWhatItReads(t *testing.T) {
 				t.Errorf("%s was destroyed while it was read", what)
 			}
 		}
-		snapshot(t, other, "v", "meanwhile") // work goes on
+		snapshot(t, other, "v", "later") // work goes on
 		return nil
 	})
 	if err != nil {

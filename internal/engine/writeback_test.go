@@ -102,7 +102,7 @@ func listen(t *testing.T) (context.Context, func() string) {
 }
 
 // TestLostWritesAreReported: what could not be stored in a full pool makes the next command
-// that relies on it fail, also when there is room again; the volume stays as it is.
+// that relies on it fail, even when there is room again; the volume stays as it is.
 func TestLostWritesAreReported(t *testing.T) {
 	testfs.NotShort(t, "it is about space")
 	for _, c := range []struct {

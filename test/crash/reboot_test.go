@@ -53,7 +53,7 @@ func (w *world) age(volume string, by time.Duration) bool {
 	return false
 }
 
-// TestPowerLossTakesMarks: what was being made when the power went is garbage also if no
+// TestPowerLossTakesMarks: what was being made when the power went is garbage even if no
 // mark of it has survived, but only after some time: it cannot be told from what was made
 // and whose record was lost.
 func TestPowerLossTakesMarks(t *testing.T) {

@@ -119,7 +119,7 @@ var table = map[string]layer{
 			"internal/engine/pool", "internal/engine/catalog", "internal/driver", "{linux}", "{base}"},
 	},
 
-	// Who is at work on what, and what is left of operations that are no more.
+	// Operations at work, and traces of those that died.
 	"internal/engine/ledger": {
 		imports: []string{"internal/engine/catalog", "internal/driver", "internal/linux/kernel", "{base}"},
 		tests:   []string{"{drivers}"},

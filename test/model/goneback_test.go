@@ -20,7 +20,7 @@ func (m *model) saveCatalogue() {
 }
 
 // goBack puts back the catalogue that was saved. If that has lost anything for which
-// somebody waited, no command goes on with it, and a rebuild brings everything back.
+// somebody waited, no command resumes it, and a rebuild brings everything back.
 func (m *model) goBack() {
 	if m.saved == nil {
 		return

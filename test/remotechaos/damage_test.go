@@ -149,7 +149,7 @@ func (c *chaos) damage() {
 		return
 	}
 
-	// Who has forgotten what was there cannot know it better.
+	// A host that has forgotten what was there cannot know.
 	if w.kind != "put back" && prefix(w.key) != "config" {
 		for range c.r.IntN(5) {
 			c.hosts[c.r.IntN(len(c.hosts))].step()

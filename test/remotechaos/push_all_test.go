@@ -203,7 +203,7 @@ func (h *host) pullGolden() {
 		args = append(args, "--as", name)
 	}
 	h.c.mu.Lock()
-	h.c.m.named[name+"@"+f.name] = f.contents[0] // also if it does not say that it has succeeded
+	h.c.m.named[name+"@"+f.name] = f.contents[0] // even if it does not say that it has succeeded
 	h.c.mu.Unlock()
 	o := h.run(h.trouble(), args...)
 	if !h.succeeded(o, codeExists) {

@@ -125,8 +125,12 @@ func withoutParagraphs(t *testing.T, name string, text []byte) (out []string) {
 		}
 
 		first, last := files.Position(fn.Body.Lbrace).Line, files.Position(fn.Body.Rbrace).Line
-		blank := slices.ContainsFunc(lines[first:last-1], func(l []byte) bool { return len(bytes.TrimSpace(l)) == 0 })
-		if last-first-1 > longFunction && !blank {
+		if last-first-1 <= longFunction {
+			continue
+		}
+
+		blank := func(l []byte) bool { return len(bytes.TrimSpace(l)) == 0 }
+		if !slices.ContainsFunc(lines[first:last-1], blank) {
 			out = append(out, name+":"+strconv.Itoa(first)+": "+fn.Name.Name+" has "+strconv.Itoa(last-first-1)+
 				" lines and no blank one: separate its steps")
 		}

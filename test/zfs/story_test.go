@@ -51,7 +51,7 @@ func TestMigration(t *testing.T) {
 	}
 	h.wantFile(filepath.Join(golden, "index"), "first")
 
-	// Again. Sessions that are asked for meanwhile wait, and then have all of it.
+	// Again. Sessions that are asked for in the meantime wait, and then have all of it.
 	cmd = h.command(imp()...)
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out

@@ -282,7 +282,7 @@ func testRewriter(t *testing.T, s *suite) {
 	other := s.create(s.fast)
 
 	id.Name, id.ExpiresAt = "renamed", time.Time{}
-	for range 2 { // also when nothing changes
+	for range 2 { // even when nothing changes
 		if err := rw.SetIdentity(s.ctx(), id); err != nil {
 			t.Fatal(err)
 		}

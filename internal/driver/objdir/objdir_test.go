@@ -200,7 +200,7 @@ func TestLeftoverOfReplace(t *testing.T) {
 	}
 }
 
-// Replace is atomic: who reads meanwhile sees the old or the new one.
+// Replace is atomic: who reads in the meantime sees the old or the new one.
 func TestReplaceIsAtomic(t *testing.T) {
 	d := open(t, t.TempDir())
 	id := volume("0")

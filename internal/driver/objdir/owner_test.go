@@ -10,7 +10,7 @@ import (
 	"pando/internal/driver"
 )
 
-// TestOwner: in a user's pool all identities are the user's, also if root writes them, or
+// TestOwner: in a user's pool all identities are the user's, even if root writes them, or
 // the user could not read them any more.
 func TestOwner(t *testing.T) {
 	if os.Geteuid() != 0 {

@@ -4,7 +4,7 @@
 // files, copies share them, but nothing relies on that.
 //
 // A snapshot is a copy that is never attached writable. It is of one moment
-// only if nothing writes to the volume meanwhile: a directory cannot be frozen.
+// only if nothing writes to the volume in the meantime: a directory cannot be frozen.
 //
 // Without root, owners, device nodes, and attributes and flags that only root can set
 // are lost in copies.

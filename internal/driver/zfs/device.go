@@ -142,7 +142,7 @@ func (d *Driver) activate(ctx context.Context, id driver.ObjectID) (*os.File, er
 	}
 }
 
-// Deactivate implements driver.Activator. Who has the device open without a claim
+// Deactivate implements driver.Activator. A process that has the device open without a claim
 // or a lock on it is not seen before, but keeps it from going: that is InUse too,
 // and it goes when they close it.
 func (d *Driver) Deactivate(ctx context.Context, id driver.ObjectID) error {

@@ -33,7 +33,7 @@
 //
 // # Interruptions
 //
-// Where an object is made in several steps, its name lies in DIR/making meanwhile,
+// Where an object is made in several steps, its name lies in DIR/making in the meantime,
 // so that Destroy knows, without asking ZFS, that half of it may be elsewhere.
 package zfs
 

@@ -66,7 +66,7 @@ func (d *database) uncount() {
 }
 
 // ifClosed calls fn if this process has no database open in dir, and keeps it from opening one
-// meanwhile.
+// in the meantime.
 func ifClosed(dir string, fn func()) {
 	in, err := directoryOf(dir)
 	if err != nil {

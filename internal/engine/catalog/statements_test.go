@@ -43,7 +43,7 @@ func putVolumes(t *testing.T, c *Catalog, n int) {
 }
 
 // TestPreparedQueriesNest: a query may be run while the rows of the same query
-// are being read, also when it is kept prepared.
+// are being read, even when it is kept prepared.
 func TestPreparedQueriesNest(t *testing.T) {
 	c := openCatalog(t)
 	putVolumes(t, c, 10)

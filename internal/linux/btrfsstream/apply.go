@@ -38,7 +38,7 @@ type tree struct {
 }
 
 // Apply does what the stream s, whose Begin has been read, says: in the directory
-// root, which nobody else may use meanwhile. It is the root of an empty subvolume
+// root, which nobody else may use in the meantime. It is the root of an empty subvolume
 // or, if begin.Diff, of a writable snapshot of the one whose root base is. Base is
 // not changed. All of s is read. Nothing is synced. On error the tree is useless.
 //

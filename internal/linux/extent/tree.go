@@ -47,7 +47,7 @@ type fileID struct{ dev, ino uint64 }
 // a file with several names once, other filesystems mounted inside not at all,
 // and subvolumes nested inside only with o.Nested. Where the filesystem has no extent maps, what it
 // says is allocated to a file counts as exclusive, in one extent. The error
-// names the file that could not be read; files that vanish meanwhile do not
+// names the file that could not be read; files that vanish in the meantime do not
 // count. It may run while the tree changes: the result is then of no one moment.
 func MeasureTree(ctx context.Context, dir string, o TreeOptions) (Usage, error) {
 	root, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
@@ -119,7 +119,7 @@ func (m *treeMeter) visit(d *treewalk.Dir, f *os.File) ([]string, error) {
 				sum.Add(u)
 			}
 		}
-		if err == io.EOF || errors.Is(err, unix.ENOENT) { // removed meanwhile
+		if err == io.EOF || errors.Is(err, unix.ENOENT) { // removed in the meantime
 			break
 		}
 		if err != nil {
@@ -143,7 +143,7 @@ func (m *treeMeter) file(dir *os.File, dev uint64, name string) (Usage, error) {
 		return Usage{}, err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Dev != dev || st.Blocks == 0 {
-		return Usage{}, nil // exchanged meanwhile, a file mounted over it, or nothing in it
+		return Usage{}, nil // exchanged in the meantime, a file mounted over it, or nothing in it
 	}
 
 	if st.Nlink > 1 {

@@ -194,7 +194,7 @@ func TestKilledBetweenFreezeAndThaw(t *testing.T) {
 }
 
 // TestBroken thaws a filesystem before the work is done: by somebody else, and by the guard when the time is over,
-// also if somebody has frozen it again since then.
+// even if somebody has frozen it again since then.
 func TestBroken(t *testing.T) {
 	testfs.NotShort(t, "it waits for guards")
 	kinds(t, func(t *testing.T, dir string) {

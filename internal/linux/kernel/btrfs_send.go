@@ -41,11 +41,11 @@ type btrfsSendArgs struct {
 
 // BtrfsSend writes the stream of the read-only subvolume whose root f is to w, a
 // pipe. It needs root (CAP_SYS_ADMIN). It ends with EPIPE when nobody reads the
-// pipe any more. EPERM also if a subvolume is writable, EAGAIN while its blocks
+// pipe any more. EPERM as well when a subvolume is writable, EAGAIN while its blocks
 // are being deduplicated, EINVAL, EPROTO or EOPNOTSUPP (with nothing written) if
 // the kernel does not know the version.
 //
-// A process that is stopped and continued meanwhile (SIGSTOP) may make the kernel
+// A process that is stopped and continued in the meantime (SIGSTOP) may make the kernel
 // begin again in the middle of the stream: whoever reads it must check it.
 func BtrfsSend(f *os.File, o BtrfsSendOptions, w *os.File) error {
 	done := make(chan error)

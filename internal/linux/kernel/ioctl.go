@@ -113,7 +113,7 @@ type xfsGrowData struct {
 	_         uint32
 }
 
-// IsXFS reports whether path is on XFS; false also if that cannot be found out.
+// IsXFS reports whether path is on XFS; false as well when that cannot be found out.
 func IsXFS(path string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(path, &st) == nil && int64(st.Type) == unix.XFS_SUPER_MAGIC

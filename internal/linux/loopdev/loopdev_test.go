@@ -506,7 +506,7 @@ func ext4OnDevice(t *testing.T, n int) string {
 }
 
 // numbered attaches an image to a loop device numbered n or a little more.
-// Whatever asks for a free device meanwhile may be given the same.
+// Whatever asks for a free device in the meantime may be given the same.
 func numbered(t *testing.T, n int, img string) string {
 	t.Helper()
 	ctl := open(t, "/dev/loop-control", os.O_RDWR)

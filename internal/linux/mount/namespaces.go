@@ -40,7 +40,7 @@ const maxProcesses = 64
 // Namespaces finds all mount namespaces that processes live in, or that a bind mount
 // or an open file keeps, and reads their mounts: those that the root directories of
 // their processes show. It looks at every process, and its cost grows with the
-// number of mounts; nothing is changed. What comes and goes meanwhile may or may not
+// number of mounts; nothing is changed. What comes and goes in the meantime may or may not
 // be seen.
 //
 // With an error comes what was found until then: Permission (not all processes may

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMain is also a process that runs a program and is killed meanwhile.
+// TestMain is also a process that runs a program and is killed in the meantime.
 func TestMain(m *testing.M) {
 	if script := os.Getenv("PANDO_TEST_CHILD"); script != "" {
 		_, err := run.Program(context.Background(), "sh", "-c", script)

@@ -23,7 +23,7 @@ const (
 )
 
 // Remove deletes path and everything below it. Absent is success, so it may be
-// repeated, also by several at once; nobody else may write below path meanwhile. It is not durable by
+// repeated, also by several at once; nobody else may write below path in the meantime. It is not durable by
 // itself. What cannot be deleted is left, with the directories above it, while
 // all else goes, and the first such error is returned: InUse names a mount
 // point inside, Permission a file that the caller may not delete. Files that are

@@ -259,7 +259,7 @@ func openat2(at int, path string, flags uint64) (int, error) {
 	how := unix.OpenHow{Flags: flags | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: resolve}
 	for try := 0; ; try++ {
 		fd, err := unix.Openat2(at, path, &how)
-		// EAGAIN: somewhere on the system a directory was renamed meanwhile, so
+		// EAGAIN: somewhere on the system a directory was renamed in the meantime, so
 		// that the kernel cannot tell whether the path stayed inside.
 		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) && try < 1000 {
 			continue

@@ -216,7 +216,7 @@ const step = 100 * time.Millisecond
 
 // Watch watches until the time is over or ctx ends; the report then is about the time
 // really watched, and Interrupted. Errors are those of finding the layers below the
-// path: NotFound, Permission, Unsupported (the path is no file, directory or block
+// path: NotFound, Permission, Unsupported (the path is not a file, directory or block
 // device). All else that cannot be looked at is in the report.
 func Watch(ctx context.Context, q Request) (*Report, error) {
 	if q.For <= 0 {

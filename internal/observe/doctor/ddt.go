@@ -184,7 +184,7 @@ func parseDDTText(out string) (*DDT, error) {
 	d := &DDT{}
 	var err error
 	if d.Entries, err = strconv.ParseInt(m[1], 10, 64); err != nil || d.Entries == 0 {
-		return nil, fmt.Errorf("%q is no number of entries", m[1])
+		return nil, fmt.Errorf("%q is not a number of entries", m[1])
 	}
 
 	for i, to := range []*Range{&d.OnDisk, &d.InCore} {

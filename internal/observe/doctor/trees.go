@@ -243,7 +243,7 @@ func (t *trees) late(deadline time.Time) bool {
 }
 
 // listDirectories finds the directories that may be copies: all, to some depth. What is gone
-// or cannot be read meanwhile is left out.
+// or cannot be read in the meantime is left out.
 func (t *trees) listDirectories(ctx context.Context, deadline time.Time) error {
 	var queue []*tree
 	for _, p := range t.places {

@@ -136,7 +136,7 @@ func FuzzParse(f *testing.F) {
 		}
 		if bytes.Contains(page, []byte("NaN")) && !bytes.Contains(b, []byte("NaN")) || bytes.Contains(page, []byte("Inf")) &&
 			!bytes.Contains(b, []byte("Inf")) {
-			t.Fatal("the page has a figure that is no number")
+			t.Fatal("the page has a figure that is not a number")
 		}
 	})
 }

@@ -47,9 +47,9 @@ const (
 )
 
 // Measure measures a profile in the filesystem of a directory, and returns when all its files are
-// removed and fio has ended, also if it fails or ctx ends. A report with a verdict of FAIL is no error.
+// removed and fio has ended, even if it fails or ctx ends. A report with a verdict of FAIL is no error.
 //
-// Invalid: the Config, or the path is no directory. Unsupported: no fio, or the path is in memory.
+// Invalid: the Config, or the path is not a directory. Unsupported: no fio, or the path is in memory.
 // NoSpace: before or during the run. Canceled: ctx has ended. Any number may run at the same time,
 // but their figures are then those of all.
 func Measure(ctx context.Context, c Config) (report *Report, err error) {

@@ -83,7 +83,7 @@ func tryScratch(path string) (*scratch, error) {
 var errNoLocks = errors.New("the filesystem does not support locks")
 
 // lockDir takes the lock in a directory; not held if another process has it, or has
-// removed the directory meanwhile.
+// removed the directory in the meantime.
 func lockDir(dir string) (f *os.File, held bool, err error) {
 	path := filepath.Join(dir, lockName)
 	f, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)

@@ -60,7 +60,7 @@ func (b *bench) prove(ctx context.Context, p *plan, stage string) (*Run, error) 
 	return &r, nil
 }
 
-// sampleSyncs follows single syncs at some moments of a run. That the run ends meanwhile is no error.
+// sampleSyncs follows single syncs at some moments of a run. That the run ends in the meantime is no error.
 func sampleSyncs(ctx context.Context, w *proof.Watch, run time.Duration) error {
 	each := min(sampleMost, max(sampleLeast, time.Duration(samplePart*float64(run)/sampleTimes)))
 	tick := time.NewTicker(run / (sampleTimes + 1))

@@ -353,7 +353,7 @@ func TestPagedPointsInFlight(t *testing.T) {
 		t.Errorf("%d pages and %d sessions are left", b.count("points/"), b.count("sessions/"))
 	}
 
-	// One that has ended the session meanwhile: nothing is committed.
+	// One that has ended the session in the meantime: nothing is committed.
 	rp, _ = b.faulty(storetest.Fault{Match: put, When: storetest.After, Do: func(storetest.Call) {
 		b.prune(PruneRequest{Patience: -1})
 		b.prune(PruneRequest{Patience: -1})

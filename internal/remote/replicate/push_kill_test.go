@@ -157,9 +157,9 @@ func TestPushKilled(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d pushes, %d gone on with, %d segments not uploaded again", n, resumed, spared)
+	t.Logf("%d pushes, %d resumed, %d segments not uploaded again", n, resumed, spared)
 	if resumed == 0 || spared == 0 {
-		t.Error("no push was gone on with: nothing was tested")
+		t.Error("no push was resumed: nothing was tested")
 	}
 	w.clearLost(rp)
 }

@@ -100,7 +100,7 @@ func (m *pushModel) one() {
 	case n == 17:
 		if _, err := m.e.Publish(m.t.Context(), engine.PublishRequest{Golden: ref.MustName("g"),
 			Volume: ref.MustName(v)}); err != nil {
-			m.t.Logf("publish: %v", err) // another one is the current generation meanwhile
+			m.t.Logf("publish: %v", err) // another one is the current generation in the meantime
 		}
 	case n == 18:
 		if err := m.e.DropLinks(m.t.Context(), m.rp.ID().String()); err != nil {
@@ -148,7 +148,7 @@ func (m *pushModel) pushOne(r ref.Ref) {
 			m.failed++
 		}
 		if m.r.IntN(2) == 0 && r.At == "" && r.Name != "g" {
-			m.edit(r.Name, m.scribble) // before the push is gone on with
+			m.edit(r.Name, m.scribble) // before the push is resumed
 		}
 	}
 	m.load()

@@ -413,7 +413,7 @@ func TestPushRefused(t *testing.T) {
 }
 
 // TestPushTwoRemotes: each remote keeps the snapshot that its next push builds upon,
-// also when both are pushed to at once.
+// even when both are pushed to at once.
 func TestPushTwoRemotes(t *testing.T) {
 	w := newWorld(t)
 	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, 4*mib) })

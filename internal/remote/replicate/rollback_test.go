@@ -167,7 +167,7 @@ func TestRollbackAcceptedByPush(t *testing.T) {
 	a.pushChange(t, "v", 5)
 }
 
-// TestRollbackOfLostHead: a head that is missing is noticed, also if none of its points is left, and comes back by
+// TestRollbackOfLostHead: a head that is missing is noticed, even if none of its points is left, and comes back by
 // a repair.
 func TestRollbackOfLostHead(t *testing.T) {
 	a := newWorld(t)

@@ -163,7 +163,7 @@ func TestTokenFileStaysShort(t *testing.T) {
 	}
 }
 
-// TestTokenFilesOfSeveral: processes that write at once lose nothing of each other, also when a file is replaced.
+// TestTokenFilesOfSeveral: processes that write at once lose nothing of each other, even when a file is replaced.
 func TestTokenFilesOfSeveral(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := tokenFilesIn(dir).pend("v"); err != nil {

@@ -215,7 +215,7 @@ func TestSealedForTheRepository(t *testing.T) {
 	}
 }
 
-// Who has the keys can seal anything under any key of an object, but not make one
+// A holder of the keys can seal anything under any key of an object, but not make one
 // thing pass for another.
 func TestObjectsAreWhatTheirKeySays(t *testing.T) {
 	ctx := t.Context()
@@ -297,7 +297,7 @@ func TestFramesAreBoundToTheirPlace(t *testing.T) {
 			changed := f
 			change(&changed)
 			r.segments.forgetAll()
-			for range 2 { // also when the segment's key is known
+			for range 2 { // even when the segment's key is known
 				if got, err := r.ReadFrames(ctx, []Frame{changed}); !errs.Is(err, errs.Damaged) {
 					t.Errorf("%+v with another %s: %x, %v", f, what, got, err)
 				}

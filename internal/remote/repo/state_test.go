@@ -53,7 +53,7 @@ func TestSessionKnowsItsOwnWrites(t *testing.T) {
 	}
 }
 
-// A session that somebody has ended or written is not taken back, also if a write
+// A session that somebody has ended or written is not taken back, even if a write
 // before that is not known to have been done.
 func TestSessionThatWasEnded(t *testing.T) {
 	ctx := t.Context()

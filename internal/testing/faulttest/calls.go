@@ -276,7 +276,7 @@ func cloneFlags(get func(*caller, args) uint64) decoder {
 func clone3Flags(p *caller, a args) uint64 { return p.word(a[0]) }
 
 // caller gives decoders access to the thread that is about to make a call,
-// which stands still meanwhile.
+// which stands still in the meantime.
 type caller struct {
 	tid       int
 	isProgram bool // a thread of the traced program itself, not of a process that it started

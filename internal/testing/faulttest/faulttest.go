@@ -172,7 +172,7 @@ type Options struct {
 
 	// FollowProcesses traces the processes that the program starts, and theirs:
 	// their steps count too, a kill kills all of them, and Run returns when the
-	// last of them has ended, also if the program has ended long before.
+	// last of them has ended, even if the program has ended long before.
 	FollowProcesses bool
 
 	// AllCPUs lets the program run on every CPU. Otherwise it shares one with

@@ -230,7 +230,7 @@ func testWhole(t *testing.T, s *suite) {
 	}
 
 	if reads == 0 {
-		t.Error("nothing was read meanwhile")
+		t.Error("nothing was read in the meantime")
 	}
 }
 

@@ -412,7 +412,7 @@ func testListOrder(t *testing.T, s *suite) {
 		}
 	}
 
-	// Who has seen enough goes.
+	// A reader that has seen enough stops.
 	n := 0
 	for _, err := range s.List(t.Context(), "d") {
 		if err != nil {

@@ -40,7 +40,7 @@ func WithProgram(path *string, run func() int) int {
 }
 
 // WriteProgram writes a file that is to be run, mode 0755. No other goroutine starts a
-// program meanwhile: its child would have the file open for writing until it runs
+// program in the meantime: its child would have the file open for writing until it runs
 // something else, and who runs the file in that moment is told "text file busy"
 // (https://go.dev/issue/22315).
 func WriteProgram(path string, content []byte) error {

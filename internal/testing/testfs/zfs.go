@@ -307,7 +307,7 @@ func zpoolLeaks(t testing.TB, name string) []string {
 }
 
 // zvolName is the name of the volume behind a device, and "" if the device is
-// gone meanwhile.
+// gone in the meantime.
 func zvolName(device string) string {
 	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -26,7 +26,7 @@ func (w *worker) buffer() []byte {
 func (c *copier) regular(w *worker, d *dir, e entry) error {
 	path := func() string { return d.join(e.name) }
 
-	// O_NONBLOCK: should it have become a fifo meanwhile, do not wait for a writer.
+	// O_NONBLOCK: should it have become a fifo in the meantime, do not wait for a writer.
 	src, err := openNoAtime(d.src, e.name, unix.O_NONBLOCK)
 	if err != nil {
 		return srcErr(path(), "open", err)

@@ -9,7 +9,7 @@ import (
 
 // Measure walks src as CopyDir would with the same options and counts what is
 // there, for progress and for the size of the volume. It opens directories and
-// sparse files only. What changes meanwhile is an error of kind Conflict, as
+// sparse files only. What changes in the meantime is an error of kind Conflict, as
 // it is for CopyDir.
 func Measure(ctx context.Context, src string, opt Options) (Totals, error) {
 	return measure(ctx, src, opt, nil)

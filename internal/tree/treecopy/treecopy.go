@@ -7,7 +7,7 @@
 // # The destination
 //
 // The destination is the open root directory of an empty filesystem or
-// directory that nobody else writes to meanwhile. It need not have a path: a
+// directory that nobody else writes to in the meantime. It need not have a path: a
 // detached mount is fine. Every access is relative to directory descriptors,
 // and no symbolic link is ever followed, neither in the source nor in the
 // destination. Extended attributes of objects that cannot be opened go through

@@ -38,7 +38,7 @@ type ApplyOptions struct {
 // Of changed files only the ranges that differ are written. Times of directories
 // are those of from only if the changes were found with Options.Times.
 //
-// The caller owns onto: nobody else uses it meanwhile, nothing is made durable,
+// The caller owns onto: nobody else uses it in the meantime, nothing is made durable,
 // and after an error it is in between. Conflict if a path is not as the changes
 // expect, NoSpace, Canceled, IO.
 func Apply(ctx context.Context, changes []Change, from, onto *os.File, o ApplyOptions) error {
@@ -359,7 +359,7 @@ func (a *applier) copyAttributes(path string) error {
 	return treecopy.CopyAttributes(a.ctx, src, name, dst, name)
 }
 
-// copyFile copies what is no directory from one tree to the other, where nothing
+// copyFile copies what is not a directory from one tree to the other, where nothing
 // has its path.
 func (a *applier) copyFile(path string) error {
 	dst, name, err := a.parent(path)

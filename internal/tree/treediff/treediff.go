@@ -28,7 +28,7 @@
 //
 // # Errors
 //
-// All errors are *errs.Error: Conflict if a tree changes meanwhile, IO, Canceled,
+// All errors are *errs.Error: Conflict if a tree changes in the meantime, IO, Canceled,
 // NoSpace (of Apply).
 package treediff
 
@@ -156,7 +156,7 @@ type Name struct {
 
 // Index finds paths by inode number. It is used by one goroutine at a time.
 type Index interface {
-	// Names are those of an inode that is no directory. None if it is not there.
+	// Names are those of an inode that is not a directory. None if it is not there.
 	Names(inB bool, ino uint64) ([]Name, error)
 	// DirPath is the path of a directory relative to the root, which is "". ok is
 	// false if it is not there.
@@ -179,7 +179,7 @@ type Result struct {
 }
 
 // Compare compares the trees below the open directories a and b, which nobody
-// changes meanwhile. It may be called concurrently.
+// changes in the meantime. It may be called concurrently.
 func Compare(ctx context.Context, a, b *os.File, o Options) (Result, error) {
 	c, err := newComparer(ctx, a, b, o)
 	if err != nil {

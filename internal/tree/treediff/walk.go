@@ -217,7 +217,7 @@ func (c *comparer) mayDiffer(ino uint64) bool {
 }
 
 // unchanged reports whether two inodes of one object are the same for certain.
-// What the hints name has changed, also if times are too coarse to show it.
+// What the hints name has changed, even if times are too coarse to show it.
 func (c *comparer) unchanged(a, b *inode) bool {
 	if c.o.Hints != nil && a.dev == c.devA && c.mayDiffer(a.ino) {
 		return false

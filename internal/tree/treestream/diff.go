@@ -257,7 +257,7 @@ func (d *diffSender) newFile(path string) error {
 		return err
 	}
 
-	d.flagged = append(d.flagged, path) // also if it has none: it may have inherited some
+	d.flagged = append(d.flagged, path) // even if it has none: it may have inherited some
 	up, _ := split(path)
 	d.touched[up] = true
 	d.addProgress(1, 0)

@@ -241,7 +241,7 @@ func TestDifferencesOfSnapshots(t *testing.T) {
 	}
 }
 
-// TestSmallDifference: of a large file only what has changed is sent, also if that is in more places than a list holds.
+// TestSmallDifference: of a large file only what has changed is sent, even if that is in more places than a list holds.
 func TestSmallDifference(t *testing.T) {
 	top := t.TempDir()
 	src, old, dst := mkdir(t, top, "src"), mkdir(t, top, "old"), mkdir(t, top, "dst")

@@ -24,9 +24,11 @@ func main() {
 	if err != nil {
 		serve.Fail(err)
 	}
+
 	for _, b := range os.Args[1:] {
 		s.CreateBucketWithOpts(fakestorage.CreateBucketOpts{Name: b})
 	}
+
 	serve.Listening(l.Addr())
 	serve.Fail(http.Serve(l, s.HTTPHandler()))
 }

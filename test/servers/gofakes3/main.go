@@ -25,6 +25,7 @@ func main() {
 			serve.Fail(err)
 		}
 	}
+
 	s3 := gofakes3.New(store, gofakes3.WithoutVersioning(), gofakes3.WithTimeSource(clock{*ahead})).Server()
 	l := serve.Loopback()
 	serve.Listening(l.Addr())

@@ -36,6 +36,7 @@ type store struct {
 
 func (s *store) PutObject(ctx context.Context, in s3response.PutObjectInput) (s3response.PutObjectOutput, error) {
 	arrived := false
+
 	// What is called here is between the arrival of the content and the look at the
 	// condition.
 	out, err := s.PutObjectWithPostFunc(ctx, in, func(*os.File) error {
@@ -43,9 +44,11 @@ func (s *store) PutObject(ctx context.Context, in s3response.PutObjectInput) (s3
 		arrived = true
 		return nil
 	})
+
 	if arrived {
 		s.change.Unlock()
 	}
+
 	return out, err
 }
 
@@ -78,15 +81,18 @@ func main() {
 	if len(os.Args) != 5 {
 		panic("versitygw DIRECTORY ACCOUNTS ACCESS SECRET")
 	}
+
 	files, err := posix.New(os.Args[1], meta.XattrMeta{}, posix.PosixOpts{})
 	if err != nil {
 		serve.Fail(err)
 	}
+
 	// It wants to open its port itself, so this one is free only with a gap: where
-	// another took it meanwhile, whoever started this tries again.
+	// another took it in the meantime, whoever started this tries again.
 	l := serve.Loopback()
 	addr := l.Addr()
 	l.Close()
+
 	go func() {
 		for {
 			if c, err := net.Dial("tcp", addr.String()); err == nil {
@@ -97,6 +103,7 @@ func main() {
 			time.Sleep(5 * time.Millisecond)
 		}
 	}()
+
 	serve.Fail(embedgw.RunVersityGW(context.Background(), &store{Posix: files}, &embedgw.Config{
 		RootUserAccess:    os.Args[3],
 		RootUserSecret:    os.Args[4],

@@ -480,7 +480,7 @@ func numCPU([]string) error {
 	return nil
 }
 
-// exitRace FIFO: opens a FIFO with O_CREAT, which waits for ever, and ends meanwhile.
+// exitRace FIFO: opens a FIFO with O_CREAT, which waits for ever, and ends in the meantime.
 func exitRace(args []string) error {
 	go func() { _, _ = os.OpenFile(args[0], os.O_CREATE|os.O_WRONLY, 0o600) }()
 	time.Sleep(50 * time.Millisecond)
