@@ -239,8 +239,8 @@ func TestBenchOnLoopBackedPool(t *testing.T) {
 		h.clean()
 		out := string(h.run(append([]string{"bench", "clone", src, "--keep"}, small...)...))
 		for _, want := range []string{
-			"What operations cost", bench.OpCopy, bench.OpReflink, bench.OpImport, "raw floor: clone + mount", "pando: destroy",
-			"Where the raw floor's time goes", "LOOP_CONFIGURE", "one durable row", "Whole commands", "pando ls --json",
+			"Cost of operations", bench.OpCopy, bench.OpReflink, bench.OpImport, "raw floor: clone + mount", "pando: destroy",
+			"Steps of the raw floor, p50", "LOOP_CONFIGURE", "one durable row", "Whole commands", "pando ls --json",
 			"A neighbour", "cp -a --reflink runs", "Targets", "47,000", "directory " + src + ": 1 files",
 		} {
 			if !strings.Contains(out, want) {

@@ -35,8 +35,8 @@ commit durable, not of the write before it. A time line shows stalls. For each
 layer below the directory (filesystem, loop device, filesystem of the pool,
 partition, disk), pando counts whether the flushes arrived that the syncs need.
 If fewer arrived, if a layer does not pass them on, or if pando cannot prove
-that they arrived, the verdict is FAIL with the name of the layer, and the exit
-code is 20.
+that they arrived, the verdict is FAIL with the name of the layer, and pando
+ends with exit code 20.
 
 Without an argument, pando measures the current directory. An argument without a
 slash that names a volume of the pool is that volume; write ./NAME for a

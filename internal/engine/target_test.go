@@ -278,7 +278,7 @@ func TestMountPointThroughLinks(t *testing.T) {
 		}
 		for _, dir := range []string{filepath.Join(home, "link", "m"), filepath.Join(home, "link")} {
 			_, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: dir})
-			wantKind(t, err, errs.Permission, "others than root")
+			wantKind(t, err, errs.Permission, "users other than root")
 		}
 	})
 }

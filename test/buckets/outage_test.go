@@ -151,7 +151,7 @@ func TestOutageOfDays(t *testing.T) {
 	p.Add(&servertest.Fault{Status: 503, Times: 2, Before: count},
 		&servertest.Fault{Drop: true, Times: 2, Before: count}, &servertest.Fault{Status: 500, Times: 2, Before: count})
 	<-enough
-	for !strings.Contains(<-said.lines, "pushing works again") {
+	for !strings.Contains(<-said.lines, "pushing works again after") {
 		continue // it says first that it does not
 	}
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {

@@ -323,7 +323,7 @@ func TestChangeBeforeReplace(t *testing.T) {
 
 	res = changing(w.swap, "late")
 	if res.ExitCode != 0 || !strings.Contains(string(res.Stderr),
-		"is only in the old directory: "+w.asides()[0]+"/sub/late") {
+		"are only in the old directory: "+w.asides()[0]+"/sub/late") {
 		t.Errorf("exit code %d: %s", res.ExitCode, res.Stderr)
 	}
 	if _, err := os.Stat(filepath.Join(w.asides()[0], "sub", "late")); err != nil {

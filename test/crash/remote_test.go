@@ -213,7 +213,7 @@ var transports = []transport{
 	{name: "push", pool: onA, command: []string{"push", "base@s", "--to", "nas", "--no-progress"},
 		prepare: func(v *travel) {
 			if _, err := v.a.try("remote", "delete", "nas", "base@s"); err != nil &&
-				!strings.Contains(err.Error(), "no point s") {
+				!strings.Contains(err.Error(), "no point \"s\"") {
 				v.t.Fatal(err)
 			}
 			if _, err := v.a.try("destroy", "base@s"); err != nil && !strings.Contains(err.Error(), "no snapshot") {

@@ -196,7 +196,7 @@ type interrupted struct {
 	cancel context.CancelFunc
 }
 
-func (w *interrupted) Detach(context.Context, catalog.Mark) error {
+func (w *interrupted) UndoMount(context.Context, catalog.Mark) error {
 	w.cancel()
 	return nil
 }

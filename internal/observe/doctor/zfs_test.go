@@ -350,8 +350,8 @@ func TestPoolWithoutDedup(t *testing.T) {
 	}
 	// Names that are not there; those that are, for the shell.
 	_, stderr, code := pando(t, "doctor", "--zfs", pool+"x")
-	if code != errs.NotFound.Codes().Exit || !strings.Contains(stderr, "no such zpool") ||
-		!strings.Contains(stderr, "hint: there is: ") || !strings.Contains(stderr, pool) {
+	if code != errs.NotFound.Codes().Exit || !strings.Contains(stderr, "zpool does not exist") ||
+		!strings.Contains(stderr, "hint: imported zpools: ") || !strings.Contains(stderr, pool) {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 	_, stderr, code = pando(t, "doctor", "--zfs", pool+"/a")

@@ -185,7 +185,7 @@ func TestKnownBytes(t *testing.T) {
 				t.Errorf("through the pool's filesystem: %+v", pool)
 			}
 			// What else the host's disk does is not ours: it may be too much to tell.
-			if a := v.Amplification; a == nil && !strings.HasPrefix(v.NoAmplification, "others have passed") || a != nil &&
+			if a := v.Amplification; a == nil && !strings.HasPrefix(v.NoAmplification, "other writers passed") || a != nil &&
 				(*a < 1 || math.IsInf(*a, 0) || math.IsNaN(*a)) {
 				t.Errorf("through to the disk: %v %s", a, v.NoAmplification)
 			}
@@ -403,7 +403,7 @@ func TestBtrfsSubvolumes(t *testing.T) {
 	if x.Syncs != nil || x.Own != nil || x.Amplification != nil || !strings.Contains(x.NoAmplification, "unknown") {
 		t.Errorf("a directory: %+v", x)
 	}
-	if !slices.ContainsFunc(s.Missing, func(m string) bool { return strings.HasPrefix(m, "dir: syncs cannot") }) {
+	if !slices.ContainsFunc(s.Missing, func(m string) bool { return strings.HasPrefix(m, "dir: its syncs cannot") }) {
 		t.Errorf("missing: %q", s.Missing)
 	}
 	if x := target(t, s, "all"); x.Own.WrittenBytes < 4*mib || x.Steps[0].Amplification == nil {

@@ -342,12 +342,14 @@ func (s *syncTracer) handleRecord(r tracepoint.Record) {
 		s.entered(r, syncKey{fs: system, dev: uint64(e.Int(r.Raw, "dev"))})
 	case system == "btrfs":
 		k := syncKey{fs: system}
-		if f := e.Fields["fsid"]; f.Size != len(k.btrfs) || f.Offset+f.Size > len(r.Raw) {
+		id := e.Fields["fsid"]
+		if id.Size != len(k.btrfs) || id.Offset+id.Size > len(r.Raw) {
 			return
-		} else {
-			copy(k.btrfs[:], r.Raw[f.Offset:])
 		}
-		s.entered(r, k) // the whole
+		copy(k.btrfs[:], r.Raw[id.Offset:])
+
+		// Count it for the whole filesystem, then for its subvolume.
+		s.entered(r, k)
 		k.subvol = uint64(e.Int(r.Raw, "root_objectid"))
 		s.entered(r, k)
 	}
