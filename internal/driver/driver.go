@@ -175,15 +175,15 @@ type Object struct {
 // Attachment describes how an object is made usable at a path. Exactly one of
 // Image, Source and Tree is set.
 type Attachment struct {
-	Image       string // absolute path of a block image, to be attached as a block device
-	Block       bool   // Image is a block device itself, while it is active: see Activator
-	FS          FS     // what is inside Image
-	Options     []string
-	SectorBytes uint32 // logical sector size that the block device must have
-	Source      string // name by which the kernel mounts a filesystem of type Type
-	Type        string // "zfs"
-	Tree        string // absolute path of a directory, to be bind-mounted
-	ReadOnly    bool   // snapshots: never attach them writable
+	Image       string   // absolute path of a block image, to be attached as a block device
+	Block       bool     // Image is a block device itself, while it is active: see Activator
+	FS          FS       // what is inside Image
+	Options     []string // mount options that the filesystem in it needs, such as nouuid
+	SectorBytes uint32   // logical sector size that the block device must have
+	Source      string   // name by which the kernel mounts a filesystem of type Type
+	Type        string   // "zfs"
+	Tree        string   // absolute path of a directory, to be bind-mounted
+	ReadOnly    bool     // snapshots: never attach them writable
 }
 
 // Driver keeps objects in one pool. All methods may be called concurrently

@@ -3,249 +3,477 @@ package engine
 import (
 	"cmp"
 	"context"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/base/warnings"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/content"
 	"pando/internal/engine/ledger"
 	"pando/internal/engine/pool"
 	"pando/internal/linux/kernel"
+
+	"golang.org/x/sys/unix"
 )
 
-// Sweep is the result of comparing the whole pool with the catalogue.
-type Sweep struct {
-	Objects     int            `json:"objects"`           // checked
-	Garbage     int            `json:"garbage"`           // removed: incomplete, or ephemeral of another boot
-	Loops       int            `json:"loop_devices"`      // detached
-	StaleMounts int            `json:"stale_attachments"` // forgotten: not attached any more
-	Kept        []errs.Message `json:"kept,omitempty"`    // objects kept because they are not understood
-	Missing     []string       `json:"missing,omitempty"` // objects in the catalogue that the pool lacks
+// Freed is something that gc removed.
+type Freed struct {
+	Ref string `json:"ref"`
+	ID  string `json:"id"`
+	Why string `json:"why"`
+	// difference of the pool's used space before and after, once settled; -1: not measured separately
+	Bytes int64 `json:"returned_bytes"`
 }
 
-func (e *Engine) syncer() (driver.Syncer, bool) {
-	s, ok := e.drv.(driver.Syncer)
-	return s, ok
+// Kept is something that gc left, and why.
+type Kept struct {
+	Ref string `json:"ref"`
+	// volume, snapshot, golden; trash: destroyed, to be removed; tie: destroyed, and needed by others
+	Kind string         `json:"kind"`
+	Why  []errs.Message `json:"why"`
+
+	Bytes int64 `json:"tied_bytes,omitempty"` // of a tie: what would return without it
 }
 
-// sweepAfterBoot sweeps once per boot, in one process; nil if another process was first.
-func (e *Engine) sweepAfterBoot(ctx context.Context) (*Sweep, error) {
-	unlock, err := pool.Lock(ctx, e.pool.Dir)
+// GCReport describes what gc did.
+type GCReport struct {
+	Sweep
+	Reclaimed int `json:"reclaimed"` // destroyed earlier, returned now
+	Undone    int `json:"undone"`    // interrupted operations cleaned up
+	Expired   int `json:"expired"`   // expired volumes and snapshots
+	// objects that the driver kept when they were destroyed, because others depended on them, and removed now
+	Untied  int `json:"untied"`
+	Retired int `json:"retired"` // generations that the retention of their golden does not keep
+	// used space of the pool, before minus after, once settled; includes changes by other writers
+	FreedBytes   int64          `json:"freed_bytes"`
+	TrimmedBytes int64          `json:"trimmed_bytes"`    // of a loop-backed pool: free ranges reported to the file below
+	HostFreed    int64          `json:"host_freed_bytes"` // of a loop-backed pool: disk space that the file gave back
+	Decided      float64        `json:"decided_seconds"`  // time to compare the pool with the catalogue
+	Duration     float64        `json:"duration_seconds"`
+	Freed        []Freed        `json:"freed,omitempty"`
+	KeptThings   []Kept         `json:"kept_things,omitempty"` // with explain
+	Warnings     []errs.Message `json:"warnings,omitempty"`
+}
+
+// freedMost limits how many objects are measured one by one, as each measurement takes a moment.
+const freedMost = 100
+
+// freed collects the objects that a gc removes.
+type freed struct {
+	mu      sync.Mutex
+	things  []Freed
+	measure bool
+}
+
+// settlePatience is how long a measurement of free space waits for the filesystem
+// to free space in the background.
+const settlePatience = 5 * time.Second
+
+func (e *Engine) settledSpace(ctx context.Context) (pool.Space, error) {
+	return e.pool.WaitFreed(ctx, settlePatience)
+}
+
+// removeObject makes the driver remove an object that no longer has a name. During a
+// gc it records why, and how much space that returned to the pool.
+func (e *Engine) removeObject(ctx context.Context, id driver.ObjectID, ref, why string) error {
+	f := callOf(ctx).freed
+	destroy := func() error { return e.drv.Destroy(ctx, id) }
+	if f == nil {
+		return e.destroyObject(ctx, destroy)
+	}
+
+	f.mu.Lock()
+	defer f.mu.Unlock()
+
+	measure := f.measure && len(f.things) < freedMost
+	var before, after pool.Space
+	var err error
+	if measure {
+		if before, err = e.settledSpace(ctx); err != nil {
+			return err
+		}
+	}
+
+	if err := e.destroyObject(ctx, destroy); err != nil {
+		return err
+	}
+
+	thing := Freed{Ref: ref, ID: string(id), Why: why, Bytes: -1}
+	if measure {
+		if after, err = e.settledSpace(ctx); err == nil {
+			thing.Bytes = max(0, before.UsedBytes-after.UsedBytes)
+		}
+	}
+
+	f.things = append(f.things, thing)
+	return nil
+}
+
+// GC cleans up everything that can be cleaned up: it does the work of Maintain without
+// a time limit, compares the whole pool with the catalogue, applies the retention of
+// goldens and, on a loop-backed pool, returns free space to the filesystem below. With
+// explain it measures the space that each removal returned, and reports why each
+// remaining object stays.
+func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
+	ctx, end := e.ledger.Begin(ctx)
+	defer end()
+
+	start := time.Now()
+	c := callOf(ctx)
+	said := &warnings.List{}
+	c.freed = &freed{measure: explain}
+	ctx = warnings.Collect(withCall(ctx, c), said)
+	ctx = ledger.ReclaimUntil(mayUseReserve(ctx), time.Time{})
+	defer e.refillReserve()
+
+	before, err := e.settledSpace(ctx)
 	if err != nil {
 		return nil, err
 	}
 
+	// Finish or undo what was interrupted, and destroy what has expired.
+	recovered, err := e.Maintain(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	if err := e.cat.LostError(); err != nil {
+		return nil, err
+	}
+
+	// Destroy what retention does not keep, and what no longer has dependents.
+	r := &GCReport{}
+	if r.Retired, err = e.applyAllRetention(ctx); err != nil {
+		return nil, err
+	}
+
+	if t, ok := e.drv.(driver.Tied); ok {
+		if r.Untied, err = t.Reap(ctx); err != nil {
+			return nil, err
+		}
+	}
+
+	// Compare the pool with the catalogue, and remove the garbage.
+	deciding := time.Now()
+	if err := e.sweepLocked(ctx, r); err != nil {
+		return nil, err
+	}
+
+	r.Decided = time.Since(deciding).Seconds()
+	r.Reclaimed, r.Undone, r.Expired = recovered.Reclaimed, recovered.Undone, recovered.Expired
+	r.Sweep.addEarlier(recovered.Swept)
+	r.Freed = c.freed.things
+	r.Warnings = append(recovered.Warnings, said.Messages()...)
+	if err := e.trimBacking(r); err != nil {
+		return nil, err
+	}
+
+	if explain {
+		if r.KeptThings, err = e.explainKept(ctx); err != nil {
+			return nil, err
+		}
+	}
+
+	// Add up the space that returned.
+	after, err := e.settledSpace(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	r.FreedBytes = max(0, before.UsedBytes-after.UsedBytes)
+	var sum int64 // includes writes that reached the pool only after before was measured
+	for _, f := range r.Freed {
+		sum += max(0, f.Bytes)
+	}
+
+	r.FreedBytes = max(r.FreedBytes, sum)
+	r.Duration = time.Since(start).Seconds()
+	return r, nil
+}
+
+// sweepLocked sweeps with the pool's lock held, so that nobody creates, mounts or removes the pool.
+func (e *Engine) sweepLocked(ctx context.Context, r *GCReport) error {
+	unlock, err := pool.Lock(ctx, e.pool.Dir)
+	if err != nil {
+		return err
+	}
 	defer unlock()
-	var last catalog.Swept
+	s, err := e.sweep(ctx)
+	if err == nil {
+		r.Sweep = *s
+	}
+	return err
+}
+
+// addEarlier adds the counts of an earlier sweep of the same command; o may be nil.
+func (s *Sweep) addEarlier(o *Sweep) {
+	if o != nil {
+		s.Garbage += o.Garbage
+		s.StaleMounts += o.StaleMounts
+		s.Loops += o.Loops
+	}
+}
+
+// applyAllRetention removes the generations that no golden keeps, and returns their number.
+func (e *Engine) applyAllRetention(ctx context.Context) (n int, err error) {
+	var goldens []catalog.Golden
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		last, err = tx.Swept()
+		goldens, err = tx.Goldens()
+		return err
+	}); err != nil {
+		return 0, err
+	}
+
+	for _, g := range goldens {
+		if g.Keep == 0 {
+			continue
+		}
+		unlock, _, err := e.lockGolden(ctx, g.Name, nil)
+		if err != nil {
+			return n, err
+		}
+		gone, err := e.removeOldGenerations(ctx, g.Name)
+		unlock()
+		n += len(gone)
+		if err != nil {
+			return n, err
+		}
+	}
+
+	return n, nil
+}
+
+// explainKept lists everything in the pool with the reasons why it stays.
+func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
+	var u *uses
+	var tombstones []catalog.Tombstone
+	names := map[driver.ObjectID]string{}
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		if u, err = e.readUses(tx); err != nil {
+			return err
+		}
+		tombstones, err = tx.Unreclaimed(0)
 		return err
 	}); err != nil {
 		return nil, err
 	}
 
-	if !last.BeforeBoot() {
-		return nil, nil // another process was first
+	out := []Kept{}
+	for _, r := range u.rows {
+		if r.Kind == driver.Volume {
+			names[r.Lineage()] = r.Name
+		}
 	}
 
-	s, err := e.sweep(ctx)
-	if err != nil {
-		return nil, err
+	clones := map[driver.ObjectID]int{}
+	for _, r := range u.rows {
+		clones[r.OriginID]++
 	}
 
-	return s, e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() })
-}
-
-// sweep compares all objects of the driver with the catalogue, and removes those that
-// are provably garbage (see ledger.IsGarbage). It keeps and reports other objects that
-// the catalogue does not know.
-func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
-	s := &Sweep{}
-
-	// List the pool first and read the catalogue second: by then, objects created
-	// in the meantime have a mark or a row.
-	var objects []driver.Object
-	for o, err := range e.drv.List(ctx) {
-		if err != nil {
-			return nil, err
+	// Objects that have a name.
+	for _, r := range u.rows {
+		k := Kept{Ref: r.Name, Kind: kindName(r.Kind)}
+		if r.Pinned.After(time.Now()) {
+			k.Why = append(k.Why, errs.Messagef("pinned%s", pinnedUntil(r.Pinned)))
 		}
-		objects = append(objects, o)
+
+		switch r.Kind {
+		case driver.Volume:
+			k.Why = append(k.Why, e.whyVolume(ctx, u, r)...)
+		case driver.Snapshot:
+			k.Ref = names[r.Volume] + "@" + r.Name
+			k.Why = append(k.Why, "a snapshot stays as long as its volume")
+		case driver.Generation:
+			k.Ref = ref.Generation(r.Golden, r.Generation)
+			k.Why = append(k.Why, whyGeneration(u, r)...)
+		}
+
+		if n := clones[r.ID]; n > 0 && e.caps.Sharing {
+			k.Why = append(k.Why, errs.Messagef("origin of %s; these share its blocks, and can exist without it",
+				countOf(int64(n), "clone", "clones")))
+		}
+
+		out = append(out, k)
 	}
 
-	s.Objects = len(objects)
-	rows := make(map[driver.ObjectID]catalog.Row, len(objects))
-	marked := map[driver.ObjectID]bool{}
-	var marks []catalog.Mark
-	var tombstones map[driver.ObjectID]bool
-	var mounts map[driver.ObjectID]catalog.MountRecord
-	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		if marks, err = tx.Marks(); err != nil {
-			return err
-		}
-		if tombstones, err = tx.TombstoneIDs(); err != nil {
-			return err
-		}
-		if mounts, err = tx.MountRecords(); err != nil {
-			return err
-		}
-		return tx.Rows("", func(r catalog.Row) error { rows[r.ID] = r; return nil })
+	slices.SortStableFunc(out, func(a, b Kept) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ref, b.Ref))
 	})
+
+	for _, g := range tombstones {
+		why := "destroyed, but the driver could not remove it yet"
+		if who := e.content.MountHolders(ctx, g.ID); who != "" {
+			why += ": " + who
+		}
+		out = append(out, Kept{Ref: g.Ref, Kind: "trash", Why: []errs.Message{errs.Messagef("%s", why)}})
+	}
+
+	ties, err := e.keptTies(ctx, u)
+	return append(out, ties...), err
+}
+
+// keptTies lists the destroyed objects that the driver must keep, with the space they
+// use and the objects that depend on them.
+func (e *Engine) keptTies(ctx context.Context, u *uses) ([]Kept, error) {
+	t, ok := e.drv.(driver.Tied)
+	if !ok {
+		return nil, nil
+	}
+
+	all, err := t.Ties(ctx)
 	if err != nil {
 		return nil, err
 	}
 
-	for _, m := range marks {
-		marked[m.ID] = true
+	refs := map[driver.ObjectID]string{}
+	volumes := map[driver.ObjectID]string{}
+	for _, r := range u.rows {
+		if r.Kind == driver.Volume {
+			volumes[r.Lineage()] = r.Name
+		}
 	}
 
-	// Remove objects that are garbage.
-	whole := make(map[driver.ObjectID]bool, len(objects))
-	for _, o := range objects {
-		if err := ctx.Err(); err != nil {
-			return nil, err
+	for _, r := range u.rows {
+		switch r.Kind {
+		case driver.Generation:
+			refs[r.ID] = ref.Generation(r.Golden, r.Generation)
+		case driver.Snapshot:
+			refs[r.ID] = volumes[r.Volume] + "@" + r.Name
+		default:
+			refs[r.ID] = r.Name
+		}
+	}
+
+	// Say for each tie where its blocks are, and who holds it.
+	out := make([]Kept, 0, len(all))
+	for _, tie := range all {
+		k := Kept{Ref: tie.Name, Kind: "tie", Bytes: tie.Bytes}
+		why := "destroyed; its blocks are still needed"
+		if tie.Holder != "" {
+			why += ", and are stored with " + cmp.Or(refs[tie.Holder], string(tie.Holder))
 		}
 
-		_, known := rows[o.ID]
-		if known || marked[o.ID] {
-			whole[o.ID] = o.Whole
-			if known && o.Whole && !o.Committed {
-				ledger.NoteCommitted(e.drv, o.ID) // the note went with the power
+		k.Why = append(k.Why, errs.Messagef("%s", why))
+		var by []string
+		for _, id := range tie.HeldBy {
+			by = append(by, cmp.Or(refs[id], string(id)))
+		}
+
+		if n := len(by); n > 0 {
+			slices.Sort(by)
+			if n > tiesNamed {
+				by = append(by[:tiesNamed], itoa(n-tiesNamed)+" more")
 			}
-			if known && o.Err != nil {
-				s.Kept = append(s.Kept, errs.Messagef("cannot read the identity of %s: %v", e.cat.RefOf(ctx, o.ID), o.Err))
-			}
-			continue
+			k.Why = append(k.Why, errs.Messagef("it stays until these are destroyed or flattened (%s): %s", errs.Run("flatten"),
+				strings.Join(by, ", ")))
 		}
 
-		if o.Err != nil {
-			s.Kept = append(s.Kept, errs.Messagef("object %s: %v", string(o.ID), o.Err))
-			continue
+		if len(tie.Foreign) > 0 {
+			k.Why = append(k.Why, errs.Messagef("it stays until these, which are not Pando's, are removed: %s",
+				strings.Join(tie.Foreign, ", ")))
 		}
 
-		garbage := e.ledger.IsGarbage(o, tombstones[o.ID])
-		if garbage && !tombstones[o.ID] && e.objectInUse(ctx, o) {
-			s.Kept = append(s.Kept, errs.Messagef("%s %s is in use but not in the catalogue", string(o.Identity.Kind),
-				ledger.Describe(o.Identity)))
-			continue
-		}
-
-		if !garbage {
-			if _, err := e.drv.Attachment(ctx, o.ID); errs.Is(err, errs.NotFound) {
-				continue // destroyed since it was listed
-			}
-			s.Kept = append(s.Kept, e.ledger.StrayText(o))
-			continue
-		}
-
-		if err := e.removeObject(ctx, o.ID, cmp.Or(ledger.Describe(o.Identity), string(o.ID)),
-			"left by an interrupted operation or an earlier boot"); err != nil {
-			s.Kept = append(s.Kept, errs.Messagef("cannot remove garbage %s: %v", string(o.ID), err))
-			continue
-		}
-
-		s.Garbage++
+		out = append(out, k)
 	}
 
-	e.sweepEphemeral(ctx, s, rows, marked, mounts)
-
-	// Find rows without an object.
-	for id := range rows {
-		if !whole[id] {
-			// It may have been created after the pool was listed: check again.
-			if _, err := e.drv.Attachment(ctx, id); errs.Is(err, errs.NotFound) {
-				s.Missing = append(s.Missing, e.cat.RefOf(ctx, id))
-			}
-		}
-	}
-
-	if err := e.sweepMountRecords(ctx, s, rows, marked, mounts); err != nil {
-		return nil, err
-	}
-
-	if err := e.cat.RemoveStaleOwners(marks); err != nil {
-		return nil, err
-	}
-
-	return s, e.ledger.ForgetReclaimed(ctx)
+	slices.SortFunc(out, func(a, b Kept) int { return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Ref, b.Ref)) })
+	return out, nil
 }
 
-// sweepEphemeral destroys the ephemeral objects of earlier boots, except those in use,
-// and removes them from rows and mounts.
-func (e *Engine) sweepEphemeral(
-	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool,
-	mounts map[driver.ObjectID]catalog.MountRecord,
-) {
-	var going []content.Volume
-	for id, r := range rows {
-		if r.Ephemeral && kernel.EarlierBoot(r.BootID, r.CreatedAt) && !marked[id] {
-			a, has := mounts[id]
-			going = append(going, content.Volume{Row: r, Record: a, HasRecord: has})
+// tiesNamed limits how many of the objects that hold another are named.
+const tiesNamed = 8
+
+func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []errs.Message {
+	var why []errs.Message
+	if u.pinned[r.Lineage()] {
+		why = append(why, "one of its snapshots is pinned")
+	}
+
+	a, has := u.mounts[r.ID]
+	state := content.NotMounted
+	if has {
+		state = e.content.MountState(r, a)
+	}
+
+	switch state {
+	case content.Mounted:
+		why = append(why, errs.Messagef("mounted at %s", a.Mountpoint))
+	case content.HeldElsewhere:
+		why = append(why, errs.Messagef("mounted, but no longer at %s, where Pando mounted it", a.Mountpoint))
+	}
+
+	if state != content.NotMounted {
+		if who := e.content.Holders(ctx, r, a); who != "" {
+			why = append(why, errs.Messagef("%s", who))
 		}
 	}
 
-	if len(going) == 0 {
-		return
+	switch {
+	case u.marked[r.ID]:
+		why = append(why, "another pando process is working on it")
+	case r.ExpiresAt.IsZero():
+		why = append(why, errs.Messagef("it has no expiry date; last used at %s", r.UsedAt.Local().Format(time.DateTime)))
+	case r.ExpiresAt.After(time.Now()):
+		why = append(why, errs.Messagef("it expires at %s", r.ExpiresAt.Local().Format(time.DateTime)))
+	default:
+		why = append(why, "it has expired, and is destroyed as soon as nothing above prevents it")
 	}
 
-	for i, err := range e.content.InUse(ctx, reasonFor(opExpire), going) {
-		v := going[i]
-		if err == nil {
-			err = e.destroyUnused(ctx, v.Row, v.Record, v.HasRecord)
-		}
-		if err != nil {
-			s.Kept = append(s.Kept, errs.Messagef("%s: %v", v.Row.Name, err))
-			continue
-		}
-		s.Garbage++
-		delete(rows, v.Row.ID)
-		delete(mounts, v.Row.ID)
-	}
+	return why
 }
 
-// objectInUse reports whether somebody uses an object that no row names.
-func (e *Engine) objectInUse(ctx context.Context, o driver.Object) bool {
-	id := o.Identity
-	id.Kind = driver.Volume // whatever it was meant to become
-	return o.Whole && e.content.InUse(ctx, reasonFor(opExpire),
-		[]content.Volume{{Row: catalog.Row{Identity: id}}})[0] != nil
+func whyGeneration(u *uses, r catalog.Row) []errs.Message {
+	g := u.goldens[r.Golden]
+	switch n := u.based[ref.Generation(r.Golden, r.Generation)]; {
+	case g.Current == r.Generation:
+		return []errs.Message{"the current generation"}
+	case n > 0:
+		return []errs.Message{errs.Messagef("%s made from it; only their rebase and diff need it",
+			countOf(int64(n), "volume or snapshot was", "volumes or snapshots were"))}
+	case g.Keep > 0:
+		return []errs.Message{errs.Messagef("the golden keeps %s", countOf(int64(g.Keep), "generation", "generations"))}
+	}
+	return []errs.Message{"the golden keeps all generations; prune can remove it"}
 }
 
-// sweepMountRecords forgets attachments that are gone, and detaches block
-// devices that no attachment and no working process accounts for.
-func (e *Engine) sweepMountRecords(
-	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool,
-	mounts map[driver.ObjectID]catalog.MountRecord,
-) error {
-	used := map[string]bool{}
-	for id, a := range mounts {
-		row := rows[id]
-		if marked[id] || row.ID != "" && e.content.MountState(row, a) != content.NotMounted {
-			used[a.Mountpoint] = true
-			used[e.pool.DefaultMountpoint(row.Name)] = true
-			continue
-		}
+// returnToHost returns the free space of a loop-backed pool to the filesystem below
+// it. Errors do not matter: the next call does the rest.
+func (e *Engine) returnToHost() { _ = e.trimBacking(&GCReport{}) }
 
-		if err := e.content.RemoveTarget(ctx, row.Name, a); err != nil {
-			return err
-		}
-
-		if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.ForgetMount(id) }); err != nil {
-			return err
-		}
-
-		delete(mounts, id)
-		s.StaleMounts++
+// trimBacking returns the pool's free space to the sparse file it lies in.
+func (e *Engine) trimBacking(r *GCReport) error {
+	if e.pool.Config.Backing == nil {
+		return nil
 	}
 
-	if err := e.sweepDevices(ctx, s, rows, marked, mounts); err != nil {
-		return err
+	dir, err := os.Open(e.pool.DataDir())
+	if err != nil {
+		return errs.Wrap("gc", e.pool.Dir, err)
 	}
 
-	// There may be new marks by now. That does no harm: a mount point that is being
-	// created is only removed if it is empty and unused, and mounting recreates it.
-	if len(marked) == 0 {
-		return e.content.RemoveStaleTargets(used)
+	defer dir.Close()
+
+	blocks := func() int64 {
+		var st unix.Stat_t
+		if unix.Stat(e.pool.BackingFile(), &st) != nil {
+			return 0
+		}
+		return st.Blocks * 512
 	}
 
+	before := blocks()
+	r.TrimmedBytes, err = kernel.Trim(dir, 64<<10)
+	if err != nil {
+		r.Warnings = append(r.Warnings, errs.Messagef("could not return free space to the host: %v", err))
+		return nil
+	}
+
+	r.HostFreed = max(0, before-blocks())
 	return nil
 }

@@ -3,7 +3,6 @@ package content
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"time"
@@ -385,94 +384,4 @@ func deviceOf(a catalog.MountRecord, w driver.Attachment) uint64 {
 		return dev
 	}
 	return 0
-}
-
-// holdersError names the processes and mount namespaces that keep a volume mounted.
-func (acc *Access) holdersError(
-	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment, dev uint64,
-) error {
-	if why.Gentle {
-		return errs.New(errs.InUse, why.Op, row.Name, "it is in use")
-	}
-	if !w.Block && w.Image+w.Source+w.Tree == "" {
-		w, _ = acc.drv.Attachment(ctx, row.ID) // an object that is gone has no holders
-	}
-	if dev == 0 {
-		dev = deviceOf(a, w)
-	}
-
-	holders, herr := mount.Holders(ctx, holdersQuery(a, w, dev))
-	msg := "it is in use"
-	if len(holders) > 0 {
-		msg += ": " + mount.FormatHolders(holders)
-	}
-	if herr != nil && len(holders) == 0 {
-		msg += fmt.Sprintf(" (not everything could be looked at: %v)", herr)
-	}
-
-	return errs.New(errs.InUse, why.Op, row.Name, "%s", msg).WithHint("end what holds it, then try again")
-}
-
-// holdersQuery returns the query for the holders of a mounted volume.
-func holdersQuery(a catalog.MountRecord, w driver.Attachment, dev uint64) mount.Query {
-	if w.Tree != "" {
-		return mount.Query{Tree: w.Tree, At: a.Mountpoint}
-	}
-	return mount.Query{Dev: dev, At: a.Mountpoint}
-}
-
-// Holders names the holders of a volume; "" if none is found.
-func (acc *Access) Holders(ctx context.Context, row catalog.Row, a catalog.MountRecord) string {
-	w, err := acc.drv.Attachment(ctx, row.ID)
-	if err != nil {
-		return ""
-	}
-
-	dev := uint64(0)
-	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil && m.Root && m.ID == a.MountID {
-		dev = m.Dev
-	} else {
-		dev = deviceOf(a, w)
-	}
-
-	if dev == 0 && w.Tree == "" {
-		return ""
-	}
-
-	q := holdersQuery(a, w, dev)
-	holders, _ := mount.Holders(ctx, q) // those that could be found
-	if len(holders) == 0 {
-		return ""
-	}
-
-	return mount.FormatHolders(holders)
-}
-
-// MountHolders names who uses a destroyed object that is mounted by name, as far
-// as can be found out.
-func (acc *Access) MountHolders(ctx context.Context, id driver.ObjectID) string {
-	w, err := acc.drv.Attachment(ctx, id)
-	if err != nil || w.Source == "" {
-		return ""
-	}
-
-	dev, err := sourceDevice(w)
-	switch {
-	case err == nil:
-		return HoldersOf(ctx, dev)
-	case errs.Is(err, errs.InUse):
-		return "something has a file of it open, or is in it"
-	}
-
-	return ""
-}
-
-// HoldersOf names who uses a filesystem that is unmounted, and keeps it alive; "" if
-// nobody is found.
-func HoldersOf(ctx context.Context, dev uint64) string {
-	holders, _ := mount.Holders(ctx, mount.Query{Dev: dev}) // those that could be found
-	if len(holders) == 0 {
-		return ""
-	}
-	return mount.FormatHolders(holders)
 }

@@ -11,8 +11,8 @@ import (
 	"pando/internal/observe/blockdev"
 )
 
-// Scores order the causes. A cause whose share of the time of the syncs is measured has that share as its score; other
-// causes have one of these. docs/diagnose.md has the table.
+// Scores order the causes. A cause whose share of the time of the syncs is measured has that share as its score; the
+// scores of others are made of these. docs/diagnose.md has the table.
 const (
 	scoreLie       = 10 // syncs do not make data durable: nothing else matters
 	scoreErrors    = 5

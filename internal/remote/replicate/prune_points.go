@@ -14,7 +14,7 @@ import (
 type prunedVolume struct {
 	head   repo.Head // without pages and recent points
 	write  repo.ID   // the state of the head that points were read from
-	points []retained
+	points []policyPoint
 	newest uint64
 	keep   []bool
 	parent map[repo.ID]repo.ID // parents of chained points, by manifest
@@ -25,14 +25,14 @@ type prunedVolume struct {
 // readVolume reads the points of a volume, and selects those that the policy keeps. If a page cannot be read, the error
 // is a *pageFault.
 func (p *pruner) readVolume(ctx context.Context, h repo.Head) (*prunedVolume, error) {
-	v := &prunedVolume{head: h, write: h.WriteID, points: make([]retained, 0, h.Count()), fragmented: h.Fragmented()}
+	v := &prunedVolume{head: h, write: h.WriteID, points: make([]policyPoint, 0, h.Count()), fragmented: h.Fragmented()}
 	v.head.Pages, v.head.Recent, v.parent = nil, nil, map[repo.ID]repo.ID{}
 	var bad []*pageFault
 	for pt, err := range allPoints(ctx, p.repo, h, &bad) {
 		if err != nil {
 			return nil, err
 		}
-		v.points = append(v.points, retainedOf(pt))
+		v.points = append(v.points, policyPointOf(pt))
 		if pt.Content.Chained() && !pt.Parent.IsZero() {
 			v.parent[pt.Manifest] = pt.Parent
 		}
@@ -61,7 +61,7 @@ func (p *pruner) readVolume(ctx context.Context, h repo.Head) (*prunedVolume, er
 
 // takeRemoved returns the points that are not kept, in order, and the number of the others. It reuses the memory of
 // v.points, because there may be millions.
-func (v *prunedVolume) takeRemoved() (gone []retained, kept int) {
+func (v *prunedVolume) takeRemoved() (gone []policyPoint, kept int) {
 	gone = v.points[:0]
 	for i, pt := range v.points {
 		if !v.keep[i] {
@@ -201,7 +201,7 @@ func (p *pruner) retireVolume(ctx context.Context, v *prunedVolume) error {
 }
 
 // stillRemovable returns those of the points in gone that may still be removed from the head as it is now.
-func (p *pruner) stillRemovable(ctx context.Context, h repo.Head, gone []retained) ([]retained, error) {
+func (p *pruner) stillRemovable(ctx context.Context, h repo.Head, gone []policyPoint) ([]policyPoint, error) {
 	if h.Gone {
 		return nil, nil
 	}
@@ -217,13 +217,13 @@ func (p *pruner) stillRemovable(ctx context.Context, h repo.Head, gone []retaine
 	}
 
 	left, _ := now.takeRemoved()
-	return slices.DeleteFunc(left, func(pt retained) bool { return !planned[pt.manifest] }), nil
+	return slices.DeleteFunc(left, func(pt policyPoint) bool { return !planned[pt.manifest] }), nil
 }
 
 // withoutPoints removes points from a head. The points are in order.
-func withoutPoints(ctx context.Context, h *repo.Head, pages repo.PagePutter, gone []retained) error {
+func withoutPoints(ctx context.Context, h *repo.Head, pages repo.PagePutter, gone []policyPoint) error {
 	from := func(seq uint64) int { // place of the first point that is not before seq
-		i, _ := slices.BinarySearchFunc(gone, seq, func(x retained, seq uint64) int {
+		i, _ := slices.BinarySearchFunc(gone, seq, func(x policyPoint, seq uint64) int {
 			switch {
 			case x.seq < seq:
 				return -1
@@ -243,7 +243,7 @@ func withoutPoints(ctx context.Context, h *repo.Head, pages repo.PagePutter, gon
 }
 
 // noteRetired records points that were removed.
-func (p *pruner) noteRetired(volume string, gone []retained) {
+func (p *pruner) noteRetired(volume string, gone []policyPoint) {
 	p.out.Points = slices.Grow(p.out.Points, len(gone))
 	for _, pt := range gone {
 		p.out.Points = append(p.out.Points, PrunedPoint{volume, pt.name, pt.at})

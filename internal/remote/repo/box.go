@@ -184,9 +184,9 @@ func metaAAD(head []byte, repository ID, objectKey string) []byte {
 
 // sealMeta encodes a metadata object. aead must belong to h, and h must not have been used before.
 func sealMeta(
-	aead cipher.AEAD, h header, t objectType, repository ID, objectKey string, content []byte, pack compressor,
+	aead cipher.AEAD, h header, t objectType, repository ID, objectKey string, content []byte, compress compressor,
 ) []byte {
-	packed, codec := pack(nil, content)
+	packed, codec := compress(nil, content)
 	plain := make([]byte, 0, metaSize+len(packed))
 	plain = append(plain, byte(codec))
 	plain = binary.LittleEndian.AppendUint32(plain, uint32(len(content)))

@@ -65,10 +65,10 @@ func TestPolicyKeeps(t *testing.T) {
 		{"within, with the clock set back", Policy{Within: time.Minute}, back, "8 9"},
 	} {
 		var got []string
-		var points []retained
+		var points []policyPoint
 		for i, pt := range c.points {
 			pt.Seq = uint64(i + 1)
-			points = append(points, retainedOf(pt))
+			points = append(points, policyPointOf(pt))
 		}
 		for i, k := range c.policy.selectKept(points, uint64(len(points)), false) {
 			if k {

@@ -51,8 +51,8 @@ func (p Policy) Check(op string) error {
 	return nil
 }
 
-// retained is the part of a point that a policy looks at. There may be millions of them.
-type retained struct {
+// policyPoint is the part of a point that a policy looks at. There may be millions of them.
+type policyPoint struct {
 	seq      uint64
 	manifest repo.ID
 	name     string
@@ -60,12 +60,12 @@ type retained struct {
 	keep     bool // it was marked to be kept
 }
 
-func retainedOf(pt repo.Point) retained {
-	return retained{seq: pt.Seq, manifest: pt.Manifest, name: pt.Name, at: pt.CreatedAt, keep: pt.Keep}
+func policyPointOf(pt repo.Point) policyPoint {
+	return policyPoint{seq: pt.Seq, manifest: pt.Manifest, name: pt.Name, at: pt.CreatedAt, keep: pt.Keep}
 }
 
 // generation returns the number of a generation, and 0 for a snapshot.
-func (x retained) generation() int {
+func (x policyPoint) generation() int {
 	n, _ := strconv.Atoi(x.name)
 	return n
 }
@@ -73,7 +73,7 @@ func (x retained) generation() int {
 // selectKept reports for each point of a volume, the oldest first, whether the rules keep it, or
 // it is always kept. newestSeq is the number of the newest point. Points that other points need
 // are added later: see keepParents.
-func (p Policy) selectKept(points []retained, newestSeq uint64, golden bool) []bool {
+func (p Policy) selectKept(points []policyPoint, newestSeq uint64, golden bool) []bool {
 	keep := make([]bool, len(points))
 	isNewest := func(i int) bool { return points[i].seq == newestSeq }
 	if len(points) == 0 {
@@ -91,7 +91,7 @@ func (p Policy) selectKept(points []retained, newestSeq uint64, golden bool) []b
 
 // keepLast keeps the last points. These are the ones that were pushed last, because clocks can be
 // wrong. But generations are ordered by number, and the newest state is the last one.
-func (p Policy) keepLast(keep []bool, points []retained, isNewest func(int) bool, golden bool) {
+func (p Policy) keepLast(keep []bool, points []policyPoint, isNewest func(int) bool, golden bool) {
 	last := make([]int, len(points))
 	for i := range last {
 		last[i] = i
@@ -116,7 +116,7 @@ func (p Policy) keepLast(keep []bool, points []retained, isNewest func(int) bool
 
 // keepByTime keeps the newest point of each hour, day, week, month and year, and those within an
 // age.
-func (p Policy) keepByTime(keep []bool, points []retained) {
+func (p Policy) keepByTime(keep []bool, points []policyPoint) {
 	// Order points by time, newest first: the writer's clock may have been set back, so their own
 	// order may differ.
 	order := make([]int, len(points))

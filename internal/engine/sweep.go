@@ -1,0 +1,251 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+
+	"pando/internal/base/errs"
+	"pando/internal/driver"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
+	"pando/internal/engine/ledger"
+	"pando/internal/engine/pool"
+	"pando/internal/linux/kernel"
+)
+
+// Sweep is the result of comparing the whole pool with the catalogue.
+type Sweep struct {
+	Objects     int            `json:"objects"`           // checked
+	Garbage     int            `json:"garbage"`           // removed: incomplete, or ephemeral of another boot
+	Loops       int            `json:"loop_devices"`      // detached
+	StaleMounts int            `json:"stale_attachments"` // forgotten: not attached any more
+	Kept        []errs.Message `json:"kept,omitempty"`    // objects kept because they are not understood
+	Missing     []string       `json:"missing,omitempty"` // objects in the catalogue that the pool lacks
+}
+
+func (e *Engine) syncer() (driver.Syncer, bool) {
+	s, ok := e.drv.(driver.Syncer)
+	return s, ok
+}
+
+// sweepAfterBoot sweeps once per boot, in one process; nil if another process was first.
+func (e *Engine) sweepAfterBoot(ctx context.Context) (*Sweep, error) {
+	unlock, err := pool.Lock(ctx, e.pool.Dir)
+	if err != nil {
+		return nil, err
+	}
+
+	defer unlock()
+	var last catalog.Swept
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		last, err = tx.Swept()
+		return err
+	}); err != nil {
+		return nil, err
+	}
+
+	if !last.BeforeBoot() {
+		return nil, nil // another process was first
+	}
+
+	s, err := e.sweep(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	return s, e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() })
+}
+
+// sweep compares all objects of the driver with the catalogue, and removes those that
+// are provably garbage (see ledger.IsGarbage). It keeps and reports other objects that
+// the catalogue does not know.
+func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
+	s := &Sweep{}
+
+	// List the pool first and read the catalogue second: by then, objects created
+	// in the meantime have a mark or a row.
+	var objects []driver.Object
+	for o, err := range e.drv.List(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		objects = append(objects, o)
+	}
+
+	s.Objects = len(objects)
+	rows := make(map[driver.ObjectID]catalog.Row, len(objects))
+	marked := map[driver.ObjectID]bool{}
+	var marks []catalog.Mark
+	var tombstones map[driver.ObjectID]bool
+	var mounts map[driver.ObjectID]catalog.MountRecord
+	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		if marks, err = tx.Marks(); err != nil {
+			return err
+		}
+		if tombstones, err = tx.TombstoneIDs(); err != nil {
+			return err
+		}
+		if mounts, err = tx.MountRecords(); err != nil {
+			return err
+		}
+		return tx.Rows("", func(r catalog.Row) error { rows[r.ID] = r; return nil })
+	})
+	if err != nil {
+		return nil, err
+	}
+
+	for _, m := range marks {
+		marked[m.ID] = true
+	}
+
+	// Remove objects that are garbage.
+	whole := make(map[driver.ObjectID]bool, len(objects))
+	for _, o := range objects {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+
+		_, known := rows[o.ID]
+		if known || marked[o.ID] {
+			whole[o.ID] = o.Whole
+			if known && o.Whole && !o.Committed {
+				ledger.NoteCommitted(e.drv, o.ID) // the note went with the power
+			}
+			if known && o.Err != nil {
+				s.Kept = append(s.Kept, errs.Messagef("cannot read the identity of %s: %v", e.cat.RefOf(ctx, o.ID), o.Err))
+			}
+			continue
+		}
+
+		if o.Err != nil {
+			s.Kept = append(s.Kept, errs.Messagef("object %s: %v", string(o.ID), o.Err))
+			continue
+		}
+
+		garbage := e.ledger.IsGarbage(o, tombstones[o.ID])
+		if garbage && !tombstones[o.ID] && e.objectInUse(ctx, o) {
+			s.Kept = append(s.Kept, errs.Messagef("%s %s is in use but not in the catalogue", string(o.Identity.Kind),
+				ledger.Describe(o.Identity)))
+			continue
+		}
+
+		if !garbage {
+			if _, err := e.drv.Attachment(ctx, o.ID); errs.Is(err, errs.NotFound) {
+				continue // destroyed since it was listed
+			}
+			s.Kept = append(s.Kept, e.ledger.StrayText(o))
+			continue
+		}
+
+		if err := e.removeObject(ctx, o.ID, cmp.Or(ledger.Describe(o.Identity), string(o.ID)),
+			"left by an interrupted operation or an earlier boot"); err != nil {
+			s.Kept = append(s.Kept, errs.Messagef("cannot remove garbage %s: %v", string(o.ID), err))
+			continue
+		}
+
+		s.Garbage++
+	}
+
+	e.sweepEphemeral(ctx, s, rows, marked, mounts)
+
+	// Find rows without an object.
+	for id := range rows {
+		if !whole[id] {
+			// It may have been created after the pool was listed: check again.
+			if _, err := e.drv.Attachment(ctx, id); errs.Is(err, errs.NotFound) {
+				s.Missing = append(s.Missing, e.cat.RefOf(ctx, id))
+			}
+		}
+	}
+
+	if err := e.sweepMountRecords(ctx, s, rows, marked, mounts); err != nil {
+		return nil, err
+	}
+
+	if err := e.cat.RemoveStaleOwners(marks); err != nil {
+		return nil, err
+	}
+
+	return s, e.ledger.ForgetReclaimed(ctx)
+}
+
+// sweepEphemeral destroys the ephemeral objects of earlier boots, except those in use,
+// and removes them from rows and mounts.
+func (e *Engine) sweepEphemeral(
+	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool,
+	mounts map[driver.ObjectID]catalog.MountRecord,
+) {
+	var going []content.Volume
+	for id, r := range rows {
+		if r.Ephemeral && kernel.EarlierBoot(r.BootID, r.CreatedAt) && !marked[id] {
+			a, has := mounts[id]
+			going = append(going, content.Volume{Row: r, Record: a, HasRecord: has})
+		}
+	}
+
+	if len(going) == 0 {
+		return
+	}
+
+	for i, err := range e.content.InUse(ctx, reasonFor(opExpire), going) {
+		v := going[i]
+		if err == nil {
+			err = e.destroyUnused(ctx, v.Row, v.Record, v.HasRecord)
+		}
+		if err != nil {
+			s.Kept = append(s.Kept, errs.Messagef("%s: %v", v.Row.Name, err))
+			continue
+		}
+		s.Garbage++
+		delete(rows, v.Row.ID)
+		delete(mounts, v.Row.ID)
+	}
+}
+
+// objectInUse reports whether somebody uses an object that no row names.
+func (e *Engine) objectInUse(ctx context.Context, o driver.Object) bool {
+	id := o.Identity
+	id.Kind = driver.Volume // whatever it was meant to become
+	return o.Whole && e.content.InUse(ctx, reasonFor(opExpire),
+		[]content.Volume{{Row: catalog.Row{Identity: id}}})[0] != nil
+}
+
+// sweepMountRecords forgets attachments that are gone, and detaches block
+// devices that no attachment and no working process accounts for.
+func (e *Engine) sweepMountRecords(
+	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool,
+	mounts map[driver.ObjectID]catalog.MountRecord,
+) error {
+	used := map[string]bool{}
+	for id, a := range mounts {
+		row := rows[id]
+		if marked[id] || row.ID != "" && e.content.MountState(row, a) != content.NotMounted {
+			used[a.Mountpoint] = true
+			used[e.pool.DefaultMountpoint(row.Name)] = true
+			continue
+		}
+
+		if err := e.content.RemoveTarget(ctx, row.Name, a); err != nil {
+			return err
+		}
+
+		if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.ForgetMount(id) }); err != nil {
+			return err
+		}
+
+		delete(mounts, id)
+		s.StaleMounts++
+	}
+
+	if err := e.sweepDevices(ctx, s, rows, marked, mounts); err != nil {
+		return err
+	}
+
+	// There may be new marks by now. That does no harm: a mount point that is being
+	// created is only removed if it is empty and unused, and mounting recreates it.
+	if len(marked) == 0 {
+		return e.content.RemoveStaleTargets(used)
+	}
+
+	return nil
+}
