@@ -100,7 +100,7 @@ func (w *watch) arrival() {
 	}
 
 	top, f := t.top()
-	line := fmt.Sprintf("%d recorded syncs of files here caused %[3]d flushes of %[2]s", t.here.n, top, f.flushes)
+	line := fmt.Sprintf("flushes that %s received during %d recorded syncs of files here: %d", top, t.here.n, f.flushes)
 	for i, c := range w.report.Causes {
 		if c.score == scoreLie {
 			w.report.Causes[i].Evidence = append(c.Evidence, line)
@@ -529,8 +529,7 @@ func (w *watch) slowParts() {
 			w.addMeasured(Cause{
 				Code: "pool-devices", Share: busy * 0.9, Title: "a data disk of the pool, " + d.name + ", is busy during the " +
 					"syncs, although there are log devices",
-				Evidence: []string{fmt.Sprintf("a request was at %[2]s for %[1]s of the time of the syncs; it is busy %s of all "+
-					"time",
+				Evidence: []string{fmt.Sprintf("for %s of the time of the syncs a request was at %s, which is busy %s of all time",
 					percent(busy), d.name, percent(r.Busy)), flush},
 				Next: []string{"`zpool iostat -vl " + w.poolName() + " 5`", "find other programs that write to the pool"},
 			})

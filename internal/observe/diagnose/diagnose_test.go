@@ -124,7 +124,7 @@ func TestBarrierOff(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	says(t, c, "nobarrier")
-	says(t, c, "caused 0 flushes")
+	says(t, c, "syncs of files here: 0")
 }
 
 // TestCacheLie: a device that hides the volatile cache below it.

@@ -120,8 +120,8 @@ func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Report
 			if n > 0 {
 				limit, _ := sysctl("kernel.hung_task_timeout_secs")
 				c.find(Finding{Code: "hung-tasks", Severity: Warning,
-					Title: fmt.Sprintf("the kernel detected %[2]d tasks that hung for more than %[1]d seconds since the boot", limit,
-						n), Measured: []Figure{f},
+					Title: fmt.Sprintf("the kernel found a task hanging for more than %d seconds; times since the boot: %d",
+						limit, n), Measured: []Figure{f},
 					Why: "A disk or a server did not answer for minutes, or a lock was never released.", Do: []Step{{"find out " +
 						"where they hung", []string{"dmesg | grep -A 20 'blocked for more than'"}}}})
 			}

@@ -266,8 +266,8 @@ func (c *Report) findSmallAshift(ctx context.Context, pool string, g grains) err
 		done[v.top] = true
 		c.find(Finding{
 			Code: "alignment-ashift", Severity: Warning, Subject: pool,
-			Title: fmt.Sprintf("zpool %s writes blocks of %d bytes to %s, whose blocks have %d bytes "+
-				"bytes", pool, block, v.path, native),
+			Title: fmt.Sprintf("zpool %s writes blocks of %d bytes to %s, whose blocks have %d bytes",
+				pool, block, v.path, native),
 			Measured: []Figure{words("vdev", "vdev", v.top),
 				figure("block", "blocks of the vdev (2^ashift)", Bytes, int64(block)), figure("physical", "block size of the "+
 					"disk below",

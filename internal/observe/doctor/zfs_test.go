@@ -338,7 +338,7 @@ func TestPoolWithoutDedup(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	out, _, code := pando(t, "doctor", "--zfs", pool)
-	if code != 0 || strings.Count(out, "\n") != 1 || !strings.Contains(out, "there is nothing to do") {
+	if code != 0 || strings.Count(out, "\n") != 1 || !strings.Contains(out, "dedup costs nothing here") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 	// Dedup that nothing was written with.

@@ -91,7 +91,7 @@ func (n NewSlot) check(op string) error {
 		return badInput(op, n.Label, "a key needs either a recipient or a passphrase")
 	case n.Recipient != "":
 		if _, err := parseRecipient(n.Recipient); err != nil {
-			return errs.Wrap("read recipient", n.Recipient, err)
+			return errs.Wrap(op, n.Recipient, err)
 		}
 	}
 	return nil
