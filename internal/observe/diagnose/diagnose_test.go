@@ -515,7 +515,7 @@ func TestOverlay(t *testing.T) {
 	w.observe(t.Context())
 	l.stop()
 	c = first(t, w.report, "flushes-missing")
-	says(t, c, "flushes of "+f.dev.Name) // maybe one: the filesystem commits by itself every few seconds
+	says(t, c, "flushes that "+f.dev.Name+" received") // maybe one: the filesystem commits by itself every few seconds
 }
 
 // TestInterrupted: what was found until then is there.
