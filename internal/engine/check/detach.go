@@ -189,8 +189,17 @@ func unmountWhere(fits func(mount.Entry) bool) error {
 	return nil
 }
 
-// unmountDevice unmounts a loop device wherever this namespace has it.
+// unmountDevice unmounts a loop device wherever this namespace has it mounted.
 func unmountDevice(b loopdev.Bound) error {
-	want := unix.Mkdev(7, uint32(b.Index))
+	f, err := b.Hold()
+	if errs.Is(err, errs.NotFound) {
+		return nil // its last user has gone since it was listed
+	}
+	if err != nil {
+		return err
+	}
+
+	defer f.Close()
+	want := loopdev.DeviceNumber(b.Index)
 	return unmountWhere(func(m mount.Entry) bool { return m.Dev == want })
 }

@@ -312,10 +312,12 @@ func (acc *Access) reopenDevice(
 	}
 
 	b, err := loopdev.Lookup(l.Record.Loop)
-	if err != nil || !acc.isImage(l.Row.ID, b) {
-		return "", nil, errs.New(errs.InUse, "freeze", l.Row.Name, "its image is not attached to the recorded loop device").
-			WithHint("copy it without a freeze: add %s", errs.Param("no-freeze"))
+	if err == nil && acc.isImage(l.Row.ID, b) {
+		if f, err := b.Hold(); err == nil {
+			return b.Path, func() { f.Close() }, nil
+		}
 	}
 
-	return b.Path, func() {}, nil
+	return "", nil, errs.New(errs.InUse, "freeze", l.Row.Name, "its image is not attached to the recorded loop device").
+		WithHint("copy it without a freeze: add %s", errs.Param("no-freeze"))
 }

@@ -268,7 +268,7 @@ func (p *Pool) mountBacking(ctx context.Context) (*mount.Detached, error) {
 // detachWait is how long the kernel may take to detach an unused device.
 const detachWait = 5 * time.Second
 
-// mountExistingDevice mounts the block device that the backing file already is; nil if it is none.
+// mountExistingDevice mounts the block device that the backing file already is; nil if it is none, or no longer.
 func (p *Pool) mountExistingDevice(f *os.File) (*mount.Detached, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -281,9 +281,20 @@ func (p *Pool) mountExistingDevice(f *os.File) (*mount.Detached, error) {
 	}
 
 	for _, b := range all {
-		if b.SameFile(&st) {
-			return mount.Device(p.Config.Backing.FS, b.Path, nil, false)
+		if !b.SameFile(&st) {
+			continue
 		}
+
+		dev, err := b.Hold()
+		if errs.Is(err, errs.NotFound) { // its last user has gone since
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+
+		defer dev.Close()
+		return mount.Device(p.Config.Backing.FS, b.Path, nil, false)
 	}
 
 	return nil, nil

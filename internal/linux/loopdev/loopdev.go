@@ -318,6 +318,36 @@ func (b Bound) Clear() error {
 	return detach(b.Index, func(i *unix.LoopInfo64) bool { return i.Device == b.Dev && i.Inode == b.Ino })
 }
 
+// Hold opens the device and checks that it is still attached to the same file: until the caller closes it, nobody can
+// attach another. Whoever mounts, unmounts or reads a device that somebody else attached must hold it, because its
+// number may belong to another file the next moment. NotFound: it has been detached since.
+func (b Bound) Hold() (*os.File, error) {
+	const op = "open loop device"
+	f, err := os.Open(b.Path)
+	if errors.Is(err, unix.ENXIO) { // it is just being detached
+		return nil, errs.New(errs.NotFound, op, b.Path, "not attached")
+	}
+	if err != nil {
+		return nil, errs.Wrap(op, b.Path, err)
+	}
+
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	switch {
+	case errors.Is(err, unix.ENXIO):
+		err = errs.New(errs.NotFound, op, b.Path, "not attached")
+	case err != nil:
+		err = errs.Wrap(op, b.Path, err)
+	case info.Device != b.Dev || info.Inode != b.Ino:
+		err = errs.New(errs.NotFound, op, b.Path, "it is now attached to another file")
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+
+	return f, nil
+}
+
 // Keep undoes a Clear that found the device in use: the device stays attached when its last user
 // closes it. NotFound: it is no longer attached to the same file.
 func (b Bound) Keep() error {

@@ -273,6 +273,38 @@ func TestClearLeavesOthersAlone(t *testing.T) {
 	detached(t, path)
 }
 
+// TestHold: a held device stays with its file, even if it is detached meanwhile, and one that has gone is not held.
+func TestHold(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	testfs.LeakCheck(t, dir)
+	path, other := image(t, dir, "abc"), image(t, dir, "xyz")
+	d := attach(t, path, loopdev.Options{})
+	b, err := loopdev.Lookup(d.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	wrong := b
+	wrong.Ino = stat(t, other).Ino
+	_, err = wrong.Hold()
+	wantKind(t, err, errs.NotFound)
+
+	f, err := b.Hold()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Close()
+	if now, err := loopdev.Lookup(b.Index); err != nil || !now.SameFile(stat(t, path)) {
+		t.Errorf("held, and closed by its owner: %+v, %v", now, err)
+	}
+
+	f.Close()
+	detached(t, path)
+	_, err = b.Hold()
+	wantKind(t, err, errs.NotFound)
+}
+
 // clearAtEnd detaches a device that does not detach itself, if it still is this
 // test's.
 func clearAtEnd(t *testing.T, n int) {
