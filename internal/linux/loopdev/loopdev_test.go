@@ -273,7 +273,7 @@ func TestClearLeavesOthersAlone(t *testing.T) {
 	detached(t, path)
 }
 
-// TestHold: a held device stays with its file, even if it is detached meanwhile, and one that has gone is not held.
+// TestHold: a held device stays with its file, even after its owner has closed it; one that has gone cannot be held.
 func TestHold(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
