@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -22,6 +20,7 @@ import (
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/pool"
 	"pando/internal/linux/durable"
+	"pando/internal/linux/kernel"
 )
 
 // ReclaimConfig says what to measure.
@@ -259,35 +258,21 @@ func sum(m map[string]int64) (n int64) {
 	return n
 }
 
-// readSlabs reads the memory that the caches take: whole slabs, as the kernel
-// counts it (slabinfo(5)). Permission without root.
+// readSlabs reads the memory that the caches take. Permission without root.
 func readSlabs() (map[string]int64, error) {
-	f, err := os.Open("/proc/slabinfo")
+	all, err := kernel.SlabCaches()
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	return parseSlabs(f)
-}
 
-func parseSlabs(f io.Reader) (map[string]int64, error) {
 	out := map[string]int64{}
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		// name active_objs num_objs objsize objperslab pagesperslab : tunables a b c : slabdata active_slabs num_slabs shared
-		f := strings.Fields(lines.Text())
-		if len(f) < 16 || !slices.Contains(slabCaches, f[0]) {
-			continue
+	for _, c := range all {
+		if slices.Contains(slabCaches, c.Name) {
+			out[c.Name] = c.Bytes
 		}
-		pages, err1 := strconv.ParseInt(f[5], 10, 64)
-		slabs, err2 := strconv.ParseInt(f[14], 10, 64)
-		if err := errors.Join(err1, err2); err != nil {
-			return nil, err
-		}
-		out[f[0]] = pages * slabs * int64(os.Getpagesize())
 	}
 
-	return out, lines.Err()
+	return out, nil
 }
 
 // decide fills the pool with goldens, generations and volumes, and runs gc.

@@ -37,6 +37,8 @@ func readMountTable(path string) ([]tableEntry, error) {
 	return parseMountTable(f)
 }
 
+// parseMountTable is our own because procfs and moby/sys/mountinfo fail as a whole on one line that they do not
+// understand, or that is longer than 64 KiB.
 func parseMountTable(r io.Reader) ([]tableEntry, error) {
 	var out []tableEntry
 	br := bufio.NewReader(r)

@@ -12,6 +12,9 @@ import (
 	"pando/internal/linux/mount"
 )
 
+// The files of control groups are read here, not by github.com/containerd/cgroups: that manages groups, does not read
+// limits back, and brings D-Bus and eBPF into the program.
+
 // cgroups are the control groups of a process: in the unified hierarchy, and in the controllers of version 1 that
 // matter here; "" if there is none.
 type cgroups struct{ unified, blkio, memory string }
@@ -243,6 +246,7 @@ func parseIOMax(dir, text string) (out []limit) {
 }
 
 // pressure reads the time, in microseconds, in which some task waited (Documentation/accounting/psi.rst). -1: unknown.
+// procfs reads the files of the host only, not those of control groups.
 func pressure(path string) int64 {
 	for line := range strings.Lines(slurp(path)) {
 		if !strings.HasPrefix(line, "some ") {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/linux/kernel"
 	"pando/internal/observe/blockdev"
 	"pando/internal/observe/stack"
 	"pando/internal/observe/tracepoint"
@@ -174,18 +175,9 @@ func (w *watch) sampleOften() {
 // sampleSeldom takes the samples of every second.
 func (w *watch) sampleSeldom() {
 	h := &w.report.Host
-	for line := range strings.Lines(slurp("/proc/meminfo")) {
-		f := strings.Fields(line)
-		if len(f) < 2 {
-			continue
-		}
-		n, _ := strconv.ParseInt(f[1], 10, 64)
-		switch f[0] {
-		case "Dirty:":
-			h.DirtyBytes = max(h.DirtyBytes, n<<10)
-		case "Writeback:":
-			h.WritebackBytes = max(h.WritebackBytes, n<<10)
-		}
+	if mem, err := kernel.ReadMemory(); err == nil {
+		h.DirtyBytes = max(h.DirtyBytes, mem.Dirty)
+		h.WritebackBytes = max(h.WritebackBytes, mem.Writeback)
 	}
 
 	if w.tracer == nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
 	"pando/internal/observe/blockdev"
 	"pando/internal/observe/stack"
 )
@@ -22,41 +23,6 @@ type dirtyThresholds struct {
 }
 
 var dirtyDefaults = dirtyThresholds{flush: 30 * time.Second, throttle: 0.8, ioFull: 20, memFull: 10}
-
-// pressure is what /proc/pressure says of a resource: percent of the last minute that
-// some or all tasks waited for it.
-type pressure struct {
-	some, full float64
-	known      bool
-}
-
-// parsePressure reads "some avg10=0.32 avg60=0.50 avg300=0.43 total=1787864492".
-func parsePressure(text string) pressure {
-	var p pressure
-	for line := range strings.Lines(text) {
-		f := strings.Fields(line)
-		for _, v := range f {
-			n, ok := strings.CutPrefix(v, "avg60=")
-			if !ok {
-				continue
-			}
-
-			x, err := strconv.ParseFloat(n, 64)
-			if err != nil {
-				continue
-			}
-
-			switch f[0] {
-			case "some":
-				p.some, p.known = x, true
-			case "full":
-				p.full = x
-			}
-		}
-	}
-
-	return p
-}
 
 // vmstat reads /proc/vmstat.
 func vmstat() map[string]int64 {
@@ -89,19 +55,24 @@ func writeRate(d blockdev.Device) float64 {
 func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Report) error {
 	return func(ctx context.Context, _ *HostRequest, c *Report) error {
 		page := int64(os.Getpagesize())
-		vm, mem := vmstat(), meminfo()
+		vm := vmstat()
 		threshold, background := vm["nr_dirty_threshold"]*page, vm["nr_dirty_background_threshold"]*page
 		if threshold == 0 {
 			return skip("/proc/vmstat does not show the thresholds of writeback")
 		}
 
-		now := mem["Dirty"] + mem["Writeback"]
+		mem, err := kernel.ReadMemory()
+		if err != nil {
+			return skip("/proc/meminfo cannot be read")
+		}
+
+		now := mem.Dirty + mem.Writeback
 		c.Measured = append(c.Measured,
 			figure("dirty", "written but not on disk, now", Bytes, now), figure("background",
 				"writeback starts at", Bytes, background),
 			figure("threshold", "writers are throttled at", Bytes, threshold), known("share", "that is, in percent of "+
 				"memory", Percent,
-				100*float64(threshold)/float64(max(mem["MemTotal"], 1)), 100*float64(threshold)/float64(max(mem["MemTotal"], 1))))
+				100*float64(threshold)/float64(max(mem.Total, 1)), 100*float64(threshold)/float64(max(mem.Total, 1))))
 
 		devices, err := blockdev.List()
 		if err != nil {
@@ -148,27 +119,27 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Report) 
 			})
 		}
 
-		io, memory := parsePressure(readText("/proc/pressure/io")), parsePressure(readText("/proc/pressure/memory"))
-		pressed := func(code, what string, p pressure, most float64, do Step) {
-			if !p.known {
+		pressed := func(code, what, resource string, most float64, do Step) {
+			p, err := kernel.ReadPressure(resource)
+			if err != nil {
 				c.Measured = append(c.Measured, unknown(code, "waiting for "+what, Percent, "the kernel does not report it (PSI)"))
 				return
 			}
 
-			f := []Figure{known(code+"_some", "of the last minute, some task waited for "+what, Percent, p.some, p.some),
-				known(code+"_full", "and all tasks", Percent, p.full, p.full)}
+			f := []Figure{known(code+"_some", "of the last minute, some task waited for "+what, Percent, p.Some, p.Some),
+				known(code+"_full", "and all tasks", Percent, p.Full, p.Full)}
 			c.Measured = append(c.Measured, f...)
-			if p.full > most {
+			if p.Full > most {
 				c.find(Finding{Code: code, Severity: Warning,
-					Title: fmt.Sprintf("all tasks waited for %[2]s during %.0[1]f %% of the last minute", p.full,
+					Title: fmt.Sprintf("all tasks waited for %[2]s during %.0[1]f %% of the last minute", p.Full,
 						what), Measured: f,
 					Why: "Benchmarks and measurements made now mostly show this pressure.", Do: []Step{do}})
 			}
 		}
 
-		pressed("io-pressure", "I/O", io, t.ioFull,
+		pressed("io-pressure", "I/O", "io", t.ioFull,
 			Step{"find out what the disks do, and for which programs", []string{"pando diagnose PATH"}})
-		pressed("memory-pressure", "memory", memory, t.memFull,
+		pressed("memory-pressure", "memory", "memory", t.memFull,
 			Step{"find the cgroups that cause the pressure",
 				[]string{"find /sys/fs/cgroup -name memory.pressure | xargs grep -H full | sort -t= -k3 -rn | head"}})
 		spaces := swaps()
@@ -176,8 +147,9 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Report) 
 			swapFinding(ctx, c, s)
 		}
 
+		io, _ := kernel.ReadPressure("io") // 0 if it is unknown, as said above
 		c.Summary = fmt.Sprintf("%s of dirty data, of at most %s; all tasks waited for I/O in %.1f %% of the last minute; "+
-			"%s", mib(now), mib(threshold), io.full, plural(len(spaces), "swap space"))
+			"%s", mib(now), mib(threshold), io.Full, plural(len(spaces), "swap space"))
 		return nil
 	}
 }

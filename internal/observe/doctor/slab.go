@@ -1,23 +1,15 @@
 package doctor
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"io"
 	"os"
+	"pando/internal/linux/kernel"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 )
-
-// slabCache is one of the kernel's caches of objects of one size.
-type slabCache struct {
-	name    string
-	objects int64 // in use
-	bytes   int64 // of all its slabs, room for more objects counted
-}
 
 // fsCaches names the filesystem whose inodes a cache holds, where its name does not.
 var fsCaches = map[string]string{
@@ -42,38 +34,10 @@ func fsOf(cache string) string {
 	return ""
 }
 
-// parseSlabinfo reads /proc/slabinfo, version 2.1: see slabinfo(5).
-func parseSlabinfo(r io.Reader) ([]slabCache, error) {
-	var out []slabCache
-	page := int64(os.Getpagesize())
-	sc := bufio.NewScanner(r)
-	for sc.Scan() {
-		line := sc.Text()
-		if strings.HasPrefix(line, "#") || strings.HasPrefix(line, "slabinfo") {
-			continue
-		}
-
-		// name active total size perslab pagesperslab : tunables ... : slabdata active_slabs slabs shared
-		f := strings.Fields(line)
-		if len(f) < 15 || f[6] != ":" || f[12] != "slabdata" {
-			continue
-		}
-
-		active, err1 := strconv.ParseInt(f[1], 10, 64)
-		pages, err2 := strconv.ParseInt(f[5], 10, 64)
-		slabs, err3 := strconv.ParseInt(f[14], 10, 64)
-		if err1 == nil && err2 == nil && err3 == nil {
-			out = append(out, slabCache{f[0], active, slabs * pages * page})
-		}
-	}
-
-	return out, sc.Err()
-}
-
 // parseSPL reads /proc/spl/kmem/slab, in which OpenZFS lists its caches. Those that
 // are the kernel's have "-" for their size: they are in /proc/slabinfo.
-func parseSPL(text string) []slabCache {
-	var out []slabCache
+func parseSPL(text string) []kernel.SlabCache {
+	var out []kernel.SlabCache
 	for line := range strings.Lines(text) {
 		// name flags size alloc slabsize objsize total alloc max total alloc max ...
 		f := strings.Fields(line)
@@ -83,7 +47,7 @@ func parseSPL(text string) []slabCache {
 		size, err1 := strconv.ParseInt(f[2], 10, 64)
 		objects, err2 := strconv.ParseInt(f[10], 10, 64)
 		if err1 == nil && err2 == nil {
-			out = append(out, slabCache{f[0], objects, size})
+			out = append(out, kernel.SlabCache{Name: f[0], Objects: objects, Bytes: size})
 		}
 	}
 
@@ -91,8 +55,8 @@ func parseSPL(text string) []slabCache {
 }
 
 // slabsFromSys reads /sys/kernel/slab, where there is no /proc/slabinfo.
-func slabsFromSys(root string) []slabCache {
-	var out []slabCache
+func slabsFromSys(root string) []kernel.SlabCache {
+	var out []kernel.SlabCache
 	dirs, _ := filepath.Glob(filepath.Join(root, "*")) // the pattern is valid
 	for _, d := range dirs {
 		if fsOf(filepath.Base(d)) == "" {
@@ -102,27 +66,8 @@ func slabsFromSys(root string) []slabCache {
 		order, ok2 := readNumber(filepath.Join(d, "order"))
 		objects, ok3 := readNumber(filepath.Join(d, "objects"))
 		if ok1 && ok2 && ok3 && order >= 0 && order < 20 {
-			out = append(out, slabCache{filepath.Base(d), objects, slabs << order * int64(os.Getpagesize())})
-		}
-	}
-
-	return out
-}
-
-// meminfo reads /proc/meminfo, in bytes.
-func meminfo() map[string]int64 {
-	out := map[string]int64{}
-	for line := range strings.Lines(readText("/proc/meminfo")) {
-		name, rest, ok := strings.Cut(line, ":")
-		f := strings.Fields(rest)
-		if !ok || len(f) == 0 {
-			continue
-		}
-		if n, err := strconv.ParseInt(f[0], 10, 64); err == nil {
-			if len(f) > 1 && f[1] == "kB" {
-				n <<= 10
-			}
-			out[name] = n
+			out = append(out, kernel.SlabCache{Name: filepath.Base(d), Objects: objects,
+				Bytes: slabs << order * int64(os.Getpagesize())})
 		}
 	}
 
@@ -130,15 +75,11 @@ func meminfo() map[string]int64 {
 }
 
 // readSlabs reads the caches, and says from where.
-func readSlabs() ([]slabCache, string) {
-	var out []slabCache
+func readSlabs() ([]kernel.SlabCache, string) {
+	var out []kernel.SlabCache
 	from := ""
-	if f, err := os.Open("/proc/slabinfo"); err == nil {
-		out, err = parseSlabinfo(f)
-		f.Close()
-		if err == nil && len(out) > 0 {
-			from = "/proc/slabinfo"
-		}
+	if listed, err := kernel.SlabCaches(); err == nil && len(listed) > 0 {
+		out, from = listed, "/proc/slabinfo"
 	}
 
 	if from == "" {
@@ -162,9 +103,8 @@ var slabDefaults = slabThresholds{note: 0.1, warn: 0.25}
 // slabCheck says how much memory the kernel keeps inodes and names in.
 func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Report) error {
 	return func(_ context.Context, _ *HostRequest, c *Report) error {
-		mem := meminfo()
-		total := mem["MemTotal"]
-		if total <= 0 {
+		mem, err := kernel.ReadMemory()
+		if err != nil {
 			return skip("/proc/meminfo cannot be read")
 		}
 
@@ -172,27 +112,27 @@ func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Report) er
 		var sum, objects int64
 		bytes, count := map[string]int64{}, map[string]int64{}
 		for _, k := range caches {
-			if fs := fsOf(k.name); fs != "" {
-				bytes[fs] += k.bytes
-				count[fs] += k.objects
-				sum += k.bytes
-				objects += k.objects
+			if fs := fsOf(k.Name); fs != "" {
+				bytes[fs] += k.Bytes
+				count[fs] += k.Objects
+				sum += k.Bytes
+				objects += k.Objects
 			}
 		}
 
 		by := "inodes and file names"
 		if from == "" {
 			// Of what can be freed, nearly all is theirs.
-			sum, by = mem["SReclaimable"], "reclaimable kernel memory, nearly all of it inodes and file names"
+			sum, by = mem.SReclaimable, "reclaimable kernel memory, nearly all of it inodes and file names"
 		}
 
-		share := float64(sum) / float64(total)
+		share := float64(sum) / float64(mem.Total)
 		measured := []Figure{
 			figure("inodes", by, Bytes, sum), known("share", "of this host's memory", Percent, 100*share, 100*share),
-			figure("slab", "all slab memory", Bytes, mem["Slab"]), figure("reclaimable", "of it reclaimable",
-				Bytes, mem["SReclaimable"]),
+			figure("slab", "all slab memory", Bytes, mem.Slab), figure("reclaimable", "of it reclaimable",
+				Bytes, mem.SReclaimable),
 			figure("available", "memory available to programs", Bytes,
-				mem["MemAvailable"]).noted("includes most of the reclaimable memory"),
+				mem.Available).noted("includes most of the reclaimable memory"),
 		}
 
 		if from == "" {
@@ -223,7 +163,7 @@ func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Report) er
 			what = fmt.Sprintf("most of them of %s", kinds[0])
 		}
 
-		c.Summary = fmt.Sprintf("%s of %s of memory holds %s: %.1f %%, %s", mib(sum), mib(total), by, 100*share, what)
+		c.Summary = fmt.Sprintf("%s of %s of memory holds %s: %.1f %%, %s", mib(sum), mib(mem.Total), by, 100*share, what)
 		if share < t.note {
 			return nil
 		}

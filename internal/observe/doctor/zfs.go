@@ -12,6 +12,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
+	"pando/internal/linux/kernel"
 	"pando/internal/linux/zfs"
 )
 
@@ -145,7 +146,9 @@ func ZFS(ctx context.Context, q ZFSRequest) (*Report, error) {
 
 // readMemory reads how much memory the host has, and how much of it the ARC may use.
 func (f *Facts) readMemory() {
-	f.MemoryBytes = readTable("/proc/meminfo", "MemTotal:", 1) << 10
+	if mem, err := kernel.ReadMemory(); err == nil {
+		f.MemoryBytes = mem.Total
+	}
 	f.ARCMaxBytes = readTable("/proc/spl/kstat/zfs/arcstats", "c_max", 2)
 }
 

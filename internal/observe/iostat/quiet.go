@@ -2,7 +2,7 @@ package iostat
 
 import (
 	"context"
-	"os"
+	"pando/internal/linux/kernel"
 	"strconv"
 	"strings"
 	"time"
@@ -105,14 +105,14 @@ func Rate(ctx context.Context, d time.Duration, written func() ([]int64, error))
 
 // DirtyBytes returns the amount of dirty data in memory, for all disks; 0 if it cannot be read.
 func DirtyBytes() int64 {
-	b, err := os.ReadFile("/proc/meminfo")
+	mem, err := kernel.ReadMemory()
 	if err != nil {
 		return 0
 	}
-	return parseDirty(string(b), "Dirty", "Writeback")
+	return mem.Dirty + mem.Writeback
 }
 
-// parseDirty adds up lines such as "Dirty:     128 kB", in bytes.
+// parseDirty adds up lines of a disk's statistics such as "BdiWriteback:     128 kB", in bytes.
 func parseDirty(text string, names ...string) int64 {
 	var total int64
 	for line := range strings.Lines(text) {

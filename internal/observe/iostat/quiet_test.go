@@ -3,9 +3,8 @@ package iostat
 import "testing"
 
 func TestParseDirty(t *testing.T) {
-	const meminfo = "MemTotal:       24685000 kB\nDirty:               128 kB\nWriteback:             4 " +
-		"kB\nWritebackTmp:          9 kB\n"
-	if got := parseDirty(meminfo, "Dirty", "Writeback"); got != 132<<10 {
+	const stats = "BdiWriteback:          4 kB\nBdiReclaimable:      128 kB\nBdiDirtyThresh:    99999 kB\n"
+	if got := parseDirty(stats, "BdiWriteback", "BdiReclaimable"); got != 132<<10 {
 		t.Errorf("got %d, want %d", got, 132<<10)
 	}
 }
