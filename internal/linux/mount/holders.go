@@ -183,6 +183,7 @@ func (s *search) isVolume(n node) bool {
 	return n.dev == s.q.Dev || n.block && n.rdev == s.q.Dev
 }
 
+// prepare locates the volume, for Holders.
 func (s *search) prepare() error {
 	self, err := statNode("/proc/self/ns/mnt")
 	if err != nil {
@@ -265,6 +266,7 @@ func (s *search) isMountOf(m tableEntry) bool {
 	return s.root == "" || s.root == "/" || root == s.root || strings.HasPrefix(root, s.root+"/")
 }
 
+// searchAll searches mount tables first, because the other steps need the IDs of the volume's mounts.
 func (s *search) searchAll() {
 	s.readSpace("/proc/self", os.Getpid())
 	pids := listNumbers("/proc")
@@ -364,11 +366,13 @@ func listNumbers(dir string) []int {
 	return out
 }
 
-// readProcess finds out what one process holds.
+// readProcess adds what one process holds.
 func (s *search) readProcess(pid int) {
 	base := "/proc/" + strconv.Itoa(pid)
 	var how []string
 	exe := ""
+
+	// Check its directories and its program.
 	for _, link := range []string{"cwd", "root", "exe"} {
 		n, err := statNode(base + "/" + link)
 		if err != nil {
@@ -381,7 +385,7 @@ func (s *search) readProcess(pid int) {
 		}
 	}
 
-	// Threads may have their own directories.
+	// Check the directories of its threads, which may differ.
 	if len(how) == 0 {
 		for _, tid := range listNumbers(base + "/task") {
 			for _, link := range []string{"cwd", "root"} {
@@ -393,18 +397,14 @@ func (s *search) readProcess(pid int) {
 		}
 	}
 
+	// Check its open and mapped files.
 	how = append(how, s.readFiles(base, pid)...)
 	how = append(how, s.readMaps(base, pid, exe)...)
 	if len(how) == 0 {
 		return
 	}
 
-	h := Holder{PID: pid, Command: processName(base), How: how[:min(len(how), maxHow)]}
-	var st unix.Stat_t
-	if unix.Stat(base, &st) == nil {
-		h.UID = int(st.Uid)
-	}
-
+	h := Holder{PID: pid, Command: processName(base), UID: ownerOf(base), How: how[:min(len(how), maxHow)]}
 	if n, err := statNode(base + "/ns/mnt"); err == nil {
 		h.MountNS = n.ino
 	}
@@ -412,7 +412,7 @@ func (s *search) readProcess(pid int) {
 	s.addHolder(h)
 }
 
-// readFiles finds the open files of a process that are on the volume.
+// readFiles returns the open files of a process that are on the volume.
 func (s *search) readFiles(base string, pid int) (how []string) {
 	f, err := os.Open(base + "/fd")
 	if err != nil {
@@ -443,7 +443,7 @@ func (s *search) readFiles(base string, pid int) (how []string) {
 	return how
 }
 
-// readMaps finds the mapped files of a process that are on the volume.
+// readMaps returns the mapped files of a process that are on the volume.
 func (s *search) readMaps(base string, pid int, exe string) (how []string) {
 	f, err := os.Open(base + "/maps")
 	if err != nil {
@@ -492,7 +492,7 @@ func (s *search) readMaps(base string, pid int, exe string) (how []string) {
 	return how
 }
 
-// readSwaps finds swap files on the volume.
+// readSwaps adds swap files on the volume.
 func (s *search) readSwaps() {
 	b, err := os.ReadFile("/proc/swaps")
 	if err != nil {
@@ -509,7 +509,7 @@ func (s *search) readSwaps() {
 	}
 }
 
-// readDevices finds loop devices of files on the volume, and block devices stacked on its
+// readDevices adds loop devices of files on the volume, and block devices stacked on its
 // device.
 func (s *search) readDevices() {
 	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 
@@ -18,16 +17,15 @@ type tableEntry struct {
 	id, parent  uint64
 	dev         uint64
 	root, point string
-	groups      map[string]struct{} // numbers of the peer groups that it gets umounts from
-	peers       string              // number of the one that it is in, "" if none
+	groups      map[string]struct{} // numbers of the peer groups from which umounts propagate to it
+	peers       string              // number of its own peer group, "" if it has none
 	options     string              // of the mount
 	fstype      string
 	source      string
 	super       string // options of the filesystem
 }
 
-// readMountTable reads a mount table. Lines that it does not understand are
-// left out: they are other people's.
+// readMountTable reads a mount table. It skips lines that it cannot parse: Pando did not make those mounts.
 func readMountTable(path string) ([]tableEntry, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -43,7 +41,7 @@ func parseMountTable(r io.Reader) ([]tableEntry, error) {
 	var out []tableEntry
 	br := bufio.NewReader(r)
 	for {
-		line, err := br.ReadString('\n') // of any length: overlays name all their layers
+		line, err := br.ReadString('\n') // of any length, because overlays list all their layers
 		if m, ok := parseMountLine(strings.TrimSuffix(line, "\n")); ok {
 			out = append(out, m)
 		}
@@ -56,7 +54,7 @@ func parseMountTable(r io.Reader) ([]tableEntry, error) {
 	}
 }
 
-// parseMountLine reads
+// parseMountLine parses a line such as
 //
 //	36 35 98:0 /root /mount/point rw,noatime shared:7 master:1 - ext3 /dev/x rw,errors=continue
 func parseMountLine(line string) (tableEntry, bool) {
@@ -94,7 +92,7 @@ func parseMountLine(line string) (tableEntry, bool) {
 	return m, true
 }
 
-// parseDev reads "major:minor".
+// parseDev parses "major:minor".
 func parseDev(s string, base int) (uint64, bool) {
 	a, b, ok := strings.Cut(s, ":")
 	major, err1 := strconv.ParseUint(a, base, 32)
@@ -123,8 +121,8 @@ func Unescape(s string) string {
 	return b.String()
 }
 
-// readSpace reads the mount table that a process (or thread) sees, if no other
-// had the same.
+// readSpace reads the mount table that a process or thread sees, unless an earlier one
+// had the same view.
 func (s *search) readSpace(base string, pid int) {
 	ns, err := statNode(base + "/ns/mnt")
 	if err != nil {
@@ -146,7 +144,7 @@ func (s *search) readSpace(base string, pid int) {
 	table, err := readMountTable(base + "/mountinfo")
 	if err != nil {
 		s.noteDenied(pid, err)
-		return // the next process of this namespace will do
+		return // the next process of this namespace is tried
 	}
 
 	s.spaces[key] = struct{}{}
@@ -154,9 +152,9 @@ func (s *search) readSpace(base string, pid int) {
 	s.readTable(table, ns.ino, Holder{PID: pid, Command: processName(base)}, "")
 }
 
-// readTable adds the mounts of the volume in one mount namespace, and those
-// that lie on them. who is a process that lives there, or zero; if there is
-// none, by says what keeps the namespace.
+// readTable adds the mounts of the volume in one mount namespace, and those that depend
+// on them. who is a process that lives there, or zero; without a process, by says what
+// preserves the namespace.
 func (s *search) readTable(table []tableEntry, ns uint64, who Holder, by string) {
 	where := ""
 	switch {
@@ -171,7 +169,11 @@ func (s *search) readTable(table []tableEntry, ns uint64, who Holder, by string)
 	}
 
 	who.MountNS = ns
-	var points []string // where the volume is or was
+	s.addDependents(table, who, where, s.addVolumeMounts(table, who, where))
+}
+
+// addVolumeMounts adds the mounts of the volume in a table, and returns where the volume is or was mounted.
+func (s *search) addVolumeMounts(table []tableEntry, who Holder, where string) (points []string) {
 	if s.q.At != "" {
 		points = append(points, s.q.At)
 	}
@@ -187,8 +189,8 @@ func (s *search) readTable(table []tableEntry, ns uint64, who Holder, by string)
 		}
 
 		s.mounts[m.id] = struct{}{}
-		if m.id == s.at || s.at != 0 && ns != s.ns && s.follows(m) {
-			continue // it goes when the one at s.at goes
+		if m.id == s.at || s.at != 0 && who.MountNS != s.ns && s.follows(m) {
+			continue // it is unmounted together with the one at s.at
 		}
 
 		h := who
@@ -197,6 +199,12 @@ func (s *search) readTable(table []tableEntry, ns uint64, who Holder, by string)
 		s.addHolder(h)
 	}
 
+	return points
+}
+
+// addDependents adds mounts on the volume's mounts, and overlays with layers below points. It also records
+// bind mounts of other mount namespaces, to be visited later.
+func (s *search) addDependents(table []tableEntry, who Holder, where string, points []string) {
 	for _, m := range table {
 		_, on := s.mounts[m.parent]
 		_, self := s.mounts[m.id]
@@ -214,10 +222,8 @@ func (s *search) readTable(table []tableEntry, ns uint64, who Holder, by string)
 			s.addHolder(h)
 		}
 
-		if m.fstype == "nsfs" && ns == s.ns {
-			if n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(m.root, "mnt:["), "]"), 10, 64); err == nil {
-				s.pins = append(s.pins, pin{path: m.point, ns: n})
-			}
+		if id, ok := namespaceFile(m.root); ok && m.fstype == "nsfs" && who.MountNS == s.ns {
+			s.pins = append(s.pins, pin{path: m.point, ns: id})
 		}
 	}
 }
@@ -253,13 +259,13 @@ func layerIn(m tableEntry, points []string) string {
 	return ""
 }
 
-// pin is a file that keeps a mount namespace in being, maybe without any
-// process in it: a bind mount of it, or a descriptor.
+// pin is a file that preserves a mount namespace, even if no process lives there: a bind mount
+// of the namespace, or a descriptor.
 type pin struct {
 	path string
 	ns   uint64
-	pid  int    // of a descriptor's process
-	by   string // for people, where that is said beforehand
+	pid  int    // the process that has the descriptor; 0 for a bind mount
+	by   string // description for users; only Namespaces sets it
 }
 
 // readPins reads the mount tables of namespaces in which no process lives.
@@ -287,8 +293,8 @@ func (s *search) readPins() {
 	}
 }
 
-// tableOf reads the mount table of the mount namespace that path stands for,
-// by visiting it.
+// tableOf reads the mount table of the mount namespace whose file is path, by entering the
+// namespace. For files of other kinds of namespaces it returns nothing.
 func tableOf(path string) (table []tableEntry, err error) {
 	ns, err := os.Open(path)
 	if err != nil {
@@ -297,45 +303,33 @@ func tableOf(path string) (table []tableEntry, err error) {
 
 	defer ns.Close()
 
-	proc, err := os.Open("/proc") // the other namespace may have none
+	proc, err := os.Open("/proc") // the other namespace may have no /proc
 	if err != nil {
 		return nil, err
 	}
 
 	defer proc.Close()
 
-	onSpareThread(func() {
-		if err = unix.Unshare(unix.CLONE_FS); err != nil {
-			return
+	err = onOwnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return err
 		}
 
-		// The thread ends some time after this function does. Until then it would keep the namespace, and with it
-		// every mount there: so it leaves before.
-		var home *os.File
-		if home, err = os.Open("/proc/thread-self/ns/mnt"); err != nil {
-			return
+		// Return to the own namespace at the end: the thread outlives this function, and would keep
+		// the other namespace and all its mounts busy.
+		home, err := os.Open("/proc/thread-self/ns/mnt")
+		if err != nil {
+			return err
 		}
 
 		defer home.Close()
-		defer func() {
-			if e := unix.Setns(int(home.Fd()), unix.CLONE_NEWNS); err == nil {
-				err = e
-			}
-		}()
 
-		if err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
-			return
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
+			return err
 		}
 
-		var fd int
-		if fd, err = unix.Openat(int(proc.Fd()), "thread-self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-			return
-		}
-
-		f := os.NewFile(uintptr(fd), "mountinfo")
-		defer f.Close()
-
-		table, err = parseMountTable(f)
+		table, err = readThisTable(proc)
+		return errors.Join(err, unix.Setns(int(home.Fd()), unix.CLONE_NEWNS))
 	})
 	if errors.Is(err, unix.EINVAL) {
 		err = nil // not a mount namespace
@@ -344,20 +338,13 @@ func tableOf(path string) (table []tableEntry, err error) {
 	return table, err
 }
 
-// onSpareThread calls f on a thread that ends with it. It is never the first
-// thread of the process, which cannot end.
-func onSpareThread(f func()) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			onSpareThread(f) // this thread being taken, it is another
-			runtime.UnlockOSThread()
-			return
-		}
-		f()
-	}()
-
-	<-done
+// readThisTable reads the mount table that this thread sees. proc is an open /proc.
+func readThisTable(proc *os.File) ([]tableEntry, error) {
+	fd, err := unix.Openat(int(proc.Fd()), "thread-self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "mountinfo")
+	defer f.Close()
+	return parseMountTable(f)
 }

@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelLog collects what the kernel says while it mounts a device. Newer code
-// of the kernel answers through the mount's context; much of what ext4 and XFS
-// have to say still goes only to the kernel's log (dmesg).
+// kernelLog collects the messages that the kernel logs while it mounts a device. Newer kernel
+// code reports through the mount's context, but ext4 and XFS still write many messages
+// only to the kernel's log (dmesg).
 type kernelLog struct {
-	fd  int // /dev/kmsg, at what is yet to come; -1 where it may not be read
-	tag string
+	fd  int    // /dev/kmsg, positioned after existing messages; -1 if it cannot be read
+	tag string // marks messages about the device
 }
 
 const maxKernelMessages = 3
@@ -59,8 +59,8 @@ func (l kernelLog) messages() (out []string) {
 	return out
 }
 
-// parseKernelMessage reads a record of /dev/kmsg if it is a warning or worse
-// about what tag names:
+// parseKernelMessage returns the text of a record of /dev/kmsg if it contains tag and is a
+// warning or worse:
 //
 //	3,437,2047102345,-;EXT4-fs (loop0): VFS: Can't find ext4 filesystem
 func parseKernelMessage(record, tag string) (string, bool) {
@@ -76,12 +76,12 @@ func parseKernelMessage(record, tag string) (string, bool) {
 		return "", false
 	}
 
-	text, _, _ = strings.Cut(text, "\n") // what follows are fields for programs
+	text, _, _ = strings.Cut(text, "\n") // the other lines are fields for programs
 	_, msg, ok := strings.Cut(text, tag)
 	return strings.TrimSpace(msg), ok
 }
 
-// contextMessages reads what the kernel has to say about a failed fsconfig.
+// contextMessages reads the kernel's messages about a failed fsconfig.
 func contextMessages(fsfd int) (out []string) {
 	if fsfd < 0 {
 		return nil

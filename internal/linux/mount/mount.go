@@ -33,27 +33,8 @@ type Detached struct {
 func Device(fstype, source string, options []string, readOnly bool) (*Detached, error) {
 	log := newKernelLog(source)
 	defer log.close()
-
 	fail := func(call string, fsfd int, err error) error {
-		detail := fmt.Errorf("%s: %w", call, err)
-		if msgs := append(contextMessages(fsfd), log.messages()...); len(msgs) > 0 {
-			detail = fmt.Errorf("%s: %w (%s)", call, err, strings.Join(msgs, "; "))
-		}
-
-		e := &errs.Error{Kind: errs.KindOf(err), Op: "mount " + fstype, Ref: source, Err: detail}
-		switch {
-		case fsfd < 0 && errors.Is(err, unix.ENODEV):
-			e.Kind = errs.Unsupported
-			e.Hint = errs.Messagef("load the %s driver of the kernel with `modprobe %s`", fstype, fstype)
-		case errors.Is(err, unix.EPERM) && os.Geteuid() != 0:
-			e.Hint = "run it as root"
-		case errors.Is(err, unix.EACCES) && fstype == "zfs":
-			e.Hint = errs.Messagef("load its encryption key with `zfs load-key -r %s`", strings.Split(source, "/")[0])
-		case errors.Is(err, unix.EACCES) && !readOnly:
-			e.Hint = "the block device is read-only"
-		}
-
-		return e
+		return mountError(fstype, source, readOnly, call, err, append(contextMessages(fsfd), log.messages()...))
 	}
 
 	// Open the filesystem with its options.
@@ -99,7 +80,30 @@ func Device(fstype, source string, options []string, readOnly bool) (*Detached, 
 		return nil, fail("fsmount", fsfd, err)
 	}
 
-	return detached(mfd, source)
+	return detached(mfd, source), nil
+}
+
+// mountError returns the error of the system call named call, with the messages of the kernel and a hint.
+func mountError(fstype, source string, readOnly bool, call string, err error, messages []string) error {
+	detail := fmt.Errorf("%s: %w", call, err)
+	if len(messages) > 0 {
+		detail = fmt.Errorf("%s: %w (%s)", call, err, strings.Join(messages, "; "))
+	}
+
+	e := &errs.Error{Kind: errs.KindOf(err), Op: "mount " + fstype, Ref: source, Err: detail}
+	switch {
+	case call == "fsopen" && errors.Is(err, unix.ENODEV):
+		e.Kind = errs.Unsupported
+		e.Hint = errs.Messagef("load the %s driver of the kernel with `modprobe %s`", fstype, fstype)
+	case errors.Is(err, unix.EPERM) && os.Geteuid() != 0:
+		e.Hint = "run it as root"
+	case errors.Is(err, unix.EACCES) && fstype == "zfs":
+		e.Hint = errs.Messagef("load its encryption key with `zfs load-key -r %s`", strings.Split(source, "/")[0])
+	case errors.Is(err, unix.EACCES) && !readOnly:
+		e.Hint = "the block device is read-only"
+	}
+
+	return e
 }
 
 // Tree makes a detached bind mount of the directory path, without mounts below it.
@@ -120,17 +124,17 @@ func Tree(path string, readOnly bool) (*Detached, error) {
 		return nil, errs.Wrap("mount", path, fmt.Errorf("mount_setattr: %w", err))
 	}
 
-	return detached(mfd, path)
+	return detached(mfd, path), nil
 }
 
-// detached reopens the mount's root as a readable directory: the descriptor of
-// fsmount and open_tree is O_PATH. That descriptor is kept, it holds the mount.
-func detached(mfd int, name string) (*Detached, error) {
-	return &Detached{root: os.NewFile(uintptr(mfd), name)}, nil
+// detached wraps the descriptor of fsmount or open_tree, which is O_PATH and holds the mount.
+func detached(mfd int, name string) *Detached {
+	return &Detached{root: os.NewFile(uintptr(mfd), name)}
 }
 
 // Open opens the root directory for reading its entries, for ioctls, and as the
-// base of *at calls. The caller closes it before MoveTo or Close take effect.
+// base of *at calls. The caller must close it before MoveTo or Close, because it keeps
+// the filesystem in use.
 func (d *Detached) Open() (*os.File, error) {
 	fd, err := unix.Openat(int(d.root.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

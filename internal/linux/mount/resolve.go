@@ -14,9 +14,9 @@ import (
 // maxLinks is how many symbolic links a path may lead through, as in the kernel.
 const maxLinks = 40
 
-// OpenDir opens a directory, as the base of *at calls only (O_PATH). path is absolute
-// and has no symbolic links: one that has come into it since it was resolved is an
-// error. NotFound, Conflict.
+// OpenDir opens a directory as the base of *at calls only (O_PATH). path must be absolute
+// and resolved (see Resolve). NotFound. Conflict: a component of path has become a symbolic
+// link or is no longer a directory.
 func OpenDir(path string) (*os.File, error) {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &how)
@@ -30,10 +30,11 @@ func OpenDir(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// Resolve returns the path of the directory that path leads to, without symbolic links.
-// It follows only links that root or the caller's user have put where nobody else could
-// put one: others could make theirs lead to any directory of the host, and change that
-// at any time. NotFound, Permission, Invalid if path does not lead to a directory.
+// Resolve returns the path without symbolic links of the directory that path leads to.
+// It follows only links that nobody but root and the caller's user can have created:
+// others could make theirs lead to any directory of the host, and change that
+// at any time. NotFound. Permission: another user can change a link. Invalid: path does not
+// lead to a directory.
 func Resolve(path string) (string, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -75,7 +76,7 @@ func Resolve(path string) (string, error) {
 	return w.path, nil
 }
 
-// pathWalk is a directory on the way along a path.
+// pathWalk resolves a path component by component. It holds the directory reached so far.
 type pathWalk struct {
 	fd   int
 	path string // without symbolic links
@@ -105,7 +106,7 @@ func (w *pathWalk) restart() error {
 	return err
 }
 
-// step goes to name. If that is a symbolic link, it stays, and returns where that leads.
+// step enters the directory name. If name is a symbolic link, it stays and returns the link's target.
 func (w *pathWalk) step(name string) (link string, err error) {
 	if name == "" || name == "." {
 		return "", nil
@@ -136,8 +137,8 @@ func (w *pathWalk) step(name string) (link string, err error) {
 	return "", errs.New(errs.Invalid, "resolve", next, "not a directory")
 }
 
-// readLink returns where the symbolic link fd in the current directory leads, if nobody
-// but root and the caller's user can have put it there.
+// readLink returns the target of the symbolic link fd in the current directory. Permission:
+// users other than root and the caller's can have created it.
 func (w *pathWalk) readLink(fd int, link *unix.Stat_t, path string) (string, error) {
 	var dir unix.Stat_t
 	if err := unix.Fstat(w.fd, &dir); err != nil {

@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Swap exchanges the directory name in parent with the directory beside there, on which
-// something is mounted, in one step: whoever looks up name finds the old directory before
-// it and the mount after it, and at no moment nothing. parent is as OpenDir returns it.
+// Swap exchanges the directory name in parent with the mount point beside in parent, in one step:
+// a lookup of name finds either the old directory or the mount, and never fails. parent must
+// come from OpenDir.
 //
-// A mount sits on a directory entry and goes where that goes. The kernel does
-// not rename an entry that is a mount point in the caller's mount namespace
-// (EBUSY); so a thread with a namespace of its own, in which it is none, does it.
+// A mount belongs to a directory entry and moves with it. The kernel refuses to rename an entry
+// that is a mount point in the caller's mount namespace (EBUSY), so a thread with a mount namespace
+// of its own unmounts it there and renames.
 //
 // Unsupported: this filesystem cannot exchange two directories. Conflict: the path of
-// parent does not lead to it any more. On any error nothing was exchanged.
+// parent now leads to another directory. On any error nothing was exchanged.
 func Swap(parent *os.File, name, beside string) error {
 	defer runtime.KeepAlive(parent)
 
@@ -32,7 +32,7 @@ func Swap(parent *os.File, name, beside string) error {
 			return fail("unshare", err)
 		}
 
-		// Else the umount would take the mount away from everybody.
+		// Stop propagation: otherwise the umount would remove the mount in all namespaces.
 		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 			if errors.Is(err, unix.EINVAL) {
 				return errs.New(errs.Unsupported, "replace", dir,
@@ -42,7 +42,7 @@ func Swap(parent *os.File, name, beside string) error {
 			return fail("mount --make-rprivate /", err)
 		}
 
-		// The mount on beside is to be found in this namespace's tree.
+		// Open parent again, because its descriptor leads to the mounts of the old namespace.
 		here, err := reopen(parent)
 		if err != nil {
 			return err
@@ -50,12 +50,13 @@ func Swap(parent *os.File, name, beside string) error {
 
 		defer here.Close()
 
-		// Lazily: that somebody uses it does not matter here.
+		// Unmount lazily, because the mount may be busy.
 		at := fmt.Sprintf("/proc/thread-self/fd/%d/%s", here.Fd(), beside)
 		if err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 			return fail("umount "+beside, err)
 		}
 
+		// Exchange the directories.
 		err = unix.Renameat2(int(here.Fd()), beside, int(here.Fd()), name, unix.RENAME_EXCHANGE)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EOPNOTSUPP) ||
 			errors.Is(err, unix.ENOSYS) {
@@ -72,7 +73,8 @@ func Swap(parent *os.File, name, beside string) error {
 	})
 }
 
-// reopen opens the directory dir by its path, which may lead to it through other mounts now.
+// reopen opens the directory dir again by its path, in the current mount namespace. Conflict: the path
+// leads to another directory.
 func reopen(dir *os.File) (*os.File, error) {
 	again, err := OpenDir(dir.Name())
 	if err != nil {
@@ -94,21 +96,21 @@ func reopen(dir *os.File) (*os.File, error) {
 	return again, nil
 }
 
-// onOwnThread runs fn on a thread of its own, which ends after it: so fn may
-// change what belongs to a thread.
+// onOwnThread runs fn on a new thread, which ends some time after fn returns, so fn may change
+// attributes of its thread such as its namespaces. It is never the first thread of the process.
 func onOwnThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// The first thread never ends, and /proc/self is about it: another
-			// one, while this goroutine keeps it.
+			// The first thread cannot end, and /proc/self describes it. This goroutine occupies it
+			// while another thread runs fn.
 			done <- onOwnThread(fn)
 			runtime.UnlockOSThread()
 			return
 		}
 		done <- fn()
-		// Not unlocked: the thread ends with the goroutine.
+		// The thread stays locked, so it ends with the goroutine.
 	}()
 
 	return <-done

@@ -20,27 +20,27 @@ const (
 	nsMntGetPrev = 0x8010b70c
 )
 
-// Tables are the mount tables of all mount namespaces that can be seen, read once to ask about
-// many volumes.
+// Tables holds the mount tables of all visible mount namespaces. It is read once, to answer
+// questions about many volumes.
 type Tables struct {
 	own      uint64       // our namespace
 	ownTable []tableEntry // as this process sees it
-	views    []tableView  // of all, also ours
+	views    []tableView  // of all namespaces, including ours
 	complete bool
 }
 
-// tableView is the table of a namespace, as one process sees it, or a visitor.
+// tableView is the table of a namespace, as one of its processes or a visitor sees it.
 type tableView struct {
 	ns    uint64
 	table []tableEntry
-	who   Holder // a process that sees it; zero: nobody in particular
+	who   Holder // the process that sees it; zero for a visitor
 }
 
-// ReadTables reads the mount tables of all mount namespaces that can be seen. Since Linux 6.12
-// the kernel lists the namespaces to who is in the host's PID namespace, whoever lives in them; each
-// costs some 0.2 ms. Else they are found by their processes, at some 10 µs for each process, and
-// those that nobody lives in by their bind mounts. Changes in the meantime may or may not be seen. What cannot be
-// looked at is left out: see Complete. Canceled.
+// ReadTables reads the mount tables of all visible mount namespaces. Since Linux 6.12 the kernel
+// lists all namespaces to processes in the host's PID namespace; each costs some 0.2 ms. On other
+// kernels it finds namespaces through their processes, at some 10 µs a process, and namespaces
+// without processes through their bind mounts. Changes in the meantime may or may not be seen.
+// Namespaces that it cannot inspect are left out: see Complete. Canceled.
 func ReadTables(ctx context.Context) (*Tables, error) {
 	t, err := newTables()
 	if err != nil {
@@ -54,7 +54,7 @@ func ReadTables(ctx context.Context) (*Tables, error) {
 
 const opTables = "read mount tables"
 
-// newTables has the table of this process.
+// newTables returns Tables with only the table of this process.
 func newTables() (*Tables, error) {
 	self, err := statNode("/proc/self/ns/mnt")
 	if err != nil {
@@ -68,12 +68,12 @@ func newTables() (*Tables, error) {
 	return t, nil
 }
 
-// Complete reports whether no namespace was left out: then a volume that Mounts does not find
+// Complete reports whether no namespace was left out. If so, a volume that Mounts does not find
 // is not mounted anywhere.
 func (t *Tables) Complete() bool { return t.complete }
 
-// readListed reads the tables of the namespaces that the kernel lists. It reports whether it
-// could, and could read all of them.
+// readListed reads the tables of the namespaces that the kernel lists. It reports whether the
+// kernel lists them and every table was read.
 func (t *Tables) readListed(ctx context.Context) bool {
 	own, err := os.Open("/proc/self/ns/mnt")
 	if err != nil {
@@ -90,7 +90,7 @@ func (t *Tables) readListed(ctx context.Context) bool {
 				at.Close()
 			}
 			if errors.Is(err, unix.ENOENT) {
-				break // it was the last
+				break // no more in this direction
 			}
 			if err != nil {
 				return false
@@ -106,7 +106,7 @@ func (t *Tables) readListed(ctx context.Context) bool {
 	return all && ctx.Err() == nil
 }
 
-// visit reads the table of the namespace that f stands for.
+// visit reads the table of the namespace whose file is f.
 func (t *Tables) visit(f *os.File) bool {
 	var st unix.Stat_t
 	if unix.Fstat(int(f.Fd()), &st) != nil {
@@ -120,6 +120,7 @@ func (t *Tables) visit(f *os.File) bool {
 	return true
 }
 
+// adjacentNamespace opens the next or previous mount namespace, as request says. ENOENT: there is none.
 func adjacentNamespace(of *os.File, request uintptr) (*os.File, error) {
 	info := struct {
 		size, mounts uint32
@@ -133,8 +134,8 @@ func adjacentNamespace(of *os.File, request uintptr) (*os.File, error) {
 	return os.NewFile(fd, "mount namespace"), nil
 }
 
-// readLiving reads the tables that processes see in other namespaces, and those of namespaces that
-// bind mounts keep, as far as they have not been read. Threads are not looked at one by one.
+// readLiving reads the tables that processes see in other namespaces, and the tables of namespaces that
+// bind mounts preserve, unless they have been read already. It does not inspect single threads.
 func (t *Tables) readLiving(ctx context.Context) {
 	seen := map[space]bool{}
 	listed, known := map[uint64]bool{}, map[uint64]bool{}
@@ -142,7 +143,7 @@ func (t *Tables) readLiving(ctx context.Context) {
 		listed[v.ns], known[v.ns] = true, true
 	}
 
-	take := func(base string, pid int) {
+	addView := func(base string, pid int) {
 		ns, err := statNode(base + "/ns/mnt")
 		if err != nil || listed[ns.ino] {
 			return
@@ -156,7 +157,7 @@ func (t *Tables) readLiving(ctx context.Context) {
 
 		table, err := readMountTable(base + "/mountinfo")
 		if err != nil {
-			return // the next process of this namespace will do
+			return // the next process of this namespace is tried
 		}
 
 		seen[key], known[ns.ino] = true, true
@@ -167,7 +168,7 @@ func (t *Tables) readLiving(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		take("/proc/"+strconv.Itoa(pid), pid)
+		addView("/proc/"+strconv.Itoa(pid), pid)
 	}
 
 	for _, m := range t.ownTable {
@@ -182,9 +183,9 @@ func (t *Tables) readLiving(ctx context.Context) {
 	}
 }
 
-// Mounts finds where a volume is mounted besides q.At and the copies that go with that, and what
-// is mounted on it or made of layers in it: of what Holders finds, what mount tables show.
-// NotFound: q.Tree is not there. Invalid.
+// Mounts returns the holders of a volume that mount tables show: mounts of it other than the one at q.At
+// and its propagated copies, mounts on it, and overlays with layers in it. Holders also finds the rest.
+// NotFound: q.Tree does not exist. Invalid: not exactly one of q.Dev and q.Tree is set.
 func (t *Tables) Mounts(q Query) ([]Holder, error) {
 	if (q.Dev == 0) == (q.Tree == "") {
 		return nil, errs.New(errs.Invalid, "find mounts", "", "exactly one of Dev and Tree must be set")

@@ -16,11 +16,13 @@ import (
 
 // TreeUsers finds processes that use a file at or below dir, an absolute path
 // without symbolic links: as working or root directory, as program, mapped, or
-// open; with writing, only those that have one open for writing. This process
-// counts with its working directory only. It goes by the paths that the kernel
-// tells, so it does not see who came there by another path, such as a bind mount
-// of dir or of a directory above it (for the first, see Holders with Tree). At
-// most 64. Permission and Canceled come with what was found until then.
+// open. With writing, it finds only processes that have such a file open for writing.
+// Of this process, only the working and root directory and the program count.
+//
+// It compares the paths that the kernel reports, so it misses processes that use another
+// path, such as a bind mount of dir or of a directory above it. (Holders with Tree finds
+// users of bind mounts of dir.) It returns at most 64 processes, also with the errors
+// Permission and Canceled.
 func TreeUsers(ctx context.Context, dir string, writing bool) ([]Holder, error) {
 	const opFind = "find users"
 	var out []Holder
@@ -37,36 +39,25 @@ func TreeUsers(ctx context.Context, dir string, writing bool) ([]Holder, error) 
 		}
 
 		base := "/proc/" + strconv.Itoa(pid)
-		own := pid == os.Getpid()
-		h := Holder{PID: pid, Command: processName(base)}
+		var how []string
 		if !writing {
-			for _, link := range []string{"cwd", "root", "exe"} {
-				to, err := os.Readlink(base + "/" + link)
-				if os.IsPermission(err) {
-					denied[pid] = struct{}{}
-				}
-				if err == nil && inside(to) {
-					h.How = append(h.How, link)
-				}
+			links, err := linksBelow(base, inside)
+			if err != nil {
+				denied[pid] = struct{}{}
 			}
-			if !own {
-				h.How = append(h.How, mappedBelow(base, inside)...)
+			how = links
+		}
+
+		if pid != os.Getpid() {
+			if !writing {
+				how = append(how, mappedBelow(base, inside)...)
 			}
+			how = append(how, openBelow(base, inside, writing)...)
 		}
 
-		if !own {
-			h.How = append(h.How, openBelow(base, inside, writing)...)
+		if len(how) > 0 {
+			out = append(out, Holder{PID: pid, Command: processName(base), UID: ownerOf(base), How: how})
 		}
-		if len(h.How) == 0 {
-			continue
-		}
-
-		var st unix.Stat_t
-		if unix.Stat(base, &st) == nil {
-			h.UID = int(st.Uid)
-		}
-
-		out = append(out, h)
 	}
 
 	if len(denied) > 0 {
@@ -74,6 +65,31 @@ func TreeUsers(ctx context.Context, dir string, writing bool) ([]Holder, error) 
 	}
 
 	return out, nil
+}
+
+// linksBelow lists which of a process's working directory, root directory and program are inside.
+// The error is set if one of them must not be read.
+func linksBelow(base string, inside func(string) bool) (how []string, denied error) {
+	for _, link := range []string{"cwd", "root", "exe"} {
+		to, err := os.Readlink(base + "/" + link)
+		if os.IsPermission(err) {
+			denied = err
+		}
+		if err == nil && inside(to) {
+			how = append(how, link)
+		}
+	}
+
+	return how, denied
+}
+
+// ownerOf returns the user ID of a process, 0 if it has ended.
+func ownerOf(base string) int {
+	var st unix.Stat_t
+	if unix.Stat(base, &st) != nil {
+		return 0
+	}
+	return int(st.Uid)
 }
 
 // openBelow lists the open files of a process that are inside.
@@ -130,7 +146,7 @@ func mappedBelow(base string, inside func(string) bool) (how []string) {
 	return how
 }
 
-// Below lists what is mounted below dir in this mount namespace.
+// Below lists the mount points below dir in this mount namespace.
 func Below(dir string) ([]string, error) {
 	table, err := readMountTable("/proc/self/mountinfo")
 	if err != nil {
@@ -145,10 +161,10 @@ func Below(dir string) ([]string, error) {
 	return out, nil
 }
 
-// Blind finds who sees the directory dir but not the mount on the directory
-// beside it, in another mount namespace that does not take over mounts or
-// through another mount of the same filesystem: for them, Swap would put an
-// empty directory there. Both paths are absolute, without symbolic links.
+// Blind finds processes that see the directory dir but not the mount on beside, a sibling of dir,
+// because their mount namespace receives no mounts from this one, or because they use another mount
+// of the same filesystem. For them, Swap would replace dir with an empty directory. Both paths are
+// absolute and have no symbolic links.
 func Blind(ctx context.Context, dir, beside string) ([]Holder, error) {
 	const opFind = "find mount namespaces"
 	old, err := statNode(dir)
@@ -191,30 +207,40 @@ func Blind(ctx context.Context, dir, beside string) ([]Holder, error) {
 
 		table, err := readMountTable(base + "/mountinfo")
 		if err != nil {
-			continue // it has ended: the next one of this namespace will do
+			continue // it has ended: the next process of this namespace is tried
 		}
 
 		seen[space{ns.ino, root.mount, root.ino}] = true
-		for _, m := range table {
-			rel, err := filepath.Rel(m.root, s.root)
-			if m.dev != s.dev || err != nil || rel == "." || rel == ".." || strings.HasPrefix(rel, "../") {
-				continue
-			}
-
-			at := filepath.Join(m.point, rel)
-			if n, err := statNode(base + "/root" + at); err != nil || n.dev != old.dev || n.ino != old.ino {
-				continue // hidden by another mount
-			}
-
-			n, err := statNode(base + "/root" + filepath.Join(filepath.Dir(at), filepath.Base(beside)))
-			if err == nil && n.dev == mounted.dev && n.ino == mounted.ino {
-				continue
-			}
-
+		for _, at := range s.blindPoints(table, base+"/root", old, filepath.Base(beside), mounted) {
 			out = append(out, Holder{PID: pid, Command: processName(base), MountNS: ns.ino, Mountpoint: at,
 				How: []string{fmt.Sprintf("seen at %s by pid %d (%s)", at, pid, processName(base))}})
 		}
 	}
 
 	return out, nil
+}
+
+// blindPoints returns the paths below root at which the directory old of the tree is visible, but not
+// the directory mounted at its sibling beside.
+func (s *search) blindPoints(table []tableEntry, root string, old node, beside string, mounted node) (out []string) {
+	for _, m := range table {
+		rel, err := filepath.Rel(m.root, s.root)
+		if m.dev != s.dev || err != nil || rel == "." || rel == ".." || strings.HasPrefix(rel, "../") {
+			continue
+		}
+
+		at := filepath.Join(m.point, rel)
+		if n, err := statNode(root + at); err != nil || n.dev != old.dev || n.ino != old.ino {
+			continue // hidden by another mount
+		}
+
+		n, err := statNode(root + filepath.Join(filepath.Dir(at), beside))
+		if err == nil && n.dev == mounted.dev && n.ino == mounted.ino {
+			continue
+		}
+
+		out = append(out, at)
+	}
+
+	return out
 }
