@@ -9,6 +9,7 @@ package doctor
 import (
 	"encoding/json"
 	"slices"
+	"time"
 )
 
 // Severity is how much a finding matters, in the words of fsck.
@@ -28,7 +29,7 @@ func rank(s Severity) int {
 	return slices.Index([]Severity{Skipped, OK, Note, Warning, Critical}, s)
 }
 
-// Unit is that of a figure.
+// Unit is the unit of a figure.
 type Unit string
 
 // The units.
@@ -54,7 +55,7 @@ type Report struct {
 	Seconds  float64   `json:"seconds,omitzero"`  //
 }
 
-// find adds a finding. Lists of it are not null in JSON.
+// find adds a finding, and replaces its nil lists by empty ones, which are not null in JSON.
 func (r *Report) find(f Finding) {
 	if f.Do == nil {
 		f.Do = []Step{}
@@ -65,7 +66,7 @@ func (r *Report) find(f Finding) {
 	r.Findings = append(r.Findings, f)
 }
 
-// Finding is something that a person should know.
+// Finding is a fact about the host that a person should know, and what to do about it.
 type Finding struct {
 	Code string `json:"code"` // stable: see docs/zfs-dedup.md
 	// Subject is the affected part of the host, as tools name it: a mount point, a device, a zpool, a dataset, a golden;
@@ -117,50 +118,70 @@ func (f Figure) MarshalJSON() ([]byte, error) {
 	return json.Marshal(m)
 }
 
-// Range is a number of bytes, blocks or entries that is known to lie between two
-// bounds, both included; exactly, if they are equal.
+// Range is a number of bytes, blocks or entries that lies between two bounds, both included. If they are equal, the
+// number is exact.
 type Range struct {
 	Low  int64 `json:"low"`
 	High int64 `json:"high"`
 }
 
-// exactly is the range that holds n only.
+// exactly returns the range that holds only n.
 func exactly(n int64) Range { return Range{n, n} }
 
-// Exact reports whether there is one value only.
+// Exact reports whether the range holds one number only.
 func (r Range) Exact() bool { return r.Low == r.High }
 
-// Mid is the middle, for comparisons where the bounds do not matter.
+// Mid returns the middle, for comparisons that do not need the bounds.
 func (r Range) Mid() int64 { return r.Low + (r.High-r.Low)/2 }
 
 func (r Range) plus(o Range) Range { return Range{r.Low + o.Low, r.High + o.High} }
 
-// minus is never negative.
+// minus returns the difference, which is never negative.
 func (r Range) minus(o Range) Range { return Range{max(r.Low-o.High, 0), max(r.High-o.Low, 0)} }
 
-// overlaps reports whether both may be the same number.
+// overlaps reports whether both can be the same number.
 func (r Range) overlaps(o Range) bool { return r.Low <= o.High && o.Low <= r.High }
 
+// known returns a figure between two bounds.
 func known(name, label string, unit Unit, low, high float64) Figure {
 	return Figure{Name: name, Label: label, Unit: unit, Low: low, High: high, Known: true}
 }
 
+// figure returns an exact figure.
 func figure(name, label string, unit Unit, n int64) Figure {
 	return known(name, label, unit, float64(n), float64(n))
 }
 
+// percentage returns an exact figure in percent.
+func percentage(name, label string, percent float64) Figure {
+	return known(name, label, Percent, percent, percent)
+}
+
+// microseconds returns a duration as a figure; why says why it is unknown, "" if it is known.
+func microseconds(name, label string, d time.Duration, why string) Figure {
+	f := figure(name, label+", microseconds", Count, d.Microseconds())
+	if why != "" {
+		return unknown(name, f.Label, Count, why)
+	}
+	return f
+}
+
+// ranged returns a range as a figure.
 func ranged(name, label string, unit Unit, r Range) Figure {
 	return known(name, label, unit, float64(r.Low), float64(r.High))
 }
 
+// unknown returns a figure that could not be found out.
 func unknown(name, label string, unit Unit, why string) Figure {
 	return Figure{Name: name, Label: label, Unit: unit, Note: why}
 }
 
+// words returns a figure that is text; an empty value is unknown.
 func words(name, label, value string) Figure {
 	return Figure{Name: name, Label: label, Unit: Text, Text: value, Known: value != ""}
 }
 
+// noted adds a note.
 func (f Figure) noted(note string) Figure {
 	f.Note = note
 	return f

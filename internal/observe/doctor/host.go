@@ -13,19 +13,21 @@ import (
 
 // HostRequest selects the checks of Examine.
 type HostRequest struct {
-	// Only are the names of the checks to do; nil: all.
+	// Only holds the names of the checks to run; nil runs all.
 	Only []string
-	// Pool is Pando's pool on this host; nil: none, which is fine.
+	// Pool describes Pando's pool on this host; nil if it has none, which is not a finding.
 	Pool *PoolFacts
-	// PatienceEach limits the time of each check, which then reports what it has; 0: 20 s.
+	// PatienceEach limits the time of each check; 0 means 20 s. A check that takes longer keeps its findings so far, unless
+	// it hangs.
 	PatienceEach time.Duration
-	// Words renders hints of errors that findings repeat; nil: in neutral words.
+	// Words renders hints of errors that findings repeat; nil renders them in neutral words.
 	Words   errs.Renderer
 	Tracker *progress.Tracker
 
 	looked func() // for tests: called after each look at the loop devices
 }
 
+// renderer returns Words, or its default.
 func (q *HostRequest) renderer() errs.Renderer {
 	if q.Words == nil {
 		return errs.Neutral{}
@@ -37,21 +39,23 @@ func (q *HostRequest) renderer() errs.Renderer {
 type PoolFacts struct {
 	Dir     string // of the pool
 	Driver  string
-	Loop    bool   // it lies in a file of its own
-	Data    string // the directory (or mount point) that its objects are in
+	Loop    bool   // the pool lies in a loop-backed filesystem
+	Data    string // directory (or mount point) of its objects
 	Goldens []GoldenFacts
-	// Images are the files behind volumes that are attached now, by path, with the
-	// volume's name: what else is attached from the pool's directory is left over.
+	// Attached maps the paths of images that are attached now to the names of their volumes. All other attached images in
+	// the pool's directory are stray.
 	Attached map[string]string
-	// Mounts are the mount points that the pool's volumes have now.
+	// Mounts maps the current mount points of the pool's volumes to the names of the volumes.
 	Mounts map[string]string
-	// Working is how many things commands are at work on, which may attach and mount
-	// what is in neither list.
+	// Working is the number of objects that commands are working on. They may attach and mount objects that are in neither
+	// map.
 	Working int
-	// Trouble is why the lists are not known, nil if they are: then nothing that is
-	// attached can be called left over.
+	// Trouble is why Attached and Mounts are unknown, or nil. If it is set, nothing attached can be called stray.
 	Trouble error
 }
+
+// command returns the shell command that runs a verb of pando on the pool.
+func (p *PoolFacts) command(verb string) string { return "pando --pool " + word(p.Dir) + " " + verb }
 
 // GoldenFacts is the current generation of a golden.
 type GoldenFacts struct {
@@ -67,24 +71,24 @@ type Examination struct {
 	Seconds float64   `json:"seconds"`
 }
 
-// check is one of the things that Examine looks at.
+// check is one of those that Examine runs. run fills in a report; an error means that the check could not finish.
 type check struct {
 	name  string // "flushes"
 	title string // "filesystems and pools that do not pass syncs on"
 	run   func(context.Context, *HostRequest, *Report) error
 }
 
-// skip ends a check that cannot look, with a reason for people.
+// skip returns the error of a check that does not apply to this host or cannot run, with the reason for people.
 func skip(format string, args ...any) error {
 	return errs.New(errs.Unsupported, "", "", format, args...)
 }
 
-// checks are all that there are, in the order of the output.
+// checks returns all checks, in the order of the output.
 func checks() []check {
 	return slices.Concat(storageChecks(), kernelChecks())
 }
 
-// Checks are the names and titles of all checks, in order.
+// Checks returns the names and titles of all checks, in the order of the output.
 func Checks() [][2]string {
 	var out [][2]string
 	for _, c := range checks() {
@@ -93,11 +97,11 @@ func Checks() [][2]string {
 	return out
 }
 
-// graceEach is the time a check has to notice its timeout.
+// graceEach is the time that a check has after PatienceEach to notice its timeout.
 const graceEach = 3 * time.Second
 
-// runLimited runs one check. A check of something that hangs in the kernel can hang, too, and cannot be stopped: it is
-// abandoned, and its findings are dropped.
+// runLimited runs one check for at most q.PatienceEach, and the time it needs to notice. A check of something that
+// hangs in the kernel can hang, too, and cannot be stopped: runLimited abandons it and returns the report empty.
 func (c check) runLimited(ctx context.Context, q *HostRequest, empty Report) (Report, error) {
 	mine, cancel := context.WithTimeout(ctx, q.PatienceEach)
 	defer cancel()
@@ -131,6 +135,7 @@ func (c check) runLimited(ctx context.Context, q *HostRequest, empty Report) (Re
 // A check that fails is reported as skipped with its reason; Examine itself fails only
 // for an unknown name (Invalid) or when ctx ends (Canceled).
 func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
+	// Validate the request.
 	all := checks()
 	for _, name := range q.Only {
 		if !slices.ContainsFunc(all, func(c check) bool { return c.name == name }) {
@@ -143,6 +148,7 @@ func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
 		q.PatienceEach = 20 * time.Second
 	}
 
+	// Run the checks.
 	e := &Examination{Started: time.Now().UTC(), Worst: OK, Checks: []Report{}}
 	for _, c := range all {
 		if q.Only != nil && !slices.Contains(q.Only, c.name) {
@@ -157,6 +163,7 @@ func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
 			return nil, errs.Wrap("doctor", "", ctx.Err())
 		}
 
+		// Conclude: a check with findings counts even if it could not finish.
 		for _, f := range r.Findings {
 			if rank(f.Severity) > rank(r.Status) {
 				r.Status = f.Severity

@@ -32,7 +32,7 @@ func kernelChecks() []check {
 	}
 }
 
-// poolCheck reports why the other checks do not know the pool.
+// poolCheck reports a pool whose catalogue cannot be read, and so why other checks know nothing about it.
 func poolCheck(_ context.Context, q *HostRequest, c *Report) error {
 	if q.Pool == nil {
 		return skip("this host has no pool")
@@ -47,9 +47,10 @@ func poolCheck(_ context.Context, q *HostRequest, c *Report) error {
 		return nil
 	}
 
+	// Report the cause without the operation that failed, which the user did not ask for.
 	why := err
 	if e := (*errs.Error)(nil); errors.As(err, &e) && e.Err != nil {
-		why = e.Err // without what was being done, which people did not ask for
+		why = e.Err
 	}
 
 	c.Summary = fmt.Sprintf("the content of the pool is unknown: %v", why)
@@ -63,9 +64,8 @@ func poolCheck(_ context.Context, q *HostRequest, c *Report) error {
 	case errs.Damaged:
 		f.Code, f.Severity = "pool-damaged", Critical
 		f.Do = []Step{
-			{"list what is wrong", []string{"pando --pool " + word(q.Pool.Dir) + " fsck"}},
-			{"rebuild the catalogue from the pool, which loses nothing",
-				[]string{"pando --pool " + word(q.Pool.Dir) + " init --rebuild"}},
+			{"list what is wrong", []string{q.Pool.command("fsck")}},
+			{"rebuild the catalogue from the pool, which loses nothing", []string{q.Pool.command("init --rebuild")}},
 		}
 	default:
 		f.Severity = Note
@@ -78,18 +78,18 @@ func poolCheck(_ context.Context, q *HostRequest, c *Report) error {
 	return nil
 }
 
-// notRoot skips a check that would take others' things for unused.
+// notRoot skips a check that, without root, would report as unused what other users' processes use.
 func notRoot(what string) error { return skip("%s needs root: run it as root", what) }
 
-// contained reports whether this is a container with a process namespace of its own,
-// from which the host's processes cannot be seen.
+// contained reports whether this process is in a container with a PID namespace of its own, in which the host's
+// processes are not visible.
 func contained() bool {
 	const first = "pid:[4026531836]" // PROC_PID_INIT_INO, the same on all hosts
 	ns := readlink("/proc/self/ns/pid")
 	return ns != "" && ns != first
 }
 
-// hiddenByContainer says so, for summaries.
+// hiddenByContainer is the end of a summary: what a container hides from this process; "" outside of containers.
 func hiddenByContainer() string {
 	if contained() {
 		return "; processes outside of this container and their mounts are not visible"
@@ -97,8 +97,8 @@ func hiddenByContainer() string {
 	return ""
 }
 
-// blind says which part of the processes could not be looked at, if any: with root,
-// that is those that even root may not (in a container, the host's).
+// blind is the set of processes that could not be examined, by PID. Even root may not examine all of them: in a
+// container, those of the host.
 type blind map[int]bool
 
 func (b blind) record(pid int, err error) {
@@ -107,6 +107,7 @@ func (b blind) record(pid int, err error) {
 	}
 }
 
+// String is the end of a summary; "" if all processes could be examined.
 func (b blind) String() string {
 	if len(b) == 0 {
 		return ""
@@ -119,7 +120,8 @@ func (b blind) String() string {
 	return fmt.Sprintf("; %d processes could not be examined", len(b))
 }
 
-// namespaces finds the mount namespaces, and says in words what could not be seen.
+// namespaces returns the visible mount namespaces, and the end of a summary: which processes could not be examined; ""
+// if all could.
 func namespaces(ctx context.Context) ([]mount.Namespace, string, error) {
 	all, err := mount.Namespaces(ctx)
 	switch {
@@ -136,7 +138,7 @@ func namespaces(ctx context.Context) ([]mount.Namespace, string, error) {
 	return nil, "", err
 }
 
-// inNamespace says for people which namespace it is, "" for our own.
+// inNamespace names a mount namespace for people, to follow a mount point; "" for that of this process.
 func inNamespace(n mount.Namespace) string {
 	switch {
 	case n.Own:
@@ -155,7 +157,8 @@ func inNamespace(n mount.Namespace) string {
 	return fmt.Sprintf(" in mount namespace %d", n.ID)
 }
 
-// commandInside is a command that runs in a namespace.
+// commandInside returns the shell command that runs a command in a mount namespace; "" if it cannot be entered by a
+// process or a file.
 func commandInside(n mount.Namespace, command string) string {
 	switch {
 	case n.Own:
@@ -168,8 +171,7 @@ func commandInside(n mount.Namespace, command string) string {
 	return ""
 }
 
-// onThread runs fn on a thread that ends with it, so that fn may change what belongs
-// to a thread.
+// onThread runs fn on a thread of its own, which ends when fn returns, so that fn may change the thread's namespaces.
 func onThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -184,23 +186,15 @@ func onThread(fn func() error) error {
 	return <-done
 }
 
-// below reports whether path is dir or in it.
+// below reports whether path is dir or lies in it.
 func below(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// real is path without symbolic links, or as it is if it is not there.
+// real resolves the symbolic links of path. It returns a path that does not exist unchanged.
 func real(path string) string {
 	if p, err := filepath.EvalSymlinks(path); err == nil {
 		return p
 	}
 	return path
-}
-
-// plural is "1 loop device", "2 loop devices".
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }

@@ -25,13 +25,12 @@ import (
 type loopDevice struct {
 	blockdev.Device
 	file    string // path of its file when it was attached
-	deleted bool   // that has been removed since
+	deleted bool   // the file has been removed since
 	bound   *loopdev.Bound
-	numbers []uint64 // of it and its partitions
+	numbers []uint64 // device numbers of it and its partitions
 }
 
-// loopDevices lists those that are attached. Without root nothing is known of the
-// files behind them but their names.
+// loopDevices lists the attached loop devices. Without root, bound is nil: only the paths of their files are known.
 func loopDevices() ([]loopDevice, error) {
 	all, err := blockdev.List()
 	if err != nil {
@@ -64,7 +63,19 @@ func loopDevices() ([]loopDevice, error) {
 	return out, nil
 }
 
-// openFile opens the file behind the device, if it can be found by its name.
+// loopsByNumber maps the device numbers of loop devices and their partitions to the devices.
+func loopsByNumber(loops []loopDevice) map[uint64]loopDevice {
+	out := map[uint64]loopDevice{}
+	for _, l := range loops {
+		for _, n := range l.numbers {
+			out[n] = l
+		}
+	}
+	return out
+}
+
+// openFile opens the file behind the device. It returns fs.ErrNotExist if the file was removed, or if another file has
+// its path in this namespace.
 func (l loopDevice) openFile(flags int) (*os.File, error) {
 	if l.deleted {
 		return nil, fs.ErrNotExist
@@ -79,14 +90,14 @@ func (l loopDevice) openFile(flags int) (*os.File, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || l.bound != nil && !l.bound.SameFile(&st) {
 		f.Close()
-		return nil, fs.ErrNotExist // another one has the name here
+		return nil, fs.ErrNotExist
 	}
 
 	return f, nil
 }
 
-// directAlign is the smallest logical sector in bytes that a loop device must have
-// to bypass the page cache of the file's filesystem; 0: it cannot be bypassed.
+// directAlign returns the smallest logical sector, in bytes, with which a loop device can bypass the page cache of its
+// file's filesystem; 0 if it cannot.
 func directAlign(f *os.File, l loopDevice) int {
 	var st unix.Statx_t
 	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err == nil &&
@@ -94,7 +105,7 @@ func directAlign(f *os.File, l loopDevice) int {
 		return int(st.Dio_offset_align)
 	}
 
-	// Before Linux 6.1, and filesystems that do not say.
+	// Linux before 6.1 and some filesystems do not report it: try, and assume the sectors of the device below.
 	direct, err := l.openFile(unix.O_DIRECT)
 	if err != nil {
 		return 0
@@ -111,7 +122,7 @@ func directAlign(f *os.File, l loopDevice) int {
 	return 512
 }
 
-// cachedBytes is how much of a file is in the page cache.
+// cachedBytes returns how much of a file is in the page cache; false if the kernel does not report it.
 func cachedBytes(f *os.File) (int64, bool) {
 	var c unix.Cachestat_t
 	if err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{}, &c, 0); err != nil { // Linux 6.5
@@ -120,8 +131,7 @@ func cachedBytes(f *os.File) (int64, bool) {
 	return int64(c.Cache) * int64(os.Getpagesize()), true
 }
 
-// keepsInMemory reports whether a file is on a filesystem whose page cache is the
-// only place that it has.
+// keepsInMemory reports whether a file is on a filesystem without a disk, which keeps all data in the page cache.
 func keepsInMemory(f *os.File) bool {
 	var st unix.Statfs_t
 	if unix.Fstatfs(int(f.Fd()), &st) != nil {
@@ -134,99 +144,41 @@ const whyBuffered = "Data read through the device is cached twice, by the filesy
 	"its file, and written data is copied twice. Writes gather in the lower cache until the kernel flushes them all at " +
 	"once, so a sync through the device waits for data that is not its own."
 
-// loopDirectIO finds loop devices that go through the page cache of their files'
-// filesystems although they need not.
+// loopDirectIO finds loop devices that use the page cache of their files' filesystems although they need not.
 func loopDirectIO(ctx context.Context, q *HostRequest, c *Report) error {
 	loops, err := loopDevices()
 	if err != nil {
 		return err
 	}
 
-	direct, memory, cannot, hidden, readOnly := 0, 0, 0, 0, 0
-	var readOnlyCached int64
-	var readOnlySteps []string
+	// Examine each device.
+	var n bufferedCounts
 	for _, l := range loops {
 		if ctx.Err() != nil {
 			return errs.Wrap("look at loop devices", "", ctx.Err())
 		}
-
-		if l.DirectIO {
-			direct++
-			continue
-		}
-
-		f, err := l.openFile(0)
-		if err != nil {
-			hidden++
-			continue
-		}
-
-		align, inMemory := directAlign(f, l), keepsInMemory(f)
-		cached, cachedKnown := cachedBytes(f)
-		f.Close()
-		switch {
-		case inMemory:
-			memory++
-			continue
-		case align == 0:
-			cannot++
-			continue
-		}
-
-		inCache := unknown("cached", "of its file in the page cache", Bytes, "the kernel does not report it")
-		if cachedKnown {
-			inCache = figure("cached", "of its file in the page cache", Bytes, cached)
-		}
-
-		measured := []Figure{words("file", "file", printable(l.file)), figure("size", "size", Bytes, l.SizeBytes), inCache,
-			figure("sector", "sector size of the device", Bytes, int64(l.LogicalBytes)), figure("needed", "sector size "+
-				"needed for direct I/O",
-				Bytes, int64(align))}
-		switch {
-		case l.LogicalBytes < align:
-			c.find(Finding{
-				Code: "loop-sector", Severity: Note, Subject: l.Path(), Measured: measured,
-				Title: fmt.Sprintf("%s cannot use direct I/O: its sectors are smaller than those of the disk below its "+
-					"file", l.Path()),
-				Why: whyBuffered,
-				Do: []Step{{"when it is not in use, attach it again with larger sectors, unless its content was made for " +
-					"smaller ones (a filesystem with smaller sectors cannot be mounted then)",
-					[]string{"losetup -d " + l.Path(), fmt.Sprintf("losetup --find --show --direct-io=on --sector-size %d %s", align,
-						word(l.file))}}},
-			})
-		case l.ReadOnly:
-			readOnly++
-			readOnlyCached += cached
-			readOnlySteps = append(readOnlySteps, "losetup --direct-io=on "+l.Path())
-		default:
-			c.find(Finding{
-				Code: "loop-buffered", Severity: Warning, Subject: l.Path(), Measured: measured,
-				Title: fmt.Sprintf("%s does not use direct I/O, although its file's filesystem can", l.Path()),
-				Why:   whyBuffered,
-				Do: []Step{{"switch to direct I/O, even while it is mounted; and attach it with --direct-io=on in the future",
-					[]string{"losetup --direct-io=on " + l.Path()}}},
-			})
-		}
+		n.examine(l, c)
 	}
 
-	if readOnly > 0 {
+	if len(n.readOnly) > 0 {
 		c.find(Finding{
 			Code: "loop-buffered-readonly", Severity: Note,
-			Title: fmt.Sprintf("%s without direct I/O", plural(readOnly, "read-only loop device")),
-			Measured: []Figure{figure("devices", "devices", Count, int64(readOnly)),
-				figure("cached", "of their files in the page cache", Bytes, readOnlyCached)},
+			Title: fmt.Sprintf("%s without direct I/O", counted(len(n.readOnly), "read-only loop device")),
+			Measured: []Figure{figure("devices", "devices", Count, int64(len(n.readOnly))),
+				figure("cached", "of their files in the page cache", Bytes, n.readOnlyCached)},
 			Why: "Data read through them is cached twice. They write nothing, so there is no other cost.",
-			Do:  []Step{{"if that memory matters", readOnlySteps[:min(len(readOnlySteps), 20)]}},
+			Do:  []Step{{"if that memory matters", n.readOnly[:min(len(n.readOnly), 20)]}},
 		})
 	}
 
+	// Summarise.
 	c.Measured = append(c.Measured, figure("loops", "loop devices attached", Count, int64(len(loops))),
-		figure("direct", "with direct I/O", Count, int64(direct)))
-	c.Summary = fmt.Sprintf("%s: %d with direct I/O", plural(len(loops), "loop device"), direct)
+		figure("direct", "with direct I/O", Count, int64(n.direct)))
+	c.Summary = fmt.Sprintf("%s: %d with direct I/O", counted(len(loops), "loop device"), n.direct)
 	for _, k := range []struct {
 		n    int
 		what string
-	}{{memory, "on files in memory"}, {cannot, "on filesystems without direct I/O"}, {hidden,
+	}{{n.memory, "on files in memory"}, {n.cannot, "on filesystems without direct I/O"}, {n.hidden,
 		"whose file is not visible here"}} {
 		if k.n > 0 {
 			c.Summary += fmt.Sprintf(", %d %s", k.n, k.what)
@@ -236,90 +188,186 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Report) error {
 	return nil
 }
 
-// loopUses finds what uses loop devices, by their names, and says what could not be
-// seen.
+// bufferedCounts sums up what loopDirectIO has found.
+type bufferedCounts struct {
+	direct, memory, cannot, hidden int      // devices
+	readOnly                       []string // commands, one for each read-only device without direct I/O
+	readOnlyCached                 int64    // bytes of their files in the page cache
+}
+
+// examine counts one device, and adds a finding to c if it is writable and could use direct I/O.
+func (n *bufferedCounts) examine(l loopDevice, c *Report) {
+	if l.DirectIO {
+		n.direct++
+		return
+	}
+
+	f, err := l.openFile(0)
+	if err != nil {
+		n.hidden++
+		return
+	}
+
+	defer f.Close()
+	align := directAlign(f, l)
+	switch {
+	case keepsInMemory(f):
+		n.memory++
+		return
+	case align == 0:
+		n.cannot++
+		return
+	}
+
+	inCache := unknown("cached", "of its file in the page cache", Bytes, "the kernel does not report it")
+	cached, ok := cachedBytes(f)
+	if ok {
+		inCache = figure("cached", "of its file in the page cache", Bytes, cached)
+	}
+
+	measured := []Figure{words("file", "file", printable(l.file)), figure("size", "size", Bytes, l.SizeBytes), inCache,
+		figure("sector", "sector size of the device", Bytes, int64(l.LogicalBytes)),
+		figure("needed", "sector size needed for direct I/O", Bytes, int64(align))}
+	switch {
+	case l.LogicalBytes < align:
+		c.find(Finding{
+			Code: "loop-sector", Severity: Note, Subject: l.Path(), Measured: measured,
+			Title: fmt.Sprintf("%s cannot use direct I/O: its sectors are smaller than those of the disk below its "+
+				"file", l.Path()),
+			Why: whyBuffered,
+			Do: []Step{{"when it is not in use, attach it again with larger sectors, unless its content was made for " +
+				"smaller ones (a filesystem with smaller sectors cannot be mounted then)",
+				[]string{"losetup -d " + l.Path(), fmt.Sprintf("losetup --find --show --direct-io=on --sector-size %d %s", align,
+					word(l.file))}}},
+		})
+	case l.ReadOnly:
+		n.readOnlyCached += cached
+		n.readOnly = append(n.readOnly, "losetup --direct-io=on "+l.Path())
+	default:
+		c.find(Finding{
+			Code: "loop-buffered", Severity: Warning, Subject: l.Path(), Measured: measured,
+			Title: fmt.Sprintf("%s does not use direct I/O, although its file's filesystem can", l.Path()),
+			Why:   whyBuffered,
+			Do: []Step{{"switch to direct I/O, even while it is mounted; and attach it with --direct-io=on in the future",
+				[]string{"losetup --direct-io=on " + l.Path()}}},
+		})
+	}
+}
+
+// loopUses returns what uses loop devices, by the names of the devices, and the processes that could not be examined.
 func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace) (map[string][]string, blind, error) {
-	uses := map[string][]string{}
-	byNumber := map[uint64]string{}
-	for _, l := range loops {
-		for _, n := range l.numbers {
-			byNumber[n] = l.Name
+	u := loopUsers{loops: loops, byNumber: loopsByNumber(loops), uses: map[string][]string{}}
+	u.findMounts(spaces)
+	u.findDevices()
+	if err := u.findZpools(ctx); err != nil {
+		return nil, nil, err
+	}
+	unseen, err := u.findOpenFiles(ctx)
+	return u.uses, unseen, errs.Wrap("look for users of loop devices", "", err)
+}
+
+// loopUsers collects what uses loop devices.
+type loopUsers struct {
+	loops    []loopDevice
+	byNumber map[uint64]loopDevice
+	uses     map[string][]string // by the name of the device, at most 20 of each
+}
+
+func (u *loopUsers) add(name, format string, args ...any) {
+	if len(u.uses[name]) < 20 {
+		u.uses[name] = append(u.uses[name], fmt.Sprintf(format, args...))
+	}
+}
+
+// named returns the name of the device that a path is of, or one of its partitions; "" if it is of another device.
+func (u *loopUsers) named(path string) string {
+	name := strings.TrimPrefix(path, "/dev/")
+	for _, l := range u.loops {
+		if rest, ok := strings.CutPrefix(name, l.Name); ok && (rest == "" || rest[0] == 'p') {
+			return l.Name
 		}
 	}
+	return ""
+}
 
-	use := func(name, format string, args ...any) {
-		if len(uses[name]) < 20 {
-			uses[name] = append(uses[name], fmt.Sprintf(format, args...))
-		}
-	}
-
-	// Of a path of a device or of a partition: whose it is.
-	named := func(path string) string {
-		name := strings.TrimPrefix(path, "/dev/")
-		for _, l := range loops {
-			if rest, ok := strings.CutPrefix(name, l.Name); ok && (rest == "" || rest[0] == 'p') {
-				return l.Name
-			}
-		}
-		return ""
-	}
-
+// findMounts finds mounted filesystems, even if their mounts are not visible.
+func (u *loopUsers) findMounts(spaces []mount.Namespace) {
 	for _, n := range spaces {
 		for _, m := range n.Table {
-			name := byNumber[m.Dev]
+			name := u.byNumber[m.Dev].Name
 			if name == "" && strings.HasPrefix(m.Source, "/dev/loop") {
-				name = named(m.Source) // btrfs: its mounts have numbers of their own
+				name = u.named(m.Source) // mounts of btrfs have device numbers of their own
 			}
 			if name != "" {
-				use(name, "mounted at %s%s", printable(m.Point), inNamespace(n))
+				u.add(name, "mounted at %s%s", printable(m.Point), inNamespace(n))
 			}
 		}
 	}
 
-	// Filesystems that are in use, even if their mounts are not visible.
+	// The kernel lists filesystems in use even if no visible namespace mounts them.
 	for _, pattern := range []string{"/sys/fs/*/loop*", "/sys/fs/btrfs/*/devices/loop*"} {
 		found, _ := filepath.Glob(pattern) // the patterns are valid
 		for _, p := range found {
-			if name := named(filepath.Base(p)); name != "" && len(uses[name]) == 0 {
-				use(name, "a filesystem that is mounted where it cannot be seen, or held by an open file (%s)", p)
+			if name := u.named(filepath.Base(p)); name != "" && len(u.uses[name]) == 0 {
+				u.add(name, "a filesystem that is mounted where it cannot be seen, or held by an open file (%s)", p)
 			}
 		}
 	}
+}
 
-	for _, l := range loops {
+// findDevices finds block devices and swap space on loop devices.
+func (u *loopUsers) findDevices() {
+	for _, l := range u.loops {
 		for _, pattern := range []string{"/sys/block/" + l.Name + "/holders/*",
 			"/sys/block/" + l.Name + "/" + l.Name + "p*/holders/*"} {
 			found, _ := filepath.Glob(pattern)
 			for _, h := range found {
-				use(l.Name, "part of block device %s", filepath.Base(h))
+				u.add(l.Name, "part of block device %s", filepath.Base(h))
 			}
 		}
-		if name := named(l.file); name != "" && strings.HasPrefix(l.file, "/dev/loop") {
-			use(name, "behind %s", l.Path())
+		if name := u.named(l.file); name != "" && strings.HasPrefix(l.file, "/dev/loop") {
+			u.add(name, "behind %s", l.Path())
 		}
 	}
 
 	for _, s := range swaps() {
-		var st unix.Stat_t
-		if unix.Stat(s.path, &st) == nil {
-			if name := byNumber[st.Rdev]; name != "" && st.Mode&unix.S_IFMT == unix.S_IFBLK {
-				use(name, "swap space")
-			}
+		if name := u.nameAt(s.path); name != "" {
+			u.add(name, "swap space")
+		}
+	}
+}
+
+// nameAt returns the name of the loop device whose block special file is at path; "" if there is none.
+func (u *loopUsers) nameAt(path string) string {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return ""
+	}
+	return u.byNumber[st.Rdev].Name
+}
+
+// findZpools finds zpools on loop devices.
+func (u *loopUsers) findZpools(ctx context.Context) error {
+	if zfs.Available() != nil {
+		return nil
+	}
+
+	out, err := run.Program(ctx, "zpool", "list", "-vHP")
+	if err != nil {
+		return err
+	}
+
+	for _, f := range strings.Fields(string(out)) {
+		if name := u.named(f); name != "" && strings.HasPrefix(f, "/dev/loop") {
+			u.add(name, "part of a zpool")
 		}
 	}
 
-	if zfs.Available() == nil {
-		out, err := run.Program(ctx, "zpool", "list", "-vHP")
-		if err != nil {
-			return nil, nil, err
-		}
-		for _, f := range strings.Fields(string(out)) {
-			if name := named(f); name != "" && strings.HasPrefix(f, "/dev/loop") {
-				use(name, "part of a zpool")
-			}
-		}
-	}
+	return nil
+}
 
+// findOpenFiles finds processes that have a loop device open. It returns those that could not be examined.
+func (u *loopUsers) findOpenFiles(ctx context.Context) (blind, error) {
 	unseen := blind{}
 	err := eachProcess(ctx, func(pid int, dir string) {
 		base := dir + "/fd"
@@ -335,20 +383,17 @@ func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace)
 			if err != nil || !strings.HasPrefix(to, "/dev/") {
 				continue
 			}
-			var st unix.Stat_t
-			if unix.Stat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK {
-				if name := byNumber[st.Rdev]; name != "" {
-					use(name, "open in pid %d (%s)", pid, commandOf(pid))
-				}
+			if name := u.nameAt(path); name != "" {
+				u.add(name, "open in pid %d (%s)", pid, commandOf(pid))
 			}
 		}
 	})
 
-	return uses, unseen, errs.Wrap("look for users of loop devices", "", err)
+	return unseen, err
 }
 
-// inPool reports whether the device's file lies in the pool, and what of the pool is
-// attached as it should be.
+// inPool reports whether the device's file lies in the pool, and the name of the volume that is attached by the device;
+// "" if it is stray. A pool in trouble has nothing inside.
 func (l loopDevice) inPool(p *PoolFacts) (inside bool, name string) {
 	if p == nil || p.Trouble != nil {
 		return false, ""
@@ -367,9 +412,8 @@ func (l loopDevice) inPool(p *PoolFacts) (inside bool, name string) {
 	return below(l.file, real(p.Data)), ""
 }
 
-// loopLeaks finds unused loop devices. It looks until two looks in a row
-// agree: between reading one list and the next, devices come and go, and programs that
-// list devices have each of them open for a moment.
+// loopLeaks finds unused loop devices. It looks until two looks in a row agree, because devices come and go between
+// reading one list and the next, and programs that list devices have each of them open for a moment.
 func loopLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 	if !isRoot() {
 		return notRoot("finding the users of a loop device")
@@ -380,7 +424,7 @@ func loopLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 		return err
 	}
 
-	looks := 7 // more at most; of a host that is never quiet, what the last two have in common
+	looks := 7 // at most; if no two agree, the findings that the last two have in common count
 	for last := c.Findings; ; {
 		c.Findings, c.Measured = []Finding{}, []Figure{}
 		if _, err := findLoopLeaks(ctx, q, c); err != nil {
@@ -397,8 +441,8 @@ func loopLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 	}
 }
 
-// findLoopLeaks looks once. Opened says that a device counts as used only because some
-// process had it open at that moment.
+// findLoopLeaks looks once. opened reports whether some device counts as used only because a process had it open at
+// that moment.
 func findLoopLeaks(ctx context.Context, q *HostRequest, c *Report) (opened bool, err error) {
 	loops, err := loopDevices()
 	if err != nil {
@@ -418,79 +462,91 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Report) (opened bool,
 		return false, err
 	}
 
+	// Judge each device.
 	used := 0
 	for _, l := range loops {
-		inside, volume := l.inPool(q.Pool)
-		if len(uses[l.Name]) > 0 && (!l.deleted || slices.ContainsFunc(uses[l.Name], func(s string) bool {
+		users := uses[l.Name]
+		if len(users) > 0 && (!l.deleted || slices.ContainsFunc(users, func(s string) bool {
 			return strings.HasPrefix(s, "mounted")
 		})) {
-			opened = opened || !slices.ContainsFunc(uses[l.Name], func(s string) bool {
+			opened = opened || !slices.ContainsFunc(users, func(s string) bool {
 				return !strings.HasPrefix(s, "open in")
 			})
-			used++ // of those that are mounted without a file, or of no volume, see mount-leaks
+			used++ // mount-leaks reports stray mounts and those of deleted files
 			continue
 		}
 
-		if l.bound == nil {
-			continue // it went away
-		}
-
-		if now, err := loopdev.Lookup(l.bound.Index); err != nil || now.Ino != l.bound.Ino || now.Dev != l.bound.Dev {
+		if !l.stillAttached() {
 			continue
 		}
 
-		f := Finding{Subject: l.Path(), Measured: []Figure{words("file", "file", printable(l.file)),
-			figure("size", "size", Bytes, l.SizeBytes)}}
-		for _, u := range uses[l.Name] {
+		f, leaked := l.leak(q.Pool)
+		if !leaked {
+			used++
+			continue
+		}
+
+		for _, u := range users {
 			f.Measured = append(f.Measured, words("used_by", "used by", u))
-		}
-
-		detach := []string{"losetup -d " + l.Path()}
-		switch {
-		case l.deleted:
-			f.Code, f.Severity = "loop-deleted", Warning
-			f.Title = fmt.Sprintf("%s is attached to a file that has been deleted", l.Path())
-			f.Why = "The space of the file is freed only when the device is detached, and no list of files shows it."
-			f.Do = []Step{{"copy its content if you need it",
-				[]string{"dd if=" + l.Path() + " of=FILE bs=1M conv=sparse"}}, {"detach it", detach}}
-		case inside && volume == "":
-			f.Code, f.Severity = "loop-lost", Warning
-			f.Title = fmt.Sprintf("%s is attached to an image of the pool, but belongs to no volume", l.Path())
-			f.Why = "Nothing can attach or destroy the image's object while the device exists."
-			f.Do = []Step{{"let Pando clean up and check the pool",
-				[]string{"pando --pool " + word(q.Pool.Dir) + " gc",
-					"pando --pool " + word(q.Pool.Dir) + " fsck"}}, {"if it remains, detach it", detach}}
-			if q.Pool.Working > 0 {
-				f.Severity = Note
-				f.Why += fmt.Sprintf(" But commands are working on %s, which it may belong to.", plural(q.Pool.Working, "object"))
-			}
-		case volume != "":
-			used++ // a raw volume need not be open all the time
-			continue
-		case contained():
-			used++ // or whoever uses it is not to be seen
-			continue
-		default:
-			f.Code, f.Severity = "loop-unused", Note
-			f.Title = fmt.Sprintf("%s is attached, but nothing mounts it or has it open", l.Path())
-			f.Why = "It may have been forgotten: its file cannot be replaced safely, and deleting the file frees no space."
-			f.Do = []Step{{"if it is no longer needed, detach it", detach}}
 		}
 
 		c.find(f)
 	}
 
+	// Summarise.
 	c.Measured = append(c.Measured, figure("loops", "loop devices attached", Count, int64(len(loops))),
 		figure("used", "in use", Count, int64(used)),
 		figure("namespaces", "mount namespaces examined", Count, int64(len(spaces))))
 	c.Summary = fmt.Sprintf("%d of %s in use, by the mounts of %s and the open files of all processes%s", used,
-		plural(len(loops), "loop device"), plural(len(spaces), "mount namespace"), unseen)
+		counted(len(loops), "loop device"), counted(len(spaces), "mount namespace"), unseen)
 	if unseen.String() == "" {
 		c.Summary += missed
 	}
 
 	c.Summary += hiddenByContainer()
 	return opened, nil
+}
+
+// stillAttached reports whether the device still has the file that it was listed with.
+func (l loopDevice) stillAttached() bool {
+	if l.bound == nil {
+		return false
+	}
+	now, err := loopdev.Lookup(l.bound.Index)
+	return err == nil && now.Ino == l.bound.Ino && now.Dev == l.bound.Dev
+}
+
+// leak returns the finding about a device without users. leaked is false if the device may still be needed: raw volumes
+// need not be open all the time, and a container hides users.
+func (l loopDevice) leak(p *PoolFacts) (f Finding, leaked bool) {
+	f = Finding{Subject: l.Path(), Measured: []Figure{words("file", "file", printable(l.file)),
+		figure("size", "size", Bytes, l.SizeBytes)}}
+	detach := []string{"losetup -d " + l.Path()}
+	inside, volume := l.inPool(p)
+	switch {
+	case l.deleted:
+		f.Code, f.Severity = "loop-deleted", Warning
+		f.Title = fmt.Sprintf("%s is attached to a file that has been deleted", l.Path())
+		f.Why = "The space of the file is freed only when the device is detached, and no list of files shows it."
+		f.Do = []Step{{"copy its content if you need it",
+			[]string{"dd if=" + l.Path() + " of=FILE bs=1M conv=sparse"}}, {"detach it", detach}}
+	case inside && volume == "":
+		f.Code, f.Severity = "loop-lost", Warning
+		f.Title = fmt.Sprintf("%s is attached to an image of the pool, but belongs to no volume", l.Path())
+		f.Why = "Nothing can attach or destroy the image's object while the device exists."
+		f.Do = []Step{{"let Pando clean up and check the pool", []string{p.command("gc"), p.command("fsck")}},
+			{"if it remains, detach it", detach}}
+		f.allowForWork(p)
+	case volume != "" || contained():
+		return f, false
+	default:
+		f.Code, f.Severity = "loop-unused", Note
+		f.Title = fmt.Sprintf("%s is attached, but nothing mounts it or has it open", l.Path())
+		f.Why = "It may have been forgotten: its file cannot be replaced safely, and deleting the file frees no space."
+		f.Do = []Step{{"if it is no longer needed, detach it", detach}}
+	}
+
+	return f, true
 }
 
 // swapSpace is a line of /proc/swaps.
@@ -500,6 +556,7 @@ type swapSpace struct {
 	used int64
 }
 
+// swaps lists the swap space in use.
 func swaps() []swapSpace {
 	var out []swapSpace
 	for i, line := range strings.Split(readText("/proc/swaps"), "\n") {

@@ -126,8 +126,8 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Report) 
 				return
 			}
 
-			f := []Figure{known(code+"_some", "of the last minute, some task waited for "+what, Percent, p.Some, p.Some),
-				known(code+"_full", "and all tasks", Percent, p.Full, p.Full)}
+			f := []Figure{percentage(code+"_some", "of the last minute, some task waited for "+what, p.Some),
+				percentage(code+"_full", "and all tasks", p.Full)}
 			c.Measured = append(c.Measured, f...)
 			if p.Full > most {
 				c.find(Finding{Code: code, Severity: Warning,
@@ -149,7 +149,7 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Report) 
 
 		io, _ := kernel.ReadPressure("io") // 0 if it is unknown, as said above
 		c.Summary = fmt.Sprintf("%s of dirty data, of at most %s; all tasks waited for I/O in %.1f %% of the last minute; "+
-			"%s", mib(now), mib(threshold), io.Full, plural(len(spaces), "swap space"))
+			"%s", mib(now), mib(threshold), io.Full, counted(len(spaces), "swap space"))
 		return nil
 	}
 }

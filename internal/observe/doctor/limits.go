@@ -79,7 +79,7 @@ func limitsCheck(share float64) func(context.Context, *HostRequest, *Report) err
 			c.find(Finding{
 				Code: l.code, Severity: Warning, Subject: l.subject, Title: title, Why: l.why, Do: l.do,
 				Measured: []Figure{figure("used", "in use", Count, l.used), figure("limit", "limit", Count, l.max),
-					known("share", "share", Percent, 100*used, 100*used)},
+					percentage("share", "share", 100*used)},
 			})
 		}
 
@@ -348,7 +348,7 @@ func loopNodes(q *HostRequest, c *Report) {
 
 	if len(missing) > 0 {
 		c.find(Finding{Code: "loop-nodes-missing", Severity: severity, Why: why,
-			Title:    fmt.Sprintf("%s have no file in /dev, e.g. %s", plural(len(missing), "loop device"), missing[0]),
+			Title:    fmt.Sprintf("%s have no file in /dev, e.g. %s", counted(len(missing), "loop device"), missing[0]),
 			Measured: []Figure{figure("missing", "missing", Count, int64(len(missing)))},
 			Do:       []Step{{"create them; in a container, share the host's /dev", commands[:min(len(commands), maxNamed)]}}})
 	}

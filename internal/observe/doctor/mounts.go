@@ -1,9 +1,11 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,10 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxNamed is how many things of a kind are findings of their own.
+// maxNamed is how many findings of one kind a check lists. It only counts the others.
 const maxNamed = 20
 
-// mountLeaks finds mounts that are left over.
+// mountLeaks finds mounts that keep stray objects of the pool or deleted images in use, and mount namespaces without
+// processes.
 func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 	if !isRoot() {
 		return notRoot("looking into mount namespaces")
@@ -35,82 +38,25 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 		return err
 	}
 
-	byNumber := map[uint64]loopDevice{}
-	for _, l := range loops {
-		for _, n := range l.numbers {
-			byNumber[n] = l
-		}
-	}
-
-	trees := poolTrees(q.Pool, spaces)
+	// Find the leaks of each namespace.
+	s := leakSearch{pool: q.Pool, loops: loopsByNumber(loops), trees: poolTrees(q.Pool, spaces)}
 	total, kept, named := 0, 0, 0
-	find := func(f Finding) {
-		if named++; named <= maxNamed {
-			c.find(f)
-		}
-	}
-
 	for _, n := range spaces {
 		total += len(n.Table)
 		if n.Living == 0 && len(n.Kept) > 0 {
 			kept++
-			find(keptNamespace(n))
+			if named++; named <= maxNamed {
+				c.find(keptNamespace(n))
+			}
 		}
 
 		for _, m := range n.Table {
-			l, isLoop := byNumber[m.Dev]
-			inside, volume := false, ""
-			if isLoop {
-				inside, volume = l.inPool(q.Pool)
-			} else if t := trees.objectOf(m); t != "" {
-				inside, volume = true, trees.volumeOf(t, q.Pool)
-			}
-
-			lost, gone := inside && volume == "", isLoop && l.deleted
+			lost, gone := s.judge(m)
 			if !lost && !gone {
 				continue
 			}
-
-			if named >= maxNamed {
-				named++
-				continue
-			}
-
-			measured := []Figure{words("mount", "mounted at", printable(m.Point)+inNamespace(n)),
-				words("fs", "filesystem", m.FSType+" of "+printable(m.Source))}
-			for _, p := range n.Processes[:min(len(n.Processes), 5)] {
-				if !n.Own {
-					measured = append(measured, words("process", "process there", fmt.Sprintf("pid %d (%s)", p.PID, p.Command)))
-				}
-			}
-
-			if t := trees.objectOf(m); t != "" {
-				measured = append(measured, words("tree", "of the pool", t))
-			}
-
-			steps := unmountSteps(ctx, n, m)
-			if lost {
-				f := Finding{
-					Code: "mount-lost", Severity: Warning, Subject: m.Point, Measured: measured,
-					Title: fmt.Sprintf("an object of the pool is mounted at %s%s, but no volume is attached there",
-						printable(m.Point), inNamespace(n)),
-					Why: "The object cannot be attached elsewhere or destroyed, and its space cannot be freed, while it is mounted.",
-					Do:  steps,
-				}
-				if q.Pool.Working > 0 {
-					f.Severity = Note
-					f.Why += fmt.Sprintf(" But commands are working on %s, which it may belong to.", plural(q.Pool.Working, "object"))
-				}
-				find(f)
-			} else {
-				find(Finding{
-					Code: "mount-deleted-image", Severity: Warning, Subject: m.Point,
-					Measured: append(measured, words("file", "image", printable(l.file)+" (deleted)"),
-						figure("size", "size", Bytes, l.SizeBytes)),
-					Title: fmt.Sprintf("the image mounted at %s%s has been deleted", printable(m.Point), inNamespace(n)),
-					Why:   "It takes space until it is unmounted, no list of files shows it, and its content is lost with the mount.",
-					Do:    append([]Step{{Text: "copy the files you still need"}}, steps...),
-				})
+			if named++; named <= maxNamed { // finding the holders of a mount takes time
+				c.find(s.leak(ctx, n, m, lost))
 			}
 		}
 	}
@@ -120,10 +66,11 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 			Title: fmt.Sprintf("%d more mounts or namespaces are left over", named-maxNamed), Why: "Only the first are listed."})
 	}
 
+	// Summarise.
 	c.Measured = append(c.Measured, figure("namespaces", "mount namespaces", Count, int64(len(spaces))),
 		figure("kept", "of them without processes", Count, int64(kept)), figure("mounts", "mounts in all", Count,
 			int64(total)))
-	c.Summary = fmt.Sprintf("checked %s in %s", plural(total, "mount"), plural(len(spaces), "mount namespace"))
+	c.Summary = fmt.Sprintf("checked %s in %s", counted(total, "mount"), counted(len(spaces), "mount namespace"))
 	if q.Pool != nil && q.Pool.Trouble != nil {
 		c.Summary += "; the pool's own mounts could not be identified"
 	}
@@ -132,11 +79,76 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 	return nil
 }
 
-// keptNamespace is the finding about a namespace in which no process lives.
+// leakSearch has what mountLeaks compares mounts with.
+type leakSearch struct {
+	pool  *PoolFacts
+	loops map[uint64]loopDevice // by device number
+	trees poolPart
+}
+
+// judge reports whether a mount shows an object of the pool although no volume is attached there (lost), and whether it
+// shows an image that has been deleted (gone).
+func (s leakSearch) judge(m mount.Entry) (lost, gone bool) {
+	if l, ok := s.loops[m.Dev]; ok {
+		inside, volume := l.inPool(s.pool)
+		return inside && volume == "", l.deleted
+	}
+	object := s.trees.objectOf(m)
+	return object != "" && s.trees.volumeOf(object, s.pool) == "", false
+}
+
+// leak returns the finding about a mount that judge called lost or gone.
+func (s leakSearch) leak(ctx context.Context, n mount.Namespace, m mount.Entry, lost bool) Finding {
+	f := Finding{
+		Severity: Warning, Subject: m.Point,
+		Measured: []Figure{words("mount", "mounted at", printable(m.Point)+inNamespace(n)),
+			words("fs", "filesystem", m.FSType+" of "+printable(m.Source))},
+	}
+
+	if !n.Own {
+		for _, p := range n.Processes[:min(len(n.Processes), 5)] {
+			f.Measured = append(f.Measured, words("process", "process there", fmt.Sprintf("pid %d (%s)", p.PID, p.Command)))
+		}
+	}
+
+	if t := s.trees.objectOf(m); t != "" {
+		f.Measured = append(f.Measured, words("tree", "of the pool", t))
+	}
+
+	f.Do = unmountSteps(ctx, n, m)
+	if lost {
+		f.Code = "mount-lost"
+		f.Title = fmt.Sprintf("an object of the pool is mounted at %s%s, but no volume is attached there",
+			printable(m.Point), inNamespace(n))
+		f.Why = "The object cannot be attached elsewhere or destroyed, and its space cannot be freed, while it is mounted."
+		f.allowForWork(s.pool)
+		return f
+	}
+
+	l := s.loops[m.Dev]
+	f.Code = "mount-deleted-image"
+	f.Measured = append(f.Measured, words("file", "image", printable(l.file)+" (deleted)"),
+		figure("size", "size", Bytes, l.SizeBytes))
+	f.Title = fmt.Sprintf("the image mounted at %s%s has been deleted", printable(m.Point), inNamespace(n))
+	f.Why = "It takes space until it is unmounted, no list of files shows it, and its content is lost with the mount."
+	f.Do = append([]Step{{Text: "copy the files you still need"}}, f.Do...)
+	return f
+}
+
+// allowForWork makes a note of a finding about something stray in the pool while commands are at work there, because
+// they attach and mount objects before they record it.
+func (f *Finding) allowForWork(p *PoolFacts) {
+	if p.Working > 0 {
+		f.Severity = Note
+		f.Why += fmt.Sprintf(" But commands are working on %s, which it may belong to.", counted(p.Working, "object"))
+	}
+}
+
+// keptNamespace returns the finding about a mount namespace without processes.
 func keptNamespace(n mount.Namespace) Finding {
 	f := Finding{
 		Code: "namespace-kept", Severity: Note, Subject: fmt.Sprintf("mnt:[%d]", n.ID),
-		Title:    fmt.Sprintf("a mount namespace without processes is kept, with %s", plural(len(n.Table), "mount")),
+		Title:    fmt.Sprintf("a mount namespace without processes is kept, with %s", counted(len(n.Table), "mount")),
 		Measured: []Figure{figure("mounts", "mounts", Count, int64(len(n.Table)))},
 		Why:      "Filesystems mounted there, and their devices, stay in use, although `mount` and `fuser` show nothing.",
 	}
@@ -158,14 +170,16 @@ func keptNamespace(n mount.Namespace) Finding {
 	return f
 }
 
-// unmountSteps says who uses a mount and how it goes.
+// unmountSteps returns who uses a mount, as far as that is known, and how to unmount it.
 func unmountSteps(ctx context.Context, n mount.Namespace, m mount.Entry) []Step {
 	var steps []Step
 
-	// Of a mount that is in another namespace only, that namespace's processes tell.
-	// with an error there may be more
-	if holders, _ := mount.Holders(ctx, mount.Query{Dev: m.Dev, At: m.Point}); m.FSType != "btrfs" && len(holders) > 0 {
-		steps = append(steps, Step{Text: printable(mount.FormatHolders(holders[:min(len(holders), 8)]))})
+	// If the mount exists only in another namespace, that namespace's processes hold it. With an error the list may be
+	// incomplete. The subvolumes of a btrfs cannot be told apart by device.
+	if m.FSType != "btrfs" {
+		if holders, _ := mount.Holders(ctx, mount.Query{Dev: m.Dev, At: m.Point}); len(holders) > 0 {
+			steps = append(steps, Step{Text: printable(mount.FormatHolders(holders[:min(len(holders), 8)]))})
+		}
 	}
 
 	if cmd := commandInside(n, "umount "+word(m.Point)); cmd != "" {
@@ -173,24 +187,22 @@ func unmountSteps(ctx context.Context, n mount.Namespace, m mount.Entry) []Step 
 	}
 
 	if !n.Own && len(n.Processes) > 0 {
-		p := n.Processes[0]
 		steps = append(steps,
-			Step{fmt.Sprintf("or end the processes there, if they are no longer needed (%s in "+
-				"all)", plural(n.Living, "process")),
-				[]string{fmt.Sprintf("ps -f -p %d", p.PID)}})
+			Step{fmt.Sprintf("or end the processes there, if they are no longer needed (%s in all)",
+				counted(n.Living, "process")), []string{fmt.Sprintf("ps -f -p %d", n.Processes[0].PID)}})
 	}
 
 	return steps
 }
 
-// poolPart tells which mounts are of trees in a pool.
+// poolPart recognises mounts of trees in a pool. The zero value recognises none.
 type poolPart struct {
 	dev  uint64
-	root string // of the directory of objects, in its filesystem
+	root string // path of the directory of objects, from the root of its filesystem
 }
 
-// poolTrees locates the directory of a pool's objects in mount tables. Pools whose
-// objects are images or datasets have no trees.
+// poolTrees locates the directory of a pool's objects in mount tables. Pools whose objects are images or datasets have
+// no trees.
 func poolTrees(p *PoolFacts, spaces []mount.Namespace) poolPart {
 	if p == nil || p.Trouble != nil || len(spaces) == 0 {
 		return poolPart{}
@@ -210,8 +222,8 @@ func poolTrees(p *PoolFacts, spaces []mount.Namespace) poolPart {
 	return poolPart{e.Dev, filepath.Join(e.Root, rel)}
 }
 
-// objectOf is the path in the pool's directory objectOf objects that m is a mount objectOf, "" if it
-// is objectOf something else.
+// objectOf returns the path of the tree that m mounts, relative to the pool's directory of objects; "" if m mounts
+// something else.
 func (t poolPart) objectOf(m mount.Entry) string {
 	if t.root == "" || m.Dev != t.dev {
 		return ""
@@ -223,12 +235,13 @@ func (t poolPart) objectOf(m mount.Entry) string {
 	return ""
 }
 
-// volumeOf is the volumeOf whose mount shows the same object, "" if none is known.
+// volumeOf returns the name of the volume whose recorded mount shows the same object, "" if there is none, and "?" if
+// the mount table cannot be read.
 func (t poolPart) volumeOf(object string, p *PoolFacts) string {
 	first, _, _ := strings.Cut(object, "/")
 	table, err := mount.Table("self")
 	if err != nil {
-		return "?" // then nothing can be called lost
+		return "?" // no object can be called lost then
 	}
 
 	for _, e := range table {
@@ -242,27 +255,30 @@ func (t poolPart) volumeOf(object string, p *PoolFacts) string {
 	return ""
 }
 
-// mountThresholds say when there are many mounts.
+// mountThresholds are the limits above which mountCount reports mounts.
 type mountThresholds struct {
 	note, warn int           // mounts in a namespace
-	read, copy time.Duration // what the table may cost
+	read, copy time.Duration // cost of the mount table
 }
 
 var mountDefaults = mountThresholds{note: 1000, warn: 5000, read: 20 * time.Millisecond, copy: 50 * time.Millisecond}
 
-// mountCost is what the mounts of this namespace cost now.
+// slow reports whether the mount table costs more than it may.
+func (t mountThresholds) slow(c mountCost) bool { return c.read > t.read || c.copy > t.copy }
+
+// mountCost is the current cost of the mounts of this namespace.
 type mountCost struct {
-	read     time.Duration // reading the table once: mount(8), systemd at each change
-	bytes    int64         // of it
-	copy     time.Duration // a namespace of one's own: each container and sandbox
+	read     time.Duration // reading the table once, as mount(8) does, and systemd at each change
+	bytes    int64         // size of the table
+	copy     time.Duration // making a mount namespace, as each container and sandbox does
 	mount    time.Duration // making and attaching a tmpfs
-	unmount  time.Duration // of it
+	unmount  time.Duration // unmounting that tmpfs
 	copyErr  error
 	mountErr error
 }
 
-// measureMounts tries it, and takes the best of some tries: others' work only adds.
-// All that it mounts is in a mount namespace of its own, which ends with it.
+// measureMounts measures each cost some times and returns the lowest, because other work on the host can only add to
+// it. It mounts in a mount namespace of its own, which ends with the measurement.
 func measureMounts() mountCost {
 	const tries = 3
 	best := func(to *time.Duration, d time.Duration) {
@@ -288,7 +304,7 @@ func measureMounts() mountCost {
 
 			best(&c.copy, time.Since(start))
 
-			// From here on nothing that is mounted goes over into other namespaces.
+			// Keep mounts made from here on out of other namespaces.
 			if c.mountErr = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); c.mountErr != nil {
 				return nil
 			}
@@ -311,7 +327,7 @@ func measureMounts() mountCost {
 	return c
 }
 
-// mountTmpfs mounts an empty tmpfs with the calls that take no mount table.
+// mountTmpfs mounts an empty tmpfs with system calls that do not read the mount table, unlike mount(8).
 func mountTmpfs(at string) error {
 	fsfd, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -340,16 +356,16 @@ const whyMounts = "Each container, sandbox and `unshare -m` copies all mounts of
 	"again; each `mount` and `df` reads the whole table, and systemd reads it at every change. With tens of thousands " +
 	"of mounts, jobs became ten times slower."
 
-// mountCount counts the mounts of all namespaces and measures what they cost.
+// mountCount returns a check that counts the mounts of all namespaces and measures what they cost.
 func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Report) error {
 	return func(ctx context.Context, _ *HostRequest, c *Report) error {
+		// Read the mount tables. Without root, that of this process is still readable.
 		spaces, missed, err := namespaces(ctx)
 		if ctx.Err() != nil {
 			return errs.Wrap("count mounts", "", ctx.Err())
 		}
 
 		if err != nil {
-			// Without root our own is still known.
 			table, terr := mount.Table("self")
 			if terr != nil {
 				return errors.Join(err, terr)
@@ -358,68 +374,72 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Report) 
 				Table: table}}, "; only the mounts of this process are visible without root"
 		}
 
+		// Report namespaces with many mounts, the largest first.
 		cost := measureMounts()
-		measured := cost.figures()
 		total, most := 0, 0
 		slices.SortStableFunc(spaces, func(a, b mount.Namespace) int { return len(b.Table) - len(a.Table) })
-
 		for i, n := range spaces {
 			total += len(n.Table)
 			most = max(most, len(n.Table))
-			if len(n.Table) < t.note || i >= maxNamed {
-				continue
+			if len(n.Table) >= t.note && i < maxNamed {
+				c.find(t.manyMounts(n, cost))
 			}
-
-			f := Finding{
-				Code: "mounts-many", Severity: Note, Subject: fmt.Sprintf("mnt:[%d]", n.ID), Why: whyMounts,
-				Title:    fmt.Sprintf("%d mounts%s", len(n.Table), inNamespace(n)),
-				Measured: []Figure{figure("mounts", "mounts", Count, int64(len(n.Table)))},
-			}
-
-			if len(n.Shared) > 0 {
-				f.Measured = append(f.Measured, figure("shared", "of them shared", Count,
-					int64(len(n.Shared))).noted("a mount there appears in each namespace that shares it"))
-			}
-
-			f.Measured = append(f.Measured, mountKinds(n.Table)...)
-			if n.Own {
-				f.Measured = append(f.Measured, measured...)
-			}
-			if len(n.Table) >= t.warn || n.Own && (cost.read > t.read || cost.copy > t.copy) {
-				f.Severity = Warning
-			}
-
-			f.Do = []Step{
-				{"list them by type and source",
-					[]string{strings.TrimSpace(commandInside(n,
-						"findmnt -rn -o FSTYPE,SOURCE")) + " | cut -d/ -f1-4 | sort | uniq -c | sort -rn | head"}},
-				{Text: "unmount idle filesystems: datasets, subvolumes and volumes exist without being mounted (`pando umount " +
-					"VOLUME`; on ZFS `zfs set canmount=noauto DATASET`)"},
-			}
-
-			c.find(f)
 		}
 
-		if len(c.Findings) == 0 && (cost.read > t.read || cost.copy > t.copy) {
+		// Report a slow mount table that their number does not explain.
+		if len(c.Findings) == 0 && t.slow(cost) {
 			c.find(Finding{
-				Code: "mounts-slow", Severity: Warning, Measured: measured, Why: whyMounts,
+				Code: "mounts-slow", Severity: Warning, Measured: cost.figures(), Why: whyMounts,
 				Title: fmt.Sprintf("the %d mounts of this namespace are slow to read or to copy", most),
 				Do: []Step{{"check whether a process holds the mount lock",
 					[]string{"cat /proc/pressure/cpu", "ps -eo pid,stat,wchan:32,comm | grep -w D"}}},
 			})
 		}
 
+		// Summarise.
 		c.Measured = append(c.Measured, figure("namespaces", "mount namespaces", Count, int64(len(spaces))),
 			figure("mounts", "mounts in all", Count, int64(total)), figure("most", "in one", Count, int64(most)))
-		c.Measured = append(c.Measured, measured...)
+		c.Measured = append(c.Measured, cost.figures()...)
 		c.Summary = fmt.Sprintf("%s in %s, at most %d in one; reading the mount table takes %s, copying it for a "+
 			"container %s",
-			plural(total, "mount"), plural(len(spaces), "namespace"), most,
+			counted(total, "mount"), counted(len(spaces), "namespace"), most,
 			cost.read.Round(time.Microsecond), durationOr(cost.copy, cost.copyErr)) + missed
 		return nil
 	}
 }
 
+// manyMounts returns the finding about a namespace with at least t.note mounts.
+func (t mountThresholds) manyMounts(n mount.Namespace, cost mountCost) Finding {
+	f := Finding{
+		Code: "mounts-many", Severity: Note, Subject: fmt.Sprintf("mnt:[%d]", n.ID), Why: whyMounts,
+		Title:    fmt.Sprintf("%d mounts%s", len(n.Table), inNamespace(n)),
+		Measured: []Figure{figure("mounts", "mounts", Count, int64(len(n.Table)))},
+		Do: []Step{
+			{"list them by type and source",
+				[]string{strings.TrimSpace(commandInside(n,
+					"findmnt -rn -o FSTYPE,SOURCE")) + " | cut -d/ -f1-4 | sort | uniq -c | sort -rn | head"}},
+			{Text: "unmount idle filesystems: datasets, subvolumes and volumes exist without being mounted (`pando umount " +
+				"VOLUME`; on ZFS `zfs set canmount=noauto DATASET`)"},
+		},
+	}
+
+	if len(n.Shared) > 0 {
+		f.Measured = append(f.Measured, figure("shared", "of them shared", Count,
+			int64(len(n.Shared))).noted("a mount there appears in each namespace that shares it"))
+	}
+
+	f.Measured = append(f.Measured, mountKinds(n.Table)...)
+	if n.Own {
+		f.Measured = append(f.Measured, cost.figures()...)
+	}
+	if len(n.Table) >= t.warn || n.Own && t.slow(cost) {
+		f.Severity = Warning
+	}
+
+	return f
+}
+
+// durationOr formats a duration, or says why it is unknown.
 func durationOr(d time.Duration, err error) string {
 	if err != nil {
 		return fmt.Sprintf("is unknown (%v)", err)
@@ -427,12 +447,13 @@ func durationOr(d time.Duration, err error) string {
 	return d.Round(time.Microsecond).String()
 }
 
+// figures returns the costs as figures of a report.
 func (m mountCost) figures() []Figure {
 	micro := func(name, label string, d time.Duration, err error) Figure {
 		if err != nil {
-			return unknown(name, label+", microseconds", Count, err.Error())
+			return microseconds(name, label, d, err.Error())
 		}
-		return known(name, label+", microseconds", Count, float64(d.Microseconds()), float64(d.Microseconds()))
+		return microseconds(name, label, d, "")
 	}
 
 	return []Figure{
@@ -444,23 +465,15 @@ func (m mountCost) figures() []Figure {
 	}
 }
 
-// mountKinds are the filesystem types with most mounts.
+// mountKinds returns the number of mounts of the four most frequent filesystem types.
 func mountKinds(table []mount.Entry) []Figure {
 	n := map[string]int{}
 	for _, m := range table {
 		n[m.FSType]++
 	}
 
-	var kinds []string
-	for k := range n {
-		kinds = append(kinds, k)
-	}
-
-	slices.SortFunc(kinds, func(a, b string) int {
-		if n[a] != n[b] {
-			return n[b] - n[a]
-		}
-		return strings.Compare(a, b)
+	kinds := slices.SortedFunc(maps.Keys(n), func(a, b string) int {
+		return cmp.Or(cmp.Compare(n[b], n[a]), strings.Compare(a, b))
 	})
 
 	var out []Figure

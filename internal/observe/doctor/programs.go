@@ -177,7 +177,7 @@ func programsCheck(_ context.Context, q *HostRequest, c *Report) error {
 	if len(other.pkgs) > 0 {
 		c.find(Finding{Code: "programs-missing", Severity: Note,
 			Title: fmt.Sprintf("%s missing, used by some commands",
-				plural(len(other.figures), "program")), Measured: other.figures,
+				counted(len(other.figures), "program")), Measured: other.figures,
 			Why: "Only the features that need them are unavailable.", Do: install(fam, other.pkgs)})
 	}
 
@@ -222,7 +222,7 @@ func programsCheck(_ context.Context, q *HostRequest, c *Report) error {
 	if len(lacks) > 0 {
 		c.find(Finding{Code: "features-missing", Severity: Note,
 			Title: fmt.Sprintf("%s missing, used by some commands",
-				plural(len(lacks), "kernel feature")), Measured: lacks, Why: "Only the commands that use them are unavailable, " +
+				counted(len(lacks), "kernel feature")), Measured: lacks, Why: "Only the commands that use them are unavailable, " +
 				"or report less detail.", Do: steps})
 	}
 

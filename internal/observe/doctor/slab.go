@@ -128,7 +128,7 @@ func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Report) er
 
 		share := float64(sum) / float64(mem.Total)
 		measured := []Figure{
-			figure("inodes", by, Bytes, sum), known("share", "of this host's memory", Percent, 100*share, 100*share),
+			figure("inodes", by, Bytes, sum), percentage("share", "of this host's memory", 100*share),
 			figure("slab", "all slab memory", Bytes, mem.Slab), figure("reclaimable", "of it reclaimable",
 				Bytes, mem.SReclaimable),
 			figure("available", "memory available to programs", Bytes,

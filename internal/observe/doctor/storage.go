@@ -173,7 +173,7 @@ func sentence(parts ...string) string {
 	return strings.Join(out, "; ")
 }
 
-// counted is "1 disk", "2 disks".
+// counted formats a number of things: "1 disk", "2 disks", "2 processes".
 func counted(n int, what string) string {
 	if n == 1 {
 		return "1 " + what

@@ -120,7 +120,7 @@ func (c *Report) findFullFilesystem(m mounted, sf unix.Statfs_t) {
 	f := Finding{
 		Code: "space-full", Severity: s, Subject: m.Point,
 		Title: fmt.Sprintf("the %s at %s is %.0f %% full", m.FSType, m.Point, percent),
-		Measured: []Figure{known("used_percent", "full", Percent, percent, percent), figure("used", "used", Bytes, used),
+		Measured: []Figure{percentage("used_percent", "full", percent), figure("used", "used", Bytes, used),
 			figure("free", "free for users", Bytes, avail)},
 		Why: "Free space is in ever smaller pieces: files are written in more extents, and syncs wait longer for space. " +
 			"When it is full, writes fail, and databases lose data that they have not synced yet.",
@@ -156,7 +156,7 @@ func (c *Report) findFewInodes(m mounted, sf unix.Statfs_t) {
 	f := Finding{
 		Code: "space-inodes", Severity: s, Subject: m.Point,
 		Title: fmt.Sprintf("the %s at %s has used %.0f %% of its inodes", m.FSType, m.Point, percent),
-		Measured: []Figure{known("inodes_percent", "inodes in use", Percent, percent, percent),
+		Measured: []Figure{percentage("inodes_percent", "inodes in use", percent),
 			figure("inodes", "inodes", Count, int64(sf.Files)),
 			figure("inodes_free", "free", Count, int64(sf.Ffree))},
 		Why: "When none is left, no file can be created, however much space is free. Their number was fixed when the " +
@@ -192,9 +192,9 @@ func (c *Report) findFullZpools(ctx context.Context) error {
 		}
 
 		name, free, capacity, frag := r[0], n[3], float64(n[4]), float64(n[5])
-		measured := []Figure{known("used_percent", "full", Percent, capacity, capacity), figure("used", "used", Bytes, n[2]),
+		measured := []Figure{percentage("used_percent", "full", capacity), figure("used", "used", Bytes, n[2]),
 			figure("free", "free", Bytes, free).noted("includes parity and the reserve of ZFS"),
-			known("fragmentation", "fragmentation of the free space", Percent, frag, frag)}
+			percentage("fragmentation", "fragmentation of the free space", frag)}
 		if s := fullness(capacity); s != "" {
 			c.find(Finding{
 				Code: "space-zpool", Severity: s, Subject: name, Title: fmt.Sprintf("zpool %s is %.0f %% full", name,
@@ -222,7 +222,7 @@ func (c *Report) findFullZpools(ctx context.Context) error {
 		c.find(Finding{
 			Code: "space-zpool-fragmented", Severity: s, Subject: name, Title: fmt.Sprintf("the free space of zpool %s is in "+
 				"small pieces (%.0f %%)", name, frag),
-			Measured: append(measured, known("limit", "ZFS avoids metaslabs from", Percent, limit, limit)),
+			Measured: append(measured, percentage("limit", "ZFS avoids metaslabs from", limit)),
 			Why: "Data is written in small pieces, each with an operation of its own, and large blocks are split into gang " +
 				"blocks.",
 			Do: []Step{{Text: "free some space. Existing data stays fragmented until it is written again, with zfs send to " +
