@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"pando/internal/base/errs"
 	"pando/internal/observe/blockdev"
 	"pando/internal/observe/stack"
 )
@@ -462,15 +463,8 @@ func (j *judge) praise() string {
 			at = append(at, l.Name)
 		}
 	}
-	return fmt.Sprintf("the data of %s syncs of %s reached %s", count(j.load.Syncs), plural(j.load.Writers, "writer"),
+	return fmt.Sprintf("the data of %s syncs of %s reached %s", count(j.load.Syncs), errs.Plural(j.load.Writers, "writer"),
 		strings.Join(at, ", "))
-}
-
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // count writes a number with commas.

@@ -20,14 +20,8 @@ var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
 	"seconds": secondsText, "bytes": bytesText, "count": countText, "rate": rateText, "inc": func(i int) int {
 		return i + 1
 	},
-	"prose": prose,
-	"plural": func(n int, what string) string {
-		if n == 1 {
-			return "1 " + what
-		}
-		return fmt.Sprintf("%d %ss", n, what)
-	},
-	"sentence": sentence,
+	"prose":  prose,
+	"plural": errs.Plural, "sentence": sentence,
 	"resultClass": func(r proof.Result) string {
 		return map[proof.Result]string{proof.OK: "ok", proof.Fail: "fail", proof.NotNeeded: "none",
 			proof.Unknown: "unknown"}[r]

@@ -39,13 +39,14 @@ func (b *bench) search(ctx context.Context) (*Target, string, error) {
 		}
 		if err != nil {
 			if writers > 1 && (errs.Is(err, errs.Invalid) || errs.Is(err, errs.NoSpace)) {
-				return t, fmt.Sprintf("the search for a p99 of %s ended at %d writers: there is no space for more",
-					words(t.P99), writers/2), nil
+				return t, fmt.Sprintf("the search for a p99 of %s ended at %s: there is no space for more",
+					words(t.P99), errs.Plural(writers/2, "writer")), nil
 			}
 			return nil, "", err
 		}
 
-		samples, err := b.start(ctx, p, d, fmt.Sprintf("searching with %d writers, seconds", writers), (*exec.Cmd).Start, nil)
+		stage := "searching with " + errs.Plural(writers, "writer") + ", seconds"
+		samples, err := b.start(ctx, p, d, stage, (*exec.Cmd).Start, nil)
 		if err != nil {
 			return nil, "", err
 		}
@@ -62,6 +63,6 @@ func (b *bench) search(ctx context.Context) (*Target, string, error) {
 		}
 	}
 
-	return t, fmt.Sprintf("the search for a p99 of %s ended at %d writers, the maximum, which keep "+
-		"it", words(t.P99), stepWriters), nil
+	return t, fmt.Sprintf("the search for a p99 of %s ended at %d writers, the maximum, which keep it",
+		words(t.P99), stepWriters), nil
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/observe/proof"
 )
 
@@ -89,10 +90,8 @@ func figures(r *Report) []string {
 		out = append(out, fmt.Sprintf("p99.9 is based on fewer than 10 of %d syncs in a run", few))
 	}
 
-	if stalled == 1 {
-		out = append(out, "1 stall: see the time line")
-	} else if stalled > 1 {
-		out = append(out, fmt.Sprintf("%d stalls: see the time line", stalled))
+	if stalled > 0 {
+		out = append(out, errs.Plural(stalled, "stall")+": see the time line")
 	}
 
 	return out
