@@ -15,7 +15,7 @@ func (a *App) gcCommand() *cobra.Command {
 		GroupID: "pool",
 		Short:   "Remove garbage, and return free space",
 		Long: `Remove destroyed objects, incomplete objects of processes that died, expired
-volumes, and generations that their golden no longer keeps; detach orphaned loop
+volumes, and generations that their golden no longer keeps; detach stray loop
 devices; and return the free space of a pool in a sparse file to the filesystem
 below. Every pando command does the urgent part of this work within a time
 limit; gc checks everything and takes the time it needs. It never removes
