@@ -1,14 +1,17 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"os"
-	"pando/internal/linux/kernel"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"pando/internal/linux/kernel"
 )
 
 // fsCaches names the filesystem whose inodes a cache holds, where its name does not.
@@ -21,7 +24,7 @@ var fsCaches = map[string]string{
 	"extent_status": "ext4", "ext4_extent_status": "ext4", "btrfs_delayed_node": "btrfs", "f2fs_inode_cache": "f2fs",
 }
 
-// fsOf says which filesystem a cache is of; "" if it holds neither inodes nor names.
+// fsOf returns the filesystem whose inodes or names a cache holds; "" if it holds something else.
 func fsOf(cache string) string {
 	if fs := fsCaches[cache]; fs != "" {
 		return fs
@@ -34,8 +37,8 @@ func fsOf(cache string) string {
 	return ""
 }
 
-// parseSPL reads /proc/spl/kmem/slab, in which OpenZFS lists its caches. Those that
-// are the kernel's have "-" for their size: they are in /proc/slabinfo.
+// parseSPL reads /proc/spl/kmem/slab, in which OpenZFS lists its caches. Caches that it has the kernel keep have "-" for
+// their size: they are in /proc/slabinfo.
 func parseSPL(text string) []kernel.SlabCache {
 	var out []kernel.SlabCache
 	for line := range strings.Lines(text) {
@@ -54,7 +57,7 @@ func parseSPL(text string) []kernel.SlabCache {
 	return out
 }
 
-// slabsFromSys reads /sys/kernel/slab, where there is no /proc/slabinfo.
+// slabsFromSys reads /sys/kernel/slab, for hosts without a readable /proc/slabinfo.
 func slabsFromSys(root string) []kernel.SlabCache {
 	var out []kernel.SlabCache
 	dirs, _ := filepath.Glob(filepath.Join(root, "*")) // the pattern is valid
@@ -74,7 +77,7 @@ func slabsFromSys(root string) []kernel.SlabCache {
 	return out
 }
 
-// readSlabs reads the caches, and says from where.
+// readSlabs reads the caches. It also returns the files that it has read; "" if it could read none.
 func readSlabs() ([]kernel.SlabCache, string) {
 	var out []kernel.SlabCache
 	from := ""
@@ -95,12 +98,36 @@ func readSlabs() ([]kernel.SlabCache, string) {
 	return out, from
 }
 
-// slabThresholds are shares of memory, 0 to 1.
+// slabThresholds are the shares of memory, 0 to 1, from which slabCheck reports a note or a warning.
 type slabThresholds struct{ note, warn float64 }
 
 var slabDefaults = slabThresholds{note: 0.1, warn: 0.25}
 
-// slabCheck says how much memory the kernel keeps inodes and names in.
+// slabUsage is the memory that holds inodes and names of files, in bytes and objects, by filesystem.
+type slabUsage struct {
+	sum            int64
+	bytes, objects map[string]int64
+	kinds          []string // filesystems, those with most bytes first
+}
+
+// sumSlabs adds up the caches that hold inodes or names.
+func sumSlabs(caches []kernel.SlabCache) slabUsage {
+	u := slabUsage{bytes: map[string]int64{}, objects: map[string]int64{}}
+	for _, k := range caches {
+		if fs := fsOf(k.Name); fs != "" && k.Bytes > 0 {
+			u.bytes[fs] += k.Bytes
+			u.objects[fs] += k.Objects
+			u.sum += k.Bytes
+		}
+	}
+
+	u.kinds = slices.SortedFunc(maps.Keys(u.bytes), func(a, b string) int {
+		return cmp.Or(cmp.Compare(u.bytes[b], u.bytes[a]), strings.Compare(a, b))
+	})
+	return u
+}
+
+// slabCheck returns a check of the kernel memory that holds inodes and names of files.
 func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Report) error {
 	return func(_ context.Context, _ *HostRequest, c *Report) error {
 		mem, err := kernel.ReadMemory()
@@ -108,100 +135,69 @@ func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Report) er
 			return skip("/proc/meminfo cannot be read")
 		}
 
+		// Measure. Nearly all reclaimable slab memory holds inodes and names.
 		caches, from := readSlabs()
-		var sum, objects int64
-		bytes, count := map[string]int64{}, map[string]int64{}
-		for _, k := range caches {
-			if fs := fsOf(k.Name); fs != "" {
-				bytes[fs] += k.Bytes
-				count[fs] += k.Objects
-				sum += k.Bytes
-				objects += k.Objects
-			}
-		}
-
-		by := "inodes and file names"
+		usage := sumSlabs(caches)
+		sum, by, note := usage.sum, "inodes and file names", ""
 		if from == "" {
-			// Of what can be freed, nearly all is theirs.
 			sum, by = mem.SReclaimable, "reclaimable kernel memory, nearly all of it inodes and file names"
+			note = "only root can see it by filesystem"
 		}
 
 		share := float64(sum) / float64(mem.Total)
-		measured := []Figure{
-			figure("inodes", by, Bytes, sum), percentage("share", "of this host's memory", 100*share),
-			figure("slab", "all slab memory", Bytes, mem.Slab), figure("reclaimable", "of it reclaimable",
-				Bytes, mem.SReclaimable),
+		c.Measured = []Figure{
+			figure("inodes", by, Bytes, sum).noted(note), percentage("share", "of this host's memory", 100*share),
+			figure("slab", "all slab memory", Bytes, mem.Slab),
+			figure("reclaimable", "of it reclaimable", Bytes, mem.SReclaimable),
 			figure("available", "memory available to programs", Bytes,
 				mem.Available).noted("includes most of the reclaimable memory"),
 		}
 
-		if from == "" {
-			measured[0] = measured[0].noted("only root can see it by filesystem")
+		for _, fs := range usage.kinds {
+			c.Measured = append(c.Measured,
+				figure("fs_"+fs, fs, Bytes, usage.bytes[fs]).noted(fmt.Sprintf("%d in use", usage.objects[fs])))
 		}
 
-		var kinds []string
-		for fs := range bytes {
-			if bytes[fs] > 0 {
-				kinds = append(kinds, fs)
-			}
-		}
-
-		slices.SortFunc(kinds, func(a, b string) int {
-			if bytes[a] != bytes[b] {
-				return int(max(min(bytes[b]-bytes[a], 1), -1))
-			}
-			return strings.Compare(a, b)
-		})
-
-		for _, fs := range kinds {
-			measured = append(measured, figure("fs_"+fs, fs, Bytes, bytes[fs]).noted(fmt.Sprintf("%d in use", count[fs])))
-		}
-
-		c.Measured = measured
+		// Summarise and judge.
 		what := "unknown by filesystem"
-		if len(kinds) > 0 {
-			what = fmt.Sprintf("most of them of %s", kinds[0])
+		if len(usage.kinds) > 0 {
+			what = fmt.Sprintf("most of them of %s", usage.kinds[0])
 		}
 
-		c.Summary = fmt.Sprintf("%s of %s of memory holds %s: %.1f %%, %s", mib(sum), mib(mem.Total), by, 100*share, what)
-		if share < t.note {
-			return nil
+		c.Summary = fmt.Sprintf("%s of %s of memory holds %s: %.1f %%, %s", sizeText(sum), sizeText(mem.Total), by, 100*share,
+			what)
+		switch {
+		case share >= t.note && share >= t.warn:
+			c.find(largeSlab(Warning, share, c.Measured))
+		case share >= t.note:
+			c.find(largeSlab(Note, share, c.Measured))
 		}
 
-		f := Finding{
-			Code: "slab-large", Severity: Note, Measured: measured,
-			Title: fmt.Sprintf("%.0f %% of this host's memory holds inodes and file names", 100*share),
-			Why: "The kernel keeps inodes and names until memory runs short, and then frees them bit by bit while programs " +
-				"wait. Clones of one golden share blocks on disk, but not this memory: the same tree, walked in a hundred " +
-				"clones, is cached a hundred times. The memory is charged to the cgroup that walked it first.",
-			Do: []Step{
-				{"find the caches that grow", []string{"slabtop -o -s c | head -20"}},
-				{
-					Text: "unmount idle clones, which frees their inodes and names (`pando umount VOLUME`)",
-				},
-				{
-					"if programs wait for memory (see pressure), make the kernel free it sooner. The default is 100",
-					[]string{
-						"cat /proc/pressure/memory",
-						"sysctl vm.vfs_cache_pressure=" + strconv.FormatInt(2*max(vfsPressure(), 50), 10),
-					},
-				},
-				{
-					Text: "run programs that walk whole trees (backup, search, checks) in a cgroup with memory.high, so that they " +
-						"fill only their own share",
-				},
-			},
-		}
-
-		if share >= t.warn {
-			f.Severity = Warning
-		}
-
-		c.find(f)
 		return nil
 	}
 }
 
+// largeSlab returns the finding that a share of the memory, 0 to 1, holds inodes and names.
+func largeSlab(s Severity, share float64, measured []Figure) Finding {
+	return Finding{
+		Code: "slab-large", Severity: s, Measured: measured,
+		Title: fmt.Sprintf("%.0f %% of this host's memory holds inodes and file names", 100*share),
+		Why: "The kernel keeps inodes and names until memory runs short, and then frees them bit by bit while programs " +
+			"wait. Clones of one golden share blocks on disk, but not this memory: the same tree, walked in a hundred " +
+			"clones, is cached a hundred times. The memory is charged to the cgroup that walked it first.",
+		Do: []Step{
+			{"find the caches that grow", []string{"slabtop -o -s c | head -20"}},
+			{Text: "unmount idle clones, which frees their inodes and names (`pando umount VOLUME`)"},
+			{"if programs wait for memory (see pressure), make the kernel free it sooner. The default is 100",
+				[]string{"cat /proc/pressure/memory",
+					"sysctl vm.vfs_cache_pressure=" + strconv.FormatInt(2*max(vfsPressure(), 50), 10)}},
+			{Text: "run programs that walk whole trees (backup, search, checks) in a cgroup with memory.high, so that they " +
+				"fill only their own share"},
+		},
+	}
+}
+
+// vfsPressure returns vm.vfs_cache_pressure, or its default.
 func vfsPressure() int64 {
 	n, ok := readNumber("/proc/sys/vm/vfs_cache_pressure")
 	if !ok {
@@ -210,8 +206,8 @@ func vfsPressure() int64 {
 	return n
 }
 
-// mib is a size in words for summaries.
-func mib(n int64) string {
+// sizeText formats a number of bytes for summaries and titles.
+func sizeText(n int64) string {
 	switch {
 	case n >= 10<<30:
 		return fmt.Sprintf("%.0f GiB", float64(n)/(1<<30))

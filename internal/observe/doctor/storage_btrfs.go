@@ -160,7 +160,7 @@ func (c *Report) findFullMetadata(b btrfsFS) {
 			figure("reserve", "reserve for operations that must not fail", Bytes, reserve),
 			figure("left", "left for new metadata", Bytes, left),
 			figure("unallocated", "not in any chunk", Bytes,
-				unallocated).noted(fmt.Sprintf("one more chunk takes %s", bytesText(copies*chunk))),
+				unallocated).noted(fmt.Sprintf("one more chunk takes %s", sizeText(copies*chunk))),
 			figure("data", "data chunks hold", Bytes, data),
 			figure("data_free", "free in them", Bytes, data-dataUsed),
 		},
@@ -242,17 +242,6 @@ func (b btrfsFS) unallocatedOf() (n int64, ok bool) {
 	}
 
 	return n, true
-}
-
-// bytesText is a number of bytes for people, in words that go into a note.
-func bytesText(n int64) string {
-	switch {
-	case n >= 1<<30:
-		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
-	case n >= 1<<20:
-		return fmt.Sprintf("%.0f MiB", float64(n)/(1<<20))
-	}
-	return fmt.Sprintf("%d KiB", n>>10)
 }
 
 // checkBtrfsQgroups finds btrfs with quotas and many subvolumes.
