@@ -85,14 +85,14 @@ volume destroys its snapshots.`,
 	return c
 }
 
-// existingVolume reads the name of a volume that has to be there. NotFound if it cannot be a name: then there is no
-// such volume. Other verbs call that Invalid; flatten, iostat and rewind have always called it NotFound, and their
-// exit codes stay as they are.
+// existingVolume parses the name of an existing volume. NotFound, in the words of the engine, if s cannot be a name:
+// no volume has it then. Other verbs call that Invalid; flatten, iostat and rewind have always called it NotFound, and
+// their exit codes stay as they are.
 func existingVolume(op, s string) (ref.Name, error) {
 	name, err := ref.ParseName(op, s)
 	if err != nil {
-		return ref.Name{}, errs.New(errs.NotFound, op, s,
-			"no volume has this name").WithHint("run `pando ls` to list volumes")
+		return ref.Name{}, errs.New(errs.NotFound, op, s, "no volume has this name").
+			WithHint("list volumes with %s", errs.Run("ls"))
 	}
 	return name, nil
 }

@@ -48,7 +48,7 @@ func (e *Engine) Keep(ctx context.Context, q KeepRequest) ([]string, error) {
 		}
 
 		if !ok {
-			return "", errs.New(errs.NotFound, opKeep, golden, "there is no such golden").
+			return "", errs.New(errs.NotFound, opKeep, golden, "no golden has this name").
 				WithHint("list goldens with %s", errs.Run("golden ls"))
 		}
 

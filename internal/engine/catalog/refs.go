@@ -68,7 +68,7 @@ func (t *Tx) ResolveVolume(op, name string) (Row, error) {
 	if err != nil || ok {
 		return vol, err
 	}
-	e := errs.New(errs.NotFound, op, name, "there is no such volume").WithHint("list volumes with %s", errs.Run("ls"))
+	e := errs.New(errs.NotFound, op, name, "no volume has this name").WithHint("list volumes with %s", errs.Run("ls"))
 	if _, isGolden, err := t.Golden(name); err == nil && isGolden {
 		e = errs.New(errs.Invalid, op, name, "it is a golden, not a volume").
 			WithHint("make a volume from it: %s", errs.Run("clone", name, "VOLUME"))
