@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -18,24 +19,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stuckPause is how long a task must be seen to wait without doing anything.
+// stuckPause is the time without progress after which a task counts as stuck.
 const stuckPause = 2 * time.Second
 
 // waiting is a task that cannot be interrupted.
 type waiting struct {
 	pid, tid int
-	switches string // how often it ran: the same twice is that it did not
+	switches string // context switches: if they do not change, the task did not run
 	kernel   bool   // a thread of the kernel
 }
 
-// waitingTasks finds the tasks in state D. Threads that merely idle in it do not count.
+// waitingTasks returns the tasks in state D (uninterruptible sleep), by thread ID. It does not return idle kernel
+// threads, which have a state of their own. It reads nothing that waits for a task, as the command line does.
 func waitingTasks() map[int]waiting {
 	out := map[int]waiting{}
 	dirs, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*") // the pattern is valid
 	for _, d := range dirs {
 		stat := readText(d + "/stat")
 
-		// The command, in parentheses, may hold anything.
+		// The command, in parentheses, can contain any character.
 		i := strings.LastIndexByte(stat, ')')
 		if i < 0 || !strings.HasPrefix(stat[i:], ") D") {
 			continue
@@ -48,9 +50,8 @@ func waitingTasks() map[int]waiting {
 			continue
 		}
 
-		// Nothing is read here that waits for the task, as its command line does.
 		w := waiting{pid: pid, tid: tid}
-		if f := strings.Fields(stat[i+1:]); len(f) > 6 { // from the state on; the seventh are flags
+		if f := strings.Fields(stat[i+1:]); len(f) > 6 { // begins with the state; the seventh field holds flags
 			const pfKthread = 0x00200000
 			flags, err := strconv.ParseUint(f[6], 10, 64)
 			w.kernel = err == nil && flags&pfKthread != 0
@@ -68,6 +69,7 @@ func waitingTasks() map[int]waiting {
 	return out
 }
 
+// readlink returns the target of a symbolic link; "" if it cannot be read.
 func readlink(path string) string {
 	to, err := os.Readlink(path)
 	if err != nil {
@@ -76,31 +78,31 @@ func readlink(path string) string {
 	return to
 }
 
-// stuckCheck looks for what hangs or has given up.
+// stuckCheck returns a check for tasks that hang for at least pause, for failed filesystems and for errors of devices.
 func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Report) error {
 	return func(ctx context.Context, _ *HostRequest, c *Report) error {
 		first := waitingTasks()
 		start := time.Now()
+
+		// Use the pause to check filesystems and the kernel's log.
 		if err := failedFilesystems(ctx, c); err != nil {
 			return err
 		}
 
 		ioErrors(c)
 
+		// Find the tasks that have not run since.
+		second := map[int]waiting{}
 		if len(first) > 0 {
 			select {
 			case <-time.After(pause - time.Since(start)):
 			case <-ctx.Done():
 				return errs.Wrap("watch tasks", "", ctx.Err())
 			}
-		}
-
-		stuck, kernelThreads := 0, 0
-		second := map[int]waiting{}
-		if len(first) > 0 {
 			second = waitingTasks()
 		}
 
+		stuck, kernelThreads := 0, 0
 		for tid, w := range second {
 			if before, ok := first[tid]; !ok || before != w || w.switches == "" {
 				continue
@@ -114,19 +116,9 @@ func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Report
 			}
 		}
 
-		if n, ok := sysctl("kernel.hung_task_detect_count"); ok {
-			f := figure("hung", "hung tasks detected by the kernel since the boot", Count, n)
-			c.Measured = append(c.Measured, f)
-			if n > 0 {
-				limit, _ := sysctl("kernel.hung_task_timeout_secs")
-				c.find(Finding{Code: "hung-tasks", Severity: Warning,
-					Title: fmt.Sprintf("the kernel found a task hanging for more than %d seconds; times since the boot: %d",
-						limit, n), Measured: []Figure{f},
-					Why: "A disk or a server did not answer for minutes, or a lock was never released.", Do: []Step{{"find out " +
-						"where they hung", []string{"dmesg | grep -A 20 'blocked for more than'"}}}})
-			}
-		}
+		c.findHungTasks()
 
+		// Summarise.
 		c.Measured = append(c.Measured, figure("waiting", "uninterruptible tasks at one moment", Count,
 			int64(len(first))), figure("stuck", fmt.Sprintf("without progress for %s", pause), Count, int64(stuck)),
 			figure("kernel_threads", "and kernel threads", Count, int64(kernelThreads)))
@@ -136,35 +128,38 @@ func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Report
 	}
 }
 
-// stuckTask reports where a task hangs.
+// findHungTasks reports tasks that the kernel itself has found hanging.
+func (c *Report) findHungTasks() {
+	n, ok := sysctl("kernel.hung_task_detect_count")
+	if !ok {
+		return
+	}
+
+	f := figure("hung", "hung tasks detected by the kernel since the boot", Count, n)
+	c.Measured = append(c.Measured, f)
+	if n > 0 {
+		limit, _ := sysctl("kernel.hung_task_timeout_secs")
+		c.find(Finding{Code: "hung-tasks", Severity: Warning,
+			Title: fmt.Sprintf("the kernel found a task hanging for more than %d seconds; times since the boot: %d",
+				limit, n), Measured: []Figure{f},
+			Why: "A disk or a server did not answer for minutes, or a lock was never released.",
+			Do:  []Step{{"find out where they hung", []string{"dmesg | grep -A 20 'blocked for more than'"}}}})
+	}
+}
+
+// stuckTask returns the finding about a task that hangs: where in the kernel, and on which file if that is known.
 func stuckTask(w waiting, pause time.Duration) Finding {
 	base := fmt.Sprintf("/proc/%d/task/%d", w.pid, w.tid)
+	frames := stackOf(base)
 	f := Finding{
 		Code: "task-stuck", Severity: Warning, Subject: fmt.Sprintf("pid %d", w.pid),
 		Title: fmt.Sprintf("pid %d (%s) has been stuck in the kernel for at least %s", w.pid,
 			commandOf(w.pid), pause),
-		Measured: []Figure{},
+		Measured: []Figure{words("in", "in", strings.Join(frames, " < "))},
 		Why:      "It can be neither interrupted nor killed while it waits, and keeps its locks, mounts and devices.",
 	}
 
-	stack := readText(base + "/stack")
-	var frames []string
-	for line := range strings.Lines(stack) {
-		// [<0>] percpu_rwsem_wait+0x116/0x140
-		_, rest, ok := strings.Cut(line, "] ")
-		name, _, _ := strings.Cut(rest, "+")
-		if ok && len(frames) < 8 {
-			frames = append(frames, strings.TrimSpace(name))
-		}
-	}
-
-	if len(frames) == 0 {
-		frames = append(frames, readText(base+"/wchan"))
-	}
-
-	f.Measured = append(f.Measured, words("in", "in", strings.Join(frames, " < ")))
-
-	// Of a call that takes a file first, which: "1 0x3 0x7ffc... ..."
+	// If its system call takes a file descriptor first, find the file: "1 0x3 0x7ffc... ..."
 	file := ""
 	if call := strings.Fields(readText(base + "/syscall")); len(call) > 1 {
 		if fd, err := strconv.ParseUint(strings.TrimPrefix(call[1], "0x"), 16, 31); err == nil {
@@ -176,19 +171,18 @@ func stuckTask(w waiting, pause time.Duration) Finding {
 		f.Measured = append(f.Measured, words("file", "perhaps on", printable(file)))
 	}
 
-	point := mountOf(w.pid, file)
-	for _, frame := range frames {
-		if strings.Contains(frame, "percpu_rwsem_wait") || strings.Contains(frame, "sb_start_write") ||
-			strings.Contains(frame, "percpu_down_read") {
-			f.Code, f.Title = "filesystem-frozen", f.Title+": its filesystem seems to be frozen"
-			target := "MOUNTPOINT"
-			if point != "" {
-				f.Subject, target = point, word(point)
-			}
-			f.Do = append(f.Do, Step{"thaw it, unless a snapshot or backup in progress will do so",
-				[]string{"fsfreeze --unfreeze " + target}})
-			break
+	// These functions wait for a frozen filesystem.
+	if slices.ContainsFunc(frames, func(frame string) bool {
+		return strings.Contains(frame, "percpu_rwsem_wait") || strings.Contains(frame, "sb_start_write") ||
+			strings.Contains(frame, "percpu_down_read")
+	}) {
+		f.Code, f.Title = "filesystem-frozen", f.Title+": its filesystem seems to be frozen"
+		target := "MOUNTPOINT"
+		if point := mountOf(w.pid, file); point != "" {
+			f.Subject, target = point, word(point)
 		}
+		f.Do = append(f.Do, Step{"thaw it, unless a snapshot or backup in progress will do so",
+			[]string{"fsfreeze --unfreeze " + target}})
 	}
 
 	f.Do = append(f.Do, Step{"list other waiting tasks, and what they wait for",
@@ -196,8 +190,27 @@ func stuckTask(w waiting, pause time.Duration) Finding {
 	return f
 }
 
-// mountOf is where a process has the filesystem mounted that a file is on. It does
-// not touch the file, which may hang.
+// stackOf returns the innermost functions, at most 8, in which a task waits in the kernel, given its directory in /proc.
+// Where the stack cannot be read, it returns the innermost only.
+func stackOf(dir string) (frames []string) {
+	for line := range strings.Lines(readText(dir + "/stack")) {
+		// [<0>] percpu_rwsem_wait+0x116/0x140
+		_, rest, ok := strings.Cut(line, "] ")
+		name, _, _ := strings.Cut(rest, "+")
+		if ok && len(frames) < 8 {
+			frames = append(frames, strings.TrimSpace(name))
+		}
+	}
+
+	if len(frames) == 0 {
+		frames = append(frames, readText(dir+"/wchan"))
+	}
+
+	return frames
+}
+
+// mountOf returns the mount point, as a process sees it, of the filesystem that a file is on; "" if it is unknown. It
+// does not access the file, because that may hang.
 func mountOf(pid int, file string) string {
 	if !strings.HasPrefix(file, "/") {
 		return ""
@@ -218,8 +231,8 @@ func mountOf(pid int, file string) string {
 	return best
 }
 
-// failedFilesystems finds filesystems that have shut down or gone over to reading
-// only. (Errors that they have merely counted are check scrub's.)
+// failedFilesystems finds filesystems that have shut down or become read-only. Check scrub finds those that have only
+// counted errors.
 func failedFilesystems(ctx context.Context, c *Report) error {
 	spaces, _, err := namespaces(ctx)
 	if err != nil {
@@ -230,62 +243,61 @@ func failedFilesystems(ctx context.Context, c *Report) error {
 		spaces = []mount.Namespace{{Own: true, Table: table}}
 	}
 
+	// Examine each filesystem once, at its first mount.
 	seen := map[uint64]bool{}
-	filesystems := 0
 	for _, n := range spaces {
 		for _, m := range n.Table {
-			if seen[m.Dev] {
+			if seen[m.Dev] || !strings.HasPrefix(m.Source, "/dev/") {
 				continue
 			}
-			if !strings.HasPrefix(m.Source, "/dev/") {
-				continue
-			}
-
 			seen[m.Dev] = true
-			filesystems++
-			f := Finding{
-				Severity: Critical, Subject: m.Point,
-				Measured: []Figure{words("fs", "filesystem", m.FSType+" of "+printable(m.Source)),
-					words("options", "options", m.Options+" / "+m.Super)},
-				Do: []Step{{"find out why: the first message is the cause",
-					[]string{"dmesg | grep -i " + word(filepath.Base(m.Source))}}, {Text: "unmount it, check it with the " +
-					"filesystem's own tool (e2fsck, xfs_repair, btrfs check), check its device, then mount it again"}},
-			}
-
-			switch {
-			case m.Has("shutdown") || m.Has("emergency_ro"):
-				f.Code, f.Title = "filesystem-shutdown", fmt.Sprintf("the filesystem at %s%s has shut itself down after an error",
-					printable(m.Point), inNamespace(n))
-				f.Why = "It accepts no more writes; data that was not on disk yet may be lost."
-			case hasOption(m.Super, "ro") && hasOption(m.Options, "rw") && !alwaysReadOnly[m.FSType]:
-				f.Code, f.Title = "filesystem-readonly", fmt.Sprintf("the filesystem at %s%s was mounted read-write and has "+
-					"become read-only", printable(m.Point), inNamespace(n))
-				f.Why = "Filesystems become read-only after an error in themselves or in the device below. Nothing can be " +
-					"written any more, and data that was not on disk yet may be lost."
-			case m.FSType == "xfs" && xfsDown(ctx, n, m):
-				f.Code, f.Title = "filesystem-shutdown", fmt.Sprintf("the XFS at %s%s has shut itself down after an error",
-					printable(m.Point), inNamespace(n))
-				f.Why = "Every access fails; data that was not on disk yet may be lost."
-			default:
-				continue
-			}
-
-			c.find(f)
+			c.findFailed(ctx, n, m)
 		}
 	}
 
-	c.Measured = append(c.Measured, figure("filesystems", "filesystems on devices", Count, int64(filesystems)))
+	c.Measured = append(c.Measured, figure("filesystems", "filesystems on devices", Count, int64(len(seen))))
 	return nil
 }
 
-// alwaysReadOnly are types of filesystems that cannot be written.
+// findFailed reports a filesystem that has shut down or become read-only.
+func (c *Report) findFailed(ctx context.Context, n mount.Namespace, m mount.Entry) {
+	f := Finding{
+		Code: "filesystem-shutdown", Severity: Critical, Subject: m.Point,
+		Measured: []Figure{words("fs", "filesystem", m.FSType+" of "+printable(m.Source)),
+			words("options", "options", m.Options+" / "+m.Super)},
+		Do: []Step{{"find out why: the first message is the cause",
+			[]string{"dmesg | grep -i " + word(filepath.Base(m.Source))}}, {Text: "unmount it, check it with the " +
+			"filesystem's own tool (e2fsck, xfs_repair, btrfs check), check its device, then mount it again"}},
+	}
+
+	where := printable(m.Point) + inNamespace(n)
+	switch {
+	case m.Has("shutdown") || m.Has("emergency_ro"):
+		f.Title = fmt.Sprintf("the filesystem at %s has shut itself down after an error", where)
+		f.Why = "It accepts no more writes; data that was not on disk yet may be lost."
+	case hasOption(m.Super, "ro") && hasOption(m.Options, "rw") && !alwaysReadOnly[m.FSType]:
+		f.Code = "filesystem-readonly"
+		f.Title = fmt.Sprintf("the filesystem at %s was mounted read-write and has become read-only", where)
+		f.Why = "Filesystems become read-only after an error in themselves or in the device below. Nothing can be " +
+			"written any more, and data that was not on disk yet may be lost."
+	case m.FSType == "xfs" && xfsDown(ctx, n, m):
+		f.Title = fmt.Sprintf("the XFS at %s has shut itself down after an error", where)
+		f.Why = "Every access fails; data that was not on disk yet may be lost."
+	default:
+		return
+	}
+
+	c.find(f)
+}
+
+// alwaysReadOnly holds the filesystem types that nothing can write to.
 var alwaysReadOnly = map[string]bool{"squashfs": true, "erofs": true, "iso9660": true, "udf": true, "cramfs": true,
 	"romfs": true}
 
 func hasOption(list, opt string) bool { return slices.Contains(strings.Split(list, ","), opt) }
 
-// xfsDown reports whether an XFS has shut down: it then does not even open its root
-// directory. (Its mount options do not tell.)
+// xfsDown reports whether an XFS has shut down, which its mount options do not show: opening its root directory fails
+// with EIO then. It returns false if the open hangs until ctx ends.
 func xfsDown(ctx context.Context, n mount.Namespace, m mount.Entry) bool {
 	path := m.Point
 	if !n.Own {
@@ -308,24 +320,24 @@ func xfsDown(ctx context.Context, n mount.Namespace, m mount.Entry) bool {
 	case err := <-answer:
 		return errors.Is(err, unix.EIO)
 	case <-ctx.Done():
-		return false // it hangs, which the tasks tell
+		return false // stuckCheck reports tasks that hang
 	}
 }
 
 // ioErrorLine matches "I/O error, dev loop7, sector 0 op 0x0:(READ) flags ...".
 var ioErrorLine = regexp.MustCompile(`I/O error, dev ([^, ]+), sector ([0-9]+)(?: op 0x[0-9a-f]+:\(([A-Z_]+)\))?`)
 
-// attachedLine matches what the kernel says when a loop device gets a file.
+// attachedLine matches the kernel's message when a file is attached to a loop device.
 var attachedLine = regexp.MustCompile(`^(loop[0-9]+): detected capacity change from 0 to `)
 
-// deviceErrors are what the kernel's log says of one device.
+// deviceErrors sums up the errors of one device in the kernel's log.
 type deviceErrors struct {
 	count int
-	last  time.Duration // since the boot
-	line  string
+	last  time.Duration // when the last occurred, since the boot
+	line  string        // the last message
 }
 
-// readKernelLog finds errors of devices in what is left of the kernel's log.
+// readKernelLog returns the errors in the kernel's log by device, as far as the log still has them.
 func readKernelLog() (map[string]deviceErrors, error) {
 	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -349,12 +361,12 @@ func readKernelLog() (map[string]deviceErrors, error) {
 	return out, nil
 }
 
-// noteRecord takes notice of a record of the kernel's log: "3,437,2047102345,-;text".
+// noteRecord adds a record of the kernel's log, such as "3,437,2047102345,-;text", to out.
 func noteRecord(out map[string]deviceErrors, record string) {
 	head, text, _ := strings.Cut(record, ";")
 	text, _, _ = strings.Cut(text, "\n")
 	if m := attachedLine.FindStringSubmatch(text); m != nil {
-		delete(out, m[1]) // what was before was about another file
+		delete(out, m[1]) // earlier errors concern another file
 		return
 	}
 
@@ -375,9 +387,10 @@ func noteRecord(out map[string]deviceErrors, record string) {
 	out[m[1]] = e
 }
 
-// recent is how old an error may be to be more than worth knowing.
+// recent is the age up to which an I/O error is a warning. Older errors are notes.
 const recent = 24 * time.Hour
 
+// ioErrors reports devices that exist and have errors in the kernel's log.
 func ioErrors(c *Report) {
 	found, err := readKernelLog()
 	if err != nil {
@@ -390,21 +403,15 @@ func ioErrors(c *Report) {
 		int64(len(found))))
 	var up unix.Sysinfo_t
 	_ = unix.Sysinfo(&up)
-	names := make([]string, 0, len(found))
-	for n := range found {
-		names = append(names, n)
-	}
-
-	slices.Sort(names)
-
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		// Skip devices that were removed, and loop devices that were detached.
 		e := found[name]
 		if _, err := os.Stat("/sys/class/block/" + name); err != nil {
-			continue // it is gone
+			continue
 		}
 
 		if strings.HasPrefix(name, "loop") && readText("/sys/class/block/"+name+"/loop/backing_file") == "" {
-			continue // nothing is attached to it any more
+			continue
 		}
 
 		age := time.Duration(up.Uptime)*time.Second - e.last

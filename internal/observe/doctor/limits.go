@@ -18,16 +18,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limit is something that the kernel bounds.
+// limit is a number of things that the kernel bounds.
 type limit struct {
 	code, label string
-	subject     string // whose: "uid 1000", "pid 77"
+	subject     string // whose: "uid 1000", "pid 77"; "" for the whole host
 	used, max   int64
 	why         string
 	do          []Step
 }
 
-// raise is the step that doubles a setting of the kernel.
+// raise returns the steps that raise a setting of the kernel; the first is to look for a leak.
 func raise(name string, to int64) []Step {
 	return []Step{
 		{"first find out which program uses so many: a leak exhausts any limit", nil},
@@ -36,19 +36,22 @@ func raise(name string, to int64) []Step {
 	}
 }
 
+// sysctl reads a setting of the kernel; false if this kernel does not have it.
 func sysctl(name string) (int64, bool) {
 	return readNumber("/proc/sys/" + strings.ReplaceAll(name, ".", "/"))
 }
 
-// limitsCheck finds limits of which more than share (0 to 1) is in use.
+// limitsCheck returns a check for limits of which more than share (0 to 1) is in use.
 func limitsCheck(share float64) func(context.Context, *HostRequest, *Report) error {
 	return func(ctx context.Context, q *HostRequest, c *Report) error {
+		// Collect the limits.
 		all := systemLimits()
 		per, unseen, err := processLimits(ctx)
 		if err != nil {
 			return err
 		}
 
+		// Report those that are nearly reached.
 		all = append(all, per...)
 		near, worst := 0, limit{max: 1}
 		for _, l := range all {
@@ -56,14 +59,13 @@ func limitsCheck(share float64) func(context.Context, *HostRequest, *Report) err
 				continue
 			}
 
-			used := float64(l.used) / float64(l.max)
-			if l.subject == "" || used > float64(worst.used)/float64(worst.max) {
-				worst = larger(worst, l)
+			if l.share() > worst.share() {
+				worst = l
 			}
 			if l.subject == "" {
 				c.Measured = append(c.Measured, figure(l.code, l.label, Count, l.used).noted(fmt.Sprintf("of %d", l.max)))
 			}
-			if used <= share {
+			if l.share() <= share {
 				continue
 			}
 
@@ -71,15 +73,11 @@ func limitsCheck(share float64) func(context.Context, *HostRequest, *Report) err
 				continue
 			}
 
-			title := fmt.Sprintf("%s: %d of %d in use", l.label, l.used, l.max)
-			if l.subject != "" {
-				title = fmt.Sprintf("%s of %s: %d of %d in use", l.label, l.subject, l.used, l.max)
-			}
-
 			c.find(Finding{
-				Code: l.code, Severity: Warning, Subject: l.subject, Title: title, Why: l.why, Do: l.do,
+				Code: l.code, Severity: Warning, Subject: l.subject, Why: l.why, Do: l.do,
+				Title: fmt.Sprintf("%s: %d of %d in use", l.name(), l.used, l.max),
 				Measured: []Figure{figure("used", "in use", Count, l.used), figure("limit", "limit", Count, l.max),
-					percentage("share", "share", 100*used)},
+					percentage("share", "share", 100*l.share())},
 			})
 		}
 
@@ -89,8 +87,8 @@ func limitsCheck(share float64) func(context.Context, *HostRequest, *Report) err
 		}
 
 		loopNodes(q, c)
-		c.Summary = fmt.Sprintf("checked %d limits; the nearest is %s", len(all),
-			worst.name()) + fmt.Sprintf(" with %d of %d in use%s", worst.used, worst.max, unseen)
+		c.Summary = fmt.Sprintf("checked %d limits; the nearest is %s with %d of %d in use%s", len(all), worst.name(),
+			worst.used, worst.max, unseen)
 		if !isRoot() {
 			c.Summary += "; processes of other users are not visible without root"
 		}
@@ -99,14 +97,18 @@ func limitsCheck(share float64) func(context.Context, *HostRequest, *Report) err
 	}
 }
 
-func larger(a, b limit) limit {
-	if float64(b.used)/float64(b.max) > float64(a.used)/float64(a.max) {
-		return b
+// share returns how much of the limit is in use, 0 to 1.
+func (l limit) share() float64 { return float64(l.used) / float64(l.max) }
+
+// name returns the label, and whose limit it is.
+func (l limit) name() string {
+	if l.subject == "" {
+		return l.label
 	}
-	return a
+	return l.label + " of " + l.subject
 }
 
-// systemLimits are those of the whole host.
+// systemLimits returns the limits of the whole host, and those of this mount namespace.
 func systemLimits() []limit {
 	var out []limit
 	add := func(code, label string, used int64, ok bool, setting, why string) {
@@ -126,7 +128,7 @@ func systemLimits() []limit {
 	add("limit-aio", "asynchronous I/O requests set up", aio, ok, "fs.aio-max-nr",
 		"When it is reached, databases and fio cannot set up asynchronous I/O (EAGAIN), or silently use slower methods.")
 
-	// running/existing tasks
+	// The fourth field is running/existing tasks.
 	if f := strings.Fields(readText("/proc/loadavg")); len(f) > 3 {
 		_, n, _ := strings.Cut(f[3], "/")
 		tasks, err := strconv.ParseInt(n, 10, 64)
@@ -149,7 +151,7 @@ type inotifyFile struct {
 	watches int64
 }
 
-// processLimits are those of users and processes.
+// processLimits returns the limits of users and processes, and the processes that could not be examined.
 func processLimits(ctx context.Context) ([]limit, blind, error) {
 	var out []limit
 	unseen := blind{}
@@ -162,15 +164,15 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 			return
 		}
 
+		// The process's own limits.
 		who := fmt.Sprintf("pid %d (%s)", pid, commandOf(pid))
 		if top := openFilesLimit(base); top > 0 {
 			out = append(out, limit{
 				code: "limit-open-files", label: "open files", subject: who, used: int64(len(fds)), max: top,
 				why: "When it is reached, the process cannot open files or connections any more (EMFILE).",
 				do: []Step{{"list its open files, and check whether their number grows",
-					[]string{fmt.Sprintf("ls -l /proc/%d/fd | tail -20",
-						pid)}}, {"raise the limit of the running process", []string{fmt.Sprintf("prlimit --pid %d "+
-					"--nofile=%d", pid, 2*top)}}},
+					[]string{fmt.Sprintf("ls -l /proc/%d/fd | tail -20", pid)}},
+					{"raise the limit of the running process", []string{fmt.Sprintf("prlimit --pid %d --nofile=%d", pid, 2*top)}}},
 			})
 		}
 
@@ -183,6 +185,7 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 			})
 		}
 
+		// Its inotify instances, which count towards the limits of its user.
 		uid := -1
 		for _, fd := range fds {
 			if to, err := os.Readlink(filepath.Join(base, "fd", fd.Name())); err != nil || to != "anon_inode:inotify" &&
@@ -241,7 +244,7 @@ func inotifyLimits(instances map[int][]inotifyFile) (out []limit) {
 	return out
 }
 
-// distinct leaves out what was inherited: the same instance in several processes.
+// distinct returns each inotify instance once, though processes that inherited it all have it open.
 func distinct(all []inotifyFile) []inotifyFile {
 	const kcmpFile = 0
 	var out []inotifyFile
@@ -260,6 +263,7 @@ func distinct(all []inotifyFile) []inotifyFile {
 	return out
 }
 
+// uidOf returns the user of a process, given its directory in /proc; -1 if the process has ended.
 func uidOf(base string) int {
 	var st unix.Stat_t
 	if unix.Stat(base, &st) != nil {
@@ -268,7 +272,8 @@ func uidOf(base string) int {
 	return int(st.Uid)
 }
 
-// openFilesLimit is a process's own; 0 if it has none or is small enough to be meant.
+// openFilesLimit returns a process's limit of open files; 0 if it has none, or one below 64, which is so small that it
+// must be intended.
 func openFilesLimit(base string) int64 {
 	for line := range strings.Lines(readText(base + "/limits")) {
 		if rest, ok := strings.CutPrefix(line, "Max open files"); ok {
@@ -283,8 +288,8 @@ func openFilesLimit(base string) int64 {
 	return 0
 }
 
-// mappings counts a process's mappings of memory; 0 if they cannot be known, or only
-// by waiting for a process that hangs.
+// mappings counts a process's memory mappings; 0 if they cannot be read. It skips processes that hang, because reading
+// their mappings can hang, too.
 func mappings(base string) int64 {
 	stat := readText(base + "/stat")
 	if i := strings.LastIndexByte(stat, ')'); i < 0 || strings.HasPrefix(stat[i:], ") D") {
@@ -308,7 +313,8 @@ func mappings(base string) int64 {
 	}
 }
 
-// loopNodes finds out whether more loop devices could be had.
+// loopNodes finds loop devices without a file in /dev, and reports whether more can be created. A finding is a warning
+// if the pool needs loop devices.
 func loopNodes(q *HostRequest, c *Report) {
 	needed := q.Pool != nil && (q.Pool.Loop || q.Pool.Driver == "reflink")
 	severity := Note
@@ -324,9 +330,10 @@ func loopNodes(q *HostRequest, c *Report) {
 	}
 
 	if len(found) == 0 {
-		return // the kernel may have no loop devices: see programs
+		return // check programs reports a kernel without loop devices
 	}
 
+	// Compare the kernel's devices with the files in /dev.
 	const why = "The kernel has the device, but programs cannot find its file. This is common in containers that do " +
 		"not share the host's /dev."
 	if _, err := os.Stat("/dev/loop-control"); errors.Is(err, fs.ErrNotExist) {
@@ -352,12 +359,4 @@ func loopNodes(q *HostRequest, c *Report) {
 			Measured: []Figure{figure("missing", "missing", Count, int64(len(missing)))},
 			Do:       []Step{{"create them; in a container, share the host's /dev", commands[:min(len(commands), maxNamed)]}}})
 	}
-}
-
-// name says what it is, and whose.
-func (l limit) name() string {
-	if l.subject == "" {
-		return l.label
-	}
-	return l.label + " of " + l.subject
 }

@@ -18,12 +18,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// program is one that Pando, its benchmarks or the commands of doctor run.
+// program is a program that Pando, its benchmarks or the commands of doctor run.
 type program struct {
 	name string
-	use  string // for what
-	pkg  string // as packages below has it
-	pool func(*PoolFacts) bool
+	use  string                // what needs it
+	pkg  string                // Debian's package
+	pool func(*PoolFacts) bool // reports whether a pool requires it; nil: no pool does
 }
 
 // family is a kind of Linux distribution.
@@ -41,7 +41,7 @@ const (
 var installers = map[family]string{debian: "apt-get install", fedora: "dnf install", arch: "pacman -S",
 	alpine: "apk add", suse: "zypper install"}
 
-// packageNames are those that differ from Debian's.
+// packageNames maps Debian's packages to names that differ elsewhere.
 var packageNames = map[string]map[family]string{
 	"btrfs-progs":    {suse: "btrfsprogs"},
 	"zfsutils-linux": {fedora: "zfs", arch: "zfs-utils", alpine: "zfs", suse: "zfs"},
@@ -49,7 +49,7 @@ var packageNames = map[string]map[family]string{
 	"nvme-cli":       {},
 }
 
-// packageNotes are what must be done before a package can be installed.
+// packageNotes says where packages are that are not in a distribution's default repositories.
 var packageNotes = map[string]map[family]string{
 	"zfsutils-linux": {
 		debian: "on Debian it is in the section contrib, with the module in zfs-dkms",
@@ -81,7 +81,7 @@ var programs = []program{
 	{"sysctl", "commands that doctor recommends", "procps", nil},
 }
 
-// distribution reads os-release(5).
+// distribution parses os-release(5). It returns the family, "" if it is unknown, and the name for people.
 func distribution(text string) (family, string) {
 	v := map[string]string{}
 	for line := range strings.Lines(text) {
@@ -109,11 +109,11 @@ func distribution(text string) (family, string) {
 	return "", v["PRETTY_NAME"]
 }
 
-// install says how to get packages, named as on Debian.
+// install returns the step that installs packages, which are named as on Debian.
 func install(f family, pkgs []string) []Step {
 	if installers[f] == "" {
 		return []Step{{Text: "install these packages, which may have other names on this system: " +
-			"" + strings.Join(pkgs, ", ")}}
+			strings.Join(pkgs, ", ")}}
 	}
 
 	var names, notes []string
@@ -136,7 +136,7 @@ func install(f family, pkgs []string) []Step {
 	return []Step{{text, []string{installers[f] + " " + strings.Join(names, " ")}}}
 }
 
-// osRelease is this host's os-release file.
+// osRelease returns this host's os-release file; "" if it has none.
 func osRelease() string {
 	if t := readText("/etc/os-release"); t != "" {
 		return t
@@ -144,108 +144,117 @@ func osRelease() string {
 	return readText("/usr/lib/os-release")
 }
 
-// programsCheck looks for programs and features.
+// missing collects programs or features that this host lacks.
+type missing struct {
+	figures []Figure
+	pkgs    []string // of programs
+	do      []Step   // for features
+}
+
+// programsCheck looks for programs and kernel features that the pool requires or that some commands use.
 func programsCheck(_ context.Context, q *HostRequest, c *Report) error {
-	fam, pretty := distribution(osRelease())
-	type group struct {
-		figures []Figure
-		pkgs    []string
-	}
-	var needed, other group
+	required := func(pool func(*PoolFacts) bool) bool { return pool != nil && q.Pool != nil && pool(q.Pool) }
+	family, pretty := distribution(osRelease())
+
+	// Programs.
+	var needed, other missing
 	found := 0
 	for _, p := range programs {
 		if _, err := run.Look(p.name); err == nil {
 			found++
 			continue
 		}
-		g := &other
-		if p.pool != nil && q.Pool != nil && p.pool(q.Pool) {
-			g = &needed
+		m := &other
+		if required(p.pool) {
+			m = &needed
 		}
-		g.figures = append(g.figures, words(p.name, p.name, "for "+p.use))
-		if !slices.Contains(g.pkgs, p.pkg) {
-			g.pkgs = append(g.pkgs, p.pkg)
+		m.figures = append(m.figures, words(p.name, p.name, "for "+p.use))
+		if !slices.Contains(m.pkgs, p.pkg) {
+			m.pkgs = append(m.pkgs, p.pkg)
 		}
 	}
 
 	if len(needed.pkgs) > 0 {
 		c.find(Finding{Code: "programs-needed", Severity: Warning, Subject: q.Pool.Dir,
 			Title: "programs required by the pool are missing", Measured: needed.figures,
-			Why: "Commands that need them fail.", Do: install(fam, needed.pkgs)})
+			Why: "Commands that need them fail.", Do: install(family, needed.pkgs)})
 	}
 
 	if len(other.pkgs) > 0 {
 		c.find(Finding{Code: "programs-missing", Severity: Note,
-			Title: fmt.Sprintf("%s missing, used by some commands",
-				counted(len(other.figures), "program")), Measured: other.figures,
-			Why: "Only the features that need them are unavailable.", Do: install(fam, other.pkgs)})
+			Title:    fmt.Sprintf("%s missing, used by some commands", counted(len(other.figures), "program")),
+			Measured: other.figures,
+			Why:      "Only the features that need them are unavailable.", Do: install(family, other.pkgs)})
 	}
 
+	// Features of the kernel.
+	all := features()
+	needed, other = missing{}, missing{}
 	have := 0
-	var lacksNeeded, lacks []Figure
-	var steps, stepsNeeded []Step
-	for _, f := range features() {
+	for _, f := range all {
 		why := f.lacks()
 		if why == "" {
 			have++
 			continue
 		}
 
-		fig := words(f.name, f.name, fmt.Sprintf("%s: for %s", why, f.use))
+		m := &other
+		if required(f.pool) {
+			m = &needed
+		}
+
 		step := Step{Text: f.name + ": " + f.remedy}
 		if f.command != "" {
 			step.Commands = []string{f.command}
 		}
 
-		if f.pool != nil && q.Pool != nil && f.pool(q.Pool) {
-			lacksNeeded, stepsNeeded = append(lacksNeeded, fig), append(stepsNeeded, step)
-		} else {
-			lacks, steps = append(lacks, fig), append(steps, step)
-		}
+		m.figures = append(m.figures, words(f.name, f.name, fmt.Sprintf("%s: for %s", why, f.use)))
+		m.do = append(m.do, step)
 	}
 
 	if q.Pool != nil && q.Pool.Driver == "reflink" && q.Pool.Trouble == nil {
 		if why := lacksReflink(q.Pool.Data); why != "" {
-			lacksNeeded = append(lacksNeeded, words("reflink", "FICLONE", why))
-			stepsNeeded = append(stepsNeeded,
+			needed.figures = append(needed.figures, words("reflink", "FICLONE", why))
+			needed.do = append(needed.do,
 				Step{Text: "FICLONE: the pool's filesystem must be XFS made with reflink=1, btrfs or bcachefs; move the pool " +
 					"(push it to a remote, and pull it into a new one)"})
 		}
 	}
 
-	if len(lacksNeeded) > 0 {
+	if len(needed.do) > 0 {
 		c.find(Finding{Code: "features-needed", Severity: Warning, Subject: q.Pool.Dir,
-			Title: "kernel features required by the pool are missing", Measured: lacksNeeded, Why: "Commands that need them " +
-				"fail.", Do: stepsNeeded})
+			Title: "kernel features required by the pool are missing", Measured: needed.figures,
+			Why: "Commands that need them fail.", Do: needed.do})
 	}
 
-	if len(lacks) > 0 {
+	if len(other.do) > 0 {
 		c.find(Finding{Code: "features-missing", Severity: Note,
-			Title: fmt.Sprintf("%s missing, used by some commands",
-				counted(len(lacks), "kernel feature")), Measured: lacks, Why: "Only the commands that use them are unavailable, " +
-				"or report less detail.", Do: steps})
+			Title:    fmt.Sprintf("%s missing, used by some commands", counted(len(other.do), "kernel feature")),
+			Measured: other.figures,
+			Why:      "Only the commands that use them are unavailable, or report less detail.", Do: other.do})
 	}
 
+	// Summarise.
 	var u unix.Utsname
 	_ = unix.Uname(&u)
 	c.Measured = append(c.Measured, words("system", "system", pretty),
 		words("kernel", "kernel", unix.ByteSliceToString(u.Release[:])),
 		figure("programs", "programs found", Count, int64(found)), figure("features", "features found", Count, int64(have)))
-	c.Summary = fmt.Sprintf("found %d of %d programs and %d of %d kernel features", found, len(programs), have,
-		len(features()))
+	c.Summary = fmt.Sprintf("found %d of %d programs and %d of %d kernel features", found, len(programs), have, len(all))
 	return nil
 }
 
-// feature is something of the kernel.
+// feature is a feature of the kernel that Pando uses.
 type feature struct {
 	name    string
-	use     string
-	lacks   func() string // why it is not there, "" if it is
+	use     string        // what needs it
+	lacks   func() string // why it is missing; "" if it is not
 	remedy  string
-	command string
-	pool    func(*PoolFacts) bool
+	command string                // that follows the remedy; "" if there is none
+	pool    func(*PoolFacts) bool // reports whether a pool requires it; nil: no pool does
 }
 
+// features returns the features that programsCheck looks for.
 func features() []feature {
 	fsFeature := func(fs, use string, pool func(*PoolFacts) bool) feature {
 		return feature{name: fs, use: use, lacks: func() string {
@@ -286,7 +295,7 @@ func features() []feature {
 	}
 }
 
-// lacksFilesystem says whether a type of filesystem is neither there nor a module.
+// lacksFilesystem returns why a filesystem type is missing; "" if it is in the kernel, or a module that can be loaded.
 func lacksFilesystem(name string) string {
 	for line := range strings.Lines(readText("/proc/filesystems")) {
 		if f := strings.Fields(line); len(f) > 0 && f[len(f)-1] == name {
@@ -296,10 +305,10 @@ func lacksFilesystem(name string) string {
 	if hasModule(name) {
 		return ""
 	}
-	return "not in the kernel, and its module is missing"
+	return noModule
 }
 
-// hasModule reports whether the running kernel has a module, built in or not.
+// hasModule reports whether the running kernel has a module: loaded, built in, or installed.
 func hasModule(name string) bool {
 	if _, err := os.Stat("/sys/module/" + name); err == nil {
 		return true
@@ -324,11 +333,14 @@ func hasModule(name string) bool {
 	return false
 }
 
+// noModule is why a feature is missing that could be a module.
+const noModule = "not in the kernel, and its module is missing"
+
 func lacksLoop() string {
 	if _, err := os.Stat("/dev/loop-control"); err == nil || hasModule("loop") {
 		return ""
 	}
-	return "not in the kernel, and its module is missing"
+	return noModule
 }
 
 func lacksFsopen() string {
@@ -342,7 +354,7 @@ func lacksFsopen() string {
 		return "the kernel lacks it"
 	}
 	if errors.Is(err, unix.EPERM) && !isRoot() {
-		return "" // it is there, and root may
+		return "" // the kernel has it, and root may use it
 	}
 
 	return err.Error()
@@ -362,7 +374,8 @@ func lacksCgroupIO() string {
 	return "no cgroup v2 with the controller io is mounted"
 }
 
-// lacksReflink asks the filesystem of a directory, without writing to it.
+// lacksReflink returns why files in a directory cannot share blocks; "" if they can, or if an XFS does not say. It asks
+// the filesystem, and writes nothing.
 func lacksReflink(dir string) string {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
