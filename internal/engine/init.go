@@ -43,7 +43,8 @@ type InitRequest struct {
 	MinFreePercent float64
 }
 
-// unmakePool is a pool.Unmake: it removes what the driver keeps outside the pool's directory. Only the zfs driver does.
+// unmakePool is a pool.Unmake: it removes what the driver keeps outside the pool's directory. Only the zfs driver keeps
+// anything there.
 func (d Drivers) unmakePool(ctx context.Context, data, poolID string) error {
 	open, ok := d[driverZFS]
 	if !ok {
@@ -88,27 +89,8 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 		q.Driver = Auto
 	}
 
-	switch {
-	case q.Driver != Auto && drivers[q.Driver] == nil:
-		return nil, errs.New(errs.Invalid, "init", q.Dir, "unknown driver %q", q.Driver).
-			WithHint("choose one of: auto, %s", drivers.names())
-	case q.Driver == driverZFS && q.Dataset == "":
-		return nil, errs.New(errs.Invalid, "init", q.Dir, "the zfs driver needs a dataset of its own").
-			WithHint("name a new dataset with %s (`zpool list` lists the ZFS pools)",
-				errs.Param("zfs-dataset", "POOL/pando"))
-	case q.Driver != driverZFS && q.Dataset != "":
-		return nil, errs.New(errs.Invalid, "init", q.Dataset, "only the zfs driver uses a dataset").
-			WithHint("add %s", errs.Param("driver", "zfs"))
-	case q.Driver == driverZFS && q.Loop:
-		return nil, errs.New(errs.Invalid, "init", q.Dir, "only the reflink driver supports a pool in a file of its own")
-	case q.MinFreePercent < 0 || q.MinFreePercent >= 100:
-		return nil, errs.New(errs.Invalid, "init", q.Dir,
-			"the percentage to keep free must be at least 0 and less than 100 (got %g)",
-			q.MinFreePercent)
-	case q.SizeBytes != 0 && q.SizeBytes < pool.MinBackingBytes:
-		return nil, errs.New(errs.Invalid, "init", q.Dir, "the pool size must be at least %s (got %s)",
-			errs.FormatBytes(pool.MinBackingBytes), errs.FormatBytes(q.SizeBytes)).
-			WithHint("use at least %s", errs.Param("size", fmt.Sprintf("%dM", pool.MinBackingBytes>>20)))
+	if err := q.validate(drivers); err != nil {
+		return nil, err
 	}
 
 	// Create the pool's directory, and the pool in it.
@@ -137,7 +119,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 
 	defer e.Close()
 
-	e.refillReserve() // of a pool in a file, which is mounted only now
+	e.refillReserve() // a pool in a file has been mounted only just now
 	info, err := e.Pool(ctx, false)
 	report.PoolInfo = info
 	if at := pool.Renamable(dir); at != "" {
@@ -146,6 +128,34 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 	}
 
 	return report, err
+}
+
+// validate checks whether the fields of a request fit together. Invalid.
+func (q InitRequest) validate(drivers Drivers) error {
+	switch {
+	case q.Driver != Auto && drivers[q.Driver] == nil:
+		return errs.New(errs.Invalid, "init", q.Dir, "unknown driver %q", q.Driver).
+			WithHint("choose one of: auto, %s", drivers.names())
+	case q.Driver == driverZFS && q.Dataset == "":
+		return errs.New(errs.Invalid, "init", q.Dir, "the zfs driver needs a dataset of its own").
+			WithHint("name a new dataset with %s (`zpool list` lists the ZFS pools)",
+				errs.Param("zfs-dataset", "POOL/pando"))
+	case q.Driver != driverZFS && q.Dataset != "":
+		return errs.New(errs.Invalid, "init", q.Dataset, "only the zfs driver uses a dataset").
+			WithHint("add %s", errs.Param("driver", "zfs"))
+	case q.Driver == driverZFS && q.Loop:
+		return errs.New(errs.Invalid, "init", q.Dir, "only the reflink driver supports a pool in a file of its own")
+	case q.MinFreePercent < 0 || q.MinFreePercent >= 100:
+		return errs.New(errs.Invalid, "init", q.Dir,
+			"the percentage to keep free must be at least 0 and less than 100 (got %g)",
+			q.MinFreePercent)
+	case q.SizeBytes != 0 && q.SizeBytes < pool.MinBackingBytes:
+		return errs.New(errs.Invalid, "init", q.Dir, "the pool size must be at least %s (got %s)",
+			errs.FormatBytes(pool.MinBackingBytes), errs.FormatBytes(q.SizeBytes)).
+			WithHint("use at least %s", errs.Param("size", fmt.Sprintf("%dM", pool.MinBackingBytes>>20)))
+	}
+
+	return nil
 }
 
 // makePool chooses a driver and creates the pool with its catalogue.
@@ -216,6 +226,7 @@ func chooseDriver(ctx context.Context, q InitRequest, dir string, drivers Driver
 		}
 	}
 
+	// Choose the first driver that the request allows and that works here.
 	switch {
 	case q.Driver == driverPlain:
 		if q.Loop {
@@ -355,6 +366,7 @@ const opDeinit = "deinit"
 // emptyPool destroys everything in a pool. If anything is in use, or does not belong to
 // the pool, it fails before it destroys anything.
 func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, report *DeinitReport) error {
+	// Open the pool. If its catalogue is damaged, all that can be done is to destroy what the driver lists.
 	e, err := Open(ctx, dir, drivers)
 	if err == nil {
 		if _, err = e.Maintain(ctx); err != nil {
@@ -379,6 +391,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 	ctx = warnings.Collect(ctx, said)
 	defer func() { report.Warnings = said.Messages() }()
 
+	// Check that the pool can be emptied.
 	if err := e.needRoot("deinit", dir); err != nil {
 		return err
 	}
@@ -391,38 +404,12 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 		return err
 	}
 
-	if remotes, err := e.pool.Remotes(); err != nil {
+	if err := e.refuseRemotes(dir, force); err != nil {
 		return err
-	} else if len(remotes) > 0 && !force {
-		return errs.New(errs.InUse, "deinit", dir, "the pool holds the keys of remotes, and there may be no other copy: %s",
-			strings.Join(remotes, ", ")).
-			WithHint("remove them with %s, or remove everything with %s", errs.Run("remote rm", "NAME"),
-				errs.Run("deinit", errs.Param("force")))
 	}
 
-	// List all volumes, generations, and snapshots without a volume.
-	var rows []doomed
-	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		lineages := map[driver.ObjectID]bool{}
-		var all []catalog.Row
-		if err := tx.Rows("", func(r catalog.Row) error {
-			if r.Kind == driver.Volume {
-				lineages[r.Lineage()] = true
-			}
-			all = append(all, r)
-			return nil
-		}); err != nil {
-			return err
-		}
-
-		for _, r := range all {
-			if r.Kind != driver.Snapshot || !lineages[r.Volume] { // other snapshots go with their volume
-				rows = append(rows, doomed{row: r, ref: cmp.Or(r.Name, r.Golden)})
-			}
-		}
-
-		return nil
-	}); err != nil {
+	rows, err := e.deinitRows(ctx)
+	if err != nil {
 		return err
 	}
 
@@ -436,11 +423,59 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 		return err
 	}
 
+	// Unmount all volumes, or none if one is in use.
 	if err := e.umountAll(ctx); err != nil {
 		return err
 	}
 
-	// Destroy them: volumes before their origins, which looks better to users who watch.
+	return e.destroyAll(ctx, dir, rows, force, report)
+}
+
+// refuseRemotes fails if the pool has remotes and force is not set: the keys to them may exist nowhere else. InUse.
+func (e *Engine) refuseRemotes(dir string, force bool) error {
+	remotes, err := e.pool.Remotes()
+	if err != nil || len(remotes) == 0 || force {
+		return err
+	}
+	return errs.New(errs.InUse, "deinit", dir, "the pool holds the keys of remotes, and there may be no other copy: %s",
+		strings.Join(remotes, ", ")).
+		WithHint("remove them with %s, or remove everything with %s", errs.Run("remote rm", "NAME"),
+			errs.Run("deinit", errs.Param("force")))
+}
+
+// deinitRows lists all volumes, generations, and snapshots without a volume. Other snapshots are destroyed with their
+// volume.
+func (e *Engine) deinitRows(ctx context.Context) ([]doomed, error) {
+	var all []catalog.Row
+	lineages := map[driver.ObjectID]bool{}
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		return tx.Rows("", func(r catalog.Row) error {
+			if r.Kind == driver.Volume {
+				lineages[r.Lineage()] = true
+			}
+			all = append(all, r)
+			return nil
+		})
+	}); err != nil {
+		return nil, err
+	}
+
+	var rows []doomed
+	for _, r := range all {
+		if r.Kind != driver.Snapshot || !lineages[r.Volume] {
+			rows = append(rows, doomed{row: r, ref: cmp.Or(r.Name, r.Golden)})
+		}
+	}
+
+	return rows, nil
+}
+
+// destroyAll destroys rows, which are all that the catalogue has, then what a sweep finds, and then, if forced, the
+// objects that only the driver knows. It counts them in report.
+func (e *Engine) destroyAll(
+	ctx context.Context, dir string, rows []doomed, force bool, report *DeinitReport,
+) error {
+	// Destroy volumes before their origins, which looks better to users who watch.
 	destroyed := e.destroyRows(ctx, rows, destroyOptions{force: true})
 	report.Destroyed = len(destroyed.Destroyed)
 	if len(destroyed.Failed) > 0 {
@@ -455,7 +490,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 		return err
 	}
 
-	// Destroy objects that the catalogue does not know as well, if forced.
+	// Destroy objects that the catalogue does not know, if forced.
 	n, err := destroyListed(ctx, e.drv, force)
 	report.Destroyed += n
 	if err != nil {
@@ -531,7 +566,7 @@ func (e *Engine) umountOne(ctx context.Context, row catalog.Row) error {
 }
 
 // checkOnlyOurs fails if the driver's dataset contains objects that are not Pando's. The
-// pool then remains a pool until somebody has removed them.
+// pool then remains a pool until the user has removed them.
 func checkOnlyOurs(ctx context.Context, d driver.Driver, dir string) error {
 	u, ok := d.(driver.Unmaker)
 	if !ok {
