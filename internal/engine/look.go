@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,6 +66,7 @@ func Look(ctx context.Context, dir string, drivers Drivers) (*View, error) {
 	return v, nil
 }
 
+// readCatalog fills the fields that come from the catalogue.
 func (v *View) readCatalog(ctx context.Context, e *Engine) error {
 	// Read the marks first: what their operations record afterwards is in the rows.
 	var current []catalog.Row
@@ -90,26 +92,46 @@ func (v *View) readCatalog(ctx context.Context, e *Engine) error {
 			return err
 		}
 
-		goldens, err := tx.Goldens()
-		if err != nil {
-			return err
-		}
-
-		for _, g := range goldens {
-			r, ok, err := tx.Generation(g.Name, g.Current)
-			if err != nil {
-				return err
-			}
-			if ok {
-				current = append(current, r)
-			}
-		}
-
-		return nil
+		current, err = currentGenerations(tx)
+		return err
 	}); err != nil {
 		return err
 	}
 
+	if err := v.addGoldens(ctx, e, current); err != nil {
+		return err
+	}
+
+	for id, a := range attached {
+		v.addAttached(ctx, e, id, cmp.Or(names[id], string(id)), a.Mountpoint)
+	}
+
+	return nil
+}
+
+// currentGenerations returns the current generation of each golden.
+func currentGenerations(tx *catalog.Tx) ([]catalog.Row, error) {
+	goldens, err := tx.Goldens()
+	if err != nil {
+		return nil, err
+	}
+
+	var out []catalog.Row
+	for _, g := range goldens {
+		r, ok, err := tx.Generation(g.Name, g.Current)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			out = append(out, r)
+		}
+	}
+
+	return out, nil
+}
+
+// addGoldens adds the current generations of goldens, with the paths of their content.
+func (v *View) addGoldens(ctx context.Context, e *Engine, current []catalog.Row) error {
 	for _, r := range current {
 		w, err := e.drv.Attachment(ctx, r.ID)
 		if err != nil {
@@ -125,32 +147,27 @@ func (v *View) readCatalog(ctx context.Context, e *Engine) error {
 		v.Goldens = append(v.Goldens, g)
 	}
 
-	for id, a := range attached {
-		name := names[id]
-		if name == "" {
-			name = string(id)
-		}
+	return nil
+}
 
-		w, err := e.drv.Attachment(ctx, id)
-		if err == nil && w.Image != "" && !w.Block {
-			v.Attached[w.Image] = name
-		}
-		if a.Mountpoint == "" {
-			continue
-		}
-
-		// Mount points of raw volumes are symbolic links to devices.
-		point := a.Mountpoint
-		if fi, err := os.Lstat(point); err == nil && fi.Mode()&fs.ModeSymlink == 0 {
-			if real, err := filepath.EvalSymlinks(point); err == nil {
-				point = real
-			}
-		} else if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-
-		v.Mounts[point] = name
+// addAttached adds the image of an attached object and its mount point, if it has one, under the object's name.
+func (v *View) addAttached(ctx context.Context, e *Engine, id driver.ObjectID, name, point string) {
+	w, err := e.drv.Attachment(ctx, id)
+	if err == nil && w.Image != "" && !w.Block {
+		v.Attached[w.Image] = name
+	}
+	if point == "" {
+		return
 	}
 
-	return nil
+	// Mount points of raw volumes are symbolic links to devices.
+	if fi, err := os.Lstat(point); err == nil && fi.Mode()&fs.ModeSymlink == 0 {
+		if real, err := filepath.EvalSymlinks(point); err == nil {
+			point = real
+		}
+	} else if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+
+	v.Mounts[point] = name
 }

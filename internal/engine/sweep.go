@@ -73,29 +73,9 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 	}
 
 	s.Objects = len(objects)
-	rows := make(map[driver.ObjectID]catalog.Row, len(objects))
-	marked := map[driver.ObjectID]bool{}
-	var marks []catalog.Mark
-	var tombstones map[driver.ObjectID]bool
-	var mounts map[driver.ObjectID]catalog.MountRecord
-	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		if marks, err = tx.Marks(); err != nil {
-			return err
-		}
-		if tombstones, err = tx.TombstoneIDs(); err != nil {
-			return err
-		}
-		if mounts, err = tx.MountRecords(); err != nil {
-			return err
-		}
-		return tx.Rows("", func(r catalog.Row) error { rows[r.ID] = r; return nil })
-	})
+	c, err := e.readSweepView(ctx)
 	if err != nil {
 		return nil, err
-	}
-
-	for _, m := range marks {
-		marked[m.ID] = true
 	}
 
 	// Remove objects that are garbage.
@@ -105,51 +85,25 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 			return nil, err
 		}
 
-		_, known := rows[o.ID]
-		if known || marked[o.ID] {
-			whole[o.ID] = o.Whole
-			if known && o.Whole && !o.Committed {
-				ledger.NoteCommitted(e.drv, o.ID) // the note went with the power
-			}
-			if known && o.Err != nil {
-				s.Kept = append(s.Kept, errs.Messagef("cannot read the identity of %s: %v", e.cat.RefOf(ctx, o.ID), o.Err))
-			}
+		_, known := c.rows[o.ID]
+		if !known && !c.marked[o.ID] {
+			e.sweepUnknown(ctx, s, o, c.tombstones[o.ID])
 			continue
 		}
 
-		if o.Err != nil {
-			s.Kept = append(s.Kept, errs.Messagef("object %s: %v", string(o.ID), o.Err))
-			continue
+		whole[o.ID] = o.Whole
+		if known && o.Whole && !o.Committed {
+			ledger.NoteCommitted(e.drv, o.ID) // the note was lost with the power
 		}
-
-		garbage := e.ledger.IsGarbage(o, tombstones[o.ID])
-		if garbage && !tombstones[o.ID] && e.objectInUse(ctx, o) {
-			s.Kept = append(s.Kept, errs.Messagef("%s %s is in use but not in the catalogue", string(o.Identity.Kind),
-				ledger.Describe(o.Identity)))
-			continue
+		if known && o.Err != nil {
+			s.Kept = append(s.Kept, errs.Messagef("cannot read the identity of %s: %v", e.cat.RefOf(ctx, o.ID), o.Err))
 		}
-
-		if !garbage {
-			if _, err := e.drv.Attachment(ctx, o.ID); errs.Is(err, errs.NotFound) {
-				continue // destroyed since it was listed
-			}
-			s.Kept = append(s.Kept, e.ledger.StrayText(o))
-			continue
-		}
-
-		if err := e.removeObject(ctx, o.ID, cmp.Or(ledger.Describe(o.Identity), string(o.ID)),
-			"left by an interrupted operation or an earlier boot"); err != nil {
-			s.Kept = append(s.Kept, errs.Messagef("cannot remove garbage %s: %v", string(o.ID), err))
-			continue
-		}
-
-		s.Garbage++
 	}
 
-	e.sweepEphemeral(ctx, s, rows, marked, mounts)
+	e.sweepEphemeral(ctx, s, c)
 
 	// Find rows without an object.
-	for id := range rows {
+	for id := range c.rows {
 		if !whole[id] {
 			// It may have been created after the pool was listed: check again.
 			if _, err := e.drv.Attachment(ctx, id); errs.Is(err, errs.NotFound) {
@@ -158,27 +112,91 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 		}
 	}
 
-	if err := e.sweepMountRecords(ctx, s, rows, marked, mounts); err != nil {
+	// Forget what is no longer mounted, what dead processes left, and tombstones without an object.
+	if err := e.sweepMountRecords(ctx, s, c); err != nil {
 		return nil, err
 	}
 
-	if err := e.cat.RemoveStaleOwners(marks); err != nil {
+	if err := e.cat.RemoveStaleOwners(c.marks); err != nil {
 		return nil, err
 	}
 
 	return s, e.ledger.ForgetReclaimed(ctx)
 }
 
+// sweepView is what the catalogue says of objects, as far as a sweep needs it.
+type sweepView struct {
+	rows       map[driver.ObjectID]catalog.Row
+	marks      []catalog.Mark
+	marked     map[driver.ObjectID]bool // that have a mark
+	tombstones map[driver.ObjectID]bool
+	mounts     map[driver.ObjectID]catalog.MountRecord
+}
+
+// readSweepView reads the catalogue for a sweep, in one transaction.
+func (e *Engine) readSweepView(ctx context.Context) (*sweepView, error) {
+	c := &sweepView{rows: map[driver.ObjectID]catalog.Row{}, marked: map[driver.ObjectID]bool{}}
+	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		if c.marks, err = tx.Marks(); err != nil {
+			return err
+		}
+		if c.tombstones, err = tx.TombstoneIDs(); err != nil {
+			return err
+		}
+		if c.mounts, err = tx.MountRecords(); err != nil {
+			return err
+		}
+		return tx.Rows("", func(r catalog.Row) error { c.rows[r.ID] = r; return nil })
+	})
+	if err != nil {
+		return nil, err
+	}
+
+	for _, m := range c.marks {
+		c.marked[m.ID] = true
+	}
+
+	return c, nil
+}
+
+// sweepUnknown removes an object without a row or a mark if it is provably garbage, and otherwise reports it.
+func (e *Engine) sweepUnknown(ctx context.Context, s *Sweep, o driver.Object, tombstone bool) {
+	if o.Err != nil {
+		s.Kept = append(s.Kept, errs.Messagef("object %s: %v", string(o.ID), o.Err))
+		return
+	}
+
+	garbage := e.ledger.IsGarbage(o, tombstone)
+	if garbage && !tombstone && e.objectInUse(ctx, o) {
+		s.Kept = append(s.Kept, errs.Messagef("%s %s is in use but not in the catalogue", string(o.Identity.Kind),
+			ledger.Describe(o.Identity)))
+		return
+	}
+
+	if !garbage {
+		if _, err := e.drv.Attachment(ctx, o.ID); errs.Is(err, errs.NotFound) {
+			return // destroyed since it was listed
+		}
+		s.Kept = append(s.Kept, e.ledger.StrayText(o))
+		return
+	}
+
+	if err := e.removeObject(ctx, o.ID, cmp.Or(ledger.Describe(o.Identity), string(o.ID)),
+		"left by an interrupted operation or an earlier boot"); err != nil {
+		s.Kept = append(s.Kept, errs.Messagef("cannot remove garbage %s: %v", string(o.ID), err))
+		return
+	}
+
+	s.Garbage++
+}
+
 // sweepEphemeral destroys the ephemeral objects of earlier boots, except those in use,
-// and removes them from rows and mounts.
-func (e *Engine) sweepEphemeral(
-	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool,
-	mounts map[driver.ObjectID]catalog.MountRecord,
-) {
+// and removes them from the rows and mounts of c.
+func (e *Engine) sweepEphemeral(ctx context.Context, s *Sweep, c *sweepView) {
 	var going []content.Volume
-	for id, r := range rows {
-		if r.Ephemeral && kernel.EarlierBoot(r.BootID, r.CreatedAt) && !marked[id] {
-			a, has := mounts[id]
+	for id, r := range c.rows {
+		if r.Ephemeral && kernel.EarlierBoot(r.BootID, r.CreatedAt) && !c.marked[id] {
+			a, has := c.mounts[id]
 			going = append(going, content.Volume{Row: r, Record: a, HasRecord: has})
 		}
 	}
@@ -197,12 +215,12 @@ func (e *Engine) sweepEphemeral(
 			continue
 		}
 		s.Garbage++
-		delete(rows, v.Row.ID)
-		delete(mounts, v.Row.ID)
+		delete(c.rows, v.Row.ID)
+		delete(c.mounts, v.Row.ID)
 	}
 }
 
-// objectInUse reports whether somebody uses an object that no row names.
+// objectInUse reports whether an object that no row names is in use.
 func (e *Engine) objectInUse(ctx context.Context, o driver.Object) bool {
 	id := o.Identity
 	id.Kind = driver.Volume // whatever it was meant to become
@@ -210,16 +228,13 @@ func (e *Engine) objectInUse(ctx context.Context, o driver.Object) bool {
 		[]content.Volume{{Row: catalog.Row{Identity: id}}})[0] != nil
 }
 
-// sweepMountRecords forgets attachments that are gone, and detaches block
-// devices that no attachment and no working process accounts for.
-func (e *Engine) sweepMountRecords(
-	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool,
-	mounts map[driver.ObjectID]catalog.MountRecord,
-) error {
+// sweepMountRecords forgets the mount records of what is no longer mounted, and detaches block
+// devices that no mount record and no working process accounts for.
+func (e *Engine) sweepMountRecords(ctx context.Context, s *Sweep, c *sweepView) error {
 	used := map[string]bool{}
-	for id, a := range mounts {
-		row := rows[id]
-		if marked[id] || row.ID != "" && e.content.MountState(row, a) != content.NotMounted {
+	for id, a := range c.mounts {
+		row := c.rows[id]
+		if c.marked[id] || row.ID != "" && e.content.MountState(row, a) != content.NotMounted {
 			used[a.Mountpoint] = true
 			used[e.pool.DefaultMountpoint(row.Name)] = true
 			continue
@@ -233,17 +248,17 @@ func (e *Engine) sweepMountRecords(
 			return err
 		}
 
-		delete(mounts, id)
+		delete(c.mounts, id)
 		s.StaleMounts++
 	}
 
-	if err := e.sweepDevices(ctx, s, rows, marked, mounts); err != nil {
+	if err := e.sweepDevices(ctx, s, c); err != nil {
 		return err
 	}
 
 	// There may be new marks by now. That does no harm: a mount point that is being
 	// created is only removed if it is empty and unused, and mounting recreates it.
-	if len(marked) == 0 {
+	if len(c.marked) == 0 {
 		return e.content.RemoveStaleTargets(used)
 	}
 

@@ -4,23 +4,20 @@ import (
 	"context"
 
 	"pando/internal/base/errs"
-	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/content"
 )
 
 // sweepDevices detaches block devices of this pool that no record or operation accounts for. A device that is mounted
 // somewhere stays until it is unmounted.
-func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row,
-	marked map[driver.ObjectID]bool, mounts map[driver.ObjectID]catalog.MountRecord) error {
-
-	strays, err := e.content.StrayDevices(ctx, rows, mounts)
+func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, c *sweepView) error {
+	strays, err := e.content.StrayDevices(ctx, c.rows, c.mounts)
 	if err != nil {
 		return err
 	}
 
 	for _, d := range strays {
-		if marked[d.ID] {
+		if c.marked[d.ID] {
 			continue
 		}
 		if err := e.ifUnaccounted(ctx, d, func() error { return e.sweepDevice(ctx, s, d) }); err != nil {
