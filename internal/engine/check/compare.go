@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// poolView is everything that pool and catalogue say, the pool read first.
+// poolView is everything that pool and catalogue say. The pool is read first.
 type poolView struct {
 	objects      map[driver.ObjectID]driver.Object
 	rows         map[driver.ObjectID]catalog.Row
@@ -33,7 +33,7 @@ type poolView struct {
 	busy         map[driver.ObjectID]bool // marked, even by a dead process, unless only by a run
 }
 
-// readView reads the pool, then the catalogue: an object made in between has its mark or row by then.
+// readView reads the pool, then the catalogue: an object made in between has its mark or row when the catalogue is read.
 func (c *fsck) readView(ctx context.Context) (*poolView, error) {
 	v := &poolView{
 		objects: map[driver.ObjectID]driver.Object{}, rows: map[driver.ObjectID]catalog.Row{},
@@ -79,7 +79,12 @@ func (c *fsck) readView(ctx context.Context) (*poolView, error) {
 		return nil, err
 	}
 
-	// Work out references, and what identities should say.
+	v.deriveWants()
+	return v, c.findBusy(v)
+}
+
+// deriveWants derives from the rows the references of objects, and what their identities should say.
+func (v *poolView) deriveWants() {
 	names := map[driver.ObjectID]string{}
 	for _, r := range v.rows {
 		if r.Kind == driver.Volume {
@@ -107,15 +112,17 @@ func (c *fsck) readView(ctx context.Context) (*poolView, error) {
 
 		v.wants[id] = want
 	}
+}
 
-	// Find dead operations, and objects that operations work on.
+// findBusy finds the marks of dead processes, and the objects that operations work on.
+func (c *fsck) findBusy(v *poolView) error {
 	living := map[string]bool{}
 	for _, m := range v.marks {
 		alive, known := living[m.Owner]
 		if !known {
 			var err error
 			if alive, err = c.Catalog.IsLive(m.Owner); err != nil {
-				return nil, err
+				return err
 			}
 			living[m.Owner] = alive
 		}
@@ -128,7 +135,7 @@ func (c *fsck) readView(ctx context.Context) (*poolView, error) {
 		}
 	}
 
-	return v, nil
+	return nil
 }
 
 // compareAll compares everything in the pool with the catalogue. It changes nothing.
@@ -186,8 +193,10 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 	}
 
 	out = append(out, fs...)
+
+	// Report what dead processes have left in live/.
 	stale, err := c.Catalog.StaleOwners(v.marks)
-	if err != nil && !errs.Is(err, errs.NotFound) { // a missing directory has been found above
+	if err != nil && !errs.Is(err, errs.NotFound) { // checkDirs reports a missing directory
 		return nil, err
 	}
 
@@ -210,7 +219,7 @@ func sortedIDs[T any](m map[driver.ObjectID]T) []driver.ObjectID {
 	return out
 }
 
-// missingFinding is the finding of a row whose data is missing.
+// missingFinding returns the finding for a row whose data is missing.
 func (c *fsck) missingFinding(v *poolView, r catalog.Row) Finding {
 	name := v.refs[r.ID]
 	lost := "its data is missing"
@@ -296,7 +305,7 @@ func (c *fsck) compareUnknown(v *poolView, o driver.Object) []Finding {
 	case v.tombstones[o.ID]:
 		return nil // compareTombstones
 	case c.before != "" && o.Err == nil && c.Ledger.IsGarbage(o, false):
-		// The mark that named it was lost with the power; see sweep.
+		// The mark that named it was lost with the power: see engine/sweep.go.
 		f.describe(sevNote, "object-half", "it was ephemeral, or still being made, when the host went down",
 			"remove it, as the next command will")
 	case whole && c.Catalog.Lost() == 0 && ledger.IsUnfinished(o):
@@ -346,7 +355,7 @@ func shortMessage(has, wants int64) errs.Message {
 	return errs.Messagef("its image ends after %d of %d bytes: the rest is missing", has, wants)
 }
 
-// adviceImmutable says what can be done about damage in an immutable object.
+// adviceImmutable tells the user what to do about damage in an immutable object.
 func adviceImmutable(r catalog.Row) errs.Message {
 	if r.Kind == driver.Generation {
 		return "by hand: it never changes. Clone it, repair the clone with fsck, and publish that"
@@ -376,7 +385,7 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 	add("fs", got.FS == want.FS, got.FS, want.FS)
 	add("size", got.SizeBytes == want.SizeBytes, got.SizeBytes, want.SizeBytes)
 
-	// Rows of earlier versions have no sector size, and identities of them do not tell since when.
+	// Rows of earlier versions have no sector size, and their identities have no `since`.
 	add("sector", got.Sector == want.Sector || want.Sector == 0, got.Sector, want.Sector)
 	add("origin", got.Origin == want.Origin, got.Origin, want.Origin)
 	add("origin_id", got.OriginID == want.OriginID, got.OriginID, want.OriginID)
@@ -387,7 +396,7 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 	add("cons", got.Consistency == want.Consistency, got.Consistency, want.Consistency)
 	add("pinned", got.Pinned.Equal(want.Pinned), got.Pinned, want.Pinned)
 	if g := v.goldens[want.Golden]; want.Kind == driver.Generation && g.Current == want.Generation {
-		add("keep", got.Keep == want.Keep, got.Keep, want.Keep) // older ones say what was when they were current
+		add("keep", got.Keep == want.Keep, got.Keep, want.Keep) // older ones keep the value of when they were current
 	}
 
 	since := got.Since.IsZero() || got.Since.Equal(want.Since) || got.Since.Equal(want.CreatedAt)
@@ -395,8 +404,8 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 	return out
 }
 
-// baseIsSame compares bases. That of a volume may be newer in the catalogue if a generation proves it, and identities
-// of earlier versions have none.
+// baseIsSame compares bases. The catalogue may have a newer base for a volume, if a generation proves it. Identities of
+// earlier versions have no base.
 func (v *poolView) baseIsSame(got, want driver.Identity) bool {
 	if got.Golden == want.Golden && got.Generation == want.Generation {
 		return true
@@ -466,7 +475,15 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 		names[name] = id
 	}
 
-	// Compare goldens with their generations.
+	out = append(out, c.compareGoldens(v, highest, generations)...)
+	slices.SortFunc(out, func(a, b Finding) int { return cmp.Or(cmp.Compare(a.Code, b.Code), cmp.Compare(a.Ref, b.Ref)) })
+	return out
+}
+
+// compareGoldens compares goldens with their generations: highest has the highest generation of each golden, and
+// generations has the references of all of them.
+func (c *fsck) compareGoldens(v *poolView, highest map[string]int, generations map[string]bool) []Finding {
+	var out []Finding
 	for name, top := range highest {
 		g, ok := v.goldens[name]
 		f := Finding{Ref: name}
@@ -497,7 +514,6 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 		}
 	}
 
-	slices.SortFunc(out, func(a, b Finding) int { return cmp.Or(cmp.Compare(a.Code, b.Code), cmp.Compare(a.Ref, b.Ref)) })
 	return out
 }
 
@@ -557,10 +573,19 @@ func (c *fsck) compareMountRecords(ctx context.Context, v *poolView) ([]Finding,
 		return append(out, more...), err
 	}
 
-	// Find loop devices on images that no mount record accounts for.
+	more, err := c.compareLoopDevices(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+
+	return append(out, more...), nil
+}
+
+// compareLoopDevices finds loop devices on images that no mount record accounts for.
+func (c *fsck) compareLoopDevices(ctx context.Context, v *poolView) ([]Finding, error) {
 	loops, err := loopdev.List()
 	if errs.Is(err, errs.Permission) {
-		return out, nil // not root: then this pool has no loop devices
+		return nil, nil // not root: then this pool has no loop devices
 	}
 	if err != nil {
 		return nil, err
@@ -580,6 +605,7 @@ func (c *fsck) compareMountRecords(ctx context.Context, v *poolView) ([]Finding,
 		}
 	}
 
+	var out []Finding
 	for _, b := range loops {
 		id, ours := images[inode{b.Dev, b.Ino}]
 		if a, ok := v.mountRecords[id]; !ours || v.busy[id] || ok && a.Loop == b.Index {
