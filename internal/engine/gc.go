@@ -75,6 +75,7 @@ type freed struct {
 // to free space in the background.
 const settlePatience = 5 * time.Second
 
+// settledSpace measures the pool's space once the filesystem has freed what was removed, or after settlePatience.
 func (e *Engine) settledSpace(ctx context.Context) (pool.Space, error) {
 	return e.pool.WaitFreed(ctx, settlePatience)
 }
@@ -115,7 +116,7 @@ func (e *Engine) removeObject(ctx context.Context, id driver.ObjectID, ref, why 
 	return nil
 }
 
-// GC cleans up everything that can be cleaned up: it does the work of Maintain without
+// GC cleans up the pool completely: it does the work of Maintain without
 // a time limit, compares the whole pool with the catalogue, applies the retention of
 // goldens and, on a loop-backed pool, returns free space to the filesystem below. With
 // explain it measures the space that each removal returned, and reports why each
@@ -124,6 +125,7 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
+	// Collect what is removed, and the warnings; remove without a time limit.
 	start := time.Now()
 	c := callOf(ctx)
 	said := &warnings.List{}
@@ -174,27 +176,31 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 		return nil, err
 	}
 
+	// Explain what remains, if requested.
 	if explain {
 		if r.KeptThings, err = e.explainKept(ctx); err != nil {
 			return nil, err
 		}
 	}
 
-	// Add up the space that returned.
 	after, err := e.settledSpace(ctx)
 	if err != nil {
 		return nil, err
 	}
 
-	r.FreedBytes = max(0, before.UsedBytes-after.UsedBytes)
-	var sum int64 // includes writes that reached the pool only after before was measured
-	for _, f := range r.Freed {
-		sum += max(0, f.Bytes)
-	}
-
-	r.FreedBytes = max(r.FreedBytes, sum)
+	r.FreedBytes = max(0, before.UsedBytes-after.UsedBytes, sumFreed(r.Freed))
 	r.Duration = time.Since(start).Seconds()
 	return r, nil
+}
+
+// sumFreed adds up the space that single removals returned. The sum also counts data that reached the pool only after
+// GC had measured it the first time.
+func sumFreed(things []Freed) int64 {
+	var sum int64
+	for _, f := range things {
+		sum += max(0, f.Bytes)
+	}
+	return sum
 }
 
 // sweepLocked sweeps with the pool's lock held, so that nobody creates, mounts or removes the pool.
@@ -253,7 +259,6 @@ func (e *Engine) applyAllRetention(ctx context.Context) (n int, err error) {
 func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 	var u *uses
 	var tombstones []catalog.Tombstone
-	names := map[driver.ObjectID]string{}
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		if u, err = e.readUses(tx); err != nil {
 			return err
@@ -264,21 +269,16 @@ func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 		return nil, err
 	}
 
-	out := []Kept{}
-	for _, r := range u.rows {
-		if r.Kind == driver.Volume {
-			names[r.Lineage()] = r.Name
-		}
-	}
-
+	refs := u.refs()
 	clones := map[driver.ObjectID]int{}
 	for _, r := range u.rows {
 		clones[r.OriginID]++
 	}
 
-	// Objects that have a name.
+	// Explain objects that have a name.
+	out := []Kept{}
 	for _, r := range u.rows {
-		k := Kept{Ref: r.Name, Kind: kindName(r.Kind)}
+		k := Kept{Ref: refs[r.ID], Kind: kindName(r.Kind)}
 		if r.Pinned.After(time.Now()) {
 			k.Why = append(k.Why, errs.Messagef("pinned%s", pinnedUntil(r.Pinned)))
 		}
@@ -287,10 +287,8 @@ func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 		case driver.Volume:
 			k.Why = append(k.Why, e.whyVolume(ctx, u, r)...)
 		case driver.Snapshot:
-			k.Ref = names[r.Volume] + "@" + r.Name
 			k.Why = append(k.Why, "a snapshot stays as long as its volume")
 		case driver.Generation:
-			k.Ref = ref.Generation(r.Golden, r.Generation)
 			k.Why = append(k.Why, whyGeneration(u, r)...)
 		}
 
@@ -306,6 +304,7 @@ func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ref, b.Ref))
 	})
 
+	// Explain destroyed objects that still use space.
 	for _, g := range tombstones {
 		why := "destroyed, but the driver could not remove it yet"
 		if who := e.content.MountHolders(ctx, g.ID); who != "" {
@@ -316,6 +315,30 @@ func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 
 	ties, err := e.keptTies(ctx, u)
 	return append(out, ties...), err
+}
+
+// refs returns the references of all rows.
+func (u *uses) refs() map[driver.ObjectID]string {
+	volumes := map[driver.ObjectID]string{}
+	for _, r := range u.rows {
+		if r.Kind == driver.Volume {
+			volumes[r.Lineage()] = r.Name
+		}
+	}
+
+	out := make(map[driver.ObjectID]string, len(u.rows))
+	for _, r := range u.rows {
+		switch r.Kind {
+		case driver.Generation:
+			out[r.ID] = ref.Generation(r.Golden, r.Generation)
+		case driver.Snapshot:
+			out[r.ID] = volumes[r.Volume] + "@" + r.Name
+		default:
+			out[r.ID] = r.Name
+		}
+	}
+
+	return out
 }
 
 // keptTies lists the destroyed objects that the driver must keep, with the space they
@@ -331,26 +354,8 @@ func (e *Engine) keptTies(ctx context.Context, u *uses) ([]Kept, error) {
 		return nil, err
 	}
 
-	refs := map[driver.ObjectID]string{}
-	volumes := map[driver.ObjectID]string{}
-	for _, r := range u.rows {
-		if r.Kind == driver.Volume {
-			volumes[r.Lineage()] = r.Name
-		}
-	}
-
-	for _, r := range u.rows {
-		switch r.Kind {
-		case driver.Generation:
-			refs[r.ID] = ref.Generation(r.Golden, r.Generation)
-		case driver.Snapshot:
-			refs[r.ID] = volumes[r.Volume] + "@" + r.Name
-		default:
-			refs[r.ID] = r.Name
-		}
-	}
-
-	// Say for each tie where its blocks are, and who holds it.
+	// Explain for each where its blocks are, and which objects need them.
+	refs := u.refs()
 	out := make([]Kept, 0, len(all))
 	for _, tie := range all {
 		k := Kept{Ref: tie.Name, Kind: "tie", Bytes: tie.Bytes}
@@ -389,6 +394,7 @@ func (e *Engine) keptTies(ctx context.Context, u *uses) ([]Kept, error) {
 // tiesNamed limits how many of the objects that hold another are named.
 const tiesNamed = 8
 
+// whyVolume returns the reasons why a volume stays.
 func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []errs.Message {
 	var why []errs.Message
 	if u.pinned[r.Lineage()] {
@@ -428,6 +434,7 @@ func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []errs.M
 	return why
 }
 
+// whyGeneration returns the reasons why a generation stays.
 func whyGeneration(u *uses, r catalog.Row) []errs.Message {
 	g := u.goldens[r.Golden]
 	switch n := u.based[ref.Generation(r.Golden, r.Generation)]; {

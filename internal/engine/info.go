@@ -53,6 +53,7 @@ const (
 	stateSuperseded = "superseded"
 )
 
+// rowInfo fills in what a row says, whatever its kind.
 func rowInfo(r catalog.Row, driverName string) Info {
 	i := Info{
 		Name: r.Name, ID: string(r.ID), Kind: string(r.Kind), FS: string(r.FS), Driver: driverName, State: stateIdle,
@@ -331,7 +332,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 		return Detail{}, err
 	}
 
-	// Flush a mounted volume, and measure.
+	// Flush a mounted volume, so that what programs have written counts.
 	d := Detail{OriginID: string(row.OriginID), CloneCost: string(e.caps.CloneCost), Durable: !row.Ephemeral}
 	state := content.NotMounted
 	if has {
@@ -342,6 +343,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 		}
 	}
 
+	// Measure the object, and record the figures.
 	one := []catalog.Row{row}
 	if err := e.measureRows(ctx, one, false); err != nil {
 		return Detail{}, errs.Wrap("show", r.String(), err)
@@ -367,14 +369,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 	// Describe the object, with its generations or snapshots.
 	switch row.Kind {
 	case driver.Generation:
-		d.Info = generationInfo(row, golden, e.caps.Name)
-		for _, g := range gens {
-			if g.ID == row.ID {
-				g = row
-			}
-			d.Generations = append(d.Generations, generationInfo(g, golden, e.caps.Name))
-		}
-		d.Keep = golden.Keep
+		d.describeGolden(row, golden, gens, e.caps.Name)
 	case driver.Snapshot:
 		d.Info = snapshotInfo(row, r.Name, e.caps.Name)
 	default:
@@ -389,6 +384,18 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 	}
 
 	return d, nil
+}
+
+// describeGolden describes a generation, which has just been measured, and lists the generations gens.
+func (d *Detail) describeGolden(row catalog.Row, golden catalog.Golden, gens []catalog.Row, driverName string) {
+	d.Info = generationInfo(row, golden, driverName)
+	for _, g := range gens {
+		if g.ID == row.ID {
+			g = row
+		}
+		d.Generations = append(d.Generations, generationInfo(g, golden, driverName))
+	}
+	d.Keep = golden.Keep
 }
 
 // GoldenInfo is a row of Goldens.
@@ -461,6 +468,7 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 		return nil, err
 	}
 
+	// Lock the golden, so that nobody builds it.
 	unlock, _, err := e.lockGolden(ctx, r.Name, nil)
 	if err != nil {
 		return nil, err
@@ -468,6 +476,7 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 
 	defer unlock()
 
+	// Find what to destroy.
 	var going []doomed
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		row, err := tx.Resolve("golden rm", r)
@@ -570,44 +579,18 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 	var physical int64
 	exactBytes := false
 	if exact {
-		var rows []catalog.Row
-		if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-			return tx.Rows("", func(r catalog.Row) error { rows = append(rows, r); return nil })
-		}); err != nil {
-			return p, err
-		}
-		if err := e.measureRows(ctx, rows, true); err != nil {
-			return p, err
-		}
-		if physical, exactBytes, err = e.physicalBytes(ctx, rows); err != nil {
+		if physical, exactBytes, err = e.measureAll(ctx); err != nil {
 			return p, err
 		}
 	}
 
+	// Count what the catalogue has.
 	var mounts map[driver.ObjectID]catalog.MountRecord
-	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
-		n, err := tx.Count()
-		if err != nil {
-			return err
-		}
-
-		p.Volumes, p.Snapshots, p.Goldens, p.Generations = n.Volumes, n.Snapshots, n.Goldens, n.Generations
+	err = e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		if mounts, err = tx.MountRecords(); err != nil {
 			return err
 		}
-
-		tombstones, err := tx.Unreclaimed(0)
-		if err != nil {
-			return err
-		}
-
-		for _, g := range tombstones {
-			p.TrashObjects++
-			p.TrashBytes += g.Bytes
-		}
-
-		p.LogicalBytes, p.PhysicalBytes, err = tx.TotalUsage()
-		return err
+		return p.count(tx)
 	})
 
 	// Choose the best figure for the space in use.
@@ -627,7 +610,8 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 		}
 	}
 
-	if t, ok := e.drv.(driver.Tied); ok && exact && err == nil { // reads all objects
+	// Add up what destroyed objects still occupy, which reads all objects.
+	if t, ok := e.drv.(driver.Tied); ok && exact && err == nil {
 		var ties []driver.Tie
 		if ties, err = t.Ties(ctx); err != nil {
 			return p, err
@@ -643,4 +627,42 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 	}
 
 	return p, err
+}
+
+// measureAll measures all objects, records the figures, and returns the result of physicalBytes for them.
+func (e *Engine) measureAll(ctx context.Context) (physical int64, exact bool, err error) {
+	var rows []catalog.Row
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		return tx.Rows("", func(r catalog.Row) error { rows = append(rows, r); return nil })
+	}); err != nil {
+		return 0, false, err
+	}
+
+	if err := e.measureRows(ctx, rows, true); err != nil {
+		return 0, false, err
+	}
+
+	return e.physicalBytes(ctx, rows)
+}
+
+// count fills in the numbers of objects and tombstones, and the sums of their recorded sizes.
+func (p *PoolInfo) count(tx *catalog.Tx) error {
+	n, err := tx.Count()
+	if err != nil {
+		return err
+	}
+
+	p.Volumes, p.Snapshots, p.Goldens, p.Generations = n.Volumes, n.Snapshots, n.Goldens, n.Generations
+	tombstones, err := tx.Unreclaimed(0)
+	if err != nil {
+		return err
+	}
+
+	for _, g := range tombstones {
+		p.TrashObjects++
+		p.TrashBytes += g.Bytes
+	}
+
+	p.LogicalBytes, p.PhysicalBytes, err = tx.TotalUsage()
+	return err
 }

@@ -78,7 +78,7 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 		}
 	}
 
-	// Is enough free already?
+	// Return if enough is free already.
 	s, err := e.settledSpace(ctx)
 	if err != nil {
 		return nil, err
@@ -95,6 +95,7 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 		return r, nil
 	}
 
+	// Choose what to remove.
 	rows, snaps, err := e.listPrunable(ctx, q)
 	if err != nil {
 		return nil, err
@@ -105,7 +106,7 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 		return r, err
 	}
 
-	// Remove them.
+	// Remove it, and measure what that has freed.
 	perr := e.pruneList(ctx, q, rows, r)
 	e.returnToHost()
 	after, err := e.settledSpace(ctx)
@@ -118,7 +119,7 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 	return r, errors.Join(perr, ctx.Err())
 }
 
-// uses is what is in use according to the catalogue, read once for all objects.
+// uses holds what is in use according to the catalogue, read once for all objects.
 type uses struct {
 	mounts  map[driver.ObjectID]catalog.MountRecord
 	marked  map[driver.ObjectID]bool // worked on, or read
@@ -129,6 +130,7 @@ type uses struct {
 	rows    []catalog.Row
 }
 
+// readUses reads all rows of the catalogue, and what uses them.
 func (e *Engine) readUses(tx *catalog.Tx) (*uses, error) {
 	u := &uses{marked: map[driver.ObjectID]bool{}, based: map[string]int{}, pinned: map[driver.ObjectID]bool{},
 		goldens: map[string]catalog.Golden{}, snaps: map[driver.ObjectID][]catalog.Row{}}
@@ -281,37 +283,8 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 		used[row.ID], at[row.ID] = row.UsedAt, i
 	}
 
-	// still decides in the transaction whether an object may still be removed.
 	still := func(tx *catalog.Tx, row catalog.Row, attached bool) (bool, error) {
-		i := at[row.ID]
-		switch {
-		case !row.UsedAt.Equal(used[row.ID]):
-			r.Candidates[i].Kept = "it has been used since"
-		case row.Pinned.After(time.Now()):
-			r.Candidates[i].Kept = "it has been pinned since"
-		case attached && row.Kind == driver.Volume:
-			a, ok, err := tx.MountRecord(row.ID)
-			if err != nil {
-				return false, err
-			}
-			if ok && e.content.MountState(row, a) != content.NotMounted {
-				r.Candidates[i].Kept = "it has been mounted since"
-			}
-		case row.Kind == driver.Generation:
-			g, ok, err := tx.Golden(row.Golden)
-			if err != nil {
-				return false, err
-			}
-			n, err := tx.CountDescendants(row.Golden, row.Generation)
-			if err != nil {
-				return false, err
-			}
-			if n > 0 || ok && g.Current == row.Generation {
-				r.Candidates[i].Kept = "it is in use now"
-			}
-		}
-
-		return r.Candidates[i].Kept == "", nil
+		return e.stillPrunable(tx, row, attached, used[row.ID], &r.Candidates[at[row.ID]])
 	}
 
 	// Remove them in batches, and measure after each, until enough is free.
@@ -365,8 +338,43 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 	return failed
 }
 
-// nextBatch returns how many objects to remove next, if done of them have freed so many
-// bytes and need more bytes are wanted: about half of the expected number, so that no
+// stillPrunable decides, in the transaction that claims an object, whether it may still be removed. If not, it records
+// why in c. used is when the object was last used when it was selected.
+func (e *Engine) stillPrunable(
+	tx *catalog.Tx, row catalog.Row, attached bool, used time.Time, c *Candidate,
+) (bool, error) {
+	switch {
+	case !row.UsedAt.Equal(used):
+		c.Kept = "it has been used since"
+	case row.Pinned.After(time.Now()):
+		c.Kept = "it has been pinned since"
+	case attached && row.Kind == driver.Volume:
+		a, ok, err := tx.MountRecord(row.ID)
+		if err != nil {
+			return false, err
+		}
+		if ok && e.content.MountState(row, a) != content.NotMounted {
+			c.Kept = "it has been mounted since"
+		}
+	case row.Kind == driver.Generation:
+		g, ok, err := tx.Golden(row.Golden)
+		if err != nil {
+			return false, err
+		}
+		n, err := tx.CountDescendants(row.Golden, row.Generation)
+		if err != nil {
+			return false, err
+		}
+		if n > 0 || ok && g.Current == row.Generation {
+			c.Kept = "it is in use now"
+		}
+	}
+
+	return c.Kept == "", nil
+}
+
+// nextBatch returns how many objects to remove next, when done objects have freed freed
+// bytes and need more bytes are missing: about half of the expected number, so that no
 // more are removed than necessary. 0: enough is free.
 func nextBatch(done int, freed, need int64) int {
 	switch {
