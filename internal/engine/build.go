@@ -33,6 +33,7 @@ func (e *Engine) lockGolden(
 		return nil, false, errs.Wrap("lock golden", name, err)
 	}
 
+	// Lock the byte that the name leads to.
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(name))
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(h.Sum64() >> 2), Len: 1}
@@ -180,7 +181,6 @@ func (b *build) undoBuild(ctx context.Context) { b.e.ledger.DestroyUnfinished(ct
 // publishGeneration turns the filled scratch volume into a generation, and makes it
 // the current one. Durable on return.
 func (b *build) publishGeneration(ctx context.Context, t *progress.Tracker) (Info, error) {
-	e := b.e
 	b.gen.FS, b.gen.SizeBytes, b.gen.Sector = b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector
 	if b.reads.Row.ID == "" {
 		b.gen.CreatedAt = time.Now().UTC()
@@ -192,8 +192,22 @@ func (b *build) publishGeneration(ctx context.Context, t *progress.Tracker) (Inf
 		b.gen.Since = b.golden.CreatedAt // its first generation, which records it too, may be destroyed
 	}
 
-	// Make the object of the generation, in the way the driver prefers.
-	from := b.scratch.ID
+	if err := b.makeGeneration(ctx, t); err != nil {
+		return Info{}, err
+	}
+
+	row, err := b.measureGeneration(ctx)
+	if err != nil {
+		return Info{}, err
+	}
+
+	return b.recordGeneration(ctx, row)
+}
+
+// makeGeneration makes the object of the generation, in the way the driver prefers, and destroys the scratch volume
+// unless it has become that object.
+func (b *build) makeGeneration(ctx context.Context, t *progress.Tracker) error {
+	e, from := b.e, b.scratch.ID
 	var err error
 	switch d := e.drv.(type) {
 	case driver.Sealer:
@@ -207,37 +221,41 @@ func (b *build) publishGeneration(ctx context.Context, t *progress.Tracker) (Inf
 		t.Start("writing to disk", 0, 0)
 		err = e.drv.Snapshot(ctx, from, b.gen)
 	}
-	if err != nil {
-		return Info{}, err
+	if err != nil || b.gen.ID == from {
+		return err
 	}
 
-	if b.gen.ID != from {
-		if err := e.drv.Destroy(ctx, from); err != nil {
-			return Info{}, err
-		}
-	}
+	return e.drv.Destroy(ctx, from)
+}
 
-	// Measure it.
-	now := time.Now()
+// measureGeneration returns the row of the generation, with the space it uses. A tree, which would have to be walked,
+// gets the figures of the volume that it was published from.
+func (b *build) measureGeneration(ctx context.Context) (catalog.Row, error) {
+	e, now := b.e, time.Now()
+	var err error
 	if b.gen, err = e.fillSector(ctx, b.gen); err != nil {
-		return Info{}, err
+		return catalog.Row{}, err
 	}
 
 	row := catalog.Row{Identity: b.gen, UsedAt: now}
 	if e.cheapUsage(row.FS) || b.reads.Row.ID == "" {
 		if row.Usage, err = e.drv.Usage(ctx, row.ID); err != nil {
-			return Info{}, err
+			return catalog.Row{}, err
 		}
 		row.MeasuredAt = now
-	} else { // measuring a tree means walking it
+	} else {
 		row.Usage, row.MeasuredAt = cloneUsage(e.caps, b.reads.Row), b.reads.Row.MeasuredAt
 	}
 
-	// Record the generation and make it current, in one commit.
-	g := b.golden
+	return row, nil
+}
+
+// recordGeneration records the generation and makes it the current one, in one durable commit.
+func (b *build) recordGeneration(ctx context.Context, row catalog.Row) (Info, error) {
+	e, g := b.e, b.golden
 	g.Current, g.Next = b.gen.Generation, b.gen.Generation+1
 	based := driver.ObjectID("")
-	err = e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+	err := e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		if err := tx.PutObject(row); err != nil {
 			return err
 		}
@@ -265,6 +283,7 @@ func (b *build) publishGeneration(ctx context.Context, t *progress.Tracker) (Inf
 	if err != nil {
 		return Info{}, err
 	}
+
 	if based != "" {
 		e.recordBase(context.WithoutCancel(ctx), based)
 	}
@@ -308,7 +327,7 @@ type Published struct {
 // use (see Snapshot). The volume stays, and is released as soon as it has been
 // copied. Clones get either the old generation or the whole new one. Durable on
 // return. NotFound, Exists (a volume has the golden's name), Conflict (the volume is
-// based on an older generation: somebody else has published since), InUse, NoSpace.
+// based on an older generation, and a newer one has been published since), InUse, NoSpace.
 func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -322,6 +341,7 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 		return Published{}, err
 	}
 
+	// Find the volume, and check that there is enough free space.
 	var vol catalog.Row
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		vol, err = tx.ResolveVolume(opPublish, q.Volume.String())
@@ -334,6 +354,7 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 		return Published{}, err
 	}
 
+	// Build the generation with the golden locked.
 	unlock, _, err := e.lockGolden(ctx, golden, q.Tracker)
 	if err != nil {
 		return Published{}, err
@@ -356,14 +377,15 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 	return Published{info, e.removeOldOrWarn(ctx, golden)}, nil
 }
 
+// publishVolume copies the volume that a build reads, and publishes the copy.
 func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracker) (Info, error) {
 	vol := b.reads.Row
 	b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector = vol.FS, vol.SizeBytes, vol.Sector
 	b.scratch.Origin, b.scratch.OriginID = vol.Name, vol.ID
 	b.gen.Origin, b.gen.OriginID = vol.Name, vol.ID
 
-	// The time of the copy, not of its end: later writes to the volume are not in the
-	// generation, and diff relies on that.
+	// The generation has the time at which the copy began, not when it ended: later
+	// writes to the volume are not in the generation, and diff relies on that.
 	b.gen.CreatedAt = time.Now().UTC()
 	if err := e.copyLive(ctx, b.reads, b.scratch, false); err != nil {
 		return Info{}, err

@@ -93,6 +93,7 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 		return nil, err
 	}
 
+	// Plan and mark the clones, after the golden's first generation has been built.
 	plans, l, err := e.planClones(ctx, q, names)
 	if errs.Is(err, errs.NotFound) {
 		waited, werr := e.awaitGolden(ctx, q.From.Name, q.Tracker)
@@ -135,6 +136,7 @@ func (e *Engine) Fork(ctx context.Context, q CloneRequest) ([]Info, error) {
 	return e.Clone(ctx, q)
 }
 
+// cloneNames returns the names of the clones: NAME, or with a count NAME-1 and so on. Invalid.
 func cloneNames(q CloneRequest) ([]string, error) {
 	if err := q.Name.Required("clone"); err != nil {
 		return nil, err
@@ -159,29 +161,13 @@ func cloneNames(q CloneRequest) ([]string, error) {
 
 // planClones decides everything about the clones, reserves their names and marks the work.
 func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string) ([]*clonePlan, content.Live, error) {
-	targets := make([]content.Target, len(names))
 	var l content.Live
 
-	// Check the user's directories before the transaction: its duration must not
-	// depend on them. The filesystem of the origin decides how a clone is mounted.
+	// Check the user's directories before the transaction: its duration must not depend on them.
+	targets := make([]content.Target, len(names))
 	if q.Mount && q.MountDir != "" {
-		if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-			l.Row, err = tx.Resolve(q.op, q.From)
-			return err
-		}); err != nil {
+		if err := e.checkCloneTargets(ctx, q, names, targets); err != nil {
 			return nil, l, err
-		}
-
-		for i, n := range names {
-			dir := q.MountDir
-			if dir != "" && q.Count > 0 {
-				dir = filepath.Join(dir, n)
-			}
-			t, err := e.content.CheckTarget("clone", n, l.Row.FS, dir, q.May)
-			if err != nil {
-				return nil, l, err
-			}
-			targets[i] = t
 		}
 	}
 
@@ -215,15 +201,8 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 				return nil, err
 			}
 
-			id := e.newIdentity(driver.Volume)
-			id.Name, id.FS, id.SizeBytes, id.Sector = n, origin.FS, size, origin.Sector
-			id.Origin, id.OriginID, id.Ephemeral = tx.RefOf(origin), origin.ID, q.Ephemeral
-			id.Soon = q.Mount
-			id.Golden, id.Generation = origin.Golden, origin.Generation
-			if q.TTL > 0 {
-				id.ExpiresAt = now.Add(q.TTL)
-			}
-
+			id := e.cloneIdentity(q, n, origin, tx.RefOf(origin), now)
+			id.SizeBytes = size
 			if q.Mount && q.MountDir == "" {
 				if targets[i], err = e.content.CheckTarget("clone", n, origin.FS, "", q.May); err != nil {
 					return nil, err
@@ -244,6 +223,49 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 	return plans, l, err
 }
 
+// checkCloneTargets checks the mount points of clones in a directory that the user has named, and returns them in
+// targets. The filesystem of the origin decides how a clone is mounted.
+func (e *Engine) checkCloneTargets(
+	ctx context.Context, q CloneRequest, names []string, targets []content.Target,
+) error {
+	var origin catalog.Row
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		origin, err = tx.Resolve(q.op, q.From)
+		return err
+	}); err != nil {
+		return err
+	}
+
+	for i, n := range names {
+		dir := q.MountDir
+		if q.Count > 0 {
+			dir = filepath.Join(dir, n)
+		}
+		t, err := e.content.CheckTarget("clone", n, origin.FS, dir, q.May)
+		if err != nil {
+			return err
+		}
+		targets[i] = t
+	}
+
+	return nil
+}
+
+// cloneIdentity returns the identity of a clone, but for its size.
+func (e *Engine) cloneIdentity(
+	q CloneRequest, name string, origin catalog.Row, originRef string, now time.Time,
+) driver.Identity {
+	id := e.newIdentity(driver.Volume)
+	id.Name, id.FS, id.Sector = name, origin.FS, origin.Sector
+	id.Origin, id.OriginID, id.Ephemeral = originRef, origin.ID, q.Ephemeral
+	id.Soon = q.Mount
+	id.Golden, id.Generation = origin.Golden, origin.Generation
+	if q.TTL > 0 {
+		id.ExpiresAt = now.Add(q.TTL)
+	}
+	return id
+}
+
 // kindName returns the name of a kind of object for users.
 func kindName(k driver.Kind) string {
 	if k == driver.Generation {
@@ -261,6 +283,7 @@ func cloneUsage(c driver.Caps, origin catalog.Row) driver.Usage {
 	return driver.Usage{LogicalBytes: u.LogicalBytes, ExclusiveBytes: u.LogicalBytes, Extents: u.Extents}
 }
 
+// cloneSize returns the size of a clone's block device. Invalid, Unsupported.
 func (e *Engine) cloneSize(q CloneRequest, origin catalog.Row) (int64, error) {
 	if q.SizeBytes == 0 {
 		return origin.SizeBytes, nil

@@ -26,7 +26,7 @@ type MountRequest struct {
 
 // Mount mounts a volume. It does nothing if the volume is mounted there already.
 // NotFound, Invalid (the mount point), InUse (it is mounted elsewhere, or without these
-// rights), Permission, Conflict (somebody replaces the mount point).
+// rights), Permission, Conflict (another process is replacing the mount point).
 func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -37,6 +37,7 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 		return Info{}, err
 	}
 
+	// Return if the volume is mounted there already, and check the mount point.
 	var row catalog.Row
 	var att catalog.MountRecord
 	var has bool
@@ -76,7 +77,7 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 			if already, err = e.alreadyMounted(row, att, dir, may); already || err != nil {
 				return nil, err
 			}
-			// The record is stale: somebody has unmounted the volume, or the host has rebooted.
+			// The record is stale: the volume has been unmounted, or the host has rebooted.
 			if err := tx.ForgetMount(row.ID); err != nil {
 				return nil, err
 			}
@@ -88,14 +89,25 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 		return volumeInfo(row, e.caps.Name, att.Mountpoint), err
 	}
 
-	ledger.NoteCommitted(e.drv, row.ID) // should its maker have died before
+	// Mount it.
+	ledger.NoteCommitted(e.drv, row.ID) // in case the process that made it died before it could
 	att, err = e.content.Mount(ctx, row, t)
 	if err != nil {
 		e.ledger.UnmarkFailed(ctx, row.ID, err)
 		return Info{}, errs.Wrap("mount", name, err)
 	}
 
-	err = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+	if err := e.recordMount(ctx, row, att); err != nil {
+		return Info{}, errs.Wrap("mount", name, err)
+	}
+
+	return volumeInfo(row, e.caps.Name, att.Mountpoint), nil
+}
+
+// recordMount records a mount and removes the mark of the work. On error it unmounts the volume again; if it cannot, the
+// mark stays.
+func (e *Engine) recordMount(ctx context.Context, row catalog.Row, att catalog.MountRecord) error {
+	err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		if err := tx.RecordMount(att); err != nil {
 			return err
 		}
@@ -104,14 +116,10 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 		}
 		return tx.Unmark(row.ID)
 	})
-	if err != nil {
-		if e.content.Unmount(context.WithoutCancel(ctx), reasonFor("mount"), row, att, false) == nil {
-			_ = e.ledger.Unmark(ctx, row.ID)
-		}
-		return Info{}, errs.Wrap("mount", name, err)
+	if err != nil && e.content.Unmount(context.WithoutCancel(ctx), reasonFor("mount"), row, att, false) == nil {
+		_ = e.ledger.Unmark(ctx, row.ID)
 	}
-
-	return volumeInfo(row, e.caps.Name, att.Mountpoint), nil
+	return err
 }
 
 // alreadyMounted reports whether the volume is already mounted as requested. InUse if
@@ -154,12 +162,15 @@ func (e *Engine) Umount(ctx context.Context, q UmountRequest) (Info, error) {
 	return e.umount(ctx, q.Volume.String())
 }
 
+// umount is Umount within an operation that has begun.
 func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 	if err := e.needRoot("umount", name); err != nil {
 		return Info{}, err
 	}
 
 	ctx = mayUseReserve(ctx) // data that does not fit on the disk would stay in memory for ever
+
+	// Mark the work, if the volume is mounted.
 	var row catalog.Row
 	var att catalog.MountRecord
 	var has bool
@@ -176,6 +187,7 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 		return volumeInfo(row, e.caps.Name, ""), err
 	}
 
+	// Write back what programs have written, and unmount.
 	if ns, err := kernel.MountNamespace(); err == nil && ns != att.MountNS && att.MountID != 0 &&
 		e.content.MountState(row, att) == content.HeldElsewhere {
 		_ = e.ledger.Unmark(ctx, row.ID)
@@ -197,13 +209,19 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 		return Info{}, errs.Wrap("umount", name, err)
 	}
 
+	err = e.recordUmount(ctx, &row)
+	return volumeInfo(row, e.caps.Name, ""), err
+}
+
+// recordUmount measures an unmounted volume, if that is cheap, and records that it is no longer mounted.
+func (e *Engine) recordUmount(ctx context.Context, row *catalog.Row) error {
 	usage, uerr := driver.Usage{}, error(nil)
 	measured := row.FS.IsImage() && e.cheapAtUmount() // a tree would have to be walked
 	if measured {
 		usage, uerr = e.drv.Usage(ctx, row.ID)
 	}
 
-	err = e.cat.Update(context.WithoutCancel(ctx), catalog.Soft, func(tx *catalog.Tx) error {
+	return e.cat.Update(context.WithoutCancel(ctx), catalog.Soft, func(tx *catalog.Tx) error {
 		if measured && uerr == nil {
 			row.Usage, row.MeasuredAt = usage, time.Now()
 			if err := tx.SetUsage(row.ID, usage, row.MeasuredAt); err != nil {
@@ -225,8 +243,6 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 
 		return tx.Unmark(row.ID)
 	})
-
-	return volumeInfo(row, e.caps.Name, ""), err
 }
 
 // cheapAtUmount reports whether a volume can be measured right after it was unmounted.

@@ -71,6 +71,7 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 		return out, err
 	}
 
+	// Mark the work. There is none if the volume already has this base.
 	r := &rebase{e: e, q: q, s: &succession{e: e, op: opRebase, next: e.newIdentity(driver.Volume)}}
 	err := r.s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
 		err := r.findVolume(tx)
@@ -154,8 +155,10 @@ func (r *rebase) findVolume(tx *catalog.Tx) (err error) {
 	return err
 }
 
+// reapplyChanges makes a clone of the target that has the volume's own changes, and commits it as the successor of the
+// volume. It reports changes and conflicts in out.
 func (r *rebase) reapplyChanges(ctx context.Context, out *Rebased) error {
-	e := r.e
+	e, t := r.e, r.q.Tracker
 	v, err := e.openSides(ctx, opRebase, FreezeIfNeeded, rowRef(r.base), rowRef(r.target))
 	if err != nil {
 		return err
@@ -163,31 +166,13 @@ func (r *rebase) reapplyChanges(ctx context.Context, out *Rebased) error {
 
 	defer v.close(ctx)
 
-	base, target := v.sides[0], v.sides[1]
 	vol, err := r.addVolume(ctx, v)
 	if err != nil {
 		return err
 	}
 
-	// Find the changes on both sides, and the conflicts.
-	t := r.q.Tracker
-	t.Start("finding the volume's changes", 0, 0)
-	mine, err := v.compareSides(ctx, base, vol, true, t)
-	if err != nil {
-		return err
-	}
-
-	t.Start("finding the golden's changes", 0, 0)
-	theirs, err := v.compareSides(ctx, base, target, true, t)
-	if err != nil {
-		return err
-	}
-
-	var m *treediff.Merge
-	err = v.withRoots(ctx, func(roots []*os.File) (err error) {
-		m, err = treediff.Conflicts(ctx, mine.Changes, theirs.Changes, roots[0], roots[1])
-		return err
-	}, vol, target)
+	// Find the changes on both sides, and resolve the conflicts.
+	m, err := r.findChanges(ctx, v, vol)
 	if err != nil {
 		return err
 	}
@@ -196,26 +181,9 @@ func (r *rebase) reapplyChanges(ctx context.Context, out *Rebased) error {
 		out.Conflicts = append(out.Conflicts, RebaseConflict{Path(c.Path), c.Mine, c.Theirs})
 	}
 
-	// Resolve the conflicts, or fail.
-	changes, how := m.Changes, treediff.ApplyOptions{Progress: t.Add}
-	if n := len(m.Conflicts); n > 0 {
-		switch {
-		case r.q.Ours:
-			how.Force = true
-		case r.q.Theirs:
-			how.Keep = true
-			changes = m.Clean()
-		default:
-			paths := "paths have"
-			if n == 1 {
-				paths = "path has"
-			}
-			return errs.New(errs.Conflict, opRebase, r.q.Volume.String(),
-				"%d %s been changed both in the volume and between %s and %s; nothing was changed",
-				n, paths, rowRef(r.base), rowRef(r.target)).
-				WithHint("keep the volume's version with %s, or the golden's with %s", errs.Param("ours"),
-					errs.Param("theirs"))
-		}
+	changes, how, err := r.resolve(m)
+	if err != nil {
+		return err
 	}
 
 	// Reapply the changes in a clone of the target.
@@ -244,6 +212,53 @@ func (r *rebase) reapplyChanges(ctx context.Context, out *Rebased) error {
 	}
 
 	return r.s.commit(ctx)
+}
+
+// findChanges finds the changes of the volume and of the golden since the volume's base, and their conflicts.
+func (r *rebase) findChanges(ctx context.Context, v *view, vol *side) (m *treediff.Merge, err error) {
+	t, base, target := r.q.Tracker, v.sides[0], v.sides[1]
+	t.Start("finding the volume's changes", 0, 0)
+	mine, err := v.compareSides(ctx, base, vol, true, t)
+	if err != nil {
+		return nil, err
+	}
+
+	t.Start("finding the golden's changes", 0, 0)
+	theirs, err := v.compareSides(ctx, base, target, true, t)
+	if err != nil {
+		return nil, err
+	}
+
+	err = v.withRoots(ctx, func(roots []*os.File) (err error) {
+		m, err = treediff.Conflicts(ctx, mine.Changes, theirs.Changes, roots[0], roots[1])
+		return err
+	}, vol, target)
+	return m, err
+}
+
+// resolve returns the changes to reapply, and how. Conflict if there are conflicts, and neither Ours nor Theirs is set.
+func (r *rebase) resolve(m *treediff.Merge) ([]treediff.Change, treediff.ApplyOptions, error) {
+	changes, how, n := m.Changes, treediff.ApplyOptions{Progress: r.q.Tracker.Add}, len(m.Conflicts)
+	switch {
+	case n == 0:
+	case r.q.Ours:
+		how.Force = true
+	case r.q.Theirs:
+		how.Keep = true
+		changes = m.Clean()
+	default:
+		paths := "paths have"
+		if n == 1 {
+			paths = "path has"
+		}
+		return nil, how, errs.New(errs.Conflict, opRebase, r.q.Volume.String(),
+			"%d %s been changed both in the volume and between %s and %s; nothing was changed",
+			n, paths, rowRef(r.base), rowRef(r.target)).
+			WithHint("keep the volume's version with %s, or the golden's with %s", errs.Param("ours"),
+				errs.Param("theirs"))
+	}
+
+	return changes, how, nil
 }
 
 // rowRef returns the reference of a generation.
