@@ -40,7 +40,7 @@ func on(make func(t *testing.T) string) func(t *testing.T) string {
 func ext4Host(t *testing.T) string { return testfs.Ext4(t, hostBytes) }
 
 // fewInodes is a filesystem with room for a pool, but not for many more files.
-func fewInodes(t *testing.T) string { return testfs.Ext4Inodes(t, hostBytes, 512) }
+func fewInodes(t *testing.T) string { return testfs.Ext4With(t, hostBytes, "-N", "512") }
 
 func xfsHost(t *testing.T) string { return testfs.XFS(t, hostBytes) }
 

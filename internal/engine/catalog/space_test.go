@@ -23,7 +23,7 @@ func newTight(t *testing.T, fs string) (dir string) {
 	t.Helper()
 	switch fs {
 	case "inodes":
-		dir = testfs.Ext4Inodes(t, 64<<20, 64)
+		dir = testfs.Ext4With(t, 64<<20, "-N", "64")
 	default:
 		dir = testfs.New(t, fs, 64<<20).Dir()
 	}

@@ -2,7 +2,6 @@ package kernel_test
 
 import (
 	"errors"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -22,22 +21,10 @@ func TestXFSReflinks(t *testing.T) {
 		t.Errorf("made with reflink=1: %v, %v", ok, err)
 	}
 	image := filepath.Join(t.TempDir(), "image")
-	f, err := os.Create(image)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := f.Truncate(320 << 20); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.Command("mkfs.xfs", "-q", "-m", "reflink=0", image).CombinedOutput(); err != nil {
+	d := testfs.Loop(t, image, 320<<20, loopdev.Options{})
+	if out, err := exec.Command("mkfs.xfs", "-q", "-m", "reflink=0", d.Path).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	d, err := loopdev.Attach(t.Context(), f, loopdev.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
 	m, err := mount.Device("xfs", d.Path, nil, true)
 	if err != nil {
 		t.Fatal(err)

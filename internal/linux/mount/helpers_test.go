@@ -18,6 +18,7 @@ import (
 
 	"pando/internal/linux/loopdev"
 	"pando/internal/linux/mount"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 )
@@ -133,25 +134,6 @@ func newImage(t *testing.T, fstype string) string {
 	return path
 }
 
-func attach(t *testing.T, image string, o loopdev.Options) *loopdev.Device {
-	t.Helper()
-	flags := os.O_RDWR
-	if o.ReadOnly {
-		flags = os.O_RDONLY
-	}
-	f, err := os.OpenFile(image, flags, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	d, err := loopdev.Attach(t.Context(), f, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { d.Close() })
-	return d
-}
-
 // volume is a mounted image.
 type volume struct {
 	image, dir string
@@ -164,7 +146,7 @@ func mountImage(t *testing.T, image, fstype string) volume {
 	t.Helper()
 	needRoot(t)
 	v := volume{image: image, dir: tempDir(t)}
-	d := attach(t, image, loopdev.Options{})
+	d := testfs.Loop(t, image, 0, loopdev.Options{})
 	v.loop = d.Index
 	var options []string
 	if fstype == "xfs" {

@@ -12,6 +12,7 @@ import (
 
 	"pando/internal/linux/loopdev"
 	"pando/internal/linux/mount"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 )
@@ -96,7 +97,7 @@ func TestHoldersPropagatedCopies(t *testing.T) {
 				t.Fatal(err)
 			}
 			image := newImage(t, "ext4")
-			d := attach(t, image, loopdev.Options{})
+			d := testfs.Loop(t, image, 0, loopdev.Options{})
 			m, err := mount.Device("ext4", d.Path, nil, false)
 			if err != nil {
 				t.Fatal(err)

@@ -405,7 +405,7 @@ func TestHoldersLoopDevice(t *testing.T) {
 		if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		d := attach(t, file, loopdev.Options{KeepOpen: true})
+		d := testfs.Loop(t, file, 0, loopdev.Options{KeepOpen: true})
 		d.Close()
 		b, err := loopdev.Lookup(d.Index)
 		if err != nil {
@@ -463,7 +463,7 @@ func swap(call uintptr, path string) error {
 func TestHoldersOfBlockDevice(t *testing.T) {
 	needRoot(t)
 	image := newImage(t, "none")
-	d := attach(t, image, loopdev.Options{})
+	d := testfs.Loop(t, image, 0, loopdev.Options{})
 	f, err := os.Open(d.Path)
 	if err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"pando/internal/linux/kernel"
 	"pando/internal/linux/loopdev"
 	"pando/internal/linux/mount"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 )
@@ -94,7 +95,7 @@ func TestDeviceSameUUIDTwice(t *testing.T) {
 			if out, err := exec.Command("cp", "--sparse=always", one, two).CombinedOutput(); err != nil {
 				t.Fatalf("cp: %v: %s", err, out)
 			}
-			d := attach(t, one, loopdev.Options{})
+			d := testfs.Loop(t, one, 0, loopdev.Options{})
 			a, err := mount.Device(fstype, d.Path, nil, false)
 			if err != nil {
 				t.Fatal(err)
@@ -107,7 +108,7 @@ func TestDeviceSameUUIDTwice(t *testing.T) {
 			}
 			a.Close()
 			if fstype == "xfs" {
-				d := attach(t, two, loopdev.Options{})
+				d := testfs.Loop(t, two, 0, loopdev.Options{})
 				m, err := mount.Device("xfs", d.Path, nil, false)
 				if err == nil {
 					m.Close()
@@ -135,10 +136,10 @@ func TestDeviceSameUUIDTwice(t *testing.T) {
 
 func TestDeviceErrorsSayWhy(t *testing.T) {
 	needRoot(t)
-	ext4 := attach(t, newImage(t, "ext4"), loopdev.Options{})
-	xfs := attach(t, newImage(t, "xfs"), loopdev.Options{})
-	empty := attach(t, newImage(t, "none"), loopdev.Options{})
-	ro := attach(t, newImage(t, "ext4"), loopdev.Options{ReadOnly: true})
+	ext4 := testfs.Loop(t, newImage(t, "ext4"), 0, loopdev.Options{})
+	xfs := testfs.Loop(t, newImage(t, "xfs"), 0, loopdev.Options{})
+	empty := testfs.Loop(t, newImage(t, "none"), 0, loopdev.Options{})
+	ro := testfs.Loop(t, newImage(t, "ext4"), 0, loopdev.Options{ReadOnly: true})
 	file := touch(t, filepath.Join(tempDir(t), "file"))
 	for _, c := range []struct {
 		name, fstype, source string
@@ -189,7 +190,7 @@ func TestDeviceDamaged(t *testing.T) {
 	if _, err := f.WriteAt([]byte{0xff}, 130); err != nil {
 		t.Fatal(err)
 	}
-	m, err := mount.Device("xfs", attach(t, image, loopdev.Options{}).Path, nil, false)
+	m, err := mount.Device("xfs", testfs.Loop(t, image, 0, loopdev.Options{}).Path, nil, false)
 	if err == nil {
 		m.Close()
 		t.Fatal("mounted")
@@ -204,7 +205,7 @@ func TestDetachedClose(t *testing.T) {
 	needRoot(t)
 	image := newImage(t, "ext4")
 	v := volume{image: image}
-	d := attach(t, image, loopdev.Options{})
+	d := testfs.Loop(t, image, 0, loopdev.Options{})
 	v.loop = d.Index
 	m, err := mount.Device("ext4", d.Path, nil, false)
 	if err != nil {
@@ -240,7 +241,7 @@ func TestDetachedClose(t *testing.T) {
 func TestDetachedDiesWithItsProcess(t *testing.T) {
 	needRoot(t)
 	image := newImage(t, "ext4")
-	d := attach(t, image, loopdev.Options{})
+	d := testfs.Loop(t, image, 0, loopdev.Options{})
 	v := volume{image: image, loop: d.Index}
 	c := startRole(t, "detached", nil, "ext4", d.Path)
 	d.Close()
@@ -253,7 +254,7 @@ func TestDetachedDiesWithItsProcess(t *testing.T) {
 
 func TestAttachErrors(t *testing.T) {
 	needRoot(t)
-	d := attach(t, newImage(t, "ext4"), loopdev.Options{})
+	d := testfs.Loop(t, newImage(t, "ext4"), 0, loopdev.Options{})
 	m, err := mount.Device("ext4", d.Path, nil, false)
 	if err != nil {
 		t.Fatal(err)
@@ -354,7 +355,7 @@ func TestUnmount(t *testing.T) {
 
 func TestUnmountTakesTheTopmost(t *testing.T) {
 	a := mountImage(t, newImage(t, "ext4"), "ext4")
-	d := attach(t, newImage(t, "ext4"), loopdev.Options{})
+	d := testfs.Loop(t, newImage(t, "ext4"), 0, loopdev.Options{})
 	m, err := mount.Device("ext4", d.Path, nil, false)
 	if err != nil {
 		t.Fatal(err)
@@ -388,7 +389,7 @@ func TestIsMountedTellsMountsApart(t *testing.T) {
 		t.Error("unmounted, but IsMounted")
 	}
 	v.gone(t)
-	m, err := mount.Device("ext4", attach(t, image, loopdev.Options{}).Path, nil, false)
+	m, err := mount.Device("ext4", testfs.Loop(t, image, 0, loopdev.Options{}).Path, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -396,6 +397,7 @@ func TestIsMountedTellsMountsApart(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Close()
+	unmountAtEnd(t, v.dir)
 	after := at(t, v.dir)
 	if !after.Unique {
 		t.Skip("SKIPPED: before Linux 6.8 the kernel uses IDs of mounts again")
@@ -561,7 +563,7 @@ func TestReadOnlyRefusesWrites(t *testing.T) {
 		t.Run(fstype, func(t *testing.T) {
 			image := newImage(t, fstype)
 			before := checksum(t, image)
-			d := attach(t, image, loopdev.Options{ReadOnly: true})
+			d := testfs.Loop(t, image, 0, loopdev.Options{ReadOnly: true})
 			m, err := mount.Device(fstype, d.Path, nil, true)
 			if err != nil {
 				t.Fatal(err)

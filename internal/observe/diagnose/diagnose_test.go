@@ -377,7 +377,7 @@ func TestDeepQueue(t *testing.T) {
 func TestErrors(t *testing.T) {
 	needTraces(t)
 	small := testfs.Tmpfs(t, 4*mib)
-	loop := makeLoop(t, filepath.Join(small, "image"), 64*mib, loopdev.Options{})
+	loop := testfs.Loop(t, filepath.Join(small, "image"), 64*mib, loopdev.Options{})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
@@ -426,7 +426,7 @@ func TestExternalLog(t *testing.T) {
 		}
 	}
 	slow := makeFresh(t, "ext4", below, 256*mib, nil)
-	log := makeLoop(t, filepath.Join(slow.dir, "log"), 96*mib, loopdev.Options{})
+	log := testfs.Loop(t, filepath.Join(slow.dir, "log"), 96*mib, loopdev.Options{})
 	f := makeFresh(t, "xfs", above, 400*mib, []string{"-l", "logdev=" + log.Path}, "logdev="+log.Path)
 	// Only this device: the limit is that of all processes.
 	root := groupRoots().blkio + "/blkio.throttle.write_iops_device"

@@ -74,7 +74,7 @@ func makeFreshOn(
 	}
 	testfs.LeakCheck(t, dir)
 	f := &fresh{dir: filepath.Join(dir, "mnt")}
-	f.loop = makeLoop(t, filepath.Join(dir, "image"), size, how)
+	f.loop = testfs.Loop(t, filepath.Join(dir, "image"), size, how)
 	args := map[string][]string{"ext4": {"-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"},
 		"xfs": {"-q", "-K"}, "btrfs": {"-q", "-K"}}[kind]
 	if _, err := run.Program(t.Context(), "mkfs."+kind, append(append(args, mkfs...), f.loop.Path)...); err != nil {
@@ -101,30 +101,6 @@ func makeFreshOn(
 		t.Fatal(err)
 	}
 	return f
-}
-
-// makeLoop attaches a new sparse file; it is detached at the end of the test.
-func makeLoop(t testing.TB, image string, size int64, how loopdev.Options) *loopdev.Device {
-	t.Helper()
-	f, err := os.OpenFile(image, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := f.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
-	d, err := loopdev.Attach(t.Context(), f, how)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = d.Close()
-		if gone, err := loopdev.WaitDetached(context.Background(), image, 5*time.Second); err != nil || !gone {
-			t.Errorf("%s does not go away: %v", d.Path, err)
-		}
-	})
-	return d
 }
 
 // load is a running fio.

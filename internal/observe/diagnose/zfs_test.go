@@ -71,7 +71,7 @@ func syncingLoad(t testing.TB, dir string) {
 func TestZFS(t *testing.T) {
 	pool := testfs.ZFS(t, 512*mib)
 	needTraces(t)
-	log := makeLoop(t, filepath.Join(t.TempDir(), "log"), 128*mib, loopdev.Options{})
+	log := testfs.Loop(t, filepath.Join(t.TempDir(), "log"), 128*mib, loopdev.Options{})
 	if err := zfs.Zpool.Do(t.Context(), "add", "-f", pool, "log", log.Path); err != nil {
 		t.Fatal(err)
 	}

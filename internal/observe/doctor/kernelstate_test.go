@@ -194,23 +194,10 @@ func value(list []toldFigure, name string) float64 {
 // loopOn attaches an image until the test ends, and gives the device's path.
 func loopOn(t *testing.T, image string, o loopdev.Options) string {
 	t.Helper()
-	f, err := os.OpenFile(image, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	d, err := loopdev.Attach(t.Context(), f, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := loopdev.Lookup(d.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := testfs.Loop(t, image, 0, o)
 	if o.KeepOpen {
 		d.Close()
 	}
-	t.Cleanup(func() { d.Close(); _ = b.Clear() })
 	return d.Path
 }
 
@@ -376,7 +363,7 @@ func TestLoopLeaksOpenForAMoment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
+	defer func() { f.Close() }() // the last one
 
 	for _, look := range []int{1, 2} {
 		looks := 0

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -135,26 +134,7 @@ func deviceOf(t *testing.T, dir string) blockdev.Device {
 // attach makes a sparse file a block device until the test ends.
 func attach(t *testing.T, path string, size int64, o loopdev.Options) blockdev.Device {
 	t.Helper()
-	needRoot(t)
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := f.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
-	l, err := loopdev.Attach(t.Context(), f, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		l.Close()
-		if free, err := loopdev.WaitDetached(context.Background(), path, 10*time.Second); err != nil || !free {
-			t.Errorf("%s is still attached: %v", path, err)
-		}
-	})
-	d, err := blockdev.LookupPath(l.Path)
+	d, err := blockdev.LookupPath(testfs.Loop(t, path, size, o).Path)
 	if err != nil {
 		t.Fatal(err)
 	}

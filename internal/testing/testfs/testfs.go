@@ -54,11 +54,10 @@ func Btrfs(t testing.TB, size int64) string { t.Helper(); return New(t, "btrfs",
 // Ext4 mounts a fresh ext4 of size bytes and returns its directory.
 func Ext4(t testing.TB, size int64) string { t.Helper(); return New(t, "ext4", size).Dir() }
 
-// Ext4Inodes mounts a fresh ext4 of size bytes that has room for next to no more than so many
-// files, and returns its directory.
-func Ext4Inodes(t testing.TB, size int64, inodes int) string {
+// Ext4With mounts a fresh ext4 of size bytes, made with more arguments of mkfs ("-N", "512"), and returns its directory.
+func Ext4With(t testing.TB, size int64, mkfs ...string) string {
 	t.Helper()
-	return newFS(t, "", "ext4", size, nil, []string{"-N", strconv.Itoa(inodes)}).Dir()
+	return newFS(t, "", "ext4", size, nil, mkfs).Dir()
 }
 
 // Tmpfs mounts a fresh tmpfs of size bytes and returns its directory.

@@ -1,8 +1,6 @@
 package file_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -11,9 +9,6 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
-	"pando/internal/linux/loopdev"
-	"pando/internal/linux/mount"
-	"pando/internal/linux/run"
 	"pando/internal/remote/objstore"
 	"pando/internal/testing/storetest"
 	"pando/internal/testing/testfs"
@@ -54,43 +49,7 @@ func TestConformanceOnFilesystems(t *testing.T) {
 // coarseExt4 mounts an ext4 whose inodes have no room for nanoseconds.
 func coarseExt4(t *testing.T) string {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: mounting a filesystem needs root: run the tests as root")
-	}
-	top := t.TempDir()
-	testfs.LeakCheck(t, top)
-	image, dir := filepath.Join(top, "image"), filepath.Join(top, "mnt")
-	f, err := os.OpenFile(image, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := errors.Join(f.Truncate(1<<30), os.Mkdir(dir, 0o755)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := run.Program(t.Context(), "mkfs.ext4", "-q", "-F", "-I", "128", "-E",
-		"lazy_itable_init=1,lazy_journal_init=1,nodiscard", image); err != nil {
-		t.Fatal(err)
-	}
-	dev, err := loopdev.Attach(t.Context(), f, loopdev.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dev.Close()
-	m, err := mount.Device("ext4", dev.Path, nil, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	if _, err := m.MoveTo(dir); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := mount.Unmount(dir); err != nil {
-			t.Error(err)
-		}
-		_, _ = loopdev.WaitDetached(context.Background(), image, 2*time.Second)
-	})
+	dir := testfs.Ext4With(t, 1<<30, "-I", "128")
 	// Else this would be the same as without -I 128.
 	probe := filepath.Join(dir, "probe")
 	if err := os.WriteFile(probe, nil, 0o600); err != nil {
