@@ -253,7 +253,7 @@ func (r *Remote) openOrCreate(
 
 	store, err := r.openStore(ctx, 0, !q.MustExist)
 	if err != nil {
-		return nil, false, false, err
+		return nil, false, false, q.hintKit(err)
 	}
 
 	defer func() {
@@ -275,7 +275,7 @@ func (r *Remote) openOrCreate(
 	}
 
 	if refused := q.refusal(store, err, len(given) > 0); refused != nil {
-		return nil, false, false, refused
+		return nil, false, false, q.hintKit(refused)
 	}
 
 	// Add the keys, or create the repository.
@@ -359,6 +359,17 @@ func (q AddRequest) refusal(store objstore.Store, err error, given bool) error {
 	}
 
 	return nil
+}
+
+// hintKit replaces the hint of a NotFound error if the request is that of a recovery kit: a kit only opens a repository
+// that exists, and hints that lead to a new one do not apply.
+func (q AddRequest) hintKit(err error) error {
+	var e *errs.Error
+	if len(q.Config) > 0 && errs.Is(err, errs.NotFound) && errors.As(err, &e) {
+		e.WithHint("check the URL and that the disk is mounted; if the repository has moved, run %s",
+			errs.Run("remote add", q.Name, "URL", errs.Param("kit", "FILE")))
+	}
+	return err
 }
 
 // checkEmpty returns an error if the store has anything but leftovers of a probe.
