@@ -153,19 +153,34 @@ type missing struct {
 
 // programsCheck looks for programs and kernel features that the pool requires or that some commands use.
 func programsCheck(_ context.Context, q *HostRequest, c *Report) error {
-	required := func(pool func(*PoolFacts) bool) bool { return pool != nil && q.Pool != nil && pool(q.Pool) }
-	family, pretty := distribution(osRelease())
+	fam, pretty := distribution(osRelease())
+	found := c.findMissingPrograms(q.Pool, fam)
+	have, all := c.findMissingFeatures(q.Pool)
 
-	// Programs.
+	var u unix.Utsname
+	_ = unix.Uname(&u)
+	c.Measured = append(c.Measured, words("system", "system", pretty),
+		words("kernel", "kernel", unix.ByteSliceToString(u.Release[:])),
+		figure("programs", "programs found", Count, int64(found)), figure("features", "features found", Count, int64(have)))
+	c.Summary = fmt.Sprintf("found %d of %d programs and %d of %d kernel features", found, len(programs), have, all)
+	return nil
+}
+
+// requires reports whether a pool needs a program or feature; p is nil if there is no pool.
+func (p *PoolFacts) requires(needs func(*PoolFacts) bool) bool {
+	return p != nil && needs != nil && needs(p)
+}
+
+// findMissingPrograms reports missing programs, and returns the number of those that it found.
+func (c *Report) findMissingPrograms(pool *PoolFacts, f family) (found int) {
 	var needed, other missing
-	found := 0
 	for _, p := range programs {
 		if _, err := run.Look(p.name); err == nil {
 			found++
 			continue
 		}
 		m := &other
-		if required(p.pool) {
+		if pool.requires(p.pool) {
 			m = &needed
 		}
 		m.figures = append(m.figures, words(p.name, p.name, "for "+p.use))
@@ -175,23 +190,26 @@ func programsCheck(_ context.Context, q *HostRequest, c *Report) error {
 	}
 
 	if len(needed.pkgs) > 0 {
-		c.find(Finding{Code: "programs-needed", Severity: Warning, Subject: q.Pool.Dir,
+		c.find(Finding{Code: "programs-needed", Severity: Warning, Subject: pool.Dir,
 			Title: "programs required by the pool are missing", Measured: needed.figures,
-			Why: "Commands that need them fail.", Do: install(family, needed.pkgs)})
+			Why: "Commands that need them fail.", Do: install(f, needed.pkgs)})
 	}
 
 	if len(other.pkgs) > 0 {
 		c.find(Finding{Code: "programs-missing", Severity: Note,
 			Title:    fmt.Sprintf("%s missing, used by some commands", counted(len(other.figures), "program")),
 			Measured: other.figures,
-			Why:      "Only the features that need them are unavailable.", Do: install(family, other.pkgs)})
+			Why:      "Only the features that need them are unavailable.", Do: install(f, other.pkgs)})
 	}
 
-	// Features of the kernel.
-	all := features()
-	needed, other = missing{}, missing{}
-	have := 0
-	for _, f := range all {
+	return found
+}
+
+// findMissingFeatures reports missing kernel features, and returns how many of all it found.
+func (c *Report) findMissingFeatures(pool *PoolFacts) (have, all int) {
+	var needed, other missing
+	list := features()
+	for _, f := range list {
 		why := f.lacks()
 		if why == "" {
 			have++
@@ -199,7 +217,7 @@ func programsCheck(_ context.Context, q *HostRequest, c *Report) error {
 		}
 
 		m := &other
-		if required(f.pool) {
+		if pool.requires(f.pool) {
 			m = &needed
 		}
 
@@ -212,8 +230,8 @@ func programsCheck(_ context.Context, q *HostRequest, c *Report) error {
 		m.do = append(m.do, step)
 	}
 
-	if q.Pool != nil && q.Pool.Driver == "reflink" && q.Pool.Trouble == nil {
-		if why := lacksReflink(q.Pool.Data); why != "" {
+	if pool != nil && pool.Driver == "reflink" && pool.Trouble == nil {
+		if why := lacksReflink(pool.Data); why != "" {
 			needed.figures = append(needed.figures, words("reflink", "FICLONE", why))
 			needed.do = append(needed.do,
 				Step{Text: "FICLONE: the pool's filesystem must be XFS made with reflink=1, btrfs or bcachefs; move the pool " +
@@ -222,7 +240,7 @@ func programsCheck(_ context.Context, q *HostRequest, c *Report) error {
 	}
 
 	if len(needed.do) > 0 {
-		c.find(Finding{Code: "features-needed", Severity: Warning, Subject: q.Pool.Dir,
+		c.find(Finding{Code: "features-needed", Severity: Warning, Subject: pool.Dir,
 			Title: "kernel features required by the pool are missing", Measured: needed.figures,
 			Why: "Commands that need them fail.", Do: needed.do})
 	}
@@ -234,14 +252,7 @@ func programsCheck(_ context.Context, q *HostRequest, c *Report) error {
 			Why:      "Only the commands that use them are unavailable, or report less detail.", Do: other.do})
 	}
 
-	// Summarise.
-	var u unix.Utsname
-	_ = unix.Uname(&u)
-	c.Measured = append(c.Measured, words("system", "system", pretty),
-		words("kernel", "kernel", unix.ByteSliceToString(u.Release[:])),
-		figure("programs", "programs found", Count, int64(found)), figure("features", "features found", Count, int64(have)))
-	c.Summary = fmt.Sprintf("found %d of %d programs and %d of %d kernel features", found, len(programs), have, len(all))
-	return nil
+	return have, len(list)
 }
 
 // feature is a feature of the kernel that Pando uses.

@@ -33,10 +33,10 @@ func storageChecks() []check {
 // mounted is a filesystem that is mounted on this host.
 type mounted struct {
 	mount.Entry
-	PID int // of a process that sees it there; 0: this one does
+	PID int // of a process that sees the mount; 0 if this process does
 }
 
-// where is its mount point for people.
+// where returns the mount point for people.
 func (m mounted) where() string {
 	if m.PID == 0 {
 		return m.Point
@@ -44,7 +44,7 @@ func (m mounted) where() string {
 	return fmt.Sprintf("%s as process %d sees it", m.Point, m.PID)
 }
 
-// command is one of a shell that runs where the mount can be seen.
+// command formats a shell command that runs in the mount namespace of the mount.
 func (m mounted) command(format string, args ...any) string {
 	c := fmt.Sprintf(format, args...)
 	if m.PID != 0 {
@@ -53,15 +53,16 @@ func (m mounted) command(format string, args ...any) string {
 	return c
 }
 
-// ownFilesystems are the filesystems that this process sees, each once: where all of
-// it is mounted rather than a part, and not where something else is mounted over it.
+// ownFilesystems returns the filesystems that this process sees, each once. Of several mounts it prefers one that
+// nothing else is mounted over, and then one of the whole filesystem.
 func ownFilesystems() ([]mounted, error) {
 	table, err := mount.Table("self")
 	if err != nil {
 		return nil, err
 	}
 
-	top := map[string]uint64{} // the last mount at a place hides those before
+	// The last mount at a mount point covers the earlier ones.
+	top := map[string]uint64{}
 	for _, e := range table {
 		top[e.Point] = e.ID
 	}
@@ -76,6 +77,7 @@ func ownFilesystems() ([]mounted, error) {
 		return n
 	}
 
+	// Choose a mount of each filesystem.
 	var out []mounted
 	at := map[string]int{}
 	for _, e := range table {
@@ -92,10 +94,11 @@ func ownFilesystems() ([]mounted, error) {
 	return out, nil
 }
 
+// superblock returns a key that mounts of the same filesystem share.
 func superblock(e mount.Entry) string { return fmt.Sprint(e.Dev, " ", e.FSType) }
 
-// hostFilesystems are those of ownFilesystems, and those that only processes in other
-// mount namespaces see. unseen is how many processes could not be asked.
+// hostFilesystems returns the filesystems of ownFilesystems, and those that only processes in other mount namespaces
+// see. unseen is the number of processes that could not be examined.
 func hostFilesystems(ctx context.Context) (out []mounted, unseen int, err error) {
 	if out, err = ownFilesystems(); err != nil {
 		return nil, 0, err
@@ -110,6 +113,7 @@ func hostFilesystems(ctx context.Context) (out []mounted, unseen int, err error)
 		spaces[own] = true
 	}
 
+	// Read the mount table of each other namespace once.
 	err = eachProcess(ctx, func(pid int, dir string) {
 		space, err := os.Readlink(filepath.Join(dir, "ns/mnt"))
 		switch {
@@ -122,7 +126,7 @@ func hostFilesystems(ctx context.Context) (out []mounted, unseen int, err error)
 
 		table, err := mount.Table(strconv.Itoa(pid))
 		if err != nil {
-			return // it is gone
+			return // the process has ended
 		}
 
 		spaces[space] = true
@@ -137,20 +141,19 @@ func hostFilesystems(ctx context.Context) (out []mounted, unseen int, err error)
 	return out, unseen, err
 }
 
-// onTop reports whether the filesystem is what can be reached at its mount point now,
-// and how full it is.
+// onTop returns how full the filesystem is; false if its mount point now leads to another filesystem, or nowhere.
 func (m mounted) onTop() (unix.Statfs_t, bool) {
 	var st unix.Stat_t
 	var sf unix.Statfs_t
 	if unix.Stat(m.Point, &st) != nil || unix.Statfs(m.Point, &sf) != nil {
 		return sf, false
 	}
-	// Each subvolume of btrfs has a number of its own.
+	// Each subvolume of a btrfs has a device number of its own.
 	return sf, st.Dev == m.Dev || m.FSType == "btrfs" && int64(sf.Type) == unix.BTRFS_SUPER_MAGIC
 }
 
-// zpools are the imported zpools, none on a host without ZFS. why says why they could
-// not be looked at on one that has it.
+// zpools returns the imported zpools, none on a host without ZFS. why is set if the host has ZFS but they could not be
+// listed.
 func zpools(ctx context.Context) (pools []string, why string) {
 	if _, err := os.Stat("/proc/spl/kstat/zfs"); err != nil {
 		return nil, ""
@@ -162,7 +165,15 @@ func zpools(ctx context.Context) (pools []string, why string) {
 	return pools, ""
 }
 
-// sentence joins what a summary says; what is empty is left out.
+// zpoolText counts zpools for a summary; "" if there are none.
+func zpoolText(pools []string) string {
+	if len(pools) == 0 {
+		return ""
+	}
+	return counted(len(pools), "zpool")
+}
+
+// sentence joins the parts of a summary that are not empty.
 func sentence(parts ...string) string {
 	var out []string
 	for _, p := range parts {
@@ -184,9 +195,8 @@ func counted(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// onDevices are the types of local filesystems that keep their files on block devices
-// and are written to. Others are not asked for anything: a server that is gone
-// would keep them waiting.
+// onDevices holds the types of writable local filesystems that keep their files on block devices. Checks do not access
+// other types, because they would hang if a server does not answer.
 var onDevices = map[string]bool{
 	"ext2": true, "ext3": true, "ext4": true, "xfs": true, "btrfs": true, "f2fs": true, "jfs": true, "reiserfs": true,
 	"nilfs2": true, "bcachefs": true, "vfat": true, "exfat": true, "ntfs3": true, "gfs2": true, "ocfs2": true,

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,21 +18,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pageBytes is in what a file's page cache writes, which is what lies below a loop
-// device without direct I/O.
+// pageBytes is the unit in which the page cache of a file is written, and so a loop device without direct I/O.
 const pageBytes = 4096
 
-// smallPartition is what holds boot loaders, and other partitions: where they begin
-// does not matter.
+// smallPartition is the size below which the alignment of a partition does not matter: it holds a boot loader or the
+// like.
 const smallPartition = 8 << 20
 
-// checkAlignment finds writes that the disk can only do by reading first.
+// checkAlignment finds partitions, filesystems and zpools whose blocks do not match those of their disks. A disk must
+// read a block before it can write a part of it.
 func checkAlignment(ctx context.Context, _ *HostRequest, c *Report) error {
 	devices, err := blockdev.List()
 	if err != nil {
 		return err
 	}
 
+	// Partitions, and devices made of others.
 	g := grains{}
 	parts := 0
 	for _, d := range devices {
@@ -44,7 +46,7 @@ func checkAlignment(ctx context.Context, _ *HostRequest, c *Report) error {
 			parts++
 			c.findMisalignedPartition(d, g)
 		case blockdev.Mapper, blockdev.RAID:
-			// The kernel writes -1 if what it is made of does not fit together.
+			// The kernel reports -1 if the alignments of the parts do not fit together.
 			if off, ok := readNumber("/sys/dev/block", d.ID(), "alignment_offset"); ok && off != 0 {
 				c.find(misaligned(d, fmt.Sprintf("%s is not aligned to the disks it is made of", d.Path()),
 					words("alignment_offset", "alignment_offset of the kernel", fmt.Sprint(off))))
@@ -52,6 +54,7 @@ func checkAlignment(ctx context.Context, _ *HostRequest, c *Report) error {
 		}
 	}
 
+	// Filesystems.
 	all, err := ownFilesystems()
 	if err != nil {
 		return err
@@ -67,6 +70,7 @@ func checkAlignment(ctx context.Context, _ *HostRequest, c *Report) error {
 		}
 	}
 
+	// Zpools.
 	pools, why := zpools(ctx)
 	for _, p := range pools {
 		if err := c.findSmallAshift(ctx, p, g); err != nil {
@@ -76,16 +80,11 @@ func checkAlignment(ctx context.Context, _ *HostRequest, c *Report) error {
 
 	c.Measured = append(c.Measured, figure("partitions", "partitions", Count, int64(parts)),
 		figure("filesystems", "filesystems on devices", Count, int64(looked)))
-	zfsText := ""
-	if len(pools) > 0 {
-		zfsText = counted(len(pools), "zpool")
-	}
-
-	c.Summary = sentence(counted(parts, "partition"), counted(looked, "filesystem"), zfsText, why)
+	c.Summary = sentence(counted(parts, "partition"), counted(looked, "filesystem"), zpoolText(pools), why)
 	return nil
 }
 
-// grains finds, and remembers, the smallest writes that devices do without reading.
+// grains remembers the sizes in bytes of the smallest writes for which devices need not read.
 type grains map[grainKey]int
 
 type grainKey struct {
@@ -93,10 +92,9 @@ type grainKey struct {
 	through bool
 }
 
-// blockBytes is the largest blockBytes the physical blocks blockBytes d and blockBytes what it lies on. The page
-// cache below a loop device without direct I/O writes whole pages, so what is below
-// that does not see how d is written: unless through, which is for writes that lie
-// across two pages instead blockBytes in one.
+// blockBytes returns the size of the largest physical block of d and of the devices below it. The page cache below a
+// loop device without direct I/O writes whole pages, which hides the blocks further down from writes to d that lie
+// within one page. With through it includes them, for writes that span two pages.
 func (g grains) blockBytes(d blockdev.Device, through bool) int {
 	k := grainKey{d.Number, through}
 	if n, ok := g[k]; ok {
@@ -104,7 +102,7 @@ func (g grains) blockBytes(d blockdev.Device, through bool) int {
 	}
 
 	n := max(d.PhysicalBytes, d.LogicalBytes, 512)
-	g[k] = n // what lies on itself ends here
+	g[k] = n // ends the recursion of a device that lies on itself
 	switch d.Kind {
 	case blockdev.Loop:
 		if !through && !d.DirectIO {
@@ -137,7 +135,7 @@ func (g grains) blockBytes(d blockdev.Device, through bool) int {
 	return n
 }
 
-// partition is about one that does not begin where a block does.
+// findMisalignedPartition reports a partition that does not begin at a block of its disk.
 func (c *Report) findMisalignedPartition(d blockdev.Device, g grains) {
 	grain := g.blockBytes(d, true)
 	off := d.StartBytes % int64(grain)
@@ -150,6 +148,7 @@ func (c *Report) findMisalignedPartition(d blockdev.Device, g grains) {
 		figure("off", "offset into a block", Bytes, max(off, int64(d.AlignOffset)))))
 }
 
+// misaligned returns the finding about a device whose beginning is not aligned.
 func misaligned(d blockdev.Device, title string, measured ...Figure) Finding {
 	return Finding{
 		Code: "alignment-partition", Severity: Warning, Subject: d.Path(), Title: title, Measured: measured,
@@ -161,8 +160,8 @@ func misaligned(d blockdev.Device, title string, measured ...Figure) Finding {
 	}
 }
 
-// filesystemBlocks is about a filesystem with blocks smaller than those of its disk. It
-// reports whether there was something to look at.
+// findSmallBlocks reports a filesystem with blocks, or a log with sectors, smaller than the blocks of its disk. It
+// returns false for filesystems that it cannot check.
 func (c *Report) findSmallBlocks(m mounted, g grains) bool {
 	if m.FSType != "xfs" && !strings.HasPrefix(m.FSType, "ext") {
 		return false
@@ -179,40 +178,43 @@ func (c *Report) findSmallBlocks(m mounted, g grains) bool {
 	}
 
 	grain := g.blockBytes(d, false)
-	if int(sf.Bsize) < grain {
-		blockOption := "-b "
+	if int(sf.Bsize) >= grain {
 		if m.FSType == "xfs" {
-			blockOption = "-b size="
+			c.findSmallSectors(m, d, grain)
 		}
-
-		c.find(Finding{
-			Code: "alignment-filesystem", Severity: Warning, Subject: m.Point,
-			Title: fmt.Sprintf("the %s at %s has blocks of %d bytes on a disk with blocks of %d", m.FSType, m.Point, sf.Bsize,
-				grain),
-			Measured: []Figure{figure("block", "blocks of the filesystem", Bytes, sf.Bsize),
-				figure("physical", "blocks of the disk", Bytes, int64(grain)), words("device", "device", d.Path())},
-			Why: "To write such a block, the disk must first read the larger block around it.",
-			Do: []Step{{"recreate the filesystem with larger blocks, and copy the files back",
-				[]string{fmt.Sprintf("mkfs.%s %s%d DEVICE", m.FSType, blockOption, grain)}}},
-		})
-
 		return true
 	}
 
-	if m.FSType != "xfs" {
-		return true
+	blockOption := "-b "
+	if m.FSType == "xfs" {
+		blockOption = "-b size="
 	}
 
+	c.find(Finding{
+		Code: "alignment-filesystem", Severity: Warning, Subject: m.Point,
+		Title: fmt.Sprintf("the %s at %s has blocks of %d bytes on a disk with blocks of %d", m.FSType, m.Point, sf.Bsize,
+			grain),
+		Measured: []Figure{figure("block", "blocks of the filesystem", Bytes, sf.Bsize),
+			figure("physical", "blocks of the disk", Bytes, int64(grain)), words("device", "device", d.Path())},
+		Why: "To write such a block, the disk must first read the larger block around it.",
+		Do: []Step{{"recreate the filesystem with larger blocks, and copy the files back",
+			[]string{fmt.Sprintf("mkfs.%s %s%d DEVICE", m.FSType, blockOption, grain)}}},
+	})
+
+	return true
+}
+
+// findSmallSectors reports an XFS with sectors, in which it writes its log, smaller than grain, the blocks of its disk.
+func (c *Report) findSmallSectors(m mounted, d blockdev.Device, grain int) {
 	dir, err := os.Open(m.Point)
 	if err != nil {
-		return true
+		return
 	}
 
 	defer dir.Close()
-
 	sector, err := kernel.XFSSectorBytes(dir)
 	if err != nil || sector >= grain {
-		return true
+		return
 	}
 
 	c.find(Finding{
@@ -226,17 +228,15 @@ func (c *Report) findSmallBlocks(m mounted, g grains) bool {
 		Do: []Step{{"set the sector size when you recreate it: mkfs.xfs uses the block size of the disk, but cannot see " +
 			"it through a file", []string{fmt.Sprintf("mkfs.xfs -s size=%d DEVICE", grain)}}},
 	})
-
-	return true
 }
 
-// tooSmall is how `zpool status` marks a vdev whose blocks are smaller than those of
-// its disk.
+// tooSmall matches the note of `zpool status` on a vdev whose blocks are smaller than those of its disk.
 var tooSmall = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`block size: ([0-9]+)B configured, ([0-9]+)B native`)
 })
 
-// ashift is about vdevs whose blocks are smaller than those of their disks.
+// findSmallAshift reports vdevs of a zpool whose blocks are smaller than those of their disks, each once. An error may
+// mean that only some vdevs could be checked.
 func (c *Report) findSmallAshift(ctx context.Context, pool string, g grains) error {
 	vdevs, err := vdevsOf(ctx, pool)
 	if err != nil {
@@ -250,6 +250,7 @@ func (c *Report) findSmallAshift(ctx context.Context, pool string, g grains) err
 			continue
 		}
 
+		// Prefer the sizes that zpool reports.
 		block, native := 0, 0
 		if m := tooSmall().FindStringSubmatch(v.note); m != nil {
 			block, _ = strconv.Atoi(m[1])
@@ -269,14 +270,13 @@ func (c *Report) findSmallAshift(ctx context.Context, pool string, g grains) err
 			Title: fmt.Sprintf("zpool %s writes blocks of %d bytes to %s, whose blocks have %d bytes",
 				pool, block, v.path, native),
 			Measured: []Figure{words("vdev", "vdev", v.top),
-				figure("block", "blocks of the vdev (2^ashift)", Bytes, int64(block)), figure("physical", "block size of the "+
-					"disk below",
-					Bytes, int64(native))},
+				figure("block", "blocks of the vdev (2^ashift)", Bytes, int64(block)),
+				figure("physical", "block size of the disk below", Bytes, int64(native))},
 			Why: "The disk reads a block before it changes a part of it: small writes, and so syncs, cost several times as " +
 				"much. The ashift of a vdev cannot be changed.",
 			Do: []Step{
 				{"create a pool with a larger ashift on other disks, and send everything there",
-					[]string{fmt.Sprintf("zpool create -o ashift=%d NEWPOOL DISK", log2(native)),
+					[]string{fmt.Sprintf("zpool create -o ashift=%d NEWPOOL DISK", bits.Len(uint(native))-1),
 						"zfs snapshot -r " + word(pool) + "@move", "zfs send -R " + word(pool) + "@move | zfs receive -F NEWPOOL/moved"}},
 				{Text: "when you add or attach a disk, set its ashift with -o ashift=N; otherwise it has that of its vdev"},
 			},
@@ -286,7 +286,7 @@ func (c *Report) findSmallAshift(ctx context.Context, pool string, g grains) err
 	return err
 }
 
-// nativeBytes is the size of the blocks of a leaf of a zpool: a device, or a file.
+// nativeBytes returns the block size below a leaf of a zpool, which is a device or a file; 0 if it is unknown.
 func nativeBytes(path string, g grains) int {
 	d, err := blockdev.LookupPath(path)
 	if err == nil {
@@ -299,16 +299,8 @@ func nativeBytes(path string, g grains) int {
 	return min(int(sf.Bsize), pageBytes)
 }
 
-func log2(n int) (bits int) {
-	for ; n > 1; n >>= 1 {
-		bits++
-	}
-	return bits
-}
-
-// ashifts are those of the vdevs right below a pool, by the last part of their names.
-// OpenZFS before 2.2 does not tell: then there are none, and only what zpool
-// status marks is found.
+// ashifts returns the ashifts of the top-level vdevs of a pool, by the last part of their names. OpenZFS before 2.2 does
+// not report them, which is an error: `zpool status` marks some vdevs then.
 func ashifts(ctx context.Context, pool string) (map[string]int, error) {
 	rows, err := zfs.Zpool.Rows(ctx, 2, "get", "-Hp", "-o", "name,value", "ashift", pool, "all-vdevs")
 	if err != nil {

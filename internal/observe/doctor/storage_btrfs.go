@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -13,9 +14,9 @@ import (
 	"pando/internal/observe/blockdev"
 )
 
-// Of btrfs' metadata, in percent of its chunks when no more can be made, includes the kernel's reserve, which is for
-// what must not fail, such as deleting. And in bytes
-// that are left: on two small ones no file could be made any more when it was 4 MiB.
+// Limits for the metadata of a btrfs that cannot allocate more chunks: in percent of the chunks in use, including the
+// kernel's reserve for operations that must not fail, such as deletions, and in bytes left. On two small filesystems no
+// file could be created any more with 4 MiB left.
 const (
 	metadataNote          = 75
 	metadataWarning       = 85
@@ -24,8 +25,7 @@ const (
 	metadataCriticalBytes = 8 << 20
 )
 
-// Subvolumes with quotas counted for each: whoever changes a shared extent makes
-// the kernel walk to all that share it.
+// Numbers of subvolumes with quotas: when a shared extent changes, the kernel finds all subvolumes that share it.
 const (
 	qgroupsNote    = 16
 	qgroupsWarning = 100
@@ -38,15 +38,13 @@ type btrfsFS struct {
 	point string // one of its mount points that this process sees; "" if there is none
 }
 
-// subject is what findings call it.
-func (b btrfsFS) subject() string {
-	if b.point != "" {
-		return b.point
-	}
-	return b.uuid
-}
+// subject returns the name of the filesystem in findings.
+func (b btrfsFS) subject() string { return cmp.Or(b.point, b.uuid) }
 
-// btrfsAll are all mounted btrfs of this kernel.
+// mountPoint returns the mount point as a word of a shell command.
+func (b btrfsFS) mountPoint() string { return word(cmp.Or(b.point, "MOUNTPOINT")) }
+
+// btrfsAll returns all btrfs that this kernel has mounted, in any namespace.
 func btrfsAll() ([]btrfsFS, error) {
 	dirs, err := filepath.Glob("/sys/fs/btrfs/*/allocation")
 	if err != nil {
@@ -81,7 +79,7 @@ func btrfsAll() ([]btrfsFS, error) {
 	return out, nil
 }
 
-// eachBtrfs does a check of each mounted btrfs.
+// eachBtrfs runs a check on each mounted btrfs, and summarises.
 func (c *Report) eachBtrfs(ctx context.Context, one func(btrfsFS)) error {
 	all, err := btrfsAll()
 	if err != nil {
@@ -105,76 +103,93 @@ func (c *Report) eachBtrfs(ctx context.Context, one func(btrfsFS)) error {
 	return nil
 }
 
-// checkBtrfsMetadata finds btrfs that will say that they are full while df shows room.
+// checkBtrfsMetadata finds btrfs that will soon fail with "no space" although df shows free space.
 func checkBtrfsMetadata(ctx context.Context, _ *HostRequest, c *Report) error {
 	return c.eachBtrfs(ctx, c.findFullMetadata)
 }
 
-// metadata is about one.
-func (c *Report) findFullMetadata(b btrfsFS) {
+// btrfsSpace is the space of a btrfs, in bytes. Values of chunks are logical, without copies.
+type btrfsSpace struct {
+	metadata, used, reserve int64 // metadata chunks: their size, in use, and reserved for operations that must not fail
+	data, dataUsed          int64 // data chunks
+	unallocated             int64 // of the devices, in no chunk
+	nextChunk               int64 // that one more metadata chunk takes of unallocated
+}
+
+// left returns the bytes for new metadata.
+func (s btrfsSpace) left() int64 { return max(s.metadata-s.used-s.reserve, 0) }
+
+// percent returns how much of the metadata chunks is in use.
+func (s btrfsSpace) percent() float64 { return 100 * float64(s.used+s.reserve) / float64(s.metadata) }
+
+// space reads the space of a btrfs. ok is false if its metadata has no chunks of its own, or if the sizes of its devices
+// are unknown.
+func (b btrfsFS) space() (s btrfsSpace, ok bool) {
 	number := func(parts ...string) int64 {
 		n, _ := readNumber(append([]string{b.dir, "allocation"}, parts...)...)
 		return n
 	}
-	total, onDisk := number("metadata/total_bytes"), number("metadata/disk_total")
-	if total == 0 {
-		return // data and metadata in the same chunks: how full it is says all
+	s.metadata = number("metadata/total_bytes")
+	if s.metadata == 0 {
+		return s, false // data and metadata share chunks: how full the filesystem is says all
 	}
 
-	reserve := number("global_rsv_size")
-	used := number("metadata/bytes_used") + number("metadata/bytes_pinned") + number("metadata/bytes_reserved")
-	unallocated, ok := b.unallocated(onDisk + number("data/disk_total") + number("system/disk_total"))
-	copies := max(onDisk/total, 1)
+	s.reserve = number("global_rsv_size")
+	s.used = number("metadata/bytes_used") + number("metadata/bytes_pinned") + number("metadata/bytes_reserved")
+	s.data, s.dataUsed = number("data/total_bytes"), number("data/bytes_used")
 
-	// A chunk is chunk_size, or a tenth of a small filesystem.
-	size := unallocated + onDisk + number("data/disk_total")
-	chunk := min(number("metadata/chunk_size"), size/10)
-	if !ok || unallocated >= copies*chunk {
-		return // it takes another chunk when it needs one
-	}
+	// A chunk has chunk_size, or a tenth of a small filesystem, and copies of metadata take as much again.
+	onDisk, dataOnDisk := number("metadata/disk_total"), number("data/disk_total")
+	s.unallocated, ok = b.unallocated(onDisk + dataOnDisk + number("system/disk_total"))
+	size := s.unallocated + onDisk + dataOnDisk
+	s.nextChunk = max(onDisk/s.metadata, 1) * min(number("metadata/chunk_size"), size/10)
+	return s, ok
+}
 
-	percent := 100 * float64(used+reserve) / float64(total)
-	left := max(total-used-reserve, 0)
-	s := Severity("")
+// severity judges how full the metadata is; "" if that is no problem.
+func (s btrfsSpace) severity() Severity {
+	percent, left := s.percent(), s.left()
 	switch {
+	case s.unallocated >= s.nextChunk:
+		return "" // the kernel allocates another chunk when it needs one
 	case percent >= metadataCritical || left <= metadataCriticalBytes:
-		s = Critical
+		return Critical
 	case percent >= metadataWarning || left <= metadataWarningBytes:
-		s = Warning
+		return Warning
 	case percent >= metadataNote:
-		s = Note
-	default:
+		return Note
+	}
+	return ""
+}
+
+// findFullMetadata reports a btrfs whose metadata is nearly full and cannot grow.
+func (c *Report) findFullMetadata(b btrfsFS) {
+	s, ok := b.space()
+	if !ok || s.severity() == "" {
 		return
 	}
 
-	data, dataUsed := number("data/total_bytes"), number("data/bytes_used")
 	f := Finding{
-		Code: "btrfs-metadata-full", Severity: s, Subject: b.subject(),
+		Code: "btrfs-metadata-full", Severity: s.severity(), Subject: b.subject(),
 		Title: fmt.Sprintf("the metadata of the btrfs at %s is nearly full and cannot grow",
 			b.subject()),
 		Measured: []Figure{
-			known("metadata_percent", "metadata chunks in use", Percent, percent,
-				percent).noted("includes the kernel's reserve"),
-			figure("metadata", "metadata chunks hold", Bytes, total),
-			figure("metadata_used", "used", Bytes, used),
-			figure("reserve", "reserve for operations that must not fail", Bytes, reserve),
-			figure("left", "left for new metadata", Bytes, left),
+			percentage("metadata_percent", "metadata chunks in use", s.percent()).noted("includes the kernel's reserve"),
+			figure("metadata", "metadata chunks hold", Bytes, s.metadata),
+			figure("metadata_used", "used", Bytes, s.used),
+			figure("reserve", "reserve for operations that must not fail", Bytes, s.reserve),
+			figure("left", "left for new metadata", Bytes, s.left()),
 			figure("unallocated", "not in any chunk", Bytes,
-				unallocated).noted(fmt.Sprintf("one more chunk takes %s", sizeText(copies*chunk))),
-			figure("data", "data chunks hold", Bytes, data),
-			figure("data_free", "free in them", Bytes, data-dataUsed),
+				s.unallocated).noted(fmt.Sprintf("one more chunk takes %s", sizeText(s.nextChunk))),
+			figure("data", "data chunks hold", Bytes, s.data),
+			figure("data_free", "free in them", Bytes, s.data-s.dataUsed),
 		},
 		Why: "btrfs allocates space in chunks, for data or for metadata, and metadata cannot use free space in data " +
 			"chunks. When it is full, writes fail with \"no space\" while df shows free space, snapshots and even deletions " +
 			"fail, and the filesystem may become read-only.",
 	}
 
-	at := b.point
-	if at == "" {
-		at = "MOUNTPOINT"
-	}
-
-	at = word(at)
+	at := b.mountPoint()
 	f.Do = []Step{
 		{"free nearly empty data chunks. This moves their data: begin with few, and raise the number until space is " +
 			"freed", []string{"btrfs balance start -dusage=5 " + at, "btrfs balance start -dusage=20 " + at,
@@ -183,7 +198,7 @@ func (c *Report) findFullMetadata(b btrfsFS) {
 			[]string{"btrfs device add DISK " + at, "btrfs balance start -dusage=20 " + at, "btrfs device remove DISK " + at}},
 	}
 
-	if data-dataUsed < data/20 {
+	if s.data-s.dataUsed < s.data/20 {
 		f.Do = append(f.Do[1:2:2],
 			Step{Text: "data chunks are full, too, so a balance frees nothing: add a disk or delete data"})
 	}
@@ -191,8 +206,8 @@ func (c *Report) findFullMetadata(b btrfsFS) {
 	c.find(f)
 }
 
-// unallocated is what is in no chunk, given what chunks take of the devices. ok is
-// false if the devices' sizes are not known.
+// unallocated returns the bytes of the devices that are in no chunk, given how many are in chunks. ok is false if the
+// sizes of the devices are unknown.
 func (b btrfsFS) unallocated(inChunks int64) (n int64, ok bool) {
 	if b.point != "" {
 		if n, ok := b.unallocatedOf(); ok {
@@ -216,7 +231,7 @@ func (b btrfsFS) unallocated(inChunks int64) (n int64, ok bool) {
 	return max(n-inChunks, 0), true
 }
 
-// unallocatedOf asks the filesystem, which may use less than its devices have.
+// unallocatedOf asks the filesystem, which may use less than the whole of its devices.
 func (b btrfsFS) unallocatedOf() (n int64, ok bool) {
 	f, err := os.Open(b.point)
 	if err != nil {
@@ -249,7 +264,7 @@ func checkBtrfsQgroups(ctx context.Context, _ *HostRequest, c *Report) error {
 	return c.eachBtrfs(ctx, c.findManyQgroups)
 }
 
-// qgroups is about one.
+// findManyQgroups reports a btrfs that counts quotas for many subvolumes.
 func (c *Report) findManyQgroups(b btrfsFS) {
 	dir := filepath.Join(b.dir, "qgroups")
 	if readText(dir, "enabled") != "1" {
@@ -258,7 +273,7 @@ func (c *Report) findManyQgroups(b btrfsFS) {
 
 	mode := readText(dir, "mode") // since Linux 6.7
 	if mode == "squota" {
-		return // it counts for whoever wrote an extent first, and walks nowhere
+		return // simple quotas count an extent for its first writer, and search nothing
 	}
 
 	entries, err := os.ReadDir(dir)
@@ -266,7 +281,7 @@ func (c *Report) findManyQgroups(b btrfsFS) {
 		return
 	}
 
-	// A group of level 0 for each subvolume.
+	// Each subvolume has a group of level 0.
 	n := len(slices.DeleteFunc(entries, func(e os.DirEntry) bool { return !strings.HasPrefix(e.Name(), "0_") }))
 	s := Note
 	switch {
