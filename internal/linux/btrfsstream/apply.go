@@ -17,34 +17,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tree is a tree in the making.
+// tree is the tree that Apply builds.
 type tree struct {
 	begin Begin
 	root  *os.File
-	base  *os.File // nil without one
+	base  *os.File // nil without a base
 
-	// The file that was written last, as most commands are writes, one after the
-	// other to the same. Any command that may change what its path means closes it.
+	// f is the last written file, and path its path. It stays open because most commands
+	// are consecutive writes to one file. A command that may change what path refers to closes it.
 	f    *os.File
 	path string
 
-	// Of the root, as the stream last said or, before, as the base has them. What is
-	// made on its way to other places is made in the root, and the stream does not
-	// always set its times right afterwards.
+	// times are the access and modification times of the root: the last ones in the stream or,
+	// before, those of the base. They are set at the end, because streams create objects in the
+	// root and then move them, and do not always restore its times afterwards.
 	times []unix.Timespec
 
-	noEncoded bool // the kernel takes no compressed data
+	noEncoded bool // the filesystem does not accept compressed data
 	decoder   decoder
 }
 
-// Apply does what the stream s, whose Begin has been read, says: in the directory
-// root, which nobody else may use in the meantime. It is the root of an empty subvolume
-// or, if begin.Diff, of a writable snapshot of the one whose root base is. Base is
-// not changed. All of s is read. Nothing is synced. On error the tree is useless.
+// Apply executes the stream s, whose Begin has been read, in the directory root, which nobody
+// else may use until it returns. root is the root of an empty subvolume or, if begin.Diff is set,
+// of a writable snapshot of base, the root of another subvolume, which does not change. Apply reads
+// all of s, and syncs nothing. After an error the tree is unusable.
 //
-// Damaged if s is, or if it does not fit base; Unsupported, NoSpace, IO,
-// Permission, errors of reading, and ctx's end, which is looked at between
-// commands.
+// Damaged: s is damaged or does not match base. Unsupported, NoSpace, IO, Permission, errors
+// of reading s. It checks ctx between commands.
 func Apply(ctx context.Context, s *Reader, begin Begin, root, base *os.File) error {
 	t := &tree{begin: begin, root: root, base: base}
 	var st unix.Stat_t
@@ -66,6 +65,7 @@ func Apply(ctx context.Context, s *Reader, begin Begin, root, base *os.File) err
 	return err
 }
 
+// all executes the commands up to the end of the stream.
 func (t *tree) all(ctx context.Context, s *Reader) error {
 	for {
 		if err := ctx.Err(); err != nil {
@@ -93,7 +93,7 @@ func (t *tree) all(ctx context.Context, s *Reader) error {
 	}
 }
 
-// explain gives an error of a command its kind.
+// explain returns the error of a command with its kind.
 func explain(c *command, err error) error {
 	var e *errs.Error
 	if errors.As(err, &e) {
@@ -104,7 +104,7 @@ func explain(c *command, err error) error {
 	kind := errs.KindOf(err)
 	switch kind {
 	case errs.NoSpace, errs.IO, errs.Permission, errs.Unsupported:
-		// EXDEV: a path, or the target of a link on the way, leads out.
+		// EXDEV: a path leads out of the tree, possibly through a symbolic link.
 		if !errors.Is(err, unix.EXDEV) {
 			return fmt.Errorf("%s %q: %w", c.name(), path, err)
 		}
@@ -119,7 +119,7 @@ func explain(c *command, err error) error {
 	return fmt.Errorf("%s %q: %w", c.name(), path, err)
 }
 
-// do does one command.
+// do executes one command.
 func (t *tree) do(c *command) error {
 	switch c.typ {
 	case cmdWrite:
@@ -139,13 +139,14 @@ func (t *tree) do(c *command) error {
 		return t.fallocate(c)
 	}
 
-	// Whatever the rest may change: the path of the open file may mean another one
-	// afterwards.
+	// All other commands may change which file the path of the open one refers to.
 	if err := t.closeFile(); err != nil {
 		return err
 	}
 
 	switch c.typ {
+	case cmdSetXattr, cmdRemoveXattr, cmdChmod, cmdChown, cmdUtimes:
+		return t.setAttribute(c)
 	case cmdMkfile, cmdMkdir, cmdMknod, cmdMkfifo, cmdMksock, cmdSymlink:
 		return t.make(c)
 	case cmdRename:
@@ -160,6 +161,18 @@ func (t *tree) do(c *command) error {
 			flags = unix.AT_REMOVEDIR
 		}
 		return t.in(c.entry(attrPath), c, func(at int, name string) error { return unix.Unlinkat(at, name, flags) })
+	case cmdFileattr:
+		return nil // flags of inodes (chattr) are not kept, and no kernel sends them yet
+	case cmdUpdateExtent:
+		return damaged("the stream has no file contents")
+	}
+
+	return damaged("unexpected %s in the middle", c.name())
+}
+
+// setAttribute executes a command that changes attributes of one file.
+func (t *tree) setAttribute(c *command) error {
+	switch c.typ {
 	case cmdSetXattr:
 		name, value := c.text(attrXattrName), c.bytes(attrXattrData)
 		return t.in(c.path(attrPath), c, func(at int, file string) error {
@@ -176,32 +189,26 @@ func (t *tree) do(c *command) error {
 	case cmdChown:
 		uid, gid := c.u64(attrUID), c.u64(attrGID)
 		return t.in(c.path(attrPath), c, func(at int, name string) error { return chown(at, name, uid, gid) })
-	case cmdUtimes:
-		times := []unix.Timespec{c.time(attrAtime), c.time(attrMtime)}
-		if c.path(attrPath) == root && c.err == nil {
-			t.times = times
-			return nil
-		}
-		return t.in(c.path(attrPath), c, func(at int, name string) error {
-			return unix.UtimesNanoAt(at, name, times, unix.AT_SYMLINK_NOFOLLOW)
-		})
-	case cmdFileattr:
-		return nil // flags of inodes (chattr) are not kept, and no kernel sends them yet
-	case cmdUpdateExtent:
-		return damaged("the stream has no file contents")
 	}
 
-	return damaged("unexpected %s in the middle", c.name())
+	times := []unix.Timespec{c.time(attrAtime), c.time(attrMtime)} // cmdUtimes
+	if c.path(attrPath) == root && c.err == nil {
+		t.times = times
+		return nil
+	}
+
+	return t.in(c.path(attrPath), c, func(at int, name string) error {
+		return unix.UtimesNanoAt(at, name, times, unix.AT_SYMLINK_NOFOLLOW)
+	})
 }
 
-// soften takes the flags "immutable" and "append only" away from what a command is
-// about, and reports whether there were any. An object that was received has none,
-// as streams do not hold them; but one that was made here may, and what comes back
-// builds on it.
+// soften removes the flags "immutable" and "append only" from the files of a command and their
+// directories, and reports whether any was set. Streams do not contain these flags, so received
+// trees do not have them, but the base of a difference may have been made on this host.
 func (t *tree) soften(c *command) (some bool) {
 	for _, a := range []int{attrPath, attrPathTo, attrPathLink} {
 		if c.typ == cmdSymlink && a == attrPathLink {
-			continue // a target
+			continue // the target of a symbolic link
 		}
 		p := string(c.attr[a])
 		for _, path := range []string{p, p[:max(strings.LastIndexByte(p, '/'), 0)]} {
@@ -221,9 +228,9 @@ func (t *tree) soften(c *command) (some bool) {
 // procPath names a file for calls that take no directory.
 func procPath(at int, name string) string { return "/proc/self/fd/" + strconv.Itoa(at) + "/" + name }
 
-// in calls fn with the directory that path is in and its name there; of the root,
-// the root itself and ".". It does not if the command is not as it must be.
-// No link on the way is followed, and none leads out.
+// in calls fn with the directory that contains path and the name in it, for the root with the root
+// itself and ".". If the command is invalid, it returns c.err instead. It follows no symbolic link, and
+// path cannot lead out of the tree.
 func (t *tree) in(path string, c *command, fn func(at int, name string) error) error {
 	if c.err != nil {
 		return c.err
@@ -231,6 +238,7 @@ func (t *tree) in(path string, c *command, fn func(at int, name string) error) e
 	return below(t.root, path, fn)
 }
 
+// below is in without a command.
 func below(root *os.File, path string, fn func(at int, name string) error) error {
 	dir, name := "", path
 	if i := strings.LastIndexByte(path, '/'); i >= 0 {
@@ -260,7 +268,7 @@ func (t *tree) two(a, b string, c *command, fn func(aDir int, a string, bDir int
 	})
 }
 
-// make makes a file that is no regular one, or an empty one.
+// make creates an empty regular file, or a file of another type.
 func (t *tree) make(c *command) error {
 	var target string
 	var mode, rdev uint64
@@ -308,9 +316,9 @@ func decodeDev(d uint64) uint64 {
 	return unix.Mkdev(uint32(d&0xfff00)>>8, uint32(d&0xff|d>>12&0xfff00))
 }
 
-// bare takes away what a new file has inherited from the directory it was made in,
-// ACLs and properties: those that it is to have follow in the stream, and it is
-// often made elsewhere than where it was.
+// bare removes the attributes that a new file has inherited from its directory, such as ACLs and
+// btrfs properties. The stream sets the right ones later, and often creates files in another
+// directory than their final one.
 func bare(at int, name string) error {
 	path := procPath(at, name)
 	var names [4096]byte
@@ -323,7 +331,7 @@ func bare(at int, name string) error {
 	}
 
 	for attr := range bytes.SplitSeq(names[:n], []byte{0}) {
-		// The labels of security modules come by their rules, and go by these.
+		// Keep the labels of security modules, whose own rules govern them.
 		if len(attr) == 0 || bytes.HasPrefix(attr, []byte("security.")) {
 			continue
 		}
@@ -335,7 +343,7 @@ func bare(at int, name string) error {
 	return nil
 }
 
-// chmod never follows a link, which has no mode.
+// chmod sets the mode of a file. ELOOP: it is a symbolic link, which has no mode.
 func chmod(at int, name string, mode uint32) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -347,8 +355,8 @@ func chmod(at int, name string, mode uint32) error {
 	return unix.Fchmodat(at, name, mode, 0)
 }
 
-// chown keeps the bits for set-user-ID and the like, which the kernel takes away:
-// a stream says only what has changed, and on the other side they are as before.
+// chown sets the owner of a file and restores the set-user-ID and set-group-ID bits, which the kernel
+// clears. A stream contains only changes, so it would not set the bits again.
 func chown(at int, name string, uid, gid uint64) error {
 	if uid > 1<<32-1 || gid > 1<<32-1 {
 		return unix.EINVAL
@@ -371,8 +379,8 @@ func chown(at int, name string, uid, gid uint64) error {
 	return unix.Fchmodat(at, name, st.Mode&0o7777, 0)
 }
 
-// openFile opens a regular file, and nothing else: to open a device or a pipe has
-// effects.
+// openFile opens a regular file. EINVAL for other types, because opening a device or a pipe
+// has side effects.
 func openFile(root *os.File, path string, flags int) (*os.File, error) {
 	var f *os.File
 	err := below(root, path, func(at int, name string) error {
@@ -397,7 +405,7 @@ func openFile(root *os.File, path string, flags int) (*os.File, error) {
 	return f, err
 }
 
-// file is the file that a command writes to.
+// file opens the file that a command writes to, unless it is open already.
 func (t *tree) file(c *command) (*os.File, error) {
 	path := c.entry(attrPath)
 	if c.err != nil {
@@ -448,7 +456,7 @@ func (t *tree) fallocate(c *command) error {
 	return unix.Fallocate(int(f.Fd()), mode, off, n)
 }
 
-// clone makes a range of a file share the blocks of another, in this tree or in
+// clone makes a range of a file share the blocks of another file, which is in this tree or in
 // the base.
 func (t *tree) clone(c *command) error {
 	off, n, from := c.offset(attrFileOffset), c.offset(attrCloneLen), c.offset(attrCloneOffset)
@@ -482,7 +490,7 @@ func (t *tree) clone(c *command) error {
 		Src_fd: int64(src.Fd()), Src_offset: uint64(from), Src_length: uint64(n), Dest_offset: uint64(off),
 	})
 	if errors.Is(err, unix.EINVAL) {
-		// Blocks are larger here, perhaps; what is copied is the same.
+		// This filesystem may have larger blocks. A copy has the same content.
 		var done int64
 		done, err = io.Copy(io.NewOffsetWriter(dst, off), io.NewSectionReader(src, from, n))
 		if err == nil && done < n {

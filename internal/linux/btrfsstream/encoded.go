@@ -13,23 +13,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How data is compressed: BTRFS_ENCODED_IO_COMPRESSION_*.
+// Compression methods: BTRFS_ENCODED_IO_COMPRESSION_*.
 const (
 	compressionNone   = 0
 	compressionZlib   = 1
 	compressionZstd   = 2
-	compressionLZO4K  = 3 // the number of bits that a sector has beyond 12 is added
+	compressionLZO4K  = 3 // LZO with sectors of 2^12 bytes; each further number doubles the sector
 	compressionLZO64K = 7
 )
 
 var zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
 
-// maxUnencoded is the longest piece that btrfs compresses at once.
+// maxUnencoded is the size in bytes of the largest extent that btrfs compresses.
 const maxUnencoded = 128 << 10
 
-// encodedWrite writes compressed data as it is, where the filesystem takes it, and
-// else what it decompresses to.
+// encodedWrite writes compressed data unchanged if the filesystem accepts it, and decompresses it
+// otherwise.
 func (t *tree) encodedWrite(c *command) error {
+	// Read and check the command.
 	off, data := c.offset(attrFileOffset), c.bytes(attrData)
 	e := kernel.BtrfsEncoded{
 		FileLen: c.u64(attrUnencodedFile), UnencodedLen: c.u64(attrUnencodedLen), UnencodedOffset: c.u64(attrUnencodedOffset),
@@ -54,6 +55,7 @@ func (t *tree) encodedWrite(c *command) error {
 		return damaged("compressed data with impossible lengths")
 	}
 
+	// Write the compressed data.
 	if !t.noEncoded {
 		err := kernel.BtrfsEncodedWrite(f, off, e, data)
 		switch {
@@ -62,13 +64,14 @@ func (t *tree) encodedWrite(c *command) error {
 		case errors.Is(err, unix.ENOTTY):
 			t.noEncoded = true
 		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSPC):
-		// Not as it is: sectors of another size, a file that is not compressed
-		// here, no room in one piece.
+			// The filesystem has sectors of another size, does not compress this file, or has
+			// no contiguous space.
 		default:
 			return err
 		}
 	}
 
+	// Decompress it and write the plain data.
 	plain, err := t.decoder.decode(data, e.Compression, int(e.UnencodedLen))
 	if err != nil {
 		return err
@@ -78,7 +81,7 @@ func (t *tree) encodedWrite(c *command) error {
 	return err
 }
 
-// decoder decompresses.
+// decoder decompresses data. It reuses its buffers.
 type decoder struct {
 	zstd *zstd.Decoder
 	out  []byte
@@ -90,8 +93,8 @@ func (d *decoder) close() {
 	}
 }
 
-// decode decompresses data to n bytes, which are valid until the next call. What
-// comes out shorter is filled up with zeros, as the kernel does.
+// decode decompresses data to n bytes, which are valid until the next call. It fills up
+// shorter results with zeros, as the kernel does.
 func (d *decoder) decode(data []byte, compression uint32, n int) ([]byte, error) {
 	if cap(d.out) < maxUnencoded {
 		d.out = make([]byte, maxUnencoded)
@@ -116,7 +119,7 @@ func (d *decoder) decode(data []byte, compression uint32, n int) ([]byte, error)
 			}
 		}
 		if err = d.zstd.Reset(bytes.NewReader(data)); err == nil {
-			// After the end there is padding up to a whole sector.
+			// The data is padded to whole sectors.
 			if err = fill(d.zstd, out); errors.Is(err, zstd.ErrMagicMismatch) && bytes.HasPrefix(data, zstdMagic) {
 				err = nil
 			}
@@ -133,7 +136,7 @@ func (d *decoder) decode(data []byte, compression uint32, n int) ([]byte, error)
 	return out, nil
 }
 
-// fill reads until out is full or r has come to its end.
+// fill reads until out is full or r ends.
 func fill(r io.Reader, out []byte) error {
 	for len(out) > 0 {
 		n, err := r.Read(out)

@@ -9,9 +9,8 @@ import (
 
 var errLZO = errors.New("lzo: invalid compressed data")
 
-// decodeLZO decompresses what btrfs has compressed with LZO, sector by sector: the
-// length of all, then for each its length and its data. No length crosses the end
-// of a sector.
+// decodeLZO decompresses data in btrfs's LZO format: the total length, then for each sector its compressed
+// length and its data. No length field crosses the end of a sector.
 func decodeLZO(out, in []byte, sector int) error {
 	if len(in) < 4 {
 		return errLZO

@@ -1,15 +1,13 @@
-// Package btrfsstream reads the streams that the kernel writes of a subvolume of
-// btrfs (BTRFS_IOC_SEND), and makes trees of them. It knows versions 1 and 2 of
-// the format.
+// Package btrfsstream reads send streams of btrfs subvolumes (BTRFS_IOC_SEND) and
+// applies them. It supports versions 1 and 2 of the format.
 //
 // A stream is a list of commands, each with a checksum: "make a file", "write
-// these bytes to it", "rename it". It comes from where others may have written,
-// so nothing in it is believed: what does not follow the format is Damaged, no
-// path leads out of the tree, nothing but regular files is ever opened, and what
-// is kept in memory has a bound.
+// these bytes to it", "rename it". Others may have tampered with a stream, so the package
+// trusts nothing in it: violations of the format are Damaged, no path leads out of the tree,
+// only regular files are opened, and memory is bounded.
 //
-// Unlike btrfs-receive(8), which looks for the subvolume that a stream builds on
-// all over the filesystem, this takes the one it is given.
+// btrfs-receive(8) searches the whole filesystem for the subvolume that a stream is based
+// on; this package uses the one that the caller passes.
 package btrfsstream
 
 import (
@@ -29,11 +27,11 @@ const (
 	magic     = "btrfs-stream\x00"
 	headBytes = 10 // of a command: length u32, type u16, checksum u32
 
-	// maxBody is the longest command that is read. The kernel's are at most 64 KiB
-	// in version 1, and in version 2 what 128 KiB compress to with 80 KiB besides.
+	// maxBody is the size in bytes of the longest accepted command. The kernel's commands have at
+	// most 64 KiB in version 1, and in version 2 at most 80 KiB and 128 KiB of compressed data.
 	maxBody = 1 << 20
 
-	// MaxVersion is the newest version that is known.
+	// MaxVersion is the newest supported version.
 	MaxVersion = 2
 
 	readBuffer = 1 << 20
@@ -114,36 +112,37 @@ type Reader struct {
 	cmd     command
 }
 
-// command is one command. What it holds is valid until the next is read.
+// command is one command of a stream, valid until the next one is read.
 type command struct {
 	typ  uint16
-	have uint32
+	have uint32 // bit a is set if attribute a is present
 	attr [attrs][]byte
-	err  error // of the first attribute that was asked for and is not as it must be
+	err  error // of the first requested attribute that was missing or invalid
 }
 
-// damaged is the error for what does not follow the format. Which stream it is, and
-// what it was for, the caller knows.
+// damaged returns the error for a violation of the format. The caller adds the name of the
+// stream and the operation.
 func damaged(format string, args ...any) error {
 	return errs.New(errs.Damaged, "", "", "damaged stream: "+format, args...)
 }
 
+// unknown returns the error for a stream that a newer version of Pando may support.
 func unknown(format string, args ...any) error {
 	return errs.New(errs.Unsupported, "", "", format, args...).WithHint("upgrade pando")
 }
 
-// readError is the error for a stream that cannot be read on.
+// readError returns the error for a failed read. A premature end is Damaged.
 func readError(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		if errs.KindOf(err) == errs.Internal { // no error of Pando's, which knows more
+		if errs.KindOf(err) == errs.Internal { // an error of Pando's is more specific
 			return damaged("unexpected end")
 		}
 	}
 	return err
 }
 
-// NewReader begins to read the stream r. Damaged if it is none, Unsupported if it
-// is of a version that is not known; errors of r.
+// NewReader returns a Reader of the stream r, whose header it reads. Damaged: r is not a send
+// stream. Unsupported: its version is not supported. Errors of r.
 func NewReader(r io.Reader) (*Reader, error) {
 	s := &Reader{r: bufio.NewReaderSize(r, readBuffer)}
 	var head [len(magic) + 4]byte
@@ -163,7 +162,7 @@ func NewReader(r io.Reader) (*Reader, error) {
 	return s, nil
 }
 
-// Drain reads the rest of the stream, up to its end, and checks its form.
+// Drain reads the rest of the stream and checks its format.
 func (s *Reader) Drain() error {
 	for {
 		c, err := s.next()
@@ -176,7 +175,7 @@ func (s *Reader) Drain() error {
 	}
 }
 
-// end checks that nothing follows.
+// end checks that nothing follows the last command.
 func (s *Reader) end() error {
 	switch _, err := s.r.ReadByte(); {
 	case err == nil:
@@ -189,22 +188,32 @@ func (s *Reader) end() error {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// checksum is CRC-32C as the kernel's crc32c(0, b) has it: without the inversions
-// at both ends.
+// checksum computes CRC-32C like the kernel's crc32c(0, b), without inverting the value before
+// and after.
 func checksum(crc uint32, b []byte) uint32 { return ^crc32.Update(^crc, castagnoli, b) }
 
-// next reads a command.
+// next reads the next command. It is valid until the next call.
 func (s *Reader) next() (*command, error) {
+	typ, err := s.readBody()
+	if err != nil {
+		return nil, err
+	}
+	s.cmd = command{typ: typ}
+	return &s.cmd, s.parseAttributes()
+}
+
+// readBody reads a command into s.body, checks its checksum and returns its type.
+func (s *Reader) readBody() (uint16, error) {
 	var head [headBytes]byte
 	if _, err := io.ReadFull(s.r, head[:]); err != nil {
-		return nil, readError(err)
+		return 0, readError(err)
 	}
 
 	n := binary.LittleEndian.Uint32(head[0:])
 	typ := binary.LittleEndian.Uint16(head[4:])
 	want := binary.LittleEndian.Uint32(head[6:])
 	if n > maxBody {
-		return nil, damaged("a command has %d bytes", n)
+		return 0, damaged("a command has %d bytes", n)
 	}
 	if int(n) > cap(s.body) {
 		s.body = make([]byte, n)
@@ -212,54 +221,59 @@ func (s *Reader) next() (*command, error) {
 
 	s.body = s.body[:n]
 	if _, err := io.ReadFull(s.r, s.body); err != nil {
-		return nil, readError(err)
+		return 0, readError(err)
 	}
 
 	clear(head[6:])
 	if checksum(checksum(0, head[:]), s.body) != want {
-		return nil, damaged("the checksum of a command does not match")
+		return 0, damaged("the checksum of a command does not match")
 	}
 	if typ == 0 || int(typ) >= len(cmdNames) || s.version < 2 && typ >= cmdFallocate {
-		return nil, unknown("the stream has a command of type %d, which is not known", typ)
+		return 0, unknown("the stream has a command of type %d, which is not known", typ)
 	}
 
+	return typ, nil
+}
+
+// parseAttributes splits s.body into the attributes of s.cmd.
+func (s *Reader) parseAttributes() error {
 	c := &s.cmd
-	*c = command{typ: typ}
 	for b := s.body; len(b) > 0; {
 		if len(b) < 2 {
-			return nil, damaged("truncated attribute")
+			return damaged("truncated attribute")
 		}
 
 		a := binary.LittleEndian.Uint16(b)
 		b = b[2:]
 		var value []byte
 		if a == attrData && s.version >= 2 {
-			value, b = b, nil // it is the last, and has no length
+			value, b = b, nil // the last attribute, without a length field
 		} else {
 			if len(b) < 2 || len(b)-2 < int(binary.LittleEndian.Uint16(b)) {
-				return nil, damaged("truncated attribute")
+				return damaged("truncated attribute")
 			}
 			n := int(binary.LittleEndian.Uint16(b))
 			value, b = b[2:2+n], b[2+n:]
 		}
 
 		if a == 0 || a >= attrs {
-			return nil, unknown("the stream has an attribute of type %d, which is not known", a)
+			return unknown("the stream has an attribute of type %d, which is not known", a)
 		}
 		if c.have&(1<<a) != 0 {
-			return nil, damaged("a command has attribute %d twice", a)
+			return damaged("a command has attribute %d twice", a)
 		}
 
 		c.have |= 1 << a
 		c.attr[a] = value
 	}
 
-	return c, nil
+	return nil
 }
 
 func (c *command) name() string { return cmdNames[c.typ] }
 
-// bytes is the value of an attribute.
+// bytes returns the value of an attribute. It and the methods below record the first missing or invalid
+// attribute in c.err, and return a zero value for it.
 func (c *command) bytes(a int) []byte {
 	if c.have&(1<<a) == 0 && c.err == nil {
 		c.err = damaged("%s lacks attribute %d", c.name(), a)
@@ -267,6 +281,7 @@ func (c *command) bytes(a int) []byte {
 	return c.attr[a]
 }
 
+// fixed returns the value of an attribute of n bytes.
 func (c *command) fixed(a, n int) []byte {
 	b := c.bytes(a)
 	if len(b) == n {
@@ -280,7 +295,7 @@ func (c *command) fixed(a, n int) []byte {
 
 func (c *command) u64(a int) uint64 { return binary.LittleEndian.Uint64(c.fixed(a, 8)) }
 
-// u32 is of an attribute that has 4 bytes in some versions and 8 in others.
+// u32 returns an attribute that has 4 bytes in some versions and 8 in others.
 func (c *command) u32(a int) uint32 {
 	if len(c.attr[a]) == 8 {
 		v := c.u64(a)
@@ -292,7 +307,7 @@ func (c *command) u32(a int) uint32 {
 	return binary.LittleEndian.Uint32(c.fixed(a, 4))
 }
 
-// offset is an offset or a length in a file.
+// offset returns an offset or a length in a file.
 func (c *command) offset(a int) int64 {
 	v := c.u64(a)
 	if v > 1<<63-1 && c.err == nil {
@@ -315,7 +330,7 @@ func (c *command) time(a int) unix.Timespec {
 	return t
 }
 
-// text is a name or a target: without a NUL.
+// text returns a name or the target of a link, which has no NUL byte.
 func (c *command) text(a int) string {
 	s := string(c.bytes(a))
 	if strings.IndexByte(s, 0) >= 0 && c.err == nil {
@@ -324,10 +339,10 @@ func (c *command) text(a int) string {
 	return s
 }
 
-// root is what paths call the root of the tree.
+// root is the path of the root of the tree.
 const root = ""
 
-// path is a path in the tree, or root.
+// path returns a path in the tree, possibly root.
 func (c *command) path(a int) string {
 	p := c.text(a)
 	if p == root {
@@ -341,7 +356,7 @@ func (c *command) path(a int) string {
 	return p
 }
 
-// entry is a path in the tree, but not its root.
+// entry returns a path in the tree other than root.
 func (c *command) entry(a int) string {
 	p := c.path(a)
 	if p == root && c.err == nil {
@@ -350,15 +365,15 @@ func (c *command) entry(a int) string {
 	return p
 }
 
-// Begin is what a stream says of itself first.
+// Begin is the first command of a stream, which identifies its subvolume.
 type Begin struct {
-	UUID    [16]byte // of the subvolume that was sent, or of that which it was received from
-	TransID uint64   // of its last change
-	Diff    bool     // it is the difference to Parent
-	Parent  [16]byte // as UUID, of another subvolume
+	UUID    [16]byte // of the sent subvolume or, if that was received itself, of its original
+	TransID uint64   // transaction of its last change
+	Diff    bool     // the stream is the difference to Parent
+	Parent  [16]byte // UUID of the base, in the same sense as UUID
 }
 
-// Begin reads the first command. It is called once, first.
+// Begin reads the first command. It must be called once, before Apply or Drain.
 func (s *Reader) Begin() (Begin, error) {
 	c, err := s.next()
 	if err != nil {

@@ -82,8 +82,12 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 
 	defer ctl.Close()
 
-	// Prepare the configuration.
-	noNode := 0 // consecutive attempts without a device node
+	cfg := newConfig(image, o)
+	return attachToFree(ctx, ctl, image.Name(), &cfg)
+}
+
+// newConfig returns the configuration of a device for image.
+func newConfig(image *os.File, o Options) unix.LoopConfig {
 	cfg := unix.LoopConfig{Fd: uint32(image.Fd()), Size: o.SectorBytes}
 	if !o.KeepOpen {
 		cfg.Info.Flags |= unix.LO_FLAGS_AUTOCLEAR
@@ -96,8 +100,12 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 	}
 
 	copy(cfg.Info.File_name[:len(cfg.Info.File_name)-1], image.Name())
+	return cfg
+}
 
-	// Configure the free device that the kernel offers, until no other process is faster.
+// attachToFree configures the free device that the kernel offers, until no other process is faster.
+func attachToFree(ctx context.Context, ctl *os.File, image string, cfg *unix.LoopConfig) (*Device, error) {
+	noNode := 0 // consecutive attempts without a device node
 	for try := range attachTries {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -105,10 +113,10 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 
 		n, err := unix.IoctlRetInt(int(ctl.Fd()), unix.LOOP_CTL_GET_FREE)
 		if err != nil {
-			return nil, errs.Wrap("attach loop device", image.Name(), fmt.Errorf("LOOP_CTL_GET_FREE: %w", err))
+			return nil, errs.Wrap("attach loop device", image, fmt.Errorf("LOOP_CTL_GET_FREE: %w", err))
 		}
 
-		d, err := configure(n, &cfg)
+		d, err := configure(n, cfg)
 		if err == nil {
 			return d, nil
 		}
@@ -118,13 +126,13 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 		}
 
 		if noNode == noNodeTries {
-			return nil, errs.New(errs.Unsupported, "attach loop device", image.Name(),
+			return nil, errs.New(errs.Unsupported, "attach loop device", image,
 				"the kernel offers %s, but there is no such file", DevicePath(n)).
 				WithHint("create it with `mknod %s b 7 %d`; in a container, share the host's /dev", DevicePath(n), n)
 		}
 
 		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENXIO) && !errors.Is(err, os.ErrNotExist) {
-			return nil, errs.Wrap("attach loop device", image.Name(), err)
+			return nil, errs.Wrap("attach loop device", image, err)
 		}
 
 		// Another process took the device between the two calls. GET_FREE gives all
@@ -138,7 +146,7 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 		}
 	}
 
-	return nil, errs.New(errs.InUse, "attach loop device", image.Name(), "no free loop device after %d tries", attachTries)
+	return nil, errs.New(errs.InUse, "attach loop device", image, "no free loop device after %d tries", attachTries)
 }
 
 // lock takes the lock that the loop device inherits. It is an fcntl lock, because,
@@ -162,6 +170,7 @@ func lock(image *os.File, readOnly bool) error {
 	return errs.Wrap("attach loop device", image.Name(), fmt.Errorf("F_OFD_SETLK: %w", err))
 }
 
+// configure attaches device n as cfg says. EBUSY, ENXIO or ENOENT: the device is not free or not there.
 func configure(n int, cfg *unix.LoopConfig) (*Device, error) {
 	d := &Device{Index: n, Path: DevicePath(n)}
 	f, err := os.OpenFile(d.Path, os.O_RDWR|unix.O_CLOEXEC, 0)
