@@ -8,7 +8,9 @@ import (
 	"iter"
 	"math"
 	"os"
-	"unsafe"
+	"runtime"
+
+	"pando/internal/linux/kernel"
 
 	"golang.org/x/sys/unix"
 )
@@ -36,8 +38,7 @@ const noAddress = Unknown | Delalloc | Encoded | NotAligned | Inline | Tail
 const (
 	xfsMagic     = 0x58465342
 	btrfsMagic   = 0x9123683e
-	fsGetXattr   = 0x801c581f // FS_IOC_FSGETXATTR
-	flagRealtime = 0x1        // FS_XFLAG_REALTIME
+	flagRealtime = 0x1 // FS_XFLAG_REALTIME
 )
 
 // Compare yields, in order, the ranges of b that may differ from the same bytes of a,
@@ -163,12 +164,9 @@ func bothSizes(a, b *os.File) (sizeA, sizeB int64, err error) {
 
 // onRealtime reports whether the data of a file is on the realtime device of an XFS.
 func onRealtime(f *os.File) (bool, error) {
-	var attr [28]byte // struct fsxattr
-	p := unsafe.Pointer(&attr[0])
-	if _, _, e := unix.Syscall(unix.SYS_IOCTL, f.Fd(), fsGetXattr, uintptr(p)); e != 0 {
-		return false, e
-	}
-	return *(*uint32)(p)&flagRealtime != 0, nil
+	defer runtime.KeepAlive(f)
+	attr, err := kernel.GetFSXAttr(int(f.Fd()))
+	return attr.XFlags&flagRealtime != 0, err
 }
 
 // Data yields, in order, the ranges of f that may contain anything but zeros; bytes

@@ -18,7 +18,6 @@ const (
 	btrfsIocSubvolCreate2 = 0x50009418
 	btrfsIocSetFlags      = 0x4008941a // _IOW(0x94, 26, __u64)
 	btrfsIocGetFlags      = 0x80089419 // _IOR(0x94, 25, __u64)
-	btrfsIocTreeSearch    = 0xd0009411 // _IOWR(0x94, 17, struct btrfs_ioctl_search_args)
 	btrfsIocInoLookup     = 0xd0009412 // _IOWR(0x94, 18, struct btrfs_ioctl_ino_lookup_args)
 	btrfsIocGetSubvolInfo = 0x81f8943c
 	btrfsIocSnapDestroyV2 = 0x5000943f
@@ -172,7 +171,7 @@ func SubvolSetReadOnly(f *os.File, readOnly bool) error {
 // SubvolChild is a subvolume directly inside another.
 type SubvolChild struct {
 	ID   uint64
-	Dir  string // of the directory it is in, relative to its parent's root; "" is the root
+	Dir  string // its parent directory, relative to the root of the outer subvolume; "" for that root
 	Name string
 }
 
@@ -182,71 +181,37 @@ type SubvolChild struct {
 func SubvolChildren(f *os.File, parent uint64) ([]SubvolChild, error) {
 	var out []SubvolChild
 	dirs := map[uint64]string{}
-	for next := uint64(0); ; {
-		// struct btrfs_ioctl_search_args: a key of 104 bytes, then the items.
-		var b [btrfsArgBytes]byte
-		u64 := func(off int, v uint64) { binary.NativeEndian.PutUint64(b[off:], v) }
-		u32 := func(off int, v uint32) { binary.NativeEndian.PutUint32(b[off:], v) }
-		u64(0, btrfsRootTreeID)
-		u64(8, parent)      // min_objectid
-		u64(16, parent)     // max_objectid
-		u64(24, next)       // min_offset: the child's ID
-		u64(32, ^uint64(0)) // max_offset
-		u64(48, ^uint64(0)) // max_transid
-		u32(56, btrfsRootRefKey)
-		u32(60, btrfsRootRefKey)
-		u32(64, ^uint32(0)) // nr_items
-		if err := ioctl(f, btrfsIocTreeSearch, unsafe.Pointer(&b)); err != nil {
-			return nil, fmt.Errorf("BTRFS_IOC_TREE_SEARCH: %w", err)
+	from, to := btrfsKey{parent, btrfsRootRefKey, 0}, btrfsKey{parent, btrfsRootRefKey, ^uint64(0)}
+	err := btrfsSearch(f, btrfsRootTreeID, from, to, 0, func(k btrfsKey, item []byte) error {
+		const header = 18 // struct btrfs_root_ref (little endian, packed); then the name
+		if len(item) < header {
+			return errShortItem
 		}
 
-		n := binary.NativeEndian.Uint32(b[64:])
-		if n == 0 {
-			return out, nil
+		ino := binary.LittleEndian.Uint64(item)
+		end := header + int(binary.LittleEndian.Uint16(item[16:]))
+		if end > len(item) {
+			return errShortItem
 		}
 
-		off := 104
-		for range n {
-			const header = 32 // struct btrfs_ioctl_search_header
-			if off+header > len(b) {
-				return nil, errShortItem
+		dir, ok := dirs[ino]
+		if !ok {
+			var err error
+			if dir, err = subvolInodePath(f, parent, ino); err != nil {
+				return err
 			}
-
-			child := binary.NativeEndian.Uint64(b[off+16:])
-			size := int(binary.NativeEndian.Uint32(b[off+28:]))
-			off += header
-			if size < 18 || off+size > len(b) {
-				return nil, errShortItem
-			}
-
-			item := b[off : off+size] // struct btrfs_root_ref (little endian, packed), then the name
-			off += size
-			ino := binary.LittleEndian.Uint64(item)
-			nameLen := int(binary.LittleEndian.Uint16(item[16:]))
-			if 18+nameLen > size {
-				return nil, errShortItem
-			}
-
-			dir, ok := dirs[ino]
-			if !ok {
-				var err error
-				if dir, err = subvolInodePath(f, parent, ino); err != nil {
-					return nil, err
-				}
-				dirs[ino] = dir
-			}
-
-			out = append(out, SubvolChild{ID: child, Dir: dir, Name: string(item[18 : 18+nameLen])})
-			if child == ^uint64(0) {
-				return out, nil
-			}
-
-			next = child + 1
+			dirs[ino] = dir
 		}
+
+		out = append(out, SubvolChild{ID: k.offset, Dir: dir, Name: string(item[header:end])})
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
-}
 
-var errShortItem = errors.New("BTRFS_IOC_TREE_SEARCH: an item is shorter than its declared length")
+	return out, nil
+}
 
 // subvolInodePath returns the path of a directory relative to the root of the
 // subvolume numbered tree, without slashes at its ends.
@@ -271,27 +236,15 @@ func subvolInodePath(f *os.File, tree, ino uint64) (string, error) {
 }
 
 // BtrfsDeleting reports whether the btrfs that f is on has destroyed subvolumes
-// whose space it has not freed yet. ENOTTY elsewhere, EPERM without root.
+// whose space it has not freed yet. ENOTTY on other filesystems, EPERM without root.
 func BtrfsDeleting(f *os.File) (bool, error) {
 	// A destroyed subvolume has an orphan item in the tree of roots until the
 	// kernel's cleaner has dropped its tree (fs/btrfs/root-tree.c).
 	const orphanObjectID, orphanItemKey = ^uint64(0) - 4, 48
-	var b [btrfsArgBytes]byte
-	u64 := func(off int, v uint64) { binary.NativeEndian.PutUint64(b[off:], v) }
-	u32 := func(off int, v uint32) { binary.NativeEndian.PutUint32(b[off:], v) }
-	u64(0, btrfsRootTreeID)
-	u64(8, orphanObjectID)
-	u64(16, orphanObjectID)
-	u64(32, ^uint64(0)) // max_offset
-	u64(48, ^uint64(0)) // max_transid
-	u32(56, orphanItemKey)
-	u32(60, orphanItemKey)
-	u32(64, 1) // nr_items
-	if err := ioctl(f, btrfsIocTreeSearch, unsafe.Pointer(&b)); err != nil {
-		return false, fmt.Errorf("BTRFS_IOC_TREE_SEARCH: %w", err)
-	}
-
-	return binary.NativeEndian.Uint32(b[64:]) > 0, nil
+	from, to := btrfsKey{orphanObjectID, orphanItemKey, 0}, btrfsKey{orphanObjectID, orphanItemKey, ^uint64(0)}
+	found := false
+	err := btrfsSearch(f, btrfsRootTreeID, from, to, 0, func(btrfsKey, []byte) error { found = true; return errEnough })
+	return found, ifNot(err, errEnough)
 }
 
 // BtrfsSync makes the whole filesystem that f is on durable and wakes the

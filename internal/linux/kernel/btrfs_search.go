@@ -45,14 +45,19 @@ type btrfsKey struct {
 	offset   uint64
 }
 
-// btrfsSearch calls fn for the items of the subvolume that f is in, from the key
-// from to the key to, whose leaves were written by a transaction from minTrans on.
-func btrfsSearch(f *os.File, from, to btrfsKey, minTrans uint64, fn func(key btrfsKey, item []byte) error) error {
+// btrfsSearch calls fn for the items of a tree of the filesystem that f is on, from the key from
+// to the key to, whose leaves were written by transaction minTrans or later. tree 0 is the tree of
+// the subvolume that f is in.
+func btrfsSearch(
+	f *os.File, tree uint64, from, to btrfsKey, minTrans uint64, fn func(key btrfsKey, item []byte) error,
+) error {
 	b := make([]byte, btrfsSearchHead+btrfsSearchBuffer)
 	for {
+		// Read the next items into b.
 		clear(b[:btrfsSearchHead])
 		u64 := func(off int, v uint64) { binary.NativeEndian.PutUint64(b[off:], v) }
 		u32 := func(off int, v uint32) { binary.NativeEndian.PutUint32(b[off:], v) }
+		u64(0, tree)
 		u64(8, from.objectid)
 		u64(16, to.objectid)
 		u64(24, from.offset)
@@ -72,28 +77,12 @@ func btrfsSearch(f *os.File, from, to btrfsKey, minTrans uint64, fn func(key btr
 			return nil
 		}
 
-		off := btrfsSearchHead
-		var last btrfsKey
-		for range n {
-			if off+btrfsItemHead > len(b) {
-				return errShortItem
-			}
-
-			last = btrfsKey{binary.NativeEndian.Uint64(b[off+8:]), binary.NativeEndian.Uint32(b[off+24:]),
-				binary.NativeEndian.Uint64(b[off+16:])}
-			size := int(binary.NativeEndian.Uint32(b[off+28:]))
-			off += btrfsItemHead
-			if size > len(b)-off {
-				return errShortItem
-			}
-
-			if err := fn(last, b[off:off+size]); err != nil {
-				return err
-			}
-
-			off += size
+		last, err := eachBtrfsItem(b, n, fn)
+		if err != nil {
+			return err
 		}
 
+		// Continue with the key after the last one.
 		from = last
 		if from.offset++; from.offset == 0 {
 			if from.typ++; from.typ > 255 {
@@ -109,6 +98,34 @@ func btrfsSearch(f *os.File, from, to btrfsKey, minTrans uint64, fn func(key btr
 		}
 	}
 }
+
+// eachBtrfsItem calls fn for each of the n items in b, and returns the key of the last one.
+func eachBtrfsItem(b []byte, n uint32, fn func(key btrfsKey, item []byte) error) (last btrfsKey, err error) {
+	off := btrfsSearchHead
+	for range n {
+		if off+btrfsItemHead > len(b) {
+			return last, errShortItem
+		}
+
+		last = btrfsKey{binary.NativeEndian.Uint64(b[off+8:]), binary.NativeEndian.Uint32(b[off+24:]),
+			binary.NativeEndian.Uint64(b[off+16:])}
+		size := int(binary.NativeEndian.Uint32(b[off+28:]))
+		off += btrfsItemHead
+		if size > len(b)-off {
+			return last, errShortItem
+		}
+
+		if err := fn(last, b[off:off+size]); err != nil {
+			return last, err
+		}
+
+		off += size
+	}
+
+	return last, nil
+}
+
+var errShortItem = errors.New("BTRFS_IOC_TREE_SEARCH_V2: an item is shorter than its declared length")
 
 func parseBtrfsInode(ino uint64, item []byte) (BtrfsInode, error) {
 	if len(item) < 56 { // struct btrfs_inode_item, little endian, packed
@@ -127,7 +144,7 @@ func parseBtrfsInode(ino uint64, item []byte) (BtrfsInode, error) {
 // not committed is not seen: see BtrfsSync.
 func BtrfsChangedSince(f *os.File, since uint64, fn func(BtrfsInode) error) error {
 	from, to := btrfsKey{btrfsFirstFreeObjID, 0, 0}, btrfsKey{btrfsLastFree, 255, ^uint64(0)}
-	return btrfsSearch(f, from, to, since+1, func(k btrfsKey, item []byte) error {
+	return btrfsSearch(f, 0, from, to, since+1, func(k btrfsKey, item []byte) error {
 		if k.typ != btrfsInodeItemKey {
 			return nil
 		}
@@ -159,7 +176,7 @@ func BtrfsSame(a, b *os.File, madeA, madeB uint64) (bool, error) {
 		made uint64
 	}{{a, madeA}, {b, madeB}} { // or somebody has changed it since
 		changed := false
-		err := btrfsSearch(x.f, from, to, x.made+1, func(btrfsKey, []byte) error { changed = true; return errEnough })
+		err := btrfsSearch(x.f, 0, from, to, x.made+1, func(btrfsKey, []byte) error { changed = true; return errEnough })
 		if changed || err != nil {
 			return false, ifNot(err, errEnough)
 		}
@@ -167,7 +184,7 @@ func BtrfsSame(a, b *os.File, madeA, madeB uint64) (bool, error) {
 
 	fresh := map[btrfsKey]string{}
 	var first, last btrfsKey
-	err := btrfsSearch(b, from, to, madeA+1, func(k btrfsKey, item []byte) error {
+	err := btrfsSearch(b, 0, from, to, madeA+1, func(k btrfsKey, item []byte) error {
 		if len(fresh) == 0 {
 			first = k
 		}
@@ -183,7 +200,7 @@ func BtrfsSame(a, b *os.File, madeA, madeB uint64) (bool, error) {
 
 	// What was deleted has left a trace too: in the inode that it was of, or in.
 	seen, same := 0, 0
-	err = btrfsSearch(a, first, last, 0, func(k btrfsKey, item []byte) error {
+	err = btrfsSearch(a, 0, first, last, 0, func(k btrfsKey, item []byte) error {
 		if now, is := fresh[k]; is {
 			if now != string(item) {
 				return errEnough
@@ -210,7 +227,7 @@ func ifNot(err, what error) error {
 // BtrfsInodeAt looks up an inode of the subvolume that f is in.
 func BtrfsInodeAt(f *os.File, ino uint64) (i BtrfsInode, ok bool, err error) {
 	k := btrfsKey{ino, btrfsInodeItemKey, 0}
-	err = btrfsSearch(f, k, k, 0, func(_ btrfsKey, item []byte) (err error) {
+	err = btrfsSearch(f, 0, k, k, 0, func(_ btrfsKey, item []byte) (err error) {
 		ok = true
 		i, err = parseBtrfsInode(ino, item)
 		return err
@@ -222,7 +239,7 @@ func BtrfsInodeAt(f *os.File, ino uint64) (i BtrfsInode, ok bool, err error) {
 func BtrfsNames(f *os.File, ino uint64) ([]BtrfsName, error) {
 	var out []BtrfsName
 	from, to := btrfsKey{ino, btrfsInodeRefKey, 0}, btrfsKey{ino, btrfsInodeExtrefKey, ^uint64(0)}
-	err := btrfsSearch(f, from, to, 0, func(k btrfsKey, item []byte) error {
+	err := btrfsSearch(f, 0, from, to, 0, func(k btrfsKey, item []byte) error {
 		head := 10 // struct btrfs_inode_ref: index, length of the name
 		if k.typ == btrfsInodeExtrefKey {
 			head = 18 // and before them the directory

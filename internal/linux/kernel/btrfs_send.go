@@ -103,34 +103,15 @@ func SubvolSetReceived(f *os.File, uuid [16]byte, transID uint64) error {
 	return nil
 }
 
-// BtrfsReceivedCount is how many subvolumes of the filesystem that f is on are
-// noted as received from the one with that UUID. It needs root (CAP_SYS_ADMIN).
-func BtrfsReceivedCount(f *os.File, uuid [16]byte) (int, error) {
-	var b [btrfsArgBytes]byte // struct btrfs_ioctl_search_args
-	u64 := func(off int, v uint64) { binary.NativeEndian.PutUint64(b[off:], v) }
-	u32 := func(off int, v uint32) { binary.NativeEndian.PutUint32(b[off:], v) }
-	first, second := binary.LittleEndian.Uint64(uuid[:]), binary.LittleEndian.Uint64(uuid[8:])
-	u64(0, btrfsUUIDTreeID)
-	u64(8, first)
-	u64(16, first)
-	u64(24, second)
-	u64(32, second)
-	u64(48, ^uint64(0)) // max_transid
-	u32(56, btrfsUUIDReceivedKey)
-	u32(60, btrfsUUIDReceivedKey)
-	u32(64, 1) // nr_items
-	err := ioctl(f, btrfsIocTreeSearch, unsafe.Pointer(&b))
-	if err == unix.ENOENT {
-		return 0, nil // there is no such tree yet
-	}
-	if err != nil {
-		return 0, fmt.Errorf("BTRFS_IOC_TREE_SEARCH: %w", err)
-	}
-	if binary.NativeEndian.Uint32(b[64:]) == 0 {
-		return 0, nil
-	}
-
-	return int(binary.NativeEndian.Uint32(b[104+28:])) / 8, nil // the length of the item: a number for each
+// BtrfsReceivedCount returns how many subvolumes of the filesystem that f is on are
+// marked as received from the subvolume with that UUID. It needs root (CAP_SYS_ADMIN).
+func BtrfsReceivedCount(f *os.File, uuid [16]byte) (n int, err error) {
+	k := btrfsKey{binary.LittleEndian.Uint64(uuid[:]), btrfsUUIDReceivedKey, binary.LittleEndian.Uint64(uuid[8:])}
+	err = btrfsSearch(f, btrfsUUIDTreeID, k, k, 0, func(_ btrfsKey, item []byte) error {
+		n = len(item) / 8 // the item is a list of subvolume numbers
+		return nil
+	})
+	return n, ifNot(err, unix.ENOENT) // the filesystem has no such tree yet
 }
 
 // BtrfsEncoded is a piece of a file as btrfs keeps it on disk: compressed.

@@ -54,7 +54,7 @@ struct xfs_fsop_geom { char bytes[256]; };
 		{"btrfs", "#include <linux/btrfs.h>\n#include <linux/btrfs_tree.h>", map[string]uint64{
 			"BTRFS_IOC_SYNC": btrfsIocSync, "BTRFS_IOC_SNAP_CREATE_V2": btrfsIocSnapCreateV2, "BTRFS_IOC_SUBVOL_CREATE_V2": btrfsIocSubvolCreate2,
 			"BTRFS_IOC_SUBVOL_SETFLAGS": btrfsIocSetFlags, "BTRFS_IOC_SUBVOL_GETFLAGS": btrfsIocGetFlags,
-			"BTRFS_IOC_TREE_SEARCH": btrfsIocTreeSearch, "BTRFS_IOC_INO_LOOKUP": btrfsIocInoLookup,
+			"BTRFS_IOC_TREE_SEARCH_V2": btrfsIocTreeSearchV2, "BTRFS_IOC_INO_LOOKUP": btrfsIocInoLookup,
 			"BTRFS_IOC_GET_SUBVOL_INFO": btrfsIocGetSubvolInfo, "BTRFS_IOC_SNAP_DESTROY_V2": btrfsIocSnapDestroyV2,
 			"BTRFS_IOC_SCRUB_PROGRESS": btrfsIocScrubProgress, "sizeof(struct btrfs_ioctl_scrub_args)": 1024,
 			"BTRFS_IOC_DEV_INFO": btrfsIocDevInfo,

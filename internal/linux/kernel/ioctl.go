@@ -31,16 +31,8 @@ const (
 )
 
 func ioctl(f *os.File, req uintptr, arg unsafe.Pointer) error {
-	for {
-		_, _, e := unix.Syscall(unix.SYS_IOCTL, f.Fd(), req, uintptr(arg))
-		if e == unix.EINTR {
-			continue
-		}
-		if e != 0 {
-			return e
-		}
-		return nil
-	}
+	defer runtime.KeepAlive(f)
+	return fdIoctl(int(f.Fd()), req, arg)
 }
 
 // Reflink makes dst share all blocks of src (FICLONE). Both are regular files
@@ -121,11 +113,9 @@ func IsXFS(path string) bool {
 
 // GrowXFS enlarges the mounted XFS that dir is on to size bytes.
 func GrowXFS(dir *os.File, size int64) error {
-	// struct xfs_fsop_geom: blocksize u32, rtextsize, agblocks, agcount, logblocks, sectsize, inodesize, imaxpct,
-	// datablocks u64...
-	var geom [256]byte
-	if err := ioctl(dir, xfsIocFSGEOM, unsafe.Pointer(&geom[0])); err != nil {
-		return fmt.Errorf("XFS_IOC_FSGEOMETRY: %w", err)
+	geom, err := xfsGeometry(dir)
+	if err != nil {
+		return err
 	}
 
 	blockSize := int64(binary.NativeEndian.Uint32(geom[0:]))
@@ -148,9 +138,9 @@ func GrowXFS(dir *os.File, size int64) error {
 // which it writes its log, fixed when it was made. It needs no privileges. ENOTTY
 // elsewhere.
 func XFSSectorBytes(dir *os.File) (int, error) {
-	var geom [256]byte // struct xfs_fsop_geom: see GrowXFS
-	if err := ioctl(dir, xfsIocFSGEOM, unsafe.Pointer(&geom[0])); err != nil {
-		return 0, fmt.Errorf("XFS_IOC_FSGEOMETRY: %w", err)
+	geom, err := xfsGeometry(dir)
+	if err != nil {
+		return 0, err
 	}
 	return int(binary.NativeEndian.Uint32(geom[20:])), nil
 }

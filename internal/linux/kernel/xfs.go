@@ -10,12 +10,21 @@ import (
 // xfsGeomReflink is XFS_FSOP_GEOM_FLAGS_REFLINK.
 const xfsGeomReflink = 1 << 20
 
-// XFSReflinks reports whether files on the mounted XFS that dir is on may share
-// blocks: it was made with reflink=1. It needs no privileges. ENOTTY elsewhere.
-func XFSReflinks(dir *os.File) (bool, error) {
-	var geom [256]byte // struct xfs_fsop_geom: see GrowXFS
+// xfsGeometry returns the struct xfs_fsop_geom of the mounted XFS that dir is on: blocksize u32, rtextsize,
+// agblocks, agcount, logblocks, sectsize, inodesize, imaxpct, datablocks u64 and more. ENOTTY on other filesystems.
+func xfsGeometry(dir *os.File) (geom [256]byte, err error) {
 	if err := ioctl(dir, xfsIocFSGEOM, unsafe.Pointer(&geom[0])); err != nil {
-		return false, fmt.Errorf("XFS_IOC_FSGEOMETRY: %w", err)
+		return geom, fmt.Errorf("XFS_IOC_FSGEOMETRY: %w", err)
+	}
+	return geom, nil
+}
+
+// XFSReflinks reports whether files on the mounted XFS that dir is on can share
+// blocks, because it was made with reflink=1. It needs no privileges. ENOTTY on other filesystems.
+func XFSReflinks(dir *os.File) (bool, error) {
+	geom, err := xfsGeometry(dir)
+	if err != nil {
+		return false, err
 	}
 	const flagsAt = 92
 	return binary.NativeEndian.Uint32(geom[flagsAt:])&xfsGeomReflink != 0, nil
