@@ -16,39 +16,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TreeOptions say how MeasureTree counts. The zero value is right but for
-// snapshots of a filesystem that keeps small files in its metadata.
+// TreeOptions are the options of MeasureTree. The zero value suits everything except
+// snapshots on a filesystem that stores small files in its metadata.
 type TreeOptions struct {
-	// InlineSharedUntil is the moment at which the tree became a copy of
-	// another that shares everything with it. Data inline in metadata has no
-	// blocks of its own to ask about: in files that have not changed since, it
-	// counts as shared, in others as exclusive.
+	// InlineSharedUntil is when the tree became a copy-on-write copy of another tree. The
+	// filesystem does not report whether data inline in metadata is shared. In files unchanged
+	// since this time, it counts as shared, in others as exclusive.
 	InlineSharedUntil time.Time
 
-	// Nested takes in subvolumes nested inside.
+	// Nested includes nested subvolumes.
 	Nested bool
 
-	// Each, if not nil, is called for each extent, also of files with several names
-	// only once, by one goroutine at a time.
+	// Each, if not nil, is called for each extent, by one goroutine at a time. The extents of a
+	// file with several names are passed once.
 	Each func(TreeExtent)
 }
 
-// TreeExtent is a piece of a file in a tree.
+// TreeExtent is an extent of a file in a tree.
 type TreeExtent struct {
 	Extent
-	Inode   uint64    // of the file: the same in the copies that snapshots of btrfs are
-	Changed time.Time // of the file: when its data or attributes changed last
+	Inode   uint64    // inode number of the file, which is the same in btrfs snapshots of the tree
+	Changed time.Time // when the file's data or attributes last changed
 }
 
-// fileID is a file, whatever its names.
+// fileID identifies a file, whatever its names.
 type fileID struct{ dev, ino uint64 }
 
-// MeasureTree adds up the extents of all regular files below dir (see Measure):
-// a file with several names once, other filesystems mounted inside not at all,
-// and subvolumes nested inside only with o.Nested. Where the filesystem has no extent maps, what it
-// says is allocated to a file counts as exclusive, in one extent. The error
-// names the file that could not be read; files that vanish in the meantime do not
-// count. It may run while the tree changes: the result is then of no one moment.
+// MeasureTree adds up the extents of all regular files below dir (see Measure). It counts
+// a file with several names once, skips other filesystems mounted inside, and
+// enters nested subvolumes only with o.Nested. If the filesystem has no extent maps, the space
+// allocated to a file counts as exclusive, in one extent. Errors
+// name the file that could not be read. The tree may change while MeasureTree runs: then the
+// result mixes several states, and files that disappear do not count.
 func MeasureTree(ctx context.Context, dir string, o TreeOptions) (Usage, error) {
 	root, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -77,7 +76,7 @@ type treeMeter struct {
 
 	mu     sync.Mutex
 	sum    Usage
-	linked map[fileID]struct{} // seen, of files with several names
+	linked map[fileID]struct{} // files with several names that were already counted
 }
 
 func (m *treeMeter) open(d *treewalk.Dir) (*os.File, error) {
@@ -86,7 +85,7 @@ func (m *treeMeter) open(d *treewalk.Dir) (*os.File, error) {
 	case err == nil:
 		return f, nil
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
-		return nil, nil // gone, or no longer a directory
+		return nil, nil // removed, or no longer a directory
 	case errors.Is(err, unix.EXDEV):
 		return nil, nil // a mount
 	}
@@ -133,7 +132,9 @@ func (m *treeMeter) visit(d *treewalk.Dir, f *os.File) ([]string, error) {
 	return subdirs, nil
 }
 
+// file measures one regular file, or returns zero if it was already counted or does not count.
 func (m *treeMeter) file(dir *os.File, dev uint64, name string) (Usage, error) {
+	// Skip files that do not count.
 	var st unix.Stat_t
 	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if errors.Is(err, unix.ENOENT) {
@@ -143,7 +144,7 @@ func (m *treeMeter) file(dir *os.File, dev uint64, name string) (Usage, error) {
 		return Usage{}, err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Dev != dev || st.Blocks == 0 {
-		return Usage{}, nil // exchanged in the meantime, a file mounted over it, or nothing in it
+		return Usage{}, nil // it was replaced, has another file mounted on it, or has no blocks
 	}
 
 	if st.Nlink > 1 {
@@ -157,12 +158,13 @@ func (m *treeMeter) file(dir *os.File, dev uint64, name string) (Usage, error) {
 		}
 	}
 
+	// Read its extent map.
 	allocated := Usage{Exclusive: st.Blocks * 512, Extents: 1}
 	if m.noMap.Load() {
 		return allocated, nil
 	}
 
-	// O_NONBLOCK: should it be a fifo by now, this must not wait for a writer.
+	// O_NONBLOCK: if the file has just been replaced by a fifo, opening it does not wait.
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) {
 		return Usage{}, nil

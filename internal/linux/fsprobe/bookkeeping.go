@@ -7,29 +7,29 @@ import (
 	"slices"
 )
 
-// A filesystem that is mounted writes even if nobody uses it: each freeze and each mount puts times and counters into
-// its superblock, and records into its log.
+// A mounted filesystem writes even if nobody uses it: each freeze and each mount changes times and counters in
+// its superblock, and adds records to its log.
 
-// maxBookkeeping is how many bytes outside of the log are compared, at most. What has changed more was used.
+// maxBookkeeping is how many bytes outside of the log are compared. A filesystem with more changes was used.
 const maxBookkeeping = 1 << 20
 
 // Span is a range of an image, in bytes: [From, To).
 type Span struct{ From, To int64 }
 
-// ownFields are the bytes of a superblock that a filesystem changes by itself, and where its log is.
+// ownFields are the parts of an image that a filesystem changes by itself: fields of its superblock, and its log.
 type ownFields struct {
-	superblock []byte // of the image, from its first byte
+	superblock []byte // the beginning of the image, up to the end of its superblock
 	fields     []Span // in superblock
-	log        []Span
+	log        []Span // in the image
 }
 
-// OnlyBookkeeping reports whether two images hold the same filesystem with the same content: nothing in the ranges that
-// differ was changed but the log and what ext4 and XFS note in their superblocks of mounts, freezes and times. Both
-// must be complete without their logs, as those of an unmounted or frozen filesystem are; of ext4 this is checked, of
-// XFS an image does not tell. False also stands for images in which this cannot be told.
+// OnlyBookkeeping reports whether two images contain the same filesystem with the same content. changed yields the
+// ranges in which they differ; in these, only the log and the fields for mounts, freezes and times in the superblock of
+// ext4 or XFS may differ. Both images must be complete without their logs, like those of unmounted or frozen
+// filesystems: it checks this for ext4, but images of XFS do not show it. It returns false if it cannot tell.
 //
-// Outside of the log at most 1 MiB is read of each. The numbers in the images are not believed: logs outside of the
-// image are not understood.
+// It reads at most 1 MiB of each image outside of the log. It does not trust numbers in the images, and returns false
+// if a log is outside of its image.
 func OnlyBookkeeping(was, is io.ReaderAt, size int64, changed iter.Seq2[Span, error]) (bool, error) {
 	a, err := ownFieldsOf(was, size)
 	if err != nil || a == nil {
@@ -59,7 +59,8 @@ func OnlyBookkeeping(was, is io.ReaderAt, size int64, changed iter.Seq2[Span, er
 	return true, nil
 }
 
-// sameAs reports whether the superblocks are the same, but for what the filesystem changes by itself.
+// sameAs reports whether the superblocks are the same except for the fields that the filesystem changes by itself. It
+// sets these to zero in both.
 func (f *ownFields) sameAs(g *ownFields) bool {
 	if !slices.Equal(f.log, g.log) || len(f.superblock) != len(g.superblock) {
 		return false
@@ -71,7 +72,7 @@ func (f *ownFields) sameAs(g *ownFields) bool {
 	return bytes.Equal(f.superblock, g.superblock)
 }
 
-// outside is what of a range is neither in the superblock nor in the log.
+// outside returns the parts of a range that are neither in the superblock nor in the log.
 func (f *ownFields) outside(r Span) []Span {
 	out := []Span{r}
 	for _, hole := range append([]Span{{0, int64(len(f.superblock))}}, f.log...) {
@@ -100,7 +101,7 @@ func sameBytes(was, is io.ReaderAt, s Span) (bool, error) {
 	return bytes.Equal(a, b), err
 }
 
-// ownFieldsOf reads the superblock of ext4 or XFS. nil: it is something else, or cannot be told.
+// ownFieldsOf reads the superblock of an image of ext4 or XFS. It returns nil for other or unsuitable images.
 func ownFieldsOf(r io.ReaderAt, size int64) (*ownFields, error) {
 	b, err := readAt(r, 0, superblockBytes)
 	if err != nil {
@@ -122,8 +123,8 @@ func ownFieldsOf(r io.ReaderAt, size int64) (*ownFields, error) {
 	return extSuper(b[extOffset:extOffset+extBytes]).ownFields(r, b[:extOffset+extBytes], size)
 }
 
-// ownFields: the times of mounts and writes, counters of mounts and of bytes written, where it was mounted, and the
-// checksum.
+// ownFields returns the times of mounts and writes, the counters of mounts and of bytes written, the last mount point,
+// and the checksum. b is the beginning of the image.
 func (s extSuper) ownFields(r io.ReaderAt, b []byte, size int64) (*ownFields, error) {
 	log, err := s.journal(r, size)
 	if err != nil || len(log) == 0 {
@@ -150,16 +151,17 @@ const (
 	extInodeExtents = 0x80000
 	extExtentMagic  = 0xF30A
 	extDescBytes    = 64
-	extMaxLength    = 32768 // longer extents are not written yet
-	extMapBytes     = 60    // of extents, in an inode
+	extMaxLength    = 32768 // larger numbers mark unwritten extents
+	extMapBytes     = 60    // size of the extent tree's root in an inode
 )
 
-// journal is where the journal lies, in order of its blocks. nil if that cannot be told.
+// journal returns the location of the journal, in order of its blocks, or nil if it cannot tell.
 func (s extSuper) journal(r io.ReaderAt, size int64) ([]Span, error) {
 	if s.u32(92)&extCompatJournal == 0 || s.u32(224) != extJournalInode || s.u32(76) < extRevisionWithSize {
 		return nil, nil
 	}
 
+	// Find the inode table in the descriptor of the first group.
 	block := s.blockBytes()
 	desc, err := readAt(r, (int64(s.u32(20))+1)*block, extDescBytes)
 	if err != nil || len(desc) < extDescBytes {
@@ -174,6 +176,7 @@ func (s extSuper) journal(r io.ReaderAt, size int64) ([]Span, error) {
 		return nil, nil
 	}
 
+	// Read the extents in the journal's inode.
 	b, err := readAt(r, int64(table)*block+int64(extJournalInode-1)*int64(s.u16(88)), extOldInodeBytes)
 	if err != nil || len(b) < extOldInodeBytes {
 		return nil, err
@@ -194,8 +197,8 @@ func (s extSuper) journal(r io.ReaderAt, size int64) ([]Span, error) {
 	return log, err
 }
 
-// extents reads a node of a tree of extents; root: it is the one in an inode, which may refer to leaves. nil if it is
-// not a node, or of a deeper tree.
+// extents returns the extents of a node of an extent tree. root says that the node is in an inode and may refer to
+// leaves. It returns nil if node is invalid or the tree is deeper.
 func (s extSuper) extents(r io.ReaderAt, node extSuper, root bool) (out []Span, err error) {
 	const header, entry = 12, 12
 	count, depth := int(node.u16(2)), node.u16(6)
@@ -237,14 +240,14 @@ func (s extSuper) extents(r io.ReaderAt, node extSuper, root bool) (out []Span, 
 	return out, nil
 }
 
-// ownFields: the counters that a mount computes anew from the allocation groups, the checksum, and the place of the
-// last change in the log.
+// ownFields returns the counters that each mount recomputes from the allocation groups, the checksum, and the position
+// of the last change in the log.
 func (s xfsSuper) ownFields(size int64) *ownFields {
 	if s.version() < 5 {
 		return nil
 	}
 
-	// A block's number has its group in the high bits.
+	// A block number has the allocation group in its high bits.
 	group, start := s.u64(48)>>s[124], s.u64(48)&(1<<s[124]-1)
 	blocks, block := s.u32(96), int64(s.u32(4))
 	if group >= uint64(s.u32(88)) || start >= uint64(s.u32(84)) || blocks == 0 || blocks > s.u32(84) {

@@ -7,7 +7,7 @@ import (
 	"io"
 )
 
-// The superblock of ext2, ext3 and ext4 lies at byte 1,024; see
+// The superblock of ext2, ext3 and ext4 is at byte 1,024; see
 // Documentation/filesystems/ext4 and fs/ext4/ext4.h.
 const (
 	extOffset = 1024
@@ -31,11 +31,11 @@ const (
 // Default mount options in a superblock: how the journal treats data.
 const (
 	extJournalModes     = 0x60
-	extJournalWriteback = 0x60 // not at all, so that a file may show what was on the disk before
+	extJournalWriteback = 0x60 // data is not ordered, so after a crash a file may contain old data of the disk
 )
 
-// logged reports whether a mount makes the filesystem consistent after a power loss: a journal, and data that is
-// written before what points to it.
+// logged reports whether mounting makes the filesystem consistent after a power loss: it has a journal, and writes
+// data before the metadata that refers to it.
 func (s extSuper) logged() bool {
 	return s.u32(92)&extCompatJournal != 0 && s.u32(256)&extJournalModes != extJournalWriteback
 }
@@ -88,8 +88,8 @@ func probeExt(b []byte, off int) Result {
 	return res
 }
 
-// damage says what of a superblock cannot be, by the rules by which the kernel
-// refuses to mount it; "" if it can.
+// damage describes what is wrong with a superblock, by the rules with which the kernel
+// refuses to mount it. It returns "" for a valid one.
 func (s extSuper) damage() string {
 	if s.roCompat()&extROChecksum != 0 {
 		// The kernel's CRC is not inverted at the end, unlike Go's.
@@ -131,7 +131,7 @@ func (s extSuper) damage() string {
 }
 
 // backupExt looks for the first backup superblock, which is in block group 1.
-// A group has as many blocks as a block has bits, if mkfs is not told otherwise.
+// By default, a group has as many blocks as a block has bits.
 func backupExt(r io.ReaderAt) (Result, error) {
 	for shift := range extMaxBlockShift + 1 {
 		block := int64(1024) << shift

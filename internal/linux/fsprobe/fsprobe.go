@@ -1,5 +1,5 @@
-// Package fsprobe tells what a block image or file holds, by its first bytes and
-// its superblocks, and whether the superblock of ext4 and XFS can be right.
+// Package fsprobe identifies the content of a block image or file by its first bytes and
+// its superblocks, and validates superblocks of ext4 and XFS.
 package fsprobe
 
 import (
@@ -11,26 +11,26 @@ import (
 // Result of Probe.
 type Result struct {
 	Type        string // "ext4", "xfs", or "" for anything else
-	SectorBytes uint32 // the largest logical sector size of a device that it can be mounted from
-	Bytes       int64  // size that the filesystem says it has; 0 if its superblock is damaged
+	SectorBytes uint32 // the largest logical sector size of a device from which it can be mounted
+	Bytes       int64  // size according to the superblock; 0 if that is damaged
 
 	Damage    string // what is wrong with the superblock, as a sentence; "" if nothing
-	Backup    int64  // with Damage: the superblock is gone, and a good copy of it is at this byte
-	Elsewhere string // what of the filesystem is on another device: "journal", "log", "realtime section"
-	Dirty     bool   // of ext4: its journal, or list of orphaned files, has to be processed by a mount
+	Backup    int64  // with Damage: the superblock is missing, and a valid copy of it is at this byte
+	Elsewhere string // part of the filesystem that is on another device: "journal", "log", "realtime section"
+	Dirty     bool   // ext4 only: a mount has to process its journal or its list of orphaned files
 }
 
-// maxBytes is the largest size in bytes that is believed: that of the largest file.
+// maxBytes is the largest plausible size in bytes: that of the largest file.
 const maxBytes = 1<<63 - 1
 
 // superblockBytes is how much of an image Probe reads: the largest sector of XFS.
 const superblockBytes = 32 << 10
 
-// Probe reads the superblock of an image of size bytes. An image too short for
-// one, or with something else in it, has Type "". ext2 and ext3 count as ext4,
-// whose driver mounts them. If the superblock is gone, but Identify finds nothing
-// else there and a backup superblock is where mkfs puts one, the image is a
-// damaged one of that type.
+// Probe reads the superblock of an image of size bytes. The Type is "" if the image is too short
+// or contains something else. ext2 and ext3 count as ext4,
+// whose driver mounts them. If the superblock is missing, Identify finds no other content,
+// and a backup superblock is where mkfs puts one, the result is a
+// damaged filesystem of that type.
 func Probe(r io.ReaderAt, size int64) (Result, error) {
 	b, err := readAt(r, 0, superblockBytes)
 	if err != nil {
@@ -58,10 +58,10 @@ func Probe(r io.ReaderAt, size int64) (Result, error) {
 	return backupXFS(r, size)
 }
 
-// Logged reports whether the filesystem in an image has a log that makes it consistent when
-// it is mounted after a power loss, with what was synced before in it: XFS, and ext4
-// with a journal that is not in writeback mode. Anything else, damaged superblocks too, has none. The image
-// may be in use.
+// Logged reports whether the filesystem in an image has a log that, on the first mount after a
+// power loss, makes it consistent and restores all synced data: XFS, and ext4
+// with a journal that is not in writeback mode. It returns false for other content and
+// damaged superblocks. The image may be in use.
 func Logged(r io.ReaderAt) (bool, error) {
 	b, err := readAt(r, 0, superblockBytes)
 	if err != nil {
@@ -76,13 +76,13 @@ func Logged(r io.ReaderAt) (bool, error) {
 	return extSuper(b[extOffset : extOffset+extBytes]).logged(), nil
 }
 
-// lost is the result for an image whose first superblock is gone, given the
-// backup that was found at byte off.
+// lost returns the result for an image whose first superblock is missing. res is that of the
+// backup at byte off.
 func lost(res Result, off int64) Result {
 	return Result{Type: res.Type, SectorBytes: res.SectorBytes, Damage: "its superblock is gone", Backup: off}
 }
 
-// readAt reads up to n bytes at off. A short answer means that r ends there.
+// readAt reads up to n bytes at off, fewer only at the end of r.
 func readAt(r io.ReaderAt, off int64, n int) ([]byte, error) {
 	b := make([]byte, n)
 	m, err := r.ReadAt(b, off)

@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// Class says what can be done with content that Probe does not know.
+// Class says what users can do with content other than ext4 and XFS.
 type Class int
 
 const (
@@ -18,28 +18,28 @@ const (
 	Container         // encrypted, or a part of a volume group: open it first
 	VirtualDisk       // the file format of a hypervisor: convert it
 	SparseImage       // of Android: convert it
-	Swap              // holds no files
+	Swap              // contains no files
 	Archive           // unpack it
 	Text              // nothing to import
 	Program           // nothing to import
 )
 
-// Content is what Identify has found.
+// Content is the result of Identify.
 type Content struct {
 	Class  Class
-	Name   string // "GPT", "LUKS", "btrfs"; of a VirtualDisk what qemu-img calls the format
+	Name   string // "GPT", "LUKS", "btrfs"; for a VirtualDisk qemu-img's name of the format
 	Phrase string // "a qcow2 disk image": what follows "it is"
 }
 
-// signature is a text at a fixed place.
+// signature is a magic string at a fixed offset.
 type signature struct {
 	off   int64
 	magic string
 	Content
 }
 
-// signatures are those of libblkid, qemu and file(1). Specific ones come before
-// partition tables, which images of filesystems may have as well.
+// signatures are those of libblkid, qemu and file(1). Partition tables come last, because
+// images of filesystems may have them as well.
 var signatures = []signature{
 	{0, "QFI\xfb", Content{VirtualDisk, "qcow2", "a qcow2 disk image"}},
 	{0, "QED\x00", Content{VirtualDisk, "qed", "a QED disk image"}},
@@ -107,12 +107,12 @@ var signatures = []signature{
 	{4096, "EFI PART", Content{Partitions, "GPT", "a disk with a GPT partition table"}},
 }
 
-// identifyBytes is how much Identify looks at: up to the end of the first label
-// of ZFS, which is the last thing to be found.
+// identifyBytes is how much of the image Identify reads: up to the end of the first label
+// of ZFS, which is behind all other signatures.
 const identifyBytes = 256 << 10
 
-// Identify tells what a file of size bytes holds that is neither ext4 nor XFS.
-// Unknown is no error.
+// Identify identifies the content of a file of size bytes that is neither ext4 nor XFS.
+// If it cannot, the Class is Unknown, without an error.
 func Identify(r io.ReaderAt, size int64) (Content, error) {
 	b, err := readAt(r, 0, identifyBytes)
 	if err != nil {
@@ -136,7 +136,7 @@ func Identify(r io.ReaderAt, size int64) (Content, error) {
 		return Content{Text, "text", "a text file"}, nil
 	}
 
-	// The footer of a VHD of a fixed size. Before it is the plain disk.
+	// Check the footer of a VHD of fixed size, in which the plain disk comes first.
 	if size >= 512 {
 		foot, err := readAt(r, size-512, 8)
 		if err != nil {
@@ -154,7 +154,7 @@ func hasAt(b []byte, off int64, magic string) bool {
 	return int64(len(b)) >= off && bytes.HasPrefix(b[off:], []byte(magic))
 }
 
-// isZFS looks for an uberblock: a ring of them, 1 KiB each or larger, follows the
+// isZFS reports whether b contains an uberblock. A ring of them, of at least 1 KiB each, follows the
 // first 128 KiB of a label.
 func isZFS(b []byte) bool {
 	const magic = 0x00bab10c
@@ -166,8 +166,8 @@ func isZFS(b []byte) bool {
 	return false
 }
 
-// isMBR looks for a boot record whose table of partitions can be one: boot
-// sectors of filesystems have the same two bytes at their end.
+// isMBR reports whether b is a boot record with a plausible partition table. Boot
+// sectors of filesystems end with the same two bytes.
 func isMBR(b []byte) bool {
 	if !hasAt(b, 510, "\x55\xaa") {
 		return false
@@ -187,7 +187,7 @@ func isMBR(b []byte) bool {
 	return used > 0
 }
 
-// textBytes is how much of a file has to be readable for it to be text.
+// textBytes is how much of a file isText checks.
 const textBytes = 4096
 
 func isText(b []byte) bool {

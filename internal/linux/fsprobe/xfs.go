@@ -7,8 +7,8 @@ import (
 	"io"
 )
 
-// The superblock of XFS begins each allocation group, the first one at byte 0;
-// see fs/xfs/libxfs/xfs_format.h. All is big endian but the checksum.
+// Each allocation group of XFS begins with a superblock, the first one at byte 0;
+// see fs/xfs/libxfs/xfs_format.h. Everything except the checksum is big endian.
 const (
 	xfsMagic      = 0x58465342 // "XFSB"
 	xfsBytes      = 512        // the smallest sector
@@ -31,17 +31,17 @@ func (s xfsSuper) u64(off int) uint64 { return binary.BigEndian.Uint64(s[off:]) 
 
 func (s xfsSuper) version() uint16 { return s.u16(100) & 0xf }
 
-// probeXFS interprets the superblock that b begins with, the first one.
+// probeXFS interprets the first superblock of an image, with which b begins.
 func probeXFS(b []byte) Result {
 	res := probeAnyXFS(b)
-	// mkfs clears this in the first superblock when it is done, and only there.
+	// When mkfs is done, it clears this flag, but only in the first superblock.
 	if res.Type != "" && res.Damage == "" && b[126] != 0 {
 		res.Damage, res.Bytes = "its superblock says that mkfs.xfs or xfs_copy was interrupted while making it", 0
 	}
 	return res
 }
 
-// probeAnyXFS interprets the superblock that b begins with, of any allocation group.
+// probeAnyXFS interprets the superblock of any allocation group, with which b begins.
 func probeAnyXFS(b []byte) Result {
 	if len(b) < xfsBytes {
 		return Result{}
@@ -70,8 +70,8 @@ func probeAnyXFS(b []byte) Result {
 	return res
 }
 
-// damage says what of a superblock cannot be, by the rules by which the kernel
-// refuses to mount it; "" if it can.
+// damage describes what is wrong with a superblock, by the rules with which the kernel
+// refuses to mount it. It returns "" for a valid one.
 func (s xfsSuper) damage() string {
 	block, sector, inode := s.u32(4), uint32(s.u16(102)), uint32(s.u16(104))
 	switch {
@@ -108,9 +108,9 @@ func (s xfsSuper) checksumOK(sector int) bool {
 	return binary.LittleEndian.Uint32(s[at:]) == sum
 }
 
-// backupXFS looks for the superblock of another allocation group than the first.
-// Where they begin follows from the size of the image and the number of groups,
-// of which mkfs makes 4, or more in large filesystems and on striped disks.
+// backupXFS looks for the superblock of an allocation group after the first.
+// Their positions follow from the size of the image and the number of groups:
+// mkfs makes 4, or more in large filesystems and on striped disks.
 func backupXFS(r io.ReaderAt, size int64) (Result, error) {
 	for _, block := range []int64{4096, 1024} {
 		for groups := int64(2); groups <= 64 && size/groups >= xfsMinAGBytes; groups++ {

@@ -3,8 +3,8 @@ package kernel
 import "golang.org/x/sys/unix"
 
 // IsImmutable reports whether the file name in the directory fd (with name "",
-// fd itself) has an attribute that forbids deleting it, or what is in it:
-// immutable or append-only. False where the filesystem does not say.
+// fd itself) is immutable or append-only, so that neither it nor, for a directory, its
+// entries can be deleted. False if the filesystem does not report that.
 func IsImmutable(fd int, name string) bool {
 	var st unix.Statx_t
 	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT

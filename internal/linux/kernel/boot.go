@@ -11,9 +11,9 @@ import (
 
 const unknownBoot = "unknown"
 
-// BootID is the random ID of this boot of the kernel, for what is recorded. It proves less than
-// it seems to: containers mask it with one of their own, so that one boot may have several.
-// To find out whether something was recorded in an earlier boot, ask EarlierBoot.
+// BootID returns the random ID of this boot of the kernel, to be stored in records. Containers may
+// replace it with an ID of their own, so one boot may have several IDs. To find out whether
+// something was recorded in an earlier boot, use EarlierBoot.
 var BootID = sync.OnceValue(func() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -22,17 +22,17 @@ var BootID = sync.OnceValue(func() string {
 	return strings.TrimSpace(string(b))
 })
 
-// EarlierBoot reports whether what was recorded under boot id at time at was recorded before
-// this kernel booted: then its mounts, block devices and processes are gone. Another ID alone
-// is no proof. What is younger than this boot is of this very boot, seen from a container, or
-// of another host; the answer is false.
+// EarlierBoot reports whether a record with boot ID id, made at time at, was made before this kernel
+// booted, so that its mounts, block devices and processes no longer exist. A different ID alone
+// proves nothing: a record younger than this boot was made in this boot, seen from a container, or
+// on another host, and EarlierBoot returns false.
 //
-// The time of the boot is what the wall clock says now, less the time since. So whoever sets
-// the clock moves the boot. A host without a clock of its own begins in the past: until the
-// clock is set, what an earlier boot recorded may look younger than this boot, and the answer
-// is false for too long, which keeps things. The other way round, what another view of this
-// boot recorded before the clock was set looks older than the boot afterwards. So whoever
-// destroys something that may be in use asks the kernel for mounts and devices as well.
+// It computes the time of the boot from the wall clock and the uptime, so setting the clock
+// moves the boot. On a host without a battery-backed clock, time begins in the past: until the clock is
+// set, records of an earlier boot may look younger than this boot, and EarlierBoot returns false for
+// too long, which only keeps things. Conversely, records that a container made in this boot before
+// the clock was set look older than the boot afterwards. So before you destroy something that may be
+// in use, ask the kernel for mounts and devices as well.
 func EarlierBoot(id string, at time.Time) bool {
 	if id == BootID() && id != unknownBoot {
 		return false

@@ -46,8 +46,8 @@ func IsBtrfs(f *os.File) (bool, error) {
 	return int64(st.Type) == unix.BTRFS_SUPER_MAGIC, nil
 }
 
-// IsSubvolRoot reports whether ino can be the inode number of the root of a
-// subvolume, which on btrfs tells a subvolume from a directory.
+// IsSubvolRoot reports whether ino is the inode number of subvolume roots, which no other
+// directory on btrfs has.
 func IsSubvolRoot(ino uint64) bool { return ino == btrfsFirstFreeObjID }
 
 // volArgs is struct btrfs_ioctl_vol_args_v2.
@@ -86,7 +86,7 @@ func SubvolCreate(dir *os.File, name string) error {
 // subvolume whose root src is, at one moment. Dirty data of src is written
 // first. The call commits a transaction: on return the new subvolume, and all
 // names made in this filesystem before the call, are durable. EEXIST, EINVAL if
-// src is not the root of a subvolume, EXDEV if it is on another filesystem.
+// src is not the root of a subvolume, EXDEV if it is on a different filesystem.
 func SubvolSnapshot(dir *os.File, name string, src *os.File, readOnly bool) error {
 	var flags uint64
 	if readOnly {
@@ -95,10 +95,10 @@ func SubvolSnapshot(dir *os.File, name string, src *os.File, readOnly bool) erro
 	return volIoctl("BTRFS_IOC_SNAP_CREATE_V2", dir, btrfsIocSnapCreateV2, int64(src.Fd()), flags, name)
 }
 
-// SubvolDestroy takes the subvolume called name out of dir; a background thread
-// of the kernel frees its space. ENOENT; ENOTEMPTY if it has subvolumes of its
-// own. It does not refuse a subvolume that is mounted elsewhere or has mounts
-// in it: the kernel detaches those.
+// SubvolDestroy removes the subvolume called name from dir; a background thread
+// of the kernel frees its space. ENOENT; ENOTEMPTY if it contains subvolumes.
+// It also removes a subvolume that is mounted elsewhere or contains mount points:
+// the kernel detaches those mounts.
 func SubvolDestroy(dir *os.File, name string) error {
 	return volIoctl("BTRFS_IOC_SNAP_DESTROY_V2", dir, btrfsIocSnapDestroyV2, 0, 0, name)
 }
@@ -115,22 +115,21 @@ func SubvolDestroyID(f *os.File, id uint64) error {
 	return nil
 }
 
-// SubvolInfo is what btrfs knows of a subvolume.
+// SubvolInfo describes a subvolume.
 type SubvolInfo struct {
 	ID       uint64
 	ReadOnly bool
-	Snapshot bool      // made as a snapshot of another subvolume, which may be gone
-	Created  time.Time // with the resolution of the times of files
+	Snapshot bool      // it was made as a snapshot of another subvolume, which may no longer exist
+	Created  time.Time // with the resolution of file times
 
-	UUID, ParentUUID [16]byte // ParentUUID: of what it is a snapshot of
-	MadeBy           uint64   // the transaction that made it: what was there has an older one
+	UUID, ParentUUID [16]byte // ParentUUID: of the subvolume that it is a snapshot of
+	MadeBy           uint64   // transaction that made it; older content has a lower number
 
-	ReceivedUUID [16]byte // of the subvolume elsewhere whose content it was made with, unless zero; see SubvolSetReceived
-	ChangedBy    uint64   // the transaction that changed it last
+	ReceivedUUID [16]byte // UUID of the subvolume that it was received from, or zero; see SubvolSetReceived
+	ChangedBy    uint64   // transaction that last changed it
 }
 
-// SubvolInfoOf returns what is known of the subvolume that f is in. It needs no
-// privileges.
+// SubvolInfoOf describes the subvolume that f is in. It needs no privileges.
 func SubvolInfoOf(f *os.File) (SubvolInfo, error) {
 	var b [504]byte // struct btrfs_ioctl_get_subvol_info_args
 	if err := ioctl(f, btrfsIocGetSubvolInfo, unsafe.Pointer(&b)); err != nil {
@@ -149,7 +148,7 @@ func SubvolInfoOf(f *os.File) (SubvolInfo, error) {
 }
 
 // SubvolSetReadOnly makes the subvolume whose root f is read-only or writable.
-// A change commits a transaction. Files that are open for writing stay so.
+// A change commits a transaction. Files that are open for writing stay writable.
 func SubvolSetReadOnly(f *os.File, readOnly bool) error {
 	var flags uint64
 	if err := ioctl(f, btrfsIocGetFlags, unsafe.Pointer(&flags)); err != nil {
@@ -214,7 +213,7 @@ func SubvolChildren(f *os.File, parent uint64) ([]SubvolChild, error) {
 }
 
 // subvolInodePath returns the path of a directory relative to the root of the
-// subvolume numbered tree, without slashes at its ends.
+// subvolume numbered tree, without leading and trailing slashes.
 func subvolInodePath(f *os.File, tree, ino uint64) (string, error) {
 	if ino == btrfsFirstFreeObjID {
 		return "", nil
@@ -256,9 +255,9 @@ func BtrfsSync(f *os.File) error {
 	return nil
 }
 
-// BtrfsDeviceBytes is how much of its device number id (from 1 on) the btrfs that f
-// is on may use, and how much of that it has given to chunks. It needs no privileges.
-// ENODEV if there is no such device, ENOTTY elsewhere.
+// BtrfsDeviceBytes returns how many bytes of device number id (counted from 1) the btrfs that f
+// is on can use, and how many of them it has allocated to chunks. It needs no privileges.
+// ENODEV: no such device. ENOTTY on other filesystems.
 func BtrfsDeviceBytes(f *os.File, id uint64) (total, allocated int64, err error) {
 	var b [btrfsArgBytes]byte // devid, uuid[16], bytes_used, total_bytes, ...
 	binary.NativeEndian.PutUint64(b[0:], id)
@@ -269,8 +268,7 @@ func BtrfsDeviceBytes(f *os.File, id uint64) (total, allocated int64, err error)
 }
 
 // BtrfsScrubbing reports whether device number id of the btrfs that f is on is being
-// scrubbed. It needs root (CAP_SYS_ADMIN). ENODEV if there is no such device, ENOTTY
-// elsewhere.
+// scrubbed. It needs root (CAP_SYS_ADMIN). ENODEV: no such device. ENOTTY on other filesystems.
 func BtrfsScrubbing(f *os.File, id uint64) (bool, error) {
 	var b [1024]byte // devid, start, end, flags, progress
 	binary.NativeEndian.PutUint64(b[0:], id)

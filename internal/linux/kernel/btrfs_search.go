@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Searching the tree of a subvolume (BTRFS_IOC_TREE_SEARCH_V2). It needs root
-// (CAP_SYS_ADMIN).
+// Constants of tree searches (BTRFS_IOC_TREE_SEARCH_V2), which need root (CAP_SYS_ADMIN).
 const (
 	btrfsIocTreeSearchV2 = 0xc0709411 // _IOWR(0x94, 17, struct btrfs_ioctl_search_args_v2)
 
@@ -25,10 +24,10 @@ const (
 	btrfsLastFree     = ^uint64(255) // BTRFS_LAST_FREE_OBJECTID
 )
 
-// BtrfsInode is what the item of an inode says.
+// BtrfsInode describes an inode.
 type BtrfsInode struct {
 	Ino     uint64
-	TransID uint64 // of the transaction that changed it last
+	TransID uint64 // transaction that last changed it
 	Nlink   uint32
 	Mode    uint32
 }
@@ -139,9 +138,9 @@ func parseBtrfsInode(ino uint64, item []byte) (BtrfsInode, error) {
 	}, nil
 }
 
-// BtrfsChangedSince calls fn for the inodes of the subvolume that f is in which
-// a transaction after since has changed. It costs by what has changed. What is
-// not committed is not seen: see BtrfsSync.
+// BtrfsChangedSince calls fn for each inode of the subvolume that f is in that a transaction
+// after since has changed. Its cost depends on how much changed. It does not see
+// uncommitted changes: see BtrfsSync.
 func BtrfsChangedSince(f *os.File, since uint64, fn func(BtrfsInode) error) error {
 	from, to := btrfsKey{btrfsFirstFreeObjID, 0, 0}, btrfsKey{btrfsLastFree, 255, ^uint64(0)}
 	return btrfsSearch(f, 0, from, to, since+1, func(k btrfsKey, item []byte) error {
@@ -156,25 +155,26 @@ func BtrfsChangedSince(f *os.File, since uint64, fn func(BtrfsInode) error) erro
 	})
 }
 
-// errEnough ends a search.
+// errEnough ends a search early.
 var errEnough = errors.New("enough")
 
-// maxNewItems is how many items are compared of leaves that are newer than what they are compared with. A small tree is
-// one leaf, which each snapshot writes anew; it has a few hundred.
+// maxNewItems is how many items of new leaves BtrfsSame compares. A small tree is one leaf of a few hundred items,
+// which each snapshot writes again.
 const maxNewItems = 4096
 
-// BtrfsSame reports whether the subvolumes that a and b are in are the same to the last item, if both are snapshots
-// that were made of one subvolume by the transactions madeA, and later madeB, and not changed since. It looks at what
-// was written since madeA only. False may also be that so much was.
+// BtrfsSame reports whether the subvolumes that a and b are in have identical items. Both must be snapshots of the same
+// subvolume, made by the transactions madeA and, later, madeB. It reads only items written after madeA. It also
+// returns false if a snapshot was changed after it was made, or if there are too many items to compare.
 //
-// The number of the transaction that changed a subvolume last (ctransid) would be no proof: the replay of a log after a
-// power loss changes trees without setting it.
+// Comparing the number of the last transaction that changed the subvolumes (ctransid) would not be enough: log replay
+// after a power loss changes trees without setting it.
 func BtrfsSame(a, b *os.File, madeA, madeB uint64) (bool, error) {
+	// Check that neither snapshot was changed after it was made.
 	from, to := btrfsKey{btrfsFirstFreeObjID, 0, 0}, btrfsKey{btrfsLastFree, 255, ^uint64(0)}
 	for _, x := range []struct {
 		f    *os.File
 		made uint64
-	}{{a, madeA}, {b, madeB}} { // or somebody has changed it since
+	}{{a, madeA}, {b, madeB}} {
 		changed := false
 		err := btrfsSearch(x.f, 0, from, to, x.made+1, func(btrfsKey, []byte) error { changed = true; return errEnough })
 		if changed || err != nil {
@@ -182,6 +182,7 @@ func BtrfsSame(a, b *os.File, madeA, madeB uint64) (bool, error) {
 		}
 	}
 
+	// Collect the items of b that were written after a was made.
 	fresh := map[btrfsKey]string{}
 	var first, last btrfsKey
 	err := btrfsSearch(b, 0, from, to, madeA+1, func(k btrfsKey, item []byte) error {
@@ -198,7 +199,8 @@ func BtrfsSame(a, b *os.File, madeA, madeB uint64) (bool, error) {
 		return err == nil, ifNot(err, errEnough)
 	}
 
-	// What was deleted has left a trace too: in the inode that it was of, or in.
+	// Compare them with the items of a. Deletions are found as well, because they change the item of
+	// the inode or of its directory.
 	seen, same := 0, 0
 	err = btrfsSearch(a, 0, first, last, 0, func(k btrfsKey, item []byte) error {
 		if now, is := fresh[k]; is {
@@ -216,7 +218,7 @@ func BtrfsSame(a, b *os.File, madeA, madeB uint64) (bool, error) {
 	return err == nil && same == len(fresh), ifNot(err, errEnough)
 }
 
-// ifNot is err, unless that is what.
+// ifNot returns err, or nil if err is what.
 func ifNot(err, what error) error {
 	if errors.Is(err, what) {
 		return nil
@@ -266,9 +268,9 @@ func BtrfsNames(f *os.File, ino uint64) ([]BtrfsName, error) {
 	return out, err
 }
 
-// BtrfsDirPath is the path of a directory relative to the root of the subvolume
-// that f is in, without slashes at its ends. ok is false if there is no directory
-// of that number.
+// BtrfsDirPath returns the path of a directory relative to the root of the subvolume
+// that f is in, without leading and trailing slashes. ok is false if no directory has
+// that inode number.
 func BtrfsDirPath(f *os.File, ino uint64) (path string, ok bool, err error) {
 	i, ok, err := BtrfsInodeAt(f, ino)
 	if err != nil || !ok || i.Mode&unix.S_IFMT != unix.S_IFDIR || i.Nlink == 0 {

@@ -23,10 +23,10 @@ const (
 	btrfsUUIDReceivedKey = 252
 )
 
-// BtrfsSendOptions says what BtrfsSend sends.
+// BtrfsSendOptions are the options of BtrfsSend.
 type BtrfsSendOptions struct {
-	Parent  uint64 // number of the subvolume to tell the difference to; 0: all is sent
-	Version uint32 // of the protocol: 1 or 2. In 2, compressed data is sent as it lies on disk
+	Parent  uint64 // number of the subvolume to send the difference to; 0 sends everything
+	Version uint32 // version of the protocol, 1 or 2; version 2 sends compressed data without decompressing it
 }
 
 type btrfsSendArgs struct {
@@ -39,20 +39,19 @@ type btrfsSendArgs struct {
 	_       [28]byte
 }
 
-// BtrfsSend writes the stream of the read-only subvolume whose root f is to w, a
-// pipe. It needs root (CAP_SYS_ADMIN). It ends with EPIPE when nobody reads the
-// pipe any more. EPERM as well when a subvolume is writable, EAGAIN while its blocks
-// are being deduplicated, EINVAL, EPROTO or EOPNOTSUPP (with nothing written) if
-// the kernel does not know the version.
+// BtrfsSend writes the stream of the read-only subvolume with root f to w, a pipe. It needs
+// root (CAP_SYS_ADMIN). EPIPE: the reading end of the pipe was closed. EPERM: no privileges, or a
+// subvolume is writable. EAGAIN: its blocks are being deduplicated. EINVAL, EPROTO or EOPNOTSUPP,
+// with nothing written: the kernel does not support the version.
 //
-// A process that is stopped and continued in the meantime (SIGSTOP) may make the kernel
-// begin again in the middle of the stream: whoever reads it must check it.
+// If the process is stopped and continued (SIGSTOP) while it sends, the kernel may start again in the
+// middle of the stream, so the reader must check the stream.
 func BtrfsSend(f *os.File, o BtrfsSendOptions, w *os.File) error {
 	done := make(chan error)
 	go func() {
-		// A signal that reaches the thread while the pipe is full would make the
-		// kernel run the call anew, from the first byte on. So the thread blocks
-		// them all, and as it is never unlocked, it ends with this goroutine.
+		// Block all signals: one that reaches the thread while the pipe is full would make
+		// the kernel restart the call from the first byte. The thread stays locked, so it ends
+		// with this goroutine.
 		runtime.LockOSThread()
 		var all unix.Sigset_t
 		for i := range all.Val {
@@ -64,14 +63,15 @@ func BtrfsSend(f *os.File, o BtrfsSendOptions, w *os.File) error {
 			return
 		}
 
+		// Set the options.
 		a := btrfsSendArgs{fd: int64(w.Fd())}
 		if o.Version >= 2 {
 			a.flags, a.version = btrfsSendVersion|btrfsSendCompressed, o.Version
 		}
 
 		if o.Parent != 0 {
-			// As a source of clones, too: what moved from one file of it to another
-			// stays shared.
+			// Name the parent as a source of clones as well, so that data that moved between
+			// its files stays shared.
 			parent := o.Parent
 			a.parent, a.count, a.sources = o.Parent, 1, &parent
 		}
@@ -90,9 +90,9 @@ func BtrfsSend(f *os.File, o BtrfsSendOptions, w *os.File) error {
 	return <-done
 }
 
-// SubvolSetReceived notes that the subvolume whose root f is, which is writable,
-// has the content of the subvolume with that UUID, as of its transaction, on
-// another filesystem. All zeros take such a note away. It commits a transaction.
+// SubvolSetReceived marks the writable subvolume with root f as received: it has the content
+// that the subvolume with that UUID, on another filesystem, had at that transaction. A zero UUID
+// removes the mark. It commits a transaction.
 func SubvolSetReceived(f *os.File, uuid [16]byte, transID uint64) error {
 	var b [200]byte
 	copy(b[:], uuid[:])
@@ -114,11 +114,11 @@ func BtrfsReceivedCount(f *os.File, uuid [16]byte) (n int, err error) {
 	return n, ifNot(err, unix.ENOENT) // the filesystem has no such tree yet
 }
 
-// BtrfsEncoded is a piece of a file as btrfs keeps it on disk: compressed.
+// BtrfsEncoded describes a range of a file in compressed form, as btrfs stores it on disk.
 type BtrfsEncoded struct {
-	FileLen         uint64 // bytes of the file that it is
-	UnencodedLen    uint64 // bytes that all of the data decompresses to
-	UnencodedOffset uint64 // where in these the piece of the file begins
+	FileLen         uint64 // length of the range, bytes
+	UnencodedLen    uint64 // length of all decompressed data, bytes
+	UnencodedOffset uint64 // where the range begins in the decompressed data
 	Compression     uint32 // BTRFS_ENCODED_IO_COMPRESSION_*
 	Encryption      uint32
 }
@@ -137,8 +137,8 @@ type btrfsEncodedArgs struct {
 }
 
 // BtrfsEncodedWrite writes compressed data to a file at offset. It needs root
-// (CAP_SYS_ADMIN). ENOTTY before Linux 5.18, EINVAL for what this filesystem does
-// not keep so, ENOSPC if there is no room in one piece.
+// (CAP_SYS_ADMIN). ENOTTY before Linux 5.18. EINVAL: this filesystem cannot store the data in this
+// form. ENOSPC: no contiguous space.
 func BtrfsEncodedWrite(f *os.File, offset int64, e BtrfsEncoded, data []byte) error {
 	if len(data) == 0 {
 		return fmt.Errorf("BTRFS_IOC_ENCODED_WRITE: %w", unix.EINVAL)

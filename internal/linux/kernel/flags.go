@@ -43,30 +43,28 @@ type FSXAttr struct {
 	_             [8]byte
 }
 
-// GetFlags returns the flags of an open file. ENOTTY or EOPNOTSUPP where there
-// are none.
+// GetFlags returns the flags of an open file. ENOTTY or EOPNOTSUPP: the filesystem has no flags.
 func GetFlags(fd int) (uint32, error) {
-	var flags int32 // whatever the number of the ioctl says
+	var flags int32 // the kernel writes 32 bits, although the ioctl number says long
 	err := fdIoctl(fd, unix.FS_IOC_GETFLAGS, unsafe.Pointer(&flags))
 	return uint32(flags), err
 }
 
-// SetFlags replaces the flags of an open file. EPERM without CAP_LINUX_IMMUTABLE
-// if that changes whether it is immutable or append-only, EOPNOTSUPP or EINVAL if
-// the filesystem does not know one of them.
+// SetFlags replaces the flags of an open file. EPERM: changing "immutable" or "append-only"
+// needs CAP_LINUX_IMMUTABLE. EOPNOTSUPP or EINVAL: the filesystem does not support one of the flags.
 func SetFlags(fd int, flags uint32) error {
 	v := int32(flags)
 	return fdIoctl(fd, unix.FS_IOC_SETFLAGS, unsafe.Pointer(&v))
 }
 
 // GetFSXAttr returns the project and the hints of an open file. ENOTTY or
-// EOPNOTSUPP where there are none.
+// EOPNOTSUPP: the filesystem does not support them.
 func GetFSXAttr(fd int) (x FSXAttr, err error) {
 	err = fdIoctl(fd, fsIocFSGETXATTR, unsafe.Pointer(&x))
 	return x, err
 }
 
-// SetFSXAttr replaces them, and the flags among XFlags.
+// SetFSXAttr replaces the project, the hints, and the flags in XFlags of an open file.
 func SetFSXAttr(fd int, x FSXAttr) error {
 	return fdIoctl(fd, fsIocFSSETXATTR, unsafe.Pointer(&x))
 }
@@ -84,8 +82,8 @@ func fdIoctl(fd int, req uintptr, arg unsafe.Pointer) error {
 	}
 }
 
-// Numbers of file_getattr(2) and file_setattr(2), since Linux 6.17. They are the
-// same on every architecture that Go knows but MIPS.
+// Numbers of file_getattr(2) and file_setattr(2), which exist since Linux 6.17. They are the
+// same on every architecture that Go supports except MIPS.
 const (
 	sysFileGetattr = 468
 	sysFileSetattr = 469
@@ -97,15 +95,15 @@ type fileAttr struct {
 	extentSize, extents, project, cowExtents uint32
 }
 
-// SpecialProject returns the project of a file in the directory at that cannot be
-// opened without an effect: a symbolic link, a device, a fifo or a socket. ENOSYS
-// on an old kernel, EOPNOTSUPP where the filesystem cannot tell.
+// SpecialProject returns the project of a special file in the directory at: a symbolic link, a
+// device, a fifo or a socket, which cannot be opened without side effects. ENOSYS: the kernel is too
+// old. EOPNOTSUPP: the filesystem does not support it.
 func SpecialProject(at int, name string) (uint32, error) {
 	a, err := fileGetattr(at, name)
 	return a.project, err
 }
 
-// SetSpecialProject replaces it.
+// SetSpecialProject sets the project of a special file: see SpecialProject.
 func SetSpecialProject(at int, name string, project uint32) error {
 	a, err := fileGetattr(at, name)
 	if err != nil || a.project == project {
@@ -133,9 +131,9 @@ func fileAttrCall(call uintptr, at int, name string, a *fileAttr) error {
 	return nil
 }
 
-// OpenForFlags opens the file or directory name in the directory at ("": at itself) so
-// that its flags can be asked for and set. Other types, whose opening may have an
-// effect, are refused with EOPNOTSUPP. Symbolic links are not followed.
+// OpenForFlags opens the file or directory name in the directory at ("": at itself) for GetFlags
+// and SetFlags. EOPNOTSUPP: it has another type, such as a symbolic link, whose opening may have
+// side effects.
 func OpenForFlags(at int, name string) (int, error) {
 	if name == "" {
 		name = "."
@@ -150,10 +148,10 @@ func OpenForFlags(at int, name string) (int, error) {
 		return -1, unix.EOPNOTSUPP
 	}
 
-	// Should it have become a fifo or a device since then, nothing waits or happens.
+	// O_NONBLOCK: if the file has just been replaced by a fifo, opening it does not wait.
 	flags := unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
 	fd, err := unix.Openat(at, name, flags|unix.O_NOATIME, 0)
-	if err == unix.EPERM { // it is somebody else's
+	if err == unix.EPERM { // O_NOATIME is for the owner only
 		fd, err = unix.Openat(at, name, flags, 0)
 	}
 
@@ -163,9 +161,9 @@ func OpenForFlags(at int, name string) (int, error) {
 // protected are the flags that forbid changing, renaming and removing.
 const protected = FlagImmutable | FlagAppend
 
-// Unprotect takes the flags "immutable" and "append-only" away from the file or
-// directory name in the directory at ("": at itself), and returns those that it had:
-// 0 if none, or if they cannot be taken away.
+// Unprotect clears the flags "immutable" and "append-only" of the file or directory name in
+// the directory at ("": at itself), and returns the flags that it cleared: 0 if none was set, or if
+// they cannot be cleared.
 func Unprotect(at int, name string) uint32 {
 	fd, err := OpenForFlags(at, name)
 	if err != nil {
@@ -175,7 +173,7 @@ func Unprotect(at int, name string) uint32 {
 	return UnprotectFile(fd)
 }
 
-// UnprotectFile is Unprotect of an open file or directory.
+// UnprotectFile is Unprotect for an open file or directory.
 func UnprotectFile(fd int) uint32 {
 	flags, err := GetFlags(fd)
 	if err != nil || flags&protected == 0 || SetFlags(fd, flags&^protected) != nil {
@@ -184,8 +182,7 @@ func UnprotectFile(fd int) uint32 {
 	return flags & protected
 }
 
-// Protect gives an open file flags back that Unprotect has taken away. It does
-// nothing with 0.
+// Protect sets flags of an open file that Unprotect has cleared. With 0 it does nothing.
 func Protect(fd int, flags uint32) error {
 	if flags == 0 {
 		return nil
@@ -197,10 +194,10 @@ func Protect(fd int, flags uint32) error {
 	return SetFlags(fd, have|flags)
 }
 
-// SetImmutable makes a file or directory immutable, so that not even root creates or
-// removes anything in it, or ends that. It reports whether that changed anything.
-// false without an error: the filesystem has no such flag, or this process may not
-// change it (CAP_LINUX_IMMUTABLE).
+// SetImmutable sets or clears the flag "immutable" of a file or directory. Not even root can create or
+// remove entries of an immutable directory. It reports whether the flag changed.
+// False without an error: it was already so, the filesystem has no such flag, or this process
+// lacks CAP_LINUX_IMMUTABLE.
 func SetImmutable(f *os.File, on bool) (changed bool, err error) {
 	defer runtime.KeepAlive(f)
 	was, err := GetFlags(int(f.Fd()))
@@ -223,6 +220,7 @@ func SetImmutable(f *os.File, on bool) (changed bool, err error) {
 	return true, nil
 }
 
+// flagsError returns the error of a call, or nil if the flag is not supported or not permitted.
 func flagsError(call string, err error) error {
 	for _, e := range []error{unix.ENOTTY, unix.EOPNOTSUPP, unix.ENOSYS, unix.EINVAL, unix.EPERM, unix.EACCES} {
 		if errors.Is(err, e) {

@@ -1,5 +1,5 @@
-// Package kernel holds the system calls that golang.org/x/sys lacks, and small
-// typed wrappers around those that every driver needs. It knows nothing of
+// Package kernel contains system calls that golang.org/x/sys lacks, and small
+// typed wrappers for others. It knows nothing about
 // Pando. Errors are system error numbers, wrapped with the name of the call.
 package kernel
 
@@ -37,7 +37,7 @@ func ioctl(f *os.File, req uintptr, arg unsafe.Pointer) error {
 
 // Reflink makes dst share all blocks of src (FICLONE). Both are regular files
 // of the same filesystem. Not durable until dst is synced. EOPNOTSUPP, EXDEV or
-// EINVAL where the filesystem cannot.
+// EINVAL: the filesystem cannot do that.
 func Reflink(dst, src *os.File) error {
 	err := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd()))
 	runtime.KeepAlive(dst)
@@ -50,9 +50,9 @@ func Reflink(dst, src *os.File) error {
 
 type trimRange struct{ start, len, minlen uint64 }
 
-// Trim tells the device under the mounted filesystem that dir is on about free
-// ranges of at least minLen bytes, and returns how many bytes it told of. EINVAL
-// if minLen is longer than any range can be (with ext4, 8 MiB or more).
+// Trim discards free ranges of at least minLen bytes of the mounted filesystem that dir is
+// on, and returns the number of discarded bytes. EINVAL: minLen is longer than any range can be
+// (with ext4, 8 MiB or more).
 func Trim(dir *os.File, minLen int64) (int64, error) {
 	r := trimRange{len: ^uint64(0), minlen: uint64(minLen)}
 	if err := ioctl(dir, fsIocFITRIM, unsafe.Pointer(&r)); err != nil {
@@ -61,8 +61,8 @@ func Trim(dir *os.File, minLen int64) (int64, error) {
 	return int64(r.len), nil
 }
 
-// Freeze stops writes to the filesystem that dir is on and leaves it clean on
-// its device, until Thaw. EBUSY if it is frozen already.
+// Freeze suspends writes to the filesystem that dir is on, and leaves it clean on
+// its device, until Thaw. EBUSY: it is already frozen.
 func Freeze(dir *os.File) error {
 	if err := ioctl(dir, fsIocFIFREEZE, nil); err != nil {
 		return fmt.Errorf("FIFREEZE: %w", err)
@@ -70,7 +70,7 @@ func Freeze(dir *os.File) error {
 	return nil
 }
 
-// Thaw undoes Freeze. EINVAL if it is not frozen.
+// Thaw undoes Freeze. EINVAL: the filesystem is not frozen.
 func Thaw(dir *os.File) error {
 	if err := ioctl(dir, fsIocFITHAW, nil); err != nil {
 		return fmt.Errorf("FITHAW: %w", err)
@@ -78,10 +78,10 @@ func Thaw(dir *os.File) error {
 	return nil
 }
 
-// GrowExt4 enlarges the mounted ext4 that dir is on to size bytes. Shrinking is
-// not possible; growing to the present size is a no-op. EPERM without
-// CAP_SYS_RESOURCE, which root lacks in many containers; what is not mounted
-// can then still be grown, by resize2fs(8).
+// GrowExt4 enlarges the mounted ext4 that dir is on to size bytes. It cannot shrink a
+// filesystem; growing to the current size does nothing. EPERM without
+// CAP_SYS_RESOURCE, which root lacks in many containers. There, resize2fs(8) can still
+// grow unmounted filesystems.
 func GrowExt4(dir *os.File, size int64) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
@@ -105,7 +105,7 @@ type xfsGrowData struct {
 	_         uint32
 }
 
-// IsXFS reports whether path is on XFS; false as well when that cannot be found out.
+// IsXFS reports whether path is on XFS. It returns false if that cannot be determined.
 func IsXFS(path string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(path, &st) == nil && int64(st.Type) == unix.XFS_SUPER_MAGIC
@@ -134,9 +134,8 @@ func GrowXFS(dir *os.File, size int64) error {
 	return nil
 }
 
-// XFSSectorBytes is the sector size of the mounted XFS that dir is on: the unit in
-// which it writes its log, fixed when it was made. It needs no privileges. ENOTTY
-// elsewhere.
+// XFSSectorBytes returns the sector size of the mounted XFS that dir is on: the unit in
+// which it writes its log, fixed by mkfs. It needs no privileges. ENOTTY on other filesystems.
 func XFSSectorBytes(dir *os.File) (int, error) {
 	geom, err := xfsGeometry(dir)
 	if err != nil {
@@ -153,7 +152,7 @@ const (
 	statxAttrMountRoot = 0x2000
 )
 
-// MountInfo is what statx says of the mount at a path.
+// MountInfo describes the mount at a path, as statx reports it.
 type MountInfo struct {
 	ID     uint64 // of the mount; never reused if Unique
 	Unique bool   // since Linux 6.8
@@ -162,8 +161,8 @@ type MountInfo struct {
 	Ino    uint64
 }
 
-// MountAt looks up the mount that path (or, with path "", fd) is on, in O(1): it
-// does not read the mount table. Symbolic links are not followed.
+// MountAt describes the mount that contains path (or, with path "", fd), in O(1): it
+// does not read the mount table. It does not follow symbolic links.
 func MountAt(fd int, path string) (MountInfo, error) {
 	var st unix.Statx_t
 	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC
@@ -184,7 +183,7 @@ func MountAt(fd int, path string) (MountInfo, error) {
 	}, nil
 }
 
-// MountNamespace identifies the mount namespace of the calling process.
+// MountNamespace returns the number of the mount namespace of the calling process.
 func MountNamespace() (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/mnt", &st); err != nil {
@@ -193,16 +192,16 @@ func MountNamespace() (uint64, error) {
 	return st.Ino, nil
 }
 
-// ProcStart returns the start time of a process in clock ticks since boot,
-// which with its PID and the boot ID names it for ever. 0 if there is none, or
-// if it is dead and only waits for its parent to notice.
+// ProcStart returns the start time of a process in clock ticks since boot. Together with its PID
+// and the boot ID, it identifies the process forever. 0: there is no such process, or it
+// is a zombie.
 func ProcStart(pid int) uint64 {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0
 	}
 
-	// The command, in parentheses, may hold anything: fields count from the last ')'.
+	// The command, in parentheses, may contain any character, so fields are counted from the last ')'.
 	i := strings.LastIndexByte(string(b), ')')
 	if i < 0 {
 		return 0
@@ -214,7 +213,7 @@ func ProcStart(pid int) uint64 {
 		return 0
 	}
 
-	// The first thread may be dead while others live.
+	// The first thread may have ended while others are running.
 	if (fields[state] == "Z" || fields[state] == "X") && (fields[threads] == "0" || fields[threads] == "1") {
 		return 0
 	}

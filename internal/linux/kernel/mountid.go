@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OnMount reports whether path is on the mount that MountAt has called id, where the
-// filesystem does not answer statx any more: an XFS that has shut down. Symbolic links are
-// not followed.
+// OnMount reports whether path is on the mount with the ID that MountAt returned earlier. It works
+// even if the filesystem no longer answers statx, like an XFS that has shut down. It does not
+// follow symbolic links.
 func OnMount(path string, id uint64) (bool, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -21,7 +21,7 @@ func OnMount(path string, id uint64) (bool, error) {
 
 	defer unix.Close(fd)
 
-	// The ID here is the short one, which the kernel reuses.
+	// fdinfo has the short ID, which the kernel reuses.
 	b, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
 	if err != nil {
 		return false, err
@@ -34,14 +34,15 @@ func OnMount(path string, id uint64) (bool, error) {
 	}
 
 	short, err := shortMountID(id)
-	if errors.Is(err, unix.ENOENT) { // no mount has this ID any more
+	if errors.Is(err, unix.ENOENT) { // the mount no longer exists
 		return false, nil
 	}
 
 	return err == nil && short == there, err
 }
 
-// shortMountID is the ID, as in mount tables, of the mount with the unique ID id. ENOENT.
+// shortMountID returns the ID, as in mount tables, of the mount with the unique ID id. ENOENT: the mount
+// does not exist.
 func shortMountID(id uint64) (uint64, error) {
 	const statmountMntBasic = 2
 	request := struct { // struct mnt_id_req, version 0

@@ -12,8 +12,8 @@ import (
 // include/os/linux/kernel/linux/blkdev_compat.h: the name of a zvol.
 const blkZName = 0x8100127d
 
-// ZvolName is the name of the dataset whose block device dev is. ENOTTY or
-// EINVAL if it is no zvol's.
+// ZvolName returns the name of the zvol whose block device dev is. ENOTTY or EINVAL: dev is not
+// the device of a zvol.
 func ZvolName(dev *os.File) (string, error) {
 	var name [256]byte
 	if err := ioctl(dev, blkZName, unsafe.Pointer(&name)); err != nil {

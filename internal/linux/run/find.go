@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// defaultPath is searched for programs of an environment that has no PATH.
+// defaultPath is searched if an environment has no PATH.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// Find looks for the program name, which has no slash, in the PATH of an environment: the
-// one that a program is to get, not that of this process. Words of PATH that are not
-// absolute are left out: they would mean other directories in another place.
-// An error is that of the first program that cannot be run, or [exec.ErrNotFound].
+// Find returns the path of the program name, which has no slash, in the PATH of env, the environment
+// of a program to be started. It ignores relative directories in PATH, because the program may
+// start in another directory. Without an executable file of this name, it returns the error of the
+// first file that cannot be executed, or [exec.ErrNotFound].
 func Find(name string, env []string) (string, error) {
 	path := defaultPath
 	for _, entry := range env {

@@ -7,15 +7,15 @@ import (
 	"syscall"
 )
 
-// Signals begins to receive the signals that a program in the foreground is to get, and
-// returns them, and what ends it. Which ones these are, the front end decides: a library
-// takes no signals of the process that it is part of. nil: none are passed on.
+// Signals subscribes to the signals to pass on to a program in the foreground. It returns their channel
+// and a function that unsubscribes. The front end decides which signals these are, because a library
+// must not handle signals of its process. nil passes on none.
 type Signals func() (arriving <-chan os.Signal, stop func())
 
-// Foreground runs a command on behalf of the user of this process: signals are passed on
-// to it while it runs, and how it reacts to them decides when it ends. Foreground
-// returns the exit status as a shell reports it: 128 + signal if one ended the command. An error
-// means that it could not be run, or not be waited for; the status is then 126.
+// Foreground runs a command on behalf of the user of this process. It passes signals on to the
+// command and returns when the command ends, however that reacts to them. It
+// returns the exit status like a shell: 128 + signal if a signal ended the command. With an error,
+// the command could not be started or waited for, and the status is 126.
 func Foreground(cmd *exec.Cmd, signals Signals) (int, error) {
 	var arriving <-chan os.Signal
 	if signals != nil {
@@ -34,7 +34,7 @@ func Foreground(cmd *exec.Cmd, signals Signals) (int, error) {
 	for {
 		select {
 		case s := <-arriving:
-			_ = cmd.Process.Signal(s) // it may have ended just now
+			_ = cmd.Process.Signal(s) // fails if the command has just ended
 		case err := <-ended:
 			var exit *exec.ExitError
 			if err == nil {

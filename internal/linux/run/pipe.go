@@ -12,23 +12,24 @@ import (
 	"pando/internal/base/errs"
 )
 
-// pipeBytes is how much is taken from one program and given to the other at once.
+// pipeBytes is the size of the buffer between two programs, and of each pipe.
 const pipeBytes = 1 << 20
 
-// Pipe runs two programs, the output of the first being the input of the second.
-// progress, if not nil, is called with the bytes that have gone through. Both die
-// with ctx, and with this process. The error is that of the program that failed
-// first: when the second ends early, the first cannot go on, and when the first
-// fails, the second sees its input end; see Failure. All that is known of a failure
-// is returned joined, the cause first.
+// Pipe runs two programs and passes the output of the first to the second.
+// progress, if not nil, is called with the number of bytes transferred. Both programs are killed
+// when ctx ends, and when this process dies. The error is that of the program that failed
+// first: if the second ends early, the first cannot continue, and if the first
+// fails, the input of the second ends. If both may have failed first, the errors are joined.
+// See Failure.
 func Pipe(ctx context.Context, from, to []string, progress func(n int64)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
-	// The death signal comes when the thread ends that started the programs.
+	// Keep the thread that starts the programs: they get the death signal when it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
+	// Prepare both programs.
 	first, firstErr, err := command(ctx, from)
 	if err != nil {
 		return err
@@ -49,6 +50,7 @@ func Pipe(ctx context.Context, from, to []string, progress func(n int64)) error 
 		return errs.Wrap(to[0], "", err)
 	}
 
+	// Start them, the reader first.
 	enlarge(out)
 	enlarge(in)
 	if err := second.Start(); err != nil {
@@ -61,12 +63,14 @@ func Pipe(ctx context.Context, from, to []string, progress func(n int64)) error 
 		return errs.Wrap(from[0], "", err)
 	}
 
+	// Transfer the data.
 	copied := pump(in, out, progress)
 	closed := in.Close()
 	if copied != nil {
-		out.Close() // the first must not wait for somebody to read
+		out.Close() // otherwise the first would wait for a reader
 	}
 
+	// Wait for both, and find out which one failed.
 	firstEnd := ended(from[0], first.Wait(), firstErr)
 	secondEnd := ended(to[0], second.Wait(), secondErr)
 	if err := ctx.Err(); err != nil {
@@ -77,12 +81,14 @@ func Pipe(ctx context.Context, from, to []string, progress func(n int64)) error 
 		return errs.Wrap(to[0], "", errors.Join(copied, closed))
 	}
 	if copied != nil && secondEnd != nil {
-		return secondEnd // it did not take all
+		return secondEnd // it ended before reading all data
 	}
 
 	return errors.Join(firstEnd, secondEnd)
 }
 
+// command prepares a program, which is killed with its process group when ctx ends, and returns the
+// buffer of its standard error. The caller must start it with its thread locked: see Pipe.
 func command(ctx context.Context, args []string) (*exec.Cmd, *bytes.Buffer, error) {
 	path, err := Look(args[0])
 	if err != nil {
@@ -99,6 +105,7 @@ func command(ctx context.Context, args []string) (*exec.Cmd, *bytes.Buffer, erro
 	return cmd, &stderr, nil
 }
 
+// ended returns the error of a program from that of Wait.
 func ended(name string, err error, stderr *bytes.Buffer) error {
 	if err == nil || errors.Is(err, exec.ErrWaitDelay) {
 		return nil
@@ -106,6 +113,7 @@ func ended(name string, err error, stderr *bytes.Buffer) error {
 	return &errs.Error{Kind: errs.IO, Op: name, Err: &Failure{Err: err, Stderr: stderr.String()}}
 }
 
+// pump copies src to dst until src ends, and reports the progress.
 func pump(dst io.Writer, src io.Reader, progress func(int64)) error {
 	buf := make([]byte, pipeBytes)
 	var done int64

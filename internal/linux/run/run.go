@@ -1,5 +1,5 @@
-// Package run runs other programs and turns what goes wrong into errors that
-// tell the person what to install or do.
+// Package run runs other programs, and returns errors that tell the user what to
+// install or do.
 package run
 
 import (
@@ -9,13 +9,12 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
-	"syscall"
 	"time"
 
 	"pando/internal/base/errs"
 )
 
-// packages names the Debian package that holds a program.
+// packages maps programs to the Debian packages that contain them.
 var packages = map[string]string{
 	"mkfs.ext4":  "e2fsprogs",
 	"e2fsck":     "e2fsprogs",
@@ -29,11 +28,11 @@ var packages = map[string]string{
 	"zpool":      "zfsutils-linux",
 }
 
-// sbin is searched besides PATH: a user's PATH often lacks it.
+// sbin is searched after PATH, because a user's PATH often lacks it.
 var sbin = []string{"/usr/sbin/", "/sbin/"}
 
-// Look finds a program. Unsupported, with the package to install, if it is not
-// there.
+// Look returns the path of a program. Unsupported, with the package to install: it is not
+// installed.
 func Look(name string) (string, error) {
 	p, err := exec.LookPath(name)
 	if err == nil {
@@ -54,14 +53,14 @@ func Look(name string) (string, error) {
 	return "", e
 }
 
-// killWait is how long Program waits, once the program has ended or was killed,
-// for what it left running in the background to close its output.
+// killWait is how long Program waits, after the program has ended or was killed,
+// until the background processes that it started close its output.
 const killWait = 2 * time.Second
 
-// Failure is why a program that ran did not succeed.
+// Failure is the error of a program that ran but did not succeed.
 type Failure struct {
-	Err    error  // its exit status, or the signal
-	Stderr string // all that it wrote there
+	Err    error  // exit status, or the signal that ended it
+	Stderr string // everything that it wrote to standard error
 }
 
 // Error returns the exit status and the last lines of standard error.
@@ -75,35 +74,27 @@ func (f *Failure) Error() string {
 // Unwrap returns the cause.
 func (f *Failure) Unwrap() error { return f.Err }
 
-// Program runs a program to its end and returns its standard output. It has no
-// standard input and no terminal, so it cannot wait for anybody. It dies with
-// ctx, and its children with it; and it dies with this process. An exit status
+// Program runs a program to its end and returns its standard output. The program has no
+// standard input and no terminal, so it cannot wait for user input. It is killed, with its
+// children, when ctx ends, and when this process dies. An exit status
 // other than 0 is an error that wraps a *Failure.
 func Program(ctx context.Context, name string, args ...string) ([]byte, error) {
 	stdout, _, err := Output(ctx, name, args...)
 	return stdout, err
 }
 
-// Output is Program that returns standard error as well, even of a program that
-// succeeded.
+// Output is Program, but also returns standard error, even if the program succeeds.
 func Output(ctx context.Context, name string, args ...string) (_, _ []byte, err error) {
-	path, err := Look(name)
+	runtime.LockOSThread() // see Pipe
+	defer runtime.UnlockOSThread()
+
+	cmd, stderr, err := command(ctx, append([]string{name}, args...))
 	if err != nil {
 		return nil, nil, err
 	}
 
-	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = killWait
-
-	// The death signal comes when the thread ends that started the program.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-
-	cmd.Env = append(cmd.Environ(), "LC_ALL=C")
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	var stdout bytes.Buffer
+	cmd.Stdout = &stdout
 	if err := cmd.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		if ctx.Err() != nil {
 			return nil, nil, errs.Wrap(name, "", ctx.Err())

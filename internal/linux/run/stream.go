@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Into runs a program with what r gives as its input. Its output is discarded. It
-// dies with ctx, and with this process. When r fails, the program's input ends, and
-// the error is that of r. When the program ends before r does, and says that it
-// succeeded, the error is ErrMore. See Failure for how a program fails.
+// Into runs a program with r as its input, and discards its output. The program is
+// killed when ctx ends, and when this process dies. If r fails, the program's input ends, and
+// Into returns the error of r. If the program succeeds before r ends, Into returns ErrMore.
+// See Failure for other errors of the program.
 func Into(ctx context.Context, r io.Reader, args ...string) error {
 	runtime.LockOSThread() // see Pipe
 	defer runtime.UnlockOSThread()
@@ -53,10 +53,10 @@ func Into(ctx context.Context, r io.Reader, args ...string) error {
 	return errs.Wrap(args[0], "", errors.Join(copied, closed))
 }
 
-// ErrMore is the error of Into when the program did not want all of its input.
+// ErrMore is the error of Into for a program that succeeded without reading all of its input.
 var ErrMore = errors.New("there is more input than the program accepts")
 
-// source remembers why a reader failed.
+// source remembers the error of a reader.
 type source struct {
 	r   io.Reader
 	err error
@@ -70,9 +70,9 @@ func (s *source) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// OutOf runs a program and gives what it prints to w. It has no input. It dies with
-// ctx, and with this process, and when w fails, whose error is then the error. See
-// Failure for how a program fails.
+// OutOf runs a program without input and writes its output to w. The program is killed when
+// ctx ends, when this process dies, and when w fails; then OutOf returns the error of w. See
+// Failure for errors of the program.
 func OutOf(ctx context.Context, w io.Writer, args ...string) error {
 	ctx2, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -114,7 +114,7 @@ func OutOf(ctx context.Context, w io.Writer, args ...string) error {
 	return errs.Wrap(args[0], "", copied)
 }
 
-// sink remembers why a writer failed.
+// sink remembers the error of a writer.
 type sink struct {
 	w   io.Writer
 	err error
@@ -126,7 +126,7 @@ func (s *sink) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// enlarge makes a pipe hold more, which is only faster.
+// enlarge increases the capacity of a pipe, for speed.
 func enlarge(p any) {
 	if f, ok := p.(*os.File); ok {
 		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETPIPE_SZ, pipeBytes)

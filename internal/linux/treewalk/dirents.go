@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dirent is an entry of a directory, as getdents64(2) gives it.
+// Dirent is an entry of a directory, as getdents64(2) returns it.
 type Dirent struct {
 	Ino  uint64
-	Off  int64 // where the next one is, for lseek
-	Type uint8 // DT_*; DT_UNKNOWN where the filesystem does not keep it
+	Off  int64 // position of the next entry, for lseek
+	Type uint8 // DT_*; DT_UNKNOWN if the filesystem does not store types
 	Name string
 }
 
-// Dirents iterates over what getdents64 put into buf, "." and ".." included.
+// Dirents iterates over the entries that getdents64 wrote to buf, including "." and "..".
 func Dirents(buf []byte) iter.Seq[Dirent] {
 	return func(yield func(Dirent) bool) {
 		const header = 19 // u64 ino, s64 off, u16 reclen, u8 type; then the name, NUL
@@ -49,10 +49,10 @@ func Dirents(buf []byte) iter.Seq[Dirent] {
 	}
 }
 
-// ReadDirents reads all entries of the open directory f, but "." and "..", in
-// the order of the filesystem. Types are always known: where the filesystem does
-// not keep them, each file is asked. Unlike os.File.ReadDir it tells the inode
-// numbers, and never stats otherwise. f must be at its beginning. Errors are
+// ReadDirents returns all entries of the open directory f except "." and "..", in
+// the order of the filesystem. Types are always known: if the filesystem does
+// not store them, it stats each file. Unlike os.File.ReadDir, it returns inode
+// numbers and does not stat other files. f must be at its beginning. Errors are
 // system error numbers.
 func ReadDirents(f *os.File) ([]Dirent, error) {
 	buf := make([]byte, 32<<10)

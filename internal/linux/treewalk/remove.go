@@ -22,15 +22,16 @@ const (
 	opRemove  = "remove"
 )
 
-// Remove deletes path and everything below it. Absent is success, so it may be
-// repeated, also by several at once; nobody else may write below path in the meantime. It is not durable by
-// itself. What cannot be deleted is left, with the directories above it, while
-// all else goes, and the first such error is returned: InUse names a mount
-// point inside, Permission a file that the caller may not delete. Files that are
-// immutable or append-only (chattr) are removed too, if the caller may do that
-// (CAP_LINUX_IMMUTABLE). Without root, directories that their owner may not write
-// are made writable first.
+// Remove deletes path and everything below it. It succeeds if path does not exist, so it can be
+// repeated and called concurrently, but nobody else may write below path while it runs. The removal is
+// not durable.
+//
+// If something cannot be deleted, Remove deletes the rest and returns the first such error. InUse: a
+// filesystem is mounted inside. Permission: the caller may not delete a file. It also deletes immutable
+// and append-only files (chattr) if the caller has CAP_LINUX_IMMUTABLE. Without root, it makes directories
+// writable for their owner first.
 func Remove(ctx context.Context, path string) error {
+	// Open the directory and its parent.
 	dir, err := os.Open(filepath.Dir(path))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -48,7 +49,7 @@ func Remove(ctx context.Context, path string) error {
 	case errors.Is(err, unix.ENOENT):
 		return nil
 	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
-		// Not a directory, or a symbolic link: only the name goes.
+		// Not a directory, or a symbolic link: remove only the name.
 		if err := unlink(int(dir.Fd()), name, 0, false); err != nil && !errors.Is(err, unix.ENOENT) {
 			return r.explain(int(dir.Fd()), name, path, err)
 		}
@@ -59,6 +60,7 @@ func Remove(ctx context.Context, path string) error {
 
 	defer root.Close()
 
+	// Delete the content, then the directory.
 	if err := Walk(ctx, root, Funcs{Open: r.openDir, Visit: r.visit, Leave: r.leave}); err != nil {
 		return errs.Wrap(opRemove, path, err)
 	}
@@ -74,11 +76,11 @@ func Remove(ctx context.Context, path string) error {
 	return nil
 }
 
-// Unlink is unlinkat(2), also of what is immutable or append-only, or in a
-// directory that is: it takes those flags away first, from both.
+// Unlink is unlinkat(2), but first clears the flags immutable and append-only of the entry and of
+// its directory if they prevent the removal.
 func Unlink(at int, name string, flags int) error { return unlink(at, name, flags, true) }
 
-// unlink is Unlink. Without own, the directory is somebody else's, and keeps its flags.
+// unlink is Unlink. Without own, the flags of the directory do not change.
 func unlink(at int, name string, flags int, own bool) error {
 	err := unix.Unlinkat(at, name, flags)
 	if err != unix.EPERM {
@@ -114,8 +116,8 @@ func (r *remover) fail(err error) {
 	r.failed.Store(true)
 }
 
-// open opens the directory at path below at, and makes it the caller's to
-// write and search if it must.
+// open opens the directory at path below at. With fixModes, it makes the directory readable,
+// writable and searchable for its owner.
 func (r *remover) open(at *os.File, path string) (*os.File, error) {
 	f, err := Open(at, path)
 	if errors.Is(err, unix.EACCES) && r.fixModes {
@@ -123,7 +125,7 @@ func (r *remover) open(at *os.File, path string) (*os.File, error) {
 		if p, err = OpenFlags(at, path, unix.O_PATH|unix.O_DIRECTORY); err != nil {
 			return nil, err
 		}
-		// The descriptor, not the path: it cannot be exchanged for a link.
+		// Use the descriptor, because the path could be replaced by a link.
 		err = unix.Chmod("/proc/self/fd/"+strconv.Itoa(int(p.Fd())), 0o700)
 		p.Close()
 		if err != nil {
@@ -138,7 +140,7 @@ func (r *remover) open(at *os.File, path string) (*os.File, error) {
 	if r.fixModes {
 		var st unix.Stat_t
 		if err := unix.Fstat(int(f.Fd()), &st); err == nil && st.Mode&0o700 != 0o700 {
-			// If this fails, so will what needs it, and that says why.
+			// If this fails, removing an entry fails later and reports the reason.
 			_ = unix.Fchmod(int(f.Fd()), 0o700)
 		}
 	}
@@ -157,7 +159,7 @@ func (r *remover) openDir(d *Dir) (*os.File, error) {
 	return nil, nil
 }
 
-// visit deletes everything but the directories.
+// visit deletes all entries of d except directories.
 func (r *remover) visit(d *Dir, f *os.File) ([]string, error) {
 	var subdirs []string
 	fd := int(f.Fd())
@@ -202,7 +204,7 @@ func (r *remover) leave(d *Dir, subdirs []string) error {
 		switch {
 		case err == nil, errors.Is(err, unix.ENOENT):
 		case errors.Is(err, unix.ENOTEMPTY) && r.failed.Load():
-			// What is still inside has been reported.
+			// The error of the remaining entry has been recorded.
 		default:
 			r.fail(r.explain(int(f.Fd()), name, r.path(d.Join(name)), err))
 		}
@@ -218,15 +220,15 @@ func (r *remover) path(rel string) string {
 	return r.base + "/" + rel
 }
 
-// explain makes of err, for the entry name of the directory at, an error that
-// tells a person what to do.
+// explain returns err, which concerns the entry name of the directory at, with its kind and a hint
+// for the user.
 func (r *remover) explain(at int, name, path string, err error) error {
 	switch {
 	case errors.Is(err, unix.EXDEV), errors.Is(err, unix.EBUSY):
 		return (&errs.Error{Kind: errs.InUse, Op: opRemove, Ref: path, Err: errors.New("a filesystem is mounted on it")}).
 			WithHint("run `umount %s` and retry", path)
 	case errors.Is(err, unix.EPERM) && at >= 0:
-		// The attribute forbids it, of the entry or of its directory.
+		// The entry or its directory is immutable or append-only.
 		if kernel.IsImmutable(at, name) {
 			return (&errs.Error{Kind: errs.Permission, Op: opRemove, Ref: path, Err: fmt.Errorf("it is immutable: %w", err)}).
 				WithHint("run `chattr -ia %s` and retry", path)

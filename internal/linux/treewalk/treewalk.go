@@ -1,7 +1,7 @@
-// Package treewalk visits the directories of a tree with several workers, for
-// trees whose content belongs to somebody else: it never follows a symbolic
-// link, never leaves the tree or enters another mount, and works at any depth
-// of nesting with one open descriptor a worker.
+// Package treewalk visits the directories of a tree with several workers. The content
+// of the tree need not be trusted: it never follows a symbolic link, and never leaves the
+// tree or enters another mount. It handles any depth of nesting with one open descriptor
+// for each worker.
 package treewalk
 
 import (
@@ -15,19 +15,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dir is a directory under way.
+// Dir is a directory of a walk.
 type Dir struct {
 	root    *os.File
 	parent  *Dir
 	name    string
 	subdirs []string // to walk, and for Leave
-	pending int      // of them not left yet; guarded by walker.mu
+	pending int      // number of subdirs not left yet; guarded by walker.mu
 }
 
-// Root is the directory that the walk began at.
+// Root returns the directory at which the walk began.
 func (d *Dir) Root() *os.File { return d.root }
 
-// Path is the path relative to the root of the tree; of the root it is "".
+// Path returns the path relative to the root of the tree, "" for the root.
 func (d *Dir) Path() string {
 	n := 0
 	for p := d; p.parent != nil; p = p.parent {
@@ -50,7 +50,7 @@ func (d *Dir) Path() string {
 	return string(b)
 }
 
-// Join is the path of an entry of d, relative to the root of the tree.
+// Join returns the path of an entry of d, relative to the root of the tree.
 func (d *Dir) Join(name string) string {
 	if p := d.Path(); p != "" {
 		return p + "/" + name
@@ -58,15 +58,15 @@ func (d *Dir) Join(name string) string {
 	return name
 }
 
-// Funcs is what a walk does. All are called concurrently, for different
-// directories; each may be nil but Visit.
+// Funcs are the functions that a walk calls, concurrently for different
+// directories. All except Visit may be nil.
 type Funcs struct {
-	// Open opens d for reading. The default is Open of this package. A nil
-	// file without an error leaves the directory out.
+	// Open opens d for reading. The default is Open of this package. If it returns nil
+	// without an error, the walk skips the directory.
 	Open func(d *Dir) (*os.File, error)
 
-	// Visit is called once for each directory with the directory open, before
-	// anything below it, and names the subdirectories to go into.
+	// Visit is called once for each open directory, before
+	// anything below it, and returns the subdirectories to enter.
 	Visit func(d *Dir, f *os.File) (subdirs []string, err error)
 
 	// Leave is called once for each directory with subdirectories, when all of
@@ -74,15 +74,15 @@ type Funcs struct {
 	Leave func(d *Dir, subdirs []string) error
 }
 
-// Workers is how many directories a walk has under way at once: most of the
-// time is spent waiting for metadata, which disks serve better in parallel.
+// Workers returns how many directories a walk visits at once. Walks mostly wait for
+// metadata, which disks serve faster in parallel.
 func Workers() int { return min(max(4, 2*runtime.GOMAXPROCS(0)), 16) }
 
-// Walk visits root and all directories below it. The first error of a function
-// ends the walk and is returned; so does the end of ctx.
+// Walk visits root and all directories below it. It ends with the first error of a function,
+// or when ctx ends.
 func Walk(ctx context.Context, root *os.File, fn Funcs) error {
 	if err := ctx.Err(); err != nil {
-		return err // a small tree could be done before the workers hear of it
+		return err // otherwise the walk of a small tree could succeed
 	}
 
 	if fn.Open == nil {
@@ -112,6 +112,7 @@ type walker struct {
 	err   error
 }
 
+// fail ends the walk with its first error.
 func (w *walker) fail(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -121,6 +122,7 @@ func (w *walker) fail(err error) {
 	w.cond.Broadcast()
 }
 
+// work visits directories until the walk ends.
 func (w *walker) work() {
 	for {
 		w.mu.Lock()
@@ -143,6 +145,7 @@ func (w *walker) work() {
 	}
 }
 
+// visit visits d and adds its subdirectories to the stack.
 func (w *walker) visit(d *Dir) error {
 	f, err := w.fn.Open(d)
 	if err != nil {
@@ -173,7 +176,7 @@ func (w *walker) visit(d *Dir) error {
 	return nil
 }
 
-// leave counts d as done, and every directory above it whose last one it was.
+// leave marks d as done, and each directory above it whose last subdirectory this was.
 func (w *walker) leave(d *Dir) error {
 	for {
 		if len(d.subdirs) > 0 && w.fn.Leave != nil {
@@ -206,7 +209,7 @@ func (w *walker) leave(d *Dir) error {
 	}
 }
 
-// maxPath is the length of path that one system call is given. Longer ones are
+// maxPath is the length of the longest path passed to one system call. Longer paths are
 // opened in steps.
 const maxPath = unix.PathMax - 96
 
@@ -259,8 +262,8 @@ func openat2(at int, path string, flags uint64) (int, error) {
 	how := unix.OpenHow{Flags: flags | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: resolve}
 	for try := 0; ; try++ {
 		fd, err := unix.Openat2(at, path, &how)
-		// EAGAIN: somewhere on the system a directory was renamed in the meantime, so
-		// that the kernel cannot tell whether the path stayed inside.
+		// EAGAIN: a directory was renamed somewhere on the system, so the kernel cannot tell whether
+		// the path stayed inside the root.
 		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) && try < 1000 {
 			continue
 		}
