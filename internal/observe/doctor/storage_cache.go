@@ -10,13 +10,14 @@ import (
 	"pando/internal/observe/stack"
 )
 
-// checkWriteCache finds caches that flushes do not reach.
+// checkWriteCache finds caches that are never flushed, and disks in memory.
 func checkWriteCache(ctx context.Context, q *HostRequest, c *Report) error {
 	devices, err := blockdev.List()
 	if err != nil {
 		return err
 	}
 
+	// Block devices.
 	whole, volatile := 0, 0
 	for _, d := range devices {
 		if d.Kind == blockdev.Partition {
@@ -32,10 +33,13 @@ func checkWriteCache(ctx context.Context, q *HostRequest, c *Report) error {
 	c.Measured = append(c.Measured,
 		figure("devices", "block devices", Count, int64(whole)),
 		figure("volatile", "with a volatile cache, which is flushed", Count, int64(volatile)))
-	if err := c.findMemoryDisks(ctx, q); err != nil {
+	if err := c.findMemoryDisks(ctx); err != nil {
 		return err
 	}
 
+	c.findPoolInMemory(ctx, q.Pool)
+
+	// Log devices of zpools.
 	pools, why := zpools(ctx)
 	logs := 0
 	for _, p := range pools {
@@ -56,7 +60,7 @@ func checkWriteCache(ctx context.Context, q *HostRequest, c *Report) error {
 	return ctx.Err()
 }
 
-// overridden is about a device whose cache somebody told the kernel not to flush.
+// findOverriddenCache reports a device with a volatile cache that the kernel is set not to flush.
 func (c *Report) findOverriddenCache(d blockdev.Device) {
 	hardware := d.HiddenCache()
 	if hardware == "" {
@@ -94,7 +98,7 @@ func (c *Report) findOverriddenCache(d blockdev.Device) {
 	c.find(f)
 }
 
-// cacheCommands are programs that show what a disk says of its cache.
+// cacheCommands returns commands that show what a disk reports about its cache.
 func cacheCommands(d blockdev.Device) []string {
 	switch d.Transport {
 	case "nvme":
@@ -109,8 +113,8 @@ func cacheCommands(d blockdev.Device) []string {
 	return []string{"lsblk -o NAME,MODEL,SERIAL " + d.Path()}
 }
 
-// inMemory is about filesystems whose disk is memory.
-func (c *Report) findMemoryDisks(ctx context.Context, q *HostRequest) error {
+// findMemoryDisks reports filesystems whose disk is memory.
+func (c *Report) findMemoryDisks(ctx context.Context) error {
 	all, err := ownFilesystems()
 	if err != nil {
 		return err
@@ -126,7 +130,7 @@ func (c *Report) findMemoryDisks(ctx context.Context, q *HostRequest) error {
 		}
 
 		d, err := blockdev.Lookup(m.Dev)
-		if err != nil { // btrfs
+		if err != nil { // the device numbers of btrfs are of no device
 			if d, err = blockdev.LookupPath(m.Source); err != nil {
 				continue
 			}
@@ -136,45 +140,46 @@ func (c *Report) findMemoryDisks(ctx context.Context, q *HostRequest) error {
 			continue
 		}
 
-		f := Finding{
+		c.find(Finding{
 			Code: "write-cache-memory", Severity: Note, Subject: m.Point,
 			Title: fmt.Sprintf("the %s at %s is in memory (%s): a power failure loses it, even if synced", m.FSType, m.Point,
 				d.Name),
 			Measured: []Figure{words("device", "disk", d.Path()), figure("size", "size", Bytes, d.SizeBytes)},
 			Why:      "Flushes of it succeed, but save nothing. For disposable data that is as good as tmpfs.",
 			Do:       []Step{{Text: "keep no data in it that must survive"}},
-		}
-
-		c.find(f)
+		})
 	}
 
-	if q.Pool == nil || q.Pool.Data == "" {
-		return nil
+	return nil
+}
+
+// findPoolInMemory reports a pool on a layer that is memory.
+func (c *Report) findPoolInMemory(ctx context.Context, pool *PoolFacts) {
+	if pool == nil || pool.Data == "" {
+		return
 	}
 
-	s, err := stack.Of(ctx, q.Pool.Data)
+	s, err := stack.Of(ctx, pool.Data)
 	if err != nil {
-		return nil // other checks say that the pool is not there
+		return // other checks report a missing pool
 	}
 
 	for _, l := range s.Layers {
 		if l.Kind == stack.InMemory || l.Device != nil && l.Device.Kind == blockdev.Memory {
 			c.find(Finding{
-				Code: "write-cache-pool-memory", Severity: Warning, Subject: q.Pool.Dir,
+				Code: "write-cache-pool-memory", Severity: Warning, Subject: pool.Dir,
 				Title:    fmt.Sprintf("the pool is in memory (%s): a power failure loses all goldens and volumes", l.Name),
 				Measured: []Figure{words("layer", "in", l.Name)},
 				Why:      "Nothing in it survives a restart of this host.",
 				Do: []Step{{"if they must survive, push them to a remote, or create a pool on a disk",
 					[]string{"pando push --all", "pando init --help"}}},
 			})
-			break
+			return
 		}
 	}
-
-	return nil
 }
 
-// logDevices is about what ZFS writes syncs to, and returns how many there are.
+// findVolatileLogs reports log devices of a zpool with a volatile cache. It returns the number of its log devices.
 func (c *Report) findVolatileLogs(ctx context.Context, pool string) (int, error) {
 	vdevs, err := vdevsOf(ctx, pool)
 	if err != nil {
@@ -190,7 +195,7 @@ func (c *Report) findVolatileLogs(ctx context.Context, pool string) (int, error)
 		n++
 		d, err := blockdev.LookupPath(v.path)
 		if err != nil {
-			continue // not there: check scrub says so
+			continue // check scrub reports missing devices
 		}
 		if !d.VolatileCache {
 			continue

@@ -8,11 +8,12 @@ import (
 	"slices"
 )
 
-// deduplicators are programs that look for equal blocks of btrfs and XFS all the time.
+// deduplicators are programs that search btrfs and XFS for equal blocks.
 var deduplicators = []string{"bees", "beesd", "duperemove", "dduper"}
 
-// checkDedup finds dedup tables and deduplicating programs.
+// checkDedup finds dedup tables that cost much, and deduplicating programs.
 func checkDedup(ctx context.Context, _ *HostRequest, c *Report) error {
+	// Dedup tables: only what their memory costs; `pando doctor --zfs` reports the rest.
 	pools, why := zpools(ctx)
 	for _, p := range pools {
 		f := &Facts{Pool: p}
@@ -27,12 +28,13 @@ func checkDedup(ctx context.Context, _ *HostRequest, c *Report) error {
 		f.findTableMemory(&table)
 		for _, x := range table.Findings {
 			x.Subject, x.Title = p, fmt.Sprintf("zpool %s: %s", p, x.Title)
-			x.Do = []Step{{"list its cost and savings, and the steps to stop using dedup", []string{"pando doctor --zfs " +
-				"" + word(p)}}}
+			x.Do = []Step{{"list its cost and savings, and the steps to stop using dedup",
+				[]string{"pando doctor --zfs " + word(p)}}}
 			c.find(x)
 		}
 	}
 
+	// Programs.
 	running := 0
 	err := eachProcess(ctx, func(pid int, dir string) {
 		name := readText(dir, "comm")
@@ -61,10 +63,12 @@ func checkDedup(ctx context.Context, _ *HostRequest, c *Report) error {
 
 	c.Measured = append(c.Measured, figure("zpools", "zpools", Count, int64(len(pools))),
 		figure("programs", "programs that deduplicate", Count, int64(running)))
-	c.Summary = sentence(counted(len(pools), "zpool"), counted(running, "program")+" that deduplicate", why)
+	verb := " that deduplicate"
 	if running == 1 {
-		c.Summary = sentence(counted(len(pools), "zpool"), "1 program that deduplicates", why)
+		verb = " that deduplicates"
 	}
+
+	c.Summary = sentence(counted(len(pools), "zpool"), counted(running, "program")+verb, why)
 
 	return nil
 }

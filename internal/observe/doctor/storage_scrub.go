@@ -16,12 +16,12 @@ import (
 	"pando/internal/observe/blockdev"
 )
 
-// scrubDays is when a scrub is overdue: distributions do it once a month, and one may
-// be missed.
+// scrubDays is the age from which a scrub is overdue. Distributions scrub once a month, and one scrub may be missed.
 const scrubDays = 60
 
-// checkScrub finds what is damaged, or may be without anybody having looked.
+// checkScrub finds zpools, filesystems and arrays that are damaged, degraded, being scrubbed, or overdue for a scrub.
 func checkScrub(ctx context.Context, _ *HostRequest, c *Report) error {
+	// ZFS.
 	pools, why := zpools(ctx)
 	for _, p := range pools {
 		if err := c.findZpoolErrors(ctx, p); err != nil {
@@ -29,6 +29,7 @@ func checkScrub(ctx context.Context, _ *HostRequest, c *Report) error {
 		}
 	}
 
+	// btrfs.
 	all, err := btrfsAll()
 	if err != nil {
 		return err
@@ -44,11 +45,13 @@ func checkScrub(ctx context.Context, _ *HostRequest, c *Report) error {
 		}
 	}
 
+	// md arrays.
 	raids, _ := filepath.Glob("/sys/block/*/md")
 	for _, dir := range raids {
 		c.findRAIDErrors("/dev/"+filepath.Base(filepath.Dir(dir)), readRAID(dir))
 	}
 
+	// ext4.
 	own, err := ownFilesystems()
 	if err != nil {
 		return err
@@ -70,9 +73,9 @@ func checkScrub(ctx context.Context, _ *HostRequest, c *Report) error {
 	return nil
 }
 
-// zpoolHealth is about one zpool.
+// findZpoolErrors reports the state and the errors of a zpool, and an overdue scrub.
 func (c *Report) findZpoolErrors(ctx context.Context, pool string) error {
-	// A pool that is suspended may let its programs hang: the kernel says so itself.
+	// Commands on a suspended pool can hang, so ask the kernel.
 	if state, err := zfs.PoolState(pool); err == nil && state == "SUSPENDED" {
 		c.find(Finding{
 			Code: "scrub-zpool-state", Severity: Critical, Subject: pool, Title: fmt.Sprintf("zpool %s is suspended: writes "+
@@ -88,6 +91,21 @@ func (c *Report) findZpoolErrors(ctx context.Context, pool string) error {
 		return err
 	}
 
+	c.reportZpoolStatus(pool, s)
+
+	created, err := creation(ctx, pool)
+	if err != nil {
+		return err
+	}
+
+	c.findOverdueScrub(pool, "zpool "+pool, parseScan(s.scan), created, "zpool scrub "+word(pool),
+		"zpool status "+word(pool))
+	return nil
+}
+
+// reportZpoolStatus reports what `zpool status` says is wrong with a pool.
+func (c *Report) reportZpoolStatus(pool string, s *poolStatus) {
+	// Its state.
 	look := Step{"show the details", []string{"zpool status -v " + word(pool)}}
 	if s.state != "ONLINE" {
 		sev, why := Critical, "All of it, or a part, cannot be used."
@@ -95,14 +113,15 @@ func (c *Report) findZpoolErrors(ctx context.Context, pool string) error {
 			sev, why = Warning, "It works, with less redundancy or none: the failure of another disk may lose data. It is "+
 				"also slower."
 		}
-		f := Finding{Code: "scrub-zpool-state", Severity: sev, Subject: pool,
+
+		c.find(Finding{Code: "scrub-zpool-state", Severity: sev, Subject: pool,
 			Title:    fmt.Sprintf("zpool %s is %s", pool, s.state),
 			Measured: []Figure{words("state", "state", s.state), words("status", "zpool says", s.status)}, Why: why,
 			Do: []Step{look, {"reconnect the disk or replace it",
-				[]string{"zpool online " + word(pool) + " DISK", "zpool replace " + word(pool) + " OLD NEW"}}}}
-		c.find(f)
+				[]string{"zpool online " + word(pool) + " DISK", "zpool replace " + word(pool) + " OLD NEW"}}}})
 	}
 
+	// Lost data.
 	if s.errors != "" && s.errors != "No known data errors" {
 		c.find(Finding{
 			Code: "scrub-zpool-data", Severity: Critical, Subject: pool, Title: fmt.Sprintf("zpool %s has lost data", pool),
@@ -114,6 +133,7 @@ func (c *Report) findZpoolErrors(ctx context.Context, pool string) error {
 		})
 	}
 
+	// Errors of its disks.
 	for _, v := range s.vdevs {
 		if v.errors == [3]int64{} {
 			continue
@@ -129,18 +149,9 @@ func (c *Report) findZpoolErrors(ctx context.Context, pool string) error {
 				[]string{"smartctl -a " + v.name, "dmesg | grep -i error | tail"}}, look},
 		})
 	}
-
-	created, err := creation(ctx, pool)
-	if err != nil {
-		return err
-	}
-
-	c.findOverdueScrub(pool, "zpool "+pool, parseScan(s.scan), created, "zpool scrub "+word(pool),
-		"zpool status "+word(pool))
-	return nil
 }
 
-// creation is when a zpool was made.
+// creation returns when a zpool was created.
 func creation(ctx context.Context, pool string) (time.Time, error) {
 	rows, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "creation", pool)
 	if err != nil || len(rows) != 1 {
@@ -150,14 +161,14 @@ func creation(ctx context.Context, pool string) (time.Time, error) {
 	return time.Unix(n, 0), err
 }
 
-// scan is the last scrub, or what goes on.
+// scan is the last scrub or resilver of a pool.
 type scan struct {
 	what string    // "scrub", "resilver"; "" if there was none
 	how  string    // "running", "paused", "done", "canceled"
-	at   time.Time // it began, if it goes on; it ended, if not
+	at   time.Time // it began, if it is running or paused; otherwise it ended
 }
 
-// parseScan reads the line "scan:" of zpool status.
+// parseScan parses the line "scan:" of `zpool status`.
 func parseScan(s string) scan {
 	var out scan
 	switch {
@@ -186,7 +197,8 @@ func parseScan(s string) scan {
 	return out
 }
 
-// scanned is about a scrub that goes on, or should have been.
+// findOverdueScrub reports a scrub that is running, or overdue. created is when the pool or filesystem was created; if
+// it is zero and there was no scrub, none is overdue. start and look are commands.
 func (c *Report) findOverdueScrub(subject, name string, s scan, created time.Time, start, look string) {
 	switch s.how {
 	case "running", "paused":
@@ -204,10 +216,11 @@ func (c *Report) findOverdueScrub(subject, name string, s scan, created time.Tim
 		return
 	}
 
+	// If no scrub has finished, count from the creation.
 	last := s.at
 	if s.what != "scrub" || s.how != "done" || last.IsZero() {
 		if s.what == "resilver" && s.how == "done" {
-			return // it hides when the last scrub was
+			return // zpool reports only the resilver, and hides the last scrub
 		}
 		last = created
 	}
@@ -230,27 +243,22 @@ func (c *Report) findOverdueScrub(subject, name string, s scan, created time.Tim
 	})
 }
 
-// btrfsErrors are the counters of a device, in the words of the kernel.
+// btrfsErrors are the error counters of a device, as the kernel names them.
 var btrfsErrors = []struct{ name, label string }{
 	{"write_errs", "writes that failed"}, {"read_errs", "reads that failed"}, {"flush_errs", "flushes that failed"},
 	{"corruption_errs", "blocks with wrong checksums"}, {"generation_errs",
 		"blocks of an older generation than expected"},
 }
 
-// btrfsHealth is about one btrfs. The error says why it is not known whether it is
-// being scrubbed.
+// findBtrfsErrors reports devices of a btrfs that are missing or had errors, operations that slow it down, and an
+// overdue scrub. An error means that it could not find out whether the btrfs is being scrubbed.
 func (c *Report) findBtrfsErrors(b btrfsFS) error {
 	infos, err := filepath.Glob(filepath.Join(b.dir, "devinfo/*"))
 	if err != nil {
 		return err
 	}
 
-	at := b.point
-	if at == "" {
-		at = "MOUNTPOINT"
-	}
-
-	at = word(at)
+	// Its devices.
 	missing, running := 0, false
 	var rootless error
 	for _, dir := range infos {
@@ -259,39 +267,9 @@ func (c *Report) findBtrfsErrors(b btrfsFS) error {
 			missing++
 		}
 
-		var bad []Figure
-		counts := map[string]int64{}
-		for line := range strings.Lines(readText(dir, "error_stats")) { // since Linux 5.14
-			if f := strings.Fields(line); len(f) == 2 {
-				counts[f[0]], _ = strconv.ParseInt(f[1], 10, 64)
-			}
-		}
-
-		for _, e := range btrfsErrors {
-			if counts[e.name] > 0 {
-				bad = append(bad, figure(e.name, e.label, Count, counts[e.name]))
-			}
-		}
-
-		if len(bad) > 0 {
-			c.find(Finding{
-				Code: "scrub-btrfs-errors", Severity: Warning, Subject: b.subject(),
-				Title: fmt.Sprintf("device %s of the btrfs at %s has had errors", id, b.subject()), Measured: bad,
-				Why: "The counters began when the filesystem was created or they were reset. With one copy of the data, damaged " +
-					"blocks are lost; with two, a scrub repairs them.",
-				Do: []Step{{"find the device and the affected files",
-					[]string{"btrfs device stats " + at, "dmesg | grep -i 'BTRFS.*\\(csum\\|error\\)' | tail"}},
-					{"scrub the filesystem, which repairs blocks that have another copy; then reset the counters",
-						[]string{"btrfs scrub start -B " + at, "btrfs device stats --reset " + at}}},
-			})
-		}
-
-		if b.point == "" {
-			continue
-		}
-
+		c.findDeviceErrors(b, id, readText(dir, "error_stats")) // since Linux 5.14
 		n, err := strconv.ParseUint(id, 10, 64)
-		if err != nil {
+		if b.point == "" || err != nil {
 			continue
 		}
 
@@ -303,6 +281,7 @@ func (c *Report) findBtrfsErrors(b btrfsFS) error {
 		running = running || is
 	}
 
+	at := b.mountPoint()
 	if missing > 0 {
 		c.find(Finding{
 			Code: "scrub-btrfs-missing", Severity: Warning, Subject: b.subject(), Title: fmt.Sprintf("the btrfs at %s lacks %s",
@@ -315,6 +294,7 @@ func (c *Report) findBtrfsErrors(b btrfsFS) error {
 		})
 	}
 
+	// Operations.
 	if op := readText(b.dir, "exclusive_operation"); op != "" && op != "none" {
 		c.find(Finding{
 			Code: "scrub-btrfs-operation", Severity: Note, Subject: b.subject(), Title: fmt.Sprintf("the btrfs at %s is busy "+
@@ -326,6 +306,7 @@ func (c *Report) findBtrfsErrors(b btrfsFS) error {
 		})
 	}
 
+	// The last scrub.
 	s := scan{what: "scrub"}
 	created := b.created()
 	last, finished, err := lastScrub(b.uuid)
@@ -333,7 +314,7 @@ func (c *Report) findBtrfsErrors(b btrfsFS) error {
 	case running:
 		s.how, s.at = "running", last
 	case err != nil:
-		created = time.Time{} // nobody knows that there was none
+		created = time.Time{} // there may have been a scrub
 	case finished:
 		s.how, s.at = "done", last
 	}
@@ -341,6 +322,39 @@ func (c *Report) findBtrfsErrors(b btrfsFS) error {
 	c.findOverdueScrub(b.subject(), "the btrfs at "+b.subject(), s, created, "btrfs scrub start "+at,
 		"btrfs scrub status "+at)
 	return rootless
+}
+
+// findDeviceErrors reports the error counters of a device of a btrfs, given the text of its error_stats.
+func (c *Report) findDeviceErrors(b btrfsFS, id, stats string) {
+	counts := map[string]int64{}
+	for line := range strings.Lines(stats) {
+		if f := strings.Fields(line); len(f) == 2 {
+			counts[f[0]], _ = strconv.ParseInt(f[1], 10, 64)
+		}
+	}
+
+	var bad []Figure
+	for _, e := range btrfsErrors {
+		if counts[e.name] > 0 {
+			bad = append(bad, figure(e.name, e.label, Count, counts[e.name]))
+		}
+	}
+
+	if len(bad) == 0 {
+		return
+	}
+
+	at := b.mountPoint()
+	c.find(Finding{
+		Code: "scrub-btrfs-errors", Severity: Warning, Subject: b.subject(),
+		Title: fmt.Sprintf("device %s of the btrfs at %s has had errors", id, b.subject()), Measured: bad,
+		Why: "The counters began when the filesystem was created or they were reset. With one copy of the data, damaged " +
+			"blocks are lost; with two, a scrub repairs them.",
+		Do: []Step{{"find the device and the affected files",
+			[]string{"btrfs device stats " + at, "dmesg | grep -i 'BTRFS.*\\(csum\\|error\\)' | tail"}},
+			{"scrub the filesystem, which repairs blocks that have another copy; then reset the counters",
+				[]string{"btrfs scrub start -B " + at, "btrfs device stats --reset " + at}}},
+	})
 }
 
 // scrubbing reports whether a device is being scrubbed.
@@ -353,26 +367,25 @@ func (b btrfsFS) scrubbing(device uint64) (bool, error) {
 	return kernel.BtrfsScrubbing(f, device)
 }
 
-// created is when the filesystem was made; zero if it does not say.
+// created returns when the filesystem was created; zero if that is unknown.
 func (b btrfsFS) created() time.Time {
 	f, err := os.Open(b.point)
 	if err != nil {
 		return time.Time{}
 	}
 	defer f.Close()
-	// Of the top subvolume only it is the time of mkfs.
+	// Only the top-level subvolume was created with the filesystem.
 	if i, err := kernel.SubvolInfoOf(f); err == nil && i.ID == 5 && i.Created.Unix() > 0 {
 		return i.Created
 	}
 	return time.Time{}
 }
 
-// scrubStatus is where btrfs-progs write down what they have scrubbed, as root.
+// scrubStatus is the prefix of the files in which btrfs-progs record scrubs. Only root can read them.
 const scrubStatus = "/var/lib/btrfs/scrub.status."
 
-// lastScrub is when a device of a btrfs began to be scrubbed last, and whether that
-// came to its end; what was cancelled does not count. Zero if nobody wrote one
-// down, an error if it cannot be read.
+// lastScrub returns when the last scrub of a device of a btrfs began, and whether it finished; cancelled scrubs do not
+// count. It returns zero if no scrub was recorded, and an error if the records cannot be read.
 func lastScrub(uuid string) (last time.Time, finished bool, err error) {
 	b, err := os.ReadFile(scrubStatus + uuid)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -401,12 +414,13 @@ func lastScrub(uuid string) (last time.Time, finished bool, err error) {
 	return last, finished, nil
 }
 
-// raid is what md says of an array.
+// raid is the state of an md array.
 type raid struct {
 	level, state, action string // "raid1"; "clean"; "idle", "check", "resync"
 	degraded, mismatches int64
 }
 
+// readRAID reads the state of an array from its directory in sysfs.
 func readRAID(dir string) raid {
 	r := raid{level: readText(dir, "level"), state: readText(dir, "array_state"), action: readText(dir, "sync_action")}
 	r.degraded, _ = readNumber(dir, "degraded")
@@ -414,7 +428,7 @@ func readRAID(dir string) raid {
 	return r
 }
 
-// raidHealth is about an md array.
+// findRAIDErrors reports an md array that is degraded, busy or damaged.
 func (c *Report) findRAIDErrors(device string, r raid) {
 	look := Step{"show the details", []string{"mdadm --detail " + device, "cat /proc/mdstat"}}
 	if r.degraded > 0 {
@@ -435,7 +449,7 @@ func (c *Report) findRAIDErrors(device string, r raid) {
 		})
 	}
 
-	// RAID 1 and 10 count what changes in memory while it is written, too.
+	// RAID 1 and 10 also count blocks that changed in memory while they were written, so their count means nothing.
 	if r.mismatches > 0 && r.level != "raid1" && r.level != "raid10" {
 		c.find(Finding{
 			Code: "scrub-md-mismatch", Severity: Warning, Subject: device, Title: fmt.Sprintf("the last check of the array "+
@@ -449,7 +463,7 @@ func (c *Report) findRAIDErrors(device string, r raid) {
 	}
 }
 
-// ext4Errors is about an ext4 that has noticed damage.
+// findExt4Errors reports an ext4 that has recorded errors in its structures.
 func (c *Report) findExt4Errors(m mounted) {
 	d, err := blockdev.Lookup(m.Dev)
 	if err != nil {

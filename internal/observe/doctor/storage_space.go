@@ -15,17 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How full is how bad, in percent of what users can have. From 80 % on pools that
-// never overwrite in place look longer for free space and leave more of it in
-// pieces; at 98 % a day's writes, or one snapshot that is kept, are the end.
+// Limits in percent of the space available to users. From 80 % on, pools that never overwrite in place search longer
+// for free space and fragment it more; at 98 %, a day's writes or one snapshot that is kept can fill the rest.
 const (
 	fullNote     = 80
 	fullWarning  = 90
 	fullCritical = 98
 )
 
-// fragmentationLimit is the fragmentation, in percent, from which on this ZFS leaves a
-// metaslab for another: its own number, or that of those that do not show it.
+// fragmentationLimit returns the fragmentation, in percent, from which this ZFS prefers another metaslab: its parameter,
+// or 70, the value in versions that do not show it.
 func fragmentationLimit() int64 {
 	if n, ok := readNumber("/sys/module/zfs/parameters/zfs_metaslab_fragmentation_threshold"); ok && n > 0 {
 		return n
@@ -33,7 +32,7 @@ func fragmentationLimit() int64 {
 	return 70
 }
 
-// fullness is the severity of so many percent, "" if it is none.
+// fullness returns the severity of a use of so many percent; "" if there is nothing to report.
 func fullness(percent float64) Severity {
 	switch {
 	case percent >= fullCritical:
@@ -46,20 +45,21 @@ func fullness(percent float64) Severity {
 	return ""
 }
 
-// checkSpace finds what is nearly full, and what will be.
+// checkSpace finds filesystems and zpools that are nearly full, and files that may grow into more space than there is.
 func checkSpace(ctx context.Context, q *HostRequest, c *Report) error {
 	all, err := ownFilesystems()
 	if err != nil {
 		return err
 	}
 
+	// Filesystems, except those of ZFS, which share the space of their pool, and those below 1 MiB: a tmpfs of a few pages
+	// is a marker.
 	looked := 0
 	for _, m := range all {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 
-		// Of ZFS the pool is looked at; a tmpfs of a few pages is somebody's marker.
 		if !onDevices[m.FSType] && m.FSType != "tmpfs" || strings.HasPrefix(m.Options, "ro") ||
 			strings.HasPrefix(m.Super, "ro") {
 			continue
@@ -75,6 +75,7 @@ func checkSpace(ctx context.Context, q *HostRequest, c *Report) error {
 		c.findFewInodes(m, sf)
 	}
 
+	// Zpools, and files that grow.
 	pools, why := zpools(ctx)
 	if len(pools) > 0 {
 		if err := c.findFullZpools(ctx); err != nil {
@@ -88,18 +89,12 @@ func checkSpace(ctx context.Context, q *HostRequest, c *Report) error {
 
 	c.Measured = append(c.Measured, figure("filesystems", "filesystems", Count, int64(looked)),
 		figure("zpools", "zpools", Count, int64(len(pools))))
-	zfsText := ""
-	if len(pools) > 0 {
-		zfsText = counted(len(pools), "zpool")
-	}
-
-	c.Summary = sentence(counted(looked, "filesystem"), zfsText,
+	c.Summary = sentence(counted(looked, "filesystem"), zpoolText(pools),
 		fmt.Sprintf("full means that at least %d %% of the space available to users is taken", fullNote), why)
 	return nil
 }
 
-// full is about the space of a filesystem, counted as df does: without what is
-// reserved for root.
+// findFullFilesystem reports a filesystem that is nearly full, counted as df does: without the reserve for root.
 func (c *Report) findFullFilesystem(m mounted, sf unix.Statfs_t) {
 	size := int64(sf.Bsize)
 	if sf.Frsize > 0 {
@@ -141,10 +136,10 @@ func (c *Report) findFullFilesystem(m mounted, sf unix.Statfs_t) {
 	c.find(f)
 }
 
-// inodes is about how many files more a filesystem takes, where that is fixed.
+// findFewInodes reports a filesystem with a fixed number of inodes that has few left.
 func (c *Report) findFewInodes(m mounted, sf unix.Statfs_t) {
 	if sf.Files == 0 || !strings.HasPrefix(m.FSType, "ext") && m.FSType != "tmpfs" && m.FSType != "f2fs" {
-		return // the others make inodes as they need them, of the space that full is about
+		return // others create inodes as needed, in the space that findFullFilesystem judges
 	}
 
 	percent := 100 * float64(sf.Files-sf.Ffree) / float64(sf.Files)
@@ -177,7 +172,7 @@ func (c *Report) findFewInodes(m mounted, sf unix.Statfs_t) {
 	c.find(f)
 }
 
-// zpoolSpace is about the space of all zpools, and in which pieces it is.
+// findFullZpools reports zpools that are nearly full, or whose free space is fragmented.
 func (c *Report) findFullZpools(ctx context.Context) error {
 	rows, err := zfs.Zpool.Rows(ctx, 6, "list", "-Hp", "-o", "name,size,allocated,free,capacity,fragmentation")
 	if err != nil {
@@ -188,7 +183,7 @@ func (c *Report) findFullZpools(ctx context.Context) error {
 	for _, r := range rows {
 		var n [6]int64
 		for i := 1; i < 6; i++ {
-			n[i], _ = strconv.ParseInt(strings.TrimSuffix(r[i], "%"), 10, 64) // "-": not known
+			n[i], _ = strconv.ParseInt(strings.TrimSuffix(r[i], "%"), 10, 64) // "-", which is unknown, becomes 0
 		}
 
 		name, free, capacity, frag := r[0], n[3], float64(n[4]), float64(n[5])
@@ -233,15 +228,14 @@ func (c *Report) findFullZpools(ctx context.Context) error {
 	return nil
 }
 
-// thin is a filesystem on which files have been promised more than they have.
+// thin is a filesystem with sparse files behind loop devices.
 type thin struct {
-	avail   int64 // free for users
-	missing int64 // that files behind loop devices may still take
+	avail   int64 // bytes free for users
+	missing int64 // bytes that the files may still allocate
 	files   []string
 }
 
-// overcommit is about files behind loop devices that may grow into more space than
-// there is.
+// findOvercommit reports files behind loop devices that may grow beyond the free space of their filesystems.
 func (c *Report) findOvercommit(ctx context.Context, q *HostRequest) error {
 	pool := poolFile(ctx, q)
 	devices, err := blockdev.List()
@@ -249,6 +243,7 @@ func (c *Report) findOvercommit(ctx context.Context, q *HostRequest) error {
 		return err
 	}
 
+	// Add up, for each filesystem, the space that its sparse files may still allocate.
 	on := map[uint64]*thin{}
 	seen := map[[2]uint64]bool{}
 	for _, d := range devices {
@@ -276,55 +271,62 @@ func (c *Report) findOvercommit(ctx context.Context, q *HostRequest) error {
 		}
 
 		t.avail, t.missing, t.files = avail, t.missing+missing, append(t.files, d.Backing)
-		if d.Backing != pool || missing <= avail {
-			continue
+		if d.Backing == pool && missing > avail {
+			c.find(overcommittedPool(q.Pool, pool, &st, avail))
 		}
-
-		c.find(Finding{
-			Code: "space-pool-file", Severity: Warning, Subject: pool,
-			Title: "the file of the pool may grow beyond the free space",
-			Measured: []Figure{figure("size", "its size", Bytes, st.Size),
-				figure("allocated", "allocated now", Bytes, st.Blocks*512), figure("missing", "may still be "+
-					"allocated", Bytes, missing),
-				figure("free", "free space below", Bytes, avail)},
-			Why: "When the filesystem below is full, writes in the pool fail with I/O errors, in all volumes at once, and " +
-				"its filesystem may become read-only.",
-			Do: []Step{
-				{"free space on the filesystem of the file, or move the file to a larger one", []string{"df -h " + word(pool)}},
-				{"return the unused space of the pool", []string{"fstrim " + word(q.Pool.Data)}},
-			},
-		})
 	}
 
+	// The pool's file alone is reported above.
 	for _, t := range on {
-		if t.missing <= t.avail || slices.Equal(t.files, []string{pool}) {
-			continue
+		if t.missing > t.avail && !slices.Equal(t.files, []string{pool}) {
+			c.find(t.overcommitted())
 		}
-
-		slices.Sort(t.files)
-		named := t.files[0]
-		if len(t.files) > 1 {
-			named += ", ..."
-		}
-
-		c.find(Finding{
-			Code: "space-thin", Severity: Note, Subject: t.files[0],
-			Title: fmt.Sprintf("%s behind loop devices may grow beyond the free space (%s)",
-				counted(len(t.files), "file"), named),
-			Measured: []Figure{figure("files", "files on one filesystem", Count, int64(len(t.files))),
-				figure("missing", "may still be allocated", Bytes,
-					t.missing).noted("at least: writes to shared blocks take space, too"),
-				figure("free", "free space below", Bytes, t.avail)},
-			Why: "This is normal for thin volumes and clones if the space is monitored: when it runs out, writes fail in all " +
-				"of them at once.",
-			Do: []Step{{"monitor the free space", []string{"df -h " + word(t.files[0])}}},
-		})
 	}
 
 	return ctx.Err()
 }
 
-// poolFile is the file that Pando's pool lies in, "" if it lies in none.
+// overcommittedPool returns the finding about the file of a pool that may grow beyond avail, the free bytes below.
+func overcommittedPool(p *PoolFacts, file string, st *unix.Stat_t, avail int64) Finding {
+	allocated := st.Blocks * 512
+	return Finding{
+		Code: "space-pool-file", Severity: Warning, Subject: file,
+		Title: "the file of the pool may grow beyond the free space",
+		Measured: []Figure{figure("size", "its size", Bytes, st.Size), figure("allocated", "allocated now", Bytes, allocated),
+			figure("missing", "may still be allocated", Bytes, st.Size-allocated),
+			figure("free", "free space below", Bytes, avail)},
+		Why: "When the filesystem below is full, writes in the pool fail with I/O errors, in all volumes at once, and " +
+			"its filesystem may become read-only.",
+		Do: []Step{
+			{"free space on the filesystem of the file, or move the file to a larger one", []string{"df -h " + word(file)}},
+			{"return the unused space of the pool", []string{"fstrim " + word(p.Data)}},
+		},
+	}
+}
+
+// overcommitted returns the finding about a filesystem whose files may grow beyond its free space.
+func (t *thin) overcommitted() Finding {
+	slices.Sort(t.files)
+	named := t.files[0]
+	if len(t.files) > 1 {
+		named += ", ..."
+	}
+
+	return Finding{
+		Code: "space-thin", Severity: Note, Subject: t.files[0],
+		Title: fmt.Sprintf("%s behind loop devices may grow beyond the free space (%s)",
+			counted(len(t.files), "file"), named),
+		Measured: []Figure{figure("files", "files on one filesystem", Count, int64(len(t.files))),
+			figure("missing", "may still be allocated", Bytes,
+				t.missing).noted("at least: writes to shared blocks take space, too"),
+			figure("free", "free space below", Bytes, t.avail)},
+		Why: "This is normal for thin volumes and clones if the space is monitored: when it runs out, writes fail in all " +
+			"of them at once.",
+		Do: []Step{{"monitor the free space", []string{"df -h " + word(t.files[0])}}},
+	}
+}
+
+// poolFile returns the file that Pando's pool lies in; "" if it is not loop-backed.
 func poolFile(ctx context.Context, q *HostRequest) string {
 	if q.Pool == nil || !q.Pool.Loop {
 		return ""

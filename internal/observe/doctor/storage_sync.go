@@ -12,8 +12,9 @@ import (
 	"pando/internal/observe/blockdev"
 )
 
-// checkSyncHonoured finds what acknowledges syncs without doing them.
+// checkSyncHonoured finds filesystems, programs and zpools that report syncs as done without doing them.
 func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Report) error {
+	// Filesystems.
 	all, unseen, err := hostFilesystems(ctx)
 	if err != nil {
 		return err
@@ -25,11 +26,13 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Report) error {
 		c.findVolatileOverlay(m)
 	}
 
+	// Programs.
 	c.findPreloads()
 	if err := c.findUnsafePrograms(ctx); err != nil {
 		return err
 	}
 
+	// ZFS.
 	pools, why := zpools(ctx)
 	if len(pools) > 0 {
 		if err := c.findDisabledSyncs(ctx); err != nil {
@@ -51,7 +54,7 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Report) error {
 	return nil
 }
 
-// barrier is about a filesystem that does not flush the cache of its disk.
+// findDroppedBarriers reports a filesystem that does not flush the cache of its disk.
 func (c *Report) findDroppedBarriers(m mounted) {
 	if !onDevices[m.FSType] {
 		return
@@ -85,7 +88,7 @@ func (c *Report) findDroppedBarriers(m mounted) {
 	c.find(f)
 }
 
-// volatileOverlay is about an overlay that syncs nothing.
+// findVolatileOverlay reports an overlay that drops syncs.
 func (c *Report) findVolatileOverlay(m mounted) {
 	if m.FSType != "overlay" || m.DropsSyncs() == "" {
 		return
@@ -101,7 +104,7 @@ func (c *Report) findVolatileOverlay(m mounted) {
 	})
 }
 
-// preload is about what is linked into every program.
+// findPreloads reports libraries that disable syncs and are loaded into every program.
 func (c *Report) findPreloads() {
 	const path = "/etc/ld.so.preload"
 	b, err := os.ReadFile(path)
@@ -127,7 +130,7 @@ func (c *Report) findPreloads() {
 	}
 }
 
-// liesAboutSyncs reports whether a library is one of those that make syncs do nothing.
+// liesAboutSyncs reports whether a library is known to make syncs do nothing.
 func liesAboutSyncs(path string) bool {
 	name := filepath.Base(path)
 	for _, l := range []string{"libeatmydata", "eatmydata", "libnosync", "nosync", "libnofsync", "libfsync_noop"} {
@@ -138,12 +141,12 @@ func liesAboutSyncs(path string) bool {
 	return false
 }
 
-// liars are running programs whose syncs are not done: those with such a library, and
-// virtual machines that were told so.
+// findUnsafePrograms reports running programs whose syncs do nothing: those with a library that disables syncs, and
+// virtual machines that are set to drop flushes.
 func (c *Report) findUnsafePrograms(ctx context.Context) error {
 	return eachProcess(ctx, func(pid int, dir string) {
 		args, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if err != nil || len(args) == 0 { // of the kernel
+		if err != nil || len(args) == 0 { // a kernel thread has no arguments
 			return
 		}
 
@@ -172,7 +175,8 @@ func (c *Report) findUnsafePrograms(ctx context.Context) error {
 	})
 }
 
-// mappedLiar is the library in a process's memory that makes its syncs do nothing.
+// mappedLiar returns the library in a process's memory that makes its syncs do nothing, given its file maps; "" if
+// there is none.
 func mappedLiar(maps string) string {
 	f, err := os.Open(maps)
 	if err != nil {
@@ -191,7 +195,7 @@ func mappedLiar(maps string) string {
 	return ""
 }
 
-// unsafeCache is the argument of QEMU by which it ignores flushes.
+// unsafeCache returns the argument by which QEMU is set to ignore flushes; "" if there is none.
 func unsafeCache(args []string) string {
 	if len(args) == 0 || !strings.Contains(filepath.Base(args[0]), "qemu") && filepath.Base(args[0]) != "kvm" {
 		return ""
@@ -209,7 +213,7 @@ func unsafeCache(args []string) string {
 	return ""
 }
 
-// syncDisabled is about datasets of all zpools.
+// findDisabledSyncs reports datasets with sync=disabled in all zpools.
 func (c *Report) findDisabledSyncs(ctx context.Context) error {
 	rows, err := zfs.ZFS.Rows(ctx, 3, "get", "-Hp", "-t", "filesystem,volume", "-o", "name,value,source", "sync")
 	if err != nil {
@@ -238,14 +242,14 @@ func (c *Report) findDisabledSyncs(ctx context.Context) error {
 	return nil
 }
 
-// disabledSync is a dataset that itself has sync=disabled.
+// disabledSync is a dataset with sync=disabled as a setting of its own.
 type disabledSync struct {
 	dataset  string
 	source   string // "local", "received", "temporary"
-	datasets int    // it and what inherits that
+	datasets int    // this one and those that inherit the setting
 }
 
-// disabledSyncs reads rows of name, value, source.
+// disabledSyncs parses rows of name, value and source.
 func disabledSyncs(rows [][]string) (out []disabledSync) {
 	at := map[string]int{}
 	for _, r := range rows {
@@ -274,7 +278,7 @@ func disabledSyncs(rows [][]string) (out []disabledSync) {
 	return out
 }
 
-// noCacheFlush is about the parameters of the ZFS module.
+// findNoCacheFlush reports parameters of the ZFS module that disable flushes.
 func (c *Report) findNoCacheFlush() {
 	for _, p := range []struct{ name, what string }{
 		{"zfs_nocacheflush", "never flushes disks: a power failure can destroy whole pools"},
@@ -283,7 +287,7 @@ func (c *Report) findNoCacheFlush() {
 		path := filepath.Join("/sys/module/zfs/parameters", p.name)
 		b, err := os.ReadFile(path)
 		value := strings.TrimSpace(string(b))
-		if err != nil || value == "0" { // versions differ in which there are
+		if err != nil || value == "0" { // not every version has both
 			continue
 		}
 

@@ -11,27 +11,27 @@ import (
 	"pando/internal/linux/zfs"
 )
 
-// vdev is a line of the table that `zpool status` prints of a pool.
+// vdev is a line of the table of vdevs in the output of `zpool status`.
 type vdev struct {
-	name   string // as it stands there: "mirror-0", "/dev/sda1"
-	path   string // of a leaf, if its name is one
-	top    string // the name of the vdev right below the pool that it belongs to
-	class  string // "" for data, else the heading: "logs", "cache", "special", "spares", "dedup"
+	name   string // "mirror-0", "/dev/sda1"
+	path   string // the name, if it is a path; "" otherwise
+	top    string // name of the top-level vdev that it belongs to
+	class  string // "" for data, otherwise the heading: "logs", "cache", "special", "spares", "dedup"
 	state  string // "ONLINE"
 	errors [3]int64
-	note   string // what stands behind the numbers: "(resilvering)", "block size: 512B configured, 4096B native"
+	note   string // text after the numbers: "(resilvering)", "block size: 512B configured, 4096B native"
 }
 
-// poolStatus is what `zpool status` says of a pool.
+// poolStatus is the parsed output of `zpool status` for one pool.
 type poolStatus struct {
 	state  string
-	status string // what is wrong, as zpool words it; "" if nothing
-	scan   string // the line of the last, or running, scrub or resilver
+	status string // what is wrong, in the words of zpool; "" if nothing is
+	scan   string // the last or running scrub or resilver
 	errors string // "No known data errors"
-	vdevs  []vdev // the pool itself is not among them
+	vdevs  []vdev // without the pool itself
 }
 
-// statusOf asks for the state of a pool. It needs no root.
+// statusOf asks zpool for the state of a pool, which works without root.
 func statusOf(ctx context.Context, pool string) (*poolStatus, error) {
 	out, err := zfs.Zpool.Output(ctx, "status", "-P", "-L", "-p", pool)
 	if err != nil {
@@ -44,6 +44,7 @@ func statusOf(ctx context.Context, pool string) (*poolStatus, error) {
 	return s, nil
 }
 
+// vdevsOf returns the vdevs of a pool.
 func vdevsOf(ctx context.Context, pool string) ([]vdev, error) {
 	s, err := statusOf(ctx, pool)
 	if err != nil {
@@ -54,14 +55,14 @@ func vdevsOf(ctx context.Context, pool string) ([]vdev, error) {
 
 var statusHead = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^ *([a-z]+): ?(.*)$`) })
 
-// parsePoolStatus reads what `zpool status -P -L -p POOL` prints: headings with text
-// that may go on in lines with a tab, and the table, in which two spaces more are
-// one level deeper.
+// parsePoolStatus parses the output of `zpool status -P -L -p POOL`: headings with text, which lines that begin with a
+// tab continue, and the table of vdevs, in which two more spaces are one level deeper.
 func parsePoolStatus(text, pool string) *poolStatus {
 	s := &poolStatus{}
 	head, class, top := "", "", ""
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\n ")
+		// A heading.
 		if m := statusHead().FindStringSubmatch(line); m != nil && !strings.HasPrefix(line, "\t") {
 			head = m[1]
 			switch head {
@@ -77,6 +78,7 @@ func parsePoolStatus(text, pool string) *poolStatus {
 			continue
 		}
 
+		// A continued text, or a line of the table.
 		rest, tabbed := strings.CutPrefix(line, "\t")
 		if !tabbed {
 			continue
@@ -92,7 +94,7 @@ func parsePoolStatus(text, pool string) *poolStatus {
 			depth := (len(rest) - len(strings.TrimLeft(rest, " "))) / 2
 			switch {
 			case len(f) == 0 || f[0] == "NAME" || depth == 0 && f[0] == pool:
-			case depth == 0: // a heading
+			case depth == 0:
 				class = f[0]
 			default:
 				if depth == 1 {
@@ -106,6 +108,7 @@ func parsePoolStatus(text, pool string) *poolStatus {
 	return s
 }
 
+// parseVdev parses the fields of a line of the table.
 func parseVdev(f []string, top, class string) vdev {
 	v := vdev{name: f[0], top: top, class: class}
 	if strings.HasPrefix(v.name, "/") {
