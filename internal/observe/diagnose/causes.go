@@ -11,32 +11,6 @@ import (
 	"pando/internal/observe/blockdev"
 )
 
-// Scores order the causes. A cause whose share of the time of the syncs is measured has that share as its score; the
-// scores of others are made of these. docs/diagnose.md has the table.
-const (
-	scoreLie       = 10 // syncs do not make data durable: nothing else matters
-	scoreErrors    = 5
-	scoreRunning   = 0.35 // times the share of samples that saw it
-	scoreFull      = 0.2  // near full: to scoreFullest
-	scoreFullest   = 0.5
-	scoreMetadata  = 0.4
-	scoreFragments = 0.25
-	scoreHeld      = 0.5 // ZFS throttled writers
-	scoreCrowd     = 0.3 // times the share of syncs that one control group makes
-
-	// leastShare is what a measured cause must explain to be named.
-	leastShare = 0.1
-)
-
-// What counts as slow, in seconds.
-const (
-	slowSync     = 0.002 // on average, unless the disk rotates
-	slowSpinning = 0.020
-	slowLayer    = 0.001
-	slowCommit   = 0.050
-	slowTxg      = time.Second
-)
-
 // addMeasured adds a cause if the share it explains is large enough, and scores it by that share.
 func (w *watch) addMeasured(c Cause) {
 	if c.Share < leastShare {
@@ -272,7 +246,7 @@ func (w *watch) heldBack() {
 		w.addMeasured(c)
 	default:
 		part := float64(list[0].total) / float64(max(w.elapsed, 1))
-		if c.score = 0.8 * min(1, part); part >= leastShare {
+		if c.score = scoreThrottled * min(1, part); part >= leastShare {
 			w.addPossible(c)
 		}
 	}
@@ -291,7 +265,7 @@ func (w *watch) heldBackZFS(z *zfsFacts) {
 	if evidence != nil {
 		w.addPossible(Cause{
 			Code: "dirty-throttle", Title: "ZFS throttles writers: dirty data exceeds its " +
-				"limits", Evidence: evidence, score: scoreHeld,
+				"limits", Evidence: evidence, score: scoreThrottledZFS,
 			Next: []string{"`cat /proc/spl/kstat/zfs/dmu_tx`", "`cat /sys/module/zfs/parameters/zfs_dirty_data_max`",
 				"`zpool iostat -vl " + z.pool + " 5`: are the data disks slow?"},
 		})
@@ -527,7 +501,7 @@ func (w *watch) slowParts() {
 			})
 		case logs && r.Role == "" && mean >= slowLayer && busy >= 0.3 && w.bottom(d.name):
 			w.addMeasured(Cause{
-				Code: "pool-devices", Share: busy * 0.9, Title: "a data disk of the pool, " + d.name + ", is busy during the " +
+				Code: "pool-devices", Share: weightPoolDevices * busy, Title: "a data disk of the pool, " + d.name + ", is busy during the " +
 					"syncs, although there are log devices",
 				Evidence: []string{fmt.Sprintf("for %s of the time of the syncs a request was at %s, which is busy %s of all time",
 					percent(busy), d.name, percent(r.Busy)), flush},
@@ -557,7 +531,7 @@ func (w *watch) slowParts() {
 
 	if above := w.share(placeNowhere); mean >= 5*slowLayer && above >= 0.5 {
 		w.addMeasured(Cause{
-			Code: "above-devices", Share: above * 0.6, Title: "syncs wait above the devices: for the journal, for each " +
+			Code: "above-devices", Share: weightAbove * above, Title: "syncs wait above the devices: for the journal, for each " +
 				"other, for a limit or for a CPU",
 			Evidence: []string{fmt.Sprintf("a sync takes %s on average; for %s of that no device had a request", seconds(mean),
 				percent(above))},
@@ -579,9 +553,6 @@ func (w *watch) poolName() string {
 	}
 	return ""
 }
-
-// deepQueue is the mean number of requests in flight above which a request mostly waits for others.
-const deepQueue = 4.0
 
 func (w *watch) queues() {
 	t := w.tracer
@@ -632,7 +603,7 @@ func (w *watch) commits() {
 		busy := min(1, float64(c.sum)/float64(max(t.traced, 1)))
 		if (mean >= slowCommit || float64(c.most)/1e9 >= 10*slowCommit) && busy >= leastShare {
 			w.addPossible(Cause{
-				Code: "slow-commits", Title: "journal commits are slow, and syncs wait for them", score: busy / 2,
+				Code: "slow-commits", Title: "journal commits are slow, and syncs wait for them", score: scoreCommits * busy,
 				Evidence: []string{fmt.Sprintf("%d commits, %s on average, %s at most: %s of the time", c.n, seconds(mean),
 					seconds(float64(c.most)/1e9), percent(busy))},
 				Next: []string{"write less metadata beside the synced files: fewer new files, fewer appends",
@@ -660,7 +631,7 @@ func (w *watch) commits() {
 		busy := min(1, float64(sum)/float64(max(w.elapsed, 1)))
 		w.addPossible(Cause{
 			Code: "slow-commits", Title: "transaction groups of zpool " + z.pool + " are slow to write, and syncs stall " +
-				"behind them", score: 0.2 + 0.6*busy,
+				"behind them", score: scoreTxgLeast + scoreTxgShare*busy,
 			Evidence: []string{fmt.Sprintf("%d transaction groups; the slowest took %s to write, the largest had %d MiB", n,
 				seconds(float64(most)/1e9), dirty>>20)},
 			Next: []string{"`cat /proc/spl/kstat/zfs/" + z.pool + "/txgs`",
