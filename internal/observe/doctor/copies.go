@@ -9,36 +9,34 @@ import (
 	"pando/internal/base/progress"
 )
 
-// Copies is what was found of data that was written again though it was there:
-// trees that are copies of one another, and volumes with equal blocks at equal
-// places. Clones would share this without a dedup table.
+// Copies describes data that was written more than once: trees that are copies of one another, and volumes with equal
+// blocks at equal places. Clones would share this data without a dedup table.
 //
-// A file counts as a copy if it has the path, in its tree, the size and the time
-// of modification of one in the other tree, as `cp -a` and `rsync -a` leave them.
-// Blocks of such files, drawn at random by size, are then read and compared.
+// A file counts as a copy if it has the same path in its tree, size and time of modification as a file of the other
+// tree, as `cp -a` and `rsync -a` leave them. Blocks of such files, drawn at random by size, are then read and compared.
 // Volumes are compared at places drawn at random.
 type Copies struct {
 	LimitSeconds float64      `json:"limit_seconds"`
 	TookSeconds  float64      `json:"took_seconds"`
 	Complete     bool         `json:"complete"`    // false: time ran out
-	Directories  int64        `json:"directories"` // that were listed
-	Files        int64        `json:"files"`       // that were compared
+	Directories  int64        `json:"directories"` // listed
+	Files        int64        `json:"files"`       // compared
 	Trees        []TreeCopies `json:"trees"`
 	CopiedBytes  int64        `json:"copied_bytes"` // on disk, of files in Trees that are copies, each counted once
-	// of files that are copies, in filesystems inside volumes: dedup may or may not share them
+	// InsideBytes is the same of files in filesystems inside volumes, which dedup may or may not share.
 	InsideBytes  int64         `json:"inside_bytes"`
 	Sampled      int           `json:"sampled_blocks"` // of files that are copies: read and compared
 	SampledEqual int           `json:"sampled_equal"`
 	Volumes      []VolumeGroup `json:"volumes"`
 	NotLookedAt  []string      `json:"not_looked_at,omitempty"` // and why
 	Explained    Range         `json:"explained_bytes"`         // of the bytes that dedup saves
-	// the same, if datasets with dedup off never had it on
+	// ExplainedIf is the same, on the condition that datasets with dedup off never had it on.
 	ExplainedIf Range `json:"explained_bytes_if"`
 }
 
 // TreeCopies is a tree and its copies.
 type TreeCopies struct {
-	Original string     `json:"original"` // path; the one that was made first
+	Original string     `json:"original"` // path of the oldest
 	Copies   []TreeCopy `json:"copies"`
 }
 
@@ -46,27 +44,27 @@ type TreeCopies struct {
 type TreeCopy struct {
 	Path        string `json:"path"`
 	Files       int64  `json:"files"`        // compared
-	CopiedFiles int64  `json:"copied_files"` // of these
+	CopiedFiles int64  `json:"copied_files"` // of Files
 	CopiedBytes int64  `json:"copied_bytes"` // on disk
-	Complete    bool   `json:"complete"`     // all of it was compared
+	Complete    bool   `json:"complete"`     // the whole tree was compared
 	inside      bool   // in a filesystem inside a volume
 }
 
-// VolumeGroup is some volumes that were compared with each other.
+// VolumeGroup is a group of volumes that were compared with each other.
 type VolumeGroup struct {
 	Volumes      []string `json:"volumes"`
-	Places       int      `json:"places"`        // at which something was found in any of them
-	Blocks       int      `json:"blocks"`        // read that were not zeros
-	Equal        int      `json:"equal"`         // of these, with an equal one at the same place of a volume before
+	Places       int      `json:"places"`        // with data in at least one volume
+	Blocks       int      `json:"blocks"`        // read, without blocks of zeros
+	Equal        int      `json:"equal"`         // of Blocks, equal to one at the same place of an earlier volume
 	PresentBytes int64    `json:"present_bytes"` // of all volumes, on disk
 	Explained    Range    `json:"copied_bytes"`  // 95 % confidence
 }
 
-// skip notes what is not looked at, and why.
+// skip records what is not examined, and why.
 func (c *Copies) skip(what string) { c.NotLookedAt = append(c.NotLookedAt, what) }
 
-// wilson is the interval that holds the share of what has a property, with a
-// confidence of 95 %, if k of n drawn at random have it (Wilson's score).
+// wilson returns the interval that contains the share of things with a property, with a confidence of 95 %, if k of n
+// things drawn at random have it (Wilson's score).
 func wilson(k, n float64) (low, high float64) {
 	if n <= 0 {
 		return 0, 1
@@ -78,8 +76,7 @@ func wilson(k, n float64) (low, high float64) {
 	return max(mid-half, 0), min(mid+half, 1)
 }
 
-// findCopies looks for copies in what has dedup, or in everything if nothing has
-// it any more, for no longer than limit.
+// findCopies looks for copies in the datasets with dedup, or in all if none has it any more, for at most limit.
 func (f *Facts) findCopies(ctx context.Context, limit time.Duration, tracker *progress.Tracker) (*Copies, error) {
 	began := time.Now()
 	part := func(share float64) time.Time {
@@ -91,12 +88,13 @@ func (f *Facts) findCopies(ctx context.Context, limit time.Duration, tracker *pr
 		candidates = f.datasets
 	}
 
-	// Volumes first: they are quick, and their share of the time is bounded.
+	// Compare volumes first: that is quick, and its share of the time is bounded.
 	tracker.Start("comparing volumes", 0, 0)
 	if err := c.compareVolumes(ctx, candidates, part(0.25)); err != nil {
 		return nil, err
 	}
 
+	// Compare trees of files.
 	t := newTrees(c)
 	t.tracker = tracker
 	defer t.close()
@@ -116,6 +114,7 @@ func (f *Facts) findCopies(ctx context.Context, limit time.Duration, tracker *pr
 		return nil, err
 	}
 
+	// Conclude.
 	c.Explained = c.explain(f.DDT.Saved(), f.UnsharedBytes)
 	c.ExplainedIf = c.Explained
 	if len(f.Datasets) > 0 {
@@ -126,17 +125,16 @@ func (f *Facts) findCopies(ctx context.Context, limit time.Duration, tracker *pr
 	return c, nil
 }
 
-// explain says how much of what dedup saves the copies account for. What was
-// found to be a copy may have been written without dedup: unshared is all that is
-// not in the dedup table, and each byte of it can make at most one byte of a copy
-// not shared. So this is a lower bound whatever was written how.
+// explain returns how many of the bytes that dedup saves the copies account for. Copies may have been written without
+// dedup: unshared is all data without an entry in the dedup table, and each of its bytes can keep at most one byte of a
+// copy from being shared. So the lower bound holds whichever data was written with dedup.
 func (c *Copies) explain(saved, unshared Range) Range {
 	var low, high float64
 	if c.Sampled > 0 {
 		l, h := wilson(float64(c.SampledEqual), float64(c.Sampled))
 		low, high = l*float64(c.CopiedBytes), h*float64(c.CopiedBytes+c.InsideBytes)
 	} else {
-		high = float64(c.CopiedBytes + c.InsideBytes) // nothing was read: nothing is proved
+		high = float64(c.CopiedBytes + c.InsideBytes) // nothing was read, so nothing is proved
 	}
 
 	for _, v := range c.Volumes {
@@ -147,8 +145,8 @@ func (c *Copies) explain(saved, unshared Range) Range {
 	return Range{min(int64(low), saved.Low), min(int64(high), saved.High)}
 }
 
-// reservoir keeps some of what it is offered, drawn at random by weight, without
-// knowing how much there will be (Efraimidis and Spirakis, 2006).
+// reservoir keeps size of the matches that it is offered, drawn at random by weight, without knowing in advance how many
+// there will be (Efraimidis and Spirakis, 2006).
 type reservoir struct {
 	size int
 	keys []float64

@@ -12,23 +12,21 @@ import (
 	"sync"
 )
 
-// DDT is the dedup table of a zpool: one entry for each block that was written
-// with dedup, and how many times the block is referenced. Sizes are what ZFS
-// calls DSIZE: on the disks, compressed, with copies, less what parity costs.
+// DDT is the dedup table of a zpool. It has one entry for each block that was written with dedup, which counts the
+// references to the block. Sizes are what ZFS calls DSIZE: on the disks, compressed, with copies, without parity.
 type DDT struct {
-	// in the table and in its log: while a log is being written back, blocks count twice
+	// Entries are in the table and in its log. Blocks count twice while the log is written back.
 	Entries    int64    `json:"entries"`
-	InLog      *int64   `json:"in_log,omitempty"` // of these, in the log; before 2.3 there is none
+	InLog      *int64   `json:"in_log,omitempty"` // of Entries, in the log; nil before OpenZFS 2.3, which has none
 	OnDisk     Range    `json:"on_disk_bytes"`    //
-	InCore     Range    `json:"in_core_bytes"`    // what it takes in memory, when all of it is there
+	InCore     Range    `json:"in_core_bytes"`    // of memory, if the whole table is in memory
 	Blocks     Range    `json:"blocks"`           // with an entry
 	Allocated  Range    `json:"allocated_bytes"`  // of these blocks, each once
-	Referenced Range    `json:"referenced_bytes"` // of these blocks, as often as they are referenced
+	Referenced Range    `json:"referenced_bytes"` // of these blocks, once for each reference
 	Buckets    []Bucket `json:"buckets"`
 }
 
-// Bucket is a line of the histogram: the blocks that are referenced at least Refs
-// times, and less than twice that.
+// Bucket is a line of the histogram: the blocks with at least Refs references, and fewer than twice as many.
 type Bucket struct {
 	Refs       int64 `json:"refs"` // a power of two
 	Blocks     Range `json:"blocks"`
@@ -36,7 +34,7 @@ type Bucket struct {
 	Referenced Range `json:"referenced_bytes"`
 }
 
-// Once are the blocks that are referenced once, whose entries save nothing.
+// Once returns the blocks with one reference, whose entries save nothing.
 func (d *DDT) Once() (b Bucket) {
 	for _, b := range d.Buckets {
 		if b.Refs == 1 {
@@ -46,8 +44,7 @@ func (d *DDT) Once() (b Bucket) {
 	return Bucket{Refs: 1}
 }
 
-// Saved is how many bytes more the pool would take without dedup, the table
-// itself not counted.
+// Saved returns how many more bytes the pool would need without dedup, not counting the table itself.
 func (d *DDT) Saved() (sum Range) {
 	for _, b := range d.Buckets {
 		if b.Refs > 1 {
@@ -57,7 +54,7 @@ func (d *DDT) Saved() (sum Range) {
 	return sum
 }
 
-// number is one in the JSON of zpool: a number, or a string with one in it.
+// number is a number in the JSON of zpool, which prints some as strings.
 type number int64
 
 func (n *number) UnmarshalJSON(b []byte) error {
@@ -70,14 +67,15 @@ func (n *number) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
+// jsonStat is a bucket of the histogram in the JSON of zpool.
 type jsonStat struct {
 	Blocks     *number `json:"blocks"`
 	Allocated  *number `json:"deflated_size"`
 	Referenced *number `json:"ref_dsize"`
 }
 
-// parseDDTJSON reads `zpool status -D -j -p --json-int POOL` of OpenZFS 2.3 and
-// newer. The figures are exact. An error says in what the format differs.
+// parseDDTJSON parses the output of `zpool status -D -j -p --json-int POOL` of OpenZFS 2.3 and newer. Its figures are
+// exact. An error says how the format differs.
 func parseDDTJSON(out []byte, pool string) (*DDT, error) {
 	var top struct {
 		Pools map[string]struct {
@@ -95,6 +93,7 @@ func parseDDTJSON(out []byte, pool string) (*DDT, error) {
 		return nil, err
 	}
 
+	// Read the totals.
 	p, ok := top.Pools[pool]
 	if !ok || p.Stats == nil || p.Stats.Entries == nil {
 		return nil, fmt.Errorf("no dedup_stats of the pool %q with an obj_count", pool)
@@ -109,6 +108,7 @@ func parseDDTJSON(out []byte, pool string) (*DDT, error) {
 		return nil, fmt.Errorf("dedup_stats without dspace, mspace or ddt_stats")
 	}
 
+	// Read the histogram.
 	d.OnDisk, d.InCore = exactly(int64(*s.OnDisk)), exactly(int64(*s.InCore))
 	for key, b := range s.DDT.Histogram {
 		h, err := strconv.Atoi(key)
@@ -126,7 +126,7 @@ func parseDDTJSON(out []byte, pool string) (*DDT, error) {
 	return d, d.sum()
 }
 
-// sum fills in the totals, and refuses what cannot be.
+// sum adds up the totals of the buckets. It returns an error if the buckets are impossible.
 func (d *DDT) sum() error {
 	const most = 1 << 60 // no sum of 63 of them can be so large
 	for i, b := range d.Buckets {
@@ -141,7 +141,9 @@ func (d *DDT) sum() error {
 		if b.Allocated.Low > b.Referenced.High {
 			return fmt.Errorf("blocks that are referenced %d times take more than their references", b.Refs)
 		}
-		d.Blocks, d.Allocated, d.Referenced = d.Blocks.plus(b.Blocks), d.Allocated.plus(b.Allocated), d.Referenced.plus(b.Referenced)
+		d.Blocks = d.Blocks.plus(b.Blocks)
+		d.Allocated = d.Allocated.plus(b.Allocated)
+		d.Referenced = d.Referenced.plus(b.Referenced)
 	}
 
 	return nil
@@ -159,11 +161,10 @@ var (
 	}
 )
 
-// parseDDTText reads what `zpool status -D POOL` of OpenZFS before 2.3 prints,
-// which has no other output. Numbers have three digits, so what comes out are
-// ranges; and the sizes of its first line are those of one entry, on average
-// (ddt_get_dedup_object_stats in module/zfs/ddt.c of 2.1 divides them). From 2.3
-// on they are sums, in the same words: do not use this there.
+// parseDDTText parses the output of `zpool status -D POOL` of OpenZFS before 2.3, which has no JSON. It prints three
+// digits, so the figures are ranges. The sizes in its first line are averages for one entry
+// (ddt_get_dedup_object_stats in module/zfs/ddt.c of 2.1 divides them). From 2.3 on the same words are sums: do not use
+// parseDDTText there.
 func parseDDTText(out string) (*DDT, error) {
 	lines := strings.Split(out, "\n")
 	at := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, " dedup: ") })
@@ -171,34 +172,12 @@ func parseDDTText(out string) (*DDT, error) {
 		return nil, fmt.Errorf("no line that begins with \" dedup: \"")
 	}
 
-	first := strings.TrimPrefix(lines[at], " dedup: ")
-	if first == "no DDT entries" {
-		return &DDT{}, nil
+	d, err := parseDDTSizes(strings.TrimPrefix(lines[at], " dedup: "))
+	if err != nil || d.Entries == 0 {
+		return d, err
 	}
 
-	m := sizeLine().FindStringSubmatch(first)
-	if m == nil {
-		return nil, fmt.Errorf("%q is not understood", first)
-	}
-
-	d := &DDT{}
-	var err error
-	if d.Entries, err = strconv.ParseInt(m[1], 10, 64); err != nil || d.Entries == 0 {
-		return nil, fmt.Errorf("%q is not a number of entries", m[1])
-	}
-
-	for i, to := range []*Range{&d.OnDisk, &d.InCore} {
-		each, err := parseNice(m[2+i])
-		if err != nil {
-			return nil, err
-		}
-		// The average was rounded down.
-		if *to, err = each.times(d.Entries); err != nil {
-			return nil, err
-		}
-		to.High += d.Entries - 1
-	}
-
+	// Check the head of the histogram.
 	rest := lines[at+1:]
 	for len(rest) > 0 && rest[0] == "" {
 		rest = rest[1:]
@@ -215,42 +194,89 @@ func parseDDTText(out string) (*DDT, error) {
 		}
 	}
 
+	// Read its lines, of which the last is the total.
 	for _, l := range rest[len(heads):] {
-		f := strings.Fields(l)
-		if len(f) != 9 {
-			return nil, fmt.Errorf("a line of the histogram has %d columns, not 9: %q", len(f), l)
+		total, err := d.addLine(l)
+		if err != nil {
+			return nil, err
 		}
-
-		var r [9]Range
-		for i, s := range f {
-			if i == 0 && s == "Total" {
-				continue
-			}
-			if r[i], err = parseNice(s); err != nil {
-				return nil, err
-			}
-		}
-
-		if f[0] == "Total" {
-			if err := d.sum(); err != nil {
-				return nil, err
-			}
-			if !d.Blocks.overlaps(r[1]) || !d.Allocated.overlaps(r[4]) || !d.Referenced.overlaps(r[8]) {
-				return nil, fmt.Errorf("the lines of the histogram do not come to its total")
-			}
+		if total {
 			return d, nil
 		}
-
-		if !r[0].Exact() || r[0].Low&(r[0].Low-1) != 0 || r[0].Low == 0 {
-			return nil, fmt.Errorf("%q is not a power of two", f[0])
-		}
-
-		d.Buckets = append(d.Buckets, Bucket{Refs: r[0].Low, Blocks: r[1], Allocated: r[4], Referenced: r[8]})
 	}
 
 	return nil, fmt.Errorf("the histogram has no total")
 }
 
+// parseDDTSizes parses the first line about the dedup table, which has the number of entries and their average sizes.
+func parseDDTSizes(line string) (*DDT, error) {
+	if line == "no DDT entries" {
+		return &DDT{}, nil
+	}
+
+	m := sizeLine().FindStringSubmatch(line)
+	if m == nil {
+		return nil, fmt.Errorf("%q is not understood", line)
+	}
+
+	d := &DDT{}
+	var err error
+	if d.Entries, err = strconv.ParseInt(m[1], 10, 64); err != nil || d.Entries == 0 {
+		return nil, fmt.Errorf("%q is not a number of entries", m[1])
+	}
+
+	for i, to := range []*Range{&d.OnDisk, &d.InCore} {
+		each, err := parseNice(m[2+i])
+		if err != nil {
+			return nil, err
+		}
+		if *to, err = each.times(d.Entries); err != nil {
+			return nil, err
+		}
+		to.High += d.Entries - 1 // the average was rounded down
+	}
+
+	return d, nil
+}
+
+// addLine parses a line of the histogram and adds it to the buckets. If the line is the total, it compares it with the
+// sum of the buckets, and returns true.
+func (d *DDT) addLine(l string) (total bool, err error) {
+	f := strings.Fields(l)
+	if len(f) != 9 {
+		return false, fmt.Errorf("a line of the histogram has %d columns, not 9: %q", len(f), l)
+	}
+
+	total = f[0] == "Total"
+	var r [9]Range
+	for i, s := range f {
+		if i == 0 && total {
+			continue
+		}
+		if r[i], err = parseNice(s); err != nil {
+			return false, err
+		}
+	}
+
+	if total {
+		if err := d.sum(); err != nil {
+			return false, err
+		}
+		if !d.Blocks.overlaps(r[1]) || !d.Allocated.overlaps(r[4]) || !d.Referenced.overlaps(r[8]) {
+			return false, fmt.Errorf("the lines of the histogram do not come to its total")
+		}
+		return true, nil
+	}
+
+	if !r[0].Exact() || r[0].Low&(r[0].Low-1) != 0 || r[0].Low == 0 {
+		return false, fmt.Errorf("%q is not a power of two", f[0])
+	}
+
+	d.Buckets = append(d.Buckets, Bucket{Refs: r[0].Low, Blocks: r[1], Allocated: r[4], Referenced: r[8]})
+	return false, nil
+}
+
+// times returns the range n times as large, or an error if it would overflow.
 func (r Range) times(n int64) (Range, error) {
 	if n > 0 && r.High > math.MaxInt64/4/n {
 		return Range{}, fmt.Errorf("%d times %d is too large", r.High, n)
@@ -262,17 +288,16 @@ var niceNumber = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^([0-9]{1,4})(?:\.([0-9]{1,2}))?([BKMGTPE]?)$`)
 })
 
-// parseNice reads a number as zfs_nicenum of libzfs writes it: at most five
-// characters, with a unit of powers of 1024. What was rounded becomes a range.
-// (A multiple of its unit is written without decimals, and so is what would have
-// three digits before them.)
+// parseNice parses a number as zfs_nicenum of libzfs formats it: at most five characters, with a unit that is a power of
+// 1024. Rounded numbers become ranges. (A number has no decimals if it is a multiple of its unit, or has three digits
+// before them.)
 func parseNice(s string) (Range, error) {
 	m := niceNumber().FindStringSubmatch(s)
 	if m == nil {
 		return Range{}, fmt.Errorf("%q is not a number as ZFS writes them", s)
 	}
 
-	shift := 10 * strings.Index("BKMGTPE", m[3]) // "" is at 0, too
+	shift := 10 * strings.Index("BKMGTPE", m[3]) // 0 without a unit
 	if shift == 0 && m[2] != "" {
 		return Range{}, fmt.Errorf("%q has decimals and no unit", s)
 	}
@@ -287,6 +312,7 @@ func parseNice(s string) (Range, error) {
 		return Range{}, fmt.Errorf("%q is too large", s)
 	}
 
+	// Find half of the last digit, by which the number may have been rounded.
 	half := 0.0
 	switch {
 	case shift == 0 || m[2] == "" && len(m[1]) < 3:

@@ -10,7 +10,7 @@ import (
 	"pando/internal/base/ref"
 )
 
-// report makes findings of the facts.
+// report returns the findings that follow from the facts.
 func (f *Facts) report() *Report {
 	r := &Report{Check: "zfs", Subject: f.Pool, Summary: f.summary(), ZFS: f, Findings: []Finding{}}
 	for _, find := range []func(*Report){
@@ -22,11 +22,12 @@ func (f *Facts) report() *Report {
 	return r
 }
 
-// dedups reports whether there is or may be anything to say about dedup.
+// dedups reports whether the pool uses dedup, or may use it.
 func (f *Facts) dedups() bool {
 	return len(f.Datasets) > 0 || f.DDT == nil || f.DDT.Entries > 0
 }
 
+// summary says in one sentence whether the pool uses dedup.
 func (f *Facts) summary() string {
 	switch {
 	case f.DDT == nil:
@@ -43,6 +44,7 @@ func (f *Facts) summary() string {
 
 const unknownDDT = "the figures of the dedup table are unknown"
 
+// findUnknownTable reports a dedup table whose figures could not be read.
 func (f *Facts) findUnknownTable(r *Report) {
 	if f.DDT != nil {
 		return
@@ -57,6 +59,7 @@ func (f *Facts) findUnknownTable(r *Report) {
 	})
 }
 
+// findDedupDatasets reports the datasets with dedup on.
 func (f *Facts) findDedupDatasets(r *Report) {
 	if len(f.Datasets) == 0 {
 		return
@@ -85,6 +88,7 @@ func (f *Facts) findDedupDatasets(r *Report) {
 	})
 }
 
+// findTableMemory reports the size of the dedup table, compared with the host's memory and the ARC.
 func (f *Facts) findTableMemory(r *Report) {
 	d := f.DDT
 	if d == nil || d.Entries == 0 {
@@ -112,6 +116,7 @@ func (f *Facts) findTableMemory(r *Report) {
 		x.Measured = append(x.Measured, words("ddt_quota", "dedup_table_quota", f.Quota))
 	}
 
+	// Compare it with the memory that it needs.
 	percent := func(name, label string, of int64) (of100 float64) {
 		if of <= 0 {
 			x.Measured = append(x.Measured, unknown(name, label, Percent, "this host does not tell"))
@@ -136,12 +141,14 @@ func (f *Facts) findTableMemory(r *Report) {
 	r.find(x)
 }
 
+// findUniqueBlocks reports entries of blocks with one reference, which save nothing.
 func (f *Facts) findUniqueBlocks(r *Report) {
 	d := f.DDT
 	if d == nil || d.Blocks.Mid() == 0 {
 		return
 	}
 
+	// The share is in tenths of a percent.
 	b := d.Once()
 	share := Range{b.Blocks.Low * 1000 / max(d.Blocks.High, 1), b.Blocks.High * 1000 / max(d.Blocks.Low, 1)}
 	if share.High == 0 {
@@ -169,7 +176,7 @@ func (f *Facts) findUniqueBlocks(r *Report) {
 	r.find(x)
 }
 
-// prune is how entries of blocks without duplicates are dropped.
+// prune returns the step that drops the entries of blocks without duplicates, if this table can be pruned.
 func (f *Facts) prune() []Step {
 	if f.Features["fast_dedup"] == "active" {
 		return []Step{{"drop the entries of blocks that are referenced once. The blocks stay, and later duplicates of " +
@@ -180,6 +187,7 @@ func (f *Facts) prune() []Step {
 		"their blocks are freed"}}
 }
 
+// findSavings reports the space that dedup saves, and the memory it costs.
 func (f *Facts) findSavings(r *Report) {
 	d := f.DDT
 	if d == nil || d.Entries == 0 {
@@ -214,7 +222,7 @@ func (f *Facts) findSavings(r *Report) {
 	r.find(x)
 }
 
-// ofSaved is a part of the saved bytes in percent.
+// ofSaved returns a part of the saved bytes in percent, as bounds.
 func (f *Facts) ofSaved(part Range) (low, high float64) {
 	saved := f.DDT.Saved()
 	low = 100 * float64(part.Low) / float64(max(saved.High, 1))
@@ -222,6 +230,7 @@ func (f *Facts) ofSaved(part Range) (low, high float64) {
 	return low, min(high, 100)
 }
 
+// findCopiedTrees reports how much of what dedup saves are copies, which clones would share without a table.
 func (f *Facts) findCopiedTrees(r *Report) {
 	c := f.Copies
 	if c == nil || f.DDT == nil {
@@ -230,47 +239,25 @@ func (f *Facts) findCopiedTrees(r *Report) {
 
 	low, high := f.ofSaved(c.Explained)
 	lowIf, highIf := f.ofSaved(c.ExplainedIf)
-	copies := 0
-	for _, t := range c.Trees {
-		copies += len(t.Copies)
-	}
-
-	looked := "everything accessible was examined"
-	if !c.Complete {
-		looked = "time ran out: allow more with --time"
-	}
-
 	x := Finding{
 		Code: "zfs-dedup-copies", Severity: Note,
-		Measured: []Figure{
-			figure("copied_trees", "trees that are copies", Count, int64(copies)).noted("same paths, sizes and times"),
-			figure("copied_bytes", "files in them that are copies", Bytes, c.CopiedBytes),
-		},
+		Measured: c.figures(),
 		Why: "Clones of a tree or a volume share every block with their original, without a table, however many there " +
 			"are. The rest is duplication that only dedup finds.",
 	}
 
-	if c.InsideBytes > 0 {
-		x.Measured = append(x.Measured, figure("copied_inside_bytes", "copies in filesystems inside volumes", Bytes,
-			c.InsideBytes).noted("dedup shares them only if their blocks are aligned alike"))
-	}
-
-	for _, g := range c.Volumes {
-		x.Measured = append(x.Measured, ranged("copied_volume_bytes", "copies in "+strconv.Itoa(len(g.Volumes))+" volumes",
-			Bytes, g.Explained).
-			noted(fmt.Sprintf("%d of %d blocks at %d places drawn at random; 95 %% confidence", g.Equal, g.Blocks, g.Places)))
-	}
-
-	if c.Sampled > 0 {
-		x.Measured = append(x.Measured, words("copied_sample", "of these, read and equal",
-			fmt.Sprintf("%d of %d blocks drawn at random", c.SampledEqual, c.Sampled)))
-	}
-
+	// What they explain.
 	x.Measured = append(x.Measured,
 		known("explained_percent", "share of copies in the savings of dedup", Percent, low, high).noted(explainedNote(low)))
 	if lowIf > low {
 		x.Measured = append(x.Measured, known("explained_percent_if", "the same, on one condition", Percent, lowIf, highIf).
 			noted("if datasets with dedup off never had it on"))
+	}
+
+	// What was examined.
+	looked := "everything accessible was examined"
+	if !c.Complete {
+		looked = "time ran out: allow more with --time"
 	}
 
 	x.Measured = append(x.Measured,
@@ -299,6 +286,38 @@ func (f *Facts) findCopiedTrees(r *Report) {
 	r.find(x)
 }
 
+// figures returns the copies that were found.
+func (c *Copies) figures() []Figure {
+	copies := 0
+	for _, t := range c.Trees {
+		copies += len(t.Copies)
+	}
+
+	out := []Figure{
+		figure("copied_trees", "trees that are copies", Count, int64(copies)).noted("same paths, sizes and times"),
+		figure("copied_bytes", "files in them that are copies", Bytes, c.CopiedBytes),
+	}
+
+	if c.InsideBytes > 0 {
+		out = append(out, figure("copied_inside_bytes", "copies in filesystems inside volumes", Bytes,
+			c.InsideBytes).noted("dedup shares them only if their blocks are aligned alike"))
+	}
+
+	for _, g := range c.Volumes {
+		out = append(out, ranged("copied_volume_bytes", "copies in "+strconv.Itoa(len(g.Volumes))+" volumes",
+			Bytes, g.Explained).
+			noted(fmt.Sprintf("%d of %d blocks at %d places drawn at random; 95 %% confidence", g.Equal, g.Blocks, g.Places)))
+	}
+
+	if c.Sampled > 0 {
+		out = append(out, words("copied_sample", "of these, read and equal",
+			fmt.Sprintf("%d of %d blocks drawn at random", c.SampledEqual, c.Sampled)))
+	}
+
+	return out
+}
+
+// explainedNote returns the note on the share that copies explain, given its lower bound.
 func explainedNote(low float64) string {
 	if low > 0 {
 		return "the lower bound, at 95 % confidence, holds even if all blocks without an entry in the table belong to the " +
@@ -307,6 +326,7 @@ func explainedNote(low float64) string {
 	return "no lower bound: all copies found may have been written without dedup"
 }
 
+// findQuota reports a dedup table that has reached 90 % of its quota.
 func (f *Facts) findQuota(r *Report) {
 	limit, err := strconv.ParseInt(f.Quota, 10, 64)
 	if err != nil || limit <= 0 || f.DDT == nil || f.DDT.OnDisk.High < limit/10*9 {
@@ -325,6 +345,7 @@ func (f *Facts) findQuota(r *Report) {
 	})
 }
 
+// findRotatingDisks reports a dedup table on rotating disks.
 func (f *Facts) findRotatingDisks(r *Report) {
 	m := f.Media
 	if f.DDT == nil || f.DDT.Entries == 0 || m.Rotating == 0 || len(m.Helpers) > 0 {
@@ -345,6 +366,7 @@ func (f *Facts) findRotatingDisks(r *Report) {
 	})
 }
 
+// findBlockCloning reports whether block cloning can replace dedup here.
 func (f *Facts) findBlockCloning(r *Report) {
 	c := f.Cloning
 	if !f.dedups() && c.SavedBytes == 0 {
@@ -387,7 +409,7 @@ func (f *Facts) findBlockCloning(r *Report) {
 	r.find(x)
 }
 
-// goldens are trees that were copied, with names that pando takes.
+// goldens returns the trees to import as goldens, at most five, and a valid name for each.
 func (f *Facts) goldens() (dirs []TreeCopies, names []string) {
 	if f.Copies == nil {
 		return nil, nil
@@ -412,7 +434,7 @@ func (f *Facts) goldens() (dirs []TreeCopies, names []string) {
 	return dirs, names
 }
 
-// largest is what the largest copy shares with the original.
+// largest returns the bytes that the largest copy shares with the original.
 func (t TreeCopies) largest() (n int64) {
 	for _, c := range t.Copies {
 		n = max(n, c.CopiedBytes)
@@ -420,7 +442,7 @@ func (t TreeCopies) largest() (n int64) {
 	return n
 }
 
-// goldenName makes a name of the last part of a path.
+// goldenName makes a valid name of a golden from the last part of a path.
 func goldenName(path string) string {
 	var b strings.Builder
 	for _, c := range filepath.Base(path) {
@@ -435,7 +457,7 @@ func goldenName(path string) string {
 	return name
 }
 
-// word makes s one word of a shell's command.
+// word quotes s, if necessary, as one word of a shell command.
 func word(s string) string {
 	for _, c := range s {
 		if c >= 0x80 || !strings.ContainsRune("/._-+:@%,=", c) && ref.CheckName("", string(c)) != nil {
@@ -445,6 +467,7 @@ func word(s string) string {
 	return s
 }
 
+// findMigration reports how to replace dedup by clones.
 func (f *Facts) findMigration(r *Report) {
 	if !f.dedups() || f.DDT == nil {
 		return
@@ -464,6 +487,7 @@ func (f *Facts) findMigration(r *Report) {
 			"delete the old copies last.",
 	}
 
+	// The room for the imports.
 	dirs, names := f.goldens()
 	if len(dirs) > 0 {
 		var room int64
@@ -478,63 +502,78 @@ func (f *Facts) findMigration(r *Report) {
 		}
 	}
 
-	step := func(text string, commands ...string) { x.Do = append(x.Do, Step{text, commands}) }
-	var off []string
+	// The steps.
+	switch {
+	case len(f.Datasets) > 0 && f.DDT.Entries == 0:
+		x.Title = "how to stop using dedup: turn it off"
+		x.Do = []Step{{"turn it off: no copies need it yet", f.dedupOff()}}
+	case len(f.Datasets) > 0:
+		x.Do = append(f.cloneSteps(dirs, names), f.shrinkSteps()...)
+	default:
+		x.Do = f.shrinkSteps()
+	}
+
+	r.find(x)
+}
+
+// dedupOff returns the commands that turn dedup off where it was turned on.
+func (f *Facts) dedupOff() (commands []string) {
 	for _, d := range f.Datasets {
 		if d.From == "local" || d.From == "received" || d.From == "default" {
-			off = append(off, "zfs set dedup=off "+word(d.Name))
+			commands = append(commands, "zfs set dedup=off "+word(d.Name))
 		}
 	}
+	return commands
+}
 
-	if len(f.Datasets) > 0 && f.DDT.Entries == 0 {
-		x.Title = "how to stop using dedup: turn it off"
-		step("turn it off: no copies need it yet", off...)
-		r.find(x)
-		return
+// cloneSteps returns the steps that replace new copies by clones, and then turn dedup off. dirs are the trees to import,
+// names the goldens they become.
+func (f *Facts) cloneSteps(dirs []TreeCopies, names []string) []Step {
+	imports, clones := []string{"pando golden import NAME DIR --adopt"}, []string{"pando clone NAME JOB --mount"}
+	if len(dirs) > 0 {
+		imports, clones = nil, nil
 	}
 
-	if len(f.Datasets) > 0 {
-		var imports, clones []string
-		for i, t := range dirs {
-			imports = append(imports, fmt.Sprintf("pando golden import %s %s --adopt", names[i], word(t.Original)))
-			clones = append(clones, fmt.Sprintf("pando clone %s JOB --mount", names[i]))
-		}
-
-		if len(dirs) == 0 {
-			imports, clones = []string{"pando golden import NAME DIR --adopt"}, []string{"pando clone NAME JOB --mount"}
-		}
-
-		step("create a Pando pool beside the existing datasets; its own datasets have dedup off",
-			"pando init --driver zfs --zfs-dataset "+word(f.Pool+"/pando"))
-		text := "import each copied tree once. This needs free space for one copy, not for all. Programs that use the old " +
-			"copies keep running"
-		if f.Copies != nil && slices.ContainsFunc(f.Copies.Volumes, func(g VolumeGroup) bool { return g.Equal > 0 }) {
-			text += ". If volumes are copies of each other, import one: the directory it is mounted on"
-		}
-
-		step(text, imports...)
-		step("hand out clones where copies were made before (choose a name for JOB)", clones...)
-		step("when nothing makes copies any more, turn dedup off. Before that, new copies would take their full size. The "+
-			"table does not shrink, but stops growing. Its blocks stay shared until they are overwritten", off...)
+	for i, t := range dirs {
+		imports = append(imports, fmt.Sprintf("pando golden import %s %s --adopt", names[i], word(t.Original)))
+		clones = append(clones, fmt.Sprintf("pando clone %s JOB --mount", names[i]))
 	}
 
-	warm := []string{}
-	if _, ok := f.Features["fast_dedup"]; ok { // the same version brought it
-		warm = append(warm, "zpool prefetch -t ddt "+word(f.Pool))
+	text := "import each copied tree once. This needs free space for one copy, not for all. Programs that use the old " +
+		"copies keep running"
+	if f.Copies != nil && slices.ContainsFunc(f.Copies.Volumes, func(g VolumeGroup) bool { return g.Equal > 0 }) {
+		text += ". If volumes are copies of each other, import one: the directory it is mounted on"
 	}
 
-	step("delete old copies and their snapshots, oldest first, a few at a time: each freed block needs its entry, so "+
-		"this is slow if the table is not in memory. The space of a block is freed with its last copy",
-		append(warm, "rm -r --one-file-system COPY", "zpool wait -t free "+word(f.Pool), "zpool sync "+word(f.Pool))...)
-	watch := []string{"zpool status -D " + word(f.Pool)}
-	text := "watch the table shrink"
+	return []Step{
+		{"create a Pando pool beside the existing datasets; its own datasets have dedup off",
+			[]string{"pando init --driver zfs --zfs-dataset " + word(f.Pool+"/pando")}},
+		{text, imports},
+		{"hand out clones where copies were made before (choose a name for JOB)", clones},
+		{"when nothing makes copies any more, turn dedup off. Before that, new copies would take their full size. The " +
+			"table does not shrink, but stops growing. Its blocks stay shared until they are overwritten", f.dedupOff()},
+	}
+}
+
+// shrinkSteps returns the steps that delete the old copies, and with them the entries of the dedup table.
+func (f *Facts) shrinkSteps() []Step {
+	pool := word(f.Pool)
+	remove := []string{"rm -r --one-file-system COPY", "zpool wait -t free " + pool, "zpool sync " + pool}
+	if _, ok := f.Features["fast_dedup"]; ok { // the same version introduced prefetching
+		remove = append([]string{"zpool prefetch -t ddt " + pool}, remove...)
+	}
+
+	text, watch := "watch the table shrink", []string{"zpool status -D " + pool}
 	if f.Features["fast_dedup"] == "active" {
 		text += "; drop the entries of blocks with only one copy left"
-		watch = append(watch, "zpool ddtprune -p 100 "+word(f.Pool))
+		watch = append(watch, "zpool ddtprune -p 100 "+pool)
 	} else {
 		text += "; entries of blocks with only one copy left stay until that copy is gone"
 	}
 
-	step(text, watch...)
-	r.find(x)
+	return []Step{
+		{"delete old copies and their snapshots, oldest first, a few at a time: each freed block needs its entry, so " +
+			"this is slow if the table is not in memory. The space of a block is freed with its last copy", remove},
+		{text, watch},
+	}
 }

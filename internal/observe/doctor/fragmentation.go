@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Extents of an image that a clone copies, and what one costs: docs/doctor-storage.md
-// says how that was measured. So these are some 5 to 40 ms, and ten times that.
+// Numbers of extents from which a golden is reported, and the time that a clone needs for each: docs/doctor-storage.md
+// describes the measurement. A note means 5 to 40 ms or more for each clone, a warning ten times that.
 const (
 	extentsNote    = 1000
 	extentsWarning = 10000
@@ -22,80 +23,42 @@ const (
 	extentHighNS   = 40_000
 )
 
-// mostGoldens is how many goldens are named.
+// mostGoldens is how many goldens checkFragmentation lists. It only counts the others.
 const mostGoldens = 10
 
-// checkFragmentation finds goldens that are slow to clone.
+// goldenExtents is a golden with an image, and the extents of the image.
+type goldenExtents struct {
+	GoldenFacts
+	extent.Usage
+}
+
+// checkFragmentation finds goldens that are slow to clone, because their images have many extents.
 func checkFragmentation(ctx context.Context, q *HostRequest, c *Report) error {
 	if q.Pool == nil {
 		return skip("this host has no Pando pool")
 	}
 
-	type golden struct {
-		GoldenFacts
-		extent.Usage
-	}
-	var all []golden
-	unread := 0
-	var cause error
-	for _, g := range q.Pool.Goldens {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-
-		if g.Image == "" { // with this driver a clone copies no extents
-			continue
-		}
-
-		u, err := extentsOf(ctx, g.Image)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-
-		if err != nil {
-			unread, cause = unread+1, err
-			continue
-		}
-
-		all = append(all, golden{g, u})
+	all, unread, cause, err := readExtents(ctx, q.Pool.Goldens)
+	if err != nil {
+		return err
 	}
 
-	slices.SortFunc(all, func(a, b golden) int { return int(b.Extents - a.Extents) })
+	// Report those with many extents, the most first.
+	slices.SortFunc(all, func(a, b goldenExtents) int { return cmp.Compare(b.Extents, a.Extents) })
 	more := 0
 	for i, g := range all {
-		name, _, _ := strings.Cut(g.Ref, "@")
-		s := Note
 		switch {
-		case g.Extents >= extentsWarning:
-			s = Warning
 		case g.Extents < extentsNote:
-			continue
-		}
-
-		if i >= mostGoldens {
+		case i >= mostGoldens:
 			more++
-			continue
+		case g.Extents >= extentsWarning:
+			c.find(g.fragmented(Warning))
+		default:
+			c.find(g.fragmented(Note))
 		}
-
-		c.find(Finding{
-			Code: "fragmentation-golden", Severity: s, Subject: g.Ref,
-			Title: fmt.Sprintf("the image of golden %s has %d extents, and every clone copies each of them", g.Ref, g.Extents),
-			Measured: []Figure{
-				figure("extents", "extents", Count, g.Extents),
-				figure("allocated", "they hold", Bytes, g.Exclusive+g.Shared),
-				figure("average", "each, on average", Bytes, (g.Exclusive+g.Shared)/max(g.Extents, 1)),
-				words("clone", "time they add to a clone",
-					fmt.Sprintf("%s to %s", nsText(g.Extents*extentLowNS),
-						nsText(g.Extents*extentHighNS))).noted("computed from their number, not measured here"),
-			},
-			Why: "A clone shares the blocks, but copies the map of them extent by extent, and the golden cannot be written " +
-				"in the meantime. Writes to a clone split extents further. Comparing and pushing goldens read these maps, too.",
-			Do: []Step{{"import its content again, which writes the files one after the other. The current generation stays " +
-				"for the clones that use it",
-				[]string{"pando clone " + word(g.Ref) + " JOB --mount DIR", "pando golden import " + word(name) + " DIR"}}},
-		})
 	}
 
+	// Summarise.
 	c.Measured = append(c.Measured, figure("goldens", "goldens with an image", Count, int64(len(all))))
 	if len(all) > 0 {
 		c.Measured = append(c.Measured, figure("most", "most extents of one golden", Count, all[0].Extents))
@@ -124,8 +87,56 @@ func checkFragmentation(ctx context.Context, q *HostRequest, c *Report) error {
 	return nil
 }
 
-// extentsOf counts the extents of a file without writing anything, not even what is
-// dirty.
+// readExtents counts the extents of the goldens that have images. It also returns how many images could not be read, and
+// the last cause; err is set only if ctx has ended.
+func readExtents(ctx context.Context, goldens []GoldenFacts) (all []goldenExtents, unread int, cause, err error) {
+	for _, g := range goldens {
+		if err := ctx.Err(); err != nil {
+			return nil, 0, nil, err
+		}
+
+		if g.Image == "" { // a clone copies no extents with this driver
+			continue
+		}
+
+		u, err := extentsOf(ctx, g.Image)
+		if ctx.Err() != nil {
+			return nil, 0, nil, ctx.Err()
+		}
+
+		if err != nil {
+			unread, cause = unread+1, err
+			continue
+		}
+
+		all = append(all, goldenExtents{g, u})
+	}
+
+	return all, unread, cause, nil
+}
+
+// fragmented returns the finding about a golden with many extents.
+func (g goldenExtents) fragmented(s Severity) Finding {
+	name, _, _ := strings.Cut(g.Ref, "@")
+	return Finding{
+		Code: "fragmentation-golden", Severity: s, Subject: g.Ref,
+		Title: fmt.Sprintf("the image of golden %s has %d extents, and every clone copies each of them", g.Ref, g.Extents),
+		Measured: []Figure{
+			figure("extents", "extents", Count, g.Extents),
+			figure("allocated", "they hold", Bytes, g.Exclusive+g.Shared),
+			figure("average", "each, on average", Bytes, (g.Exclusive+g.Shared)/max(g.Extents, 1)),
+			words("clone", "time they add to a clone", fmt.Sprintf("%s to %s", nsText(g.Extents*extentLowNS),
+				nsText(g.Extents*extentHighNS))).noted("computed from their number, not measured here"),
+		},
+		Why: "A clone shares the blocks, but copies the map of them extent by extent, and the golden cannot be written " +
+			"in the meantime. Writes to a clone split extents further. Comparing and pushing goldens read these maps, too.",
+		Do: []Step{{"import its content again, which writes the files one after the other. The current generation stays " +
+			"for the clones that use it",
+			[]string{"pando clone " + word(g.Ref) + " JOB --mount DIR", "pando golden import " + word(name) + " DIR"}}},
+	}
+}
+
+// extentsOf counts the extents of a file. It writes nothing, not even the file's dirty data.
 func extentsOf(ctx context.Context, path string) (u extent.Usage, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -149,6 +160,7 @@ func extentsOf(ctx context.Context, path string) (u extent.Usage, err error) {
 	return u, err
 }
 
+// nsText formats a number of nanoseconds.
 func nsText(ns int64) string {
 	if ns >= 1e9 {
 		return fmt.Sprintf("%.1f s", float64(ns)/1e9)
