@@ -21,6 +21,7 @@ func (w *watch) addMeasured(c Cause) {
 	w.report.Causes = append(w.report.Causes, c)
 }
 
+// addPossible adds a cause that is present, but whose share of the time is unknown. Its score is set already.
 func (w *watch) addPossible(c Cause) {
 	c.Share, c.Confidence = -1, Possible
 	w.report.Causes = append(w.report.Causes, c)
@@ -41,6 +42,8 @@ func (w *watch) causes() {
 	w.commits()
 	w.starved()
 	w.full()
+
+	// Look for fragments in the files that are synced most.
 	var files []string
 	perSync := 0.0
 	if t := w.tracer; t != nil {
@@ -60,6 +63,7 @@ func (w *watch) causes() {
 	}
 
 	w.fragments(files, perSync)
+
 	slices.SortStableFunc(w.report.Causes, func(a, b Cause) int { return cmp.Compare(b.score, a.score) })
 	for i := range w.report.Causes {
 		w.report.Causes[i].Rank = i + 1
@@ -97,10 +101,10 @@ func (w *watch) arrival() {
 	}
 
 	w.report.Causes = append(w.report.Causes, Cause{
-		Code: "flushes-missing", Share: -1, Confidence: Likely, Title: "syncs return, but hardly a flush reaches " +
-			"" + top + ": a power failure may lose synced data",
-		Evidence: []string{line}, Next: []string{"`pando bench sync " + w.benchPath() + "` shows the layer that drops " +
-			"them"}, score: scoreLie,
+		Code: "flushes-missing", Share: -1, Confidence: Likely, Title: "syncs return, but hardly a flush reaches " + top +
+			": a power failure may lose synced data",
+		Evidence: []string{line}, score: scoreLie,
+		Next: []string{"`pando bench sync " + w.benchPath() + "` shows the layer that drops them"},
 	})
 }
 
@@ -112,6 +116,7 @@ func (w *watch) benchPath() string {
 	return w.stack.Path
 }
 
+// failures adds a cause for each device whose requests fail.
 func (w *watch) failures() {
 	for _, d := range w.report.Devices {
 		if d.Errors > 0 {
@@ -156,6 +161,7 @@ func (w *watch) throttled() {
 				continue
 			}
 
+			// Time in which the device had nothing to do is due to the limit.
 			device := w.stack.Devices()[i]
 			share := 1.0
 			if place, _ := t.deviceOf(device.Device.Number); place >= 0 {
@@ -199,6 +205,7 @@ func (w *watch) heldBack() {
 		return
 	}
 
+	// Rank the throttled processes by how long they waited.
 	type one struct {
 		key dirtyKey
 		*pauses
@@ -213,14 +220,14 @@ func (w *watch) heldBack() {
 		return
 	}
 
+	// Describe them, and add up the time of those that sync here.
 	var evidence []string
 	here := time.Duration(0)
 	for _, x := range list {
 		if len(evidence) < 5 {
 			evidence = append(evidence,
-				fmt.Sprintf("%s (pid %d) was throttled %d times while writing to %s, %s in all, at most %s", x.command,
-					x.key.pid, x.n,
-					w.dirty.layers[x.key.bdi], x.total.Round(time.Millisecond), x.most))
+				fmt.Sprintf("%s (pid %d) was throttled %d times while writing to %s, %s in all, at most %s",
+					x.command, x.key.pid, x.n, w.dirty.layers[x.key.bdi], x.total.Round(time.Millisecond), x.most))
 		}
 		if w.tracer != nil && w.tracer.procs[procKey{x.key.pid, Here}] != nil {
 			here += x.total
@@ -234,10 +241,11 @@ func (w *watch) heldBack() {
 	c := Cause{
 		Code: "dirty-throttle", Title: "writers are throttled: they write faster than the device", Evidence: evidence,
 		Next: []string{"`grep -E 'Dirty|Writeback' /proc/meminfo`",
-			"`sysctl vm.dirty_ratio vm.dirty_background_ratio`, and /sys/class/bdi/" + list[0].key.bdi + "/max_ratio", "make " +
-				"the writer sync more often, so that less piles up, or use direct I/O"},
+			"`sysctl vm.dirty_ratio vm.dirty_background_ratio`, and /sys/class/bdi/" + list[0].key.bdi + "/max_ratio",
+			"make the writer sync more often, so that less piles up, or use direct I/O"},
 	}
 
+	// Score the cause by that time or, if others were throttled, by how long the first of them was.
 	syncs := time.Duration(w.report.Syncs.Mean * float64(w.report.Syncs.Count) * 1e9)
 	switch {
 	case here > 0 && w.report.Syncs.Count > 0:
@@ -252,6 +260,7 @@ func (w *watch) heldBack() {
 	}
 }
 
+// heldBackZFS adds a cause if counters of ZFS show that it throttled writers.
 func (w *watch) heldBackZFS(z *zfsFacts) {
 	now := kstat("/proc/spl/kstat/zfs/dmu_tx")
 	var evidence []string
@@ -264,8 +273,8 @@ func (w *watch) heldBackZFS(z *zfsFacts) {
 
 	if evidence != nil {
 		w.addPossible(Cause{
-			Code: "dirty-throttle", Title: "ZFS throttles writers: dirty data exceeds its " +
-				"limits", Evidence: evidence, score: scoreThrottledZFS,
+			Code: "dirty-throttle", Title: "ZFS throttles writers: dirty data exceeds its limits",
+			Evidence: evidence, score: scoreThrottledZFS,
 			Next: []string{"`cat /proc/spl/kstat/zfs/dmu_tx`", "`cat /sys/module/zfs/parameters/zfs_dirty_data_max`",
 				"`zpool iostat -vl " + z.pool + " 5`: are the data disks slow?"},
 		})
@@ -291,8 +300,18 @@ func (w *watch) neighbours() {
 	}
 
 	d := t.flight.devices[best]
-	var evidence []string
-	who := ""
+	who, evidence := w.otherProcesses()
+	evidence = append(evidence, fmt.Sprintf("%s worked for other processes during %s of the time of the syncs",
+		d.name, percent(share)))
+	w.addMeasured(Cause{
+		Code: "neighbour", Share: share, Title: "other processes keep " + d.name + " busy: " + who, Evidence: evidence,
+		Next: []string{"limit its control group (io.max, or blkio.throttle.write_iops_device), or move it to another disk",
+			"`pando iostat` shows the writes of each volume"},
+	})
+}
+
+// otherProcesses describes the processes and control groups that sync or write elsewhere, and names the busiest.
+func (w *watch) otherProcesses() (busiest string, evidence []string) {
 	name := func(command string, pid int, group string) string {
 		s := fmt.Sprintf("%s (pid %d", command, pid)
 		if group != "" && group != "/" {
@@ -301,17 +320,19 @@ func (w *watch) neighbours() {
 		return s + ")"
 	}
 
+	// Those that sync come first.
 	for _, p := range w.report.Syncs.Processes {
 		if p.Relation == Here || len(evidence) >= 4 {
 			continue
 		}
 		n := name(p.Command, p.PID, p.CGroup)
-		if who == "" {
-			who = n
+		if busiest == "" {
+			busiest = n
 		}
 		evidence = append(evidence, fmt.Sprintf("%s syncs %s %.0f times per second", n, p.File, p.PerSecond))
 	}
 
+	// Then those that only write.
 	for _, x := range w.report.Writers {
 		if x.Here || len(evidence) >= 8 || x.Requests < 1 {
 			continue
@@ -331,28 +352,19 @@ func (w *watch) neighbours() {
 			n = "control group " + x.Name
 		}
 
-		if who == "" {
-			who = n
+		if busiest == "" {
+			busiest = n
 		}
 
 		evidence = append(evidence, fmt.Sprintf("%s: %.0f requests and %.0f flushes per second", n, x.Requests, x.Flushes))
 	}
 
-	if who == "" {
-		who = "other processes"
-	}
-
-	evidence = append(evidence, fmt.Sprintf("%[2]s worked for other processes during %[1]s of the time of the "+
-		"syncs", percent(share), d.name))
-	w.addMeasured(Cause{
-		Code: "neighbour", Share: share, Title: "other processes keep " + d.name + " busy: " + who, Evidence: evidence,
-		Next: []string{"limit its control group (io.max, or blkio.throttle.write_iops_device), or move it to another disk",
-			"`pando iostat` shows the writes of each volume"},
-	})
+	return cmp.Or(busiest, "other processes"), evidence
 }
 
 // crowd adds a cause if several control groups sync below the path, and one of them makes most of the syncs.
 func (w *watch) crowd() {
+	// Count the syncs of each control group.
 	groups := map[string]int64{}
 	var all int64
 	var busiest *Process
@@ -372,6 +384,7 @@ func (w *watch) crowd() {
 		return
 	}
 
+	// Describe them.
 	part := float64(groups[busiest.CGroup]) / float64(all)
 	c := Cause{
 		Code: "crowd", Title: fmt.Sprintf("%d control groups sync here; %s of the syncs come from %s", len(groups),
@@ -390,7 +403,9 @@ func (w *watch) crowd() {
 	w.addPossible(c)
 }
 
+// discards adds a cause if discards of free space keep a device busy.
 func (w *watch) discards() {
+	// Find the device whose discards took most of the time of the syncs.
 	t := w.tracer
 	best, share := "", 0.0
 	var d Device
@@ -412,6 +427,7 @@ func (w *watch) discards() {
 		return
 	}
 
+	// Describe its discards, and who sent them.
 	took := w.stop.devices[best].Minus(w.start.devices[best]).DiscardTime
 	busy := took.Seconds() / max(w.elapsed.Seconds(), 1e-3)
 	c := Cause{
@@ -438,6 +454,7 @@ func (w *watch) discards() {
 		}
 	}
 
+	// Without a share of the syncs, use the share of all time.
 	switch {
 	case share >= leastShare:
 		w.addMeasured(c)
@@ -472,67 +489,14 @@ func (w *watch) slowParts() {
 	}
 
 	mean := t.here.mean()
-	logs := slices.ContainsFunc(w.stack.Devices(), func(l stackLayer) bool { return l.Role == "log" })
-	for i, d := range t.flight.devices {
-		x := slices.IndexFunc(w.report.Devices, func(r Device) bool { return r.Name == d.name })
-		l := slices.IndexFunc(w.stack.Devices(), func(l stackLayer) bool { return l.Name == d.name })
-		if x < 0 || l < 0 {
-			continue
-		}
-
-		device, r := w.stack.Devices()[l].Device, w.report.Devices[x]
-		busy := w.share(t.flight.of(i, sumBusy))
-		at := min(busy, w.share(placeDepths+d.depth)) // with nothing waiting further down
-		flush := fmt.Sprintf("in %s of that, a flush was in flight there; its flushes take %s on average, its writes %s",
-			percent(part(w.share(t.flight.of(i, sumFlush)), busy)), seconds(r.FlushAwait), seconds(r.WriteAwait))
-		long := slowSync
-		if device.Rotational && device.Kind == blockdev.Disk && device.Transport != "virtio" {
-			long = slowSpinning
-		}
-
-		switch {
-		case logs && r.Role == "log" && mean >= slowLayer && busy >= 0.3:
-			w.addMeasured(Cause{
-				Code: "log-device", Share: busy, Title: "the log device " + d.name + " takes the time, not the pool",
-				Evidence: []string{fmt.Sprintf("a request was at %[2]s for %[1]s of the time of the "+
-					"syncs", percent(busy), d.name), flush},
-				Next: []string{"`zpool iostat -vl " + w.poolName() + " 5`",
-					"use a mirrored log device with power-loss protection"},
-			})
-		case logs && r.Role == "" && mean >= slowLayer && busy >= 0.3 && w.bottom(d.name):
-			w.addMeasured(Cause{
-				Code: "pool-devices", Share: weightPoolDevices * busy, Title: "a data disk of the pool, " + d.name + ", is busy during the " +
-					"syncs, although there are log devices",
-				Evidence: []string{fmt.Sprintf("for %s of the time of the syncs a request was at %s, which is busy %s of all time",
-					percent(busy), d.name, percent(r.Busy)), flush},
-				Next: []string{"`zpool iostat -vl " + w.poolName() + " 5`", "find other programs that write to the pool"},
-			})
-		case w.bottom(d.name) && mean >= long && r.Queue < deepQueue:
-			w.addMeasured(Cause{
-				Code: "slow-device", Share: at * (1 - w.share(t.flight.of(i,
-					sumOthers))), Title: "the device " + d.name + " itself is slow to write or to flush",
-				Evidence: []string{fmt.Sprintf("a sync takes %s on average; %s of that time it waits for "+
-					"%s", seconds(mean), percent(at),
-					d.name), flush},
-				Next: []string{"`cat /sys/block/" + d.name + "/queue/scheduler`",
-					"`pando doctor` checks its caches and alignment", "use disks with power-loss protection, which need not write " +
-						"their cache at each flush"},
-			})
-		case !w.bottom(d.name) && mean >= slowLayer && at >= 0.4:
-			w.addMeasured(Cause{
-				Code: "slow-layer", Share: at, Title: "the time is lost in " + d.name + ": requests wait there while nothing is " +
-					"in flight below",
-				Evidence: []string{fmt.Sprintf("a sync takes %s on average, %s of that there", seconds(mean), percent(at)), flush},
-				Next: []string{"`losetup -l`: direct I/O avoids a second cache",
-					"check the limits and the CPU time of the threads that work for " + d.name},
-			})
-		}
+	for i := range t.flight.devices {
+		w.slowPart(i, mean)
 	}
 
 	if above := w.share(placeNowhere); mean >= 5*slowLayer && above >= 0.5 {
 		w.addMeasured(Cause{
-			Code: "above-devices", Share: weightAbove * above, Title: "syncs wait above the devices: for the journal, for each " +
-				"other, for a limit or for a CPU",
+			Code: "above-devices", Share: weightAbove * above, Title: "syncs wait above the devices: for the journal, for " +
+				"each other, for a limit or for a CPU",
 			Evidence: []string{fmt.Sprintf("a sync takes %s on average; for %s of that no device had a request", seconds(mean),
 				percent(above))},
 			Next: []string{"check the other causes; `cat /proc/PID/stack` shows where the waiting process is stuck"},
@@ -540,6 +504,68 @@ func (w *watch) slowParts() {
 	}
 }
 
+// slowPart adds the i-th traced device if slow syncs spend their time there. mean is that of the syncs, in seconds.
+func (w *watch) slowPart(i int, mean float64) {
+	// Find the device among the layers and in the report.
+	t := w.tracer
+	d := t.flight.devices[i]
+	x := slices.IndexFunc(w.report.Devices, func(r Device) bool { return r.Name == d.name })
+	l := slices.IndexFunc(w.stack.Devices(), func(l stackLayer) bool { return l.Name == d.name })
+	if x < 0 || l < 0 {
+		return
+	}
+
+	// Compute its part of the time.
+	device, r := w.stack.Devices()[l].Device, w.report.Devices[x]
+	busy := w.share(t.flight.of(i, sumBusy))
+	at := min(busy, w.share(placeDepths+d.depth)) // with nothing waiting further down
+	flush := fmt.Sprintf("in %s of that, a flush was in flight there; its flushes take %s on average, its writes %s",
+		percent(part(w.share(t.flight.of(i, sumFlush)), busy)), seconds(r.FlushAwait), seconds(r.WriteAwait))
+	logs := slices.ContainsFunc(w.stack.Devices(), func(l stackLayer) bool { return l.Role == "log" })
+	long := slowSync
+	if device.Rotational && device.Kind == blockdev.Disk && device.Transport != "virtio" {
+		long = slowSpinning
+	}
+
+	// Name the cause by the kind of device.
+	switch {
+	case logs && r.Role == "log" && mean >= slowLayer && busy >= 0.3:
+		w.addMeasured(Cause{
+			Code: "log-device", Share: busy, Title: "the log device " + d.name + " takes the time, not the pool",
+			Evidence: []string{fmt.Sprintf("a request was at %s for %s of the time of the syncs", d.name, percent(busy)), flush},
+			Next: []string{"`zpool iostat -vl " + w.poolName() + " 5`",
+				"use a mirrored log device with power-loss protection"},
+		})
+	case logs && r.Role == "" && mean >= slowLayer && busy >= 0.3 && w.bottom(d.name):
+		w.addMeasured(Cause{
+			Code: "pool-devices", Share: weightPoolDevices * busy, Title: "a data disk of the pool, " + d.name +
+				", is busy during the syncs, although there are log devices",
+			Evidence: []string{fmt.Sprintf("for %s of the time of the syncs a request was at %s, which is busy %s of all time",
+				percent(busy), d.name, percent(r.Busy)), flush},
+			Next: []string{"`zpool iostat -vl " + w.poolName() + " 5`", "find other programs that write to the pool"},
+		})
+	case w.bottom(d.name) && mean >= long && r.Queue < deepQueue:
+		w.addMeasured(Cause{
+			Code: "slow-device", Share: at * (1 - w.share(t.flight.of(i, sumOthers))),
+			Title: "the device " + d.name + " itself is slow to write or to flush",
+			Evidence: []string{fmt.Sprintf("a sync takes %s on average; %s of that time it waits for %s", seconds(mean),
+				percent(at), d.name), flush},
+			Next: []string{"`cat /sys/block/" + d.name + "/queue/scheduler`",
+				"`pando doctor` checks its caches and alignment",
+				"use disks with power-loss protection, which need not write their cache at each flush"},
+		})
+	case !w.bottom(d.name) && mean >= slowLayer && at >= 0.4:
+		w.addMeasured(Cause{
+			Code: "slow-layer", Share: at, Title: "the time is lost in " + d.name +
+				": requests wait there while nothing is in flight below",
+			Evidence: []string{fmt.Sprintf("a sync takes %s on average, %s of that there", seconds(mean), percent(at)), flush},
+			Next: []string{"`losetup -l`: direct I/O avoids a second cache",
+				"check the limits and the CPU time of the threads that work for " + d.name},
+		})
+	}
+}
+
+// part returns a as a share of b, from 0 to 1.
 func part(a, b float64) float64 {
 	if b <= 0 {
 		return 0
@@ -554,6 +580,7 @@ func (w *watch) poolName() string {
 	return ""
 }
 
+// queues adds the device whose deep queue costs the syncs most.
 func (w *watch) queues() {
 	t := w.tracer
 	var best *Cause
@@ -576,9 +603,8 @@ func (w *watch) queues() {
 			Evidence: []string{
 				fmt.Sprintf("%.1f requests in flight on average, %d at most, of %d; busy %s of the time", d.Queue, d.MostQueued,
 					d.NrRequests, percent(d.Busy)),
-				fmt.Sprintf("a write takes %s on average, a flush %s; %s of the time of the syncs is spent at "+
-					"%s", seconds(d.WriteAwait),
-					seconds(d.FlushAwait), percent(d.SyncShare), d.Name),
+				fmt.Sprintf("a write takes %s on average, a flush %s; %s of the time of the syncs is spent at %s",
+					seconds(d.WriteAwait), seconds(d.FlushAwait), percent(d.SyncShare), d.Name),
 			},
 			Next: []string{"`cat /sys/block/" + d.Name + "/queue/{scheduler,nr_requests,wbt_lat_usec}`",
 				"limit the requests of bulk work, or run it in the idle class: `ionice -c 3`"},
@@ -597,6 +623,7 @@ func (w *watch) queues() {
 
 // commits adds slow commits of the filesystem's journal or of ZFS transaction groups.
 func (w *watch) commits() {
+	// The journal of ext4.
 	if t := w.tracer; t != nil && t.commits.n > 0 {
 		c := t.commits
 		mean := float64(c.sum) / float64(c.n) / 1e9
@@ -617,6 +644,7 @@ func (w *watch) commits() {
 		return
 	}
 
+	// Transaction groups that ZFS wrote in the meantime.
 	var n int
 	var most, sum, dirty int64
 	for _, t := range readTxgs(z.pool) {
@@ -642,6 +670,7 @@ func (w *watch) commits() {
 
 // starved adds shortages of CPU time and memory.
 func (w *watch) starved() {
+	// CPU time.
 	var delay, whole time.Duration
 	for _, d := range w.cpu {
 		delay += d.last - d.first
@@ -661,11 +690,12 @@ func (w *watch) starved() {
 	if s := w.report.Host.Steal; s >= leastShare {
 		w.addMeasured(Cause{
 			Code: "steal", Share: s, Title: "the hypervisor gives the CPUs of this machine to others",
-			Evidence: []string{fmt.Sprintf("steal: %s of CPU time",
-				percent(s))}, Next: []string{"`vmstat 1 5` (column st)", "move to a less crowded host"},
+			Evidence: []string{fmt.Sprintf("steal: %s of CPU time", percent(s))},
+			Next:     []string{"`vmstat 1 5` (column st)", "move to a less crowded host"},
 		})
 	}
 
+	// Memory, of the host and of the control groups of processes that sync.
 	share := w.report.Host.MemoryPressure
 	var evidence []string
 	if share > 0 {
@@ -699,6 +729,7 @@ func (w *watch) starved() {
 	}
 }
 
+// known formats a share, which is negative if it is unknown.
 func known(share float64) string {
 	if share < 0 {
 		return "unknown"
@@ -712,6 +743,8 @@ func (w *watch) verdict() {
 	s := r.Syncs
 	look := []string{"`pando bench sync " + w.benchPath() + "` measures the cost of a sync here with its own load",
 		"`pando doctor` checks the settings of the host"}
+
+	// Say what the syncs took.
 	figures := fmt.Sprintf("%d syncs: median %s, 99th percentile %s, longest %s", s.Count, seconds(s.P50),
 		seconds(s.P99), seconds(s.Max))
 	switch {
@@ -733,6 +766,7 @@ func (w *watch) verdict() {
 		r.Verdict = figures
 	}
 
+	// Name the main cause.
 	if len(r.Causes) == 0 {
 		if s.Count > 0 || w.tracer == nil {
 			r.Verdict += "; nothing stands out"
