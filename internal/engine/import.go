@@ -139,12 +139,29 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 		return Imported{}, err
 	}
 
-	// Fill a scratch volume, and publish it.
+	out, err := e.buildImport(ctx, q, src)
+	if err != nil {
+		return Imported{}, err
+	}
+
+	out.Source = src.kind
+	out.Removed = e.removeOldOrWarn(ctx, name)
+	if q.Replace {
+		unlock() // the golden is ready for those who wait for it
+		err = e.replaceSource(ctx, q, src, &out)
+	}
+
+	return out, err
+}
+
+// buildImport fills a scratch volume from the source, and publishes it. On error nothing remains.
+func (e *Engine) buildImport(ctx context.Context, q ImportRequest, src *source) (Imported, error) {
 	id, err := e.planImport(ctx, q, src)
 	if err != nil {
 		return Imported{}, err
 	}
 
+	name := q.Name.String()
 	b, err := e.startBuild(ctx, buildRequest{op: opImport, name: name, mustBeNew: !q.Update, keep: q.Keep})
 	if err != nil {
 		return Imported{}, err
@@ -164,14 +181,7 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 		return Imported{}, errs.Wrap(opImport, name, err)
 	}
 
-	out.Source = src.kind
-	out.Removed = e.removeOldOrWarn(ctx, name)
-	if q.Replace {
-		unlock() // the golden is ready for those who wait for it
-		err = e.replaceSource(ctx, q, src, &out)
-	}
-
-	return out, err
+	return out, nil
 }
 
 // checkNew refuses a name that is taken before any work is done.
@@ -195,6 +205,7 @@ func (e *Engine) checkNew(ctx context.Context, q ImportRequest) error {
 	})
 }
 
+// currentGeneration describes the current generation of a golden; ok is false if there is none.
 func (e *Engine) currentGeneration(ctx context.Context, name string) (info Info, ok bool, err error) {
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		g, exists, err := tx.Golden(name)
@@ -214,6 +225,7 @@ func (e *Engine) currentGeneration(ctx context.Context, name string) (info Info,
 
 // openSource opens the source and finds out what it is. NotFound, Invalid, Permission.
 func (e *Engine) openSource(q ImportRequest) (*source, error) {
+	// Standard input is a tar archive.
 	nothing := func() {}
 	if q.Source == "-" {
 		if q.Stdin == nil {
@@ -233,6 +245,7 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 			WithHint("download it, then import the file or directory")
 	}
 
+	// Resolve the path, and refuse sources inside the pool.
 	abs, err := filepath.Abs(q.Source)
 	if err != nil {
 		return nil, err
@@ -246,7 +259,6 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 		return nil, err
 	}
 
-	// Refuse sources inside the pool.
 	dir, err := filepath.EvalSymlinks(e.pool.Dir)
 	if err != nil {
 		return nil, err
@@ -257,6 +269,7 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 			WithHint("publish a volume as a golden with %s", errs.Run("golden publish"))
 	}
 
+	// Open a directory, a file or a block device.
 	st, err := os.Stat(real)
 	if err != nil {
 		return nil, err
@@ -284,35 +297,12 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 
 	// An image determines both.
 	if src.kind == "image" {
-		found := driver.None
-		if src.probed.Type != "" {
-			found = driver.FS(src.probed.Type)
+		if err := planImage(&id, q, src); err != nil {
+			return id, err
 		}
-		if id.FS == "" {
-			id.FS = found
-		}
-
-		if id.FS != found && id.FS != driver.None {
-			return id, errs.New(errs.Invalid, opImport, q.Source, "the image holds %s, not %s", src.probed.Type, id.FS).
-				WithHint("remove %s", errs.Param("fs"))
-		}
-
-		id.Sector = sectorFor(src)
-		id.SizeBytes = roundUp(src.bytes)
-		if id.FS != driver.None { // only with --force is the image the smaller one
-			id.SizeBytes = roundUp(max(src.bytes, src.probed.Bytes))
-		}
-
-		if q.SizeBytes > 0 && roundUp(q.SizeBytes) < id.SizeBytes {
-			return id, errs.New(errs.Invalid, opImport, q.Source, "the size must be at least that of the image, %s (got %s)",
-				errs.FormatBytes(id.SizeBytes), errs.FormatBytes(q.SizeBytes)).
-				WithHint("use a larger %s, or remove it", errs.Param("size"))
-		}
-
-		id.SizeBytes = max(id.SizeBytes, roundUp(q.SizeBytes))
-		src.alloc = allocatedBytes(src.f)
 	}
 
+	// Check that the driver supports the filesystem.
 	if id.FS == "" {
 		id.FS = e.caps.FS[0]
 	}
@@ -322,7 +312,7 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 		return id, err
 	}
 
-	// A tree is measured.
+	// Measure a tree.
 	if src.kind != "image" {
 		if id.FS == driver.None {
 			return id, errs.New(errs.Invalid, opImport, q.Name.String(), "a raw volume cannot hold files").
@@ -343,6 +333,38 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 	}
 
 	return id, e.pool.Admit(ctx, opImport, q.Name.String(), src.alloc)
+}
+
+// planImage decides the filesystem and size of the volume for an image. Invalid.
+func planImage(id *driver.Identity, q ImportRequest, src *source) error {
+	found := driver.None
+	if src.probed.Type != "" {
+		found = driver.FS(src.probed.Type)
+	}
+	if id.FS == "" {
+		id.FS = found
+	}
+
+	if id.FS != found && id.FS != driver.None {
+		return errs.New(errs.Invalid, opImport, q.Source, "the image holds %s, not %s", src.probed.Type, id.FS).
+			WithHint("remove %s", errs.Param("fs"))
+	}
+
+	id.Sector = sectorFor(src)
+	id.SizeBytes = roundUp(src.bytes)
+	if id.FS != driver.None { // only with --force is the image the smaller one
+		id.SizeBytes = roundUp(max(src.bytes, src.probed.Bytes))
+	}
+
+	if q.SizeBytes > 0 && roundUp(q.SizeBytes) < id.SizeBytes {
+		return errs.New(errs.Invalid, opImport, q.Source, "the size must be at least that of the image, %s (got %s)",
+			errs.FormatBytes(id.SizeBytes), errs.FormatBytes(q.SizeBytes)).
+			WithHint("use a larger %s, or remove it", errs.Param("size"))
+	}
+
+	id.SizeBytes = max(id.SizeBytes, roundUp(q.SizeBytes))
+	src.alloc = allocatedBytes(src.f)
+	return nil
 }
 
 // treeSize decides the size of the image for a tree.

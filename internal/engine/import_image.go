@@ -29,7 +29,7 @@ func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *sour
 	device := !st.Mode().IsRegular()
 	flags := os.O_RDONLY
 	if device && !q.Force {
-		flags |= os.O_EXCL // it is not mounted, and nobody can mount it now
+		flags |= os.O_EXCL // fails if it is mounted, and keeps others from mounting it
 	}
 
 	f, err := os.OpenFile(path, flags, 0)
@@ -89,6 +89,7 @@ func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *sour
 var decompressors = map[string]string{"gzip": "gunzip", "zstd": "unzstd", "xz": "unxz", "lzip": "lzip -d",
 	"lz4": "unlz4", "bzip2": "bunzip2"}
 
+// refuseCompressed returns the error for a compressed file, with a hint for how to decompress it.
 func refuseCompressed(f *os.File, name string) error {
 	head := make([]byte, 16)
 	n, err := f.ReadAt(head, 0)
@@ -167,6 +168,7 @@ func missingBytes(n int64) string {
 	return errs.FormatBytes(n) + " is missing"
 }
 
+// hintRepair returns the hint for how to import a damaged filesystem.
 func hintRepair(fs string) errs.Message {
 	command := map[string]string{"ext4": "e2fsck -f -y COPY", "xfs": "xfs_repair COPY"}[fs]
 	return errs.Messagef("repair a copy with `%s` and import that, or import it as is with %s", command,
@@ -291,6 +293,7 @@ func (e *Engine) checkCopied(
 	return nil, nil
 }
 
+// notChecked returns the warning that the filesystem in an image was not checked.
 func notChecked(err error) errs.Message {
 	w := errs.Messagef("the filesystem in the image was not checked: %v", err)
 	if hint := errs.HintIn(err); hint != "" {
@@ -302,6 +305,7 @@ func notChecked(err error) errs.Message {
 // shownFaults limits how many lines of e2fsck or xfs_repair an error quotes.
 const shownFaults = 3
 
+// refuseDamaged returns the error for a damaged filesystem, with the first lines of detail.
 func refuseDamaged(q ImportRequest, fs, wrong, detail string) error {
 	if detail != "" {
 		lines := strings.Split(detail, "\n")
@@ -328,10 +332,34 @@ func copyImage(ctx context.Context, src *os.File, path string, size int64, t *pr
 		return 0, errs.Wrap(opImport, src.Name(), err)
 	}
 
-	// Copy from one hole to the next.
+	copied, err := copyData(ctx, dst, src, size, t)
+	if err != nil {
+		return copied, err
+	}
+
+	// Flush the cache of a driver's block device, which the driver cannot see.
+	if st, err := dst.Stat(); err == nil && st.Mode()&os.ModeDevice != 0 {
+		if err := dst.Sync(); err != nil {
+			return copied, errs.Wrap(opImport, path, err)
+		}
+	}
+
+	// Check that the image did not change.
+	after, err := src.Stat()
+	if err == nil && before.Mode().IsRegular() &&
+		(!after.ModTime().Equal(before.ModTime()) || after.Size() != before.Size()) {
+		return copied, errs.New(errs.Conflict, opImport, src.Name(), "it changed while it was read").
+			WithHint("stop the programs that write to it, then retry")
+	}
+
+	return copied, errs.Wrap(opImport, src.Name(), err)
+}
+
+// copyData copies the data of an image without its holes and zeros, and returns the number of bytes that it read.
+func copyData(ctx context.Context, dst, src *os.File, size int64, t *progress.Tracker) (copied int64, err error) {
 	buf := make([]byte, 4<<20)
-	var copied int64
 	for off := int64(0); off < size; {
+		// Find the next hole, up to which there is data.
 		end := size
 		if start, err := unix.Seek(int(src.Fd()), off, unix.SEEK_DATA); errors.Is(err, unix.ENXIO) {
 			break
@@ -355,7 +383,7 @@ func copyImage(ctx context.Context, src *os.File, path string, size int64, t *pr
 
 			if !allZero(b[:n]) {
 				if _, err := dst.WriteAt(b[:n], off); err != nil {
-					return copied, errs.Wrap(opImport, path, err)
+					return copied, errs.Wrap(opImport, dst.Name(), err)
 				}
 			}
 
@@ -365,22 +393,7 @@ func copyImage(ctx context.Context, src *os.File, path string, size int64, t *pr
 		}
 	}
 
-	// Flush the cache of a driver's block device, which the driver cannot see.
-	if st, err := dst.Stat(); err == nil && st.Mode()&os.ModeDevice != 0 {
-		if err := dst.Sync(); err != nil {
-			return copied, errs.Wrap(opImport, path, err)
-		}
-	}
-
-	// Check that the image did not change.
-	after, err := src.Stat()
-	if err == nil && before.Mode().IsRegular() &&
-		(!after.ModTime().Equal(before.ModTime()) || after.Size() != before.Size()) {
-		return copied, errs.New(errs.Conflict, opImport, src.Name(), "it changed while it was read").
-			WithHint("stop the programs that write to it, then retry")
-	}
-
-	return copied, errs.Wrap(opImport, src.Name(), err)
+	return copied, nil
 }
 
 func allZero(b []byte) bool {
