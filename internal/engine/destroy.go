@@ -92,6 +92,7 @@ type destroyOptions struct {
 	tracker *progress.Tracker
 }
 
+// destroyRows destroys objects in batches, and reports on each of them. It returns early if ctx ends.
 func (e *Engine) destroyRows(ctx context.Context, rows []doomed, o destroyOptions) *DestroyReport {
 	report := &DestroyReport{budget: reclaimBound, why: o.why}
 	ctx = mayUseReserve(ctx)
@@ -153,6 +154,7 @@ func (e *Engine) toDestroy(ctx context.Context, what []ref.Pattern) ([]doomed, e
 		return nil
 	})
 
+	// Omit the snapshots of these volumes.
 	lineages := map[driver.ObjectID]bool{}
 	for _, d := range out {
 		if d.row.Kind == driver.Volume {
@@ -165,6 +167,7 @@ func (e *Engine) toDestroy(ctx context.Context, what []ref.Pattern) ([]doomed, e
 	}), err
 }
 
+// addMatches calls add for each volume whose name matches a glob. Invalid, NotFound if there is none.
 func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row) error) error {
 	if _, err := path.Match(pattern, ""); err != nil {
 		return errs.New(errs.Invalid, "destroy", pattern, "the pattern is malformed").WithHint("use *, ? and [a-z]")
@@ -243,9 +246,8 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 		}
 	}
 
-	// Unmount them, unless one is in use.
+	// Unmount those that are not in use.
 	e.refuseUsed(ctx, items, o)
-
 	destroyInParallel(items, func(it *destroyItem) {
 		if it.has {
 			if m, err := kernel.MountAt(unix.AT_FDCWD, it.att.Mountpoint); err == nil && m.Root && m.ID == it.att.MountID &&
@@ -256,6 +258,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 		}
 	})
 
+	// Report those that failed, and go on with the others.
 	var going []*destroyItem
 	for _, it := range items {
 		switch {
@@ -274,21 +277,8 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 		return
 	}
 
-	// Replace their rows by tombstones. This is what destroys them.
-	durable := catalog.Soft // an ephemeral volume that a power loss brings back is destroyed again
-	for _, it := range going {
-		durable = durable || catalog.Durability(!it.row.Ephemeral)
-	}
-
-	err := e.cat.Update(ctx, durable, func(tx *catalog.Tx) error {
-		for _, it := range going {
-			if err := it.putTombstones(tx); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
+	// Replace their rows by tombstones. From then on they no longer exist, whatever happens.
+	if err := e.commitDestroy(ctx, going); err != nil {
 		for _, it := range going {
 			for _, r := range it.rows() {
 				e.ledger.UnmarkFailed(ctx, r.ID, err) // it is unmounted already, which recovery will note
@@ -298,11 +288,28 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 		return
 	}
 
-	// From here on they no longer exist, whatever happens.
 	e.reclaimNow(ctx, going, report)
 }
 
-// reclaimNow removes what has a tombstone, for as long as report allows, and leaves
+// commitDestroy replaces the rows of a batch by tombstones, in one commit. It is durable unless all of them are
+// ephemeral: an ephemeral volume that a power loss brings back is destroyed again.
+func (e *Engine) commitDestroy(ctx context.Context, going []*destroyItem) error {
+	durable := catalog.Soft
+	for _, it := range going {
+		durable = durable || catalog.Durability(!it.row.Ephemeral)
+	}
+
+	return e.cat.Update(ctx, durable, func(tx *catalog.Tx) error {
+		for _, it := range going {
+			if err := it.putTombstones(tx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// reclaimNow removes the destroyed objects for as long as report.budget allows, and leaves
 // the rest to the next command.
 func (e *Engine) reclaimNow(ctx context.Context, going []*destroyItem, report *DestroyReport) {
 	ctx = context.WithoutCancel(ctx)
@@ -347,6 +354,7 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyItem, report *D
 		return nil
 	})
 
+	// Report them.
 	for _, it := range going {
 		for _, r := range it.rows() {
 			report.Destroyed = append(report.Destroyed, Destroyed{
@@ -357,7 +365,7 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyItem, report *D
 	}
 }
 
-// refuseUsed fails the items that somebody uses, before anything is unmounted.
+// refuseUsed fails the items that are in use, before anything is unmounted.
 func (e *Engine) refuseUsed(ctx context.Context, items []*destroyItem, o destroyOptions) {
 	var asked []*destroyItem
 	var volumes []content.Volume
@@ -372,10 +380,13 @@ func (e *Engine) refuseUsed(ctx context.Context, items []*destroyItem, o destroy
 	}
 }
 
+// isLeft reports whether the driver could not remove the object of a row yet.
 func (it *destroyItem) isLeft(r catalog.Row) bool {
 	return slices.ContainsFunc(it.left, func(x catalog.Row) bool { return x.ID == r.ID })
 }
 
+// claimDestroy marks the rows of all items, or none. It reads the rows again, and sets skip for items that another
+// process has destroyed or that are no longer to be destroyed. InUse.
 func (e *Engine) claimDestroy(ctx context.Context, items []*destroyItem, o destroyOptions) error {
 	claim := e.ledger.Claim
 	if o.op != "" {
@@ -391,8 +402,9 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyItem, o destr
 				return nil, err
 			}
 
+			// If a volume was rewound, its row is now the previous state.
 			if ok && it.row.Kind == driver.Volume && row.Kind != driver.Volume {
-				row, ok, err = tx.LineageHolder(it.row.Lineage()) // it was rewound: the row is now its previous state
+				row, ok, err = tx.LineageHolder(it.row.Lineage())
 				if err != nil {
 					return nil, err
 				}
@@ -418,6 +430,7 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyItem, o destr
 				}
 			}
 
+			// Include the snapshots of a volume, or the other generations of a golden.
 			if row.Kind == driver.Volume {
 				if it.with, err = tx.Snapshots(row.Lineage()); err != nil {
 					return nil, err

@@ -49,6 +49,7 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 		return out, err
 	}
 
+	// Find the volume.
 	var vol catalog.Row
 	look := func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
 		row, err := tx.ResolveVolume(opFlatten, name)
@@ -80,6 +81,7 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 		return out, nil
 	}
 
+	// Report the cost.
 	s, err := e.pool.Space(ctx)
 	if err != nil {
 		return out, err
@@ -97,6 +99,7 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 		return out, nil
 	}
 
+	// Replace the volume by a copy.
 	if err := e.pool.Admit(ctx, opFlatten, name, out.CostBytes); err != nil {
 		return out, err
 	}

@@ -41,7 +41,7 @@ type SnapshotRequest struct {
 // everything that was written before the call, and its filesystem is consistent: see
 // Freeze and Info.Consistency. A frozen filesystem is thawed even if this process dies.
 // Durable on return, unless the volume is ephemeral. NotFound, Exists, Invalid, NoSpace,
-// InUse (somebody else has frozen the filesystem, and waiting did not help), Conflict (the
+// InUse (another program has frozen the filesystem, and waiting did not help), Conflict (the
 // driver copies, and the volume changed during the copy).
 func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
@@ -165,48 +165,24 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 		return Rewound{}, err
 	}
 
-	var vol, snap catalog.Row
-	var att catalog.MountRecord
-	mounted := false
-	look := func(tx *catalog.Tx) (err error) {
-		if vol, err = tx.ResolveVolume(opRewind, name); err != nil {
-			return err
-		}
-
-		if snap, err = tx.Resolve(opRewind, q.Volume.At(q.Snapshot)); err != nil {
-			return err
-		}
-
-		a, has, err := tx.MountRecord(vol.ID)
-		if err != nil {
-			return err
-		}
-
-		mounted = has && e.content.MountState(vol, a) != content.NotMounted
-		if mounted {
-			att = a
-		}
-
-		return nil
-	}
-
 	if err := q.Snapshot.Required(opRewind); err != nil { // without a name the reference is the volume itself
 		return Rewound{}, err
 	}
 
-	if err := e.cat.View(ctx, look); err != nil {
+	r := &rewind{e: e, q: q}
+	if err := e.cat.View(ctx, r.find); err != nil {
 		return Rewound{}, err
 	}
 
 	// Unmount the volume, and remember where and how it was mounted.
 	again, may := "", Rights{}
-	if mounted {
+	if r.mounted {
 		if !q.Detach {
-			return Rewound{}, errs.New(errs.InUse, opRewind, name, "the volume is mounted at %s", att.Mountpoint).
+			return Rewound{}, errs.New(errs.InUse, opRewind, name, "the volume is mounted at %s", r.att.Mountpoint).
 				WithHint("unmount it first with %s, or use %s", errs.Run("umount", name), errs.Param("detach"))
 		}
-		again, may = att.Mountpoint, content.RightsOf(att)
-		if att.Loop >= 0 && att.MountID == 0 || again == e.pool.DefaultMountpoint(name) {
+		again, may = r.att.Mountpoint, content.RightsOf(r.att)
+		if r.att.Loop >= 0 && r.att.MountID == 0 || again == e.pool.DefaultMountpoint(name) {
 			again = "" // the device, or the place below the pool
 		}
 		if _, err := e.Umount(ctx, UmountRequest{Volume: q.Volume}); err != nil {
@@ -214,8 +190,8 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 		}
 	}
 
-	out, err := e.rewindIdle(ctx, q, look, &vol, &snap, &mounted)
-	if att.ID == "" || err != nil && ctx.Err() != nil {
+	out, err := r.replaceVolume(ctx)
+	if r.att.ID == "" || err != nil && ctx.Err() != nil {
 		return out, err
 	}
 
@@ -231,25 +207,59 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 	return out, err
 }
 
-func (e *Engine) rewindIdle(
-	ctx context.Context, q RewindRequest, look func(*catalog.Tx) error, vol, snap *catalog.Row, mounted *bool,
-) (Rewound, error) {
+// rewind is the state of one Rewind.
+type rewind struct {
+	e         *Engine
+	q         RewindRequest
+	vol, snap catalog.Row
+	mounted   bool
+	att       catalog.MountRecord // of the last time it was found mounted; zero: it never was
+}
+
+// find finds the volume and the snapshot, and whether the volume is mounted.
+func (r *rewind) find(tx *catalog.Tx) (err error) {
+	if r.vol, err = tx.ResolveVolume(opRewind, r.q.Volume.String()); err != nil {
+		return err
+	}
+
+	if r.snap, err = tx.Resolve(opRewind, r.q.Volume.At(r.q.Snapshot)); err != nil {
+		return err
+	}
+
+	a, has, err := tx.MountRecord(r.vol.ID)
+	if err != nil {
+		return err
+	}
+
+	r.mounted = has && r.e.content.MountState(r.vol, a) != content.NotMounted
+	if r.mounted {
+		r.att = a
+	}
+
+	return nil
+}
+
+// replaceVolume replaces the volume, which must not be mounted, by a clone of the snapshot.
+func (r *rewind) replaceVolume(ctx context.Context) (Rewound, error) {
+	// Mark the work, after looking again in the transaction.
+	e, q := r.e, r.q
 	s := &succession{e: e, op: opRewind, next: e.newIdentity(driver.Volume)}
 	err := s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
-		err := look(tx)
-		if err == nil && *mounted {
+		err := r.find(tx)
+		if err == nil && r.mounted {
 			err = errs.New(errs.InUse, opRewind, q.Volume.String(), "it has just been mounted").
 				WithHint("unmount it first with %s", errs.Run("umount", q.Volume))
 		}
-		return *vol, *snap, err
+		return r.vol, r.snap, err
 	})
 	if err != nil {
 		return Rewound{}, err
 	}
 
+	// Clone the snapshot, and commit the clone as the successor.
 	q.Tracker.Start("rewinding", 0, 0)
-	if err = e.drv.Clone(ctx, snap.ID, s.draft()); err == nil {
-		if s.next.SizeBytes > snap.SizeBytes { // the volume has grown since the snapshot
+	if err = e.drv.Clone(ctx, r.snap.ID, s.draft()); err == nil {
+		if s.next.SizeBytes > r.snap.SizeBytes { // the volume has grown since the snapshot
 			err = e.growInside(ctx, catalog.Row{Identity: s.next})
 		}
 	}
@@ -258,7 +268,7 @@ func (e *Engine) rewindIdle(
 	}
 	if err != nil {
 		e.ledger.DestroyUnfinished(ctx, s.next.ID)
-		_ = e.ledger.Unmark(ctx, vol.ID)
+		_ = e.ledger.Unmark(ctx, r.vol.ID)
 		return Rewound{}, errs.Wrap(opRewind, q.Volume.At(q.Snapshot).String(), err)
 	}
 
