@@ -212,6 +212,7 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 
 	defer unlock()
 
+	// Check the catalogue itself.
 	c.q.Tracker.Start("checking the catalogue", 0, 0)
 	bad, err := c.Catalog.Check(ctx)
 	if err != nil {
@@ -238,24 +239,13 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 	if c.Catalog.Lost() > 0 {
 		c.lostCommits()
 	} else if last.BeforeBoot() {
-		if c.q.Repair {
-			removed, err := c.Verbs.Sweep(ctx)
-			if err != nil {
-				return false, err
-			}
-			if err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() }); err != nil {
-				return false, err
-			}
-			c.addNote("first use since the host started: removed %d incomplete or ephemeral objects", removed)
-		} else {
-			c.before = last.BootID
-			c.addNote("this is the first use since the host started: the next command cleans up some of what is reported here")
+		if err := c.sweepBoot(ctx, last); err != nil {
+			return false, err
 		}
 	}
 
-	c.q.Tracker.Start("comparing the pool with the catalogue", 0, 0)
-
 	// Compare, and repair, until nothing new is found.
+	c.q.Tracker.Start("comparing the pool with the catalogue", 0, 0)
 	for range passes {
 		found, err := c.compareTwice(ctx)
 		if errs.Is(err, errs.Damaged) {
@@ -271,6 +261,27 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 	}
 
 	return true, nil
+}
+
+// sweepBoot sweeps the pool at the first use since the host started, if c repairs. Otherwise it only adds a note.
+func (c *fsck) sweepBoot(ctx context.Context, last catalog.Swept) error {
+	if !c.q.Repair {
+		c.before = last.BootID
+		c.addNote("this is the first use since the host started: the next command cleans up some of what is reported here")
+		return nil
+	}
+
+	removed, err := c.Verbs.Sweep(ctx)
+	if err != nil {
+		return err
+	}
+
+	if err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() }); err != nil {
+		return err
+	}
+
+	c.addNote("first use since the host started: removed %d incomplete or ephemeral objects", removed)
+	return nil
 }
 
 // lostCommits reports a catalogue that lost commits. It cannot tell what the pool should be, so nothing is repaired.

@@ -15,9 +15,53 @@ import (
 
 // checkInside checks the filesystems inside images, of all objects or those in q.Refs.
 func (c *fsck) checkInside(ctx context.Context) error {
-	var rows []catalog.Row
-	names := map[driver.ObjectID]string{}
-	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) error {
+	rows, names, err := c.rowsToCheck(ctx)
+	if err != nil {
+		return err
+	}
+
+	// Check the images.
+	var images []catalog.Row
+	for _, row := range rows {
+		switch {
+		case !row.FS.IsImage():
+			c.report.Checked.Trees++ // compareAll has opened it
+		case row.FS == driver.None:
+			c.report.Checked.Raw++
+		default:
+			images = append(images, row)
+		}
+	}
+
+	found, err := c.checkImages(ctx, images, names)
+	if err != nil {
+		return err
+	}
+
+	if c.report.Checked.Trees > 0 {
+		c.noteTrees()
+	}
+
+	// Report and repair, in order and one after the other.
+	byRef := map[string]Finding{}
+	for _, f := range found {
+		byRef[f.ID] = *f
+	}
+
+	for _, row := range rows {
+		if f, ok := byRef[string(row.ID)]; ok {
+			c.q.Tracker.Start("repairing "+f.Ref, 0, 0)
+			c.addFindings(ctx, []Finding{f})
+		}
+	}
+
+	return ctx.Err()
+}
+
+// rowsToCheck returns the rows of all objects or those in q.Refs, each once, and their references.
+func (c *fsck) rowsToCheck(ctx context.Context) (rows []catalog.Row, names map[driver.ObjectID]string, err error) {
+	names = map[driver.ObjectID]string{}
+	err = c.Catalog.View(ctx, func(tx *catalog.Tx) error {
 		add := func(r catalog.Row) error {
 			if _, twice := names[r.ID]; !twice {
 				rows = append(rows, r)
@@ -51,58 +95,24 @@ func (c *fsck) checkInside(ctx context.Context) error {
 		}
 
 		return nil
-	}); err != nil {
-		return err
-	}
-
-	// Check the images.
-	var images []catalog.Row
-	for _, row := range rows {
-		switch {
-		case !row.FS.IsImage():
-			c.report.Checked.Trees++ // compareAll has opened it
-		case row.FS == driver.None:
-			c.report.Checked.Raw++
-		default:
-			images = append(images, row)
-		}
-	}
-
-	found, err := c.checkImages(ctx, images, names)
-	if err != nil {
-		return err
-	}
-
-	// Say what was not checked.
-	if c.report.Checked.Trees > 0 {
-		note := "volumes are trees in a filesystem of the host, which only its own fsck can check"
-		if c.Driver.Caps().Sharing {
-			note = "volumes are trees in the pool's own filesystem, which checks what it reads; to read all of it: " +
-				"`btrfs scrub start -B " + c.DataDir() + "`"
-		}
-		if _, outside := c.Driver.(driver.Spacer); outside {
-			note = "volumes are datasets, and ZFS checks what it reads; to read all of it: `zpool scrub POOL`"
-		}
-		c.report.Notes = append(c.report.Notes, note)
-	}
-
-	// Report and repair, in order and one after the other.
-	byRef := map[string]Finding{}
-	for _, f := range found {
-		byRef[f.ID] = *f
-	}
-
-	for _, row := range rows {
-		if f, ok := byRef[string(row.ID)]; ok {
-			c.q.Tracker.Start("repairing "+f.Ref, 0, 0)
-			c.addFindings(ctx, []Finding{f})
-		}
-	}
-
-	return ctx.Err()
+	})
+	return rows, names, err
 }
 
-// checkImage checks the filesystem in one image, on a copy. checked is false if that could not be done, which is then a
+// noteTrees adds a note that trees were not checked, and what checks them.
+func (c *fsck) noteTrees() {
+	note := "volumes are trees in a filesystem of the host, which only its own fsck can check"
+	if c.Driver.Caps().Sharing {
+		note = "volumes are trees in the pool's own filesystem, which checks what it reads; to read all of it: " +
+			"`btrfs scrub start -B " + c.DataDir() + "`"
+	}
+	if _, outside := c.Driver.(driver.Spacer); outside {
+		note = "volumes are datasets, and ZFS checks what it reads; to read all of it: `zpool scrub POOL`"
+	}
+	c.report.Notes = append(c.report.Notes, note)
+}
+
+// checkImage checks the filesystem in one image, on a copy. checked is false if it could not be checked, which is then a
 // finding or a note. An error ends the whole check.
 func (c *fsck) checkImage(ctx context.Context, row catalog.Row, name string) (_ *Finding, checked bool, err error) {
 	scratch, f, err := c.copyToCheck(ctx, row, name)
@@ -120,6 +130,7 @@ func (c *fsck) checkImage(ctx context.Context, row catalog.Row, name string) (_ 
 // copyToCheck makes a scratch copy of an image, which the caller destroys. If it could not, the finding, if any, says
 // why. An error ends the whole check.
 func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (driver.ObjectID, *Finding, error) {
+	// Return if the filesystem cannot be checked.
 	f := &Finding{Ref: name, ID: string(row.ID)}
 	if _, err := c.Look(Checker(row.FS)); err != nil {
 		return "", skippedFinding(f, err), nil
@@ -132,6 +143,7 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 		}
 	}
 
+	// Mark the copy.
 	scratch := c.scratchIdentity(row, name)
 	err := c.Ledger.ClaimNow(ctx, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		if _, ok, err := tx.Object(row.ID); err != nil || !ok {
@@ -153,7 +165,7 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 		return "", nil, err
 	}
 
-	// The copy is of one moment, even while programs write: as after a power loss, which a journal is made to survive.
+	// Copy the image. Even while programs write, the copy is of one moment, as after a power loss. Journals survive that.
 	if err := c.Driver.Clone(ctx, row.ID, scratch); err != nil {
 		c.Ledger.DestroyUnfinished(ctx, scratch.ID)
 		switch {
@@ -165,6 +177,7 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 		return "", skippedFinding(f, err), nil
 	}
 
+	// Release the original.
 	if err := c.Catalog.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		return tx.StopReading(scratch.ID)
 	}); err != nil {
@@ -175,7 +188,7 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 	return scratch.ID, nil, nil
 }
 
-// scratchIdentity is the identity of a copy to be checked.
+// scratchIdentity returns the identity of a copy to be checked.
 func (c *fsck) scratchIdentity(row catalog.Row, name string) driver.Identity {
 	return driver.Identity{
 		ID: driver.NewID(), Kind: driver.Scratch, Origin: name, OriginID: row.ID,
@@ -189,7 +202,7 @@ type verdict struct {
 	err           error  // it could not be checked
 }
 
-// checkScratch checks the filesystem in a scratch copy. The error is only that of ctx.
+// checkScratch checks the filesystem in a scratch copy. It returns no error other than that of ctx.
 func (c *fsck) checkScratch(ctx context.Context, scratch driver.ObjectID, fs driver.FS) (v verdict, err error) {
 	v.wrong, v.detail, v.err = verifyFilesystem(ctx, c.Content, scratch, fs)
 	return v, ctx.Err()
@@ -222,8 +235,8 @@ func (c *fsck) filesystemFinding(row catalog.Row, name string, v verdict) *Findi
 	return f
 }
 
-// readsUnlessDead returns the object that a mark says that it reads: "" if dead processes have marks on it, which a
-// mere check does not clean up. The mark then blocks nobody.
+// readsUnlessDead returns which object the mark of a check says that it reads: id, or "" if only dead processes have
+// marks on id. A check without repair does not clean these up, and its mark then blocks nobody.
 func (c *fsck) readsUnlessDead(tx *catalog.Tx, id driver.ObjectID) (driver.ObjectID, error) {
 	marks, err := tx.BlockingMarks(id, "", false)
 	if err != nil || len(marks) == 0 || c.q.Repair {
@@ -312,10 +325,10 @@ func (c *fsck) repairCopy(ctx context.Context, id driver.ObjectID, fs driver.FS)
 	})
 }
 
-// runRepairProgram runs the repair program, gently at first.
+// runRepairProgram runs the repair program, first with the options that change least. Damaged if it gives up.
 func (c *fsck) runRepairProgram(ctx context.Context, fs driver.FS, image string) error {
 	tries := [][]string{{"-f", "-p", image}, {"-f", "-y", image}, {"-f", "-y", image}}
-	good := 3 // of e2fsck: bits that say that errors were corrected
+	good := 3 // bits in the exit code of e2fsck: errors were corrected
 	if fs == driver.XFS {
 		tries, good = [][]string{xfsRepair(image), xfsRepair(image, "-L")}, 0
 	}

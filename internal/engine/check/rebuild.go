@@ -19,14 +19,14 @@ import (
 	"pando/internal/engine/pool"
 )
 
-// Rebuilt says what Rebuild brought back.
+// Rebuilt describes what Rebuild recovered.
 type Rebuilt struct {
 	Dir         string   `json:"dir"`
 	Volumes     int      `json:"volumes"`
 	Snapshots   int      `json:"snapshots"`
 	Goldens     int      `json:"goldens"`
 	Generations int      `json:"generations"`
-	Garbage     int      `json:"garbage"` // removed: half made when a process died
+	Garbage     int      `json:"garbage"` // removed: incomplete objects of processes that died
 	Old         string   `json:"old_catalogue"`
 	Notes       []string `json:"notes,omitempty"`
 }
@@ -44,6 +44,7 @@ func Rebuild(ctx context.Context, p *pool.Pool, d driver.Driver) (*Rebuilt, erro
 		return nil, err
 	}
 
+	// Read the identities, and remove incomplete objects.
 	var whole []driver.Identity
 	for o, err := range d.List(ctx) {
 		switch {
@@ -72,45 +73,52 @@ func Rebuild(ctx context.Context, p *pool.Pool, d driver.Driver) (*Rebuilt, erro
 
 	findBases(whole)
 
-	// Make the new catalogue beside the old one; it then replaces it as a whole.
+	return r, replaceCatalog(ctx, p, d, whole, r)
+}
+
+// replaceCatalog makes the new catalogue beside the old one, which it then replaces as a whole.
+func replaceCatalog(
+	ctx context.Context, p *pool.Pool, d driver.Driver, whole []driver.Identity, r *Rebuilt,
+) error {
 	making := filepath.Join(p.Dir, rebuildingName)
 	if err := os.RemoveAll(making); err != nil {
-		return nil, errs.Wrap("rebuild", making, err)
+		return errs.Wrap("rebuild", making, err)
 	}
 
 	if err := os.Mkdir(making, 0o700); err != nil {
-		return nil, errs.Wrap("rebuild", making, err)
+		return errs.Wrap("rebuild", making, err)
 	}
 
 	if err := writeCatalog(ctx, p, making, d, whole, r); err != nil {
-		_ = os.RemoveAll(making) // else the next rebuild does
-		return nil, err
+		_ = os.RemoveAll(making) // if it cannot be removed, the next rebuild removes it
+		return err
 	}
 
 	for _, d := range []string{"live", "locks", "mnt"} { // in case they were lost
 		if err := os.Mkdir(filepath.Join(p.Dir, d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, errs.Wrap("rebuild", p.Dir, err)
+			return errs.Wrap("rebuild", p.Dir, err)
 		}
 	}
 
+	// Replace the catalogue, durably.
 	var err error
 	if r.Old, err = setAsideCatalog(p.Dir); err != nil {
-		return nil, err
+		return err
 	}
 
 	if err := os.Rename(filepath.Join(making, "catalog.db"), filepath.Join(p.Dir, "catalog.db")); err != nil {
-		return nil, errs.Wrap("rebuild", p.Dir, err)
+		return errs.Wrap("rebuild", p.Dir, err)
 	}
 
 	if err := p.Sync(); err != nil {
-		return nil, err
+		return err
 	}
 
 	for _, id := range whole {
 		ledger.NoteCommitted(d, id.ID)
 	}
 
-	return r, errs.Wrap("rebuild", making, os.RemoveAll(making))
+	return errs.Wrap("rebuild", making, os.RemoveAll(making))
 }
 
 // writeCatalog makes a catalogue of the pool in dir, one file and durable.
@@ -151,10 +159,11 @@ func writeCatalog(
 	return nil
 }
 
-// settleIdentities finishes what identities say was begun: a volume that was replaced becomes a snapshot of its
-// successor. Snapshots whose volume no longer exists become volumes, so that nothing is out of reach; and of two
-// objects with one name the younger gets another. It also writes its changes into the pool.
+// settleIdentities finishes the operations that identities show to be unfinished: a volume that was replaced becomes a
+// snapshot of its successor. Snapshots whose volume no longer exists become volumes, so that all objects can be reached;
+// and of two objects with one name the younger gets another. It also writes its changes into the pool.
 func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Identity, r *Rebuilt) error {
+	// Find successors and names.
 	successors, lineages := map[driver.ObjectID]driver.Identity{}, map[driver.ObjectID]bool{}
 	taken := map[string]bool{}
 	for _, id := range whole {
@@ -177,6 +186,7 @@ func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Ident
 		return name
 	}
 
+	// Correct one identity after the other.
 	for i, id := range whole {
 		was := id
 		next, replaced := successors[id.ID]
@@ -197,19 +207,10 @@ func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Ident
 				"the volume of snapshot "+was.Origin+"@"+was.Name+" no longer exists: the snapshot is now volume "+id.Name)
 		}
 
-		// A process that wrote an identity may have died before it set the mode, and the mark that named it goes with the old
-		// catalogue.
-		if ins, ok := d.(driver.Inspector); ok && id == was {
-			if cond, err := ins.Inspect(ctx, id); err != nil {
-				return err
-			} else if cond.Data && (cond.Mode != "" || cond.Leftover) {
-				if err := ins.Restore(ctx, id); err != nil {
-					return err
-				}
-			}
-		}
-
 		if id == was {
+			if err := restoreObject(ctx, d, id); err != nil {
+				return err
+			}
 			continue
 		}
 
@@ -228,8 +229,24 @@ func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Ident
 	return nil
 }
 
-// leaveOutTwins leaves out generations with the number of an older one, which no pando makes: numbers cannot be
-// changed, so they stay in the pool.
+// restoreObject completes an object whose identity is right. A process may have died between writing the identity and
+// setting the mode, and the mark that named the object goes with the old catalogue.
+func restoreObject(ctx context.Context, d driver.Driver, id driver.Identity) error {
+	ins, ok := d.(driver.Inspector)
+	if !ok {
+		return nil
+	}
+
+	cond, err := ins.Inspect(ctx, id)
+	if err != nil || !cond.Data || cond.Mode == "" && !cond.Leftover {
+		return err
+	}
+
+	return ins.Restore(ctx, id)
+}
+
+// leaveOutTwins leaves out generations that have the number of an older one. Pando never makes such a generation.
+// Numbers cannot be changed, so it stays in the pool without a row.
 func leaveOutTwins(whole []driver.Identity, r *Rebuilt) []driver.Identity {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(whole, func(id driver.Identity) bool {
@@ -245,7 +262,7 @@ func leaveOutTwins(whole []driver.Identity, r *Rebuilt) []driver.Identity {
 	})
 }
 
-// orphanVolume returns the identity of the volume that a snapshot becomes whose volume no longer exists.
+// orphanVolume returns the identity of the volume that a snapshot becomes when its own volume no longer exists.
 func orphanVolume(id driver.Identity) driver.Identity {
 	name := id.Name
 	if base, _, _ := strings.Cut(id.Origin, "@"); base != "" {
@@ -256,9 +273,9 @@ func orphanVolume(id driver.Identity) driver.Identity {
 	return id
 }
 
-// findBases fills in the generations that volumes and snapshots descend from:
-// after a publish, which says so in the generation first, and where identities
-// of earlier versions do not tell.
+// findBases fills in the generations that volumes and snapshots descend from: after a
+// publish, which records the base in the identity of the generation first, and where
+// identities of earlier versions have none.
 func findBases(whole []driver.Identity) {
 	byID, published := map[driver.ObjectID]*driver.Identity{}, map[driver.ObjectID]*driver.Identity{}
 	for i := range whole {
@@ -291,13 +308,13 @@ func findBases(whole []driver.Identity) {
 		}
 
 		if g := published[id.ID]; g != nil && (id.Golden == "" || id.Golden == g.Golden && id.Generation < g.Generation) {
-			id.Golden, id.Generation = g.Golden, g.Generation // as Publish says
+			id.Golden, id.Generation = g.Golden, g.Generation // as Publish records it
 		}
 	}
 }
 
-// setAsideCatalog renames the old catalogue's files, so that nothing is lost. The database goes first: without it the
-// rest is no catalogue, and the next command says so. If this process dies then, the next call continues.
+// setAsideCatalog renames the old catalogue's files, so that nothing is lost. It renames the database first: without
+// it, the next command reports that the catalogue is missing. If this process dies then, the next call continues.
 func setAsideCatalog(dir string) (string, error) {
 	const set = "catalog.damaged-"
 	name := func(stamp, ext string) string { return filepath.Join(dir, set+stamp+".db"+ext) }
@@ -389,7 +406,7 @@ func addGeneration(g *catalog.Golden, id driver.Identity) {
 		g.Current, g.Keep = id.Generation, id.Keep
 	}
 	g.Next = max(g.Next, g.Current+1)
-	// One that was pulled may be older than its golden is here, and then says so.
+	// A generation that was pulled may be older than its golden is in this pool. It then has Since.
 	switch {
 	case !id.Since.IsZero():
 		g.CreatedAt = id.Since

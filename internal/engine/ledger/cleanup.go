@@ -90,8 +90,6 @@ var cleanUpBatch = 256 // tests compare
 // finishBatch brings interrupted operations to the state before or after them, and returns the ones that failed.
 func (l *Ledger) finishBatch(ctx context.Context, marks []catalog.Mark) (failed map[driver.ObjectID]error) {
 	failed = map[driver.ObjectID]error{}
-	rows := make(map[driver.ObjectID]catalog.Row, len(marks))
-	hasTombstone := make(map[driver.ObjectID]bool, len(marks))
 	fail := func(marks []catalog.Mark, err error) map[driver.ObjectID]error {
 		for _, m := range marks {
 			failed[m.ID] = err
@@ -99,23 +97,8 @@ func (l *Ledger) finishBatch(ctx context.Context, marks []catalog.Mark) (failed 
 		return failed
 	}
 
-	// Find the rows and tombstones of the marked objects.
-	if err := l.cat.View(ctx, func(tx *catalog.Tx) error {
-		for _, m := range marks {
-			row, exists, err := tx.Object(m.ID)
-			if err != nil {
-				return err
-			}
-			if exists {
-				rows[m.ID] = row
-			}
-			if hasTombstone[m.ID], err = tx.HasTombstone(m.ID); err != nil {
-				return err
-			}
-		}
-
-		return nil
-	}); err != nil {
+	rows, hasTombstone, err := l.readMarked(ctx, marks)
+	if err != nil {
 		return fail(marks, err)
 	}
 
@@ -147,26 +130,15 @@ func (l *Ledger) finishBatch(ctx context.Context, marks []catalog.Mark) (failed 
 		return failed
 	}
 
-	// Removing may take longer than this command may spend on it: a tombstone lets the next command continue.
+	// Replace the marks by tombstones, and remove the objects. If that takes longer than this command may spend on it,
+	// the tombstones let the next command continue.
 	tombstones := make([]catalog.Tombstone, len(dying))
 	for i, m := range dying {
 		ref := cmp.Or(m.Name, "leftovers of an interrupted "+m.Op)
 		tombstones[i] = catalog.Tombstone{ID: m.ID, Ref: ref, At: time.Now()}
 	}
 
-	if err := l.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
-		for _, g := range tombstones {
-			if err := tx.AddTombstone(g); err != nil { // keeps an older one
-				return err
-			}
-		}
-		for _, m := range ready {
-			if err := tx.Unmark(m.ID); err != nil {
-				return err
-			}
-		}
-		return nil
-	}); err != nil {
+	if err := l.replaceMarks(ctx, ready, tombstones); err != nil {
 		return fail(ready, err)
 	}
 
@@ -174,6 +146,48 @@ func (l *Ledger) finishBatch(ctx context.Context, marks []catalog.Mark) (failed 
 	tombstones = slices.DeleteFunc(tombstones, func(g catalog.Tombstone) bool { return hasTombstone[g.ID] })
 	l.Reclaim(ctx, tombstones)
 	return failed
+}
+
+// readMarked returns the rows of the marked objects that have one, and which of the objects have a tombstone.
+func (l *Ledger) readMarked(
+	ctx context.Context, marks []catalog.Mark,
+) (rows map[driver.ObjectID]catalog.Row, hasTombstone map[driver.ObjectID]bool, err error) {
+	rows = make(map[driver.ObjectID]catalog.Row, len(marks))
+	hasTombstone = make(map[driver.ObjectID]bool, len(marks))
+	err = l.cat.View(ctx, func(tx *catalog.Tx) error {
+		for _, m := range marks {
+			row, exists, err := tx.Object(m.ID)
+			if err != nil {
+				return err
+			}
+			if exists {
+				rows[m.ID] = row
+			}
+			if hasTombstone[m.ID], err = tx.HasTombstone(m.ID); err != nil {
+				return err
+			}
+		}
+
+		return nil
+	})
+	return rows, hasTombstone, err
+}
+
+// replaceMarks removes marks and adds tombstones, in one commit. A tombstone that an object already has stays.
+func (l *Ledger) replaceMarks(ctx context.Context, marks []catalog.Mark, tombstones []catalog.Tombstone) error {
+	return l.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		for _, g := range tombstones {
+			if err := tx.AddTombstone(g); err != nil {
+				return err
+			}
+		}
+		for _, m := range marks {
+			if err := tx.Unmark(m.ID); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // undoSideEffects undoes what an operation did besides making or removing an object, and reports whether the object is
@@ -197,7 +211,7 @@ func (l *Ledger) undoSideEffects(
 			return false, err
 		}
 		if !never {
-			// The sweep after a boot, gc and fsck say so again.
+			// The sweep after a boot, gc and fsck warn of it again.
 			warnings.Add(ctx,
 				"%s was being made by an interrupted %s, or the catalogue lost it: it stays in the pool; run %s for details",
 				cmp.Or(m.Name, string(m.ID)), m.Op, errs.Run("fsck"))

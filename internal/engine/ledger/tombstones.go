@@ -57,7 +57,8 @@ const removeWorkers = 4
 
 // reclaimBatch is Reclaim for a batch, which shares its transactions. It removes objects until bounded ends.
 func (l *Ledger) reclaimBatch(ctx, bounded context.Context, tombstones []catalog.Tombstone) int {
-	free := make([]catalog.Tombstone, 0, len(tombstones)) // that no live operation is removing
+	// Find the objects that no live operation is removing.
+	free := make([]catalog.Tombstone, 0, len(tombstones))
 	if err := l.cat.View(ctx, func(tx *catalog.Tx) error {
 		free = free[:0]
 		for _, g := range tombstones {
@@ -75,6 +76,7 @@ func (l *Ledger) reclaimBatch(ctx, bounded context.Context, tombstones []catalog
 		return 0
 	}
 
+	// Remove them, some at a time.
 	var mu sync.Mutex
 	var gone []catalog.Tombstone
 	var g errgroup.Group
