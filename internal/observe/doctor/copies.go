@@ -153,12 +153,13 @@ type reservoir struct {
 	kept []match
 }
 
-func (r *reservoir) offer(m match, weight int64) {
-	if weight <= 0 {
+// offer draws m with a probability that grows with its bytes.
+func (r *reservoir) offer(m match) {
+	if m.bytes <= 0 {
 		return
 	}
 
-	key := math.Log(1-rand.Float64()) / float64(weight)
+	key := math.Log(1-rand.Float64()) / float64(m.bytes)
 	if len(r.kept) < r.size {
 		r.keys, r.kept = append(r.keys, key), append(r.kept, m)
 		return

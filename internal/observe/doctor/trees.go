@@ -24,20 +24,20 @@ import (
 )
 
 const (
-	treeDepth     = 4       // how far below a mount a tree may begin
-	maxTrees      = 100_000 // trees that are remembered
-	maxPlacesOpen = 2000    // filesystems: each takes two descriptors
+	treeDepth     = 4       // directories below a mount point at which a tree may begin
+	maxTrees      = 100_000 // in memory
+	maxPlacesOpen = 2000    // filesystems: each needs two descriptors
 	minHashes     = 4       // of the names in a tree's root
-	giveUpAfter   = 200     // files: a tree of which so many were compared and few agree is no copy
+	giveUpAfter   = 200     // files: a tree of which so many were compared and few agree is not a copy
 	sampleFiles   = 128
 	sampleBytes   = 128 << 10
 )
 
-// place is a filesystem that is looked through, by a mount of our own that cannot
-// be written to: not even access times change.
+// place is a filesystem in which findCopies looks for trees. It is open by a read-only mount of our own, so that reading
+// changes nothing, not even access times.
 type place struct {
-	path   string // where people see it
-	inside bool   // it lies inside a volume
+	path   string // mount point
+	inside bool   // the filesystem is inside a volume
 	mount  *mount.Detached
 	root   *os.File
 }
@@ -45,14 +45,15 @@ type place struct {
 // tree is a directory that may be a copy of another, or have copies.
 type tree struct {
 	place *place
-	path  string // relative; "" is the root
+	path  string // relative to the place; "" is its root
 	depth int
-	born  int64 // in ns
+	born  int64 // time of creation in ns; 0 if it is unknown
 	mins  [minHashes]uint64
 	names int
-	of    *tree // that it is a copy of
+	of    *tree // the original, if it is a copy
 }
 
+// String returns the path for people.
 func (t *tree) String() string { return filepath.Join(t.place.path, t.path) }
 
 // match is a file that is a copy of another.
@@ -63,8 +64,10 @@ type match struct {
 	size             int64
 	originalID       fileID
 	copiedID         fileID
+	bytes            int64 // on disk, of the smaller of both
 }
 
+// trees finds and compares trees, and adds what it finds to c.
 type trees struct {
 	c      *Copies
 	places []*place
@@ -80,44 +83,31 @@ func newTrees(c *Copies) *trees {
 	return &trees{c: c, same: classes{}, seed: maphash.MakeSeed(), draw: reservoir{size: sampleFiles}}
 }
 
+// close unmounts the places.
 func (t *trees) close() {
 	for _, p := range t.places {
 		p.close()
 	}
 }
 
-// openPlaces opens what can be looked through: mounted filesystems of the pool, and
-// filesystems on its volumes.
+// openPlaces opens the mounted filesystems among datasets, and the mounted filesystems inside volumes among them. It
+// skips clones, which share with their origin already, without the dedup table.
 func (t *trees) openPlaces(datasets []Dataset, deadline time.Time) {
-	table, err := mount.Table("self")
+	mounts, err := readMounts()
 	if err != nil {
 		t.c.skip("all filesystems: " + err.Error())
 		return
 	}
 
-	bySource, byDevice := map[string]mount.Entry{}, map[uint64]mount.Entry{}
-	for _, m := range table {
-		switch {
-		case m.Root != "/":
-		case m.FSType == "zfs":
-			bySource[m.Source] = m
-		default:
-			byDevice[m.Dev] = m
-		}
-	}
-
+	// Open each filesystem.
 	clones, unmounted, late := 0, 0, 0
 	for _, d := range datasets {
 		if d.Origin != "" {
-			clones++ // it shares with its origin already, without the dedup table
+			clones++
 			continue
 		}
 
-		m := bySource[d.Name]
-		if d.Type == "volume" {
-			m = byDevice[deviceNumber(d.Name)]
-		}
-
+		m := mounts.of(d)
 		if m.Point == "" {
 			if d.Type == "filesystem" {
 				unmounted++
@@ -145,6 +135,7 @@ func (t *trees) openPlaces(datasets []Dataset, deadline time.Time) {
 		t.places = append(t.places, p)
 	}
 
+	// Record the others.
 	for _, n := range []struct {
 		n    int
 		what string
@@ -161,8 +152,38 @@ func (t *trees) openPlaces(datasets []Dataset, deadline time.Time) {
 	t.c.Complete = t.c.Complete && late == 0
 }
 
-// openPlace opens the filesystem that is mounted at point, if it is that of a
-// device, and not another that covers it; 0 is any.
+// datasetMounts has the mounts of whole filesystems, by dataset and by device number.
+type datasetMounts struct {
+	bySource map[string]mount.Entry
+	byDevice map[uint64]mount.Entry
+}
+
+// readMounts reads the mount table of this process.
+func readMounts() (datasetMounts, error) {
+	d := datasetMounts{map[string]mount.Entry{}, map[uint64]mount.Entry{}}
+	table, err := mount.Table("self")
+	for _, m := range table {
+		switch {
+		case m.Root != "/":
+		case m.FSType == "zfs":
+			d.bySource[m.Source] = m
+		default:
+			d.byDevice[m.Dev] = m
+		}
+	}
+	return d, err
+}
+
+// of returns the mount of a dataset, or of the filesystem inside a volume; zero if it is not mounted.
+func (m datasetMounts) of(d Dataset) mount.Entry {
+	if d.Type == "volume" {
+		return m.byDevice[deviceNumber(d.Name)]
+	}
+	return m.bySource[d.Name]
+}
+
+// openPlace opens the filesystem that is mounted at point. It returns InUse if that is not the filesystem with the given
+// device number, because another one covers it; 0 accepts any.
 func openPlace(point string, device uint64) (*place, error) {
 	p := &place{path: point}
 	var err error
@@ -188,10 +209,10 @@ func (p *place) close() {
 	if p.root != nil {
 		p.root.Close()
 	}
-	_ = p.mount.Close() // it was never attached to anything
+	_ = p.mount.Close() // the mount was never attached, so its end loses nothing
 }
 
-// deviceNumber is that of a volume's block device; 0 without one.
+// deviceNumber returns the device number of a volume's block device; 0 if it has none.
 func deviceNumber(volume string) uint64 {
 	dev, err := zfs.OpenDevice(volume)
 	if err != nil {
@@ -205,8 +226,7 @@ func deviceNumber(volume string) uint64 {
 	return st.Rdev
 }
 
-// openBelow opens something below a place, without following links and without
-// leaving it.
+// openBelow opens a file or directory in a place. It follows no symbolic links and does not leave the place.
 func (p *place) openBelow(path string, flags int) (*os.File, error) {
 	if path == "" {
 		path = "."
@@ -226,6 +246,7 @@ func (p *place) openBelow(path string, flags int) (*os.File, error) {
 	}
 }
 
+// join joins two relative paths, of which either may be "".
 func join(dir, rel string) string {
 	if dir == "" || rel == "" {
 		return dir + rel
@@ -233,7 +254,7 @@ func join(dir, rel string) string {
 	return dir + "/" + rel
 }
 
-// late reports whether the time is over, and remembers that not all was done.
+// late reports whether the deadline has passed, and records that the search is incomplete.
 func (t *trees) late(deadline time.Time) bool {
 	if time.Now().Before(deadline) {
 		return false
@@ -242,8 +263,8 @@ func (t *trees) late(deadline time.Time) bool {
 	return true
 }
 
-// listDirectories finds the directories that may be copies: all, to some depth. What is gone
-// or cannot be read in the meantime is left out.
+// listDirectories lists the directories of all places down to treeDepth: each may be a copy. It skips directories that
+// were removed in the meantime or cannot be read.
 func (t *trees) listDirectories(ctx context.Context, deadline time.Time) error {
 	var queue []*tree
 	for _, p := range t.places {
@@ -284,42 +305,47 @@ func (t *trees) listDirectories(ctx context.Context, deadline time.Time) error {
 
 		t.c.Directories++
 		t.tracker.Add(1, 0)
-		d.names = len(entries)
-		for i := range d.mins {
-			d.mins[i] = ^uint64(0)
-		}
-
+		d.sign(t.seed, entries)
+		t.all = append(t.all, d)
 		for _, e := range entries {
-			h := maphash.String(t.seed, e.Name)
-			for i := range d.mins {
-				d.mins[i] = min(d.mins[i], mix(h+uint64(i)*0x9e3779b97f4a7c15))
-			}
 			if e.Type == unix.DT_DIR && d.depth < treeDepth {
 				queue = append(queue, &tree{place: d.place, path: join(d.path, e.Name), depth: d.depth + 1})
 			}
 		}
-
-		t.all = append(t.all, d)
 	}
 
 	return nil
 }
 
-// mix makes one hash of another (the end of splitmix64).
+// sign computes the MinHash signature of the names in a tree's root: trees with the same names have the same, and trees
+// with many names in common probably share a part of it.
+func (t *tree) sign(seed maphash.Seed, entries []treewalk.Dirent) {
+	t.names = len(entries)
+	for i := range t.mins {
+		t.mins[i] = ^uint64(0)
+	}
+	for _, e := range entries {
+		h := maphash.String(seed, e.Name)
+		for i := range t.mins {
+			t.mins[i] = min(t.mins[i], mix(h+uint64(i)*0x9e3779b97f4a7c15))
+		}
+	}
+}
+
+// mix derives one hash from another (the end of splitmix64).
 func mix(z uint64) uint64 {
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb
 	return z ^ z>>31
 }
 
-// pair is two trees whose roots list much the same names: with half of the names
-// in common the chance of being one is 15 of 16.
+// pair is two trees with mostly the same names in their roots: trees with half of the names in common become a pair with
+// a probability of 15/16.
 type pair struct{ original, copied *tree }
 
-// candidates are pairs that may be copies. Those of the oldest original come first:
-// what was copied is older than its copies, which also resemble each other; and
-// a directory is older than what is in it, which need not be looked at if the
-// directory was copied as a whole.
+// candidates returns the pairs of trees that may be copies, those of the oldest original first. An original is older
+// than its copies, which also resemble each other; and a directory is older than those in it, which need not be
+// compared if the directory was copied as a whole.
 func (t *trees) candidates() []pair {
 	slices.SortStableFunc(t.all, func(a, b *tree) int { return cmp.Compare(a.born, b.born) })
 	type band struct {
@@ -338,7 +364,7 @@ func (t *trees) candidates() []pair {
 					out = append(out, pair{o, d})
 				}
 			}
-			if len(first[b]) < 3 { // more originals of one shape are not tried
+			if len(first[b]) < 3 { // at most 3 originals with the same hash
 				first[b] = append(first[b], d)
 			}
 		}
@@ -351,13 +377,12 @@ func (t *trees) candidates() []pair {
 	return out
 }
 
-// within reports whether a is b or lies in it.
+// within reports whether a is b, or lies in b.
 func within(a, b *tree) bool {
 	return a.place == b.place && (a.path == b.path || b.path == "" || strings.HasPrefix(a.path, b.path+"/"))
 }
 
-// claims are trees that are originals or copies: what lies in them is accounted
-// for. Paths are those from a place.
+// claims holds the trees that are originals or copies, by place and relative path. What lies in them is accounted for.
 type claims map[*place]map[string]bool
 
 func (c claims) add(t *tree) {
@@ -367,10 +392,10 @@ func (c claims) add(t *tree) {
 	c[t.place][t.path] = true
 }
 
-// parent is "" for what lies in the root.
+// parent returns the path without its last part; "" for an entry of the root.
 func parent(path string) string { return path[:max(strings.LastIndexByte(path, '/'), 0)] }
 
-// cover reports whether t lies in a tree that was claimed.
+// cover reports whether t lies in a claimed tree.
 func (c claims) cover(t *tree) bool {
 	for path := t.path; path != ""; {
 		path = parent(path)
@@ -381,13 +406,14 @@ func (c claims) cover(t *tree) bool {
 	return false
 }
 
-// fileID tells files apart.
+// fileID identifies a file.
 type fileID struct{ dev, ino uint64 }
 
-// classes are sets of files that are copies of one another: of each, all but one
-// are duplicates, whichever pairs of trees they were found in.
+// classes holds sets of files that are copies of one another (a union-find structure): all but one of each set are
+// duplicates, whichever pairs of trees they were found in.
 type classes map[fileID]fileID
 
+// find returns the representative of the set of f.
 func (c classes) find(f fileID) fileID {
 	for {
 		up, ok := c[f]
@@ -401,7 +427,7 @@ func (c classes) find(f fileID) fileID {
 	}
 }
 
-// join makes one class of two, and reports whether they were two.
+// join merges the sets of two files, and reports whether they were different.
 func (c classes) join(a, b fileID) bool {
 	a, b = c.find(a), c.find(b)
 	if a == b {
@@ -411,6 +437,7 @@ func (c classes) join(a, b fileID) bool {
 	return true
 }
 
+// comparePairs compares the candidates and adds the copies to t.c.Trees, those with most bytes first.
 func (t *trees) comparePairs(ctx context.Context, deadline time.Time) error {
 	groups := map[*tree]*TreeCopies{}
 	var order []*tree
@@ -421,7 +448,7 @@ func (t *trees) comparePairs(ctx context.Context, deadline time.Time) error {
 			return errs.Wrap("doctor", "", err)
 		}
 
-		// An original may have more copies; a copy is not compared again.
+		// Skip what is accounted for. An original may have more copies, but a copy is not compared again.
 		if p.original.of != nil || p.copied.of != nil || within(p.copied, p.original) || within(p.original, p.copied) ||
 			claimed.cover(p.copied) || claimed.cover(p.original) {
 			continue
@@ -431,13 +458,14 @@ func (t *trees) comparePairs(ctx context.Context, deadline time.Time) error {
 			break
 		}
 
-		// All get a share of the time that is left, so that no large tree takes it.
+		// Give each pair a share of the remaining time, so that a large tree does not use it up.
 		slice := min(time.Until(deadline), max(time.Until(deadline)/time.Duration(len(pairs)-i)*4, 500*time.Millisecond))
 		r := t.comparePair(ctx, p, time.Now().Add(slice))
 		if r == nil {
 			continue
 		}
 
+		// Record the copy.
 		p.copied.of = p.original
 		claimed.add(p.copied)
 		claimed.add(p.original)
@@ -459,6 +487,7 @@ func (t *trees) comparePairs(ctx context.Context, deadline time.Time) error {
 	return nil
 }
 
+// bytes returns the size of all copies on disk.
 func (g TreeCopies) bytes() (n int64) {
 	for _, c := range g.Copies {
 		n += c.CopiedBytes
@@ -466,79 +495,20 @@ func (g TreeCopies) bytes() (n int64) {
 	return n
 }
 
-// comparePair walks two trees at once; nil if one is no copy of the other. Only if
-// it is, do the files count that were found equal, each once, and are they offered
-// for sampling.
+// comparePair walks two trees at once. It returns nil if one is not a copy of the other, or if both only repeat copies
+// that were found before. Otherwise it counts the files that are copies, each once, and offers them for sampling.
 func (t *trees) comparePair(ctx context.Context, p pair, deadline time.Time) *TreeCopy {
 	r := &TreeCopy{Path: p.copied.String(), Complete: true, inside: p.copied.place.inside || p.original.place.inside}
-	var found []match
-	var weights []int64
-	linked := map[uint64]bool{}
-	stack := []string{""}
-	for len(stack) > 0 {
+	w := pairWalk{trees: t, pair: p, copy: r, linked: map[uint64]bool{}, todo: []string{""}}
+	for len(w.todo) > 0 {
 		if time.Now().After(deadline) || ctx.Err() != nil {
 			r.Complete, t.c.Complete = false, false
 			break
 		}
 
-		rel := stack[len(stack)-1]
-		stack = stack[:len(stack)-1]
-		a, err := p.original.place.openBelow(join(p.original.path, rel), unix.O_RDONLY|unix.O_DIRECTORY)
-		if err != nil {
-			continue // it has no such directory
-		}
-
-		b, err := p.copied.place.openBelow(join(p.copied.path, rel), unix.O_RDONLY|unix.O_DIRECTORY)
-		if err != nil {
-			a.Close()
-			continue
-		}
-
-		entries, err := treewalk.ReadDirents(b)
-		if err != nil {
-			r.Complete, t.c.Complete = false, false
-		}
-
-		for _, e := range entries {
-			if e.Type == unix.DT_DIR {
-				stack = append(stack, join(rel, e.Name))
-			}
-			if e.Type != unix.DT_REG {
-				continue
-			}
-
-			var x, y unix.Stat_t
-			if unix.Fstatat(int(b.Fd()), e.Name, &y, unix.AT_SYMLINK_NOFOLLOW) != nil || y.Mode&unix.S_IFMT != unix.S_IFREG {
-				continue
-			}
-
-			if y.Nlink > 1 {
-				if linked[y.Ino] {
-					continue
-				}
-				linked[y.Ino] = true
-			}
-
-			r.Files++
-			t.c.Files++
-			t.tracker.Add(1, y.Blocks*512)
-			if unix.Fstatat(int(a.Fd()), e.Name, &x, unix.AT_SYMLINK_NOFOLLOW) != nil || x.Mode&unix.S_IFMT != unix.S_IFREG ||
-				!sameFile(&x, &y) {
-				continue
-			}
-
-			r.CopiedFiles++
-			n := min(x.Blocks, y.Blocks) * 512
-			r.CopiedBytes += n
-			path := join(rel, e.Name)
-			found = append(found, match{p.original.place, p.copied.place, join(p.original.path, path), join(p.copied.path, path),
-				y.Size,
-				fileID{x.Dev, x.Ino}, fileID{y.Dev, y.Ino}})
-			weights = append(weights, n)
-		}
-
-		a.Close()
-		b.Close()
+		rel := w.todo[len(w.todo)-1]
+		w.todo = w.todo[:len(w.todo)-1]
+		w.compareDirectory(rel)
 		if r.Files >= giveUpAfter && r.CopiedFiles*4 < r.Files {
 			return nil
 		}
@@ -548,35 +518,109 @@ func (t *trees) comparePair(ctx context.Context, p pair, deadline time.Time) *Tr
 		return nil
 	}
 
+	// Count the files that are not known as copies yet.
 	news := false
-	for i, m := range found {
+	for _, m := range w.found {
 		if !t.same.join(m.originalID, m.copiedID) {
 			continue
 		}
 		news = true
-		t.draw.offer(m, weights[i])
+		t.draw.offer(m)
 		if r.inside {
-			t.c.InsideBytes += weights[i]
+			t.c.InsideBytes += m.bytes
 		} else {
-			t.c.CopiedBytes += weights[i]
+			t.c.CopiedBytes += m.bytes
 		}
 	}
 
 	if !news {
-		return nil // both resemble what was found before
+		return nil
 	}
 
 	return r
 }
 
-// sameFile reports whether one is a copy of the other, by what a copy keeps. Some
-// tools keep seconds only.
+// pairWalk is the walk of comparePair through two trees.
+type pairWalk struct {
+	*trees
+	pair
+	copy   *TreeCopy
+	found  []match
+	linked map[uint64]bool // inodes with several links, which count once
+	todo   []string        // directories, relative to the trees
+}
+
+// compareDirectory compares the files of a directory with those of the same directory in the original, and adds its
+// subdirectories to todo. It skips directories that only one tree has.
+func (w *pairWalk) compareDirectory(rel string) {
+	original, err := w.original.place.openBelow(join(w.original.path, rel), unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return
+	}
+
+	defer original.Close()
+	copied, err := w.copied.place.openBelow(join(w.copied.path, rel), unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return
+	}
+
+	defer copied.Close()
+	entries, err := treewalk.ReadDirents(copied)
+	if err != nil {
+		w.copy.Complete, w.c.Complete = false, false
+	}
+
+	for _, e := range entries {
+		switch e.Type {
+		case unix.DT_DIR:
+			w.todo = append(w.todo, join(rel, e.Name))
+		case unix.DT_REG:
+			w.compareFile(original, copied, rel, e.Name)
+		}
+	}
+}
+
+// compareFile counts a file, and notes it as found if it is a copy of the file with the same name in the original.
+func (w *pairWalk) compareFile(original, copied *os.File, dir, name string) {
+	var x, y unix.Stat_t
+	if unix.Fstatat(int(copied.Fd()), name, &y, unix.AT_SYMLINK_NOFOLLOW) != nil || y.Mode&unix.S_IFMT != unix.S_IFREG {
+		return
+	}
+
+	if y.Nlink > 1 {
+		if w.linked[y.Ino] {
+			return
+		}
+		w.linked[y.Ino] = true
+	}
+
+	w.copy.Files++
+	w.c.Files++
+	w.tracker.Add(1, y.Blocks*512)
+	if unix.Fstatat(int(original.Fd()), name, &x, unix.AT_SYMLINK_NOFOLLOW) != nil ||
+		x.Mode&unix.S_IFMT != unix.S_IFREG || !sameFile(&x, &y) {
+		return
+	}
+
+	n := min(x.Blocks, y.Blocks) * 512
+	w.copy.CopiedFiles++
+	w.copy.CopiedBytes += n
+	path := join(dir, name)
+	w.found = append(w.found, match{
+		original: w.original.place, originalPath: join(w.original.path, path), originalID: fileID{x.Dev, x.Ino},
+		copied: w.copied.place, copiedPath: join(w.copied.path, path), copiedID: fileID{y.Dev, y.Ino},
+		size: y.Size, bytes: n,
+	})
+}
+
+// sameFile reports whether one file is a copy of the other, by what tools keep when they copy: size and time of
+// modification, of which some keep only the seconds.
 func sameFile(x, y *unix.Stat_t) bool {
 	return (x.Dev != y.Dev || x.Ino != y.Ino) && x.Size == y.Size && x.Mtim.Sec == y.Mtim.Sec &&
 		(x.Mtim.Nsec == y.Mtim.Nsec || x.Mtim.Nsec == 0 || y.Mtim.Nsec == 0)
 }
 
-// compareSample reads blocks of files that are said to be copies, and compares.
+// compareSample reads a random block of each sampled pair of files, and counts those that are equal.
 func (t *trees) compareSample(ctx context.Context, deadline time.Time) error {
 	rand.Shuffle(len(t.draw.kept), func(i, j int) { t.draw.kept[i], t.draw.kept[j] = t.draw.kept[j], t.draw.kept[i] })
 	x, y := make([]byte, sampleBytes), make([]byte, sampleBytes)
@@ -593,7 +637,7 @@ func (t *trees) compareSample(ctx context.Context, deadline time.Time) error {
 		a, err1 := m.original.readAt(m.originalPath, x, at)
 		b, err2 := m.copied.readAt(m.copiedPath, y, at)
 		if err1 != nil || err2 != nil {
-			continue // it has been removed
+			continue // a file was removed
 		}
 
 		t.c.Sampled++
@@ -605,6 +649,7 @@ func (t *trees) compareSample(ctx context.Context, deadline time.Time) error {
 	return nil
 }
 
+// readAt reads from a file of the place into buf, and returns what was read, which is shorter at the end of the file.
 func (p *place) readAt(path string, buf []byte, at int64) ([]byte, error) {
 	f, err := p.openBelow(path, unix.O_RDONLY)
 	if err != nil {

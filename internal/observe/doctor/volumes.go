@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"hash/maphash"
@@ -15,18 +14,18 @@ import (
 )
 
 const (
-	maxPlaces = 4000 // at which volumes are compared
-	minPlaces = 30   // below which nothing is concluded
+	maxPlaces = 4000 // at which the volumes of a group are compared
+	minPlaces = 30   // with data, for a conclusion
 )
 
-// openVolume is a volume that can be read.
+// openVolume is a volume with its open block device.
 type openVolume struct {
 	Dataset
 	dev *os.File
 }
 
-// compareVolumes compares volumes of equal block size with each other, at places
-// drawn at random. Reading a volume changes nothing in it.
+// compareVolumes compares volumes of equal block size with each other, at places drawn at random. Reading a volume does
+// not change it.
 func (c *Copies) compareVolumes(ctx context.Context, datasets []Dataset, deadline time.Time) error {
 	groups := map[int64][]openVolume{}
 	defer func() {
@@ -37,6 +36,7 @@ func (c *Copies) compareVolumes(ctx context.Context, datasets []Dataset, deadlin
 		}
 	}()
 
+	// Open the volumes, by block size.
 	denied, absent := 0, 0
 	for _, d := range datasets {
 		if d.Type != "volume" || d.Origin != "" || d.blockBytes <= 0 {
@@ -60,6 +60,7 @@ func (c *Copies) compareVolumes(ctx context.Context, datasets []Dataset, deadlin
 		c.skip(fmt.Sprintf("%d volumes without a block device", absent))
 	}
 
+	// Compare each group, in equal parts of the time.
 	sizes := make([]int64, 0, len(groups))
 	for size, g := range groups {
 		if len(g) > 1 {
@@ -67,8 +68,7 @@ func (c *Copies) compareVolumes(ctx context.Context, datasets []Dataset, deadlin
 		}
 	}
 
-	slices.SortFunc(sizes, cmp.Compare)
-
+	slices.Sort(sizes)
 	for i, size := range sizes {
 		slice := time.Now().Add(time.Until(deadline) / time.Duration(len(sizes)-i))
 		g, err := c.compareGroup(ctx, groups[size], size, slice)
@@ -81,6 +81,7 @@ func (c *Copies) compareVolumes(ctx context.Context, datasets []Dataset, deadlin
 	return nil
 }
 
+// compareGroup compares volumes whose block size in bytes is block, at random places until the deadline.
 func (c *Copies) compareGroup(
 	ctx context.Context, volumes []openVolume, block int64, deadline time.Time,
 ) (VolumeGroup, error) {
@@ -92,6 +93,7 @@ func (c *Copies) compareGroup(
 		longest = max(longest, v.volumeBytes)
 	}
 
+	// Count equal blocks by their hashes.
 	buf := make([]byte, block)
 	seed := maphash.MakeSeed()
 	for range maxPlaces {
@@ -108,7 +110,7 @@ func (c *Copies) compareGroup(
 		found := 0
 		for _, v := range volumes {
 			if n, err := v.dev.ReadAt(buf, at); n < len(buf) || err != nil || allZero(buf) {
-				continue // beyond its end, or nothing is there
+				continue // beyond the end of the volume, or a hole
 			}
 			found++
 			h := maphash.Bytes(seed, buf)
@@ -132,8 +134,8 @@ func (c *Copies) compareGroup(
 	return g, nil
 }
 
-// explain concludes from the sample. The places are what was drawn, not the
-// blocks: those of one place go together.
+// explain estimates from the sample how many bytes of the volumes are copies. Places were drawn at random, not blocks,
+// because blocks at the same place are not independent.
 func (g *VolumeGroup) explain() {
 	if g.Places < minPlaces {
 		g.Explained = Range{0, g.PresentBytes}
@@ -144,11 +146,5 @@ func (g *VolumeGroup) explain() {
 	g.Explained = Range{int64(low * float64(g.PresentBytes)), int64(high * float64(g.PresentBytes))}
 }
 
-func allZero(b []byte) bool {
-	for _, x := range b {
-		if x != 0 {
-			return false
-		}
-	}
-	return true
-}
+// allZero reports whether b holds only zeros.
+func allZero(b []byte) bool { return !slices.ContainsFunc(b, func(x byte) bool { return x != 0 }) }

@@ -16,7 +16,7 @@ import (
 	"pando/internal/linux/zfs"
 )
 
-// Facts describes a zpool.
+// Facts describes a zpool, its dedup table and the copies in it.
 type Facts struct {
 	Pool           string            `json:"pool"`
 	Version        string            `json:"version"` // of the module
@@ -32,15 +32,15 @@ type Facts struct {
 	ARCMaxBytes    int64             `json:"arc_max_bytes"` // 0: unknown
 	Media          Media             `json:"media"`         //
 	Cloning        Cloning           `json:"block_cloning"` //
-	Copies         *Copies           `json:"copies"`        // null: nothing was saved, so nothing was looked for
+	Copies         *Copies           `json:"copies"`        // null: dedup saves nothing, so they were not looked for
 	Features       map[string]string `json:"features"`      // of those that matter here: disabled, enabled or active
-	// of all datasets and snapshots, each block as often as it was written
+	// WrittenBytes is the size of all datasets and snapshots, each block counted as often as it was written.
 	WrittenBytes  int64     `json:"written_bytes"`
-	UnsharedBytes Range     `json:"unshared_bytes"` // of WrittenBytes, what has no entry in the DDT; metadata too
+	UnsharedBytes Range     `json:"unshared_bytes"` // of WrittenBytes, without an entry in the DDT; includes metadata
 	datasets      []Dataset // all
 }
 
-// Dataset is a filesystem or a volume.
+// Dataset is a filesystem or volume of ZFS.
 type Dataset struct {
 	Name            string `json:"name"`
 	Type            string `json:"type"` // filesystem or volume
@@ -48,23 +48,23 @@ type Dataset struct {
 	From            string `json:"dedup_from"` // "local", "received", "default", or the dataset that it is inherited from
 	ReferencedBytes int64  `json:"referenced_bytes"`
 	LogicalBytes    int64  `json:"logical_bytes"`    // referenced, not compressed
-	Origin          string `json:"origin,omitempty"` // the snapshot that it is a clone of
-	writtenBytes    int64  // by itself and its snapshots, without what it shares with its origin
+	Origin          string `json:"origin,omitempty"` // snapshot that it is a clone of
+	writtenBytes    int64  // of it and its snapshots, without blocks that it shares with its origin
 	volumeBytes     int64
 	blockBytes      int64 // of a volume
 }
 
-// Media is where the pool's dedup table lies.
+// Media counts the disks that hold the pool's dedup table.
 type Media struct {
 	Rotating int      `json:"rotating"` // disks the kernel reports as rotating
 	Solid    int      `json:"solid"`
-	Unknown  int      `json:"unknown"`           // files, and what is not there
-	Helpers  []string `json:"classes,omitempty"` // "special", "dedup": what the table is on instead
+	Unknown  int      `json:"unknown"`           // files, and missing disks
+	Helpers  []string `json:"classes,omitempty"` // "special", "dedup": classes of vdevs that hold the table instead
 }
 
-// Cloning is block cloning (the BRT): what `cp --reflink` shares.
+// Cloning describes block cloning (the BRT), by which `cp --reflink` shares blocks.
 type Cloning struct {
-	Known      bool   `json:"known"`       // false: this OpenZFS has none
+	Known      bool   `json:"known"`       // false: this OpenZFS has no block cloning
 	Feature    string `json:"feature"`     // disabled, enabled or active
 	Enabled    string `json:"zfs_enabled"` // the module's zfs_bclone_enabled: "1", "0", or "" without such a switch
 	UsedBytes  int64  `json:"used_bytes"`
@@ -80,12 +80,11 @@ func (c Cloning) Shares() bool {
 // ZFSRequest selects a zpool to examine.
 type ZFSRequest struct {
 	Pool    string        // name of an imported zpool
-	Limit   time.Duration // for looking for copies; the rest takes what it takes
+	Limit   time.Duration // of the search for copies; the rest has no limit
 	Tracker *progress.Tracker
 }
 
-// Pools are the names of the imported zpools. Unsupported, with a hint, if this
-// host has no ZFS.
+// Pools returns the names of the imported zpools. Unsupported, with a hint: this host has no ZFS.
 func Pools(ctx context.Context) ([]string, error) {
 	if err := zfs.Available(); err != nil {
 		return nil, err
@@ -104,11 +103,9 @@ func Pools(ctx context.Context) ([]string, error) {
 	return out, nil
 }
 
-// ZFS looks at dedup and block cloning of a zpool. It writes nothing to it, and
-// what it reads leaves no trace in access times. NotFound, with the names of
-// those that are there, if there is no such pool; Unsupported without ZFS;
-// Damaged if the tools print what cannot be understood, but for the dedup table,
-// which then is unknown.
+// ZFS examines dedup and block cloning of a zpool. It writes nothing to the pool, and does not change access times.
+// NotFound, with the names of the imported pools: the pool does not exist. Unsupported: this host has no ZFS. Damaged:
+// the output of a tool cannot be parsed, except that of the dedup table, which is unknown then.
 func ZFS(ctx context.Context, q ZFSRequest) (*Report, error) {
 	pools, err := Pools(ctx)
 	if err != nil {
@@ -123,6 +120,7 @@ func ZFS(ctx context.Context, q ZFSRequest) (*Report, error) {
 		return nil, e.WithHint("imported zpools: %s", strings.Join(pools, ", "))
 	}
 
+	// Collect the facts.
 	f := &Facts{Pool: q.Pool, Version: zfs.Version(), Features: map[string]string{}}
 	for _, look := range []func(context.Context) error{f.readPool, f.readDatasets, f.readDDT, f.readMedia} {
 		if err := look(ctx); err != nil {
@@ -152,8 +150,8 @@ func (f *Facts) readMemory() {
 	f.ARCMaxBytes = readTable("/proc/spl/kstat/zfs/arcstats", "c_max", 2)
 }
 
-// unsharedIf is what has no entry in the dedup table of the datasets with dedup, if
-// no other has anything in the table.
+// unsharedIf returns the bytes of the datasets with dedup that have no entry in the dedup table, on the condition that no
+// other dataset has entries in it.
 func (f *Facts) unsharedIf() Range {
 	written := int64(0)
 	for _, d := range f.Datasets {
@@ -162,8 +160,7 @@ func (f *Facts) unsharedIf() Range {
 	return exactly(written).minus(f.DDT.Referenced)
 }
 
-// readPool reads what `zpool get` knows. Versions differ in which properties there
-// are, so all are asked for.
+// readPool reads the properties of the pool. It asks `zpool get` for all, because not every version has each of them.
 func (f *Facts) readPool(ctx context.Context) error {
 	rows, err := zfs.Zpool.Rows(ctx, 2, "get", "-Hp", "-o", "property,value", "all", f.Pool)
 	if err != nil {
@@ -184,6 +181,7 @@ func (f *Facts) readPool(ctx context.Context) error {
 		}
 	}
 
+	// Block cloning and other features.
 	f.Quota = p["dedup_table_quota"]
 	_, f.Cloning.Known = p["bcloneused"]
 	f.Cloning.Ratio, f.Cloning.Feature = p["bcloneratio"], p["feature@block_cloning"]
@@ -205,6 +203,7 @@ func (f *Facts) readPool(ctx context.Context) error {
 var datasetProperties = []string{"type", "dedup", "referenced", "logicalreferenced", "usedbydataset", "usedbysnapshots",
 	"origin", "volsize", "volblocksize"}
 
+// readDatasets reads the datasets of the pool.
 func (f *Facts) readDatasets(ctx context.Context) error {
 	rows, err := zfs.ZFS.Rows(ctx, 4, "get", "-Hpr", "-t", "filesystem,volume",
 		"-o", "name,property,value,source", strings.Join(datasetProperties, ","), f.Pool)
@@ -229,8 +228,7 @@ func (f *Facts) readDatasets(ctx context.Context) error {
 	return nil
 }
 
-// parseDatasets puts the rows of `zfs get` together: name, property, value,
-// source.
+// parseDatasets parses rows of `zfs get`: name, property, value and source. Rows of one dataset follow each other.
 func parseDatasets(rows [][]string) ([]Dataset, error) {
 	var out []Dataset
 	for _, r := range rows {
@@ -239,8 +237,10 @@ func parseDatasets(rows [][]string) ([]Dataset, error) {
 			out = append(out, Dataset{Name: name})
 		}
 
+		// Find where the value belongs.
 		d := &out[len(out)-1]
 		var to *int64
+		used := int64(0)
 		switch property {
 		case "type":
 			d.Type = value
@@ -255,11 +255,7 @@ func parseDatasets(rows [][]string) ([]Dataset, error) {
 		case "logicalreferenced":
 			to = &d.LogicalBytes
 		case "usedbydataset", "usedbysnapshots":
-			n, err := zfs.Number(value)
-			if err != nil {
-				return nil, err
-			}
-			d.writtenBytes += n
+			to = &used
 		case "volsize":
 			to = &d.volumeBytes
 		case "volblocksize":
@@ -272,6 +268,8 @@ func parseDatasets(rows [][]string) ([]Dataset, error) {
 				return nil, err
 			}
 		}
+
+		d.writtenBytes += used
 	}
 
 	for _, d := range out {
@@ -283,8 +281,7 @@ func parseDatasets(rows [][]string) ([]Dataset, error) {
 	return out, nil
 }
 
-// readDDT reads the dedup table's figures: exactly where zpool can print JSON, to
-// three digits where it cannot.
+// readDDT reads the figures of the dedup table: exactly if zpool can print JSON, otherwise to three digits.
 func (f *Facts) readDDT(ctx context.Context) error {
 	out, err := zfs.Zpool.Output(ctx, "status", "-D", "-j", "-p", "--json-int", f.Pool)
 	switch {
@@ -311,8 +308,8 @@ func (f *Facts) readDDT(ctx context.Context) error {
 	return nil
 }
 
-// inLog is how many entries are in the log of the dedup table, which fast_dedup
-// has: the sum over the tables of all checksums. Nil where the kernel does not say.
+// inLog returns the number of entries in the log of the dedup table, which the feature fast_dedup added: the sum over the
+// tables of all checksums. It returns nil if the kernel does not report it.
 func inLog(pool string) *int64 {
 	files, err := filepath.Glob(filepath.Join("/proc/spl/kstat/zfs", pool, "ddt_stats_*"))
 	if err != nil || len(files) == 0 {
@@ -325,6 +322,7 @@ func inLog(pool string) *int64 {
 	return &sum
 }
 
+// readMedia reads the disks that hold the dedup table.
 func (f *Facts) readMedia(ctx context.Context) error {
 	out, err := zfs.Zpool.Output(ctx, "list", "-HvP", f.Pool)
 	if err != nil {
@@ -334,8 +332,8 @@ func (f *Facts) readMedia(ctx context.Context) error {
 	return nil
 }
 
-// parseMedia reads `zpool list -HvP`: the pool, then its vdevs, indented by a tab,
-// and classes of vdevs as headings in between.
+// parseMedia parses the output of `zpool list -HvP`: the pool, then its vdevs, indented by a tab, with classes of vdevs
+// as headings in between.
 func parseMedia(out string, rotates func(disk string) (bool, error)) (m Media) {
 	class, first := "", true
 	for line := range strings.Lines(out) {
@@ -384,8 +382,8 @@ func rotates(path string) (bool, error) {
 	return strings.TrimSpace(string(b)) == "1", err
 }
 
-// readTable reads a number from a table of the kernel: the column of the row that
-// begins with a name. 0 if it is not there.
+// readTable reads a number from a table of the kernel: the column of the row that begins with name. It returns 0 if the
+// table or the row does not exist.
 func readTable(path, name string, column int) int64 {
 	file, err := os.Open(path)
 	if err != nil {
