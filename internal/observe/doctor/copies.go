@@ -13,8 +13,8 @@ import (
 // blocks at equal places. Clones would share this data without a dedup table.
 //
 // A file counts as a copy if it has the same path in its tree, size and time of modification as a file of the other
-// tree, as `cp -a` and `rsync -a` leave them. Blocks of such files, drawn at random by size, are then read and compared.
-// Volumes are compared at places drawn at random.
+// tree, as `cp -a` and `rsync -a` leave them. Blocks of such files, drawn at random by size, are then read and
+// compared. Volumes are compared at places drawn at random.
 type Copies struct {
 	LimitSeconds float64      `json:"limit_seconds"`
 	TookSeconds  float64      `json:"took_seconds"`
@@ -145,8 +145,8 @@ func (c *Copies) explain(saved, unshared Range) Range {
 	return Range{min(int64(low), saved.Low), min(int64(high), saved.High)}
 }
 
-// reservoir keeps size of the matches that it is offered, drawn at random by weight, without knowing in advance how many
-// there will be (Efraimidis and Spirakis, 2006).
+// reservoir keeps size of the matches that it is offered, drawn at random by weight, without knowing in advance how
+// many there will be (Efraimidis and Spirakis, 2006).
 type reservoir struct {
 	size int
 	keys []float64

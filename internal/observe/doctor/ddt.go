@@ -151,7 +151,8 @@ func (d *DDT) sum() error {
 
 var (
 	sizeLine = sync.OnceValue(func() *regexp.Regexp {
-		return regexp.MustCompile(`^DDT entries ([0-9]{1,15}), size ([0-9.]+[BKMGTPE]?) on disk, ([0-9.]+[BKMGTPE]?) in core$`)
+		const size = `([0-9.]+[BKMGTPE]?)`
+		return regexp.MustCompile(`^DDT entries ([0-9]{1,15}), size ` + size + ` on disk, ` + size + ` in core$`)
 	})
 	heads = [][]string{
 		strings.Fields("bucket allocated referenced"),
@@ -288,9 +289,9 @@ var niceNumber = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^([0-9]{1,4})(?:\.([0-9]{1,2}))?([BKMGTPE]?)$`)
 })
 
-// parseNice parses a number as zfs_nicenum of libzfs formats it: at most five characters, with a unit that is a power of
-// 1024. Rounded numbers become ranges. (A number has no decimals if it is a multiple of its unit, or has three digits
-// before them.)
+// parseNice parses a number as zfs_nicenum of libzfs formats it: at most five characters, with a unit that is a power
+// of 1024. Rounded numbers become ranges. (A number has no decimals if it is a multiple of its unit, or has three
+// digits before them.)
 func parseNice(s string) (Range, error) {
 	m := niceNumber().FindStringSubmatch(s)
 	if m == nil {

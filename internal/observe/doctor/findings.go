@@ -526,8 +526,8 @@ func (f *Facts) dedupOff() (commands []string) {
 	return commands
 }
 
-// cloneSteps returns the steps that replace new copies by clones, and then turn dedup off. dirs are the trees to import,
-// names the goldens they become.
+// cloneSteps returns the steps that replace new copies by clones, and then turn dedup off. dirs are the trees to
+// import, names the goldens they become.
 func (f *Facts) cloneSteps(dirs []TreeCopies, names []string) []Step {
 	imports, clones := []string{"pando golden import NAME DIR --adopt"}, []string{"pando clone NAME JOB --mount"}
 	if len(dirs) > 0 {

@@ -87,8 +87,8 @@ func checkFragmentation(ctx context.Context, q *HostRequest, c *Report) error {
 	return nil
 }
 
-// readExtents counts the extents of the goldens that have images. It also returns how many images could not be read, and
-// the last cause; err is set only if ctx has ended.
+// readExtents counts the extents of the goldens that have images. It also returns how many images could not be read,
+// and the last cause; err is set only if ctx has ended.
 func readExtents(ctx context.Context, goldens []GoldenFacts) (all []goldenExtents, unread int, cause, err error) {
 	for _, g := range goldens {
 		if err := ctx.Err(); err != nil {

@@ -17,8 +17,8 @@ type HostRequest struct {
 	Only []string
 	// Pool describes Pando's pool on this host; nil if it has none, which is not a finding.
 	Pool *PoolFacts
-	// PatienceEach limits the time of each check; 0 means 20 s. A check that takes longer keeps its findings so far, unless
-	// it hangs.
+	// PatienceEach limits the time of each check; 0 means 20 s. A check that takes longer keeps its findings so far,
+	// unless it hangs.
 	PatienceEach time.Duration
 	// Words renders hints of errors that findings repeat; nil renders them in neutral words.
 	Words   errs.Renderer

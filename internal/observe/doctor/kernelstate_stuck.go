@@ -190,8 +190,8 @@ func stuckTask(w waiting, pause time.Duration) Finding {
 	return f
 }
 
-// stackOf returns the innermost functions, at most 8, in which a task waits in the kernel, given its directory in /proc.
-// Where the stack cannot be read, it returns the innermost only.
+// stackOf returns the innermost functions, at most 8, in which a task waits in the kernel, given its directory in
+// /proc. Where the stack cannot be read, it returns the innermost only.
 func stackOf(dir string) (frames []string) {
 	for line := range strings.Lines(readText(dir + "/stack")) {
 		// [<0>] percpu_rwsem_wait+0x116/0x140

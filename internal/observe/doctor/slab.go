@@ -16,11 +16,12 @@ import (
 
 // fsCaches names the filesystem whose inodes a cache holds, where its name does not.
 var fsCaches = map[string]string{
-	"xfs_inode": "xfs", "xfs_ili": "xfs", "btrfs_inode": "btrfs", "ovl_inode": "overlay", "fuse_inode": "fuse", "virtiofs_inode": "fuse",
-	"shmem_inode_cache": "tmpfs", "nfs_inode_cache": "nfs", "cifs_inode_cache": "cifs", "ceph_inode_info": "ceph", "v9fs_inode_cache": "9p",
-	"proc_inode_cache": "proc", "kernfs_node_cache": "sysfs and cgroups", "kernfs_iattrs_cache": "sysfs and cgroups",
-	"inode_cache": "others", "dentry": "names of files", "erofs_inode": "erofs", "squashfs_inode_cache": "squashfs",
-	"zfs_znode_cache": "zfs", "dnode_t": "zfs", "sa_cache": "zfs", "zfs_znode_hold_cache": "zfs", "bcachefs_inode": "bcachefs",
+	"xfs_inode": "xfs", "xfs_ili": "xfs", "btrfs_inode": "btrfs", "ovl_inode": "overlay", "fuse_inode": "fuse",
+	"virtiofs_inode": "fuse", "shmem_inode_cache": "tmpfs", "nfs_inode_cache": "nfs", "cifs_inode_cache": "cifs",
+	"ceph_inode_info": "ceph", "v9fs_inode_cache": "9p", "proc_inode_cache": "proc",
+	"kernfs_node_cache": "sysfs and cgroups", "kernfs_iattrs_cache": "sysfs and cgroups", "inode_cache": "others",
+	"dentry": "names of files", "erofs_inode": "erofs", "squashfs_inode_cache": "squashfs", "zfs_znode_cache": "zfs",
+	"dnode_t": "zfs", "sa_cache": "zfs", "zfs_znode_hold_cache": "zfs", "bcachefs_inode": "bcachefs",
 	"extent_status": "ext4", "ext4_extent_status": "ext4", "btrfs_delayed_node": "btrfs", "f2fs_inode_cache": "f2fs",
 }
 
@@ -37,8 +38,8 @@ func fsOf(cache string) string {
 	return ""
 }
 
-// parseSPL reads /proc/spl/kmem/slab, in which OpenZFS lists its caches. Caches that it has the kernel keep have "-" for
-// their size: they are in /proc/slabinfo.
+// parseSPL reads /proc/spl/kmem/slab, in which OpenZFS lists its caches. Caches that it has the kernel keep have "-"
+// for their size: they are in /proc/slabinfo.
 func parseSPL(text string) []kernel.SlabCache {
 	var out []kernel.SlabCache
 	for line := range strings.Lines(text) {

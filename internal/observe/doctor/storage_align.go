@@ -299,8 +299,8 @@ func nativeBytes(path string, g grains) int {
 	return min(int(sf.Bsize), pageBytes)
 }
 
-// ashifts returns the ashifts of the top-level vdevs of a pool, by the last part of their names. OpenZFS before 2.2 does
-// not report them, which is an error: `zpool status` marks some vdevs then.
+// ashifts returns the ashifts of the top-level vdevs of a pool, by the last part of their names. OpenZFS before 2.2
+// does not report them, which is an error: `zpool status` marks some vdevs then.
 func ashifts(ctx context.Context, pool string) (map[string]int, error) {
 	rows, err := zfs.Zpool.Rows(ctx, 2, "get", "-Hp", "-o", "name,value", "ashift", pool, "all-vdevs")
 	if err != nil {

@@ -122,8 +122,8 @@ func (s btrfsSpace) left() int64 { return max(s.metadata-s.used-s.reserve, 0) }
 // percent returns how much of the metadata chunks is in use.
 func (s btrfsSpace) percent() float64 { return 100 * float64(s.used+s.reserve) / float64(s.metadata) }
 
-// space reads the space of a btrfs. ok is false if its metadata has no chunks of its own, or if the sizes of its devices
-// are unknown.
+// space reads the space of a btrfs. ok is false if its metadata has no chunks of its own, or if the sizes of its
+// devices are unknown.
 func (b btrfsFS) space() (s btrfsSpace, ok bool) {
 	number := func(parts ...string) int64 {
 		n, _ := readNumber(append([]string{b.dir, "allocation"}, parts...)...)

@@ -35,8 +35,26 @@ func checkDedup(ctx context.Context, _ *HostRequest, c *Report) error {
 	}
 
 	// Programs.
-	running := 0
-	err := eachProcess(ctx, func(pid int, dir string) {
+	running, err := c.findDeduplicators(ctx)
+	if err != nil {
+		return err
+	}
+
+	c.Measured = append(c.Measured, figure("zpools", "zpools", Count, int64(len(pools))),
+		figure("programs", "programs that deduplicate", Count, int64(running)))
+	verb := " that deduplicate"
+	if running == 1 {
+		verb = " that deduplicates"
+	}
+
+	c.Summary = sentence(counted(len(pools), "zpool"), counted(running, "program")+verb, why)
+
+	return nil
+}
+
+// findDeduplicators reports running programs that deduplicate, and returns their number.
+func (c *Report) findDeduplicators(ctx context.Context) (running int, err error) {
+	err = eachProcess(ctx, func(pid int, dir string) {
 		name := readText(dir, "comm")
 		if !slices.Contains(deduplicators, name) {
 			return
@@ -57,18 +75,5 @@ func checkDedup(ctx context.Context, _ *HostRequest, c *Report) error {
 			Do: []Step{{Text: "exclude the pool from it; the check fragmentation shows its effect on goldens"}},
 		})
 	})
-	if err != nil {
-		return err
-	}
-
-	c.Measured = append(c.Measured, figure("zpools", "zpools", Count, int64(len(pools))),
-		figure("programs", "programs that deduplicate", Count, int64(running)))
-	verb := " that deduplicate"
-	if running == 1 {
-		verb = " that deduplicates"
-	}
-
-	c.Summary = sentence(counted(len(pools), "zpool"), counted(running, "program")+verb, why)
-
-	return nil
+	return running, err
 }

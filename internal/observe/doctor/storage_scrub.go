@@ -306,7 +306,12 @@ func (c *Report) findBtrfsErrors(b btrfsFS) error {
 		})
 	}
 
-	// The last scrub.
+	c.findBtrfsScrub(b, running)
+	return rootless
+}
+
+// findBtrfsScrub reports a scrub of a btrfs that is running, or overdue.
+func (c *Report) findBtrfsScrub(b btrfsFS, running bool) {
 	s := scan{what: "scrub"}
 	created := b.created()
 	last, finished, err := lastScrub(b.uuid)
@@ -319,9 +324,9 @@ func (c *Report) findBtrfsErrors(b btrfsFS) error {
 		s.how, s.at = "done", last
 	}
 
+	at := b.mountPoint()
 	c.findOverdueScrub(b.subject(), "the btrfs at "+b.subject(), s, created, "btrfs scrub start "+at,
 		"btrfs scrub status "+at)
-	return rootless
 }
 
 // findDeviceErrors reports the error counters of a device of a btrfs, given the text of its error_stats.

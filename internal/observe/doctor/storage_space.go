@@ -23,8 +23,8 @@ const (
 	fullCritical = 98
 )
 
-// fragmentationLimit returns the fragmentation, in percent, from which this ZFS prefers another metaslab: its parameter,
-// or 70, the value in versions that do not show it.
+// fragmentationLimit returns the fragmentation, in percent, from which this ZFS prefers another metaslab: its
+// parameter, or 70, the value in versions that do not show it.
 func fragmentationLimit() int64 {
 	if n, ok := readNumber("/sys/module/zfs/parameters/zfs_metaslab_fragmentation_threshold"); ok && n > 0 {
 		return n

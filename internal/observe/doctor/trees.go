@@ -33,8 +33,8 @@ const (
 	sampleBytes   = 128 << 10
 )
 
-// place is a filesystem in which findCopies looks for trees. It is open by a read-only mount of our own, so that reading
-// changes nothing, not even access times.
+// place is a filesystem in which findCopies looks for trees. It is open by a read-only mount of our own, so that
+// reading changes nothing, not even access times.
 type place struct {
 	path   string // mount point
 	inside bool   // the filesystem is inside a volume
@@ -182,8 +182,8 @@ func (m datasetMounts) of(d Dataset) mount.Entry {
 	return m.bySource[d.Name]
 }
 
-// openPlace opens the filesystem that is mounted at point. It returns InUse if that is not the filesystem with the given
-// device number, because another one covers it; 0 accepts any.
+// openPlace opens the filesystem that is mounted at point. It returns InUse if that is not the filesystem with the
+// given device number, because another one covers it; 0 accepts any.
 func openPlace(point string, device uint64) (*place, error) {
 	p := &place{path: point}
 	var err error
@@ -339,8 +339,8 @@ func mix(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// pair is two trees with mostly the same names in their roots: trees with half of the names in common become a pair with
-// a probability of 15/16.
+// pair is two trees with mostly the same names in their roots: trees with half of the names in common become a pair
+// with a probability of 15/16.
 type pair struct{ original, copied *tree }
 
 // candidates returns the pairs of trees that may be copies, those of the oldest original first. An original is older
