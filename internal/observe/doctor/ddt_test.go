@@ -198,3 +198,27 @@ func checkDDT(t *testing.T, d *DDT) {
 		t.Errorf("an empty report of %+v", d)
 	}
 }
+
+// TestDDTWithoutPoolSize: the check dedup of all pools reads the table only, not how much its pool has allocated.
+func TestDDTWithoutPoolSize(t *testing.T) {
+	here, err := filepath.Abs("testdata/2.3-fast.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	dir := t.TempDir()
+	script := "#!/bin/sh\nexec cat " + here + "\n"
+	if err := os.WriteFile(filepath.Join(dir, "zpool"), []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	f := Facts{Pool: "fast"}
+	if err := f.readDDT(t.Context()); err != nil || f.DDT == nil || f.DDT.OnDisk.Low == 0 {
+		t.Errorf("%v, %q, %+v", err, f.DDTUnknown, f.DDT)
+	}
+	f.AllocatedBytes = 1
+	if err := f.readDDT(t.Context()); err != nil || f.DDT != nil || f.DDTUnknown == "" {
+		t.Errorf("a table that is larger than its pool: %v, %q, %+v", err, f.DDTUnknown, f.DDT)
+	}
+}

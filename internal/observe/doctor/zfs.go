@@ -150,8 +150,8 @@ func (f *Facts) readMemory() {
 	f.ARCMaxBytes = readTable("/proc/spl/kstat/zfs/arcstats", "c_max", 2)
 }
 
-// unsharedIf returns the bytes of the datasets with dedup that have no entry in the dedup table, on the condition that no
-// other dataset has entries in it.
+// unsharedIf returns the bytes of the datasets with dedup that have no entry in the dedup table, on the condition that
+// no other dataset has entries in it.
 func (f *Facts) unsharedIf() Range {
 	written := int64(0)
 	for _, d := range f.Datasets {
@@ -281,7 +281,8 @@ func parseDatasets(rows [][]string) ([]Dataset, error) {
 	return out, nil
 }
 
-// readDDT reads the figures of the dedup table: exactly if zpool can print JSON, otherwise to three digits.
+// readDDT reads the figures of the dedup table: exactly if zpool can print JSON, otherwise to three digits. A table
+// larger than AllocatedBytes, if that is known, is implausible and so unknown.
 func (f *Facts) readDDT(ctx context.Context) error {
 	out, err := zfs.Zpool.Output(ctx, "status", "-D", "-j", "-p", "--json-int", f.Pool)
 	switch {
@@ -295,7 +296,7 @@ func (f *Facts) readDDT(ctx context.Context) error {
 	default:
 		return err
 	}
-	if err == nil && f.DDT.OnDisk.Low > f.AllocatedBytes {
+	if err == nil && f.AllocatedBytes > 0 && f.DDT.OnDisk.Low > f.AllocatedBytes {
 		err = errs.New(errs.Damaged, "zpool status", f.Pool, "the dedup table is larger than the allocated space of the pool")
 	}
 	if err != nil {
@@ -308,8 +309,8 @@ func (f *Facts) readDDT(ctx context.Context) error {
 	return nil
 }
 
-// inLog returns the number of entries in the log of the dedup table, which the feature fast_dedup added: the sum over the
-// tables of all checksums. It returns nil if the kernel does not report it.
+// inLog returns the number of entries in the log of the dedup table, which the feature fast_dedup added: the sum over
+// the tables of all checksums. It returns nil if the kernel does not report it.
 func inLog(pool string) *int64 {
 	files, err := filepath.Glob(filepath.Join("/proc/spl/kstat/zfs", pool, "ddt_stats_*"))
 	if err != nil || len(files) == 0 {
