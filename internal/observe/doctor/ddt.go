@@ -259,6 +259,7 @@ func (d *DDT) addLine(l string) (total bool, err error) {
 		}
 	}
 
+	// Check the total.
 	if total {
 		if err := d.sum(); err != nil {
 			return false, err
@@ -269,6 +270,7 @@ func (d *DDT) addLine(l string) (total bool, err error) {
 		return true, nil
 	}
 
+	// Add a bucket.
 	if !r[0].Exact() || r[0].Low&(r[0].Low-1) != 0 || r[0].Low == 0 {
 		return false, fmt.Errorf("%q is not a power of two", f[0])
 	}

@@ -211,6 +211,7 @@ func (f *Facts) findSavings(r *Report) {
 			float64(d.Referenced.Low)/float64(d.Allocated.High), float64(d.Referenced.High)/float64(d.Allocated.Low)))
 	}
 
+	// Relate the memory to the savings.
 	if saved.Low > 0 {
 		const gib = 1 << 30
 		x.Measured = append(x.Measured, known("memory_per_gib_saved", "memory for each GiB saved", Bytes,
@@ -382,6 +383,7 @@ func (f *Facts) findBlockCloning(r *Report) {
 		return
 	}
 
+	// Measure.
 	enabled := map[string]string{"1": "on", "0": "off", "": "no such switch in this version"}[c.Enabled]
 	x.Measured = []Figure{
 		figure("bclone_used", "bcloneused", Bytes, c.UsedBytes),
@@ -391,6 +393,7 @@ func (f *Facts) findBlockCloning(r *Report) {
 		words("bclone_enabled", "zfs_bclone_enabled", enabled),
 	}
 
+	// Judge.
 	x.Title = "`cp --reflink` shares blocks within and between filesystems of this pool, but not in volumes"
 	if !c.Shares() {
 		x.Title = "`cp --reflink` shares no blocks here: block cloning is off"

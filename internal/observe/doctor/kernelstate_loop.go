@@ -43,6 +43,7 @@ func loopDevices() ([]loopDevice, error) {
 			continue
 		}
 
+		// Find its file.
 		l := loopDevice{Device: d, numbers: []uint64{d.Number}}
 		l.file, l.deleted = strings.CutSuffix(d.Backing, " (deleted)")
 		if n, err := strconv.Atoi(strings.TrimPrefix(d.Name, "loop")); err == nil {
@@ -51,6 +52,7 @@ func loopDevices() ([]loopDevice, error) {
 			}
 		}
 
+		// Find its partitions.
 		for _, p := range all {
 			if p.Kind == blockdev.Partition && strings.HasPrefix(p.Name, d.Name+"p") {
 				l.numbers = append(l.numbers, p.Number)
@@ -202,6 +204,7 @@ func (n *bufferedCounts) examine(l loopDevice, c *Report) {
 		return
 	}
 
+	// Find out whether the file can be read and written without the page cache.
 	f, err := l.openFile(0)
 	if err != nil {
 		n.hidden++
@@ -219,6 +222,7 @@ func (n *bufferedCounts) examine(l loopDevice, c *Report) {
 		return
 	}
 
+	// Report why it does not use direct I/O.
 	inCache := unknown("cached", "of its file in the page cache", Bytes, "the kernel does not report it")
 	cached, ok := cachedBytes(f)
 	if ok {

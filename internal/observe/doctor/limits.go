@@ -221,6 +221,8 @@ func inotifyLimits(instances map[int][]inotifyFile) (out []limit) {
 		}
 
 		who := fmt.Sprintf("uid %d", uid)
+
+		// Compare with both limits.
 		find := Step{"find the processes that have them",
 			[]string{"find /proc/[0-9]*/fd -lname anon_inode:inotify 2>/dev/null | cut -d/ -f3 | sort | uniq -c | sort -rn | " +
 				"head"}}

@@ -115,6 +115,7 @@ func (s leakSearch) leak(ctx context.Context, n mount.Namespace, m mount.Entry, 
 		f.Measured = append(f.Measured, words("tree", "of the pool", t))
 	}
 
+	// Say why it should not be there.
 	f.Do = unmountSteps(ctx, n, m)
 	if lost {
 		f.Code = "mount-lost"

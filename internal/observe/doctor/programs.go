@@ -230,6 +230,7 @@ func (c *Report) findMissingFeatures(pool *PoolFacts) (have, all int) {
 		m.do = append(m.do, step)
 	}
 
+	// A filesystem can lack reflinks even if the kernel has the feature.
 	if pool != nil && pool.Driver == "reflink" && pool.Trouble == nil {
 		if why := lacksReflink(pool.Data); why != "" {
 			needed.figures = append(needed.figures, words("reflink", "FICLONE", why))

@@ -56,6 +56,7 @@ func btrfsAll() ([]btrfsFS, error) {
 		return nil, err
 	}
 
+	// Find a mount point of each by its devices.
 	var out []btrfsFS
 	for _, d := range dirs {
 		b := btrfsFS{dir: filepath.Dir(d)}

@@ -85,6 +85,7 @@ func (c *Report) findOverriddenCache(d blockdev.Device) {
 		},
 	}
 
+	// Below a loop device there is always a cache.
 	if d.Kind == blockdev.Loop {
 		f.Code, f.Severity = "write-cache-loop", Critical
 		f.Title = fmt.Sprintf("%s does not pass syncs on to its file: the kernel is set to assume that it has no "+

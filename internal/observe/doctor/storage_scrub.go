@@ -349,6 +349,7 @@ func (c *Report) findDeviceErrors(b btrfsFS, id, stats string) {
 		return
 	}
 
+	// Report them.
 	at := b.mountPoint()
 	c.find(Finding{
 		Code: "scrub-btrfs-errors", Severity: Warning, Subject: b.subject(),
@@ -490,6 +491,7 @@ func (c *Report) findExt4Errors(m mounted) {
 			[]string{"dmesg | grep 'EXT4-fs error' | tail", "e2fsck -f " + d.Path()}}},
 	}
 
+	// Add the last error.
 	if t, ok := readNumber(dir, "last_error_time"); ok && t > 0 {
 		f.Measured = append(f.Measured, words("last", "the last at", time.Unix(t, 0).Format(time.DateTime)))
 	}

@@ -101,6 +101,7 @@ func (c *Report) findFullFilesystem(m mounted, sf unix.Statfs_t) {
 		size = int64(sf.Frsize)
 	}
 
+	// Judge as df does.
 	used, avail := int64(sf.Blocks-sf.Bfree)*size, int64(sf.Bavail)*size
 	if used+avail <= 0 {
 		return
@@ -123,6 +124,7 @@ func (c *Report) findFullFilesystem(m mounted, sf unix.Statfs_t) {
 			[]string{"du -xh --max-depth=2 " + word(m.Point) + " | sort -h | tail", "lsof +L1 " + word(m.Point)}}},
 	}
 
+	// Add what is special about some types.
 	switch m.FSType {
 	case "btrfs":
 		f.Measured[2].Note = "estimated by the kernel: it depends on how new data is stored"
@@ -186,6 +188,7 @@ func (c *Report) findFullZpools(ctx context.Context) error {
 			n[i], _ = strconv.ParseInt(strings.TrimSuffix(r[i], "%"), 10, 64) // "-", which is unknown, becomes 0
 		}
 
+		// How full it is.
 		name, free, capacity, frag := r[0], n[3], float64(n[4]), float64(n[5])
 		measured := []Figure{percentage("used_percent", "full", capacity), figure("used", "used", Bytes, n[2]),
 			figure("free", "free", Bytes, free).noted("includes parity and the reserve of ZFS"),
@@ -204,6 +207,7 @@ func (c *Report) findFullZpools(ctx context.Context) error {
 			})
 		}
 
+		// In which pieces its free space is.
 		var s Severity
 		switch {
 		case frag >= limit:

@@ -76,6 +76,7 @@ func (c *Report) findDroppedBarriers(m mounted) {
 			[]string{m.command("mount -o remount,barrier %s", word(m.Point))}}},
 	}
 
+	// Without a volatile cache, nothing is lost yet.
 	if d, err := blockdev.Lookup(m.Dev); err == nil && !d.VolatileCache {
 		f.Severity = Warning
 		f.Title = fmt.Sprintf("%s at %s does not flush its disk's cache, which is not volatile according to the "+

@@ -285,6 +285,7 @@ func (t *trees) listDirectories(ctx context.Context, deadline time.Time) error {
 			return nil
 		}
 
+		// Read the next directory, and when it was created.
 		d := queue[0]
 		queue = queue[1:]
 		f, err := d.place.openBelow(d.path, unix.O_RDONLY|unix.O_DIRECTORY)
@@ -303,6 +304,7 @@ func (t *trees) listDirectories(ctx context.Context, deadline time.Time) error {
 			continue
 		}
 
+		// Add it, and queue its subdirectories.
 		t.c.Directories++
 		t.tracker.Add(1, 0)
 		d.sign(t.seed, entries)
@@ -352,6 +354,8 @@ func (t *trees) candidates() []pair {
 		i int
 		h uint64
 	}
+
+	// Pair each tree with older ones that share a hash.
 	first := map[band][]*tree{}
 	var out []pair
 	for _, d := range t.all {
@@ -594,6 +598,7 @@ func (w *pairWalk) compareFile(original, copied *os.File, dir, name string) {
 		w.linked[y.Ino] = true
 	}
 
+	// Compare it with the original.
 	w.copy.Files++
 	w.c.Files++
 	w.tracker.Add(1, y.Blocks*512)
@@ -602,6 +607,7 @@ func (w *pairWalk) compareFile(original, copied *os.File, dir, name string) {
 		return
 	}
 
+	// Note the copy.
 	n := min(x.Blocks, y.Blocks) * 512
 	w.copy.CopiedFiles++
 	w.copy.CopiedBytes += n
