@@ -60,15 +60,18 @@ func (w *watch) share(place int) float64 {
 	return 0
 }
 
+// syncFigures reports the syncs below the path: how many, how long they took, where, and of which processes.
 func (w *watch) syncFigures() {
 	t, s := w.tracer, &w.report.Syncs
 	if t == nil {
 		return
 	}
 
+	// Their number and durations.
 	seconds, traced := w.elapsed.Seconds(), t.traced.Seconds()
 	w.report.Traced = min(seconds, traced)
-	s.Sampled, s.Mean, s.P50, s.P99, s.Max = t.here.n, t.here.mean(), t.here.quantile(0.5), t.here.quantile(0.99), float64(t.here.most)/1e9
+	s.Sampled, s.Mean, s.Max = t.here.n, t.here.mean(), float64(t.here.most)/1e9
+	s.P50, s.P99 = t.here.quantile(0.5), t.here.quantile(0.99)
 	s.Pending, s.Lost = float64(t.oldest())/1e9, t.lost
 	if s.Exact = t.always && t.lost == 0; s.Exact {
 		s.Count = t.here.n
@@ -80,6 +83,7 @@ func (w *watch) syncFigures() {
 		s.PerSecond = float64(s.Count) / seconds
 	}
 
+	// Where their time went.
 	if t.here.n > 0 {
 		first := "the devices"
 		if len(t.flight.devices) > 0 {
@@ -100,6 +104,7 @@ func (w *watch) syncFigures() {
 		}
 	}
 
+	// The processes, the busiest of those that sync here first.
 	scale := 1.0
 	if t.here.n > 0 {
 		scale = float64(s.Count) / float64(t.here.n)
@@ -114,7 +119,8 @@ func (w *watch) syncFigures() {
 		}
 		s.Processes = append(s.Processes, Process{
 			IOPressure: io, MemoryPressure: memory,
-			PID: p.pid, Command: p.command, CGroup: p.cgroup, Relation: p.rel, File: most(p.files), Call: most(p.calls), Sampled: p.hist.n,
+			PID: p.pid, Command: p.command, CGroup: p.cgroup, Relation: p.rel, File: most(p.files), Call: most(p.calls),
+			Sampled:   p.hist.n,
 			PerSecond: float64(p.hist.n) * scale / max(seconds, 1e-3),
 			Mean:      p.hist.mean(), P50: p.hist.quantile(0.5), P99: p.hist.quantile(0.99), Max: float64(p.hist.most) / 1e9,
 		})
@@ -298,6 +304,7 @@ func (t *tracer) top() (names string, f traffic) {
 	return strings.Join(list, ", "), f
 }
 
+// writerFigures reports the busiest writers: processes, control groups, and loop devices on the same disks.
 func (w *watch) writerFigures() {
 	seconds := max(w.elapsed.Seconds(), 1e-3)
 	byPID := map[int]*Writer{}
@@ -310,6 +317,7 @@ func (w *watch) writerFigures() {
 		return x
 	}
 
+	// Add up by process what was written, and what the tracer saw of requests and syncs.
 	for tid, n := range w.stop.procs {
 		pid := w.stop.leaders[tid]
 		if more := n - w.start.procs[tid]; more > 0 && pid != os.Getpid() {
@@ -342,6 +350,7 @@ func (w *watch) writerFigures() {
 		}
 	}
 
+	// List the busiest processes.
 	var list []Writer
 	for _, x := range byPID {
 		list = append(list, *x)
@@ -353,6 +362,8 @@ func (w *watch) writerFigures() {
 	busiest := func(a, b Writer) int { return cmp.Or(cmp.Compare(weight(b), weight(a)), cmp.Compare(a.PID, b.PID)) }
 	slices.SortFunc(list, busiest)
 	w.report.Writers = append(w.report.Writers, list[:min(len(list), mostListed)]...)
+
+	// Then control groups and loop devices.
 	w.report.Writers = append(w.report.Writers, w.groupWriters(seconds)...)
 	for name, b := range w.stop.beside {
 		s := b.stat.Minus(w.start.beside[name].stat)
@@ -360,7 +371,8 @@ func (w *watch) writerFigures() {
 			continue
 		}
 		w.report.Writers = append(w.report.Writers, Writer{
-			Kind: "device", Name: name + " (" + b.file + ")", WrittenBytes: s.WrittenBytes, Requests: float64(s.Writes) / seconds, Flushes: float64(s.Flushes) / seconds,
+			Kind: "device", Name: name + " (" + b.file + ")", WrittenBytes: s.WrittenBytes,
+			Requests: float64(s.Writes) / seconds, Flushes: float64(s.Flushes) / seconds,
 		})
 	}
 }

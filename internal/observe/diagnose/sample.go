@@ -32,7 +32,9 @@ type besideStat struct {
 	file string
 }
 
+// sample reads all counters once.
 func (w *watch) sample() sample {
+	// Devices of the stack, and loop devices beside it.
 	s := sample{devices: map[string]blockdev.Stat{}, beside: map[string]besideStat{}, procs: map[int]int64{},
 		leaders: map[int]int{}}
 	numbers := map[string]bool{}
@@ -51,6 +53,31 @@ func (w *watch) sample() sample {
 		}
 	}
 
+	w.sampleProcesses(&s)
+	s.groups = readGroupIO(numbers)
+
+	// Time that the hypervisor took, of all CPU time.
+	for line := range strings.Lines(slurp("/proc/stat")) {
+		if f := strings.Fields(line); len(f) > 8 && f[0] == "cpu" {
+			for i, x := range f[1:9] {
+				n, _ := strconv.ParseInt(x, 10, 64)
+				s.ticks += n
+				if i == 7 {
+					s.steal = n
+				}
+			}
+		}
+	}
+
+	for i, what := range []string{"io", "cpu", "memory"} {
+		s.psi[i] = pressure("/proc/pressure/" + what)
+	}
+
+	return s
+}
+
+// sampleProcesses reads how much each thread has written.
+func (w *watch) sampleProcesses(s *sample) {
 	denied := 0
 	for _, pid := range processes() {
 		// Read by thread: the figures of a process suddenly include all children that it has waited for.
@@ -79,25 +106,6 @@ func (w *watch) sample() sample {
 		w.missing("writes of other users' processes", "/proc/PID/io of %d processes is only readable as root",
 			denied)
 	}
-
-	s.groups = readGroupIO(numbers)
-	for line := range strings.Lines(slurp("/proc/stat")) {
-		if f := strings.Fields(line); len(f) > 8 && f[0] == "cpu" {
-			for i, x := range f[1:9] {
-				n, _ := strconv.ParseInt(x, 10, 64)
-				s.ticks += n
-				if i == 7 {
-					s.steal = n
-				}
-			}
-		}
-	}
-
-	for i, what := range []string{"io", "cpu", "memory"} {
-		s.psi[i] = pressure("/proc/pressure/" + what)
-	}
-
-	return s
 }
 
 // besides lists the loop devices outside the stack whose files are on the device of one of its filesystems.

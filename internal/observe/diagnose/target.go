@@ -263,6 +263,7 @@ func (d *dsyncTracer) exits() string {
 
 // find builds a filter for the descriptors open with O_DSYNC on files below the path, or near it; "" if there are none.
 func (d *dsyncTracer) find() string {
+	// Collect such descriptors, and the threads of their processes.
 	fds, tids := map[int]bool{}, map[int]bool{}
 	for _, pid := range processes() {
 		if pid == os.Getpid() {
@@ -314,6 +315,7 @@ func (d *dsyncTracer) find() string {
 		return ""
 	}
 
+	// Instead of a filter with too many terms, use a wider one.
 	const mostTerms = 64
 	filter := anyOf("fd", fds)
 	if len(fds) > mostTerms {

@@ -131,6 +131,37 @@ func (w *watch) trace() {
 		senders: map[senderKey]*sender{}, callSeen: map[string][3]int64{}, traffic: map[*device]*traffic{},
 	}
 
+	// Start the recorder.
+	r, err := tracepoint.NewRecorder(t.specs()...)
+	if err != nil {
+		w.missing("the processes that sync here, and where the time of their syncs goes", "%v", err)
+		return
+	}
+
+	t.recorder = r
+	t.on, t.last = true, time.Now()
+	t.from = monotonic()
+	t.flight.reset(t.from)
+	t.whereSum = make([]float64, len(t.flight.sums))
+	t.dsync = newDsyncTracer(w)
+	w.tracer = t
+
+	// Count what needs no recording.
+	w.watchDirty()
+	w.countErrors()
+
+	if _, err := tracepoint.Lookup("io_uring:io_uring_submit_req"); err == nil {
+		const opFsync = 3
+		if c, err := tracepoint.Count("io_uring:io_uring_submit_req", fmt.Sprintf("opcode == %d", opFsync),
+			tracepoint.Everything); err == nil {
+			w.uring = c
+		}
+	}
+}
+
+// specs returns the events to record: sync calls, requests to the devices, and commits of ext4's journal.
+func (t *tracer) specs() []tracepoint.Spec {
+	w := t.w
 	filter := t.devices()
 	var specs []tracepoint.Spec
 	add := func(name, filter string) {
@@ -160,29 +191,7 @@ func (w *watch) trace() {
 		}
 	}
 
-	r, err := tracepoint.NewRecorder(specs...)
-	if err != nil {
-		w.missing("the processes that sync here, and where the time of their syncs goes", "%v", err)
-		return
-	}
-
-	t.recorder = r
-	t.on, t.last = true, time.Now()
-	t.from = monotonic()
-	t.flight.reset(t.from)
-	t.whereSum = make([]float64, len(t.flight.sums))
-	t.dsync = newDsyncTracer(w)
-	w.tracer = t
-	w.watchDirty()
-	w.countErrors()
-
-	if _, err := tracepoint.Lookup("io_uring:io_uring_submit_req"); err == nil {
-		const opFsync = 3
-		if c, err := tracepoint.Count("io_uring:io_uring_submit_req", fmt.Sprintf("opcode == %d", opFsync),
-			tracepoint.Everything); err == nil {
-			w.uring = c
-		}
-	}
+	return specs
 }
 
 // devices lists the traced devices, and builds their filter. Requests of partitions count for their disk.
