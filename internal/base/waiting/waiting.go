@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// Limit is how long to wait for a process that should be done in a moment.
-	Limit = 15 * time.Second
+	// stoppedLimit is how long to wait for a resource if a process that holds it is stopped.
+	stoppedLimit = 15 * time.Second
 
 	// noteInterval is the time between two notes.
 	noteInterval = 30 * time.Second
@@ -50,8 +50,8 @@ type Wait struct {
 }
 
 // Until calls try until it returns done or an error. InUse, with the processes that hold the
-// resource and a hint: the limit has passed or, if one of the processes is stopped, Limit has. It
-// returns the error of ctx when that ends.
+// resource and a hint: the limit has passed or, if one of the processes is stopped, stoppedLimit.
+// It returns the error of ctx when that ends.
 func (w Wait) Until(ctx context.Context, try func() (done bool, err error)) error {
 	begun := time.Now()
 	noteAt := begun.Add(quietTime)
@@ -67,11 +67,11 @@ func (w Wait) Until(ctx context.Context, try func() (done bool, err error)) erro
 
 		if time.Now().After(noteAt) {
 			who := w.holders()
-			if waited >= Limit && anyStopped(who) {
+			if waited >= stoppedLimit && anyStopped(who) {
 				return w.giveUp(waited)
 			}
 			Note(ctx, "waiting for "+w.describeHeld(who))
-			noteAt = time.Now().Add(min(noteInterval, max(Limit-waited, quietTime)))
+			noteAt = time.Now().Add(min(noteInterval, max(stoppedLimit-waited, quietTime)))
 		}
 
 		timer := time.NewTimer(d)
