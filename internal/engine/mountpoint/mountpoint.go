@@ -93,7 +93,7 @@ func (p *Place) ReadLink() (to string, ok bool) {
 }
 
 // Unmount unmounts the mount with this ID. NotFound if it does not exist (any more), InUse. idle: see
-// mount.UnmountIdle.
+// mount.UnmountIn.
 func (p *Place) Unmount(id uint64, idle bool) error {
 	if !mount.IsMounted(fmt.Sprintf("/proc/self/fd/%d/%s", p.Fd(), p.name), id) {
 		return errs.New(errs.NotFound, "umount", p.path, "not mounted")
