@@ -319,7 +319,7 @@ func TestFrozenRepositoryIsRead(t *testing.T) {
 		same("slots", slots, []SlotInfo{g.config.slots[0].SlotInfo, g.config.slots[1].SlotInfo}, err)
 		sessions, err := r.Sessions(ctx)
 		if len(sessions) == 1 {
-			sessions[0].lease = g.session.lease
+			sessions[0].writes = g.session.writes
 			same("session", sessions[0].Session, g.session, err)
 		} else {
 			t.Errorf("%d sessions, %v", len(sessions), err)

@@ -17,8 +17,8 @@ type SessionState struct {
 	Version objstore.Version
 }
 
-// lease is what a process knows about the state of its own session in the store.
-type lease struct {
+// sessionWrites is what a process knows about its own writes of a session.
+type sessionWrites struct {
 	version objstore.Version    // of the last write that is known to have succeeded
 	unsure  [][sha256.Size]byte // hashes of later writes that failed, but may have taken effect
 	begun   bool                // something may have been written
@@ -72,7 +72,7 @@ func decodeSession(b []byte) (Session, error) {
 // temporary error PutSession can be called again, whether or not the write took effect.
 //
 // Only one call at a time may run for a session, and always with the same variable,
-// which holds the state of the lease. Durable on return.
+// which holds the state of earlier writes. Durable on return.
 func (r *Repo) PutSession(ctx context.Context, s *Session) error {
 	return errs.Wrap("renew session", s.ID.String(), r.putSession(ctx, s))
 }
@@ -82,7 +82,7 @@ func (r *Repo) putSession(ctx context.Context, s *Session) error {
 		return asInvalid(err)
 	}
 
-	if !s.lease.begun {
+	if !s.writes.begun {
 		// Read config, so that long-running processes notice that keys were rotated.
 		if err := r.refreshBeforeSession(ctx); err != nil {
 			return err
@@ -104,32 +104,32 @@ func (r *Repo) putSession(ctx context.Context, s *Session) error {
 	}
 
 	// Write it over the state that this process has left.
-	version, err := r.store.Put(ctx, key, object, s.leaseCondition())
-	if errs.Is(err, errs.Conflict) && len(s.lease.unsure) > 0 {
+	version, err := r.store.Put(ctx, key, object, s.writeCondition())
+	if errs.Is(err, errs.Conflict) && len(s.writes.unsure) > 0 {
 		// An earlier write may have taken effect although it failed.
 		if err := r.adoptUnsureWrite(ctx, key, s); err != nil {
 			return err
 		}
-		version, err = r.store.Put(ctx, key, object, s.leaseCondition())
+		version, err = r.store.Put(ctx, key, object, s.writeCondition())
 	}
 
-	s.lease.begun = true
+	s.writes.begun = true
 	if err != nil {
 		if !errs.Is(err, errs.Conflict) && !errs.Is(err, errs.NotFound) {
-			s.lease.unsure = append(s.lease.unsure, sha256.Sum256(object))
+			s.writes.unsure = append(s.writes.unsure, sha256.Sum256(object))
 		}
 		return goneIsConflict(err)
 	}
 
-	s.lease.version, s.lease.unsure = version, nil
+	s.writes.version, s.writes.unsure = version, nil
 	return nil
 }
 
-func (s *Session) leaseCondition() objstore.Condition {
-	if s.lease.version == "" {
+func (s *Session) writeCondition() objstore.Condition {
+	if s.writes.version == "" {
 		return objstore.IfAbsent
 	}
-	return objstore.IfVersion(s.lease.version)
+	return objstore.IfVersion(s.writes.version)
 }
 
 // adoptUnsureWrite continues from the state in the store, if this process wrote it. Conflict otherwise.
@@ -138,10 +138,10 @@ func (r *Repo) adoptUnsureWrite(ctx context.Context, key string, s *Session) err
 	if err != nil {
 		return goneIsConflict(err)
 	}
-	if !slices.Contains(s.lease.unsure, sha256.Sum256(object)) {
+	if !slices.Contains(s.writes.unsure, sha256.Sum256(object)) {
 		return errs.New(errs.Conflict, "", "", "another process has changed it")
 	}
-	s.lease.version = info.Version
+	s.writes.version = info.Version
 	return nil
 }
 
@@ -187,7 +187,7 @@ func (r *Repo) Session(ctx context.Context, id ID) (SessionState, error) {
 		return SessionState{}, errs.Wrap("read session", id.String(), err)
 	}
 
-	s.lease.version = version
+	s.writes.version = version
 	return SessionState{Session: s, Version: version}, nil
 }
 

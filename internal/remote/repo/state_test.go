@@ -78,7 +78,7 @@ func TestSessionThatWasEnded(t *testing.T) {
 				must(t, other.DropSession(ctx, all[0]))
 			} else {
 				theirs := all[0].Session
-				theirs.lease = lease{version: all[0].Version, begun: true}
+				theirs.writes = sessionWrites{version: all[0].Version, begun: true}
 				must(t, other.PutSession(ctx, &theirs))
 			}
 			for range 2 {

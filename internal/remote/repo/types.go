@@ -207,5 +207,5 @@ type Session struct {
 	Started time.Time   `json:"started"`        // by the clock of its host, informational
 	Renewed time.Time   `json:"renewed"`        // by the clock of its host, informational
 
-	lease lease // state of the process that owns the session
+	writes sessionWrites // state of the process that owns the session
 }
