@@ -54,6 +54,7 @@ type fetchBatch struct {
 // restore turns the content of a target into that of a manifest.
 type restore struct {
 	repo    *repo.Repo
+	remote  string         // name of the remote, for hints
 	base    *repo.Manifest // of the target's content; nil: the target is empty
 	now     *repo.Manifest
 	to      sink
@@ -433,9 +434,9 @@ func (x *restore) rangeError(offset, length int64, err error) error {
 	if k != errs.Damaged && k != errs.NotFound {
 		return err
 	}
-	return errs.New(k, opPull, x.now.Volume+"@"+x.now.Point, "cannot read bytes %d to %d: %w", offset, offset+length-1,
-		err).
-		WithHint("find intact points with %s, and pull an older one", errs.Run("verify", "REMOTE"))
+	return errs.New(k, opPull, x.now.Volume+"@"+x.now.Point, "cannot read bytes %d to %d: %w",
+		offset, offset+length-1, err).
+		WithHint("find intact points with %s, and pull an older one", errs.Run("verify", x.remote))
 }
 
 // frameStream reads the content of frames, one after the other, and fetches ahead of its reader. The caller closes it.

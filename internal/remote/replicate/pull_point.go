@@ -135,7 +135,7 @@ func (p *puller) receiveStream(
 func (p *puller) receiveImage(
 	ctx context.Context, q engine.ReceiveRequest, base, m *repo.Manifest, task string,
 ) (engine.Info, error) {
-	x := &restore{repo: p.repo, base: base, now: m, tracker: p.Tracker}
+	x := &restore{repo: p.repo, remote: p.remote, base: base, now: m, tracker: p.Tracker}
 	q.NeedBytes = p.estimateBytes(ctx, base, m)
 	total := int64(0)
 	if base == nil {

@@ -537,8 +537,9 @@ func TestPullRefusesWhatWasChanged(t *testing.T) {
 				t.Errorf("byte %d of %s: %v", at, ob.Key, err)
 			case errs.Is(err, errs.Damaged) && kind == "segments" && at > 100:
 				segments++
-				if !strings.Contains(err.Error(), "g@1") || !strings.Contains(err.Error(), "bytes ") || errs.HintOf(err) == "" {
-					t.Errorf("the error does not say what is affected: %v", err)
+				if !strings.Contains(err.Error(), "g@1") || !strings.Contains(err.Error(), "bytes ") ||
+					!strings.Contains(errs.HintOf(err), "verify "+o.r.Name) {
+					t.Errorf("the error does not say what is affected: %v (hint: %s)", err, errs.HintOf(err))
 				}
 			}
 			if err == nil {
