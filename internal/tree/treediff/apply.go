@@ -16,31 +16,31 @@ import (
 	"pando/internal/tree/treecopy"
 )
 
-// stageName is the directory, in the root of the tree, through which what is
-// renamed goes: so names can be swapped, and moved into each other.
+// stageName is a temporary directory in the root of the tree. Renamed files are first moved
+// there, so that names can be swapped and directories moved into each other.
 const stageName = ".pando-apply"
 
-// ApplyOptions say how Apply deals with a tree that is not the first one. The
-// zero value is for a tree that is, as far as the changes concern it.
+// ApplyOptions say how Apply handles a tree that differs from the first tree of the comparison. The
+// zero value is for a tree that equals it wherever the changes concern it.
 type ApplyOptions struct {
-	// Force: what is in the way of a change is replaced, what is missing is
-	// copied from the second tree.
+	// Force replaces files that are in the way of a change, and copies missing files
+	// from the second tree.
 	Force bool
-	// Keep: a directory that is to be deleted, but holds something else, stays.
+	// Keep keeps a deleted directory that contains other files.
 	Keep bool
-	// Progress is told of changes that are done, and bytes written.
+	// Progress is called with the numbers of changes applied and bytes written since its last call.
 	Progress func(changes, bytes int64)
 }
 
-// Apply makes the changes, which Compare found between some tree and from, in
-// the tree below the open directory onto, so that the changed paths are what
-// they are in from: content, names, hard links, owners, modes, times, attributes, flags.
-// Of changed files only the ranges that differ are written. Times of directories
-// are those of from only if the changes were found with Options.Times.
+// Apply makes the changes that Compare found between some tree and from in
+// the tree below the open directory onto. Afterwards, the changed paths are the same as
+// in from: content, names, hard links, owners, modes, times, attributes, flags.
+// It writes only the differing ranges of changed files. Directories get the times of
+// from only if the changes were found with Options.Times.
 //
-// The caller owns onto: nobody else uses it in the meantime, nothing is made durable,
-// and after an error it is in between. Conflict if a path is not as the changes
-// expect, NoSpace, Canceled, IO.
+// The caller owns onto: nobody else may use it until Apply returns. Nothing is durable,
+// and after an error only some changes have been made. Conflict: a path is not as the changes
+// expect. NoSpace, Canceled, IO.
 func Apply(ctx context.Context, changes []Change, from, onto *os.File, o ApplyOptions) error {
 	a := &applier{ctx: ctx, from: from, onto: onto, o: o, staged: map[string]int{}, skipped: map[string]bool{}}
 	err := a.applyAll(changes)
@@ -56,17 +56,17 @@ type applier struct {
 	from, onto *os.File
 	o          ApplyOptions
 	stage      *os.File
-	staged     map[string]int // by Change.From: name in the stage
+	staged     map[string]int // name in the stage, by Change.From
 
 	mu      sync.Mutex
-	skipped map[string]bool // with Keep: paths at which the other side's choice stands
+	skipped map[string]bool // with Keep: paths at which the other side's state stays
 	copied  map[string]bool // paths that have the attributes of from, "" for the root
 
-	softened []softened // what is to become immutable or append-only again
+	softened []softened // files to be made immutable or append-only again
 }
 
-// taken reports whether a change is to be left out because, with Keep, its path
-// is taken, or the directory for it is not there.
+// taken reports whether to skip a change that failed with err because, with Keep, its path
+// exists or its directory does not.
 func (a *applier) taken(ch *Change, err error) bool {
 	if !a.o.Keep || !errs.Is(err, errs.Exists) && !errs.Is(err, errs.Conflict) {
 		return false
@@ -83,11 +83,13 @@ func (a *applier) addProgress(n, bytes int64) {
 	}
 }
 
+// applyAll makes the changes, step by step.
 func (a *applier) applyAll(changes []Change) error {
 	if len(changes) == 0 {
 		return nil
 	}
 
+	// Prepare the tree.
 	var rootBefore unix.Stat_t
 	if err := unix.Fstat(int(a.onto.Fd()), &rootBefore); err != nil {
 		return failed("", "stat", err)
@@ -110,6 +112,7 @@ func (a *applier) applyAll(changes []Change) error {
 
 	defer a.stage.Close()
 
+	// Make the changes. Times and flags come last.
 	for _, step := range []func([]Change) error{a.moveOut, a.moveIn, a.applyFiles, a.missing, a.applyLinks,
 		a.applyContents, a.applyAttributes} {
 		if err := step(changes); err != nil {
@@ -131,6 +134,7 @@ func (a *applier) applyAll(changes []Change) error {
 // moveOut removes deleted paths, and moves renamed ones into the stage, the deepest
 // first.
 func (a *applier) moveOut(changes []Change) error {
+	// List the paths.
 	type leaving struct {
 		path   string
 		rename bool
@@ -149,6 +153,7 @@ func (a *applier) moveOut(changes []Change) error {
 		return cmp.Or(-cmp.Compare(depth(x.path), depth(y.path)), cmp.Compare(x.path, y.path))
 	})
 
+	// Move or remove them.
 	for i, l := range all {
 		if err := a.ctx.Err(); err != nil {
 			return errs.Wrap("apply", "", err)
@@ -167,7 +172,7 @@ func (a *applier) moveOut(changes []Change) error {
 			dir.Close()
 		}
 
-		// With Keep, what was in a directory that the other side has replaced.
+		// The path may not exist. With Keep, it may have been in a directory that the other side has replaced.
 		if (a.o.Force || a.o.Keep) && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) ||
 			errors.Is(err, unix.ELOOP)) {
 			err = nil
@@ -180,7 +185,7 @@ func (a *applier) moveOut(changes []Change) error {
 	return nil
 }
 
-// remove removes a file or directory. Not there is success with Keep or Force.
+// remove removes a file or directory. With Keep or Force, it succeeds if that does not exist.
 func (a *applier) remove(dir *os.File, name string) error {
 	err := unlinkAt(dir, name, 0)
 	if err == unix.EISDIR {
@@ -195,6 +200,7 @@ func (a *applier) remove(dir *os.File, name string) error {
 	return err
 }
 
+// removeAll removes a directory and everything in it.
 func (a *applier) removeAll(dir *os.File, name string) error {
 	f, err := treewalk.Open(dir, name)
 	if err != nil {
@@ -230,6 +236,7 @@ func (a *applier) removeAll(dir *os.File, name string) error {
 
 // moveIn creates the added directories, and moves renamed paths to their new place.
 func (a *applier) moveIn(changes []Change) error {
+	// List the changes, parent directories first.
 	var coming []Change
 	for _, ch := range changes {
 		if ch.Op == Renamed || ch.isNew() && ch.Type == Dir {
@@ -241,6 +248,7 @@ func (a *applier) moveIn(changes []Change) error {
 		return cmp.Or(cmp.Compare(depth(x.Path), depth(y.Path)), cmp.Compare(x.Path, y.Path))
 	})
 
+	// Make them.
 	for _, ch := range coming {
 		if err := a.ctx.Err(); err != nil {
 			return errs.Wrap("apply", "", err)
@@ -310,8 +318,7 @@ func (a *applier) clearWay(dir *os.File, name string, forDir bool) error {
 	return a.remove(dir, name)
 }
 
-// parent opens the directory of a path in onto. With Force it is made if it is
-// not there.
+// parent opens the directory of a path in onto. With Force, it creates a missing directory.
 func (a *applier) parent(path string) (dir *os.File, name string, err error) {
 	dirPath, name := split(path)
 	dir, err = treewalk.Open(a.onto, dirPath)
@@ -337,6 +344,7 @@ func (a *applier) parent(path string) (dir *os.File, name string, err error) {
 	return dir, name, failed(dirPath, "make", err)
 }
 
+// copyAttributes copies the attributes of a path from one tree to the other.
 func (a *applier) copyAttributes(path string) error {
 	a.rememberFlags(path)
 	if path == "" || path == "." {
@@ -359,8 +367,8 @@ func (a *applier) copyAttributes(path string) error {
 	return treecopy.CopyAttributes(a.ctx, src, name, dst, name)
 }
 
-// copyFile copies what is not a directory from one tree to the other, where nothing
-// has its path.
+// copyFile copies a file that is not a directory from one tree to the other, in which the path
+// must not exist.
 func (a *applier) copyFile(path string) error {
 	dst, name, err := a.parent(path)
 	if err != nil {
@@ -381,11 +389,11 @@ func (a *applier) copyFile(path string) error {
 
 	a.rememberFlags(path)
 
-	// Again, because of the ACL that it has inherited.
+	// Copy the attributes again, because the file may have inherited an ACL.
 	return treecopy.CopyAttributes(a.ctx, src, name, dst, name)
 }
 
-// copyTree copies a directory with all that is in it.
+// copyTree copies a directory with all its content.
 func (a *applier) copyTree(path string) error {
 	dst, name, err := a.parent(path)
 	if err != nil {
@@ -454,13 +462,13 @@ func (a *applier) replaceFile(path string) error {
 	return a.copyFile(path)
 }
 
-// parallel calls fn for the changes that it is for, several at once. With Force
-// one after the other: in a tree that is not as the changes expect, two of their
-// files may be one.
+// parallel calls fn concurrently for the changes for which is returns true. With Force, it calls fn
+// sequentially, because in a tree that the changes do not expect, two of the
+// files may be the same.
 func (a *applier) parallel(changes []Change, is func(*Change) bool, fn func(*Change) error) error {
 	workers := treewalk.Workers()
 	if a.o.Force {
-		workers = 0 // beside this one
+		workers = 0 // besides this goroutine
 	}
 
 	c := &comparer{ctx: a.ctx, sem: make(chan struct{}, workers)}

@@ -29,8 +29,8 @@ func (a *applier) applyFiles(changes []Change) error {
 	})
 }
 
-// missing copies, with Force, what was to be changed but is not there, or is
-// something else. New names of files come after it: those files must be there.
+// missing copies, with Force, files to be changed that do not exist or have another type.
+// It runs before new names of files are made, which need those files.
 func (a *applier) missing(changes []Change) error {
 	if !a.o.Force {
 		return nil
@@ -68,7 +68,7 @@ func (a *applier) missing(changes []Change) error {
 	return nil
 }
 
-// applyContents brings the content of files up to date.
+// applyContents updates the content of files.
 func (a *applier) applyContents(changes []Change) error {
 	err := a.parallel(changes, func(ch *Change) bool {
 		return ch.Content && ch.Link == "" && !ch.isNew() && ch.Op != Deleted && ch.Type != Dir
@@ -86,15 +86,18 @@ func (a *applier) applyContents(changes []Change) error {
 	return a.linkOtherNames(changes)
 }
 
+// contentUnlessKept is applyContent, but succeeds with Keep if the file no longer exists.
 func (a *applier) contentUnlessKept(ch *Change) error {
 	err := a.applyContent(ch)
 	if a.o.Keep && errs.Is(err, errs.Conflict) {
-		return nil // the other side's choice has no such file
+		return nil // the other side, which takes precedence, has no such file
 	}
 	return err
 }
 
+// applyContent updates the content of one regular file.
 func (a *applier) applyContent(ch *Change) error {
+	// Open both files.
 	dirPath, name := split(ch.Path)
 	srcDir, err := treewalk.Open(a.from, dirPath)
 	if err != nil {
@@ -120,9 +123,10 @@ func (a *applier) applyContent(ch *Change) error {
 
 	defer dst.Close()
 
+	// Find the ranges to write.
 	ranges := ch.ranges
 	if a.o.Force || st.Size != ch.SizeBefore || ch.Link != "" || ranges == nil && ch.ChangedBytes > 0 {
-		// What is to be changed is not known, so it is found out here.
+		// The ranges are unknown, or for another base, so compare the files.
 		var d delta
 		c := &comparer{ctx: a.ctx}
 		if err := c.readBoth(src, dst, min(st.Size, ch.SizeAfter), nil, &d); err != nil {
@@ -137,6 +141,7 @@ func (a *applier) applyContent(ch *Change) error {
 		ranges = d.ranges
 	}
 
+	// Write them.
 	if st.Size != ch.SizeAfter {
 		if err := unix.Ftruncate(int(dst.Fd()), ch.SizeAfter); err != nil {
 			return failed(ch.Path, "truncate", err)
@@ -152,8 +157,8 @@ func (a *applier) applyContent(ch *Change) error {
 	return nil
 }
 
-// openChanged opens a regular file of onto. Conflict if it is something else: that
-// is not opened, as a device may do something then.
+// openChanged opens a regular file of onto. Conflict: it has another type, which must not be
+// opened, because opening a device may have side effects.
 func (a *applier) openChanged(path string) (*os.File, unix.Stat_t, error) {
 	st, err := fileAt(a.onto, path)
 	if err != nil {
@@ -167,7 +172,7 @@ func (a *applier) openChanged(path string) (*os.File, unix.Stat_t, error) {
 	return f, st, failed(path, "open", err)
 }
 
-// copyRange makes a range of dst the same as in src, holes included.
+// copyRange makes a range of dst the same as in src, including holes.
 func (a *applier) copyRange(src, dst *os.File, r Range, size int64) error {
 	for off := r.From; off < r.To; {
 		from, to, err := nextData(src, off, size)
@@ -192,6 +197,7 @@ func (a *applier) copyRange(src, dst *os.File, r Range, size int64) error {
 	return nil
 }
 
+// punch makes a hole, or writes zeros where the filesystem does not support holes.
 func punch(f *os.File, from, to int64) error {
 	err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, to-from)
 	if err != unix.EOPNOTSUPP && err != unix.ENOSYS {

@@ -7,35 +7,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file tells whether one inode number means one object in both trees. Until the
-// trees parted it does. From then on each gives the next free numbers to new files,
-// so that two files with nothing in common have one number, and often one time of
-// birth: that is a tick of the clock, some milliseconds, in which a program makes
-// hundreds of files. The generation, which file handles hold beside the number,
-// tells such files apart.
+// This file determines whether an inode number identifies the same object in both trees. That is so until the
+// trees part. From then on, each tree gives the next free numbers to new files,
+// so unrelated files may have the same number, and often the same birth time,
+// because a program makes hundreds of files within one tick of the clock of some milliseconds.
+// The generation, which file handles contain beside the number,
+// distinguishes such files.
 
-// generation is what a filesystem keeps of an inode to tell it from others that had
-// or will have its number.
+// generation is a number with which a filesystem distinguishes an inode from earlier and later ones with the
+// same inode number.
 type generation struct {
 	n     uint64
 	known bool
 }
 
-// generationKind says what equal generations prove.
+// generationKind says what equal generations prove on a filesystem.
 type generationKind int
 
 const (
-	noGenerations generationKind = iota // none that this code knows
+	noGenerations generationKind = iota // unknown to this code
 
-	// ext4 draws them at random for each file that it makes.
+	// ext4 assigns a random generation to each new file.
 	uniqueGenerations
 
-	// XFS counts on from the last one when it gives a number again, so that two trees
-	// come to the same. Those of btrfs are transactions, of all trees together.
+	// XFS increments the generation when it reuses an inode number, so two trees may
+	// assign the same one. On btrfs, generations are transactions, which all trees share.
 	commonGenerations
 )
 
-// generationsOf says what generations are on the filesystem of f.
+// generationsOf returns the kind of generations on the filesystem of f.
 func generationsOf(f *os.File) (generationKind, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
@@ -50,14 +50,14 @@ func generationsOf(f *os.File) (generationKind, error) {
 	return noGenerations, nil
 }
 
-// readGeneration asks for the generation of a file; name as for statAt. It is unknown where there
-// are no file handles, or where a sandbox forbids asking for them.
+// readGeneration reads the generation of a file; see statAt for name. It is unknown without support for
+// file handles, or if a sandbox forbids reading them.
 func (k generationKind) readGeneration(at *os.File, name string) generation {
 	if k == noGenerations {
 		return generation{}
 	}
 
-	flags := 0 // a symbolic link is not followed
+	flags := 0 // do not follow a symbolic link
 	if name == "" {
 		flags = unix.AT_EMPTY_PATH
 	}
@@ -70,12 +70,12 @@ func (k generationKind) readGeneration(at *os.File, name string) generation {
 	return parseHandle(h.Type(), h.Bytes())
 }
 
-// parseHandle finds the generation in a handle of ext4, XFS or btrfs, whose layouts
-// are fixed: NFS clients keep handles.
+// parseHandle returns the generation in a handle of ext4, XFS or btrfs. Their layouts
+// are fixed, because NFS clients store handles.
 func parseHandle(typ int32, handle []byte) generation {
 	const (
 		ino32 = 0x01 // FILEID_INO32_GEN: 32 bits of inode number, then the generation
-		ino64 = 0x81 // of XFS: 64 bits of inode number
+		ino64 = 0x81 // XFS: 64 bits of inode number, then the generation
 		btrfs = 0x4d // FILEID_BTRFS_WITHOUT_PARENT: inode number and subvolume
 	)
 	off, ok := map[int32]int{ino32: 4, ino64: 8, btrfs: 16}[typ]
@@ -90,11 +90,11 @@ func (c *comparer) maybeNew(i *inode) bool {
 	return c.parted.IsZero() || i.btime == (unix.StatxTimestamp{}) || !timeOf(i.btime).Before(c.parted)
 }
 
-// sameObject reports whether two inodes of trees of one origin are the same object.
-// A number is given again when a file is gone, but not with the same time of birth;
-// what both trees made for themselves is told apart by generations. Where these do
-// not help, and it is not known that the file is older than the second tree, the
-// answer is no: a file that is not recognised counts as deleted and added.
+// sameObject reports whether two inodes in trees of the same origin are the same object.
+// The filesystem reuses the number of a deleted file, but with another birth time.
+// Generations distinguish files that each tree made itself. If they do
+// not help, and the file may be younger than the second tree, sameObject returns
+// false, and the file counts as deleted and added.
 func (c *comparer) sameObject(a, b *inode) bool {
 	if a.ino != b.ino || a.mode&unix.S_IFMT != b.mode&unix.S_IFMT || a.btime != b.btime {
 		return false
@@ -113,5 +113,5 @@ func (c *comparer) sameObject(a, b *inode) bool {
 		return a.generation.n <= c.o.Hints.Parted
 	}
 
-	return c.parted.IsZero() // then nothing is known, and times are trusted
+	return c.parted.IsZero() // nothing is known, so times are trusted
 }

@@ -11,9 +11,9 @@ import (
 )
 
 // BtrfsHints asks btrfs which inodes of two subvolumes have changed since they
-// were the same, by the numbers of transactions. common is a subvolume that both
-// are or come from, by whatever way; nil if none is known, or there any more. nil without an error if the kernel cannot
-// tell: no btrfs, no root, subvolumes inside, or no known relation.
+// were identical, based on transaction numbers. common is a subvolume that both
+// are or descend from, nil if none is known or left. BtrfsHints returns nil without an error if the
+// kernel cannot tell: not on btrfs, without root, with nested subvolumes, or without a known relation.
 func BtrfsHints(ctx context.Context, a, b, common *os.File) (*Hints, error) {
 	for _, f := range []*os.File{a, b} {
 		if is, err := kernel.IsBtrfs(f); err != nil || !is {
@@ -25,11 +25,12 @@ func BtrfsHints(ctx context.Context, a, b, common *os.File) (*Hints, error) {
 		return nil, nil
 	}
 
-	// Only what is committed is found.
+	// Commit, because only committed changes are found.
 	if err := kernel.BtrfsSync(b); err != nil && !errors.Is(err, unix.EROFS) {
 		return nil, failed("", "sync", err)
 	}
 
+	// Find the transaction at which they were identical.
 	ia, err := kernel.SubvolInfoOf(a)
 	if err != nil {
 		return nil, failed("", "subvolume", err)
@@ -58,6 +59,7 @@ func BtrfsHints(ctx context.Context, a, b, common *os.File) (*Hints, error) {
 		return nil, nil
 	}
 
+	// Collect the inodes that have changed since.
 	h := &Hints{Method: "btrfs", Parted: since, Changed: map[uint64]Links{}, Index: btrfsIndex{a, b}}
 	for _, x := range []struct {
 		f  *os.File
@@ -83,7 +85,7 @@ func BtrfsHints(ctx context.Context, a, b, common *os.File) (*Hints, error) {
 	return h, nil
 }
 
-// btrfsIndex finds paths in two subvolumes.
+// btrfsIndex is the Index of two subvolumes.
 type btrfsIndex struct{ a, b *os.File }
 
 func (x btrfsIndex) side(inB bool) *os.File {

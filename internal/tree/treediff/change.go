@@ -1,9 +1,9 @@
 package treediff
 
-// IsNew reports whether a change makes a file where there is none, or none any more.
+// IsNew reports whether a change creates a new file, possibly in place of another.
 func (ch *Change) IsNew() bool { return ch.isNew() }
 
-// Replaces reports whether something else, with the same path, goes before, and of which type that is.
+// Replaces reports whether a change first removes another file at the path, and the type of that file.
 func (ch *Change) Replaces() (Type, bool) {
 	if ch.TypeBefore != "" {
 		return ch.TypeBefore, true
@@ -11,11 +11,12 @@ func (ch *Change) Replaces() (Type, bool) {
 	return ch.Type, ch.replaced
 }
 
-// MakesName reports whether a change makes the path one more name of the file at Link. Another name that the path may
-// be by then, of no regular file, goes before.
+// MakesName reports whether a change makes the path another name of the file at Link. If the path is a name of
+// another file that is not regular, that name is removed first.
 func (ch *Change) MakesName() bool { return ch.newName() || ch.relinked() }
 
-// Ranges are those of the second tree's file that ChangedBytes counts. False: they are too many, or not known.
+// Ranges returns the ranges of the second tree's file that ChangedBytes counts. False: there are too many, or they are
+// unknown.
 func (ch *Change) Ranges() ([]Range, bool) {
 	return ch.ranges, ch.ranges != nil || ch.ChangedBytes == 0
 }

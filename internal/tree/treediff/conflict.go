@@ -13,26 +13,27 @@ import (
 	"pando/internal/linux/treewalk"
 )
 
-// Conflict is a path that both sides have changed, each in its own way.
+// Conflict is a path that both sides have changed differently.
 type Conflict struct {
 	Path   string
-	Mine   string // what one side did, in words for people
-	Theirs string // what the other did
+	Mine   string // what one side did, in words for users
+	Theirs string // what the other side did
 }
 
-// Merge is what is left to do when two sides have changed one base.
+// Merge is the result of Conflicts: how to combine the changes of two sides to the same base.
 type Merge struct {
 	Conflicts []Conflict // in order of path
-	Changes   []Change   // mine, but what theirs has done in the same way
-	changes   []bool     // which of them are part of a conflict
+	Changes   []Change   // mine, except those that theirs contains as well
+	changes   []bool     // which of Changes are part of a conflict
 }
 
-// Clean is those of Changes that are in no conflict, and do not need one that is:
-// the other side's choice stands for the rest. A new name of a file whose own
-// change is left out becomes a file of its own.
+// Clean returns the Changes that are not in a conflict and do not depend on one that is.
+// For the others, the other side's state stays. A new name of a file whose change is
+// dropped becomes a file of its own.
 func (m *Merge) Clean() []Change {
+	// Drop changes until no remaining one depends on a dropped one.
 	drop := slices.Clone(m.changes)
-	var missing []string // paths that do not come to be
+	var missing []string // paths that will not be created
 	for again := true; again; {
 		again = false
 		var stays map[string]bool
@@ -48,6 +49,7 @@ func (m *Merge) Clean() []Change {
 		}
 	}
 
+	// Collect the others.
 	var out []Change
 	left := map[string]bool{}
 	for i, ch := range m.Changes {
@@ -75,7 +77,7 @@ func (m *Merge) effectOfDropping(drop []bool) (missing []string, stays map[strin
 			missing = append(missing, ch.Path)
 		}
 
-		// A path that stays keeps its directories.
+		// If a path stays, so do the directories above it.
 		switch ch.Op {
 		case Renamed:
 			staysWithin(stays, ch.From)
@@ -124,6 +126,7 @@ func Conflicts(ctx context.Context, mine, theirs []Change, mineRoot, theirsRoot 
 			continue
 		}
 
+		// Find its conflicts.
 		cs, same, err := conflictsOf(eq, &ch, t, own)
 		if err != nil {
 			return nil, err
@@ -145,7 +148,7 @@ func Conflicts(ctx context.Context, mine, theirs []Change, mineRoot, theirsRoot 
 		m.Changes, m.changes = append(m.Changes, ch), append(m.changes, len(cs) > 0)
 	}
 
-	// Of what both sides have changed, one side's is taken as a whole, names included.
+	// If both sides have changed a file, one side's version is used completely, including its names.
 	ownFiles(m.Changes, func(path string) bool {
 		return own.changesAt(path) == nil && t.otherInPlace(own.pathBefore(path))
 	})
@@ -159,8 +162,8 @@ func Conflicts(ctx context.Context, mine, theirs []Change, mineRoot, theirsRoot 
 
 // touched finds the changes of one side by path.
 type touched struct {
-	at    map[string]*Change // by the path of what is there now
-	left  map[string]*Change // by the path of what is not there any more
+	at    map[string]*Change // changes that leave something at the path
+	left  map[string]*Change // changes after which the old file is no longer at the path
 	paths []string           // of both, sorted
 }
 
@@ -242,8 +245,8 @@ func (t *touched) pathBefore(path string) string {
 	return path
 }
 
-// whole makes a change one of everything. The other side has changed the file too:
-// if this side is chosen, it is not enough to make what this side has changed in it.
+// whole extends a change to everything in the file. Because the other side has changed the file as well,
+// choosing this side means more than making the changes of this side.
 func (ch *Change) whole() {
 	switch {
 	case ch.Op == Deleted:
@@ -252,7 +255,7 @@ func (ch *Change) whole() {
 	case ch.Type == File || ch.Op == Renamed:
 		ch.Content, ch.Metadata = true, true
 	default:
-		ch.Content, ch.replaced = true, true // the others cannot be changed, only replaced
+		ch.Content, ch.replaced = true, true // other types cannot be modified, only replaced
 	}
 }
 
@@ -263,8 +266,8 @@ func (ch *Change) leaves(path string) bool {
 
 func (ch *Change) wasDir() bool { return ch.Type == Dir || ch.TypeBefore == Dir }
 
-// pathsInside returns the paths below a directory at which something has been changed
-// and is there; with left also those at which nothing is any more.
+// pathsInside returns the changed paths below a directory at which there is a file now. With left, it
+// also returns the others.
 func (t *touched) pathsInside(dir string, left bool) []string {
 	var out []string
 	for i := sort.SearchStrings(t.paths, dir+"/"); i < len(t.paths) && below(t.paths[i], dir); i++ {
@@ -275,7 +278,7 @@ func (t *touched) pathsInside(dir string, left bool) []string {
 	return out
 }
 
-// words say what a change did at a path.
+// words describes what a change did at a path.
 func (ch *Change) words(path string) string {
 	switch {
 	case ch.Op == Renamed && ch.From == path:
@@ -288,14 +291,15 @@ func (ch *Change) words(path string) string {
 	return string(ch.Op)
 }
 
-// conflictsOf finds what one of my changes is in the way of. same: the other side
-// has done the same.
+// conflictsOf returns the conflicts of one of my changes. same says that the other side
+// has made the same change.
 func conflictsOf(eq *comparer, ch *Change, t, own *touched) (out []Conflict, same bool, err error) {
 	paths := []string{ch.Path}
 	if ch.From != "" {
 		paths = append(paths, ch.From)
 	}
 
+	// Compare it with changes at the same paths.
 	agreed := 0
 	for _, p := range paths {
 		others := t.changesAt(p)
@@ -317,8 +321,8 @@ func conflictsOf(eq *comparer, ch *Change, t, own *touched) (out []Conflict, sam
 			continue
 		}
 
-		// A directory above has gone away on the other side, unless all that I did
-		// is to take away what was in it, or have taken that directory away too.
+		// The other side has removed a directory above. That is a conflict unless I only removed
+		// something in it, or removed that directory as well.
 		dir, o := t.removedAbove(p)
 		_, mine := own.removedAbove(p)
 		if o != nil && !(ch.Op == Deleted && o.Op == Deleted) && (mine == nil || p == ch.Path && ch.Op != Deleted) {
@@ -326,11 +330,12 @@ func conflictsOf(eq *comparer, ch *Change, t, own *touched) (out []Conflict, sam
 		}
 	}
 
+	// If I removed a directory, look for changes in it.
 	if old := paths[len(paths)-1]; ch.leaves(old) && ch.wasDir() {
 		for _, p := range t.pathsInside(old, ch.Op == Renamed) {
 			o := t.changesAt(p)[0]
 			if l := own.left[p]; l != nil && o.Op == Modified {
-				continue // reported by that change
+				continue // that change reports the conflict
 			}
 			out = append(out, Conflict{p, "the directory " + quote(old) + " was " + ch.words(old), o.words(p)})
 		}
@@ -339,28 +344,28 @@ func conflictsOf(eq *comparer, ch *Change, t, own *touched) (out []Conflict, sam
 	return out, len(out) == 0 && agreed == len(paths), nil
 }
 
-// agrees reports whether two changes that both concern a path come to the same
+// agrees reports whether two changes that both concern a path have the same result
 // there.
 func agrees(eq *comparer, mine, theirs *Change, path string) (bool, error) {
 	if (mine.Op == Renamed && mine.From == path) || (theirs.Op == Renamed && theirs.From == path) {
 		if mine.Op != Renamed || theirs.Op != Renamed || mine.From != theirs.From || mine.Path != theirs.Path {
 			return false, nil
 		}
-		return true, nil // what is at the new path is looked at there
+		return true, nil // the file is compared at the new path
 	}
 
 	if mine.Op == Deleted || theirs.Op == Deleted {
 		return mine.Op == theirs.Op, nil
 	}
 	if mine.Type == Dir && (mine.Op == Renamed || theirs.Op == Renamed) && mine.From != theirs.From {
-		return false, nil // what is in a directory that was moved comes with it
+		return false, nil // the moved directory brings its content with it
 	}
 
 	return eq.samePath(path)
 }
 
-// samePath reports whether both trees have the same at a path, but for times. Of
-// directories that does not include what is in them.
+// samePath reports whether both trees have the same file at a path, except for times. It does
+// not compare the content of directories.
 func (c *comparer) samePath(path string) (bool, error) {
 	if path == "." {
 		path = ""

@@ -17,20 +17,21 @@ import (
 const (
 	blockSize  = 4 << 10
 	chunkSize  = 128 << 10
-	mapMin     = 64 << 10 // smaller files are read sooner than their extents
-	maxRanges  = 4096     // of one file; what has more is compared again when applied
+	mapMin     = 64 << 10 // reading smaller files is faster than reading their extents
+	maxRanges  = 4096     // of one file; files with more are compared again by Apply
 	unreadable = extent.Unknown | extent.Delalloc | extent.Encoded | extent.NotAligned | extent.Inline | extent.Tail | extent.Unwritten
 )
 
-// delta is in what two files differ.
+// delta describes how two files differ.
 type delta struct {
 	content, metadata, times bool
 	bytes                    int64
 	ranges                   []Range
 }
 
-// compare compares two files of one type, but for their names.
+// compare compares two files of the same type, except their names.
 func (c *comparer) compare(at, bt place, a, b *inode) (d delta, err error) {
+	// Compare the metadata.
 	d.times = a.mtime != b.mtime
 	d.metadata = a.mode != b.mode || a.uid != b.uid || a.gid != b.gid
 	if !d.metadata {
@@ -57,6 +58,7 @@ func (c *comparer) compare(at, bt place, a, b *inode) (d delta, err error) {
 		d.metadata = x != y
 	}
 
+	// Compare the content.
 	switch a.mode & unix.S_IFMT {
 	case unix.S_IFREG:
 		err = c.contents(at, bt, a.size, b.size, &d)
@@ -86,7 +88,7 @@ func (c *comparer) compare(at, bt place, a, b *inode) (d delta, err error) {
 func openFile(p place) (*os.File, error) {
 	flags := unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
 	fd, err := unix.Openat(int(p.dir.Fd()), p.name, flags|unix.O_NOATIME, 0)
-	if err == unix.EPERM { // it is somebody else's
+	if err == unix.EPERM { // O_NOATIME is for the owner only
 		fd, err = unix.Openat(int(p.dir.Fd()), p.name, flags, 0)
 	}
 	if err != nil {
@@ -95,6 +97,7 @@ func openFile(p place) (*os.File, error) {
 	return os.NewFile(uintptr(fd), p.path), nil
 }
 
+// contents compares the data of two regular files and adds the result to d.
 func (c *comparer) contents(at, bt place, sizeA, sizeB int64, d *delta) error {
 	d.content = sizeA != sizeB
 	if sizeA == 0 && sizeB == 0 {
@@ -157,53 +160,27 @@ func (d *delta) addRange(from, to int64) {
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, 2*chunkSize); return &b }}
 
-// readBoth compares the first size bytes of two files, but for the ranges that
+// readBoth compares the first size bytes of two files, except the ranges that
 // are known to be the same and those that are holes in both.
 func (c *comparer) readBoth(fa, fb *os.File, size int64, same []Range, d *delta) error {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
 
 	x, y := (*buf)[:chunkSize], (*buf)[chunkSize:]
-	da, db := data{f: fa, size: size}, data{f: fb, size: size}
-	for off := int64(0); off < size; {
-		if err := c.ctx.Err(); err != nil {
+	s := &skipper{same: same, a: data{f: fa, size: size}, b: data{f: fb, size: size}}
+	for off := int64(0); ; {
+		// Find the next bytes to compare.
+		var err error
+		if off, err = s.next(c.ctx, off, size); err != nil || off >= size {
 			return err
-		}
-
-		for len(same) > 0 && same[0].To <= off {
-			same = same[1:]
-		}
-
-		if len(same) > 0 && same[0].From <= off {
-			off = same[0].To
-			continue
-		}
-
-		na, err := da.nextOffset(off)
-		if err != nil {
-			return err
-		}
-
-		nb, err := db.nextOffset(off)
-		if err != nil {
-			return err
-		}
-
-		next := min(na, nb)
-		if next >= size {
-			return nil
-		}
-
-		if next = next / blockSize * blockSize; next > off {
-			off = next
-			continue
 		}
 
 		end := min(size, (off/chunkSize+1)*chunkSize)
-		if len(same) > 0 {
-			end = min(end, same[0].From)
+		if len(s.same) > 0 {
+			end = min(end, s.same[0].From)
 		}
 
+		// Read them from both files.
 		n := int(end - off)
 		if err := readFull(fa, x[:n], off); err != nil {
 			return err
@@ -218,20 +195,71 @@ func (c *comparer) readBoth(fa, fb *os.File, size int64, same []Range, d *delta)
 			c.o.Progress(0, int64(n))
 		}
 
-		if !bytes.Equal(x[:n], y[:n]) {
-			for i := 0; i < n; {
-				to := min(n, i+blockSize-int((off+int64(i))%blockSize))
-				if !bytes.Equal(x[i:to], y[i:to]) {
-					d.addRange(off+int64(i), off+int64(to))
-				}
-				i = to
-			}
-		}
-
+		d.addDifferent(x[:n], y[:n], off)
 		off = end
 	}
+}
 
-	return nil
+// addDifferent counts the blocks in which x and y, which begin at off, differ.
+func (d *delta) addDifferent(x, y []byte, off int64) {
+	if bytes.Equal(x, y) {
+		return
+	}
+	for i, n := 0, len(x); i < n; {
+		to := min(n, i+blockSize-int((off+int64(i))%blockSize))
+		if !bytes.Equal(x[i:to], y[i:to]) {
+			d.addRange(off+int64(i), off+int64(to))
+		}
+		i = to
+	}
+}
+
+// skipper finds the parts of two files that have to be compared.
+type skipper struct {
+	same []Range // known to be the same; those already passed are removed
+	a, b data
+}
+
+// next returns the first offset from off on that is neither known to be the same nor a hole in both files; size or
+// more if there is none.
+func (s *skipper) next(ctx context.Context, off, size int64) (int64, error) {
+	for off < size {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+
+		for len(s.same) > 0 && s.same[0].To <= off {
+			s.same = s.same[1:]
+		}
+
+		if len(s.same) > 0 && s.same[0].From <= off {
+			off = s.same[0].To
+			continue
+		}
+
+		na, err := s.a.nextOffset(off)
+		if err != nil {
+			return 0, err
+		}
+
+		nb, err := s.b.nextOffset(off)
+		if err != nil {
+			return 0, err
+		}
+
+		next := min(na, nb)
+		if next >= size {
+			return size, nil
+		}
+
+		if next = next / blockSize * blockSize; next <= off {
+			return off, nil
+		}
+
+		off = next
+	}
+
+	return off, nil
 }
 
 func readFull(f *os.File, p []byte, off int64) error {
@@ -240,19 +268,19 @@ func readFull(f *os.File, p []byte, off int64) error {
 		return nil
 	}
 	if errors.Is(err, io.EOF) {
-		return unix.ESTALE // it is shorter now
+		return unix.ESTALE // it became shorter
 	}
 	return err
 }
 
-// data knows where the data of a file is.
+// data finds the ranges of a file that are not holes.
 type data struct {
 	f        *os.File
 	size     int64
-	from, to int64 // the range looked at last
+	from, to int64 // the last range found
 }
 
-// nextOffset is the first offset from off on where there is data; size if none.
+// nextOffset returns the first offset of data at or after off, size if there is none.
 func (d *data) nextOffset(off int64) (int64, error) {
 	if off < d.to {
 		return max(off, d.from), nil
@@ -265,15 +293,15 @@ func (d *data) nextOffset(off int64) (int64, error) {
 	return from, nil
 }
 
-// nextData is the first range of data at or after off; empty, and at size, if
-// there is none.
+// nextData returns the first range of data at or after off. If there is none, the range is empty and at
+// size.
 func nextData(f *os.File, off, size int64) (from, to int64, err error) {
 	fd := int(f.Fd())
 	from, err = unix.Seek(fd, off, unix.SEEK_DATA)
 	switch {
 	case err == unix.ENXIO || err == nil && from >= size:
 		return size, size, nil
-	case err == unix.EINVAL || err == unix.EOPNOTSUPP: // it knows nothing of holes
+	case err == unix.EINVAL || err == unix.EOPNOTSUPP: // the filesystem does not report holes
 		return off, size, nil
 	case err != nil:
 		return 0, 0, err
@@ -305,7 +333,7 @@ func dataRanges(f *os.File, off, end int64, fn func(from, to int64)) error {
 	return nil
 }
 
-// sharedRanges finds what of the first size bytes lies in the same blocks.
+// sharedRanges returns the ranges of the first size bytes that both files have in the same blocks.
 func (c *comparer) sharedRanges(fa, fb *os.File, size int64) ([]Range, error) {
 	xs, err := extents(fa)
 	if err != nil || xs == nil {
@@ -342,7 +370,7 @@ func (c *comparer) sharedRanges(fa, fb *os.File, size int64) ([]Range, error) {
 		}
 	}
 
-	// Only whole blocks can be left out.
+	// Only whole blocks can be skipped.
 	for i := range out {
 		out[i].From = (out[i].From + blockSize - 1) / blockSize * blockSize
 		if out[i].To < size {
@@ -353,8 +381,8 @@ func (c *comparer) sharedRanges(fa, fb *os.File, size int64) ([]Range, error) {
 	return slices.DeleteFunc(out, func(r Range) bool { return r.From >= r.To }), nil
 }
 
-// extents are those of a file whose address can be trusted. nil where the
-// filesystem has no maps.
+// extents returns the extents of a file that have a reliable address, or nil if the
+// filesystem has no extent maps.
 func extents(f *os.File) ([]extent.Extent, error) {
 	var out []extent.Extent
 	err := extent.Scan(f, true, func(x extent.Extent) error {
@@ -372,10 +400,10 @@ func extents(f *os.File) ([]extent.Extent, error) {
 // noMaps reports whether an error says that the filesystem has no extent maps.
 func noMaps(err error) bool { return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOTTY) }
 
-// CompareFiles compares the content of two open files, such as block images. It
-// reads only what lies in different blocks, if they are on one filesystem. It
-// returns the ranges of b that differ in blocks of 4 KiB (nil if there are more
-// than a person could want) and their sum: behind the end of a, what is data.
+// CompareFiles compares the content of two open files, such as block images. If they are on
+// one filesystem, it reads only ranges in different blocks. It
+// returns the ranges of b that differ, in blocks of 4 KiB, and their total length. Behind the
+// end of a, all data of b differs, but no holes. ranges is nil if there are more than 4096.
 func CompareFiles(ctx context.Context, a, b *os.File) (ranges []Range, changedBytes int64, stats Stats, err error) {
 	var stA, stB unix.Stat_t
 	if err = unix.Fstat(int(a.Fd()), &stA); err == nil {
@@ -391,6 +419,7 @@ func CompareFiles(ctx context.Context, a, b *os.File) (ranges []Range, changedBy
 		return nil, 0, stats, failed("", "stat", err)
 	}
 
+	// Find shared blocks.
 	c := &comparer{ctx: ctx}
 	common := min(stA.Size, stB.Size)
 	stats.Method = "read"
@@ -403,6 +432,7 @@ func CompareFiles(ctx context.Context, a, b *os.File) (ranges []Range, changedBy
 		}
 	}
 
+	// Read and compare the rest.
 	var d delta
 	if err = c.readBoth(a, b, common, same, &d); err == nil {
 		err = dataRanges(b, min(stA.Size, stB.Size), stB.Size, d.addRange)
@@ -416,7 +446,7 @@ func CompareFiles(ctx context.Context, a, b *os.File) (ranges []Range, changedBy
 	return d.ranges, d.bytes, stats, failed("", "read", err)
 }
 
-// deviceSize is the size of a file, or of a block device, which stat does not say.
+// deviceSize returns the size of a file or of a block device, which stat does not report.
 func deviceSize(f *os.File, st *unix.Stat_t) (int64, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
 		return st.Size, nil

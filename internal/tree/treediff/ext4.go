@@ -12,10 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The layout of ext4 on disk, as far as finding inode tables needs it
-// (Documentation/filesystems/ext4 of the kernel). All numbers come from an image
-// that anybody may have written, so none is believed: what does not fit into the
-// image, or is not known here, makes the image not understood.
+// This file knows as much of the on-disk layout of ext4 as is needed to find inode tables
+// (Documentation/filesystems/ext4 of the kernel). Anybody may have written the image, so no number
+// in it is trusted: an image with offsets outside of it, or with unknown features, is rejected.
 
 const (
 	ext4Magic        = 0xef53
@@ -40,7 +39,7 @@ const (
 	ext4LargeDir = 0x4000
 	ext4Inline   = 0x8000
 	ext4Known    = ext4Filetype | ext4MetaBG | ext4Extents | ext464Bit | ext4FlexBG | ext4EAInode | ext4CsumSeed | ext4LargeDir | ext4Inline
-	// features that forbid writing to who does not know them
+	// read-only compatible features
 	ext4SparseSuper   = 0x1
 	ext4GdtCsum       = 0x10
 	ext4Bigalloc      = 0x200
@@ -48,7 +47,7 @@ const (
 	ext4OrphanPresent = 0x10000
 )
 
-// ext4Layout says where the inode tables of an ext4 are.
+// ext4Layout describes where the inode tables of an ext4 are.
 type ext4Layout struct {
 	uuid                         [16]byte
 	compat, incompat, roCompat   uint32
@@ -66,9 +65,10 @@ type ext4Group struct {
 	used  uint32 // inodes at its beginning that may be in use
 }
 
-// readExt4 reads the superblock and the group descriptors. nil if it is not an
-// ext4 that was unmounted cleanly and that this code understands.
+// readExt4 reads the superblock and the group descriptors. It returns nil if the image is not a cleanly
+// unmounted ext4 that this code supports.
 func readExt4(r io.ReaderAt, size int64) (*ext4Layout, error) {
+	// Read the superblock.
 	var sb [ext4SuperBytes]byte
 	if ok, err := readAt(r, sb[:], ext4SuperOffset, size); !ok {
 		return nil, err
@@ -82,6 +82,7 @@ func readExt4(r io.ReaderAt, size int64) (*ext4Layout, error) {
 		blocks: uint64(u32(4)), firstBlock: uint64(u32(0x14)), perGroup: uint64(u32(0x20)), descSize: 32,
 	}
 
+	// Reject what is not supported or invalid.
 	copy(l.uuid[:], sb[0x68:])
 	const revDynamic = 1
 	switch {
@@ -119,6 +120,7 @@ func readExt4(r io.ReaderAt, size int64) (*ext4Layout, error) {
 		return nil, nil
 	}
 
+	// Read the group descriptors.
 	ok, err := l.readGroups(r, size, int(n), int64(u32(0x104)))
 	if !ok {
 		return nil, err
@@ -142,8 +144,8 @@ func readAt(r io.ReaderAt, p []byte, off, size int64) (ok bool, err error) {
 	return false, err
 }
 
-// readGroups reads the descriptors, block by block: one after the other behind
-// the superblock or, from the block firstMeta on, each in the groups it describes.
+// readGroups reads the descriptors, block by block. The blocks follow the superblock or, from number firstMeta
+// on, are in the groups that they describe. ok is false if the image is invalid.
 func (l *ext4Layout) readGroups(r io.ReaderAt, size int64, n int, firstMeta int64) (ok bool, err error) {
 	perBlock := int(l.blockSize / l.descSize)
 	tableBytes := int64(l.inodesPerGroup) * int64(l.inodeSize)
@@ -178,7 +180,7 @@ func (l *ext4Layout) readGroups(r io.ReaderAt, size int64, n int, firstMeta int6
 
 			g := ext4Group{used: l.inodesPerGroup}
 
-			// Only with checksums are the marks of what is unused kept.
+			// The marks of unused inodes are valid only with checksums.
 			if l.roCompat&(ext4GdtCsum|ext4MetadataCsum) != 0 {
 				if binary.LittleEndian.Uint16(d[0x12:])&ext4InodeUninit != 0 {
 					g.used = 0
@@ -220,7 +222,7 @@ func (l *ext4Layout) hasSuper(group int) bool {
 	return false
 }
 
-// sameAs reports whether inodes are in the same places in both.
+// sameAs reports whether both have the same inodes in the same places.
 func (l *ext4Layout) sameAs(o *ext4Layout) bool {
 	return l.uuid == o.uuid && l.incompat == o.incompat && l.inodes == o.inodes && l.inodesPerGroup == o.inodesPerGroup &&
 		l.inodeSize == o.inodeSize && l.firstInode == o.firstInode && l.orphanFile == o.orphanFile &&
@@ -277,10 +279,10 @@ func readTables(a, b io.ReaderAt, x, y []byte, off int64) error {
 	return err
 }
 
-// inode compares one inode, raw. What lies behind the used ones is not there.
+// inode compares one raw inode. inA and inB say whether it is among the used inodes of its table.
 func (l *ext4Layout) inode(ino uint64, inA, inB bool, x, y []byte, racy time.Time, fn func(uint64, Links)) {
 	if ino < uint64(l.firstInode) && ino != ext4RootInode || ino == uint64(l.orphanFile) {
-		return // the journal, and others that no directory names
+		return // the journal and other inodes that are in no directory
 	}
 
 	if inA && inB {
@@ -303,7 +305,7 @@ func (l *ext4Layout) inode(ino uint64, inA, inB bool, x, y []byte, racy time.Tim
 	}
 }
 
-// hide blanks the time of access and the checksum over it.
+// hide clears the access time and the checksum, which depends on it.
 func hide(inode []byte) {
 	clear(inode[0x8:0xc])
 	clear(inode[0x7c:0x7e])
@@ -318,7 +320,7 @@ func hide(inode []byte) {
 	}
 }
 
-// ext4Ctime is the latest that an inode may have been changed.
+// ext4Ctime returns the latest possible change time of an inode.
 func ext4Ctime(inode []byte) time.Time {
 	sec := int64(int32(binary.LittleEndian.Uint32(inode[0xc:])))
 	if len(inode) > ext4MinInodeSize && binary.LittleEndian.Uint16(inode[0x80:]) >= 8 {
@@ -328,7 +330,7 @@ func ext4Ctime(inode []byte) time.Time {
 	return time.Unix(sec, 1e9-1)
 }
 
-// ext4Links is how many names an inode has; of a directory 1.
+// ext4Links returns the number of names of an inode, 1 for a directory.
 func ext4Links(inode []byte) int {
 	mode, links := binary.LittleEndian.Uint16(inode), binary.LittleEndian.Uint16(inode[0x1a:])
 	switch {

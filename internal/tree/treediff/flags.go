@@ -13,19 +13,19 @@ import (
 	"pando/internal/tree/treecopy"
 )
 
-// This file deals with flags (chattr) and project IDs. They count as metadata. What is
-// immutable or append-only cannot be changed, linked to, renamed or deleted, so Apply
-// takes those flags away first from all that it works on, and sets flags last.
+// This file handles flags (chattr) and project IDs, which count as metadata. Immutable and
+// append-only files cannot be changed, linked to, renamed or deleted, so Apply
+// first clears those flags of all files that it works on, and sets flags last.
 
-// comparedFlags are those that a person gives a file; the others say how a
-// filesystem stores it.
+// comparedFlags are the flags that users set. The others describe how a
+// filesystem stores a file.
 const comparedFlags = kernel.FlagSync | kernel.FlagImmutable | kernel.FlagAppend | kernel.FlagNoDump |
 	kernel.FlagNoAtime | kernel.FlagDirSync | kernel.FlagProjectInherit
 
-// fileFlags are the flags and the project of a file, zero where there are none.
+// fileFlags are the flags and the project of a file, zero if the filesystem does not support them.
 type fileFlags struct{ flags, project uint32 }
 
-// flagsAt asks a file or directory. Other types are not opened and have none.
+// flagsAt returns the flags of a file or directory. Other types are not opened and have no flags.
 func flagsAt(p place) (f fileFlags, err error) {
 	fd, err := kernel.OpenForFlags(int(p.dir.Fd()), p.name)
 	if err == unix.EOPNOTSUPP {
@@ -47,16 +47,16 @@ func flagsAt(p place) (f fileFlags, err error) {
 	return f, nil
 }
 
-// softened is a file whose protection was taken away.
+// softened is a file whose flags "immutable" or "append-only" were cleared.
 type softened struct {
 	path     string // before renames
-	flags    uint32 // that it had
+	flags    uint32 // the cleared flags
 	dev, ino uint64
-	file     *os.File // if it has other names, by which it may be there in the end; else nil
+	file     *os.File // set if it has other names, because only those may be left in the end
 }
 
-// unprotect makes everything that the changes are about changeable, and remembers
-// what had to be. What is not there is left to the steps that miss it.
+// unprotect clears the flags "immutable" and "append-only" of all paths in the changes and of the directories above
+// them, and remembers them. It ignores missing paths, which later steps report.
 func (a *applier) unprotect(changes []Change) error {
 	seen := map[string]bool{}
 	for i := range changes {
@@ -77,7 +77,7 @@ func (a *applier) unprotect(changes []Change) error {
 	return a.soften("")
 }
 
-// soften takes away what protects a path of onto.
+// soften clears the flags of a path of onto.
 func (a *applier) soften(path string) error {
 	dirPath, name := split(path)
 	dir, err := treewalk.Open(a.onto, dirPath)
@@ -127,8 +127,8 @@ func (a *applier) closeSoftened() {
 	}
 }
 
-// applyFlags gives what was softened the flags back that it had, and then all that was made
-// or changed those of from.
+// applyFlags restores the cleared flags, and then sets the flags of all files that were made
+// or changed to those in from.
 func (a *applier) applyFlags(changes []Change) error {
 	moved := map[string]string{} // from their old path to their new one
 	for _, ch := range changes {
@@ -152,7 +152,7 @@ func (a *applier) applyFlags(changes []Change) error {
 	return nil
 }
 
-// movedTo is where something is after it, or a directory above it, was renamed.
+// movedTo returns the new path of a file after it, or a directory above it, was renamed.
 func movedTo(moved map[string]string, path string) string {
 	for p := path; p != ""; p, _ = split(p) {
 		if to, ok := moved[p]; ok {
@@ -162,7 +162,7 @@ func movedTo(moved map[string]string, path string) string {
 	return path
 }
 
-// copyFlags copies the flags of a path. It need not be there any more: with Force and
+// copyFlags copies the flags of a path, if that still exists: with Force and
 // Keep, something else may have taken its place.
 func (a *applier) copyFlags(path string) error {
 	dirPath, name := split(path)
@@ -181,8 +181,8 @@ func (a *applier) copyFlags(path string) error {
 	return ignoreGone(path, treecopy.CopyFlags(a.ctx, src, name, dst, name))
 }
 
-// protect gives a file, which is at a path of onto now if it is still there, the flags
-// back that soften took away.
+// protect restores the flags of a file that soften cleared, if the file still exists. path is
+// its current path in onto.
 func (a *applier) protect(s softened, path string) error {
 	if s.file != nil {
 		return failed(path, "setting flags", kernel.Protect(int(s.file.Fd()), s.flags))
@@ -209,7 +209,7 @@ func (a *applier) protect(s softened, path string) error {
 	}
 
 	if uint64(st.Dev) != s.dev || st.Ino != s.ino {
-		return nil // it is gone, and this is another
+		return nil // the file no longer exists, and this is another
 	}
 
 	return failed(path, "setting flags", kernel.Protect(fd, s.flags))
@@ -236,7 +236,7 @@ func (a *applier) rememberFlags(path string) {
 	a.copied[path] = true
 }
 
-// unlinkAt is unlinkat(2), also of what is protected.
+// unlinkAt is unlinkat(2), also for immutable and append-only files.
 func unlinkAt(dir *os.File, name string, flags int) error {
 	return treewalk.Unlink(int(dir.Fd()), name, flags)
 }

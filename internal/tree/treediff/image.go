@@ -9,16 +9,16 @@ import (
 	"pando/internal/linux/extent"
 )
 
-// ImageDelta is which ranges of two images may differ, judged by where on the
-// filesystem their blocks lie. It costs by extents; no data is read.
+// ImageDelta contains the ranges in which two images may differ, judged by the addresses
+// of their blocks. Its cost depends on the number of extents; no data is read.
 type ImageDelta struct {
-	ranges []Range // sorted, not touching each other
+	ranges []Range // sorted, not adjacent
 }
 
-// CompareImages compares the extent maps of two images on one filesystem, which
-// must both stay, and stay as they are, as long as the result is used. ok is
-// false where the filesystem has no maps. What has no address that can be
-// trusted counts as different.
+// CompareImages compares the extent maps of two images on one filesystem. The images
+// must exist unchanged as long as the result is used. ok is
+// false if the filesystem has no extent maps. Extents without a reliable address
+// count as different.
 func CompareImages(a, b *os.File) (d *ImageDelta, ok bool, err error) {
 	sa, err := a.Stat()
 	if err != nil {
@@ -53,7 +53,7 @@ func CompareImages(a, b *os.File) (d *ImageDelta, ok bool, err error) {
 	return d, true, nil
 }
 
-// allExtents is nil where there are no maps, else not.
+// allExtents returns all extents of a file, nil only if the filesystem has no extent maps.
 func allExtents(f *os.File) ([]extent.Extent, error) {
 	out := []extent.Extent{}
 	err := extent.Scan(f, true, func(x extent.Extent) error {
@@ -115,10 +115,10 @@ func (d *ImageDelta) addRange(from, to int64) {
 	d.ranges = append(d.ranges, Range{from, to})
 }
 
-// Empty reports whether the images are the same for certain.
+// Empty reports whether the images are certainly the same.
 func (d *ImageDelta) Empty() bool { return len(d.ranges) == 0 }
 
-// firstEndingAfter returns the first range that ends behind off.
+// firstEndingAfter returns the index of the first range that ends after off.
 func (d *ImageDelta) firstEndingAfter(off int64) int {
 	return sort.Search(len(d.ranges), func(i int) bool { return d.ranges[i].To > off })
 }
@@ -150,11 +150,11 @@ func (d *ImageDelta) SameBlocks(x, y, n int64) (same bool, bytes int64) {
 }
 
 // Ext4Hints finds the inodes that differ between the ext4 filesystems in two
-// images, by reading what may differ of their inode tables. nil without an error
-// if they are not understood: no ext4, not unmounted cleanly, of different
-// geometry, or with features that this code does not know. younger is
-// Options.Younger: what was changed in both since then, within one tick of the
-// clock, may differ although the inodes are the same.
+// images, by reading the parts of their inode tables that may differ. It returns nil without an error
+// for other images: without ext4, not unmounted cleanly, of different
+// geometry, or with features that this code does not support. younger is
+// Options.Younger: files that were changed in both images after it, within one tick of the
+// clock, may differ even though their inodes are the same.
 func Ext4Hints(ctx context.Context, a, b *os.File, d *ImageDelta, younger time.Time) (*Hints, error) {
 	sizeA, err := a.Stat()
 	if err != nil {

@@ -16,9 +16,8 @@ import (
 
 const op = "compare"
 
-// failed reports that a system call on a tree failed. What was there a moment
-// ago and is not any more, a file or an attribute of one, has been changed by
-// somebody.
+// failed returns the error of a failed system call on a tree. If a file or an attribute
+// no longer exists, another process has removed it, and the error is a Conflict.
 func failed(path, call string, err error) error {
 	if err == nil {
 		return nil
@@ -41,7 +40,7 @@ func failed(path, call string, err error) error {
 	return errs.New(errs.KindOf(err), op, path, "%s: %w", call, err)
 }
 
-// quote makes a path fit for a message.
+// quote quotes a path for a message, if necessary.
 func quote(path string) string {
 	q := strconv.Quote(path)
 	if q[1:len(q)-1] == path {
@@ -50,7 +49,7 @@ func quote(path string) string {
 	return q
 }
 
-// inode is what there is to know of a file without reading it.
+// inode is the metadata of a file.
 type inode struct {
 	dev, ino     uint64
 	mode         uint32
@@ -59,14 +58,14 @@ type inode struct {
 	rdev         uint64
 	size         int64
 	mtime, ctime unix.StatxTimestamp
-	btime        unix.StatxTimestamp // zero where there is none
-	mount        bool                // something else is mounted there
+	btime        unix.StatxTimestamp // zero if the filesystem does not record it
+	mount        bool                // something else is mounted on it
 
-	generation generation // only of those that may be new in their tree: see comparer.stat
+	generation generation // only for files that may be new in their tree: see comparer.stat
 }
 
-// stat also asks for the generation of what may be new in its tree, as only that
-// can be taken for something else.
+// stat is statAt, and also reads the generation of files that may be new in their tree, because only those
+// can be confused with other files.
 func (c *comparer) stat(at *os.File, name, path string) (inode, error) {
 	c.statted.Add(1)
 	i, err := statAt(at, name, path)
@@ -76,6 +75,7 @@ func (c *comparer) stat(at *os.File, name, path string) (inode, error) {
 	return i, err
 }
 
+// statAt returns the metadata of the file name in the directory at, or of at itself if name is "".
 func statAt(at *os.File, name, path string) (inode, error) {
 	var st unix.Statx_t
 	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
@@ -107,7 +107,7 @@ func (i *inode) fileType() uint8 { return uint8(i.mode & unix.S_IFMT >> 12) }
 func (i *inode) isDir() bool     { return i.mode&unix.S_IFMT == unix.S_IFDIR }
 func (i *inode) isFile() bool    { return i.mode&unix.S_IFMT == unix.S_IFREG }
 
-// bytes is the size that a Change tells.
+// bytes returns the size for a Change.
 func (i *inode) bytes() int64 {
 	switch i.mode & unix.S_IFMT {
 	case unix.S_IFREG, unix.S_IFLNK:
@@ -135,22 +135,22 @@ func typeOf(dt uint8) Type {
 	return File
 }
 
-// unchanged reports whether nothing tells two inodes of the same object apart.
-// What was changed after the moment is not trusted.
+// unchanged reports whether two inodes of the same object have the same metadata, which proves that the
+// object has not changed. A change time at or after the time after, unless that is zero, proves nothing.
 func unchanged(a, b *inode, after time.Time) bool {
 	if a.size != b.size || a.mtime != b.mtime || a.ctime != b.ctime || a.mode != b.mode ||
 		a.uid != b.uid || a.gid != b.gid || a.rdev != b.rdev || a.nlink != b.nlink {
 		return false
 	}
 	if a.btime == (unix.StatxTimestamp{}) && a.ctime.Nsec == 0 {
-		return false // a filesystem that counts in seconds: many changes fit into one
+		return false // on a filesystem with a resolution of seconds, many changes have the same time
 	}
 	return after.IsZero() || timeOf(b.ctime).Before(after)
 }
 
 func timeOf(t unix.StatxTimestamp) time.Time { return time.Unix(t.Sec, int64(t.Nsec)) }
 
-// procPath names a file for calls that know no directory descriptors.
+// procPath returns a path for system calls that take no directory descriptor.
 func procPath(at *os.File, name string) string {
 	p := "/proc/self/fd/" + strconv.Itoa(int(at.Fd()))
 	if name == "" {
@@ -159,10 +159,10 @@ func procPath(at *os.File, name string) string {
 	return p + "/" + name
 }
 
-// xattrs returns the attributes of a file, ACLs included, sorted, as one text.
+// xattrs returns the extended attributes of a file, including ACLs, sorted and encoded in one byte string.
 func xattrs(at *os.File, name, path string) ([]byte, error) {
 	list, get := unix.Llistxattr, unix.Lgetxattr
-	if name == "" { // the link in /proc is to be followed
+	if name == "" { // follow the link in /proc
 		list, get = unix.Listxattr, unix.Getxattr
 	}
 

@@ -9,28 +9,28 @@ import (
 	"pando/internal/linux/treewalk"
 )
 
-// This file makes the changes of files with several names. That two names are one
-// file is so in the tree that the changes were found in (from). In the tree that
-// they are made in, a name may be another file's by now, so each is looked at.
+// This file applies the changes of files with several names. Two names are the same
+// file in the tree in which the changes were found (from). In the tree to which
+// they are applied, a name may refer to another file now, so each one is checked.
 
-// isNew reports whether a change makes a file where there is none any more.
+// isNew reports whether a change creates a new file, possibly in place of another.
 func (ch *Change) isNew() bool {
 	return ch.Op == Added || ch.Op == Modified && (ch.replaced || ch.TypeBefore != "")
 }
 
-// newName reports whether a change makes one more name of a file.
+// newName reports whether a change adds a name to a file.
 func (ch *Change) newName() bool { return ch.Link != "" && ch.isNew() }
 
-// relinked reports whether a change replaces a name, of what is no regular file, by
-// one of another file.
+// relinked reports whether a change turns a name of something other than a regular file into
+// a name of another file.
 func (ch *Change) relinked() bool {
 	return ch.Link != "" && ch.Op == Modified && ch.Content && ch.Type != File && !ch.isNew()
 }
 
-// ownFiles makes files of their own of the new names of files that are not to be
-// had. Several names of one such file become names of one.
+// ownFiles turns new names of missing files into files of their own. Several names of the same
+// missing file become names of one new file.
 func ownFiles(changes []Change, missing func(path string) bool) {
-	first := map[string]string{} // by the path of the missing file: the new one's
+	first := map[string]string{} // from the path of the missing file to that of the new one
 	for i := range changes {
 		ch := &changes[i]
 		if !ch.newName() || !missing(ch.Link) {
@@ -65,8 +65,8 @@ func (a *applier) applyLinks(changes []Change) error {
 	return nil
 }
 
-// applyLink makes the path of a change a name of the file that it says. If that file is
-// not there it becomes a copy.
+// applyLink makes the path of a change a name of the file ch.Link. If that file does not exist, the
+// path becomes a copy.
 func (a *applier) applyLink(ch *Change) error {
 	dir, name, err := a.parent(ch.Path)
 	if err != nil {
@@ -75,7 +75,7 @@ func (a *applier) applyLink(ch *Change) error {
 
 	defer dir.Close()
 
-	// Of what has replaced something else, out has removed that, unless it stays.
+	// moveOut has already removed other replaced files, unless they stay.
 	if ch.relinked() || a.o.Force {
 		err = a.unlink(dir, name)
 	}
@@ -91,7 +91,7 @@ func (a *applier) applyLink(ch *Change) error {
 	return failed(ch.Path, "link", err)
 }
 
-// unlink removes a file, and with Force also a directory. Not there is success.
+// unlink removes a file, and with Force also a directory. It succeeds if the file does not exist.
 func (a *applier) unlink(dir *os.File, name string) error {
 	err := unlinkAt(dir, name, 0)
 	if err == unix.EISDIR && a.o.Force {
@@ -103,8 +103,8 @@ func (a *applier) unlink(dir *os.File, name string) error {
 	return err
 }
 
-// linkTo makes name in dir one more name of what is at ch.Link. It is false if
-// nothing is there, or something else than the changes are about.
+// linkTo makes name in dir another name of the file at ch.Link. It returns false if
+// that does not exist or has another type than the change says.
 func (a *applier) linkTo(ch *Change, dir *os.File, name string) (bool, error) {
 	if a.skipped[ch.Link] {
 		return false, nil
@@ -128,9 +128,9 @@ func (a *applier) linkTo(ch *Change, dir *os.File, name string) (bool, error) {
 	return err == nil, err
 }
 
-// linkOtherNames brings files up to date whose content was changed under another name,
-// and that are files of their own in this tree. One after the other: several may
-// be names of one.
+// linkOtherNames updates files whose content was changed under another name, but
+// which are files of their own in this tree. It works sequentially, because several may
+// be names of one file.
 func (a *applier) linkOtherNames(changes []Change) error {
 	for i := range changes {
 		ch := &changes[i]
@@ -141,7 +141,7 @@ func (a *applier) linkOtherNames(changes []Change) error {
 			return errs.Wrap("apply", "", err)
 		}
 		if a.oneFile(ch.Path, ch.Link) {
-			continue // that name's change was for both
+			continue // the change of that name has updated both
 		}
 		if err := a.contentUnlessKept(ch); err != nil {
 			return err
@@ -166,7 +166,7 @@ func fileAt(root *os.File, path string) (unix.Stat_t, error) {
 	return st, err
 }
 
-// lookUp opens the directory of a path, and asks what is there.
+// lookUp opens the directory of a path and stats the path.
 func lookUp(root *os.File, path string) (dir *os.File, st unix.Stat_t, err error) {
 	dirPath, name := split(path)
 	if dir, err = treewalk.Open(root, dirPath); err != nil {

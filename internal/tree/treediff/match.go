@@ -13,31 +13,31 @@ import (
 	"pando/internal/linux/treewalk"
 )
 
-// This file is the second half of a comparison: names that only one tree has
-// (lost, gained) are put together to what happened. Lost and gained directories
-// are listed to their bottom, as what was in them may be somewhere else now.
+// This file is the second half of a comparison: it combines names that only one tree has
+// (lost, gained) into changes. It lists everything below lost and gained directories,
+// because their content may have moved elsewhere.
 
-// node is a name that one of the trees does not have in this place.
+// node is a name that only one of the trees has in this place.
 type node struct {
 	parent  *node  // nil: its directory is in both trees
-	dir     string // then this is the directory's path in B
+	dir     string // with a nil parent, the directory's path in B
 	path    string // in its own tree
 	name    string
 	ino     uint64
 	typ     uint8
-	trusted bool   // its inode number means the same in the other tree
-	st      *inode // nil until it is asked for
+	trusted bool   // the inode number means the same in the other tree
+	st      *inode // nil until it is needed
 	obj     *object
 	kids    []*node
 }
 
-// object is one inode with all its names that are lost or gained.
+// object is one inode with all its lost and gained names.
 type object struct {
 	lost, gained []*node
-	kept         *linked // names that it has in both trees, if it has such
+	kept         *linked // the names that it has in both trees; nil if there are none
 }
 
-// where identifies the place of a name: the same in both trees if its directory
+// where identifies the place of a name. It is equal in both trees if the directory
 // is the same object.
 type where struct {
 	obj  *object
@@ -56,6 +56,7 @@ type inodeKey struct {
 	dev, ino uint64
 }
 
+// match finds out what happened to the lost and gained names, and reports it.
 func (c *comparer) match() error {
 	if c.o.SameOrigin && (c.o.Hints == nil || c.o.Hints.Index == nil) {
 		if err := c.movedDirs(); err != nil {
@@ -63,6 +64,7 @@ func (c *comparer) match() error {
 		}
 	}
 
+	// List everything below lost and gained directories.
 	if err := c.expand(c.a, c.lost, false); err != nil {
 		return err
 	}
@@ -71,6 +73,7 @@ func (c *comparer) match() error {
 		return err
 	}
 
+	// Find out which names belong to the same object.
 	as, bs := flatten(c.lost), flatten(c.gained)
 	objA := objects(as, func(o *object, n *node) { o.lost = append(o.lost, n) })
 	objB := objects(bs, func(o *object, n *node) { o.gained = append(o.gained, n) })
@@ -85,10 +88,11 @@ func (c *comparer) match() error {
 	return c.report(as, bs)
 }
 
-// movedDirs finds directories that were lost in one place and gained in another
-// and compares what is below, without listing it first.
+// movedDirs finds directories that were lost in one place and gained in another,
+// and compares their content without listing it first.
 func (c *comparer) movedDirs() error {
 	for {
+		// Find the next moved directory.
 		lost := map[uint64]*node{}
 		for _, n := range c.lost {
 			if n.trusted && n.typ == unix.DT_DIR && n.obj == nil {
@@ -121,6 +125,7 @@ func (c *comparer) movedDirs() error {
 			return nil
 		}
 
+		// Compare its content, which may find further ones.
 		o := &object{lost: []*node{a}, gained: []*node{b}}
 		a.obj, b.obj = o, o
 		if err := c.sideBySide(a.path, b.path); err != nil {
@@ -146,21 +151,19 @@ func (c *comparer) expand(root *os.File, roots []*node, inB bool) error {
 	return nil
 }
 
+// expandDir lists everything below the directory top, except directories that the index finds in the other tree.
 func (c *comparer) expandDir(root *os.File, top *node, inB bool) error {
 	if err := c.statNodes(root, top); err != nil {
 		return err
 	}
 
-	elsewhere := func(ino uint64) (bool, error) {
-		if c.o.Hints == nil || c.o.Hints.Index == nil {
-			return false, nil
-		}
-		_, ok, err := c.o.Hints.Index.DirPath(!inB, ino)
-		return ok, err
+	x := &expansion{c: c, top: top, inB: inB, dev: c.devA, dirs: map[string]*node{"": top}}
+	if inB {
+		x.dev = c.devB
 	}
 
 	if top.trusted {
-		if moved, err := elsewhere(top.ino); err != nil || moved {
+		if moved, err := x.isElsewhere(top.ino); err != nil || moved {
 			return failed(top.path, "looking for it", err)
 		}
 	}
@@ -174,69 +177,87 @@ func (c *comparer) expandDir(root *os.File, top *node, inB bool) error {
 	}
 
 	defer f.Close()
-
-	var mu sync.Mutex
-	dirs := map[string]*node{"": top}
-	dev := c.devA
-	if inB {
-		dev = c.devB
-	}
-
-	return treewalk.Walk(c.ctx, f, treewalk.Funcs{
-		Open: func(d *treewalk.Dir) (*os.File, error) {
-			g, err := treewalk.Open(f, d.Path())
-			if errors.Is(err, unix.EXDEV) {
-				return nil, nil
-			}
-			return g, failed(under(top.path, d.Path()), "open", err)
-		},
-		Visit: func(d *treewalk.Dir, g *os.File) ([]string, error) {
-			mu.Lock()
-			n := dirs[d.Path()]
-			delete(dirs, d.Path())
-			mu.Unlock()
-			entries, err := c.readNames(g, n.path)
-			if err != nil {
-				return nil, err
-			}
-
-			var subdirs []string
-			for _, e := range entries {
-				k := &node{parent: n, path: join(n.path, e.Name), name: e.Name, ino: e.Ino, typ: e.Type}
-				st, err := c.stat(g, e.Name, k.path)
-				if err != nil {
-					return nil, err
-				}
-
-				k.st, k.trusted = &st, c.o.SameOrigin && st.dev == dev && st.ino == e.Ino
-				n.kids = append(n.kids, k)
-				if e.Type != unix.DT_DIR || st.mount {
-					continue
-				}
-
-				mu.Lock()
-				if k.trusted {
-					moved, err := elsewhere(k.ino)
-					if err != nil || moved {
-						mu.Unlock()
-						if err != nil {
-							return nil, failed(k.path, "looking for it", err)
-						}
-						continue
-					}
-				}
-
-				dirs[d.Join(e.Name)] = k
-				mu.Unlock()
-				subdirs = append(subdirs, e.Name)
-			}
-
-			return subdirs, nil
-		},
-	})
+	return treewalk.Walk(c.ctx, f, treewalk.Funcs{Open: x.open, Visit: x.visit})
 }
 
-// statNodes fills in what is not known of a node yet.
+// expansion is one run of expandDir.
+type expansion struct {
+	c   *comparer
+	top *node
+	inB bool
+	dev uint64 // of the tree
+
+	mu   sync.Mutex       // also for the index
+	dirs map[string]*node // directories to be visited, by their path below top
+}
+
+// isElsewhere reports whether the directory with this inode number is also in the other tree.
+func (x *expansion) isElsewhere(ino uint64) (bool, error) {
+	if x.c.o.Hints == nil || x.c.o.Hints.Index == nil {
+		return false, nil
+	}
+	_, ok, err := x.c.o.Hints.Index.DirPath(!x.inB, ino)
+	return ok, err
+}
+
+func (x *expansion) open(d *treewalk.Dir) (*os.File, error) {
+	f, err := treewalk.Open(d.Root(), d.Path())
+	if errors.Is(err, unix.EXDEV) {
+		return nil, nil
+	}
+	return f, failed(under(x.top.path, d.Path()), "open", err)
+}
+
+func (x *expansion) visit(d *treewalk.Dir, f *os.File) ([]string, error) {
+	x.mu.Lock()
+	n := x.dirs[d.Path()]
+	delete(x.dirs, d.Path())
+	x.mu.Unlock()
+	entries, err := x.c.readNames(f, n.path)
+	if err != nil {
+		return nil, err
+	}
+
+	var subdirs []string
+	for _, e := range entries {
+		k := &node{parent: n, path: join(n.path, e.Name), name: e.Name, ino: e.Ino, typ: e.Type}
+		st, err := x.c.stat(f, e.Name, k.path)
+		if err != nil {
+			return nil, err
+		}
+
+		k.st, k.trusted = &st, x.c.o.SameOrigin && st.dev == x.dev && st.ino == e.Ino
+		n.kids = append(n.kids, k)
+		if e.Type != unix.DT_DIR || st.mount {
+			continue
+		}
+
+		enter, err := x.add(d.Join(e.Name), k)
+		if err != nil {
+			return nil, failed(k.path, "looking for it", err)
+		}
+		if enter {
+			subdirs = append(subdirs, e.Name)
+		}
+	}
+
+	return subdirs, nil
+}
+
+// add adds a directory to be visited, unless it is also in the other tree.
+func (x *expansion) add(rel string, k *node) (bool, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if k.trusted {
+		if moved, err := x.isElsewhere(k.ino); err != nil || moved {
+			return false, err
+		}
+	}
+	x.dirs[rel] = k
+	return true, nil
+}
+
+// statNodes stats a node unless that has been done.
 func (c *comparer) statNodes(root *os.File, n *node) error {
 	if n.st != nil {
 		return nil
@@ -254,7 +275,7 @@ func (c *comparer) statNodes(root *os.File, n *node) error {
 	return err
 }
 
-// flatten lists nodes and what is below them, directories first.
+// flatten lists nodes and everything below them, by depth and path.
 func flatten(roots []*node) []*node {
 	var out []*node
 	var add func(ns []*node)
@@ -272,13 +293,13 @@ func flatten(roots []*node) []*node {
 	return out
 }
 
-// objects gathers the names of each inode.
+// objects collects the names of each inode with add. It returns objects by inode number, if that is trusted.
 func objects(ns []*node, add func(*object, *node)) map[uint64]*object {
 	all := map[inodeKey]*object{}
 	trusted := map[uint64]*object{}
 	for _, n := range ns {
 		if n.obj != nil {
-			continue // a directory that is known to have moved
+			continue // a moved directory
 		}
 
 		k := inodeKey{n.st.dev, n.st.ino}
@@ -298,7 +319,7 @@ func objects(ns []*node, add func(*object, *node)) map[uint64]*object {
 	return trusted
 }
 
-// merge makes one object of b, which has no lost names, and o.
+// merge adds the names of b, which has no lost names, to o.
 func (o *object) merge(b *object) {
 	for _, n := range b.gained {
 		n.obj = o
@@ -307,6 +328,7 @@ func (o *object) merge(b *object) {
 	b.gained = nil
 }
 
+// matchByInode merges objects of both trees that are the same by their inode number.
 func (c *comparer) matchByInode(objA, objB map[uint64]*object) {
 	for ino, o := range objA {
 		if l := c.linked[ino]; l != nil && c.sameObject(&l.stA, o.lost[0].st) {
@@ -325,9 +347,8 @@ func (c *comparer) matchByInode(objA, objB map[uint64]*object) {
 	}
 }
 
-// matchByPlace takes what has the same type in the same place for the same
-// thing, if nothing else is known about either. Directories come first, so that
-// what is in them can be in the same place.
+// matchByPlace merges objects that have the same type and place, if neither has been matched yet.
+// Directories come first, so that their entries can be in the same place.
 func (c *comparer) matchByPlace(as, bs []*node) error {
 	places := make(map[where]*node, len(as))
 	for _, n := range as {
@@ -344,7 +365,7 @@ func (c *comparer) matchByPlace(as, bs []*node) error {
 		}
 
 		if l.typ != unix.DT_DIR && l.typ != unix.DT_REG {
-			// The others cannot be changed, only replaced.
+			// Other types cannot be modified, only replaced.
 			d, err := c.compareNodes(l, g)
 			if err != nil {
 				return err
@@ -363,7 +384,7 @@ func (c *comparer) matchByPlace(as, bs []*node) error {
 // report turns objects into changes.
 func (c *comparer) report(as, bs []*node) error {
 	for _, l := range c.linked {
-		c.keptNames(l) // sorted by this, before objects that have other names of it look for the first
+		c.keptNames(l) // also sorts the names, for objects that need the first one
 	}
 
 	seen := map[*object]bool{}
@@ -383,7 +404,7 @@ func (c *comparer) report(as, bs []*node) error {
 	return nil
 }
 
-// keptNames reports a file with several names under those that it has kept.
+// keptNames reports a modified file under those of its names that are in both trees.
 func (c *comparer) keptNames(l *linked) {
 	slices.Sort(l.kept)
 	for i, path := range l.kept {
@@ -395,37 +416,11 @@ func (c *comparer) keptNames(l *linked) {
 	}
 }
 
+// compareObject reports the changes of one object under all its names.
 func (c *comparer) compareObject(o *object) error {
-	kept := map[where]bool{}
-	var stay []*node // names in both trees, as gained
-	var from, to []*node
-	for _, l := range o.lost {
-		for _, g := range o.gained {
-			if l.where() == g.where() {
-				kept[l.where()] = true
-				stay = append(stay, g)
-			}
-		}
-	}
+	stay, from, to := o.names()
 
-	for _, l := range o.lost {
-		if !kept[l.where()] {
-			from = append(from, l)
-		}
-	}
-
-	for _, g := range o.gained {
-		if !kept[g.where()] {
-			to = append(to, g)
-		}
-	}
-
-	byPath := func(x, y *node) int { return strings.Compare(x.path, y.path) }
-	slices.SortFunc(stay, byPath)
-	slices.SortFunc(from, byPath)
-	slices.SortFunc(to, byPath)
-
-	// The first name that it has in the second tree tells of the content.
+	// Compare the contents, once. primary is the name of the object in B whose change describes them.
 	primary := ""
 	var d delta
 	var stA, stB *inode
@@ -451,6 +446,7 @@ func (c *comparer) compareObject(o *object) error {
 		c.modified(g.path, stA, stB, d, primary)
 	}
 
+	// Pair lost and gained names. The rest was deleted or added.
 	n := min(len(from), len(to))
 	for i := range n {
 		ch := Change{Op: Renamed, Path: to[i].path, From: from[i].path, Type: typeOf(to[i].typ), Link: primary,
@@ -478,6 +474,37 @@ func (c *comparer) compareObject(o *object) error {
 	}
 
 	return nil
+}
+
+// names sorts the names of an object: those in both trees (as gained), only in A, and only in B.
+func (o *object) names() (stay, from, to []*node) {
+	kept := map[where]bool{}
+	for _, l := range o.lost {
+		for _, g := range o.gained {
+			if l.where() == g.where() {
+				kept[l.where()] = true
+				stay = append(stay, g)
+			}
+		}
+	}
+
+	for _, l := range o.lost {
+		if !kept[l.where()] {
+			from = append(from, l)
+		}
+	}
+
+	for _, g := range o.gained {
+		if !kept[g.where()] {
+			to = append(to, g)
+		}
+	}
+
+	byPath := func(x, y *node) int { return strings.Compare(x.path, y.path) }
+	slices.SortFunc(stay, byPath)
+	slices.SortFunc(from, byPath)
+	slices.SortFunc(to, byPath)
+	return stay, from, to
 }
 
 // addedBytes counts the data of an added file.
@@ -510,6 +537,7 @@ func (c *comparer) place(root *os.File, n *node) (place, error) {
 	return place{f, name, n.path}, failed(dir, "open", err)
 }
 
+// compareNodes compares a lost and a gained name of the same object.
 func (c *comparer) compareNodes(l, g *node) (delta, error) {
 	at, err := c.place(c.a, l)
 	if err != nil {
@@ -524,8 +552,8 @@ func (c *comparer) compareNodes(l, g *node) (delta, error) {
 	return c.compare(at, bt, l.st, g.st)
 }
 
-// sameNames joins what was deleted and what was added under one name: to a
-// modification that replaces the file.
+// sameNames combines a deletion and an addition of the same path into a modification that
+// replaces the file.
 func (c *comparer) sameNames() {
 	deleted := map[string]int{}
 	for i, ch := range c.changes {

@@ -1,35 +1,34 @@
-// Package treediff says in what two directory trees differ ([Compare]), makes one
-// tree differ in the same way ([Apply]), and finds what two sets of differences
-// cannot both have ([Conflicts]). It knows filesystems, and nothing of Pando.
+// Package treediff finds the differences between two directory trees ([Compare]), applies
+// them to another tree ([Apply]), and finds differences that conflict with each other
+// ([Conflicts]). It knows filesystems, but nothing about Pando.
 //
-// # How it finds out
+// # How Compare works
 //
-// Of two trees that come from one origin as copies on write (Options.SameOrigin)
-// a file has one inode number in both. So a file that was moved is recognised,
-// unless it is so new that it may have been made after the trees parted: both give
-// the same numbers to their new files then. And a file whose number, size, times,
-// owner and mode are all the same has not been changed and is not read. Of other trees files are the same if they have
-// the same path, and all of them are compared.
+// In two trees that are copy-on-write copies of one origin (Options.SameOrigin),
+// a file has the same inode number. So Compare recognizes moved files, except
+// files so new that they may have been made after the trees parted: from then on, both trees give
+// the same numbers to their new files. A file with the same number, size, times,
+// owner and mode has not changed and is not read. In other trees, files with the same path
+// are the same file, and Compare compares all of them.
 //
-// What remains to be compared is read, but for ranges that are known to lie on
+// It reads the content of the remaining files, except ranges that are known to be in
 // the same blocks (Options.SameBlocks). So Compare is exact: a file rewritten with
-// the same bytes has not changed in content.
+// the same bytes has no changed content.
 //
-// Without Hints the cost is that of reading all directories and asking for the
-// inode of each file. With them only what may have changed is asked for.
+// Without Hints, it has to read all directories and stat all files. With Hints, it reads only
+// what may have changed.
 //
-// # What is compared
+// # What Compare compares
 //
 // Type, size, content, mode, owner, device number, target of a symbolic link,
 // extended attributes and ACLs, flags (chattr) and project IDs, names and hard links.
-// Times of modification count only with Options.Times. Times of access and what is
-// mounted in the trees do not count. Subvolumes inside do, where they are part
-// of both trees.
+// Modification times count only with Options.Times. Access times and filesystems mounted
+// in the trees do not count. Nested subvolumes count if they are part of both trees.
 //
 // # Errors
 //
-// All errors are *errs.Error: Conflict if a tree changes in the meantime, IO, Canceled,
-// NoSpace (of Apply).
+// All errors are *errs.Error. Conflict: a tree changed while it was read. IO, Canceled, and
+// NoSpace from Apply.
 package treediff
 
 import (
@@ -39,7 +38,7 @@ import (
 	"time"
 )
 
-// Op is what happened to a path.
+// Op is the kind of a change.
 type Op string
 
 // The kinds of changes.
@@ -47,10 +46,10 @@ const (
 	Added    Op = "added"
 	Modified Op = "modified"
 	Deleted  Op = "deleted"
-	Renamed  Op = "renamed" // and perhaps modified too: see Change.Content and Metadata
+	Renamed  Op = "renamed" // and possibly modified: see Change.Content and Metadata
 )
 
-// Type of a file, as people call it.
+// Type is the type of a file, in words for users.
 type Type string
 
 // The types.
@@ -68,84 +67,84 @@ const (
 type Range struct{ From, To int64 }
 
 // Change is one changed path. Paths are relative to the root of the tree, which
-// is "."; they are bytes as the filesystem has them, not always UTF-8.
+// is "."; they are the bytes that the filesystem stores, not always UTF-8.
 type Change struct {
 	Op         Op
-	Path       string // in the second tree; of Deleted in the first
-	From       string // of Renamed: the path in the first tree
-	Type       Type   // in the second tree; of Deleted in the first
-	TypeBefore Type   // of Modified: set if it was something else
-	Link       string // another path (in the second tree) that is the same file, whose change tells of the content
+	Path       string // in the second tree; for Deleted in the first
+	From       string // for Renamed: the path in the first tree
+	Type       Type   // in the second tree; for Deleted in the first
+	TypeBefore Type   // for Modified: the old type, if it was different
+	Link       string // another path of the same file in the second tree, whose change describes the content
 
-	SizeBefore int64 // bytes; of regular files and symbolic links, else 0
+	SizeBefore int64 // bytes; 0 except for regular files and symbolic links
 	SizeAfter  int64
 
-	// ChangedBytes is how much of the second tree's file is not in the first:
-	// blocks of 4 KiB in which a byte differs, and behind the old end what is
-	// data and not a hole. Of an added file that is all its data. Of several
-	// hard links one has it.
+	// ChangedBytes is how much data of the second tree's file is not in the first:
+	// blocks of 4 KiB in which a byte differs, and data behind the old end, without
+	// holes. For an added file, it is all its data. Of several
+	// hard links, one has it.
 	ChangedBytes int64
 
 	Content  bool // bytes, length, the target of a link or a device number differ
 	Metadata bool // mode, owner, attributes, ACLs or flags differ
-	Times    bool // the time of modification differs
+	Times    bool // the modification time differs
 
-	ranges   []Range // what ChangedBytes counts; nil: unknown
-	replaced bool    // of Modified: by another file, so what was there goes
+	ranges   []Range // the ranges that ChangedBytes counts; nil: unknown
+	replaced bool    // for Modified: another file took its place
 }
 
-// TimesOnly reports whether nothing but the time of modification has changed.
+// TimesOnly reports whether only the modification time has changed.
 func (c *Change) TimesOnly() bool {
 	return c.Op == Modified && !c.Content && !c.Metadata
 }
 
-// Options say how to compare. The zero value is right for any two trees.
+// Options are the options of Compare. The zero value suits any two trees.
 type Options struct {
-	// SameOrigin: both trees come from one origin as copies on write, so that
+	// SameOrigin says that both trees are copy-on-write copies of one origin, so that
 	// inode numbers mean the same in both.
 	SameOrigin bool
 
-	// Younger is when the trees parted, or before: when the younger of the two was
-	// made from the other, or the first copy of what both come from. Files changed
-	// since shortly before that are compared whatever their times say: a clock
-	// ticks slower than a program writes. Zero: unknown, and times are trusted.
+	// Younger is when the trees parted, or earlier: when the younger tree was
+	// made from the other, or when the first copy of their common origin was made. Files changed
+	// after this time, or shortly before it, are compared even if their times are equal, because the
+	// clock ticks slower than a program writes. Zero: unknown, and times are trusted.
 	Younger time.Time
 
 	// SameBlocks reports whether the bytes at the physical addresses a and b (see
 	// internal/linux/extent) are known to be the same in both trees, and for how many
-	// of n bytes, at least 1, that answer holds. nil: nobody knows. It is called
+	// of n bytes, at least 1, that answer holds. nil: never known. It is called
 	// concurrently.
 	SameBlocks func(a, b, n int64) (same bool, bytes int64)
 
-	// Hints say what may have changed. nil: anything.
+	// Hints limit what may have changed. nil: anything.
 	Hints *Hints
 
-	// Times: changes of the time of modification are changes.
+	// Times makes a different modification time a change.
 	Times bool
 
-	// Progress is told of files and bytes that have been compared. It is called
+	// Progress is called with the numbers of files and bytes compared since its last call, and
 	// concurrently.
 	Progress func(files, bytes int64)
 }
 
-// Hints narrow down what may have changed. They need Options.SameOrigin.
+// Hints limit what may have changed. They need Options.SameOrigin.
 type Hints struct {
 	Method string // for Stats
 
-	// Parted is a transaction, on filesystems that number them: what that one or an
-	// older one made was there when the trees parted. 0: unknown.
+	// Parted is a transaction number, on filesystems that have them: whatever this or an
+	// older transaction made existed when the trees parted. 0: unknown.
 	Parted uint64
 
-	// Changed holds every inode, by number, that differs between the trees or
-	// is in only one of them. More than that does no harm. A directory has
-	// changed if an entry of it has.
+	// Changed contains the number of each inode that differs between the trees or
+	// is in only one of them. Additional inodes do no harm. A directory has
+	// changed if one of its entries has.
 	Changed map[uint64]Links
 
 	// Index, if set, finds the names of inodes without reading directories.
 	Index Index
 }
 
-// Links is how many names an inode has in each tree (of a directory: 1).
+// Links is the number of names that an inode has in each tree (1 for a directory).
 type Links struct{ A, B int }
 
 // Name is one name of an inode.
@@ -154,20 +153,20 @@ type Name struct {
 	Name string
 }
 
-// Index finds paths by inode number. It is used by one goroutine at a time.
+// Index finds paths by inode number. One goroutine at a time uses it.
 type Index interface {
-	// Names are those of an inode that is not a directory. None if it is not there.
+	// Names returns the names of an inode that is not a directory, none if it does not exist.
 	Names(inB bool, ino uint64) ([]Name, error)
-	// DirPath is the path of a directory relative to the root, which is "". ok is
-	// false if it is not there.
+	// DirPath returns the path of a directory relative to the root, which is "". ok is
+	// false if the directory does not exist.
 	DirPath(inB bool, ino uint64) (path string, ok bool, err error)
 }
 
-// Stats say what a comparison cost.
+// Stats are the costs of a comparison.
 type Stats struct {
-	Method    string // "walk", or what Hints say
+	Method    string // "walk", or Hints.Method
 	DirsRead  int64  // directories, counted in each tree
-	Statted   int64  // inodes asked for, counted in each tree
+	Statted   int64  // calls of stat, counted in each tree
 	FilesRead int64  // pairs of files whose content was compared
 	BytesRead int64  // read from both trees together
 }
@@ -179,7 +178,7 @@ type Result struct {
 }
 
 // Compare compares the trees below the open directories a and b, which nobody
-// changes in the meantime. It may be called concurrently.
+// may change until it returns. It may be called concurrently.
 func Compare(ctx context.Context, a, b *os.File, o Options) (Result, error) {
 	c, err := newComparer(ctx, a, b, o)
 	if err != nil {
@@ -195,7 +194,7 @@ func join(dir, name string) string {
 	return dir + "/" + name
 }
 
-// shown is how the root is called in a Change.
+// shown returns the path for a Change, in which the root is ".".
 func shown(path string) string {
 	if path == "" {
 		return "."

@@ -17,15 +17,14 @@ import (
 	"pando/internal/linux/treewalk"
 )
 
-// This file is the first half of a comparison: directories that are in both
-// trees are read side by side. Files whose names are the same on both sides are
-// compared there and then. Names that only one side has are kept, for match.go:
-// only what differs takes memory.
+// This file is the first half of a comparison: it reads directories that are in both
+// trees side by side, and compares files with the same name immediately. It collects names that
+// only one side has for match.go. So only differences take memory.
 
-// How far the clock that files get their times from may be behind: it goes on with the
-// ticks of a processor, which come late under load and in virtual machines. slack is for
-// content, where too much costs reading a file; slackOfBirth for files that were moved,
-// where too much means that a new one is not recognised.
+// slack and slackOfBirth say how far the clock for file times may lag behind. It advances with the
+// timer ticks of a processor, which are late under load and in virtual machines. slack is for
+// content, where a larger value means that more files are read. slackOfBirth is for recognizing moved
+// files, where a larger value means that more new files are not recognized.
 const (
 	slack        = time.Second
 	slackOfBirth = 20 * time.Millisecond
@@ -36,13 +35,13 @@ type comparer struct {
 	a, b        *os.File
 	devA, devB  uint64
 	o           Options
-	racy        time.Time // equal times of change prove nothing from here on; zero: they always do
-	parted      time.Time // what was made from here on may be in one tree only; zero: unknown
+	racy        time.Time // from this time on, equal change times prove nothing; zero: they always do
+	parted      time.Time // files made from this time on may be in one tree only; zero: unknown
 	generations generationKind
 	sem         chan struct{}
 
 	dirsRead, statted, filesRead, bytesRead atomic.Int64
-	leftA, leftB                            atomic.Int64 // names of changed inodes not seen yet
+	leftA, leftB                            atomic.Int64 // number of names of changed inodes not seen yet
 
 	mu           sync.Mutex
 	changes      []Change
@@ -50,15 +49,14 @@ type comparer struct {
 	linked       map[uint64]*linked
 }
 
-// linked is a changed file with several names, some of which are in the same
-// place in both trees.
+// linked is a file with several names, at least one of which is in both trees.
 type linked struct {
 	stA, stB inode
 	kept     []string // paths in B
 	delta    delta
 }
 
-// racySince is from when on equal times of change prove nothing; zero: they always do.
+// racySince returns the time from which on equal change times prove nothing; zero: they always do.
 func racySince(younger time.Time) time.Time {
 	if younger.IsZero() {
 		return younger
@@ -67,6 +65,7 @@ func racySince(younger time.Time) time.Time {
 }
 
 func newComparer(ctx context.Context, a, b *os.File, o Options) (*comparer, error) {
+	// Apply the options.
 	c := &comparer{ctx: ctx, a: a, b: b, o: o, sem: make(chan struct{}, treewalk.Workers()), linked: map[uint64]*linked{}}
 	if !o.SameOrigin {
 		c.o.Hints = nil
@@ -93,6 +92,8 @@ func newComparer(ctx context.Context, a, b *os.File, o Options) (*comparer, erro
 	}
 
 	c.devA, c.devB = stA.dev, stB.dev
+
+	// Count the names that the hints name.
 	if h := c.o.Hints; h != nil {
 		var inA, inB int64
 		for _, l := range h.Changed {
@@ -105,6 +106,7 @@ func newComparer(ctx context.Context, a, b *os.File, o Options) (*comparer, erro
 	return c, nil
 }
 
+// compareAll compares the trees.
 func (c *comparer) compareAll() (Result, error) {
 	method := "walk"
 	var err error
@@ -165,8 +167,8 @@ func (c *comparer) compareRoots() error {
 	return err
 }
 
-// sideBySide reads the directory that is at pathA in one tree and at pathB in
-// the other, and all below it.
+// sideBySide compares the directory at pathA in one tree with the one at pathB in
+// the other, and everything below.
 func (c *comparer) sideBySide(pathA, pathB string) error {
 	rootA, err := treewalk.Open(c.a, pathA)
 	if err != nil {
@@ -185,7 +187,7 @@ func (c *comparer) sideBySide(pathA, pathB string) error {
 	return treewalk.Walk(c.ctx, rootB, treewalk.Funcs{
 		Open: func(d *treewalk.Dir) (*os.File, error) {
 			if c.o.Hints != nil && d.Path() != "" && c.leftA.Load() <= 0 && c.leftB.Load() <= 0 {
-				return nil, nil // all names that could differ have been seen
+				return nil, nil // all names that may differ have been seen
 			}
 			f, err := treewalk.Open(rootB, d.Path())
 			if errors.Is(err, unix.EXDEV) {
@@ -207,7 +209,7 @@ func under(root, rel string) string {
 	return join(root, rel)
 }
 
-// mayDiffer reports whether an inode of the main subvolume may have changed.
+// mayDiffer reports whether an inode of the main subvolume may have changed, according to the hints.
 func (c *comparer) mayDiffer(ino uint64) bool {
 	if c.o.Hints == nil {
 		return true
@@ -216,8 +218,8 @@ func (c *comparer) mayDiffer(ino uint64) bool {
 	return ok
 }
 
-// unchanged reports whether two inodes of one object are the same for certain.
-// What the hints name has changed, even if times are too coarse to show it.
+// unchanged reports whether two inodes of one object are certainly the same.
+// Inodes in the hints have changed, even if the resolution of times is too coarse to show it.
 func (c *comparer) unchanged(a, b *inode) bool {
 	if c.o.Hints != nil && a.dev == c.devA && c.mayDiffer(a.ino) {
 		return false
@@ -225,7 +227,7 @@ func (c *comparer) unchanged(a, b *inode) bool {
 	return unchanged(a, b, c.racy)
 }
 
-// countSeen counts names of changed inodes, so that the walk can end early.
+// countSeen counts the names of changed inodes that the walk has seen, so that it can end early.
 func (c *comparer) countSeen(ino uint64, inA, inB bool) {
 	if c.o.Hints == nil || !c.mayDiffer(ino) {
 		return
@@ -238,8 +240,8 @@ func (c *comparer) countSeen(ino uint64, inA, inB bool) {
 	}
 }
 
-// visit compares one directory; fb is the second tree's. It returns the
-// subdirectories to go into.
+// visit compares one directory, which is open in the second tree as fb. It returns the
+// subdirectories to enter.
 func (c *comparer) visit(rootA *os.File, rel string, fb *os.File, pathA, pathB string) ([]string, error) {
 	var fa *os.File
 	openA := func() (err error) {
@@ -267,7 +269,7 @@ func (c *comparer) visit(rootA *os.File, rel string, fb *os.File, pathA, pathB s
 		return c.merge(fa, fb, pathA, pathB, true)
 	}
 
-	// The directory has not changed, so it says the same in both trees.
+	// The directory has not changed, so it has the same entries in both trees.
 	entries, err := c.readNames(fb, pathB)
 	if err != nil {
 		return nil, err
@@ -309,8 +311,8 @@ func (c *comparer) readNames(f *os.File, path string) ([]treewalk.Dirent, error)
 	return entries, nil
 }
 
-// merge compares the entries of one directory in both trees. common: files that
-// both have under one name are to be compared too.
+// merge compares the entries of one directory in both trees, and returns the subdirectories that both
+// have. common says whether to compare files that both have under the same name.
 func (c *comparer) merge(fa, fb *os.File, pathA, pathB string, common bool) (subdirs []string, err error) {
 	var stA, stB unix.Stat_t
 	if err := unix.Fstat(int(fa.Fd()), &stA); err != nil {
@@ -321,7 +323,6 @@ func (c *comparer) merge(fa, fb *os.File, pathA, pathB string, common bool) (sub
 		return nil, failed(pathB, "stat", err)
 	}
 
-	trusted := c.o.SameOrigin && uint64(stA.Dev) == c.devA && uint64(stB.Dev) == c.devB
 	as, err := c.readNames(fa, pathA)
 	if err != nil {
 		return nil, err
@@ -332,67 +333,84 @@ func (c *comparer) merge(fa, fb *os.File, pathA, pathB string, common bool) (sub
 		return nil, err
 	}
 
-	t := c.tasks()
-	var lost, gained []*node
-	lose := func(e treewalk.Dirent) {
-		c.countSeen(e.Ino, true, false)
-		lost = append(lost, &node{dir: pathB, path: join(pathA, e.Name), name: e.Name, ino: e.Ino, typ: e.Type,
-			trusted: trusted})
-	}
-
-	gain := func(e treewalk.Dirent) {
-		c.countSeen(e.Ino, false, true)
-		gained = append(gained, &node{dir: pathB, path: join(pathB, e.Name), name: e.Name, ino: e.Ino, typ: e.Type,
-			trusted: trusted})
-	}
-
-	for len(as) > 0 || len(bs) > 0 {
+	// Go through the sorted names of both side by side.
+	m := &dirMerge{c: c, fa: fa, fb: fb, pathA: pathA, pathB: pathB, common: common, t: c.tasks(),
+		trusted: c.o.SameOrigin && uint64(stA.Dev) == c.devA && uint64(stB.Dev) == c.devB}
+	for err == nil && (len(as) > 0 || len(bs) > 0) {
 		switch {
 		case len(bs) == 0 || len(as) > 0 && as[0].Name < bs[0].Name:
-			lose(as[0])
+			m.lose(as[0])
 			as = as[1:]
-			continue
 		case len(as) == 0 || as[0].Name > bs[0].Name:
-			gain(bs[0])
+			m.gain(bs[0])
 			bs = bs[1:]
-			continue
-		}
-
-		ea, eb := as[0], bs[0]
-		as, bs = as[1:], bs[1:]
-		at, bt := place{fa, ea.Name, join(pathA, ea.Name)}, place{fb, eb.Name, join(pathB, eb.Name)}
-		same := ea.Type == eb.Type && (!trusted || ea.Ino == eb.Ino)
-		if !same && trusted && ea.Type == unix.DT_DIR && eb.Type == unix.DT_DIR {
-			if same, err = c.bothSubvolumes(at, bt); err != nil {
-				break
-			}
-		}
-
-		switch {
-		case !same:
-			lose(ea)
-			gain(eb)
-		case ea.Type == unix.DT_DIR:
-			subdirs = append(subdirs, ea.Name)
-			fallthrough
 		default:
-			c.countSeen(ea.Ino, true, true)
-			if trusted && ea.Ino == eb.Ino && (!common || !c.mayDiffer(ea.Ino)) {
-				continue
-			}
-			t.start(func() error { return c.compareBoth(at, bt, trusted) })
+			err = m.both(as[0], bs[0])
+			as, bs = as[1:], bs[1:]
 		}
 	}
 
-	err = cmp.Or(t.wait(), err)
+	err = cmp.Or(m.t.wait(), err)
 	c.mu.Lock()
-	c.lost, c.gained = append(c.lost, lost...), append(c.gained, gained...)
+	c.lost, c.gained = append(c.lost, m.lost...), append(c.gained, m.gained...)
 	c.mu.Unlock()
-	return subdirs, err
+	return m.subdirs, err
 }
 
-// bothSubvolumes reports whether two directories are roots of subvolumes, whose
-// entries have numbers that differ between snapshots.
+// dirMerge is one run of merge.
+type dirMerge struct {
+	c               *comparer
+	fa, fb          *os.File
+	pathA, pathB    string
+	common, trusted bool // trusted: inode numbers mean the same in both directories
+	t               *tasks
+	lost, gained    []*node
+	subdirs         []string
+}
+
+// lose records a name that only A has.
+func (m *dirMerge) lose(e treewalk.Dirent) {
+	m.c.countSeen(e.Ino, true, false)
+	m.lost = append(m.lost, &node{dir: m.pathB, path: join(m.pathA, e.Name), name: e.Name, ino: e.Ino, typ: e.Type,
+		trusted: m.trusted})
+}
+
+// gain records a name that only B has.
+func (m *dirMerge) gain(e treewalk.Dirent) {
+	m.c.countSeen(e.Ino, false, true)
+	m.gained = append(m.gained, &node{dir: m.pathB, path: join(m.pathB, e.Name), name: e.Name, ino: e.Ino, typ: e.Type,
+		trusted: m.trusted})
+}
+
+// both compares entries that have the same name in both trees.
+func (m *dirMerge) both(ea, eb treewalk.Dirent) (err error) {
+	at, bt := place{m.fa, ea.Name, join(m.pathA, ea.Name)}, place{m.fb, eb.Name, join(m.pathB, eb.Name)}
+	same := ea.Type == eb.Type && (!m.trusted || ea.Ino == eb.Ino)
+	if !same && m.trusted && ea.Type == unix.DT_DIR && eb.Type == unix.DT_DIR {
+		if same, err = m.c.bothSubvolumes(at, bt); err != nil {
+			return err
+		}
+	}
+
+	if !same {
+		m.lose(ea)
+		m.gain(eb)
+		return nil
+	}
+
+	if ea.Type == unix.DT_DIR {
+		m.subdirs = append(m.subdirs, ea.Name)
+	}
+	m.c.countSeen(ea.Ino, true, true)
+	if !m.trusted || ea.Ino != eb.Ino || m.common && m.c.mayDiffer(ea.Ino) {
+		m.t.start(func() error { return m.c.compareBoth(at, bt, m.trusted) })
+	}
+
+	return nil
+}
+
+// bothSubvolumes reports whether two directories are roots of nested subvolumes, whose directory
+// entries have different inode numbers in different snapshots.
 func (c *comparer) bothSubvolumes(at, bt place) (bool, error) {
 	a, err := c.stat(at.dir, at.name, at.path)
 	if err != nil {
@@ -421,47 +439,21 @@ func (c *comparer) compareBoth(at, bt place, trusted bool) error {
 		return err
 	}
 	if stA.mount || stB.mount {
-		return nil // it hides what is in the tree
+		return nil // the mount hides the content of the tree
 	}
 	if stA.fileType() != stB.fileType() {
 		return failed(bt.path, "statx", unix.ESTALE)
 	}
 
-	// In a nested subvolume times and numbers still prove that nothing has
-	// changed, but a file is not recognised elsewhere.
+	// Also in a nested subvolume, times and numbers prove that nothing has
+	// changed. But if trusted is false, a moved file is not recognized there.
 	known := c.o.SameOrigin && c.sameObject(&stA, &stB)
 	if known && c.unchanged(&stA, &stB) {
 		return nil
 	}
 
 	if !stA.isDir() && (stA.nlink > 1 || stB.nlink > 1) {
-		if !trusted || !known {
-			// Which names belong together is seen when all are known.
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			d, _ := split(bt.path)
-			c.lost = append(c.lost, &node{dir: d, path: at.path, name: at.name, ino: stA.ino, typ: stA.fileType(), st: &stA,
-				trusted: trusted})
-			c.gained = append(c.gained, &node{dir: d, path: bt.path, name: bt.name, ino: stB.ino, typ: stB.fileType(), st: &stB,
-				trusted: trusted})
-			return nil
-		}
-
-		c.mu.Lock()
-		l := c.linked[stB.ino]
-		first := l == nil
-		if first {
-			l = &linked{stA: stA, stB: stB}
-			c.linked[stB.ino] = l
-		}
-
-		l.kept = append(l.kept, bt.path)
-		c.mu.Unlock()
-		if first {
-			l.delta, err = c.compare(at, bt, &stA, &stB) // read only when the walk is over
-		}
-
-		return err
+		return c.compareLinked(at, bt, &stA, &stB, trusted, trusted && known)
 	}
 
 	d, err := c.compare(at, bt, &stA, &stB)
@@ -472,7 +464,39 @@ func (c *comparer) compareBoth(at, bt place, trusted bool) error {
 	return err
 }
 
-// modified records a change of something that is still where it was.
+// compareLinked compares two files that have several names, one of them in both trees. oneObject says that they are the
+// same file.
+func (c *comparer) compareLinked(at, bt place, stA, stB *inode, trusted, oneObject bool) (err error) {
+	if !oneObject {
+		// Postpone it: which names belong together is known only when all have been read.
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		d, _ := split(bt.path)
+		c.lost = append(c.lost, &node{dir: d, path: at.path, name: at.name, ino: stA.ino, typ: stA.fileType(), st: stA,
+			trusted: trusted})
+		c.gained = append(c.gained, &node{dir: d, path: bt.path, name: bt.name, ino: stB.ino, typ: stB.fileType(), st: stB,
+			trusted: trusted})
+		return nil
+	}
+
+	c.mu.Lock()
+	l := c.linked[stB.ino]
+	first := l == nil
+	if first {
+		l = &linked{stA: *stA, stB: *stB}
+		c.linked[stB.ino] = l
+	}
+
+	l.kept = append(l.kept, bt.path)
+	c.mu.Unlock()
+	if first {
+		l.delta, err = c.compare(at, bt, stA, stB) // nobody reads it before the walk has ended
+	}
+
+	return err
+}
+
+// modified records a change of a file that is in the same place as before.
 func (c *comparer) modified(path string, stA, stB *inode, d delta, link string) {
 	if !d.content && !d.metadata && !(d.times && c.o.Times) {
 		return
@@ -496,8 +520,8 @@ func (c *comparer) addChange(ch Change) {
 	c.changes = append(c.changes, ch)
 }
 
-// tasks runs comparisons at once, as many as there are workers in all, and the
-// rest in the goroutine that asks for them.
+// tasks returns a group of comparisons. They run concurrently while workers are free, of which all groups
+// share a limited number, and otherwise in the goroutine that starts them.
 func (c *comparer) tasks() *tasks { return &tasks{c: c} }
 
 type tasks struct {
@@ -536,7 +560,7 @@ func (t *tasks) wait() error {
 	return t.err
 }
 
-// byIndex compares the changed inodes without reading anything else.
+// byIndex compares the changed inodes, which it finds through the index, and reads nothing else.
 func (c *comparer) byIndex(ix Index) error {
 	t := c.tasks()
 	err := func() error {
@@ -561,7 +585,7 @@ func (c *comparer) byIndex(ix Index) error {
 			}
 
 			if inA || inB {
-				continue // in one tree only: found through its directory
+				continue // the comparison of its parent directory finds it
 			}
 
 			if err := c.changedFile(t, ix, ino); err != nil {
@@ -575,7 +599,7 @@ func (c *comparer) byIndex(ix Index) error {
 	return cmp.Or(t.wait(), err)
 }
 
-// changedDir compares a directory, and the names in it.
+// changedDir compares a directory and its names.
 func (c *comparer) changedDir(pathA, pathB string) error {
 	fa, err := treewalk.Open(c.a, pathA)
 	if err != nil {
@@ -592,7 +616,7 @@ func (c *comparer) changedDir(pathA, pathB string) error {
 	defer fb.Close()
 
 	if _, err = c.merge(fa, fb, pathA, pathB, false); err != nil || pathB == "" {
-		return err // the root has been compared
+		return err // compareRoots has compared the root
 	}
 
 	stA, err := c.stat(fa, "", pathA)
@@ -606,7 +630,7 @@ func (c *comparer) changedDir(pathA, pathB string) error {
 	}
 
 	if pathA != pathB {
-		// Moved itself, or something above it: the matching knows which.
+		// If the directory itself has moved, match compares it. Otherwise, one above it has moved.
 		dirA, _ := split(pathA)
 		dirB, _ := split(pathB)
 		if moved, err := c.movedDir(dirA, dirB, pathA, pathB); err != nil || moved {
@@ -622,8 +646,8 @@ func (c *comparer) changedDir(pathA, pathB string) error {
 	return err
 }
 
-// movedDir reports whether a directory that is in both trees has another name or
-// another directory above it: then it is among the lost and gained.
+// movedDir reports whether a directory that is in both trees has different names or
+// parents, so that it is among the lost and gained nodes.
 func (c *comparer) movedDir(dirA, dirB, pathA, pathB string) (bool, error) {
 	_, nameA := split(pathA)
 	_, nameB := split(pathB)
@@ -650,7 +674,7 @@ func (c *comparer) movedDir(dirA, dirB, pathA, pathB string) (bool, error) {
 	return x != y, err
 }
 
-// changedFile compares a file under the names that it has in both trees.
+// changedFile compares a file under each name that is in both trees.
 func (c *comparer) changedFile(t *tasks, ix Index, ino uint64) error {
 	as, err := ix.Names(false, ino)
 	if err != nil {
