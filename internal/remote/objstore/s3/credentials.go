@@ -18,6 +18,14 @@ import (
 // a role does not answer.
 const roleWait = 3 * time.Second
 
+const opFind = "find credentials"
+
+var (
+	errNoneFound     = errors.New("no credentials for S3 found")
+	errNoneInProfile = errors.New("the profile has no credentials")
+	errNoneInAnswer  = errors.New("the answer contains no credentials")
+)
+
 // chain finds credentials where the programs of Amazon look for them, in this order:
 //
 //   - the settings AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN;
@@ -43,54 +51,30 @@ func newCredentials(profile string, access objstore.Access) *credentials.Credent
 // RetrieveWithCredContext implements credentials.Provider. The library calls it with a
 // lock held, and again when the credentials have expired.
 func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credentials.Value, error) {
-	const op = "find credentials"
 	c.source = nil
 	profile := c.profile
 
 	// Settings come first, unless the URL names a profile.
 	if profile == "" {
-		v := credentials.Value{
-			AccessKeyID:     cmp.Or(c.access.Get("AWS_ACCESS_KEY_ID"), c.access.Get("AWS_ACCESS_KEY")),
-			SecretAccessKey: cmp.Or(c.access.Get("AWS_SECRET_ACCESS_KEY"), c.access.Get("AWS_SECRET_KEY")),
-			SessionToken:    c.access.Get("AWS_SESSION_TOKEN"),
-			SignerType:      credentials.SignatureV4,
+		if v, err := c.fromSettings(); err != nil || c.source != nil {
+			return v, err
 		}
-
-		switch {
-		case v.AccessKeyID != "" && v.SecretAccessKey != "":
-			c.source = &credentials.Static{Value: v}
-			return v, nil
-		case v.AccessKeyID != "" || v.SecretAccessKey != "":
-			return credentials.Value{}, errs.New(errs.Permission, op, "",
-				"only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set").
-				WithHint("set both or neither")
-		}
-
 		profile = c.access.Get("AWS_PROFILE")
 	}
 
 	if !c.access.Ambient {
-		return credentials.Value{}, errs.New(errs.Permission, op, profile, "no credentials for S3 are set").
+		return credentials.Value{}, errs.New(errs.Permission, opFind, profile, "no credentials for S3 are set").
 			WithHint("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: files and roles are not used here")
 	}
 
 	// Then the section of a file, or the program that it names.
-	var file credentials.Provider = &credentials.FileAWSCredentials{Profile: cmp.Or(profile, "default")}
-	if p := newProcess(c.access.Get, cmp.Or(profile, "default")); p != nil {
-		file = p
-	}
-
-	v, err := file.RetrieveWithCredContext(cc)
-	if err == nil && v.AccessKeyID != "" && v.SecretAccessKey != "" {
-		c.source = file
+	v, err := c.fromFile(cc, cmp.Or(profile, "default"))
+	if c.source != nil {
 		return v, nil
 	}
 
 	if profile != "" { // requested explicitly
-		if err == nil {
-			err = errors.New("the profile has no credentials")
-		}
-		return v, errs.New(errs.Permission, op, profile, "%w", err).
+		return v, errs.New(errs.Permission, opFind, profile, "%w", cmp.Or(err, errNoneInProfile)).
 			WithHint("check this section of ~/.aws/credentials and ~/.aws/config")
 	}
 
@@ -101,44 +85,88 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 	}
 
 	if fileErr == nil && !strings.EqualFold(c.access.Get("AWS_EC2_METADATA_DISABLED"), "true") || c.hasRole() {
-		role := &credentials.IAM{Endpoint: c.machine}
-		asked := *cc
-		ctx := cc.Context
-		if ctx == nil {
-			ctx = context.Background()
-		}
-
-		ctx, cancel := context.WithTimeout(ctx, roleWait)
-		defer cancel()
-		asked.Context = ctx
-		v, err := role.RetrieveWithCredContext(&asked)
-		if err == nil && v.AccessKeyID != "" && v.SecretAccessKey != "" {
-			c.source = role
-			return v, nil
-		}
-
-		if c.hasRole() {
-			if err == nil {
-				err = errors.New("the answer contains no credentials")
-			}
-			return v, errs.New(errs.Permission, op, "", "the role of this container or web identity gave none: %w", err).
-				WithHint("check the variables AWS_CONTAINER_CREDENTIALS_*, AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN")
+		if v, err := c.fromRole(cc); err != nil || c.source != nil {
+			return v, err
 		}
 	}
 
 	if cc.Context != nil && cc.Context.Err() != nil {
-		return credentials.Value{}, errs.Wrap(op, "", cc.Context.Err())
+		return credentials.Value{}, errs.Wrap(opFind, "", cc.Context.Err())
 	}
 
-	e := errs.New(errs.Permission, op, "", "no credentials for S3 found")
-	if fileErr != nil {
-		e = errs.New(errs.Permission, op, "", "%w", fileErr)
-	}
-
-	return credentials.Value{},
-		e.WithHint("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them to ~/.aws/credentials; with sudo, " +
+	return credentials.Value{}, errs.New(errs.Permission, opFind, "", "%w", cmp.Or(fileErr, errNoneFound)).
+		WithHint("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them to ~/.aws/credentials; with sudo, " +
 			"do so for the user that pando runs as")
 }
+
+// fromSettings returns the credentials in settings, and sets c.source if there are any.
+func (c *chain) fromSettings() (credentials.Value, error) {
+	v := credentials.Value{
+		AccessKeyID:     cmp.Or(c.access.Get("AWS_ACCESS_KEY_ID"), c.access.Get("AWS_ACCESS_KEY")),
+		SecretAccessKey: cmp.Or(c.access.Get("AWS_SECRET_ACCESS_KEY"), c.access.Get("AWS_SECRET_KEY")),
+		SessionToken:    c.access.Get("AWS_SESSION_TOKEN"),
+		SignerType:      credentials.SignatureV4,
+	}
+
+	switch {
+	case isComplete(v):
+		c.source = &credentials.Static{Value: v}
+		return v, nil
+	case v.AccessKeyID != "" || v.SecretAccessKey != "":
+		return credentials.Value{}, errs.New(errs.Permission, opFind, "",
+			"only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set").
+			WithHint("set both or neither")
+	}
+
+	return credentials.Value{}, nil
+}
+
+// fromFile returns the credentials of a section of a file, or of the program that it names, and sets c.source if there
+// are any.
+func (c *chain) fromFile(cc *credentials.CredContext, section string) (credentials.Value, error) {
+	var file credentials.Provider = &credentials.FileAWSCredentials{Profile: section}
+	if p := newProcess(c.access.Get, section); p != nil {
+		file = p
+	}
+
+	v, err := file.RetrieveWithCredContext(cc)
+	if err == nil && isComplete(v) {
+		c.source = file
+	}
+
+	return v, err
+}
+
+// fromRole returns the credentials of a role, and sets c.source if there are any. It is an error if a role that a
+// setting names has none.
+func (c *chain) fromRole(cc *credentials.CredContext) (credentials.Value, error) {
+	ctx := cc.Context
+	if ctx == nil {
+		ctx = context.Background()
+	}
+
+	ctx, cancel := context.WithTimeout(ctx, roleWait)
+	defer cancel()
+
+	role := &credentials.IAM{Endpoint: c.machine}
+	asked := *cc
+	asked.Context = ctx
+	v, err := role.RetrieveWithCredContext(&asked)
+	switch {
+	case err == nil && isComplete(v):
+		c.source = role
+		return v, nil
+	case c.hasRole():
+		return v, errs.New(errs.Permission, opFind, "", "the role of this container or web identity gave none: %w",
+			cmp.Or(err, errNoneInAnswer)).
+			WithHint("check the variables AWS_CONTAINER_CREDENTIALS_*, AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN")
+	}
+
+	return credentials.Value{}, nil
+}
+
+// isComplete reports whether v has both keys.
+func isComplete(v credentials.Value) bool { return v.AccessKeyID != "" && v.SecretAccessKey != "" }
 
 // Retrieve implements credentials.Provider.
 func (c *chain) Retrieve() (credentials.Value, error) {

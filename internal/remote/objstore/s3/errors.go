@@ -44,6 +44,14 @@ func (s *Store) wrapError(ctx context.Context, op, key string, err error) error 
 	}
 
 	e := &errs.Error{Kind: errs.IO, Op: op, Ref: key, Err: errors.New(serverWords(a))}
+	if coded := s.codeError(e, a); coded != nil {
+		return coded
+	}
+	return s.statusError(e, a)
+}
+
+// codeError completes e according to the code in the server's answer. It returns nil if the code is unknown.
+func (s *Store) codeError(e *errs.Error, a minio.ErrorResponse) error {
 	switch a.Code {
 	case minio.NoSuchBucket:
 		e.Kind, e.Ref = errs.NotFound, s.l.bucket
@@ -52,7 +60,7 @@ func (s *Store) wrapError(ctx context.Context, op, key string, err error) error 
 		e.Kind, e.Err = errs.NotFound, errors.New("no such object")
 		return e
 	case minio.PreconditionFailed:
-		return s.conflictError(op, key)
+		return s.conflictError(e.Op, e.Ref)
 	case "ConditionalRequestConflict", "OperationAborted", minio.Conflict:
 		// Another request for this object is under way, and either may win.
 		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
@@ -71,19 +79,13 @@ func (s *Store) wrapError(ctx context.Context, op, key string, err error) error 
 		e.Kind = errs.Permission
 		return e.WithHint("get new credentials: the temporary ones have expired")
 	case "AuthorizationHeaderMalformed", "InvalidRegion", "PermanentRedirect", "TemporaryRedirect":
-		e.Kind = errs.Invalid
-		if a.Region != "" {
-			return e.WithHint("add region=%s to the remote's URL: the bucket is in that region", a.Region)
-		}
-		return e.WithHint("add region=REGION to the remote's URL: the bucket is in another region")
+		return regionError(e, a.Region)
 	case "BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "RequestTimeout",
 		"SlowDown", "SlowDownRead", "SlowDownWrite", "Throttling", "ThrottlingException", "RequestLimitExceeded",
 		"RequestThrottled", "ServiceUnavailable", "InternalError", "TooManyRequests":
-		e.WithHint("retry later: %s is failing or overloaded", s.l.host)
-		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
+		return s.temporaryError(e, a)
 	case "QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageFull":
-		e.Kind = errs.NoSpace
-		return e.WithHint("free space there, raise the quota, or remove old points with %s", errs.Run("remote prune"))
+		return fullError(e)
 	case "NotImplemented":
 		e.Kind = errs.Unsupported
 		return e.WithHint("use another store: %s does not support conditional writes (If-Match, If-None-Match)", s.l.host)
@@ -92,6 +94,11 @@ func (s *Store) wrapError(ctx context.Context, op, key string, err error) error 
 		return e
 	}
 
+	return nil
+}
+
+// statusError completes e according to the HTTP status of the server's answer.
+func (s *Store) statusError(e *errs.Error, a minio.ErrorResponse) error {
 	switch status := a.StatusCode; {
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		e.Kind = errs.Permission
@@ -101,28 +108,46 @@ func (s *Store) wrapError(ctx context.Context, op, key string, err error) error 
 		e.Kind = errs.NotFound
 		return e
 	case status == http.StatusConflict:
-		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
+		return objstore.TransientAnswer(e, objstore.Status(status))
 	case status == http.StatusPreconditionFailed:
-		return s.conflictError(op, key)
+		return s.conflictError(e.Op, e.Ref)
 	case status == http.StatusInsufficientStorage:
-		e.Kind = errs.NoSpace
-		return e.WithHint("free space there, raise the quota, or remove old points with %s", errs.Run("remote prune"))
+		return fullError(e)
 	case status == http.StatusNotImplemented:
 		e.Kind = errs.Unsupported
 		return e
-	case status/100 == 3 || a.Region != "" && status == http.StatusBadRequest:
+	case a.Region != "" && (status/100 == 3 || status == http.StatusBadRequest):
+		return regionError(e, a.Region)
+	case status/100 == 3:
 		e.Kind = errs.Invalid
-		if a.Region != "" {
-			return e.WithHint("add region=%s to the remote's URL: the bucket is in that region", a.Region)
-		}
 		return e.WithHint("check endpoint= and region= of the remote's URL: %s says that the bucket is elsewhere",
 			s.l.host)
 	case web.Temporary(status):
-		e.WithHint("retry later: %s is failing or overloaded", s.l.host)
-		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
+		return s.temporaryError(e, a)
 	}
 
 	return e
+}
+
+// regionError completes the error for a bucket in another region, "" if the server does not name it.
+func regionError(e *errs.Error, region string) error {
+	e.Kind = errs.Invalid
+	if region == "" {
+		return e.WithHint("add region=REGION to the remote's URL: the bucket is in another region")
+	}
+	return e.WithHint("add region=%s to the remote's URL: the bucket is in that region", region)
+}
+
+// fullError completes the error for a store without free space.
+func fullError(e *errs.Error) error {
+	e.Kind = errs.NoSpace
+	return e.WithHint("free space there, raise the quota, or remove old points with %s", errs.Run("remote prune"))
+}
+
+// temporaryError completes an error that a retry may avoid.
+func (s *Store) temporaryError(e *errs.Error, a minio.ErrorResponse) error {
+	e.WithHint("retry later: %s is failing or overloaded", s.l.host)
+	return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
 }
 
 // serverWords returns the server's error in one line.
