@@ -171,32 +171,13 @@ func (s *Store) removeStaleTemps(ctx context.Context) error {
 			continue
 		}
 
-		name := tmpDir + "/" + e.Name()
-		f, err := s.root.OpenFile(name, os.O_RDWR|unix.O_NONBLOCK, 0)
-		if absent(err) {
-			continue // its writer has finished
-		}
+		t, err := s.lockStale(tmpDir + "/" + e.Name())
 		if err != nil {
 			return err
 		}
-
-		err = flock(f, unix.LOCK_EX|unix.LOCK_NB)
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			_ = f.Close()
-			continue
+		if t != nil {
+			stale = append(stale, t)
 		}
-
-		if err != nil {
-			_ = f.Close()
-			return err
-		}
-
-		if _, err := s.root.Lstat(name); absent(err) {
-			_ = f.Close() // its writer has just finished
-			continue
-		}
-
-		stale = append(stale, &tempObject{s: s, f: f, name: name})
 	}
 
 	// Sync all names before removing them.
@@ -214,6 +195,31 @@ func (s *Store) removeStaleTemps(ctx context.Context) error {
 
 	s.cleaned = true
 	return nil
+}
+
+// lockStale locks a temporary file that a killed writer has left. It returns nil if the
+// writer still works, or has finished.
+func (s *Store) lockStale(name string) (*tempObject, error) {
+	f, err := s.root.OpenFile(name, os.O_RDWR|unix.O_NONBLOCK, 0)
+	if absent(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+
+	err = flock(f, unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		if _, gone := s.root.Lstat(name); !absent(gone) {
+			return &tempObject{s: s, f: f, name: name}, nil
+		}
+	}
+
+	_ = f.Close()
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		err = nil
+	}
+	return nil, err
 }
 
 // syncAllNames makes all names below a directory durable.
