@@ -253,7 +253,20 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 
 	m.Sizes = nil
 
-	// Decode the pages and the frames of the stream.
+	r.content(&m, segments)
+	if err := r.finish(); err != nil {
+		return Manifest{}, err
+	}
+
+	if err := m.check(); err != nil {
+		return Manifest{}, err
+	}
+
+	return m, nil
+}
+
+// content decodes the pages and the frames of the stream of a manifest of version 1.
+func (r *reader) content(m *Manifest, segments []Segment) {
 	last := looseFrame{offset: headerSize}
 	next := uint64(0)
 	for range r.count("pages", 5) {
@@ -277,16 +290,6 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 		}
 		m.Stream = append(m.Stream, last.readFrame(r, segments, FrameBytes))
 	}
-
-	if err := r.finish(); err != nil {
-		return Manifest{}, err
-	}
-
-	if err := m.check(); err != nil {
-		return Manifest{}, err
-	}
-
-	return m, nil
 }
 
 func manifestKey(id ID) string { return manifestPrefix + id.String() }
