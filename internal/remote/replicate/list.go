@@ -134,26 +134,9 @@ func listedPoint(p repo.Point) ListedPoint {
 
 // listVolumes is Volumes in a repository that is open. The names of damaged heads are missing.
 func listVolumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
-	// Read the sessions. A push names heads; a pull commits nothing, so its pins tell which points it reads.
-	sessions, _, err := readSessions(ctx, r) // unreadable sessions have nothing to show
+	work, pins, err := listSessions(ctx, r)
 	if err != nil {
 		return nil, errs.Wrap(opList, "", err)
-	}
-
-	work := map[string][]ListedWork{}
-	pins := map[repo.ID][]ListedWork{}
-	for _, state := range sessions {
-		s := state.Session
-		w := workOf(s)
-		if s.Kind == repo.Pull {
-			for _, id := range s.Pins {
-				pins[id] = append(pins[id], w)
-			}
-			continue
-		}
-		for _, h := range s.Heads {
-			work[h] = append(work[h], w)
-		}
 	}
 
 	// List the heads, the damaged ones first.
@@ -201,6 +184,34 @@ func listVolumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 	}
 
 	return &Listing{Volumes: out, repo: r, heads: all}, nil
+}
+
+// listSessions returns the sessions of pushes by the names of heads, and those of pulls by the manifests that they pin:
+// a pull commits to no head, but its pins tell which points it reads. Damaged sessions are missing.
+func listSessions(
+	ctx context.Context, r *repo.Repo,
+) (work map[string][]ListedWork, pins map[repo.ID][]ListedWork, err error) {
+	sessions, _, err := readSessions(ctx, r)
+	if err != nil {
+		return nil, nil, err
+	}
+
+	work, pins = map[string][]ListedWork{}, map[repo.ID][]ListedWork{}
+	for _, state := range sessions {
+		s := state.Session
+		w := workOf(s)
+		if s.Kind == repo.Pull {
+			for _, id := range s.Pins {
+				pins[id] = append(pins[id], w)
+			}
+			continue
+		}
+		for _, h := range s.Heads {
+			work[h] = append(work[h], w)
+		}
+	}
+
+	return work, pins, nil
 }
 
 // listedVolume describes the volume of a head.

@@ -212,6 +212,7 @@ type pruner struct {
 	retired map[repo.ID]bool // dry run: manifests of points that would be gone
 }
 
+// runPrune removes points, ends expired sessions, and removes the objects that nothing needs then.
 func (p *pruner) runPrune(ctx context.Context) error {
 	p.Tracker.Start("reading lists of points", 0, 0)
 	if err := p.retirePoints(ctx); err != nil {
@@ -222,6 +223,12 @@ func (p *pruner) runPrune(ctx context.Context) error {
 		return err
 	}
 
+	return p.collectGarbage(ctx)
+}
+
+// collectGarbage deletes the objects that nothing needs, and moves needed frames out of wasteful objects. A dry run
+// only counts them.
+func (p *pruner) collectGarbage(ctx context.Context) error {
 	// List what can be deleted, then find out what is needed: see Prune.
 	objects, err := listObjects(ctx, p.repo)
 	if err != nil {

@@ -45,19 +45,8 @@ func (p *pruner) endSessions(ctx context.Context) error {
 	now := time.Now().UTC()
 	var seen repo.Seen
 	for _, s := range sessions {
-		now := repo.SeenSession{ID: s.Session.ID, Beat: s.Session.Beat, At: now}
-		i := slices.IndexFunc(before.Sessions, func(o repo.SeenSession) bool { return o.ID == now.ID && o.Beat == now.Beat })
-		if i < 0 {
-			seen.Sessions = append(seen.Sessions, now)
-			continue
-		}
-
-		first := before.Sessions[i]
-		if first.At.After(now.At.Add(max(0, p.Patience))) {
-			first.At = now.At // the clock of the host that wrote it was ahead
-		}
-
-		if now.At.Sub(first.At) < p.Patience {
+		first, expired := p.firstSeen(before, repo.SeenSession{ID: s.Session.ID, Beat: s.Session.Beat, At: now})
+		if !expired {
 			seen.Sessions = append(seen.Sessions, first)
 			continue
 		}
@@ -84,6 +73,22 @@ func (p *pruner) endSessions(ctx context.Context) error {
 	}
 
 	return nil
+}
+
+// firstSeen returns when a prune first saw a session in the state that it has now. expired reports whether an earlier
+// prune did so, Patience ago or longer.
+func (p *pruner) firstSeen(before repo.Seen, now repo.SeenSession) (first repo.SeenSession, expired bool) {
+	i := slices.IndexFunc(before.Sessions, func(o repo.SeenSession) bool { return o.ID == now.ID && o.Beat == now.Beat })
+	if i < 0 {
+		return now, false
+	}
+
+	first = before.Sessions[i]
+	if first.At.After(now.At.Add(max(0, p.Patience))) {
+		first.At = now.At // the clock of the host that wrote it was ahead
+	}
+
+	return first, now.At.Sub(first.At) >= p.Patience
 }
 
 // headNames returns the names of all heads that can be read.

@@ -151,26 +151,9 @@ func (p *puller) pullRef(ctx context.Context) error {
 		return err
 	}
 
-	// Take the volume over. The old writer may have pushed just before, so find the newest point again.
 	if p.TakeOver {
-		if err := p.checkReceivable(ctx, h, pt, here); err != nil {
+		if h, pt, err = p.takeOverPoint(ctx, h, pt, here); err != nil {
 			return err
-		}
-
-		if h, err = p.takeOver(ctx); err != nil {
-			return err
-		}
-
-		if pt, err = resolvePoint(ctx, p.repo, h, opPull, p.Ref); err != nil {
-			return err
-		}
-
-		if err := p.checkDestination(h, pt, here); err != nil {
-			return err
-		}
-
-		if pt.Content == repo.Tree && !p.e.Caps().Supports(driver.Native) {
-			p.addNote("this pool stores trees of files as images: only pools that store images can pull what it pushes")
 		}
 	}
 
@@ -185,6 +168,35 @@ func (p *puller) pullRef(ctx context.Context) error {
 	}
 
 	return p.claimLineage(ctx, h)
+}
+
+// takeOverPoint takes the volume over, and returns its head and its newest point: the old writer may have pushed another
+// one after pt.
+func (p *puller) takeOverPoint(
+	ctx context.Context, h repo.Head, pt repo.Point, here local,
+) (repo.Head, repo.Point, error) {
+	err := p.checkReceivable(ctx, h, pt, here)
+	if err != nil {
+		return h, pt, err
+	}
+
+	if h, err = p.takeOver(ctx); err != nil {
+		return h, pt, err
+	}
+
+	if pt, err = resolvePoint(ctx, p.repo, h, opPull, p.Ref); err != nil {
+		return h, pt, err
+	}
+
+	if err := p.checkDestination(h, pt, here); err != nil {
+		return h, pt, err
+	}
+
+	if pt.Content == repo.Tree && !p.e.Caps().Supports(driver.Native) {
+		p.addNote("this pool stores trees of files as images: only pools that store images can pull what it pushes")
+	}
+
+	return h, pt, nil
 }
 
 // loadLinks reads the links and heads that the catalogue has of this repository.

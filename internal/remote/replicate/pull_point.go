@@ -31,18 +31,8 @@ func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d de
 			maxDepth)
 	}
 
-	// Read and check the manifest.
-	m, err := p.repo.Manifest(ctx, pt.Manifest)
+	m, err := p.readManifest(ctx, h, pt)
 	if err != nil {
-		return engine.Info{}, err
-	}
-
-	if m.ID != pt.Manifest || m.Content != pt.Content || m.SizeBytes != pt.SizeBytes || m.FS != pt.FS {
-		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "its manifest describes another point").
-			WithHint("check the remote with %s", errs.Run("verify", p.remote))
-	}
-
-	if err := p.checkRaw(h, pt, m); err != nil {
 		return engine.Info{}, err
 	}
 
@@ -67,13 +57,8 @@ func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d de
 	}
 
 	// Set what to make, and what it was cloned from.
-	if d.golden {
-		q.Golden, q.Generation, q.Update = true, generationOf(pt), d.exists
-	} else {
-		if q.Snapshot, err = ref.ParseName(opPull, pt.Name); err != nil {
-			return engine.Info{}, err
-		}
-		q.Update, q.SnapshotOnly = d.exists && d.update, d.exists && !d.update
+	if err := fillDest(&q, pt, d); err != nil {
+		return engine.Info{}, err
 	}
 
 	if err := p.fillOrigin(ctx, &q, pt); err != nil {
@@ -107,6 +92,33 @@ func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d de
 	}
 
 	return info, nil
+}
+
+// readManifest reads the manifest of a point, and checks that it belongs to the point and that this pool can receive
+// it.
+func (p *puller) readManifest(ctx context.Context, h repo.Head, pt repo.Point) (repo.Manifest, error) {
+	m, err := p.repo.Manifest(ctx, pt.Manifest)
+	if err != nil {
+		return m, err
+	}
+
+	if m.ID != pt.Manifest || m.Content != pt.Content || m.SizeBytes != pt.SizeBytes || m.FS != pt.FS {
+		return m, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "its manifest describes another point").
+			WithHint("check the remote with %s", errs.Run("verify", p.remote))
+	}
+
+	return m, p.checkRaw(h, pt, m)
+}
+
+// fillDest sets which generation or snapshot a point becomes.
+func fillDest(q *engine.ReceiveRequest, pt repo.Point, d dest) (err error) {
+	if d.golden {
+		q.Golden, q.Generation, q.Update = true, generationOf(pt), d.exists
+		return nil
+	}
+	q.Snapshot, err = ref.ParseName(opPull, pt.Name)
+	q.Update, q.SnapshotOnly = d.exists && d.update, d.exists && !d.update
+	return err
 }
 
 // receiveStream receives the stream of a manifest. task is the label of its progress.

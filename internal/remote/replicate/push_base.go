@@ -230,6 +230,15 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 		return base{}, nil
 	}
 
+	return x.descentBase(ctx, head, unread)
+}
+
+// descentBase finds the generation that the volume descends from on the remote, and pushes it if it is missing. head
+// reads heads, and unread has the names of those that it could not read.
+func (x *pointPush) descentBase(
+	ctx context.Context, head func(string) (headState, error), unread map[string]bool,
+) (base, error) {
+	p, pt := x.p, x.pt
 	r, err := ref.Parse(opPush, pt.BaseRef)
 	if err != nil {
 		return base{}, err
@@ -240,7 +249,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 		return base{}, err
 	}
 
-	b, ok, err := p.findInHead(ctx, golden, l, pt.BaseID, content)
+	b, ok, err := p.findInHead(ctx, golden, x.links, pt.BaseID, x.content.contentKind())
 	if err != nil {
 		return base{}, err
 	}

@@ -286,29 +286,40 @@ func (r *Remote) openOrCreate(
 			err = addSlots(ctx, rp, q)
 		}
 	case repo.Locked(err):
-		if rp, err = repo.Open(ctx, store, given...); err != nil {
-			return nil, false, false, err
-		}
-		if err = objstore.Probe(ctx, store); err == nil {
-			needed = true
-			err = addSlot(ctx, rp, repo.NewSlot{Label: label, Recipient: r.Recipient})
-		}
-		if err == nil {
-			err = addSlots(ctx, rp, AddRequest{Recipients: q.Recipients})
-		}
+		rp, needed, err = r.joinRepo(ctx, store, q, label, given)
 	default:
-		if rp, needed, err = r.createRepo(ctx, store, q, label); rp == nil {
-			return nil, false, needed, err
-		}
-		created = true
+		rp, needed, err = r.createRepo(ctx, store, q, label)
+		created = rp != nil
 	}
 	if err != nil {
-		rp.Close()
+		if rp != nil {
+			rp.Close()
+		}
 		return nil, created, needed, err
 	}
 
 	rp.OwnStore()
 	return rp, created, needed, nil
+}
+
+// joinRepo opens a repository with the secrets of the request, and adds this host's key and the recipients of the
+// request. The results are those of createRepo.
+func (r *Remote) joinRepo(
+	ctx context.Context, store objstore.Store, q AddRequest, label string, given []repo.Secret,
+) (rp *repo.Repo, needed bool, err error) {
+	if rp, err = repo.Open(ctx, store, given...); err != nil {
+		return nil, false, err
+	}
+
+	if err := objstore.Probe(ctx, store); err != nil {
+		return rp, false, err
+	}
+
+	if err := addSlot(ctx, rp, repo.NewSlot{Label: label, Recipient: r.Recipient}); err != nil {
+		return rp, true, err
+	}
+
+	return rp, true, addSlots(ctx, rp, AddRequest{Recipients: q.Recipients})
 }
 
 // createRepo creates a repository in an empty store, with this host's key and the other keys of the request. needed
