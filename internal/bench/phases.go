@@ -157,8 +157,7 @@ func (r *run) importOnce(ctx context.Context, t *timed, i int, timing bool) erro
 	return err
 }
 
-// reflinks measures what Pando replaces: a copy of the tree, file by file, that
-// shares the data.
+// reflinks measures copies of the tree, file by file, that share the data. Pando replaces these.
 func (r *run) reflinks(ctx context.Context) error {
 	t := &timed{op: Operation{Name: OpReflink}}
 	if r.copyDir == "" {
@@ -188,12 +187,22 @@ func (r *run) reflinks(ctx context.Context) error {
 	return nil
 }
 
-// pairs makes clones of the floor and of Pando in turn, and then destroys them
-// in turn. Who goes first changes every time.
+// pairing measures the floor and Pando in pairs.
+type pairing struct {
+	*run
+	first                                 int // number of the first clone
+	floorClone, floorDestroy, floorForget Sample
+	pandoClone                            *Sample
+	pandoDestroy                          Sample
+	steps                                 []*Sample // of the floor's clones
+	stepNames                             []string
+}
+
+// pairs makes clones of the floor and of Pando in turn, and then destroys them in turn. Which one goes first changes
+// every time.
 func (r *run) pairs(ctx context.Context) error {
-	s := Series{pando: &Sample{}}
-	var err error
-	if s.Volumes, err = r.count(ctx); err != nil {
+	volumes, err := r.count(ctx)
+	if err != nil {
 		return err
 	}
 
@@ -201,104 +210,121 @@ func (r *run) pairs(ctx context.Context) error {
 		return err
 	}
 
-	var floorClone, floorDestroy, floorForget, pandoDestroy Sample
-	var steps []*Sample
-	var stepNames []string
-	step := func(count bool) func(string) {
-		last, i := time.Now(), 0
-		return func(name string) {
-			now := time.Now()
-			if i == len(steps) {
-				steps, stepNames = append(steps, &Sample{}), append(stepNames, name)
-			}
-			if count {
-				steps[i].Add(now.Sub(last))
-			}
-			last = now
-			i++
-		}
-	}
-
-	first := r.next
+	p := &pairing{run: r, first: r.next, pandoClone: &Sample{}}
 	total := r.Clones + warmUps
-	r.Tracker.Start("cloning in a pool with "+itoa(s.Volumes)+" volumes", int64(total), 0)
+	r.Tracker.Start("cloning in a pool with "+itoa(volumes)+" volumes", int64(total), 0)
 
-	err = r.inTurn(total, func(i int) error {
-		if r.floor == nil {
-			return nil
-		}
-		start := time.Now()
-		if err := r.floor.clone(ctx, first+i, step(i >= warmUps)); err != nil {
-			return errs.Wrap("bench", "raw floor", err)
-		}
-		if i >= warmUps {
-			floorClone.Add(time.Since(start))
-		}
-		return nil
-	}, func(i int) error {
-		defer r.Tracker.Add(1, 0)
-		name := r.name("clone" + itoa(first+i))
-		start := time.Now()
-		if _, err := r.clone(ctx, name); err != nil {
-			return err
-		}
-		if i >= warmUps {
-			s.pando.Add(time.Since(start))
-		}
-		return ctx.Err()
-	})
+	err = r.inTurn(total, func(i int) error { return p.cloneFloor(ctx, i) },
+		func(i int) error { return p.clonePando(ctx, i) })
 	if err != nil {
 		return err
 	}
 
-	err = r.inTurn(total, func(i int) error {
-		if r.floor == nil {
-			return nil
-		}
-
-		start := time.Now()
-		if err := r.floor.destroy(first + i); err != nil {
-			return errs.Wrap("bench", "raw floor", err)
-		}
-
-		destroyed := time.Since(start)
-		if err := r.floor.forget(ctx, first+i); err != nil {
-			return errs.Wrap("bench", "raw floor", err)
-		}
-
-		if i >= warmUps {
-			floorDestroy.Add(destroyed)
-			floorForget.Add(time.Since(start))
-		}
-
-		r.floor.sweep(first + i)
-		return nil
-	}, func(i int) error {
-		name := r.name("clone" + itoa(first+i))
-		start := time.Now()
-		if err := r.destroy(ctx, name); err != nil {
-			return err
-		}
-		if i >= warmUps {
-			pandoDestroy.Add(time.Since(start))
-		}
-		return ctx.Err()
-	})
+	err = r.inTurn(total, func(i int) error { return p.destroyFloor(ctx, i) },
+		func(i int) error { return p.destroyPando(ctx, i) })
 	if err != nil {
 		return err
 	}
 
 	r.next += total
-	s.FloorClone, s.FloorDestroy, s.FloorForget = floorClone.Dist(), floorDestroy.Dist(), floorForget.Dist()
-	s.PandoClone, s.PandoDestroy = s.pando.Dist(), pandoDestroy.Dist()
-	for i, n := range stepNames {
-		s.Steps = append(s.Steps, Step{n, steps[i].Dist()})
+	s := Series{
+		Volumes: volumes, pando: p.pandoClone,
+		FloorClone: p.floorClone.Dist(), FloorDestroy: p.floorDestroy.Dist(), FloorForget: p.floorForget.Dist(),
+		PandoClone: p.pandoClone.Dist(), PandoDestroy: p.pandoDestroy.Dist(),
+	}
+	for i, n := range p.stepNames {
+		s.Steps = append(s.Steps, Step{n, p.steps[i].Dist()})
 	}
 
 	r.rep.Series = append(r.rep.Series, s)
 	return nil
 }
 
+// step returns a function that a clone calls at the end of each step, and counts their times unless it is a warm-up.
+func (p *pairing) step(count bool) func(string) {
+	last, i := time.Now(), 0
+	return func(name string) {
+		now := time.Now()
+		if i == len(p.steps) {
+			p.steps, p.stepNames = append(p.steps, &Sample{}), append(p.stepNames, name)
+		}
+		if count {
+			p.steps[i].Add(now.Sub(last))
+		}
+		last = now
+		i++
+	}
+}
+
+// cloneFloor makes the i-th clone by hand.
+func (p *pairing) cloneFloor(ctx context.Context, i int) error {
+	if p.floor == nil {
+		return nil
+	}
+
+	start := time.Now()
+	if err := p.floor.clone(ctx, p.first+i, p.step(i >= warmUps)); err != nil {
+		return errs.Wrap("bench", "raw floor", err)
+	}
+	if i >= warmUps {
+		p.floorClone.Add(time.Since(start))
+	}
+	return nil
+}
+
+// clonePando makes the i-th clone with Pando.
+func (p *pairing) clonePando(ctx context.Context, i int) error {
+	defer p.Tracker.Add(1, 0)
+	name := p.name("clone" + itoa(p.first+i))
+	start := time.Now()
+	if _, err := p.clone(ctx, name); err != nil {
+		return err
+	}
+	if i >= warmUps {
+		p.pandoClone.Add(time.Since(start))
+	}
+	return ctx.Err()
+}
+
+// destroyFloor destroys the i-th clone that was made by hand.
+func (p *pairing) destroyFloor(ctx context.Context, i int) error {
+	if p.floor == nil {
+		return nil
+	}
+
+	start := time.Now()
+	if err := p.floor.destroy(p.first + i); err != nil {
+		return errs.Wrap("bench", "raw floor", err)
+	}
+
+	destroyed := time.Since(start)
+	if err := p.floor.forget(ctx, p.first+i); err != nil {
+		return errs.Wrap("bench", "raw floor", err)
+	}
+
+	if i >= warmUps {
+		p.floorDestroy.Add(destroyed)
+		p.floorForget.Add(time.Since(start))
+	}
+
+	p.floor.sweep(p.first + i)
+	return nil
+}
+
+// destroyPando destroys the i-th clone that Pando made.
+func (p *pairing) destroyPando(ctx context.Context, i int) error {
+	name := p.name("clone" + itoa(p.first+i))
+	start := time.Now()
+	if err := p.destroy(ctx, name); err != nil {
+		return err
+	}
+	if i >= warmUps {
+		p.pandoDestroy.Add(time.Since(start))
+	}
+	return ctx.Err()
+}
+
+// inTurn runs a and b n times each; which one goes first changes every time.
 func (r *run) inTurn(n int, a, b func(int) error) error {
 	for i := range n {
 		if i%2 == 1 {
@@ -364,9 +390,9 @@ func (r *run) tails(ctx context.Context) error {
 	return nil
 }
 
-// commands measures whole commands, from before the process is made until it
-// has ended, in the full pool.
+// commands measures whole commands in the full pool, from before the process is started until it has ended.
 func (r *run) commands(ctx context.Context) error {
+	// Prepare the pool and the commands.
 	n := min(max(r.Clones/5, 3), maxCommands)
 	volumes, err := r.count(ctx)
 	if err != nil {
@@ -403,6 +429,7 @@ func (r *run) commands(ctx context.Context) error {
 	cmds := make([]Command, len(lines))
 	r.Tracker.Start("measuring commands in a pool with "+itoa(volumes)+" volumes", int64(n), 0)
 
+	// Measure them in turn.
 	for i := range n + 1 { // the first does not count
 		for j, l := range lines {
 			u, err := r.pando(ctx, l...)
@@ -445,9 +472,10 @@ const (
 // nbSnapshots are made in a row, with a pause after each.
 const nbSnapshots = 20
 
-// neighbours measures what a database in another volume feels. The phases come
-// in turn, every round, each after a phase in which the neighbour is alone.
+// neighbours measures how a database in another volume is affected. Each round has all phases in turn, each after a
+// phase in which the neighbour is alone.
 func (r *run) neighbours(ctx context.Context) (err error) {
+	// Start the neighbour.
 	vol := r.name("neighbour")
 	dir, err := r.clone(ctx, vol)
 	if err != nil {
@@ -465,6 +493,7 @@ func (r *run) neighbours(ctx context.Context) (err error) {
 		}
 	}()
 
+	// Measure the phases.
 	phases := r.neighbourPhases(ctx, vol)
 	samples := make([]Sample, len(phases))
 	for round := range r.Rounds {
@@ -475,29 +504,13 @@ func (r *run) neighbours(ctx context.Context) (err error) {
 			}
 
 			r.Tracker.Start("measuring a neighbour's writes while "+p.while, 0, 0)
-			if err := sleep(ctx, 500*time.Millisecond); err != nil { // what the phase before left
-				return err
-			}
-
-			err := nb.during(&samples[0], func() error { return sleep(ctx, r.Idle) })
-			if err == nil {
-				start := time.Now()
-				err = nb.during(&samples[i], p.do)
-				p.once = p.once || time.Since(start) > 10*time.Second
-			}
-
-			if msg, is := isCopyError(err); is {
-				p.missing, err = msg, nil
-			}
-			if err == nil {
-				err = p.after()
-			}
-			if err != nil {
+			if err := r.neighbourPhase(ctx, nb, p, &samples[0], &samples[i]); err != nil {
 				return err
 			}
 		}
 	}
 
+	// End the neighbour, and report.
 	err = nb.close()
 	nb = nil
 	if err != nil {
@@ -514,6 +527,29 @@ func (r *run) neighbours(ctx context.Context) (err error) {
 	return r.destroy(ctx, vol)
 }
 
+// neighbourPhase measures one phase, after one in which the neighbour is alone, and undoes it.
+func (r *run) neighbourPhase(ctx context.Context, nb *neighbour, p *nbPhase, alone, during *Sample) error {
+	if err := sleep(ctx, 500*time.Millisecond); err != nil { // until the previous phase has no effect any more
+		return err
+	}
+
+	err := nb.during(alone, func() error { return sleep(ctx, r.Idle) })
+	if err == nil {
+		start := time.Now()
+		err = nb.during(during, p.do)
+		p.once = p.once || time.Since(start) > 10*time.Second
+	}
+
+	if msg, is := isCopyError(err); is {
+		p.missing, err = msg, nil
+	}
+	if err == nil {
+		err = p.after()
+	}
+
+	return err
+}
+
 // nbPhase is a phase of the neighbour.
 type nbPhase struct {
 	while   string
@@ -523,7 +559,9 @@ type nbPhase struct {
 	once    bool         // takes long: one round is enough
 }
 
+// neighbourPhases lists the phases. vol is the volume of the neighbour.
 func (r *run) neighbourPhases(ctx context.Context, vol string) []nbPhase {
+	// Clones and copies.
 	clones := func(one func(i int) error) func() error {
 		return func() error {
 			for i := range r.Clones {
@@ -549,6 +587,8 @@ func (r *run) neighbourPhases(ctx context.Context, vol string) []nbPhase {
 	}
 
 	nothing := func() error { return nil }
+
+	// Find out which phases this pool cannot have.
 	noCopy := ""
 	if r.copyDir == "" {
 		noCopy = "the pool's filesystem has no copy of the source"
@@ -565,18 +605,7 @@ func (r *run) neighbourPhases(ctx context.Context, vol string) []nbPhase {
 	}
 
 	snapshots := func(freeze engine.Freeze) func() error {
-		return func() error {
-			for i := range nbSnapshots {
-				if _, err := r.eng.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName(vol),
-					Name: ref.MustName("s" + itoa(i)), Freeze: freeze}); err != nil {
-					return err
-				}
-				if err := sleep(ctx, 25*time.Millisecond); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
+		return func() error { return r.snapshotNeighbour(ctx, vol, freeze) }
 	}
 
 	forget := func() error {
@@ -603,4 +632,18 @@ func (r *run) neighbourPhases(ctx context.Context, vol string) []nbPhase {
 		{while: WhileReflink, missing: noReflink, do: copied("always", "reflink"), after: remove("reflink")},
 		{while: WhileCopy, missing: noCopy, do: copied("never", "copy2"), after: remove("copy2")},
 	}
+}
+
+// snapshotNeighbour takes nbSnapshots snapshots of a volume, with a pause after each.
+func (r *run) snapshotNeighbour(ctx context.Context, vol string, freeze engine.Freeze) error {
+	for i := range nbSnapshots {
+		if _, err := r.eng.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName(vol),
+			Name: ref.MustName("s" + itoa(i)), Freeze: freeze}); err != nil {
+			return err
+		}
+		if err := sleep(ctx, 25*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
 }

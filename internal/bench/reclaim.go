@@ -302,16 +302,23 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 		from, origin = driver.ObjectID(d.ID), d
 	}
 
+	base := driver.Identity{FS: driver.FS(origin.FS), SizeBytes: origin.SizeBytes, CreatedAt: time.Now().UTC(),
+		BootID: bootID(), OriginID: from, Origin: r.golden.String()}
+	if err := r.createMany(ctx, cat, c, base); err != nil {
+		return err
+	}
+
+	return r.measureGC(ctx, c.Goldens*c.Generations+c.Volumes, out)
+}
+
+// createMany fills the pool with copies of the origin of base: goldens with their generations, then volumes.
+func (r *run) createMany(ctx context.Context, cat *catalog.Catalog, c ReclaimConfig, base driver.Identity) error {
 	total := c.Goldens*c.Generations + c.Volumes
 	r.Tracker.Start("creating goldens, generations and volumes", int64(total), 0)
-	now := time.Now().UTC()
-	base := driver.Identity{FS: driver.FS(origin.FS), SizeBytes: origin.SizeBytes, CreatedAt: now, BootID: bootID(),
-		OriginID: from, Origin: r.golden.String()}
 	var rows []catalog.Row
 	var goldens []catalog.Golden
 	put := func() error {
-		// What has neither row nor mark would be garbage to everybody, so the
-		// rows come soon.
+		// To every other process, an object with neither row nor mark is garbage, so the rows follow soon.
 		err := cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 			for _, row := range rows {
 				if err := tx.PutObject(row); err != nil {
@@ -335,25 +342,28 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 			return err
 		}
 
+		// Create the object.
+		var err error
 		id := base
 		id.ID = driver.NewID()
 		if g := i / c.Generations; g < c.Goldens {
 			id.Kind, id.Golden, id.Generation = driver.Generation, r.name("decide-"+itoa(g)), i%c.Generations+1
 			if id.Generation == c.Generations {
 				goldens = append(goldens, catalog.Golden{Name: id.Golden, Current: id.Generation, Next: id.Generation + 1,
-					CreatedAt: now})
+					CreatedAt: base.CreatedAt})
 			}
-			err = r.quick(ctx, from, id, true)
+			err = r.createQuickly(ctx, id, true)
 		} else {
 			id.Kind, id.Name = driver.Volume, r.name("decide-v"+itoa(i))
 			id.Golden, id.Generation = r.name("decide-"+itoa(i%c.Goldens)), 1+i%c.Generations
-			err = r.quick(ctx, from, id, false)
+			err = r.createQuickly(ctx, id, false)
 		}
 		if err != nil {
 			return errors.Join(err, put())
 		}
 
-		rows = append(rows, catalog.Row{Identity: id, UsedAt: now})
+		// Record it, many at a time.
+		rows = append(rows, catalog.Row{Identity: id, UsedAt: base.CreatedAt})
 		if len(rows) >= 256 {
 			if err := put(); err != nil {
 				return err
@@ -363,10 +373,11 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 		r.Tracker.Add(1, 0)
 	}
 
-	if err := put(); err != nil {
-		return err
-	}
+	return put()
+}
 
+// measureGC runs gc three times, and checks that it has looked at all objects, of which there are at least total.
+func (r *run) measureGC(ctx context.Context, total int, out *ReclaimReport) error {
 	for range 3 {
 		r.Tracker.Start("measuring gc", 0, 0)
 		start := time.Now()
@@ -391,16 +402,16 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 	return nil
 }
 
-// quick makes an object that need not be durable.
-func (r *run) quick(ctx context.Context, from driver.ObjectID, id driver.Identity, immutable bool) error {
+// createQuickly makes a copy of the origin of id, which need not be durable.
+func (r *run) createQuickly(ctx context.Context, id driver.Identity, immutable bool) error {
 	lc, ok := r.drv.(driver.LiveCopier)
 	if ok && r.eng.Caps().Name == "reflink" {
-		return lc.CopyLive(ctx, from, id, immutable, nil)
+		return lc.CopyLive(ctx, id.OriginID, id, immutable, nil)
 	}
 	if immutable {
-		return r.drv.Snapshot(ctx, from, id)
+		return r.drv.Snapshot(ctx, id.OriginID, id)
 	}
-	return r.drv.Clone(ctx, from, id)
+	return r.drv.Clone(ctx, id.OriginID, id)
 }
 
 func bootID() string {

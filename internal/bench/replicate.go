@@ -284,7 +284,8 @@ func (c *ReplicateConfig) scenario(ctx context.Context, top string, sc *Replicat
 	return nil
 }
 
-// transfer is one contender's whole life in one scenario.
+// transfer takes one contender through a scenario: the first push, a restore, changes with a push and a refresh each,
+// pushes without changes, and a restore from nothing. It compares restored data with the original.
 func (c *ReplicateConfig) transfer(ctx context.Context, x contender, dir string, s Scenario) (t Transfer, err error) {
 	t.Name = x.name()
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -316,6 +317,7 @@ func (c *ReplicateConfig) transfer(ctx context.Context, x contender, dir string,
 		return took, after - before, err
 	}
 
+	// Push and restore the base.
 	if err := x.grow(ctx, r, s.Base); err != nil {
 		return t, err
 	}
@@ -328,28 +330,11 @@ func (c *ReplicateConfig) transfer(ctx context.Context, x contender, dir string,
 		return t, err
 	}
 
-	for range c.Appends {
-		if err := x.grow(ctx, r, s.Append); err != nil {
-			return t, err
-		}
-
-		took, n, err := push()
-		if err != nil {
-			return t, err
-		}
-
-		t.Appends = append(t.Appends, took)
-		t.AppendBytes += n / int64(c.Appends)
-		can := false
-		took, err = timedSync(func() (err error) { can, err = x.refresh(ctx); return err }, x.restored())
-		if err != nil {
-			return t, err
-		}
-		if can {
-			t.Refreshes = append(t.Refreshes, took)
-		}
+	if err := c.appendAndRefresh(ctx, x, r, s, &t, push); err != nil {
+		return t, err
 	}
 
+	// Push without changes.
 	for spent := 0.0; len(t.Idle) < idlePushes && spent < idleSeconds; {
 		took, _, err := push()
 		if err != nil {
@@ -359,6 +344,7 @@ func (c *ReplicateConfig) transfer(ctx context.Context, x contender, dir string,
 		spent += took
 	}
 
+	// Check the refreshed copy, and restore everything again without it.
 	if len(t.Refreshes) > 0 {
 		if err := c.same(ctx, x, r, "refreshed"); err != nil {
 			return t, err
@@ -387,8 +373,37 @@ func (c *ReplicateConfig) transfer(ctx context.Context, x contender, dir string,
 	return t, nil
 }
 
-// same checks that what was restored is what was written: a figure for a restore
-// that brings something else back is worth nothing.
+// appendAndRefresh changes the data c.Appends times, and measures each push and, if the contender can refresh a restored
+// copy, each refresh.
+func (c *ReplicateConfig) appendAndRefresh(
+	ctx context.Context, x contender, r *records, s Scenario, t *Transfer, push func() (float64, int64, error),
+) error {
+	for range c.Appends {
+		if err := x.grow(ctx, r, s.Append); err != nil {
+			return err
+		}
+
+		took, n, err := push()
+		if err != nil {
+			return err
+		}
+
+		t.Appends = append(t.Appends, took)
+		t.AppendBytes += n / int64(c.Appends)
+		can := false
+		took, err = timedSync(func() (err error) { can, err = x.refresh(ctx); return err }, x.restored())
+		if err != nil {
+			return err
+		}
+		if can {
+			t.Refreshes = append(t.Refreshes, took)
+		}
+	}
+
+	return nil
+}
+
+// same checks that the contender brought back the data that was written: without that, figures are worth nothing.
 func (c *ReplicateConfig) same(ctx context.Context, x contender, r *records, what string) error {
 	got, err := x.digest(ctx)
 	if err == nil && got != r.digest() {
