@@ -311,7 +311,8 @@ func openRows(path string) (*rows, error) {
 
 	db.SetMaxOpenConns(1)
 	r := &rows{db: db}
-	if _, err = db.Exec(`CREATE TABLE volumes (name TEXT PRIMARY KEY, id TEXT NOT NULL, origin TEXT NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID`); err == nil {
+	if _, err = db.Exec(`CREATE TABLE volumes
+		(name TEXT PRIMARY KEY, id TEXT NOT NULL, origin TEXT NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID`); err == nil {
 		if r.insert, err = db.Prepare(`INSERT INTO volumes VALUES (?,?,?,?)`); err == nil {
 			r.delete, err = db.Prepare(`DELETE FROM volumes WHERE name = ?`)
 		}

@@ -323,7 +323,8 @@ func runPage(t *testing.T, page string, lines, setup []string, bin string, zfs b
 		}
 	}
 	const mark = "=====next====="
-	script := "echo " + docHost + " > /proc/sys/kernel/hostname; exec 2>&1; cd " + srv + "; set -e\n" + there.Replace(strings.Join(setup, "\n")) + "\nset +e; echo " + mark + "\n"
+	script := "echo " + docHost + " > /proc/sys/kernel/hostname; exec 2>&1; cd " + srv + "; set -e\n" +
+		there.Replace(strings.Join(setup, "\n")) + "\nset +e; echo " + mark + "\n"
 	for _, s := range steps {
 		script += there.Replace(s.command) + "\necho; echo " + mark + "\n"
 	}

@@ -32,8 +32,10 @@ func TestWriteInfos(t *testing.T) {
 		for range n {
 			vols = append(vols, engine.Info{
 				Name: text(), ID: text(), Kind: text(), FS: text(), Driver: text(), State: text(), Origin: text(), Golden: text(),
-				Generation: rng.IntN(9), Mountpoint: text(), CreatedAt: at(), LastUsedAt: at(), ExpiresAt: maybe(), Ephemeral: rng.IntN(2) == 0,
-				SizeBytes: rng.Int64(), LogicalBytes: rng.Int64(), ExclusiveBytes: rng.Int64(), SharedBytes: rng.Int64(), Extents: rng.Int64(), MeasuredAt: maybe(),
+				Generation: rng.IntN(9), Mountpoint: text(), CreatedAt: at(), LastUsedAt: at(), ExpiresAt: maybe(),
+				Ephemeral: rng.IntN(2) == 0,
+				SizeBytes: rng.Int64(), LogicalBytes: rng.Int64(), ExclusiveBytes: rng.Int64(), SharedBytes: rng.Int64(),
+				Extents: rng.Int64(), MeasuredAt: maybe(),
 			})
 		}
 		var want, got bytes.Buffer
@@ -56,7 +58,8 @@ func BenchmarkInfosOfManyVolumes(b *testing.B) {
 	for i := range vols {
 		vols[i] = engine.Info{Name: fmt.Sprint("agent-", i), ID: "q3161k9bcjkrnpl094of2g36bo", Kind: "volume", FS: "ext4",
 			Driver: "reflink",
-			State:  "idle", Origin: "web@1", Golden: "web", Generation: 1, CreatedAt: now, LastUsedAt: now, MeasuredAt: &now, SizeBytes: 32 << 30}
+			State:  "idle", Origin: "web@1", Golden: "web", Generation: 1, CreatedAt: now, LastUsedAt: now, MeasuredAt: &now,
+			SizeBytes: 32 << 30}
 	}
 	var out bytes.Buffer
 	a := &App{Stdout: &out}

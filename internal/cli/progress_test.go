@@ -31,7 +31,8 @@ func TestEvent(t *testing.T) {
 // TestDescribe: a measurement counts seconds, not files.
 func TestDescribe(t *testing.T) {
 	for want, s := range map[string]progress.State{
-		"measuring, run 1 of 2, 3 of 5 s":                      {Stage: "measuring, run 1 of 2, seconds", Files: 3, TotalFiles: 5},
+		"measuring, run 1 of 2, 3 of 5 s": {Stage: "measuring, run 1 of 2, seconds", Files: 3,
+			TotalFiles: 5},
 		"copying, 3 of 5 files":                                {Stage: "copying", Files: 3, TotalFiles: 5},
 		"pushing, 3.0 KiB of 3.0 KiB, 3.0 KiB/s, 0s left":      {Stage: "pushing", Bytes: 3 << 10, TotalBytes: 2 << 10},
 		"reading data, 1.0 KiB of 2.0 KiB, 1.0 KiB/s, 1s left": {Stage: "reading data", Bytes: 1 << 10, TotalBytes: 2 << 10},

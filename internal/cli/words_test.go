@@ -88,7 +88,8 @@ func TestHintOfACommand(t *testing.T) {
 	if code := a.Run(context.Background(), []string{"--pool", t.TempDir() + "/none", "ls"}); code == 0 {
 		t.Fatal("a pool that is not there was listed")
 	}
-	if want := "hint: create one with `pando init`, or choose another with --pool DIR or PANDO_POOL\n"; !bytes.Contains(stderr.Bytes(), []byte(want)) {
+	want := "hint: create one with `pando init`, or choose another with --pool DIR or PANDO_POOL\n"
+	if !bytes.Contains(stderr.Bytes(), []byte(want)) {
 		t.Errorf("%s", stderr.Bytes())
 	}
 }

@@ -423,7 +423,8 @@ func newBroken(t *testing.T, e *engine.Engine) *broken {
 	db, err := sql.Open("sqlite", "file:"+filepath.Join(b.dir, "catalog.db")+"?mode=ro")
 	b.must(err)
 	defer db.Close()
-	rows, err := db.Query(`SELECT id, CASE kind WHEN 'volume' THEN name WHEN 'snapshot' THEN 'v@' || name ELSE golden || '@' || generation END FROM objects`)
+	rows, err := db.Query(`SELECT id, CASE kind WHEN 'volume' THEN name WHEN 'snapshot' THEN 'v@' || name
+		ELSE golden || '@' || generation END FROM objects`)
 	b.must(err)
 	defer rows.Close()
 	for rows.Next() {

@@ -187,7 +187,8 @@ func TestRestoredCatalogueAfterBoot(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := db.Exec("UPDATE meta SET value = iif(key = 'boot', 'another', '0') WHERE key IN ('boot', 'boot_at')"); err != nil {
+			if _, err := db.Exec(`UPDATE meta SET value = iif(key = 'boot', 'another', '0')
+				WHERE key IN ('boot', 'boot_at')`); err != nil {
 				t.Fatal(err)
 			}
 			db.Close()

@@ -104,8 +104,8 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	return volumeInfo(row, e.caps.Name, att.Mountpoint), nil
 }
 
-// recordMount records a mount and removes the mark of the work. On error it unmounts the volume again; if it cannot, the
-// mark stays.
+// recordMount records a mount and removes the mark of the work. On error it unmounts the volume again; if it cannot,
+// the mark stays.
 func (e *Engine) recordMount(ctx context.Context, row catalog.Row, att catalog.MountRecord) error {
 	err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		if err := tx.RecordMount(att); err != nil {

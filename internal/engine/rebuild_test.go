@@ -142,8 +142,8 @@ func dump(t *testing.T, dir string) []string {
 	var out []string
 	for _, q := range []string{
 		`SELECT concat_ws('|', 'golden', name, current, next, created_at, keep) FROM goldens`,
-		`SELECT concat_ws('|', kind, id, name, golden, generation, volume, fs, size, sector, origin, origin_id, created_at, expires_at,
-			ephemeral, boot, pinned, consistency) FROM objects`,
+		`SELECT concat_ws('|', kind, id, name, golden, generation, volume, fs, size, sector, origin, origin_id, created_at,
+			expires_at, ephemeral, boot, pinned, consistency) FROM objects`,
 		`SELECT concat_ws('|', 'mark', op, name) FROM marks`,
 		`SELECT concat_ws('|', 'tombstone', ref) FROM tombstones WHERE reclaimed = 0`,
 		`SELECT concat_ws('|', 'meta', key, value) FROM meta WHERE key NOT IN ('commits', 'boot_at')`,

@@ -110,7 +110,8 @@ func TestDeadAreNotBlamed(t *testing.T) {
 		defer db.Close()
 		for _, query := range []string{
 			`UPDATE objects SET pinned = 1 WHERE id = '` + v.ID + `'`,
-			`INSERT INTO marks VALUES ('` + v.ID + `', 'pin', '', '', '', 0, 0, 'p-dead', 999999999, 1, '` + kernel.BootID() + `', 1)`,
+			`INSERT INTO marks VALUES ('` + v.ID + `', 'pin', '', '', '', 0, 0, 'p-dead', 999999999, 1, '` + kernel.BootID() +
+				`', 1)`,
 		} {
 			_, err := db.ExecContext(t.Context(), query)
 			must(t, err)

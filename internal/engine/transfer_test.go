@@ -121,7 +121,8 @@ func readImage(ctx context.Context, e *engine.Engine, q engine.ReadRequest, fn f
 // copyImage writes what OpenImage says of p and base into a target whose content
 // begins as base.
 func copyImage(
-	ctx context.Context, from *engine.Engine, p engine.Point, base driver.ObjectID, fresh bool, to engine.Target, c *carried,
+	ctx context.Context, from *engine.Engine, p engine.Point, base driver.ObjectID, fresh bool, to engine.Target,
+	c *carried,
 ) error {
 	return readImage(ctx, from, engine.ReadRequest{Point: p.ID, Base: base}, func(m *engine.Image) error {
 		c.exact = m.Exact
@@ -166,7 +167,8 @@ func copyImage(
 // request is what makes of p elsewhere what it is here.
 func request(p engine.Point) engine.ReceiveRequest {
 	q := engine.ReceiveRequest{
-		Volume: ref.MustName(p.Volume), Snapshot: ref.MustName(p.Name), Golden: p.Golden, FS: p.FS, SizeBytes: p.SizeBytes, Sector: p.Sector,
+		Volume: ref.MustName(p.Volume), Snapshot: ref.MustName(p.Name), Golden: p.Golden, FS: p.FS, SizeBytes: p.SizeBytes,
+		Sector:    p.Sector,
 		CreatedAt: p.CreatedAt, Consistency: p.Consistency, OriginRef: p.OriginRef,
 	}
 	if p.Golden {
@@ -179,7 +181,8 @@ func request(p engine.Point) engine.ReceiveRequest {
 // carry moves a point from one pool to another, as the difference to base, which is
 // baseThere there.
 func carry(
-	t *testing.T, from, to *engine.Engine, p engine.Point, base, baseThere driver.ObjectID, change func(*engine.ReceiveRequest),
+	t *testing.T, from, to *engine.Engine, p engine.Point, base, baseThere driver.ObjectID,
+	change func(*engine.ReceiveRequest),
 ) (engine.Info, carried) {
 	t.Helper()
 	var c carried

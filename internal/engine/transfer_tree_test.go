@@ -36,7 +36,8 @@ func stream(t *testing.T, e *engine.Engine, p engine.Point, base driver.ObjectID
 
 // carryTree is carry of trees.
 func carryTree(
-	t *testing.T, from, to *engine.Engine, p engine.Point, base, baseThere driver.ObjectID, change func(*engine.ReceiveRequest),
+	t *testing.T, from, to *engine.Engine, p engine.Point, base, baseThere driver.ObjectID,
+	change func(*engine.ReceiveRequest),
 ) engine.Info {
 	t.Helper()
 	q := request(p)

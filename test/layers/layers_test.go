@@ -82,7 +82,8 @@ var table = map[string]layer{
 	// Front ends: the only ones that print.
 	"internal/cli": {
 		imports: []string{"internal/engine", "internal/engine/check", "internal/remote/replicate", "internal/bench",
-			"internal/observe/syncbench", "internal/observe/diagnose", "internal/observe/iostat", "internal/observe/doctor", "internal/engine/pool", "internal/driver", "{base}"},
+			"internal/observe/syncbench", "internal/observe/diagnose", "internal/observe/iostat", "internal/observe/doctor",
+			"internal/engine/pool", "internal/driver", "{base}"},
 		tests: []string{"{drivers}"},
 	},
 
@@ -109,7 +110,8 @@ var table = map[string]layer{
 	},
 	"internal/engine": {
 		imports: []string{"internal/engine/check", "internal/engine/content", "internal/engine/ledger",
-			"internal/engine/mountpoint", "internal/engine/pool", "internal/engine/catalog", "internal/driver", "{tree}", "{linux}", "{base}"},
+			"internal/engine/mountpoint", "internal/engine/pool", "internal/engine/catalog", "internal/driver", "{tree}",
+			"{linux}", "{base}"},
 		tests: []string{"{drivers}"},
 	},
 

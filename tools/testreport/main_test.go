@@ -22,7 +22,7 @@ const run = `{"Action":"run","Package":"pando/a","Test":"TestOne"}
 {"Action":"skip","Package":"pando/a","Test":"TestSub/y"}
 {"Action":"pass","Package":"pando/a","Test":"TestSub"}
 {"Action":"run","Package":"pando/a","Test":"TestDoesNotApply"}
-{"Action":"output","Package":"pando/a","Test":"TestDoesNotApply","Output":"    a_test.go:9: the driver keeps no images\n"}
+{"Action":"output","Package":"pando/a","Test":"TestDoesNotApply","Output":"  a_test.go:9: the driver keeps no images\n"}
 {"Action":"skip","Package":"pando/a","Test":"TestDoesNotApply"}
 {"Action":"pass","Package":"pando/a","Elapsed":1.5}
 {"Action":"run","Package":"pando/b","Test":"TestTop"}

@@ -87,7 +87,8 @@ func TestKindOfErrno(t *testing.T) {
 	for e, want := range map[syscall.Errno]errs.Kind{
 		syscall.ENOSPC: errs.NoSpace, syscall.EDQUOT: errs.NoSpace, syscall.EFBIG: errs.NoSpace,
 		syscall.EPERM: errs.Permission, syscall.EACCES: errs.Permission, syscall.EROFS: errs.Permission,
-		syscall.ENOENT: errs.NotFound, syscall.ENOTDIR: errs.NotFound, syscall.ENXIO: errs.NotFound, syscall.ENODEV: errs.NotFound,
+		syscall.ENOENT: errs.NotFound, syscall.ENOTDIR: errs.NotFound, syscall.ENXIO: errs.NotFound,
+		syscall.ENODEV: errs.NotFound,
 		syscall.EEXIST: errs.Exists, syscall.ENOTEMPTY: errs.Exists,
 		syscall.EBUSY: errs.InUse, syscall.ETXTBSY: errs.InUse,
 		syscall.EOPNOTSUPP: errs.Unsupported, syscall.ENOSYS: errs.Unsupported,

@@ -46,7 +46,8 @@ func TestRender(t *testing.T) {
 		{errs.Messagef("%s or %s", errs.Param("pool", "DIR"), errs.Variable("PANDO_POOL")),
 			`parameter "pool" set to DIR or environment variable PANDO_POOL`, "<pool=DIR> or $PANDO_POOL"},
 		{errs.Messagef("%s", errs.Run("golden import", errs.Param("update"), errs.Param("fs", "xfs"), "web", 7)),
-			`operation "golden import" of web, 7 with parameter "update" and parameter "fs" set to xfs`, "GOLDEN IMPORT[update][fs](web)(7)"},
+			`operation "golden import" of web, 7 with parameter "update" and parameter "fs" set to xfs`,
+			"GOLDEN IMPORT[update][fs](web)(7)"},
 		{errs.Messagef("%s; or %s: %v", errs.Messagef("try %s", errs.Run("gc")), "wait", errors.New("busy")),
 			`try operation "gc"; or wait: busy`, "try GC; or wait: busy"},
 		// A name is never taken for a part, whatever it holds.

@@ -239,7 +239,8 @@ func TestListBroken(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	whole, dataOnly, metaOnly, tmpOnly, newOnly, damaged := volume("whole"), driver.NewID(), volume("x"), driver.NewID(), driver.NewID(), driver.NewID()
+	whole, dataOnly, metaOnly, tmpOnly, newOnly, damaged := volume("whole"), driver.NewID(), volume("x"), driver.NewID(),
+		driver.NewID(), driver.NewID()
 	put(t, d, whole)
 	touch(string(whole.ID) + ".img.tmp") // belongs to it
 	touch(string(dataOnly) + ".img")
@@ -257,8 +258,10 @@ func TestListBroken(t *testing.T) {
 	// Not Pando's: left alone and left out.
 	someID := string(driver.NewID())
 	for _, name := range []string{
-		"lost+found", ".meta", ".img", "README", "x.img", someID, someID + ".", someID + ".imgs", someID + ".raw", someID + ".meta2",
-		someID + "0.img", someID + ".meta.old", strings.ToUpper(someID) + ".img", someID[:25] + "-.img", someID[:25] + "z.meta", "." + someID + ".img",
+		"lost+found", ".meta", ".img", "README", "x.img", someID, someID + ".", someID + ".imgs", someID + ".raw", someID +
+			".meta2",
+		someID + "0.img", someID + ".meta.old", strings.ToUpper(someID) + ".img", someID[:25] + "-.img", someID[:25] +
+			"z.meta", "." + someID + ".img",
 	} {
 		touch(name)
 	}

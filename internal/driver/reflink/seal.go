@@ -158,7 +158,8 @@ func sealPlan(src *os.File, size int64) ([]piece, error) {
 
 	var fixed []span // has a stable place on disk
 	err = extent.Scan(src, false, func(x extent.Extent) error {
-		const unstable = extent.Delalloc | extent.Unknown | extent.Encoded | extent.Inline | extent.Tail | extent.NotAligned | extent.Unwritten
+		const unstable = extent.Delalloc | extent.Unknown | extent.Encoded | extent.Inline | extent.Tail | extent.NotAligned |
+			extent.Unwritten
 		if x.Flags&unstable == 0 && x.Logical < size {
 			fixed = append(fixed, span{x.Logical, min(x.End(), size)})
 		}

@@ -57,7 +57,8 @@ func (s spoiler) More() map[string]func(id driver.ObjectID) bool {
 func (s spoiler) Foreign(id driver.ObjectID) func() {
 	ds := s.root + "/" + string(id)
 	foreign := []string{
-		s.root + "/other", s.root + "/other/deep", s.root + "/other@snap", s.root + "/" + strings.ToUpper(string(id)), s.root + "/with space",
+		s.root + "/other", s.root + "/other/deep", s.root + "/other@snap", s.root + "/" + strings.ToUpper(string(id)),
+		s.root + "/with space",
 		s.root + "/other/" + string(driver.NewID()), s.root + "@daily", s.root + "@" + string(driver.NewID()),
 	}
 	for _, n := range foreign {

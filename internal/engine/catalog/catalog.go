@@ -203,7 +203,8 @@ func dsn(path string) string {
 }
 
 // poolQuery asks which pool the catalogue belongs to, and how many durable commits it has had.
-const poolQuery = `SELECT value, coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'commits'), 0) FROM meta WHERE key = 'pool'`
+const poolQuery = `SELECT value, coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'commits'), 0)
+	FROM meta WHERE key = 'pool'`
 
 // OpenReadOnly opens the catalogue for reading: it writes nothing, neither into the database nor its log, so that a
 // format that this version would upgrade is Unsupported. Other kinds as Open. Only View works on it; end it with Close.

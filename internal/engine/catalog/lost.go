@@ -20,7 +20,8 @@ const lostPrefix = "lost-"
 // SetLost records that writes were lost while an object was mounted as a says, and forgets those of mounts that no
 // longer exist.
 func (t *Tx) SetLost(a MountRecord, l Lost) error {
-	if _, err := t.exec(`DELETE FROM meta WHERE key GLOB 'lost-*' AND substr(key, 6) NOT IN (SELECT id FROM attachments)`); err != nil {
+	if _, err := t.exec(`DELETE FROM meta WHERE key GLOB 'lost-*'
+		AND substr(key, 6) NOT IN (SELECT id FROM attachments)`); err != nil {
 		return err
 	}
 	told := 0

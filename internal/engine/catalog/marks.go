@@ -34,7 +34,8 @@ func (t *Tx) Mark(m Mark) error {
 
 	p := thisProcess()
 	_, err = t.exec(`INSERT INTO marks (`+markColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)`,
-		m.ID, m.Op, m.Name, m.Reads, m.Mountpoint, m.MadeDir, m.Freezes, token, p.PID, int64(p.Start), p.BootID, toNano(time.Now()))
+		m.ID, m.Op, m.Name, m.Reads, m.Mountpoint, m.MadeDir, m.Freezes, token, p.PID, int64(p.Start), p.BootID,
+		toNano(time.Now()))
 	if err == nil {
 		t.marked++
 	}

@@ -31,7 +31,8 @@ type RemoteHead struct {
 // PutRemotePoint adds a row, or refreshes its time. NotFound if there is no such object: the row could not be removed
 // with it.
 func (t *Tx) PutRemotePoint(p RemotePoint) error {
-	n, err := t.exec(`INSERT OR REPLACE INTO remote_points (repo, manifest, object, at) SELECT ?1, ?2, id, ?4 FROM objects WHERE id = ?3`,
+	n, err := t.exec(`INSERT OR REPLACE INTO remote_points (repo, manifest, object, at) SELECT ?1, ?2, id, ?4
+		FROM objects WHERE id = ?3`,
 		p.Repo, p.Manifest, p.Object, toNano(p.At))
 	if err == nil && n == 0 {
 		err = errs.New(errs.NotFound, "write catalogue", string(p.Object), "there is no such object")
@@ -43,7 +44,8 @@ func (t *Tx) PutRemotePoint(p RemotePoint) error {
 // of all.
 func (t *Tx) RemotePoints(repo string) ([]RemotePoint, error) {
 	var out []RemotePoint
-	err := t.eachRow(`SELECT repo, manifest, object, at FROM remote_points WHERE repo = ?1 OR ?1 = '' ORDER BY at, manifest, object`, []any{repo}, func(s scanner) error {
+	err := t.eachRow(`SELECT repo, manifest, object, at FROM remote_points WHERE repo = ?1 OR ?1 = ''
+		ORDER BY at, manifest, object`, []any{repo}, func(s scanner) error {
 		var p RemotePoint
 		var at int64
 		err := s.Scan(&p.Repo, &p.Manifest, &p.Object, &at)
@@ -100,7 +102,8 @@ func (t *Tx) PutSeenRemoteHead(h RemoteHead) error {
 func (t *Tx) RemoteHeads(repo string) ([]RemoteHead, error) {
 	var out []RemoteHead
 	err := t.eachRow(
-		`SELECT repo, name, lineage, epoch, manifest, at, next FROM remote_heads WHERE repo = ?1 OR ?1 = '' ORDER BY repo, name`,
+		`SELECT repo, name, lineage, epoch, manifest, at, next FROM remote_heads WHERE repo = ?1 OR ?1 = ''
+		ORDER BY repo, name`,
 		[]any{repo},
 		func(s scanner) error {
 			var h RemoteHead

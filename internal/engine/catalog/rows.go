@@ -67,8 +67,8 @@ type Tombstone struct {
 	Reclaimed bool
 }
 
-const objectColumns = `id, kind, name, golden, generation, volume, fs, size, sector, origin, origin_id, created_at, expires_at,
- ephemeral, boot, used_at, logical, exclusive, shared, extents, measured_at, pinned, consistency`
+const objectColumns = `id, kind, name, golden, generation, volume, fs, size, sector, origin, origin_id, created_at,
+ expires_at, ephemeral, boot, used_at, logical, exclusive, shared, extents, measured_at, pinned, consistency`
 
 type scanner interface{ Scan(...any) error }
 
@@ -78,8 +78,10 @@ func scanRow(s scanner) (Row, error) {
 	err := s.Scan(&r.ID, &r.Kind, &r.Name, &r.Golden, &r.Generation, &r.Volume, &r.FS, &r.SizeBytes, &r.Sector, &r.Origin,
 		&r.OriginID,
 		&created, &expires, &r.Ephemeral, &r.BootID, &used,
-		&r.Usage.LogicalBytes, &r.Usage.ExclusiveBytes, &r.Usage.SharedBytes, &r.Usage.Extents, &measured, &pinned, &r.Consistency)
-	r.CreatedAt, r.ExpiresAt, r.UsedAt, r.MeasuredAt, r.Pinned = fromNano(created), fromNano(expires), fromNano(used), fromNano(measured), fromNano(pinned)
+		&r.Usage.LogicalBytes, &r.Usage.ExclusiveBytes, &r.Usage.SharedBytes, &r.Usage.Extents, &measured, &pinned,
+		&r.Consistency)
+	r.CreatedAt, r.ExpiresAt, r.UsedAt, r.MeasuredAt, r.Pinned = fromNano(created), fromNano(expires), fromNano(used),
+		fromNano(measured), fromNano(pinned)
 	return r, err
 }
 
@@ -102,7 +104,8 @@ func (t *Tx) PutObject(r Row) error {
 	_, err := t.exec(`INSERT INTO objects (`+objectColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
 		r.ID, r.Kind, r.Name, r.Golden, r.Generation, r.Volume, r.FS, r.SizeBytes, r.Sector, r.Origin, r.OriginID,
 		toNano(r.CreatedAt), toNano(r.ExpiresAt), r.Ephemeral, r.BootID, toNano(r.UsedAt),
-		r.Usage.LogicalBytes, r.Usage.ExclusiveBytes, r.Usage.SharedBytes, r.Usage.Extents, toNano(r.MeasuredAt), toNano(r.Pinned), r.Consistency)
+		r.Usage.LogicalBytes, r.Usage.ExclusiveBytes, r.Usage.SharedBytes, r.Usage.Extents, toNano(r.MeasuredAt),
+		toNano(r.Pinned), r.Consistency)
 	t.put = append(t.put, r.ID)
 	return err
 }
@@ -146,7 +149,8 @@ func (t *Tx) SetBase(id driver.ObjectID, golden string, generation int) error {
 // ReplaceVolume gives the name of the volume old to next, which continues its lineage, and makes old the snapshot that
 // asSnapshot describes.
 func (t *Tx) ReplaceVolume(old driver.ObjectID, asSnapshot, next Row) error {
-	if _, err := t.exec(`UPDATE objects SET kind='snapshot', name=?, volume=?, consistency=?, pinned=0, expires_at=0 WHERE id=?`,
+	if _, err := t.exec(`UPDATE objects SET kind='snapshot', name=?, volume=?, consistency=?, pinned=0, expires_at=0
+		WHERE id=?`,
 		asSnapshot.Name, asSnapshot.Volume, asSnapshot.Consistency, old); err != nil {
 		return err
 	}
@@ -238,7 +242,8 @@ func (t *Tx) callWithRow(text string, fn func(Row) error) error {
 func (t *Tx) mostlyVolumes() (bool, error) {
 	var volumes, others int
 	err := t.queryRow(`SELECT (SELECT count(*) FROM objects WHERE kind = 'volume'),
-		(SELECT count(*) FROM objects WHERE kind = 'snapshot') + (SELECT count(*) FROM objects WHERE kind = 'generation')`).Scan(&volumes, &others)
+		(SELECT count(*) FROM objects WHERE kind = 'snapshot') + (SELECT count(*) FROM objects WHERE kind = 'generation')`).
+		Scan(&volumes, &others)
 	return volumes > 1000 && volumes > others, wrap("read catalogue", t.c.path, err)
 }
 
@@ -318,7 +323,8 @@ func parseRow(text string) (Row, error) {
 // Expired lists at most limit volumes that have expired and are not pinned.
 func (t *Tx) Expired(now time.Time, limit int) ([]Row, error) {
 	var out []Row
-	err := t.eachRow(`SELECT `+objectColumns+` FROM objects WHERE expires_at > 0 AND expires_at <= ?1 AND pinned <= ?1 AND kind = 'volume' LIMIT ?2`,
+	err := t.eachRow(`SELECT `+objectColumns+` FROM objects WHERE expires_at > 0 AND expires_at <= ?1
+		AND pinned <= ?1 AND kind = 'volume' LIMIT ?2`,
 		[]any{toNano(now), limit}, func(s scanner) error {
 			r, err := scanRow(s)
 			out = append(out, r)
@@ -399,20 +405,23 @@ func (t *Tx) Goldens() ([]Golden, error) {
 // PutGolden adds a golden or replaces its row.
 func (t *Tx) PutGolden(g Golden) error {
 	_, err := t.exec(`INSERT INTO goldens (name, current, next, created_at, keep) VALUES (?,?,?,?,?)
-		ON CONFLICT (name) DO UPDATE SET current=excluded.current, next=excluded.next, keep=excluded.keep`, g.Name, g.Current, g.Next, toNano(g.CreatedAt), g.Keep)
+		ON CONFLICT (name) DO UPDATE SET current=excluded.current, next=excluded.next, keep=excluded.keep`, g.Name, g.Current,
+		g.Next, toNano(g.CreatedAt), g.Keep)
 	return err
 }
 
 // DeleteEmptyGolden removes the row of a golden that has no generation left.
 func (t *Tx) DeleteEmptyGolden(name string) error {
-	_, err := t.exec(`DELETE FROM goldens WHERE name = ?1 AND NOT EXISTS (SELECT 1 FROM objects WHERE kind = 'generation' AND golden = ?1)`, name)
+	_, err := t.exec(`DELETE FROM goldens WHERE name = ?1 AND NOT EXISTS
+		(SELECT 1 FROM objects WHERE kind = 'generation' AND golden = ?1)`, name)
 	return err
 }
 
 // RecordMount records where an object is mounted.
 func (t *Tx) RecordMount(a MountRecord) error {
 	_, err := t.exec(`INSERT OR REPLACE INTO attachments (`+mountRecordColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?)`,
-		a.ID, a.Mountpoint, a.Loop, int64(a.MountID), int64(a.Dev), int64(a.Ino), int64(a.MountNS), a.MadeDir, a.BootID, toNano(a.At))
+		a.ID, a.Mountpoint, a.Loop, int64(a.MountID), int64(a.Dev), int64(a.Ino), int64(a.MountNS), a.MadeDir, a.BootID,
+		toNano(a.At))
 	return err
 }
 
@@ -548,7 +557,8 @@ func (t *Tx) Summary() (Summary, error) {
 	var at string
 	err := t.queryRow(`SELECT coalesce((SELECT value FROM meta WHERE key = 'boot'), ''),
 		coalesce((SELECT value FROM meta WHERE key = 'boot_at'), ''),
-		(SELECT count(*) FROM marks), (SELECT count(*) FROM tombstones WHERE reclaimed = 0), (SELECT count(*) FROM tombstones),
+		(SELECT count(*) FROM marks), (SELECT count(*) FROM tombstones WHERE reclaimed = 0),
+		(SELECT count(*) FROM tombstones),
 		(SELECT count(*) FROM objects WHERE expires_at > 0 AND expires_at <= ?1 AND pinned <= ?1)`, toNano(time.Now())).
 		Scan(&s.Swept.BootID, &at, &s.Marks, &s.Unreclaimed, &total, &s.Expired)
 	s.Reclaimed, s.Swept.At = total-s.Unreclaimed, parseNano(at)
@@ -561,8 +571,10 @@ type Counts struct{ Volumes, Snapshots, Goldens, Generations, Mounted int }
 // Count counts.
 func (t *Tx) Count() (Counts, error) {
 	var n Counts
-	err := t.queryRow(`SELECT (SELECT count(*) FROM objects WHERE kind='volume'), (SELECT count(*) FROM objects WHERE kind='snapshot'),
-		(SELECT count(*) FROM goldens), (SELECT count(*) FROM objects WHERE kind='generation'), (SELECT count(*) FROM attachments)`).
+	err := t.queryRow(`SELECT (SELECT count(*) FROM objects WHERE kind='volume'),
+		(SELECT count(*) FROM objects WHERE kind='snapshot'),
+		(SELECT count(*) FROM goldens), (SELECT count(*) FROM objects WHERE kind='generation'),
+		(SELECT count(*) FROM attachments)`).
 		Scan(&n.Volumes, &n.Snapshots, &n.Goldens, &n.Generations, &n.Mounted)
 	return n, wrap("read catalogue", t.c.path, err)
 }
@@ -595,7 +607,8 @@ func (t *Tx) ClonesByOrigin() (map[driver.ObjectID]int, error) {
 // what several objects made from the same origin share counts once.
 func (t *Tx) TotalUsage() (logical, physical int64, err error) {
 	err = t.queryRow(`WITH o AS (
-		SELECT x.id, x.origin_id, x.exclusive, x.logical - x.exclusive AS shared, coalesce(origin.logical, base.logical) AS known
+		SELECT x.id, x.origin_id, x.exclusive, x.logical - x.exclusive AS shared,
+		coalesce(origin.logical, base.logical) AS known
 		FROM objects x
 		LEFT JOIN objects origin ON origin.id = x.origin_id AND origin.id <> x.id
 		LEFT JOIN objects base ON base.kind = 'generation' AND base.golden = x.golden AND base.generation = CASE x.kind

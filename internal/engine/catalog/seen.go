@@ -182,7 +182,8 @@ func (c *Catalog) checkSeen(seen, commits int64) {
 
 // countCommit counts a durable commit, in its transaction.
 func (t *Tx) countCommit() (n int64, err error) {
-	err = t.queryRow(`INSERT INTO meta VALUES ('commits', '1') ON CONFLICT (key) DO UPDATE SET value = CAST(value AS INTEGER) + 1
+	err = t.queryRow(`INSERT INTO meta VALUES ('commits', '1') ON CONFLICT (key)
+		DO UPDATE SET value = CAST(value AS INTEGER) + 1
 		RETURNING CAST(value AS INTEGER)`).Scan(&n)
 	return n, wrap("write catalogue", t.c.path, err)
 }
@@ -190,7 +191,8 @@ func (t *Tx) countCommit() (n int64, err error) {
 // SetMended records that the losses of the catalogue of the pool in dir were found and repaired as far as possible:
 // from now on it counts as whole.
 func (t *Tx) SetMended(dir string) error {
-	_, err := t.exec(`INSERT INTO meta VALUES ('commits', ?1) ON CONFLICT (key) DO UPDATE SET value = ?1 WHERE CAST(value AS INTEGER) < ?1`, seenOf(dir).readCommits())
+	_, err := t.exec(`INSERT INTO meta VALUES ('commits', ?1) ON CONFLICT (key) DO UPDATE SET value = ?1
+		WHERE CAST(value AS INTEGER) < ?1`, seenOf(dir).readCommits())
 	return err
 }
 

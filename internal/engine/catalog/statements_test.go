@@ -204,7 +204,8 @@ func TestRowsAreAsLookedUp(t *testing.T) {
 }
 
 func TestParseRow(t *testing.T) {
-	good := "id\x1fvolume\x1fname\x1f\x1f0\x1f\x1fext4\x1f1\x1f2\x1fo\x1foid\x1f0\x1f0\x1f1\x1fb\x1f0\x1f1\x1f2\x1f3\x1f4\x1f0\x1f7\x1fcrash"
+	good := "id\x1fvolume\x1fname\x1f\x1f0\x1f\x1fext4\x1f1\x1f2\x1fo\x1foid" +
+		"\x1f0\x1f0\x1f1\x1fb\x1f0\x1f1\x1f2\x1f3\x1f4\x1f0\x1f7\x1fcrash"
 	if r, err := parseRow(good); err != nil || r.Name != "name" || !r.Ephemeral || r.Usage.Extents != 4 || r.Sector != 2 ||
 		r.Pinned.UnixNano() != 7 || r.Consistency != driver.Crash {
 		t.Errorf("got %+v, %v", r, err)

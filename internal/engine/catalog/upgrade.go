@@ -24,7 +24,8 @@ var upgrades = []func(*Tx) error{func(t *Tx) error {
 	}
 
 	// Volumes did not record the generation that they descend from.
-	_, err := t.exec(`UPDATE objects SET (golden, generation) = (SELECT g.golden, g.generation FROM objects g WHERE g.id = objects.origin_id)
+	_, err := t.exec(`UPDATE objects SET (golden, generation) = (SELECT g.golden, g.generation FROM objects g
+		WHERE g.id = objects.origin_id)
 		WHERE kind = 'volume' AND golden = '' AND origin_id IN (SELECT id FROM objects WHERE kind = 'generation')`)
 	return err
 }, func(t *Tx) error {

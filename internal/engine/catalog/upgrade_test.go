@@ -129,13 +129,15 @@ func TestUpgradedIsAsNew(t *testing.T) {
 		defer c.Close()
 		out := map[string]bool{}
 		if err := c.View(ctx, func(tx *Tx) error {
-			return tx.eachRow(`SELECT m.name || '.' || coalesce(c.name, m.type) || ' ' || coalesce(c.type, '') || coalesce(c."notnull", '') || coalesce(c.pk, '')
-				FROM sqlite_master m LEFT JOIN pragma_table_info(m.name) c WHERE m.name NOT LIKE 'sqlite_%'`, nil, func(s scanner) error {
-				var text string
-				err := s.Scan(&text)
-				out[text] = true
-				return err
-			})
+			return tx.eachRow(`SELECT m.name || '.' || coalesce(c.name, m.type) || ' ' || coalesce(c.type, '') ||
+			coalesce(c."notnull", '') || coalesce(c.pk, '')
+				FROM sqlite_master m LEFT JOIN pragma_table_info(m.name) c WHERE m.name NOT LIKE 'sqlite_%'`, nil,
+				func(s scanner) error {
+					var text string
+					err := s.Scan(&text)
+					out[text] = true
+					return err
+				})
 		}); err != nil {
 			t.Fatal(err)
 		}

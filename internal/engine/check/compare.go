@@ -33,7 +33,8 @@ type poolView struct {
 	busy         map[driver.ObjectID]bool // marked, even by a dead process, unless only by a run
 }
 
-// readView reads the pool, then the catalogue: an object made in between has its mark or row when the catalogue is read.
+// readView reads the pool, then the catalogue: an object made in between has its mark or row when the catalogue is
+// read.
 func (c *fsck) readView(ctx context.Context) (*poolView, error) {
 	v := &poolView{
 		objects: map[driver.ObjectID]driver.Object{}, rows: map[driver.ObjectID]catalog.Row{},

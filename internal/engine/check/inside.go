@@ -112,8 +112,8 @@ func (c *fsck) noteTrees() {
 	c.report.Notes = append(c.report.Notes, note)
 }
 
-// checkImage checks the filesystem in one image, on a copy. checked is false if it could not be checked, which is then a
-// finding or a note. An error ends the whole check.
+// checkImage checks the filesystem in one image, on a copy. checked is false if it could not be checked, which is
+// then a finding or a note. An error ends the whole check.
 func (c *fsck) checkImage(ctx context.Context, row catalog.Row, name string) (_ *Finding, checked bool, err error) {
 	scratch, f, err := c.copyToCheck(ctx, row, name)
 	if scratch == "" {

@@ -160,8 +160,8 @@ func writeCatalog(
 }
 
 // settleIdentities finishes the operations that identities show to be unfinished: a volume that was replaced becomes a
-// snapshot of its successor. Snapshots whose volume no longer exists become volumes, so that all objects can be reached;
-// and of two objects with one name the younger gets another. It also writes its changes into the pool.
+// snapshot of its successor. Snapshots whose volume no longer exists become volumes, so that all objects can be
+// reached; and of two objects with one name the younger gets another. It also writes its changes into the pool.
 func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Identity, r *Rebuilt) error {
 	// Find successors and names.
 	successors, lineages := map[driver.ObjectID]driver.Identity{}, map[driver.ObjectID]bool{}

@@ -85,7 +85,8 @@ func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{t: t, dir: t.TempDir()}
 	for name, content := range map[string]string{
-		"outside/secret": "secret", "outside/dir/file": "file", "base/file": "content of the base", "tree/file": "content of the base",
+		"outside/secret": "secret", "outside/dir/file": "file", "base/file": "content of the base",
+		"tree/file":      "content of the base",
 		"tree/dir/inner": "inner", "base/dir/inner": "inner",
 	} {
 		p := filepath.Join(w.dir, name)

@@ -54,7 +54,8 @@ func TestParseMountTable(t *testing.T) {
 
 func TestUnescape(t *testing.T) {
 	for in, want := range map[string]string{
-		``: ``, `/a`: `/a`, `/a\040b`: `/a b`, `\134`: `\`, `\134040`: `\040`, `/a\`: `/a\`, `/a\04`: `/a\04`, `\999`: `\999`, `/\303\251`: `/é`,
+		``: ``, `/a`: `/a`, `/a\040b`: `/a b`, `\134`: `\`, `\134040`: `\040`, `/a\`: `/a\`, `/a\04`: `/a\04`, `\999`: `\999`,
+		`/\303\251`: `/é`,
 	} {
 		if got := Unescape(in); got != want {
 			t.Errorf("Unescape(%q) = %q, want %q", in, got, want)

@@ -42,8 +42,10 @@ func TestResolveTrusts(t *testing.T) {
 		}
 	}
 	for path, kind := range map[string]errs.Kind{
-		"missing": errs.NotFound, "dangling": errs.NotFound, "file": errs.Invalid, "file/x": errs.Invalid, "loop": errs.Invalid,
-		"theirs/link": errs.Permission, "theirs/link/b": errs.Permission, "shared/link": errs.Permission, "tmp/theirs": errs.Permission,
+		"missing": errs.NotFound, "dangling": errs.NotFound, "file": errs.Invalid, "file/x": errs.Invalid,
+		"loop":        errs.Invalid,
+		"theirs/link": errs.Permission, "theirs/link/b": errs.Permission, "shared/link": errs.Permission,
+		"tmp/theirs": errs.Permission,
 	} {
 		if got, err := mount.Resolve(in(path)); errs.KindOf(err) != kind {
 			t.Errorf("%s leads to %q, %v, wanted an error of kind %s", path, got, err, kind)

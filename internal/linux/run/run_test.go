@@ -99,7 +99,9 @@ func TestOutput(t *testing.T) {
 		t.Errorf("input: %q, %v", out, err)
 	}
 	// A session of its own has no terminal to ask for a password on.
-	if out, err := sh(t, "read -r pid comm state ppid group session rest </proc/$$/stat; echo $((session - pid))"); err != nil || out != "0\n" {
+	if out, err := sh(t,
+		"read -r pid comm state ppid group session rest </proc/$$/stat; echo $((session - pid))"); err != nil ||
+		out != "0\n" {
 		t.Errorf("session: %q, %v", out, err)
 	}
 }

@@ -418,8 +418,9 @@ func TestRemoveImmutable(t *testing.T) {
 		"outside/victim/grows/sub/x")
 	victim := filepath.Join(dir, "outside/victim")
 	for name, flags := range map[string]uint32{
-		"a/fixed": kernel.FlagImmutable, "a/log": kernel.FlagAppend, "b/c": kernel.FlagImmutable, "locked": kernel.FlagImmutable,
-		"grows": kernel.FlagAppend, "grows/sub/x": kernel.FlagImmutable | kernel.FlagAppend, "": kernel.FlagImmutable,
+		"a/fixed": kernel.FlagImmutable, "a/log": kernel.FlagAppend, "b/c": kernel.FlagImmutable,
+		"locked": kernel.FlagImmutable,
+		"grows":  kernel.FlagAppend, "grows/sub/x": kernel.FlagImmutable | kernel.FlagAppend, "": kernel.FlagImmutable,
 	} {
 		setFlags(t, filepath.Join(victim, name), flags)
 	}

@@ -380,8 +380,10 @@ func parseStat(text string) (Stat, error) {
 func (s Stat) Minus(o Stat) Stat {
 	d := Stat{
 		Reads: s.Reads - o.Reads, Writes: s.Writes - o.Writes, Discards: s.Discards - o.Discards, Flushes: -1,
-		ReadBytes: s.ReadBytes - o.ReadBytes, WrittenBytes: s.WrittenBytes - o.WrittenBytes, DiscardedBytes: s.DiscardedBytes - o.DiscardedBytes,
-		ReadTime: s.ReadTime - o.ReadTime, WriteTime: s.WriteTime - o.WriteTime, DiscardTime: s.DiscardTime - o.DiscardTime, FlushTime: s.FlushTime - o.FlushTime,
+		ReadBytes: s.ReadBytes - o.ReadBytes, WrittenBytes: s.WrittenBytes - o.WrittenBytes,
+		DiscardedBytes: s.DiscardedBytes - o.DiscardedBytes,
+		ReadTime:       s.ReadTime - o.ReadTime, WriteTime: s.WriteTime - o.WriteTime,
+		DiscardTime: s.DiscardTime - o.DiscardTime, FlushTime: s.FlushTime - o.FlushTime,
 		InFlight: s.InFlight, BusyTime: s.BusyTime - o.BusyTime, QueueTime: s.QueueTime - o.QueueTime,
 	}
 	if s.Flushes >= 0 && o.Flushes >= 0 {

@@ -11,9 +11,11 @@ func TestParseStat(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Stat{
-		Reads: 10, ReadBytes: 80 * 512, ReadTime: 2 * time.Millisecond, Writes: 20, WrittenBytes: 160 * 512, WriteTime: 4 * time.Millisecond,
-		InFlight: 5, BusyTime: 6 * time.Millisecond, QueueTime: 7 * time.Millisecond,
-		Discards: 8, DiscardedBytes: 240 * 512, DiscardTime: 11 * time.Millisecond, Flushes: 12, FlushTime: 13 * time.Millisecond,
+		Reads: 10, ReadBytes: 80 * 512, ReadTime: 2 * time.Millisecond, Writes: 20, WrittenBytes: 160 * 512,
+		WriteTime: 4 * time.Millisecond,
+		InFlight:  5, BusyTime: 6 * time.Millisecond, QueueTime: 7 * time.Millisecond,
+		Discards: 8, DiscardedBytes: 240 * 512, DiscardTime: 11 * time.Millisecond, Flushes: 12,
+		FlushTime: 13 * time.Millisecond,
 	}
 	if s != want {
 		t.Errorf("%+v", s)

@@ -287,8 +287,9 @@ type watch struct {
 func newWatch(q Request, s *stack.Stack) *watch {
 	r := &Report{
 		Kind: "pando diagnose", Format: Format, Path: s.Path, Volume: q.Volume, Started: time.Now().UTC(), Hidden: s.Hidden,
-		Layers: []Layer{}, Devices: []Device{}, Writers: []Writer{}, Causes: []Cause{}, Next: []string{}, NotLooked: []Missing{},
-		Syncs: Syncs{Count: -1, Where: []Part{}, Processes: []Process{}},
+		Layers: []Layer{}, Devices: []Device{}, Writers: []Writer{}, Causes: []Cause{}, Next: []string{},
+		NotLooked: []Missing{},
+		Syncs:     Syncs{Count: -1, Where: []Part{}, Processes: []Process{}},
 	}
 	for _, l := range s.Layers {
 		r.Layers = append(r.Layers, Layer{Name: l.Name, Kind: string(l.Kind), Depth: l.Depth, Role: l.Role, FSType: l.FSType})

@@ -44,7 +44,8 @@ func TestQuiet(t *testing.T) {
 	r := watched(t, f.dir, long)
 	for _, code := range []string{"barrier-off", "sync-disabled", "cache-lie", "memory-only", "flushes-missing",
 		"device-errors", "cgroup-limit", "dirty-throttle",
-		"discard", "scrub", "balance", "rebuild", "log-device", "pool-devices", "near-full", "metadata-full", "fragmented", "logbias", "crowd"} {
+		"discard", "scrub", "balance", "rebuild", "log-device", "pool-devices", "near-full", "metadata-full", "fragmented",
+		"logbias", "crowd"} {
 		// Others give space back on the disk.
 		if c := cause(r, code); c != nil && (code != "discard" || strings.Contains(c.Title, f.dev.Name)) {
 			t.Errorf("%s is there, and was not made: %+v", code, c)

@@ -236,7 +236,8 @@ func (w *watch) deviceFigures() {
 		b, ok2 := w.stop.devices[l.Name]
 		if ok1 && ok2 {
 			s := b.Minus(a)
-			d.ReadsPerSecond, d.WritesPerSecond, d.DiscardsPerSecond = float64(s.Reads)/seconds, float64(s.Writes)/seconds, float64(s.Discards)/seconds
+			d.ReadsPerSecond, d.WritesPerSecond, d.DiscardsPerSecond = float64(s.Reads)/seconds, float64(s.Writes)/seconds,
+				float64(s.Discards)/seconds
 			d.WrittenBytes, d.DiscardedBytes = s.WrittenBytes, s.DiscardedBytes
 			d.WriteAwait = perEach(s.WriteTime, s.Writes)
 			if s.Flushes >= 0 {

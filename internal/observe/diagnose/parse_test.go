@@ -41,9 +41,9 @@ func TestParseGroupFiles(t *testing.T) {
 
 func TestParseZFS(t *testing.T) {
 	const text = `12 0 0x01 2 256 3570000 99999
-txg      birth            state ndirty       nread        nwritten     reads    writes   otime        qtime        wtime        stime
-4        72104        C     1048576        512         4096         2        5        5000000000      1200        3000        2000000000
-5        75104        O     0        0         0         0        0        0      0        0        0
+txg  birth  state ndirty    nread    nwritten  reads  writes   otime       qtime     wtime     stime
+4    72104  C     1048576   512      4096      2      5        5000000000  1200      3000      2000000000
+5    75104  O     0         0        0         0      0        0           0         0         0
 `
 	got := parseTxgs(text)
 	if len(got) != 1 || got[0] != (txg{txg: 4, dirty: 1 << 20, open: 5e9, quiesce: 1200, wait: 3000, sync: 2e9}) {

@@ -123,7 +123,8 @@ func TestMedia(t *testing.T) {
 		}
 		return strings.Contains(disk, "turning"), nil
 	}
-	m := parseMedia("special\t2013265920\t114688\t2013151232\t-\t-\t0\t0\t1.00\tONLINE\t-\n\tmirror-0"+tail+"\t/dev/turning1"+tail+"\t/dev/solid1"+tail+"\t/a/file"+tail, turns)
+	m := parseMedia("special\t2013265920\t114688\t2013151232\t-\t-\t0\t0\t1.00\tONLINE\t-\n\tmirror-0"+tail+
+		"\t/dev/turning1"+tail+"\t/dev/solid1"+tail+"\t/a/file"+tail, turns)
 	if m.Rotating != 1 || m.Solid != 1 || m.Unknown != 1 || len(m.Helpers) != 0 {
 		t.Errorf("%+v", m)
 	}
@@ -254,7 +255,8 @@ func TestFindings(t *testing.T) {
 			f.FreeBytes = 1000
 			f.Copies = &Copies{Explained: exactly(0),
 				Trees: []TreeCopies{{Original: "/g", Copies: []TreeCopy{{CopiedBytes: 2000}, {CopiedBytes: 1500}}}}}
-		}), []string{"dedup-datasets", "ddt-memory", "ddt-once", "dedup-saved", "dedup-copies", "block-cloning", "!dedup-migrate"}},
+		}), []string{"dedup-datasets", "ddt-memory", "ddt-once", "dedup-saved", "dedup-copies", "block-cloning",
+			"!dedup-migrate"}},
 		"copies, much": {with(func(f *Facts) {
 			f.Copies = &Copies{Explained: exactly(900 * 16 << 10)}
 		}), replaced("dedup-saved", "dedup-saved", "!dedup-copies")},

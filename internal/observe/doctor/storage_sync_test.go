@@ -172,7 +172,8 @@ func TestUnsafeVirtualMachine(t *testing.T) {
 		return fmt.Sprint(child(t, &exec.Cmd{Path: "/bin/sh",
 			Args: []string{"qemu-system-x86_64", "-c", "echo ready; read end", "-drive", disk}}, true))
 	}
-	old, json, safe := vm("file=disk.img,cache=unsafe"), vm(`{"driver": "qcow2", "cache": {"direct": false, "no-flush": true}}`), vm("file=disk.img,cache=none")
+	old, safe := vm("file=disk.img,cache=unsafe"), vm("file=disk.img,cache=none")
+	json := vm(`{"driver": "qcow2", "cache": {"direct": false, "no-flush": true}}`)
 	c := examine(t, "sync-honoured", nil)
 	only(t, c, old, "sync-vm-unsafe", Warning)
 	only(t, c, json, "sync-vm-unsafe", Warning)

@@ -137,8 +137,8 @@ type Watcher struct {
 }
 
 // New starts a watch. NotFound, Permission; Unsupported if a target is not on a block device of this host (tmpfs,
-// network filesystems, FUSE); NotFound as well when nothing is mounted at a target's path (Target.Only). Figures that need
-// root are left out without it, and listed in Sample.Missing.
+// network filesystems, FUSE); NotFound as well when nothing is mounted at a target's path (Target.Only). Figures that
+// need root are left out without it, and listed in Sample.Missing.
 func New(ctx context.Context, targets []Target) (*Watcher, error) {
 	w := &Watcher{syncs: newSyncTracer()}
 	if all := w.Set(ctx, targets); len(all) > 0 {

@@ -21,7 +21,8 @@ func TestParse(t *testing.T) {
 		}
 	}
 	for info, want := range map[string]int64{
-		"pos:\t0\nflags:\t0110001\nmnt_id:\t29\n": unix.O_WRONLY | unix.O_DSYNC | 0o100000, "flags:\t02\n": 2, "": 0, "flags: 9": 0,
+		"pos:\t0\nflags:\t0110001\nmnt_id:\t29\n": unix.O_WRONLY | unix.O_DSYNC | 0o100000, "flags:\t02\n": 2, "": 0,
+		"flags: 9": 0,
 	} {
 		if got := parseFlags(info); got != want {
 			t.Errorf("%q: %o", info, got)

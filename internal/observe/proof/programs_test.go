@@ -173,7 +173,8 @@ static int without(const char *name, const char *path, int flags, va_list list) 
 	int mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(list, int) : 0;
 	return real(path, flags & ~O_SYNC & ~O_DSYNC, mode);
 }
-#define OPEN(name) int name(const char *path, int flags, ...) { va_list l; va_start(l, flags); int fd = without(#name, path, flags, l); va_end(l); return fd; }
+#define OPEN(name) int name(const char *path, int flags, ...) { \
+	va_list l; va_start(l, flags); int fd = without(#name, path, flags, l); va_end(l); return fd; }
 OPEN(open)
 OPEN(open64)
 `), 0o600); err != nil {

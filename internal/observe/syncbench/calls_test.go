@@ -40,7 +40,10 @@ func TestCallsOfEveryProfile(t *testing.T) {
 		t.Run(p.Name, func(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "strace")
 			wrapFio(t, `exec strace -f -qq -y -s 0 --seccomp-bpf -o `+out+
-				` -e trace=openat,open,creat,write,writev,pwrite64,pwritev,pwritev2,sendfile,copy_file_range,splice,fsync,fdatasync,sync,syncfs,msync,sync_file_range,lseek,ftruncate,fallocate,fadvise64,io_submit,io_uring_enter,mmap $FIO "$@"`)
+				` -e trace=openat,open,creat,write,writev,pwrite64,pwritev,pwritev2,sendfile,`+
+				`copy_file_range,splice,`+
+				`fsync,fdatasync,sync,syncfs,msync,sync_file_range,lseek,`+
+				`ftruncate,fallocate,fadvise64,io_submit,io_uring_enter,mmap $FIO "$@"`)
 			c := quick(dir, p.Name)
 			switch {
 			case p.PerSync > 1:

@@ -68,7 +68,8 @@ func (l *limited) String() string {
 // It is one process in a group of its own, so a Ctrl-C does not reach it; it is killed when ctx ends and dies
 // with this process, whatever ends that.
 func fio(
-	ctx context.Context, path, dir string, args []string, start func(*exec.Cmd) error, during func(context.Context) error, seen func(*sample),
+	ctx context.Context, path, dir string, args []string, start func(*exec.Cmd) error, during func(context.Context) error,
+	seen func(*sample),
 ) ([]*sample, error) {
 	// The death signal comes when the thread ends that started the program.
 	runtime.LockOSThread()

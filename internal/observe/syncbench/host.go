@@ -50,7 +50,8 @@ func properties(ctx context.Context, l stack.Layer) string {
 		return ""
 	}
 
-	tool, what, columns := zfs.ZFS, "sync,logbias,recordsize,volblocksize,compression,primarycache,atime,dedup", "property,value,source"
+	tool, what, columns := zfs.ZFS, "sync,logbias,recordsize,volblocksize,compression,primarycache,atime,dedup",
+		"property,value,source"
 	if l.Kind == stack.Zpool {
 		tool, what = zfs.Zpool, "ashift,capacity,fragmentation"
 	}

@@ -19,7 +19,9 @@ type svg struct {
 // and text are for those who cannot see it.
 func newSVG(w, h float64, id, title, text string) *svg {
 	s := &svg{}
-	fmt.Fprintf(s, `<svg viewBox="0 0 %s %s" role="img" aria-labelledby="%s-t %s-d"><title id="%s-t">%s</title><desc id="%s-d">%s</desc>`,
+	fmt.Fprintf(s,
+		`<svg viewBox="0 0 %s %s" role="img" aria-labelledby="%s-t %s-d">`+
+			`<title id="%s-t">%s</title><desc id="%s-d">%s</desc>`,
 		num(w), num(h), id, id, id, html.EscapeString(title), id, html.EscapeString(text))
 	return s
 }

@@ -94,7 +94,8 @@ func TestHTMLOfAFailure(t *testing.T) {
 	}
 	// O_DSYNC has no write apart, and there may be no syncs at all.
 	for i := range r.Runs {
-		r.Runs[i].Write, r.Runs[i].Sync, r.Runs[i].Timeline, r.Runs[i].Stalls, r.Runs[i].SyncsPerSecond = nil, Latency{}, nil, nil, 0
+		r.Runs[i].Write, r.Runs[i].Sync, r.Runs[i].Timeline, r.Runs[i].Stalls, r.Runs[i].SyncsPerSecond = nil, Latency{}, nil,
+			nil, 0
 	}
 	r.Profile.Sync = "write (O_DSYNC)"
 	if p = page1(t, r); !strings.Contains(p, "There was no sync") ||
@@ -133,11 +134,13 @@ func plant(v reflect.Value, text string) (n int) {
 // TestHTMLEscapes: whatever stands in the texts of a report is text on the page.
 func TestHTMLEscapes(t *testing.T) {
 	for _, evil := range []string{
-		`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `'/><svg onload=alert(1)>`, `</style><script>`, "`<b onclick=x>`", `</title><script>`, `--></svg><script>`,
+		`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `'/><svg onload=alert(1)>`, `</style><script>`,
+		"`<b onclick=x>`", `</title><script>`, `--></svg><script>`,
 	} {
 		r := fixture(t)
 		r.Runs[0].Proof.Sample = &proof.Sample{Uncovered: map[string]int64{"x": 1}}
-		r.Volume, r.Verdict.Layer, r.Runs[0].Proof.Hidden, r.Runs[0].Proof.NoTraces, r.Layers[0].Role = "x", "x", "x", "x", "x"
+		r.Volume, r.Verdict.Layer, r.Runs[0].Proof.Hidden, r.Runs[0].Proof.NoTraces, r.Layers[0].Role = "x", "x", "x", "x",
+			"x"
 		if n := plant(reflect.ValueOf(r), evil); n < 50 {
 			t.Fatalf("%d texts", n)
 		}

@@ -125,8 +125,10 @@ func TestFiguresAreFios(t *testing.T) {
 func TestJobsAreSummed(t *testing.T) {
 	object := func(jobs ...string) string { return "{\n\"jobs\" : [" + strings.Join(jobs, ",") + "]\n}\n" }
 	job := func(ms, n1, n2 int) string {
-		return fmt.Sprintf(`{"error":0, "job_runtime":%d, "write":{"io_bytes":%d, "iops":10.5, "total_ios":%d, "clat_ns":{"min":1,"max":9,"mean":5,"N":2,"bins":{"4":1,"6":1}}},
-			"sync":{"lat_ns":{"min":%d, "max":%d, "mean":1500, "N":99, "bins":{"1000":%d, "2000":%d}}}}`, ms, 8192*(n1+n2), n1+n2, 1000-n1, 2000+n2, n1, n2)
+		return fmt.Sprintf(`{"error":0, "job_runtime":%d, "write":{"io_bytes":%d, "iops":10.5, "total_ios":%d,
+			"clat_ns":{"min":1,"max":9,"mean":5,"N":2,"bins":{"4":1,"6":1}}},
+			"sync":{"lat_ns":{"min":%d, "max":%d, "mean":1500, "N":99, "bins":{"1000":%d, "2000":%d}}}}`,
+			ms, 8192*(n1+n2), n1+n2, 1000-n1, 2000+n2, n1, n2)
 	}
 	var got []*sample
 	notes, err := readSamples(strings.NewReader("fio: a note\n"+object(job(990, 3, 1),
@@ -169,7 +171,9 @@ func FuzzSamples(f *testing.F) {
 		f.Add(out)
 		f.Add(out[:len(out)/2])
 	}
-	f.Add([]byte("{\n\"jobs\":[{\"error\":28,\"job_runtime\":1e300,\"write\":{\"total_ios\":-1,\"iops\":1e308},\"sync\":{\"lat_ns\":{\"min\":-5,\"max\":1e30,\"mean\":1e308,\"bins\":{\"9223372036854775807\":1e18,\"0\":3}}}}]\n}\n{\n\"jobs\":[]\n}\n"))
+	f.Add([]byte("{\n\"jobs\":[{\"error\":28,\"job_runtime\":1e300,\"write\":{\"total_ios\":-1," +
+		"\"iops\":1e308},\"sync\":{\"lat_ns\":{\"min\":-5,\"max\":1e30,\"mean\":1e308,\"bins\":{" +
+		"\"9223372036854775807\":1e18,\"0\":3}}}}]\n}\n{\n\"jobs\":[]\n}\n"))
 	f.Add([]byte("{\n\"jobs\":null\n}\n{\n}\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var all []*sample

@@ -342,7 +342,8 @@ func TestReport(t *testing.T) {
 		t.Errorf("%+v, %s", r.Target, said)
 	}
 	if s := strings.Join(seen, "; "); !strings.Contains(s, "measuring, run 2 of 2, seconds") ||
-		!strings.Contains(s, "searching with 1 writer, seconds") || !strings.Contains(s, "searching with 8 writers, seconds") {
+		!strings.Contains(s, "searching with 1 writer, seconds") || !strings.Contains(s,
+		"searching with 8 writers, seconds") {
 		t.Errorf("stages: %s", s)
 	}
 	empty(t, dir)

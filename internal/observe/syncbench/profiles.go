@@ -157,7 +157,8 @@ var definitions = []definition{
 		},
 		file: "--filename_format=wal.$jobnum", engine: "psync",
 		options:      []string{"--rw=write", "--bs=4120", "--fdatasync=1", "--overwrite=1"},
-		segmentBytes: walHeaderBytes + framesPerWAL*frameBytes, minSegment: walHeaderBytes + 100*frameBytes, minSegments: 1, head: walHeaderBytes,
+		segmentBytes: walHeaderBytes + framesPerWAL*frameBytes, minSegment: walHeaderBytes + 100*frameBytes, minSegments: 1,
+		head: walHeaderBytes,
 	},
 	{
 		Profile: Profile{
@@ -175,7 +176,8 @@ var definitions = []definition{
 		},
 		file: "--filename_format=wal.$jobnum", engine: "psync",
 		options:      []string{"--rw=write", "--bs=4120", "--fdatasync=1000", "--overwrite=1"},
-		segmentBytes: walHeaderBytes + framesPerWAL*frameBytes, minSegment: walHeaderBytes + 100*frameBytes, minSegments: 1, head: walHeaderBytes,
+		segmentBytes: walHeaderBytes + framesPerWAL*frameBytes, minSegment: walHeaderBytes + 100*frameBytes, minSegments: 1,
+		head: walHeaderBytes,
 	},
 	{
 		Profile: Profile{

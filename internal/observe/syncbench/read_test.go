@@ -105,7 +105,8 @@ func FuzzParse(f *testing.F) {
 	r := fixture(f)
 	r.Runs = r.Runs[:1]
 	x := &r.Runs[0]
-	x.Timeline, x.Sync.Histogram, x.Write.Histogram, x.Stalls = x.Timeline[:3], x.Sync.Histogram[:3], x.Write.Histogram[:2], x.Stalls[:1]
+	x.Timeline, x.Sync.Histogram, x.Write.Histogram, x.Stalls = x.Timeline[:3], x.Sync.Histogram[:3],
+		x.Write.Histogram[:2], x.Stalls[:1]
 	r.Target = &Target{P99: 0.001, Steps: []Step{{Writers: 1, SyncsPerSecond: 5, P99: 1, Keeps: true}}}
 	small, err := json.Marshal(r)
 	if err != nil {
@@ -113,7 +114,8 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Add(small)
 	f.Add(small[:len(small)/2])
-	f.Add([]byte(`{"kind":"pando bench sync","format":1,"runs":[{"seconds":1,"proof":{"result":"unknown"}}],"verdict":{"result":"FAIL"}}`))
+	f.Add([]byte(`{"kind":"pando bench sync","format":1,"runs":[{"seconds":1,"proof":{"result":"unknown"}}],` +
+		`"verdict":{"result":"FAIL"}}`))
 	other := fixture(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, err := Parse(b, "x")

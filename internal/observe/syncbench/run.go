@@ -219,7 +219,8 @@ type bench struct {
 
 // start starts fio for a plan whose files are laid out, and returns its samples at the end.
 func (b *bench) start(
-	ctx context.Context, p *plan, d time.Duration, stage string, begin func(*exec.Cmd) error, during func(context.Context) error,
+	ctx context.Context, p *plan, d time.Duration, stage string, begin func(*exec.Cmd) error,
+	during func(context.Context) error,
 ) ([]*sample, error) {
 	tasks := []func(context.Context) error{}
 	if during != nil {

@@ -41,7 +41,8 @@ func TestVerdictShort(t *testing.T) {
 	if want := []string{"run 2: a", "run 2: b", "run out: never", "short"}; !slices.Equal(words, want) || more != 3 {
 		t.Errorf("%q, %d", words, more)
 	}
-	v.Words = []string{"the data of 1,234 syncs of 2 writers reached vda", "the data of 999 syncs of 2 writers reached vda", "no tracepoints",
+	v.Words = []string{"the data of 1,234 syncs of 2 writers reached vda",
+		"the data of 999 syncs of 2 writers reached vda", "no tracepoints",
 		"the data of 56,789 syncs of 2 writers reached vda", "short"}
 	if words, more = v.Short(); !slices.Equal(words, []string{v.Words[0], v.Words[2], v.Words[4]}) || more != 2 {
 		t.Errorf("%q, %d", words, more)

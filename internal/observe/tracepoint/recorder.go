@@ -82,8 +82,9 @@ func NewRecorder(specs ...Spec) (*Recorder, error) {
 		for _, e := range events {
 			attr := unix.PerfEventAttr{
 				Type: unix.PERF_TYPE_TRACEPOINT, Config: e.ID, Sample: 1,
-				Sample_type: unix.PERF_SAMPLE_IDENTIFIER | unix.PERF_SAMPLE_TID | unix.PERF_SAMPLE_TIME | unix.PERF_SAMPLE_CPU | unix.PERF_SAMPLE_RAW,
-				Bits:        unix.PerfBitUseClockID, Clockid: unix.CLOCK_MONOTONIC,
+				Sample_type: unix.PERF_SAMPLE_IDENTIFIER | unix.PERF_SAMPLE_TID | unix.PERF_SAMPLE_TIME | unix.PERF_SAMPLE_CPU |
+					unix.PERF_SAMPLE_RAW,
+				Bits: unix.PerfBitUseClockID, Clockid: unix.CLOCK_MONOTONIC,
 			}
 
 			fd, err := open(&attr, Everything, cpu, e.Name, e.filter)
@@ -169,8 +170,10 @@ func (r *Recorder) drain(g *ring, out []Record) ([]Record, error) {
 				continue
 			}
 			out = append(out, Record{
-				Event: e, PID: int(int32(binary.NativeEndian.Uint32(body[8:]))), TID: int(int32(binary.NativeEndian.Uint32(body[12:]))),
-				Time: binary.NativeEndian.Uint64(body[16:]), CPU: int(binary.NativeEndian.Uint32(body[24:])), Raw: body[36 : 36+rawSize],
+				Event: e, PID: int(int32(binary.NativeEndian.Uint32(body[8:]))),
+				TID:  int(int32(binary.NativeEndian.Uint32(body[12:]))),
+				Time: binary.NativeEndian.Uint64(body[16:]), CPU: int(binary.NativeEndian.Uint32(body[24:])), Raw: body[36 : 36+
+					rawSize],
 			})
 		}
 	}

@@ -67,7 +67,8 @@ func TestClonesStayClones(t *testing.T) {
 	took := o.used() - before
 	t.Logf("%d MiB with 10 clones, 3 of which differ by %d MiB: %d MiB in the pool, %d MiB in the remote (push %.1f "+
 		"s), %d MiB read and %d MiB in the pool of %d MiB afterwards (pull %.1f s)",
-		image/mib, diverged/mib, real/mib, v.SegmentBytes/mib, pushed.Seconds(), read/mib, took/mib, pool/mib, pulled.Seconds())
+		image/mib, diverged/mib, real/mib, v.SegmentBytes/mib, pushed.Seconds(), read/mib, took/mib, pool/mib,
+		pulled.Seconds())
 	if d := float64(took-real) / float64(real); d > 0.05 || d < -0.05 {
 		t.Errorf("it takes %d bytes where it took %d: %+.1f %%", took, real, d*100)
 	}

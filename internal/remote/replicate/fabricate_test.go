@@ -177,7 +177,8 @@ func (b *bench) push(
 		}
 		h.Gone = false
 		pt := repo.Point{
-			Seq: h.NextSeq, Name: point, Manifest: m.manifest.ID, Source: "source", Content: repo.Block, FS: "none", SizeBytes: size,
+			Seq: h.NextSeq, Name: point, Manifest: m.manifest.ID, Source: "source", Content: repo.Block, FS: "none",
+			SizeBytes: size,
 			CreatedAt: m.manifest.CreatedAt, Logical: m.manifest.Logical,
 		}
 		if o := m.manifest.Origin; o != nil {

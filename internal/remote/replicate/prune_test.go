@@ -185,7 +185,8 @@ func TestPruneKeepsWhatSessionsNeed(t *testing.T) {
 	}
 	// A push that has got as far as its manifest.
 	slow := &made{volume: "v", point: "slow", content: map[int64][]byte{}, manifest: last.manifest}
-	slow.manifest.ID, slow.manifest.Session, slow.manifest.Map, slow.manifest.Uses = repo.NewID(), l.id, repo.NodeRef{}, nil
+	slow.manifest.ID, slow.manifest.Session, slow.manifest.Map, slow.manifest.Uses = repo.NewID(), l.id, repo.NodeRef{},
+		nil
 	if err := b.write(ctx, b.repo, l.id, slow, last, randomChange(rnd, small, 20)); err != nil {
 		t.Fatal(err)
 	}

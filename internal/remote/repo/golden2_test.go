@@ -98,12 +98,15 @@ func writeGolden2(t testing.TB, wrapped []byte) (*golden2Content, *Repo) {
 	uses := []Use{{Segment: g.segment, Size: uint32(len(object))}}
 
 	g.block = Manifest{
-		ID: r.env.newID(), Volume: "web", Point: "v2", Content: Block, FS: "ext4", SizeBytes: golden2Size, Sector: 512, CreatedAt: e.utcNow(),
-		Consistency: "clean", Source: "s", Session: session, Parent: r.env.newID(), Logical: 1, Added: 2, Version: 2, Map: root, Uses: uses,
+		ID: r.env.newID(), Volume: "web", Point: "v2", Content: Block, FS: "ext4", SizeBytes: golden2Size, Sector: 512,
+		CreatedAt:   e.utcNow(),
+		Consistency: "clean", Source: "s", Session: session, Parent: r.env.newID(), Logical: 1, Added: 2, Version: 2,
+		Map: root, Uses: uses,
 		Extensions: []Extension{{Name: "labels", Data: []byte(`{"team":"storage"}`)}, {Name: "x.empty"}},
 	}
 	g.stream = Manifest{
-		ID: r.env.newID(), Volume: "db", Point: "7", Content: Stream, FS: "native", CreatedAt: e.utcNow(), Source: "s", Session: session,
+		ID: r.env.newID(), Volume: "db", Point: "7", Content: Stream, FS: "native", CreatedAt: e.utcNow(), Source: "s",
+		Session: session,
 		Logical: 1, Added: 1, Version: 2, Stream: []Frame{f1, f0, f1}, Uses: uses,
 	}
 	g.empty = Manifest{

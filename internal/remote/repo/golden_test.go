@@ -150,15 +150,18 @@ func writeGolden(t testing.TB, wrapped [][]byte, packedText []byte) (*goldenCont
 	end(b)
 
 	g.block = Manifest{
-		ID: r.env.newID(), Volume: "web", Point: "before-upgrade", Content: Block, FS: "ext4", SizeBytes: RegionBytes + 101*BlockBytes + 100, Sector: 4096,
-		CreatedAt: e.utcNow().Add(time.Second), Consistency: "crash", Source: "gckkeq0jo03rbeb4fuvt62o3qo", Session: g.session.ID, Parent: r.env.newID(),
+		ID: r.env.newID(), Volume: "web", Point: "before-upgrade", Content: Block, FS: "ext4", SizeBytes: RegionBytes +
+			101*BlockBytes + 100, Sector: 4096,
+		CreatedAt: e.utcNow().Add(time.Second), Consistency: "crash", Source: "gckkeq0jo03rbeb4fuvt62o3qo",
+		Session: g.session.ID, Parent: r.env.newID(),
 		Origin: &Origin{Ref: "golden@3", Volume: "golden",
 			Manifest: r.env.newID()}, Logical: 5*BlockBytes + 100, Added: 12345,
 		Pages: []Page{{Region: 1, Frame: pf}}, Uses: []Use{{Segment: a.Segment(), Bytes: 9999},
 			{Segment: b.Segment(), Bytes: 1}},
 	}
 	g.stream = Manifest{
-		ID: r.env.newID(), Volume: "db.main", Point: "7", Content: Stream, FS: "native", CreatedAt: e.utcNow(), Consistency: "clean", Source: "s",
+		ID: r.env.newID(), Volume: "db.main", Point: "7", Content: Stream, FS: "native", CreatedAt: e.utcNow(),
+		Consistency: "clean", Source: "s",
 		Session: g.session.ID, Logical: 1, Added: 1,
 		Stream: []Frame{f2, f0, f1, f1}, Uses: []Use{{Segment: a.Segment(), Bytes: 9999}},
 	}

@@ -110,8 +110,10 @@ func TestAllOfARepository(t *testing.T) {
 	kind(t, r.PutSegment(ctx, w.Segment(), object), errs.Exists)
 
 	m := Manifest{
-		ID: NewID(), Volume: "web", Point: "a", Content: Block, FS: "ext4", SizeBytes: 4 * RegionBytes, CreatedAt: time.Now().UTC(),
-		Session: s.ID, Pages: []Page{{Region: 3, Frame: pf}}, Uses: []Use{{Segment: w.Segment(), Bytes: int64(len(object))}},
+		ID: NewID(), Volume: "web", Point: "a", Content: Block, FS: "ext4", SizeBytes: 4 * RegionBytes,
+		CreatedAt: time.Now().UTC(),
+		Session:   s.ID, Pages: []Page{{Region: 3, Frame: pf}}, Uses: []Use{{Segment: w.Segment(),
+			Bytes: int64(len(object))}},
 	}
 	must(t, r.PutManifest(ctx, m))
 	got, err := r.Manifest(ctx, m.ID)

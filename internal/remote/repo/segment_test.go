@@ -290,8 +290,10 @@ func mixed(n int) []byte {
 	rnd := rand.New(rand.NewPCG(1, 1))
 	var b []byte
 	for len(b) < n {
-		b = fmt.Appendf(b, `{"id":%d,"user":"user-%04d","at":"2026-11-%02dT%02d:%02d:%02dZ","amount":%d.%02d,"token":"%016x"}`+"\n",
-			rnd.IntN(1<<30), rnd.IntN(5000), 1+rnd.IntN(28), rnd.IntN(24), rnd.IntN(60), rnd.IntN(60), rnd.IntN(10000), rnd.IntN(100), rnd.Uint64())
+		b = fmt.Appendf(b,
+			`{"id":%d,"user":"user-%04d","at":"2026-11-%02dT%02d:%02d:%02dZ","amount":%d.%02d,"token":"%016x"}`+"\n",
+			rnd.IntN(1<<30), rnd.IntN(5000), 1+rnd.IntN(28), rnd.IntN(24), rnd.IntN(60), rnd.IntN(60), rnd.IntN(10000),
+			rnd.IntN(100), rnd.Uint64())
 	}
 	return b[:n]
 }

@@ -493,9 +493,11 @@ func TestFullestPage(t *testing.T) {
 	place := rnd.Perm(maxPieces) // each in a segment of its own, in no order
 	for i := range pieces {
 		pieces[i] = Piece{
-			Offset: 5*RegionBytes + int64(i)*BlockBytes, Length: BlockBytes, Sum: Sum(NewID()), Within: uint32(rnd.IntN(FrameBytes - BlockBytes)),
+			Offset: 5*RegionBytes + int64(i)*BlockBytes, Length: BlockBytes, Sum: Sum(NewID()),
+			Within: uint32(rnd.IntN(FrameBytes - BlockBytes)),
 			Frame: Frame{Segment: Segment{Session: session, N: uint32(place[i])<<14 + uint32(i)%(1<<14)},
-				Index: uint32(i) % maxFrames, Offset: MaxSegment - FrameBytes, Plain: FrameBytes, Stored: FrameBytes - 1000, Codec: Zstd},
+				Index: uint32(i) % maxFrames, Offset: MaxSegment - FrameBytes, Plain: FrameBytes, Stored: FrameBytes - 1000,
+				Codec: Zstd},
 		}
 	}
 	b, err := EncodePage(pieces)
@@ -561,7 +563,8 @@ func TestLargeManifest(t *testing.T) {
 	for i := range maxPages {
 		if rnd.IntN(4) > 0 {
 			want.Pages = append(want.Pages, Page{Region: uint32(i), Frame: Frame{
-				Segment: want.Uses[rnd.IntN(len(want.Uses))].Segment, Index: uint32(rnd.IntN(maxFrames)), Offset: headerSize + uint32(rnd.IntN(SegmentBytes)),
+				Segment: want.Uses[rnd.IntN(len(want.Uses))].Segment, Index: uint32(rnd.IntN(maxFrames)), Offset: headerSize +
+					uint32(rnd.IntN(SegmentBytes)),
 				Plain: 30000, Stored: 100 + uint32(rnd.IntN(20000)), Codec: Zstd,
 			}})
 		}

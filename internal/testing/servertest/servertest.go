@@ -228,7 +228,8 @@ func (l *tail) String() string {
 var built sync.Map
 
 // noNetwork is what the go command says if it cannot fetch a module.
-var noNetwork = regexp.MustCompile(`dial tcp|lookup .*: |i/o timeout|TLS handshake timeout|connection re(fused|set)|network is unreachable|module lookup disabled|proxyconnect`)
+var noNetwork = regexp.MustCompile(`dial tcp|lookup .*: |i/o timeout|TLS handshake timeout|connection re(fused|set)|` +
+	`network is unreachable|module lookup disabled|proxyconnect`)
 
 // build returns the path of a server's program: the one in the directory that
 // PANDO_TEST_SERVERS names, where there may be no Go, or one that it builds.

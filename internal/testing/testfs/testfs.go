@@ -54,7 +54,8 @@ func Btrfs(t testing.TB, size int64) string { t.Helper(); return New(t, "btrfs",
 // Ext4 mounts a fresh ext4 of size bytes and returns its directory.
 func Ext4(t testing.TB, size int64) string { t.Helper(); return New(t, "ext4", size).Dir() }
 
-// Ext4With mounts a fresh ext4 of size bytes, made with more arguments of mkfs ("-N", "512"), and returns its directory.
+// Ext4With mounts a fresh ext4 of size bytes, made with more arguments of mkfs ("-N", "512"), and returns its
+// directory.
 func Ext4With(t testing.TB, size int64, mkfs ...string) string {
 	t.Helper()
 	return newFS(t, "", "ext4", size, nil, mkfs).Dir()

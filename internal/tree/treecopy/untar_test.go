@@ -481,7 +481,8 @@ func TestUntarDuplicates(t *testing.T) {
 		must(t, err)
 		for name, want := range map[string]string{
 			"f": "new", "other": "old", "self": "new", "d/keep": "x", "was-dir": "x", "was-file/in": "x", "fifo": "x",
-			"was-dir2/sub": "x", "was-link/sentinel": "inside", "link-to-file": "inside", stageName + "/f": "x", "a/b/c": "x", "e": "x",
+			"was-dir2/sub": "x", "was-link/sentinel": "inside", "link-to-file": "inside", stageName + "/f": "x", "a/b/c": "x",
+			"e": "x",
 		} {
 			if got := read(t, j.dst+"/"+name); got != want {
 				t.Errorf("%s is %q, not %q", name, got, want)
@@ -524,7 +525,8 @@ func TestUntarAttributes(t *testing.T) {
 		fileEnt("d/plain", "x"),
 		ent{tar.Header{Name: "d/text", Typeflag: tar.TypeReg, Mode: 0o670, Format: tar.FormatPAX,
 			PAXRecords: map[string]string{
-				"SCHILY.acl.access": "user::rw-\nuser:root:rwx\t#effective:r-x\nuser:joe:r--:4711\ngroup::r--\ngroup:9:--x\nmask::rwx\nother::---\n",
+				"SCHILY.acl.access": "user::rw-\nuser:root:rwx\t#effective:r-x\n" +
+					"user:joe:r--:4711\ngroup::r--\ngroup:9:--x\nmask::rwx\nother::---\n",
 			}}, "x"},
 		ent{tar.Header{Name: "d/both", Typeflag: tar.TypeReg, Mode: 0o770, Format: tar.FormatPAX,
 			PAXRecords: map[string]string{

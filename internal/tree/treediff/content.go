@@ -19,7 +19,8 @@ const (
 	chunkSize  = 128 << 10
 	mapMin     = 64 << 10 // reading smaller files is faster than reading their extents
 	maxRanges  = 4096     // of one file; files with more are compared again by Apply
-	unreadable = extent.Unknown | extent.Delalloc | extent.Encoded | extent.NotAligned | extent.Inline | extent.Tail | extent.Unwritten
+	unreadable = extent.Unknown | extent.Delalloc | extent.Encoded | extent.NotAligned | extent.Inline | extent.Tail |
+		extent.Unwritten
 )
 
 // delta describes how two files differ.

@@ -38,7 +38,8 @@ const (
 	ext4CsumSeed = 0x2000
 	ext4LargeDir = 0x4000
 	ext4Inline   = 0x8000
-	ext4Known    = ext4Filetype | ext4MetaBG | ext4Extents | ext464Bit | ext4FlexBG | ext4EAInode | ext4CsumSeed | ext4LargeDir | ext4Inline
+	ext4Known    = ext4Filetype | ext4MetaBG | ext4Extents | ext464Bit | ext4FlexBG | ext4EAInode | ext4CsumSeed |
+		ext4LargeDir | ext4Inline
 	// read-only compatible features
 	ext4SparseSuper   = 0x1
 	ext4GdtCsum       = 0x10

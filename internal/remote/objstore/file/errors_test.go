@@ -182,7 +182,8 @@ func refuses(t *testing.T, s objstore.Store, v objstore.Version, want string) {
 		}
 	}
 	for key, c := range map[string]objstore.Condition{
-		"heads/new": objstore.IfAbsent, "heads/h": objstore.IfVersion(v), "top": objstore.Always, "new/dir": objstore.IfAbsent,
+		"heads/new": objstore.IfAbsent, "heads/h": objstore.IfVersion(v), "top": objstore.Always,
+		"new/dir": objstore.IfAbsent,
 	} {
 		_, err := s.Put(t.Context(), key, []byte("x"), c)
 		check("Put "+key, err)

@@ -108,7 +108,8 @@ func TestTokens(t *testing.T) {
 		"revoked": {answer(400, `{"error":"invalid_grant","error_description":"Invalid JWT Signature."}`),
 			want{kind: errs.Permission, hint: "revoked"}},
 		"clock": {answer(400,
-			`{"error":"invalid_grant","error_description":"Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable timeframe. Check your iat and exp values in the JWT claim."}`),
+			`{"error":"invalid_grant","error_description":"Invalid JWT: Token must be a short-lived token (60 minutes) `+
+				`and in a reasonable timeframe. Check your iat and exp values in the JWT claim."}`),
 			want{kind: errs.Permission, hint: "behind the server's"}},
 		"not well": {answer(503, `{}`), want{kind: errs.IO, temporary: true}},
 		"no JSON":  {answer(200, `<html>`), want{kind: errs.IO, temporary: true}},

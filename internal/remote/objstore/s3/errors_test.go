@@ -33,7 +33,8 @@ func TestRefused(t *testing.T) {
 	}
 	if err := root.SetBucketPolicy(t.Context(), servertest.Bucket, fmt.Sprintf(`{"Version":"2012-10-17","Statement":[
 		{"Effect":"Allow","Principal":{"AWS":["reader"]},"Action":["s3:GetObject"],"Resource":["arn:aws:s3:::%[1]s/*"]},
-		{"Effect":"Allow","Principal":{"AWS":["reader"]},"Action":["s3:ListBucket"],"Resource":["arn:aws:s3:::%[1]s"]}]}`, servertest.Bucket)); err != nil {
+		{"Effect":"Allow","Principal":{"AWS":["reader"]},"Action":["s3:ListBucket"],"Resource":["arn:aws:s3:::%[1]s"]}]}`,
+		servertest.Bucket)); err != nil {
 		t.Fatal(err)
 	}
 	u := server.URL(prefix(t))

@@ -192,9 +192,11 @@ func TestCredentials(t *testing.T) {
 		{name: "AWS_PROFILE that is not there", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "",
 			"AWS_SHARED_CREDENTIALS_FILE": file, "AWS_PROFILE": "bad"}, want: want{kind: errs.Permission, hint: "this section"}},
 		{name: "AWS_PROFILE without keys", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "",
-			"AWS_SHARED_CREDENTIALS_FILE": file, "AWS_PROFILE": "empty"}, want: want{kind: errs.Permission, hint: "this section"}},
+			"AWS_SHARED_CREDENTIALS_FILE": file, "AWS_PROFILE": "empty"}, want: want{kind: errs.Permission,
+			hint: "this section"}},
 		{name: "AWS_PROFILE with one key", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "",
-			"AWS_SHARED_CREDENTIALS_FILE": file, "AWS_PROFILE": "half"}, want: want{kind: errs.Permission, hint: "this section"}},
+			"AWS_SHARED_CREDENTIALS_FILE": file, "AWS_PROFILE": "half"}, want: want{kind: errs.Permission,
+			hint: "this section"}},
 		{name: "profile of the URL, before the environment",
 			env: map[string]string{"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nothing",
 				"AWS_SHARED_CREDENTIALS_FILE": file}, u: with(u, "profile", "good")},
@@ -215,7 +217,8 @@ func TestCredentials(t *testing.T) {
 		{name: "role of a container", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "",
 			"AWS_CONTAINER_CREDENTIALS_FULL_URI": role.URL + "/role"}},
 		{name: "role that does not answer", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "",
-			"AWS_CONTAINER_CREDENTIALS_FULL_URI": role.URL + "/broken"}, want: want{kind: errs.Permission, hint: "AWS_CONTAINER_CREDENTIALS"}},
+			"AWS_CONTAINER_CREDENTIALS_FULL_URI": role.URL + "/broken"}, want: want{kind: errs.Permission,
+			hint: "AWS_CONTAINER_CREDENTIALS"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for name, value := range c.env {
