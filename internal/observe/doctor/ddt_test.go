@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"pando/internal/testing/testfs"
 )
 
 func testdata(t testing.TB, name string) []byte {
@@ -208,7 +210,7 @@ func TestDDTWithoutPoolSize(t *testing.T) {
 
 	dir := t.TempDir()
 	script := "#!/bin/sh\nexec cat " + here + "\n"
-	if err := os.WriteFile(filepath.Join(dir, "zpool"), []byte(script), 0o700); err != nil {
+	if err := testfs.WriteProgram(filepath.Join(dir, "zpool"), []byte(script)); err != nil {
 		t.Fatal(err)
 	}
 
