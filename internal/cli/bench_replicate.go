@@ -13,14 +13,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func (a *App) benchReplicateCommand() *cobra.Command {
-	q := bench.ReplicateConfig{}
-	var sizes []string
-	var alone bool
-	c := &cobra.Command{
-		Use:   "replicate",
-		Short: "Measure pushes and restores, beside other tools",
-		Long: `Create two pools and a repository in DIR, write JSON records into a volume of
+// benchReplicateHelp is the text of `pando bench replicate --help`.
+const benchReplicateHelp = `Create two pools and a repository in DIR, write JSON records into a volume of
 the first, push it, and restore it in the second. Then let the volume grow
 --appends times, and push and refresh each time; push without changes a few
 times (the floor of latency); and restore everything into an empty pool. The
@@ -35,7 +29,16 @@ they are installed.
 
 A --size is DATA+GROWTH, for example 10G+1M. Sizes for which there is no space
 are skipped, and the report says so. pando removes everything at the end; the
-next run in the same DIR removes leftovers of a killed run.`,
+next run in the same DIR removes leftovers of a killed run.`
+
+func (a *App) benchReplicateCommand() *cobra.Command {
+	q := bench.ReplicateConfig{}
+	var sizes []string
+	var alone bool
+	c := &cobra.Command{
+		Use:   "replicate",
+		Short: "Measure pushes and restores, beside other tools",
+		Long:  benchReplicateHelp,
 		Example: "  pando bench replicate\n  pando bench replicate --size 1G+1M --size 10G+1M --alone\n  pando bench " +
 			"replicate --dir /mnt/fast --json > replicate.json",
 		Args: checkArgs(cobra.NoArgs),

@@ -23,12 +23,8 @@ type syncFlags struct {
 	quick, list                      bool
 }
 
-func (a *App) benchSyncCommand() *cobra.Command {
-	var q syncFlags
-	c := &cobra.Command{
-		Use:   "sync [PATH|VOLUME]",
-		Short: "Measure the cost of syncs as databases make them, and prove that they reach the disk",
-		Long: `Write and sync in a directory as a database does (--profile), using fio, and
+// benchSyncHelp is the text of `pando bench sync --help`.
+const benchSyncHelp = `Write and sync in a directory as a database does (--profile), using fio, and
 report how many syncs per second the storage made and how long they took: p50,
 p95, p99, p99.9 and the longest. These are the times of the call that makes a
 commit durable, not of the write before it. A time line shows stalls. For each
@@ -49,7 +45,14 @@ The default is one run of 60 s, which covers several cycles of writeback and of
 transaction groups. Runs differ, so use --runs 3 or more for reports that you
 want to compare with ` + "`pando bench compare`" + `. Other work of the host at the same
 time is measured as well. --quick (5 s) shows whether syncs reach the disk,
-without a verdict on speed.`,
+without a verdict on speed.`
+
+func (a *App) benchSyncCommand() *cobra.Command {
+	var q syncFlags
+	c := &cobra.Command{
+		Use:   "sync [PATH|VOLUME]",
+		Short: "Measure the cost of syncs as databases make them, and prove that they reach the disk",
+		Long:  benchSyncHelp,
 		Example: `  pando bench sync /var/lib/postgresql
   pando bench sync --list
   pando bench sync job-17 --profile innodb --runs 3 --html before.html

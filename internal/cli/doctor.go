@@ -15,16 +15,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func (a *App) doctorCommand() *cobra.Command {
-	var q doctor.ZFSRequest
-	var h doctor.HostRequest
-	limit := "20s"
-	list := false
-	c := &cobra.Command{
-		Use:     "doctor [--zfs POOL]",
-		GroupID: "tools",
-		Short:   "Find causes of data loss, leaks and slow storage on this host",
-		Long: `Examine this host, and the pool if there is one, for known causes of data loss,
+// doctorHelp is the text of `pando doctor --help`.
+const doctorHelp = `Examine this host, and the pool if there is one, for known causes of data loss,
 leaks and slow storage: filesystems and disks that drop syncs, loop devices and
 mounts left over in any mount namespace, the current cost of mounts, memory used
 by inodes, limits that are nearly reached, missing programs and kernel features,
@@ -47,7 +39,18 @@ nothing to the zpool, not even access times. It looks for copies for --time, in
 mounted filesystems and in volumes that have a device, and needs root to open
 them safely. Figures that are not known exactly are printed as a range, and
 unknown ones as unknown. The exit code is 0. To check a pool for damage, use
-` + "`pando fsck`" + `.`,
+` + "`pando fsck`" + `.`
+
+func (a *App) doctorCommand() *cobra.Command {
+	var q doctor.ZFSRequest
+	var h doctor.HostRequest
+	limit := "20s"
+	list := false
+	c := &cobra.Command{
+		Use:     "doctor [--zfs POOL]",
+		GroupID: "tools",
+		Short:   "Find causes of data loss, leaks and slow storage on this host",
+		Long:    doctorHelp,
 		Example: "  pando doctor\n  pando doctor --only mount-leaks,loop-leaks\n  pando doctor --json | jq " +
 			"'.checks[].findings[] | {code, severity, title}'\n  pando doctor --zfs tank --time 5m",
 		Args: checkArgs(cobra.NoArgs),

@@ -13,13 +13,8 @@ import (
 	"golang.org/x/term"
 )
 
-func (a *App) goldenImportCommand() *cobra.Command {
-	var q engine.ImportRequest
-	var fs, sizeFlag, keep, as string
-	c := &cobra.Command{
-		Use:   "import NAME SOURCE",
-		Short: "Create a golden from a directory, an archive or a disk image",
-		Long: `Create golden NAME from SOURCE: a directory, a tar archive (plain, gzip or zstd,
+// goldenImportHelp is the text of `pando golden import --help`.
+const goldenImportHelp = `Create golden NAME from SOURCE: a directory, a tar archive (plain, gzip or zstd,
 recognised by content), a disk image, a block device, or - for a tar archive on
 standard input. The import keeps owners, modes, times, links, extended
 attributes, ACLs, holes and device nodes. The root directory of the golden has
@@ -38,7 +33,15 @@ With --adopt, SOURCE is a directory that programs are using. pando copies files
 again that change during the copy, until it has a copy of a single point in
 time, and fails if the directory does not stop changing. --replace then puts a
 mounted volume of the golden in the directory's place, in one step, and keeps
-the old directory beside it.`,
+the old directory beside it.`
+
+func (a *App) goldenImportCommand() *cobra.Command {
+	var q engine.ImportRequest
+	var fs, sizeFlag, keep, as string
+	c := &cobra.Command{
+		Use:   "import NAME SOURCE",
+		Short: "Create a golden from a directory, an archive or a disk image",
+		Long:  goldenImportHelp,
 		Example: `  pando golden import go /usr/local/go
   docker export c1 | pando golden import rootfs -
   pando golden import vm disk.img

@@ -12,15 +12,8 @@ import (
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-func (a *App) initCommand() *cobra.Command {
-	var q engine.InitRequest
-	var sizeFlag, minFree, zfsDataset string
-	var rebuild bool
-	c := &cobra.Command{
-		Use:     "init",
-		GroupID: "pool",
-		Short:   "Create a pool with the best driver for this host",
-		Long: fmt.Sprintf(`Create a pool in the directory given with --pool. With --driver auto, pando
+// initHelp is the text of `pando init --help`.
+var initHelp = fmt.Sprintf(`Create a pool in the directory given with --pool. With --driver auto, pando
 tries drivers and takes the first that works: btrfs (subvolumes), reflink (image
 files on XFS or another filesystem that can share blocks), or else reflink on an
 XFS in a sparse file of --size bytes. It prints which driver it chose, why, and
@@ -31,7 +24,17 @@ fails.
 the pool.
 
 pando refuses new clones while less than --min-free of the pool is free (default
-%d %%), so that existing clones do not run out of space.`, pool.DefaultMinFreePercent),
+%d %%), so that existing clones do not run out of space.`, pool.DefaultMinFreePercent)
+
+func (a *App) initCommand() *cobra.Command {
+	var q engine.InitRequest
+	var sizeFlag, minFree, zfsDataset string
+	var rebuild bool
+	c := &cobra.Command{
+		Use:     "init",
+		GroupID: "pool",
+		Short:   "Create a pool with the best driver for this host",
+		Long:    initHelp,
 		Example: "  pando init\n  pando init --pool /srv/pando --size 200G\n  pando init --driver plain --pool ~/pando",
 		Args:    checkArgs(cobra.NoArgs),
 	}

@@ -30,13 +30,8 @@ type iostatRequest struct {
 // a resolution of a few milliseconds.
 const shortestInterval = 100 * time.Millisecond
 
-func (a *App) iostatCommand() *cobra.Command {
-	q := iostatRequest{interval: time.Second, tail: time.Minute}
-	c := &cobra.Command{
-		Use:     "iostat [VOLUME...] [--path DIR...] [-- COMMAND [ARG...]]",
-		GroupID: "tools",
-		Short:   "Show what volumes write at each layer, down to the disk",
-		Long: `Print every --interval what volumes write: the bytes that their filesystems pass
+// iostatHelp is the text of `pando iostat --help`.
+const iostatHelp = `Print every --interval what volumes write: the bytes that their filesystems pass
 to their devices, requests, flushes, syncs of programs and their duration, and
 the write amplification, which is the bytes at the disk for each byte of the
 volume. Below are the layers that volumes share, once each, with the writes that
@@ -55,7 +50,15 @@ standard error; with --json it is the other way round. The exit code is that of
 the command. pando syncs the watched filesystems first, so that earlier writes
 do not count.
 
-docs/iostat.md explains what is counted, and what cannot be told apart.`,
+docs/iostat.md explains what is counted, and what cannot be told apart.`
+
+func (a *App) iostatCommand() *cobra.Command {
+	q := iostatRequest{interval: time.Second, tail: time.Minute}
+	c := &cobra.Command{
+		Use:     "iostat [VOLUME...] [--path DIR...] [-- COMMAND [ARG...]]",
+		GroupID: "tools",
+		Short:   "Show what volumes write at each layer, down to the disk",
+		Long:    iostatHelp,
 		Example: "  pando iostat\n  pando iostat job --interval 5s --count 12\n  pando iostat --path /var/lib/postgresql " +
 			"--json\n  pando iostat job -- make -C /mnt/job",
 		Args: checkArgs(cobra.ArbitraryArgs), ValidArgsFunction: a.completeVolumes(0),

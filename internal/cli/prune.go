@@ -12,14 +12,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func (a *App) pruneCommand() *cobra.Command {
-	var q engine.PruneRequest
-	var keepFree, olderThan, idle string
-	c := &cobra.Command{
-		Use:     "prune",
-		GroupID: "pool",
-		Short:   "Remove the least recently used volumes and unused generations",
-		Long: `Remove volumes with their snapshots, least recently used first, and generations
+// pruneHelp is the text of `pando prune --help`.
+const pruneHelp = `Remove volumes with their snapshots, least recently used first, and generations
 that are not current and have no clones. pando removes objects until --keep-free
 of the pool is free, and only those that --older-than and --idle allow; without
 --keep-free, it removes all of those. Without any of these options, it keeps 10
@@ -28,7 +22,16 @@ of the pool is free, and only those that --older-than and --idle allow; without
 Pinned and mounted objects stay, and objects that a command is working on. A
 volume counts as used when it is created, cloned, mounted, unmounted or run in.
 --dry-run prints the list of candidates. Without it, pando checks each object
-once more before removing it, and stops as soon as enough space is free.`,
+once more before removing it, and stops as soon as enough space is free.`
+
+func (a *App) pruneCommand() *cobra.Command {
+	var q engine.PruneRequest
+	var keepFree, olderThan, idle string
+	c := &cobra.Command{
+		Use:     "prune",
+		GroupID: "pool",
+		Short:   "Remove the least recently used volumes and unused generations",
+		Long:    pruneHelp,
 		Example: "  pando prune --keep-free 20% --dry-run\n  pando prune --idle 7d\n" +
 			"  pando prune --older-than 30d --keep-free 15%",
 		Args: checkArgs(cobra.NoArgs),

@@ -16,15 +16,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func (a *App) pullCommand() *cobra.Command {
-	var q replicate.PullRequest
-	var mount, limit, as string
-	var lazy bool
-	c := &cobra.Command{
-		Use:     "pull REMOTE REF",
-		GroupID: "remotes",
-		Short:   "Restore a volume or golden from a remote",
-		Long: `Restore REF from REMOTE into this pool: NAME (its newest point), VOLUME@SNAPSHOT
+// pullHelp is the text of `pando pull --help`.
+const pullHelp = `Restore REF from REMOTE into this pool: NAME (its newest point), VOLUME@SNAPSHOT
 or GOLDEN@N. A volume arrives together with the snapshot that was pulled; a
 generation keeps its number. If REF was cloned from something that this pool
 does not have, pando restores that first, so that clones share the same blocks
@@ -39,7 +32,17 @@ has changes that are not on the remote.
 
 --take-over makes this pool the writer of the volume on the remote; use it when
 the host that pushed the volume has failed. If that host is still running, its
-next push fails (conflict), and its data stays intact.`,
+next push fails (conflict), and its data stays intact.`
+
+func (a *App) pullCommand() *cobra.Command {
+	var q replicate.PullRequest
+	var mount, limit, as string
+	var lazy bool
+	c := &cobra.Command{
+		Use:     "pull REMOTE REF",
+		GroupID: "remotes",
+		Short:   "Restore a volume or golden from a remote",
+		Long:    pullHelp,
 		Example: `  pando pull backup job-17 --mount
   pando pull backup job-17@before-upgrade --as old
   pando pull backup db --take-over --mount /srv/db`,

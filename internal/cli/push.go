@@ -18,14 +18,8 @@ import (
 // checkEvery is how often `push --every` looks whether what is on the remote is whole.
 const checkEvery = time.Hour
 
-func (a *App) pushCommand() *cobra.Command {
-	var q replicate.PushRequest
-	var to, every, limit, as string
-	c := &cobra.Command{
-		Use:     "push [REF...]",
-		GroupID: "remotes",
-		Short:   "Push volumes and goldens to a remote, encrypted and incrementally",
-		Long: `Store each REF as a point on the remote: a snapshot (VOLUME@SNAPSHOT), a
+// pushHelp is the text of `pando push --help`.
+const pushHelp = `Store each REF as a point on the remote: a snapshot (VOLUME@SNAPSHOT), a
 generation (GOLDEN@N, or GOLDEN for the current one), or the current state of a
 volume, even while it is in use. For a volume, pando takes a snapshot first and
 keeps it until the next push has used it as its base. --all pushes every volume,
@@ -59,7 +53,16 @@ protection. A failed round is reported, and tried again after DURATION at first
 and then less often, but at least every 15 min (or every DURATION, if that is
 longer). A lasting problem, for example a remote that does not answer, is
 reported once, and once more when it is over. With --json, pando prints one line
-of JSON for each point.`,
+of JSON for each point.`
+
+func (a *App) pushCommand() *cobra.Command {
+	var q replicate.PushRequest
+	var to, every, limit, as string
+	c := &cobra.Command{
+		Use:     "push [REF...]",
+		GroupID: "remotes",
+		Short:   "Push volumes and goldens to a remote, encrypted and incrementally",
+		Long:    pushHelp,
 		Example: `  pando push job-17 --to backup
   pando push web@3 --limit-rate 20M
   pando push --all --every 1m`,

@@ -11,13 +11,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func (a *App) rebaseCommand() *cobra.Command {
-	var q engine.RebaseRequest
-	c := &cobra.Command{
-		Use:     "rebase VOLUME GOLDEN[@N]",
-		GroupID: "volumes",
-		Short:   "Move a volume to another generation of its golden, with its changes",
-		Long: `Make VOLUME a clone of GOLDEN@N (default: the current generation), then apply
+// rebaseHelp is the text of `pando rebase --help`.
+const rebaseHelp = `Make VOLUME a clone of GOLDEN@N (default: the current generation), then apply
 the volume's own changes again: those that ` + "`pando diff`" + ` shows between its old
 generation and the volume. The previous content stays as the snapshot
 before-rebase-TIME.
@@ -27,7 +22,15 @@ conflict. pando lists conflicts and changes nothing, unless --ours keeps the
 volume's version of these paths or --theirs takes the golden's.
 
 The volume must not be mounted, and the generation that it was cloned from must
-still exist.`,
+still exist.`
+
+func (a *App) rebaseCommand() *cobra.Command {
+	var q engine.RebaseRequest
+	c := &cobra.Command{
+		Use:               "rebase VOLUME GOLDEN[@N]",
+		GroupID:           "volumes",
+		Short:             "Move a volume to another generation of its golden, with its changes",
+		Long:              rebaseHelp,
 		Example:           "  pando rebase job-17 web\n  pando rebase job-17 web@5 --theirs",
 		Args:              checkArgs(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRefs(2),

@@ -13,14 +13,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func (a *App) remoteAddCommand() *cobra.Command {
-	var q replicate.AddRequest
-	var passphraseFile, identityFile, kitFile string
-	var ask, create, noCreate bool
-	c := &cobra.Command{
-		Use:   "add NAME [URL]",
-		Short: "Create a repository at URL, or open an existing one",
-		Long: `Give the repository at URL a name in this pool. URL is one of:
+// remoteAddHelp is the text of `pando remote add --help`.
+const remoteAddHelp = `Give the repository at URL a name in this pool. URL is one of:
 
   file:/DIR           a directory, for example on another disk or a network mount
   s3://BUCKET/PREFIX  S3 or a compatible server (?endpoint=https://HOST:PORT&region=REGION)
@@ -43,7 +37,16 @@ identity that it knows, and adds a key for this pool.
 With --kit, pando opens the repository with a recovery kit (written by
 ` + "`pando remote key export`" + `) and the passphrase or identity for that kit. This
 works even if the repository has lost its config, which pando then restores. URL
-is optional, because the kit contains it.` + "\n\n" + passphraseSources,
+is optional, because the kit contains it.` + "\n\n" + passphraseSources
+
+func (a *App) remoteAddCommand() *cobra.Command {
+	var q replicate.AddRequest
+	var passphraseFile, identityFile, kitFile string
+	var ask, create, noCreate bool
+	c := &cobra.Command{
+		Use:   "add NAME [URL]",
+		Short: "Create a repository at URL, or open an existing one",
+		Long:  remoteAddHelp,
 		Example: `  pando remote add backup s3://my-bucket/pando?region=eu-central-1 --passphrase
   pando remote add nas file:/mnt/nas/pando --recipient age1...
   pando remote add backup gs://my-bucket/pando --no-create --identity rescue.key

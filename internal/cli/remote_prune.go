@@ -13,13 +13,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func (a *App) remotePruneCommand() *cobra.Command {
-	var q replicate.PruneRequest
-	var patience, maxRepack string
-	c := &cobra.Command{
-		Use:   "prune REMOTE [VOLUME...]",
-		Short: "Remove old points from a remote, and return their space",
-		Long: `Remove points from REMOTE that no --keep rule keeps (of all volumes, or of
+// remotePruneHelp is the text of `pando remote prune --help`.
+const remotePruneHelp = `Remove points from REMOTE that no --keep rule keeps (of all volumes, or of
 VOLUME...), and then all data that no remaining point needs. Without a rule, all
 points stay, and only deleted points and leftovers of interrupted pushes are
 removed. The newest point of each volume always stays.
@@ -44,7 +39,15 @@ rebuild the list). If anything else cannot be read, nothing is deleted.
 Prune fails and changes nothing (damaged) while REMOTE lacks a list of points
 that this pool has seen, or has an older version of it, because the data of the
 missing points would be removed. --accept-rollback continues with the lists on
-REMOTE, and drops the rest.`,
+REMOTE, and drops the rest.`
+
+func (a *App) remotePruneCommand() *cobra.Command {
+	var q replicate.PruneRequest
+	var patience, maxRepack string
+	c := &cobra.Command{
+		Use:   "prune REMOTE [VOLUME...]",
+		Short: "Remove old points from a remote, and return their space",
+		Long:  remotePruneHelp,
 		Example: `  pando remote prune backup --keep-last 10 --keep-daily 14 --keep-monthly 6 --dry-run
   pando remote prune backup job-17 --keep-within 48h
   pando remote prune backup --keep-last 10 --max-repack 5G`,

@@ -13,14 +13,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func (a *App) runCommand() *cobra.Command {
-	var q engine.RunRequest
-	var name string
-	c := &cobra.Command{
-		Use:     "run REF -- COMMAND [ARG...]",
-		GroupID: "volumes",
-		Short:   "Run a command in a fresh clone, then destroy the clone",
-		Long: `Clone REF, mount the clone, run COMMAND in it, and destroy the clone when the
+// runHelp is the text of `pando run --help`.
+const runHelp = `Clone REF, mount the clone, run COMMAND in it, and destroy the clone when the
 command ends. The exit code is that of the command. The command finds the mount
 point in PANDO_MOUNT and the name of the volume in PANDO_VOLUME. It does not get
 the secrets that pando reads from the environment: passphrases of remotes, and
@@ -34,7 +28,16 @@ If the pool cannot store everything that the command wrote to a clone with
 --keep, pando fails as umount does, unless the command itself failed.
 
 If pando is killed, the next pando command destroys the clone; with --keep the
-clone stays.`,
+clone stays.`
+
+func (a *App) runCommand() *cobra.Command {
+	var q engine.RunRequest
+	var name string
+	c := &cobra.Command{
+		Use:               "run REF -- COMMAND [ARG...]",
+		GroupID:           "volumes",
+		Short:             "Run a command in a fresh clone, then destroy the clone",
+		Long:              runHelp,
 		Example:           "  pando run web -- make test\n  pando run web --keep -- ./migrate.sh",
 		Args:              checkArgs(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: a.completeRefs(1),

@@ -11,14 +11,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func (a *App) snapshotCommand() *cobra.Command {
-	var q engine.SnapshotRequest
-	c := &cobra.Command{
-		Use:     "snapshot VOLUME [NAME]",
-		Aliases: []string{"snap"},
-		GroupID: "volumes",
-		Short:   "Take an immutable snapshot of a volume, even while it is in use",
-		Long: `Keep the current state of VOLUME as VOLUME@NAME (default: the current time).
+// snapshotHelp is the text of `pando snapshot --help`.
+const snapshotHelp = `Keep the current state of VOLUME as VOLUME@NAME (default: the current time).
 Programs may go on using VOLUME. The snapshot contains everything written before
 the command began, and its filesystem is consistent: pando flushes all data to
 the device, clones the image in one step, and replays the log of the filesystem
@@ -42,7 +36,16 @@ that change during the copy. If the volume does not stop changing, pando fails
 (conflict).
 
 Snapshots can be cloned, compared, published and rewound to. Destroying the
-volume destroys its snapshots.`,
+volume destroys its snapshots.`
+
+func (a *App) snapshotCommand() *cobra.Command {
+	var q engine.SnapshotRequest
+	c := &cobra.Command{
+		Use:               "snapshot VOLUME [NAME]",
+		Aliases:           []string{"snap"},
+		GroupID:           "volumes",
+		Short:             "Take an immutable snapshot of a volume, even while it is in use",
+		Long:              snapshotHelp,
 		Example:           "  pando snapshot job-17 before-upgrade\n  pando rewind job-17 before-upgrade",
 		Args:              checkArgs(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: a.completeVolumes(1),

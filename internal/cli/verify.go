@@ -11,15 +11,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func (a *App) verifyCommand() *cobra.Command {
-	var q replicate.VerifyRequest
-	var read string
-	var repair bool
-	c := &cobra.Command{
-		Use:     "verify [REMOTE [NAME...]]",
-		GroupID: "remotes",
-		Short:   "Check the data on a remote",
-		Long: `Check that REMOTE has everything that its volumes (all, or NAME...) need, and
+// verifyHelp is the text of `pando verify --help`.
+const verifyHelp = `Check that REMOTE has everything that its volumes (all, or NAME...) need, and
 that it is consistent: each point, its lists of blocks, and each segment with
 its expected size. --read-data also reads the data and authenticates each block;
 --read-data=5% reads a random sample, a different one each time.
@@ -36,7 +29,17 @@ snapshots or generations are still in this pool, and then checks everything once
 more. Points that this pool cannot repair are listed with the host that might be
 able to. The exit code is 0 if no problems remain. Damage inside segments is
 found only with --read-data. To rebuild lists of points, run
-` + "`pando remote repair`" + `.`,
+` + "`pando remote repair`" + `.`
+
+func (a *App) verifyCommand() *cobra.Command {
+	var q replicate.VerifyRequest
+	var read string
+	var repair bool
+	c := &cobra.Command{
+		Use:     "verify [REMOTE [NAME...]]",
+		GroupID: "remotes",
+		Short:   "Check the data on a remote",
+		Long:    verifyHelp,
 		Example: "  pando verify backup\n  pando verify backup job-17 --read-data\n  pando verify backup --read-data=5%\n" +
 			"  pando verify backup --read-data --repair",
 		ValidArgsFunction: a.completeOnRemote(0),
