@@ -1,11 +1,11 @@
-// Package driver is the contract between Pando and what makes copies cheap:
-// a filesystem's reflinks, its snapshots, or nothing but copying.
+// Package driver is the contract between Pando and the ways to make copies:
+// a filesystem's reflinks, its snapshots, or plain copying.
 //
 // # Words
 //
 // An object is anything a driver keeps: a volume (writable) or a snapshot (an
 // immutable point of one; generations of goldens are snapshots too). An object
-// has an ID that is never reused and an [Identity] that lies beside it in the
+// has an ID that is never reused, and an [Identity] stored beside it in the
 // pool, so that a catalogue can be rebuilt from the pool alone.
 //
 // # Life of an object
@@ -14,13 +14,13 @@
 // object and its identity are durable (unless Identity.Ephemeral). An object is
 // whole when it has both data and identity, and it becomes so in one step. A
 // process that dies in the middle leaves an object that List reports with
-// Whole == false, or nothing. To Clone, Usage and Attachment half an object is
-// NotFound. A create that fails removes what it made and nothing else. The
-// caller (the engine) records what it is about to make before it calls, and
-// destroys what a dead process left.
+// Whole == false, or nothing. Clone, Usage and Attachment return NotFound for
+// an incomplete object. A create that fails removes what it made and nothing
+// else. The caller (the engine) records what it is about to make before it
+// calls, and destroys what a dead process left.
 //
-// Destroy is the reverse: the identity goes first. Destroying what is not
-// there succeeds, so that the caller may repeat it after a crash.
+// Destroy is the reverse: it removes the identity first. Destroying an object
+// that does not exist succeeds, so that the caller may repeat it after a crash.
 //
 // Drivers describe how an object is mounted ([Attachment]); they never mount
 // for their callers, and know neither the catalogue nor other drivers.
@@ -45,7 +45,7 @@ const (
 	Volume     Kind = "volume"     // writable, has a name
 	Snapshot   Kind = "snapshot"   // immutable point of a volume
 	Generation Kind = "generation" // immutable, numbered, of a golden
-	Scratch    Kind = "scratch"    // in the making; garbage once its maker is gone
+	Scratch    Kind = "scratch"    // being made; garbage once the process that makes it has died
 )
 
 // FS is what a volume holds.
@@ -61,7 +61,7 @@ const (
 // IsImage reports whether a volume of this kind is one block image.
 func (f FS) IsImage() bool { return f != Native }
 
-// Identity is what the pool itself knows of an object. It is written once, when the object becomes whole, and holds
+// Identity is what the pool itself records of an object. It is written once, when the object becomes whole, and holds
 // everything that a catalogue needs except last-use times. Its JSON form is an on-disk format: see FORMAT.md.
 type Identity struct {
 	Version int      `json:"v"`              // IdentityVersion
@@ -99,8 +99,8 @@ type Identity struct {
 	Soon bool `json:"-"`
 }
 
-// Lineage is the ID by which the snapshots of a volume name it. It stays the same when the volume is replaced by a
-// successor (rewind, rebase), which has another ID.
+// Lineage returns the ID by which the snapshots of a volume refer to it. It stays the same when the volume is replaced
+// by a successor (rewind, rebase), which has another ID.
 func (id Identity) Lineage() ObjectID {
 	if id.Volume != "" {
 		return id.Volume
@@ -108,14 +108,14 @@ func (id Identity) Lineage() ObjectID {
 	return id.ID
 }
 
-// Forever is the time until which an object is pinned that is pinned until it is unpinned.
+// Forever is the end of a pin that lasts until the object is unpinned.
 var Forever = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // Consistency says how consistent the content of a snapshot is.
 type Consistency string
 
 const (
-	Clean Consistency = "clean" // whole and consistent, with all that was written before it was begun; nothing to replay
+	Clean Consistency = "clean" // consistent, with all that was written before it was begun; there is no log to replay
 	Crash Consistency = "crash" // one moment of a filesystem in use: as after a power loss
 )
 
@@ -137,8 +137,8 @@ type Caps struct {
 	FS        []FS      // kinds of volumes, the default first
 	CloneCost CloneCost //
 	Sharing   bool      // clones share blocks with their origin
-	Atomic    bool      // Clone and Snapshot are of one moment, also while the origin is being written
-	NeedsRoot bool      // for anything but looking
+	Atomic    bool      // Clone and Snapshot copy one moment, even while the origin is being written
+	NeedsRoot bool      // for anything but reading
 }
 
 // Supports reports whether fs is among the kinds of volumes.
@@ -159,7 +159,7 @@ type Usage struct {
 	ExclusiveBytes int64 // what destroying it would return
 	SharedBytes    int64 // also reachable from another object
 	Extents        int64 // pieces on disk: what a clone must duplicate where CloneCost is "extents"
-	// besides: of things that are destroyed, kept because the driver ties them to this object; see Tied
+	// in addition: of destroyed objects that the driver keeps because they are tied to this one; see Tied
 	TiedBytes int64
 }
 
@@ -194,23 +194,23 @@ type Driver interface {
 	// Caps never fails and does no I/O.
 	Caps() Caps
 
-	// Create makes an empty volume with id.FS inside and id.SizeBytes of
-	// room (ignored by Native). Exists if the ID is taken, Invalid if the
+	// Create makes an empty volume of id.SizeBytes (ignored for Native) that
+	// contains the filesystem id.FS. Exists if the ID is taken, Invalid if the
 	// size is too small for the filesystem, Unsupported for a kind of
 	// filesystem outside Caps. Durable on return. On error nothing remains.
 	Create(ctx context.Context, id Identity) error
 
 	// Clone makes a volume with the content of from, which is a volume or
-	// snapshot that is not being written. id.SizeBytes may be 0 (as the
-	// origin's) or larger than the origin's; the block device is then larger, the filesystem inside
-	// is the caller's to grow. NotFound, Exists, NoSpace, Invalid (smaller
-	// than the origin). Durable on return unless id.Ephemeral. On error
-	// nothing remains.
+	// snapshot that is not being written. id.SizeBytes may be 0 (the size of
+	// the origin) or larger than the origin's; then only the block device is
+	// larger, and the caller grows the filesystem inside. NotFound, Exists,
+	// NoSpace, Invalid (smaller than the origin). Durable on return unless
+	// id.Ephemeral. On error nothing remains.
 	Clone(ctx context.Context, from ObjectID, id Identity) error
 
 	// Snapshot makes an immutable copy of from, atomically: a point between
-	// two writes. The caller freezes a mounted filesystem first. Kinds and
-	// durability as Clone.
+	// two writes. The caller freezes a mounted filesystem first. It returns
+	// the same kinds of errors as Clone, and is as durable.
 	Snapshot(ctx context.Context, from ObjectID, id Identity) error
 
 	// Destroy removes the object. Absent is success. The identity is gone on return; space may return later. Idempotent;
@@ -222,9 +222,9 @@ type Driver interface {
 	// extents, for trees that of walking it.
 	Usage(ctx context.Context, id ObjectID) (Usage, error)
 
-	// List yields every object of Pando's, in no order, including broken ones. It leaves out, and alone, anything that
-	// does not look like Pando's. An error ends the sequence. Objects that come or go in the meantime may or may not be
-	// seen.
+	// List yields every object of Pando's, in no order, including broken ones. It neither lists nor touches anything that
+	// does not look like Pando's. An error ends the sequence. Objects that are made or destroyed in the meantime may or
+	// may not be listed.
 	List(ctx context.Context) iter.Seq2[Object, error]
 
 	// Attachment describes how to attach or mount the object. NotFound, Damaged, TooNew.
@@ -232,9 +232,10 @@ type Driver interface {
 }
 
 // Sealer is a driver whose clones cost by extents: Seal makes a snapshot of
-// from (which is not being written) whose content lies in as few extents as
-// the pool allows, in preallocated space. progress, if not nil, is called with
-// the bytes done and the bytes in all. Kinds and durability as Snapshot.
+// from (which is not being written) whose content is stored in as few extents
+// as the pool allows, in preallocated space. progress, if not nil, is called
+// with the bytes done and the total. It returns the same kinds of errors as
+// Snapshot, and is as durable.
 type Sealer interface {
 	Seal(ctx context.Context, from ObjectID, id Identity, progress func(done, total int64)) error
 }
@@ -253,8 +254,8 @@ type Rewriter interface {
 }
 
 // Committer is a driver that can note beside an object that it is in the catalogue, at
-// no cost to speak of: so without waiting for the disk, and a power loss soon after may
-// take the note away. It stays when the identity is replaced.
+// almost no cost: it does not wait for the disk, and a power loss soon after may lose
+// the note. The note stays when the identity is replaced.
 type Committer interface {
 	// Commit makes the note. Idempotent. NotFound.
 	Commit(id ObjectID) error
@@ -270,48 +271,50 @@ type Upgrader interface {
 	Upgrade(ctx context.Context, isCommitted func(ObjectID) bool) error
 }
 
-// Condition is how an object lies in the pool, whole or not.
+// Condition describes how an object is stored in the pool, whole or not.
 type Condition struct {
-	Data      bool   // there is something under its ID
-	SizeBytes int64  // of an image; 0 of a tree
-	Mode      string // what is wrong with the mode of the data for its kind, for people; "": nothing
+	Data      bool   // the pool has data with its ID
+	SizeBytes int64  // of an image; 0 for a tree
+	Mode      string // what is wrong with the mode of the data for its kind, for users; "": nothing
 	Leftover  bool   // an interrupted replacement of the identity has left something
-	Err       error  // the data is there and cannot be opened
+	Err       error  // the data exists but cannot be opened
 }
 
 // Inspector examines objects that may be broken, and repairs what surrounds their content. Every driver that is a
 // Rewriter should be one.
 type Inspector interface {
-	// Inspect says how the object with id.ID lies there, as one of id.Kind.
-	// It changes nothing. What is broken is in the Condition, not an error.
+	// Inspect describes how the object with id.ID is stored, compared with how
+	// one of id.Kind should be. It changes nothing. It reports defects in the
+	// Condition, not as an error.
 	Inspect(ctx context.Context, id Identity) (Condition, error)
 
-	// Restore writes the identity of data that is there, whether or not it has
-	// one that can be read, takes leftovers away, and gives the data the mode
-	// of its kind. Durable and idempotent. NotFound if there is no data.
+	// Restore writes the identity of existing data, whether or not the data has
+	// a readable one, removes leftovers, and gives the data the mode of its
+	// kind. Durable and idempotent. NotFound if there is no data.
 	Restore(ctx context.Context, id Identity) error
 }
 
 // LiveCopier copies a volume that is in use.
 type LiveCopier interface {
 	// CopyLive is Clone, or with immutable Snapshot, of a volume that programs
-	// may be writing to. If Caps.Atomic, quiet, if not nil, is called once with
-	// the step that takes the content, calls it, and keeps the volume from
-	// changing in the meantime; what need not happen then happens before or after.
-	// Without quiet the copy is one moment of the volume as it lies in the
-	// pool. A driver that is not Atomic ignores quiet and copies what has
-	// changed again until nothing has; Conflict if that does not come to an
-	// end. Kinds and durability as Clone, and quiet's errors.
+	// may be writing to. If Caps.Atomic and quiet is not nil, CopyLive calls
+	// quiet once with the step that copies the content; quiet calls that step,
+	// and keeps the volume from changing until it returns. Everything else is
+	// done before or after. Without quiet the copy is one moment of the volume
+	// as stored in the pool. A driver that is not Atomic ignores quiet and
+	// copies what has changed again until nothing has; Conflict if that does
+	// not come to an end. It returns the same kinds of errors as Clone, and
+	// those of quiet, and is as durable.
 	CopyLive(ctx context.Context, from ObjectID, id Identity, immutable bool, quiet func(copy func() error) error) error
 }
 
-// Addresser is a driver that can name the content of an object by where it lies, at a cost
-// that does not grow with the content but in its extents.
+// Addresser is a driver that can name the content of an object by where it is stored, at a
+// cost that grows only with the number of its extents.
 type Addresser interface {
 	// Address returns the same text for two objects only if they had the same content,
-	// to the last byte, at one moment of the two calls; "" if it cannot tell. What lies
-	// at an address stays what it is as long as there is an object with that address
-	// that nobody writes to. NotFound.
+	// to the last byte, at one moment during the two calls; "" if it cannot tell. The
+	// content at an address stays the same as long as an object with that address
+	// exists that nobody writes to. NotFound.
 	Address(ctx context.Context, id ObjectID) (string, error)
 }
 
@@ -324,55 +327,55 @@ type Batcher interface {
 
 // Batch makes clones of one object.
 type Batch interface {
-	// Clone is Driver.Clone of the batch's origin, but what it makes is whole and
+	// Clone is Driver.Clone of the batch's origin, but the clone is whole and
 	// durable only after Flush; an ephemeral clone is whole at once. It may be called
 	// concurrently.
 	Clone(ctx context.Context, id Identity) error
 
-	// Flush makes whole and durable everything that Clone made before the call. If it
-	// fails, nothing is known to be either.
+	// Flush makes all clones made before the call whole and durable. If it fails, any
+	// of them may be neither.
 	Flush(ctx context.Context) error
 
 	// Close releases the origin. It flushes nothing.
 	Close() error
 }
 
-// Activator is a driver whose images are block devices, which are not there while
-// nobody uses them. All methods may be called by several processes at once for
-// the same object.
+// Activator is a driver whose images are block devices that exist only while they
+// are used. All methods may be called by several processes at once for the same
+// object.
 type Activator interface {
-	// Activate makes the block device of an object appear, if it is not there, and
-	// opens it for reading, having made sure that it is that object's. The
-	// file's name is the path of the device, which cannot go away while it is
-	// open, nor until Deactivate. It waits for the device with a bound.
-	// NotFound, Unsupported (with a hint) if the device does not come.
+	// Activate creates the block device of an object unless it exists, makes sure
+	// that it is that object's, and opens it for reading. The file's name is the
+	// path of the device, which cannot disappear while it is open, nor until
+	// Deactivate. It waits for the device for a limited time. NotFound,
+	// Unsupported (with a hint) if the device does not appear.
 	Activate(ctx context.Context, id ObjectID) (*os.File, error)
 
-	// Deactivate takes the device away. Absent is success. InUse if somebody has
-	// it open or mounted: then it stays. It waits a moment for users that are
-	// just going.
+	// Deactivate removes the device. Absent is success. InUse if the device is
+	// open or mounted: then it stays. It waits a moment for users that are about
+	// to close it.
 	Deactivate(ctx context.Context, id ObjectID) error
 
-	// Active yields the objects whose devices are there, in no order, without
-	// asking anything of objects that are idle.
+	// Active lists the objects whose devices exist, in no order. Its cost does not
+	// depend on idle objects.
 	Active(ctx context.Context) ([]ObjectID, error)
 
-	// Held reports whether the device is there and a filesystem on it is mounted,
-	// in whatever namespace, or somebody has it open exclusively. It is cheap.
+	// Held reports whether the device exists and a filesystem on it is mounted, in
+	// any namespace, or a process has it open exclusively. It is cheap.
 	Held(ctx context.Context, id ObjectID) (bool, error)
 }
 
-// Space is the room of a pool, in bytes.
+// Space is the space of a pool, in bytes.
 type Space struct {
 	TotalBytes int64
 	FreeBytes  int64
 	UsedBytes  int64
 }
 
-// Spacer is a driver whose objects do not lie in the filesystem of its
-// directory. With rough, figures may be some seconds old as long as there is
-// plenty of room. Reclaiming reports whether space of what was destroyed is still
-// returning.
+// Spacer is a driver whose objects are stored outside the filesystem of its
+// directory. With rough, figures may be some seconds old as long as plenty of
+// space is free. Reclaiming reports whether the space of destroyed objects is
+// still being freed.
 type Spacer interface {
 	Space(ctx context.Context, rough bool) (Space, error)
 	Reclaiming(ctx context.Context) (bool, error)
@@ -383,128 +386,129 @@ type Measurer interface {
 	Usages(ctx context.Context) (map[ObjectID]Usage, error)
 }
 
-// Tie is something destroyed that the driver must keep while something else exists.
+// Tie is a destroyed object that the driver must keep while others exist.
 type Tie struct {
-	Name    string     // what is kept, in the driver's own words: "tank/pando/<id>@<id>"
+	Name    string     // what is kept, by the driver's own name: "tank/pando/<id>@<id>"
 	ID      ObjectID   // of the destroyed object
-	Holder  ObjectID   // the object that carries it; "" if it lies in the graveyard
-	Bytes   int64      // that would return if it went, as far as the driver can tell
+	Holder  ObjectID   // the object it is stored with; "" if it is in the graveyard
+	Bytes   int64      // space that removing it would return, as far as the driver can tell
 	HeldBy  []ObjectID // objects that depend on it
-	Foreign []string   // names of things that are not Pando's and keep it
+	Foreign []string   // names of things that are not Pando's and depend on it
 }
 
 // Tied is a driver whose objects cannot always be removed in the order in which they are destroyed. Destroy then
-// succeeds at once, and hides what must be kept until it can be removed.
+// succeeds at once, and hides the object until it can be removed.
 type Tied interface {
 	// Ties lists the ties, in no order.
 	Ties(ctx context.Context) ([]Tie, error)
 
-	// Reap removes what is not tied any more, and returns how many things that
-	// were. Idempotent.
+	// Reap removes destroyed objects that are no longer tied, and returns how many
+	// it removed. Idempotent.
 	Reap(ctx context.Context) (int, error)
 }
 
 // Flattener can make a copy of an object that shares nothing with any other.
 type Flattener interface {
-	// FlattenCost is how many bytes Flatten will read and write, at most. NotFound.
+	// FlattenCost returns how many bytes Flatten will read and write, at most. NotFound.
 	FlattenCost(ctx context.Context, id ObjectID) (int64, error)
 
 	// Flatten is Clone of an object that is not being written, but copies
 	// everything. progress, if not nil, is called with the bytes done and the
-	// bytes in all, roughly. Kinds and durability as Clone.
+	// total, roughly. It returns the same kinds of errors as Clone, and is as
+	// durable.
 	Flatten(ctx context.Context, from ObjectID, id Identity, progress func(done, total int64)) error
 }
 
-// Streamer is a driver whose trees travel as a stream of the filesystem's own
-// format, which only the same kind of driver can read. A stream holds what an
-// immutable object (a snapshot or generation) is, or in what it differs from
-// another, its base. Whoever receives must have the same base, with the same
-// content: an object that was itself received from the stream of that base, or the
-// one that it was sent from. Streams are of trees (Native) only.
+// Streamer is a driver that can send trees as streams in the filesystem's own
+// format, which only the same kind of driver can read. A stream holds an
+// immutable object (a snapshot or generation), or its difference from another,
+// its base. The receiver must have the same base, with the same content: an
+// object that was itself received from the stream of that base, or the object
+// that the base was sent from. Only trees (Native) can be sent.
 type Streamer interface {
-	// Send writes the stream of from to w, in order, from beginning to end; of the
-	// difference to base unless that is "". Neither may be destroyed in the meantime: the
-	// caller sees to it. Two streams of the same objects need not be the same
-	// bytes, and a stream cannot be continued in its middle. An error of w ends it
-	// and is returned (as what it wraps). NotFound, Invalid (an object that is not
-	// immutable, or no tree), Unsupported (base cannot serve as one), IO, and
-	// ctx's end.
+	// Send writes the stream of from to w, in order, from beginning to end; with
+	// a base, that of the difference from it. The caller keeps both objects from
+	// being destroyed until Send returns. Two streams of the same objects may
+	// differ in their bytes, and a stream cannot be resumed in the middle. An error
+	// of w ends it and is returned (perhaps wrapped). NotFound, Invalid (an object
+	// that is not immutable, or not a tree), Unsupported (base cannot serve as
+	// one), IO, and the error of ctx.
 	Send(ctx context.Context, from, base ObjectID, w io.Writer) error
 
 	// Receive makes the immutable object id, of kind Snapshot or Generation, from
-	// the stream r of the difference to base, or of a whole object if base is "".
-	// It reads r to its end, which must be the stream's. The object becomes whole
-	// in one step, when all of it is there; durable on return unless id.Ephemeral.
-	// On error nothing remains; what a process that died left is half an object
-	// with id.ID, and Destroy removes it. r comes from where others may have
-	// written: nothing in it may lead outside the object. Exists, NotFound (base),
-	// Conflict (it is the difference to another object than base, or of none; nothing
-	// was done), Invalid (an id or base that cannot be), Damaged (not a stream, cut
-	// short, or one that does not fit base), Unsupported (of a version that is not
-	// known), NoSpace, errors of r, and ctx's end.
+	// the stream r, which holds the difference from base, or a whole object if
+	// base is "". It reads r to its end, which must be the end of the stream. The
+	// object becomes whole in one step, when all of it has been received; durable
+	// on return unless id.Ephemeral. On error nothing remains. A process that dies
+	// leaves an incomplete object with id.ID, which Destroy removes. Others may
+	// have tampered with r: nothing in it may lead outside the object. Exists,
+	// NotFound (base), Conflict (it holds the difference from an object other than
+	// base, or a whole object; nothing was done), Invalid (an impossible id or
+	// base), Damaged (not a stream, cut short, or it does not fit base),
+	// Unsupported (an unknown version), NoSpace, errors of r, and the error of ctx.
 	Receive(ctx context.Context, id Identity, base ObjectID, r io.Reader) error
 }
 
-// StreamPlan is what is known of a stream before it is sent.
+// StreamPlan describes a stream before it is sent.
 type StreamPlan struct {
-	// Raw: the blocks of an encrypted tree travel as they lie on disk, so its key need not be loaded, and who receives
-	// them needs it to read them. A raw difference fits only a base that was itself sent and received raw.
+	// Raw: the blocks of an encrypted tree are sent as stored on disk. The key need not be loaded to send them, but the
+	// receiver needs it to read them. A raw difference fits only a base that was itself sent and received raw.
 	Raw bool
 
-	Bytes int64 // that it will have, about; 0: not known
+	Bytes int64 // approximate length; 0: not known
 
-	// How much less than Bytes the same data may take where it lies, as blocks that are referred to more than once (by
-	// block cloning or dedup) are there only once, and in a stream as often: at most so much.
+	// SavedBytes is how much less space than Bytes the same data may use in the pool, at most: a block that is referred to
+	// more than once (by block cloning or dedup) is stored once, but sent each time.
 	SavedBytes int64
 }
 
-// Planner is a Streamer that can say something of a stream beforehand.
+// Planner is a Streamer that can describe a stream beforehand.
 type Planner interface {
-	// Plan describes the stream that Send of the same objects would write, without reading their content. That a base
-	// cannot serve as one it leaves to Send. NotFound, Invalid.
+	// Plan describes the stream that Send of the same objects would write, without reading their content. It does not
+	// check whether the base can serve as one: Send does. NotFound, Invalid.
 	Plan(ctx context.Context, from, base ObjectID) (StreamPlan, error)
 }
 
 // Key is the encryption key that must be loaded before an encrypted object can be mounted.
 type Key struct {
-	Root   string `json:"root"`   // what has the key, in the driver's words: "tank/pando"; "": it is not encrypted
+	Root   string `json:"root"`   // what has the key, by the driver's own name: "tank/pando"; "": not encrypted
 	Loaded bool   `json:"loaded"` // the key
-	Own    bool   `json:"own"`    // it is not the pool's: the object was received raw, or made of one that was
+	Own    bool   `json:"own"`    // not the pool's key: the object was received raw, or made from one that was
 }
 
 // Keyed is a driver whose objects may be encrypted.
 type Keyed interface {
-	// Key says which key an object has. NotFound.
+	// Key returns which key an object has. NotFound.
 	Key(ctx context.Context, id ObjectID) (Key, error)
 }
 
 // Comparer is a driver that can tell at almost no cost that two immutable objects are the same, because it numbers
 // changes.
 type Comparer interface {
-	// Same reports whether nothing differs between two immutable objects, one of which was made of the same volume
-	// after the other, its base. True is certain. False says nothing: they may differ, have no history in common, or be
-	// volumes. NotFound.
+	// Same reports whether two immutable objects are the same; id was made from the same volume as base, and later. True
+	// is certain. False is not: they may differ, have no common history, or be volumes. NotFound.
 	Same(ctx context.Context, id, base ObjectID) (bool, error)
 }
 
-// Unmaker is a driver that lays out something outside its directory when it is
-// opened with create. Unmake takes that away, once no object is left. InUse if
-// there is something that is not Pando's, which stays. Idempotent.
+// Unmaker is a driver that, when opened with create, makes something outside its
+// directory. Unmake removes it, once no object is left. InUse if it contains
+// something that is not Pando's, which stays. Idempotent.
 type Unmaker interface {
 	Unmake(ctx context.Context) error
 
-	// Foreign names what is there and not Pando's, which Unmake would refuse to
-	// remove, once no object is left.
+	// Foreign lists, once no object is left, what is not Pando's: Unmake would
+	// refuse to remove it.
 	Foreign(ctx context.Context) ([]string, error)
 }
 
-// Syncer makes all that was created and destroyed before the call durable.
+// Syncer is a driver that can make everything durable at once that was created
+// and destroyed before the call.
 type Syncer interface {
 	Sync(ctx context.Context) error
 }
 
-// Opener opens the driver on dir, the directory of the pool in which objects
-// lie. poolID goes into identities' checks. With create it lays out an empty
-// directory. Unsupported (with a hint) if the filesystem of dir cannot do what
-// the driver needs: the check is real, by trying, not by name.
+// Opener opens the driver on dir, the pool's directory for objects. Identities
+// must have poolID. With create it lays out an empty directory. Unsupported
+// (with a hint) if the filesystem of dir cannot do what the driver needs: it
+// finds out by trying, not by the name of the filesystem.
 type Opener func(ctx context.Context, dir, poolID string, create bool) (Driver, error)

@@ -2,7 +2,7 @@ package driver
 
 import "time"
 
-// SnapshotOf makes id, a new object's, that of a snapshot of vol, called name.
+// SnapshotOf returns id, the identity of a new object, as that of a snapshot of vol called name.
 func (id Identity) SnapshotOf(vol Identity, name string, worth Consistency) Identity {
 	id.Kind, id.Name, id.Volume, id.Consistency = Snapshot, name, vol.Lineage(), worth
 	id.FS, id.SizeBytes, id.Sector, id.Ephemeral = vol.FS, vol.SizeBytes, vol.Sector, vol.Ephemeral

@@ -10,7 +10,7 @@ import (
 	"pando/internal/linux/zfs"
 )
 
-// destroyTries bounds how often Destroy tries again: others may clone and destroy the object in between.
+// destroyTries limits how often Destroy retries: other processes may clone and destroy the object in between.
 const destroyTries = 30
 
 // Destroy implements driver.Driver. InUse if the object is mounted and in use, or
@@ -76,9 +76,8 @@ func (d *Driver) destroyDataset(ctx context.Context, id driver.ObjectID) error {
 	return errs.New(errs.Conflict, op, string(id), "other processes keep cloning it").WithHint("try again")
 }
 
-// untie removes from a dataset, given with all below it, what keeps it from being destroyed, and reports whether that
-// was all, as far as is known: changes by other processes show when the caller tries again. It leaves alone what is not
-// Pando's.
+// untie removes from a dataset, given with all below it, what keeps it from being destroyed, as far as it is Pando's. It
+// reports whether that was all; changes by other processes in the meantime show when the caller tries again.
 func (d *Driver) untie(ctx context.Context, nodes []*node) (bool, error) {
 	n := nodes[0]
 	var ours []string
@@ -89,7 +88,7 @@ func (d *Driver) untie(ctx context.Context, nodes []*node) (bool, error) {
 	}
 
 	if len(ours) > 0 {
-		// Unneeded ones go at once, the others with the last clone that needs them.
+		// ZFS destroys those without clones now, and the others with their last clone.
 		err := d.runChange(ctx, "destroy", "-d", n.name+"@"+strings.Join(ours, ","))
 		if err != nil && !zfs.Is(err, zfs.Absent) {
 			return false, err
@@ -104,16 +103,16 @@ func (d *Driver) untie(ctx context.Context, nodes []*node) (bool, error) {
 		if len(s.clones) == 0 {
 			continue
 		}
-		// All older ones move with it.
+		// All older snapshots move with this one.
 		return d.promoteOne(ctx, s)
 	}
 
-	// There are no clones: only a foreign snapshot, or a hold, can be in the way.
+	// There are no clones: only a foreign snapshot or a hold can prevent the destruction.
 	return !slices.ContainsFunc(n.snaps, func(s *snap) bool { return !d.isOwnSnap(s) || s.holds > 0 }), nil
 }
 
-// promoteOne promotes one of Pando's clones of a snapshot, which moves it there,
-// and reports whether it has, or may have been done by another.
+// promoteOne promotes one of Pando's clones of a snapshot, so that the snapshot moves
+// there. It reports whether it did, or another process may have.
 func (d *Driver) promoteOne(ctx context.Context, s *snap) (bool, error) {
 	for _, c := range s.clones {
 		parent := zfs.ParentOf(c)
@@ -125,7 +124,7 @@ func (d *Driver) promoteOne(ctx context.Context, s *snap) (bool, error) {
 		err := d.runChange(ctx, "promote", c)
 		switch {
 		case err == nil, zfs.Is(err, zfs.Absent, zfs.NotAClone):
-			return true, nil // or it has gone, or somebody else was first
+			return true, nil // done, or the clone was destroyed, or another process was first
 		case !zfs.Is(err, zfs.SameSnapshot, zfs.OtherKey, zfs.KeyMissing):
 			return false, err
 		}
@@ -134,8 +133,8 @@ func (d *Driver) promoteOne(ctx context.Context, s *snap) (bool, error) {
 	return false, nil
 }
 
-// moveToGraveyard hides a dataset that cannot be destroyed. Its other data, besides the snapshots that keep it, is
-// given up as far as possible.
+// moveToGraveyard hides a dataset that cannot be destroyed. As far as possible it frees the data that is not in the
+// snapshots which keep the dataset.
 func (d *Driver) moveToGraveyard(ctx context.Context, n *node) error {
 	if err := d.checkUnused(ctx, n); err != nil {
 		return err
@@ -164,8 +163,8 @@ func (d *Driver) moveToGraveyard(ctx context.Context, n *node) error {
 	return nil
 }
 
-// checkUnused is InUse if a dataset that is to be renamed away is in use: renaming does
-// not mind that.
+// checkUnused returns InUse if a dataset that is about to be renamed is in use: ZFS would
+// rename it all the same.
 func (d *Driver) checkUnused(ctx context.Context, n *node) error {
 	if !n.volume {
 		return nil // the engine has unmounted it
@@ -178,8 +177,8 @@ func (d *Driver) checkUnused(ctx context.Context, n *node) error {
 	return errs.New(errs.InUse, "destroy", string(id), "its block device is in use")
 }
 
-// destroyHalves removes snapshots of an object that lie on other datasets: it was
-// being made, and that was interrupted.
+// destroyHalves removes the snapshots of an object on other datasets: they remain when
+// making the object was interrupted.
 func (d *Driver) destroyHalves(ctx context.Context, id driver.ObjectID) error {
 	live, inGraveyard, err := d.listNodes(ctx)
 	if err != nil {
@@ -219,7 +218,7 @@ func (d *Driver) Reap(ctx context.Context) (int, error) {
 		}
 	}
 
-	// A snapshot for a clone that is whole was to go with the clone.
+	// Mark snapshots of whole clones, which should go with their clones.
 	whole := map[string]bool{}
 	for _, n := range live {
 		o := d.objectOf(n)
@@ -242,7 +241,7 @@ func (d *Driver) Reap(ctx context.Context) (int, error) {
 	return gone, nil
 }
 
-// reapDataset destroys a dataset of the graveyard if it can be.
+// reapDataset destroys a dataset of the graveyard if possible, and reports whether it did.
 func (d *Driver) reapDataset(ctx context.Context, ds string) (bool, error) {
 	for range destroyTries {
 		err := d.runChange(ctx, "destroy", ds)
@@ -250,9 +249,9 @@ func (d *Driver) reapDataset(ctx context.Context, ds string) (bool, error) {
 		case err == nil:
 			return true, nil
 		case zfs.Is(err, zfs.Absent):
-			return false, nil // by another
+			return false, nil // another process has destroyed it
 		case errs.Is(err, errs.InUse) && !zfs.Is(err, zfs.HasChildren, zfs.HasClones):
-			return false, nil // later
+			return false, nil // a later call retries
 		case !zfs.Is(err, zfs.HasChildren, zfs.HasClones):
 			return false, err
 		}

@@ -17,26 +17,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deviceLimit is how long a block device is awaited, and leaveLimit how long its
-// going.
+// deviceLimit is how long Pando waits for a block device to appear, and leaveLimit
+// how long for it to disappear.
 const (
 	deviceLimit = 10 * time.Second
 	leaveLimit  = 3 * time.Second
-	// comingLimit is how long is waited for a device before it is asked for again:
-	// another process may just have taken it away.
+	// comingLimit is how long activate waits for a device before it requests the device
+	// again: another process may just have removed it.
 	comingLimit = 2 * time.Second
-	// lockLimit is how long is waited for others that make a device come or go, each of
-	// which takes no longer than the limits above.
+	// lockLimit is how long Pando waits for processes that make a device appear or
+	// disappear, each of which takes no longer than the limits above.
 	lockLimit = time.Minute
 )
 
 // deviceLocks is a file in the driver's directory. A byte of it, chosen by a hash of
-// the ID, is locked while a block device is made to appear (shared) or to go: ZFS
-// takes a device away also from those who have it open.
+// the ID, is locked while a block device is made to appear (shared) or to disappear
+// (exclusive): ZFS removes a device even while processes have it open.
 const deviceLocks = "devices"
 
-// lockDevice waits for the right to make a device come or go. The func returned
-// gives it up.
+// lockDevice waits for the right to make a device appear or, if exclusive, disappear.
+// The returned func releases the lock.
 func (d *Driver) lockDevice(ctx context.Context, op string, id driver.ObjectID, exclusive bool) (func(), error) {
 	f, err := os.OpenFile(filepath.Join(d.dir, deviceLocks), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -70,9 +70,9 @@ func (d *Driver) lockDevice(ctx context.Context, op string, id driver.ObjectID, 
 	return func() { f.Close() }, nil
 }
 
-// Activate implements driver.Activator. It runs no program if the device is there,
-// or was asked for when the object was made. The file holds a lock on the device
-// (flock) that keeps Deactivate off, as those of udev do while it looks at it.
+// Activate implements driver.Activator. It runs no program if the device exists,
+// or was requested when the object was made. The file holds a lock on the device
+// (flock) that makes Deactivate wait, as udev's locks do while udev examines it.
 func (d *Driver) Activate(ctx context.Context, id driver.ObjectID) (*os.File, error) {
 	const op = "activate"
 	if !driver.ValidID(string(id)) {
@@ -91,6 +91,7 @@ func (d *Driver) Activate(ctx context.Context, id driver.ObjectID) (*os.File, er
 		return nil, err
 	}
 
+	// Lock the device.
 	w := waiting.Wait{
 		Op: op, Ref: string(id), What: "the block device " + f.Name(), Limit: lockLimit,
 		Holders: func() []waiting.Process { return waiting.LockHolders(f.Name(), 0) },
@@ -110,6 +111,7 @@ func (d *Driver) Activate(ctx context.Context, id driver.ObjectID) (*os.File, er
 	return f, nil
 }
 
+// activate makes the device appear, unless it exists, and opens it. The caller holds the lock of lockDevice.
 func (d *Driver) activate(ctx context.Context, id driver.ObjectID) (*os.File, error) {
 	const op = "activate"
 	ds := d.dataset(id)
@@ -118,6 +120,7 @@ func (d *Driver) activate(ctx context.Context, id driver.ObjectID) (*os.File, er
 		return f, err
 	}
 
+	// Wait for a device that was requested when the object was made.
 	deadline := time.Now().Add(deviceLimit)
 	if o, ok := d.memo.lookup(id); ok && o.Identity.Soon {
 		if f, err := zfs.AwaitDevice(ctx, ds, comingLimit); !errs.Is(err, errs.Unsupported) {
@@ -125,6 +128,7 @@ func (d *Driver) activate(ctx context.Context, id driver.ObjectID) (*os.File, er
 		}
 	}
 
+	// Request it, again and again until the deadline.
 	for {
 		err := d.runChange(ctx, "set", "volmode=dev", ds)
 		if zfs.Is(err, zfs.Absent) {
@@ -142,9 +146,9 @@ func (d *Driver) activate(ctx context.Context, id driver.ObjectID) (*os.File, er
 	}
 }
 
-// Deactivate implements driver.Activator. A process that has the device open without a claim
-// or a lock on it is not seen before, but keeps it from going: that is InUse too,
-// and it goes when they close it.
+// Deactivate implements driver.Activator. It does not notice in advance a process that
+// has the device open without an exclusive claim or a lock. Such a process keeps the
+// device from disappearing until it closes it: that is InUse too.
 func (d *Driver) Deactivate(ctx context.Context, id driver.ObjectID) error {
 	const op = "deactivate"
 	if !driver.ValidID(string(id)) {
@@ -158,6 +162,7 @@ func (d *Driver) Deactivate(ctx context.Context, id driver.ObjectID) error {
 
 	defer unlock()
 
+	// Wait until nobody holds it.
 	ds := d.dataset(id)
 	inUse := errs.New(errs.InUse, op, string(id), "its block device %s is in use", zfs.Device(ds))
 	path := ""
@@ -175,6 +180,7 @@ func (d *Driver) Deactivate(ctx context.Context, id driver.ObjectID) error {
 		time.Sleep(30 * time.Millisecond)
 	}
 
+	// Remove it.
 	err = d.runChange(ctx, "set", "volmode=none", ds)
 	if zfs.Is(err, zfs.Absent) {
 		return d.checkRoot(ctx)
@@ -212,8 +218,8 @@ func (d *Driver) Held(_ context.Context, id driver.ObjectID) (bool, error) {
 	return held, err
 }
 
-// findDevice is the path of an object's block device, "" if there is none, and whether
-// somebody has it exclusively, or, with locks, has a lock on it.
+// findDevice returns the path of an object's block device, "" if there is none, and whether
+// a process has it open exclusively or, with locks, has a lock on it.
 func (d *Driver) findDevice(id driver.ObjectID, locks bool) (path string, held bool, err error) {
 	if !driver.ValidID(string(id)) {
 		return "", false, nil

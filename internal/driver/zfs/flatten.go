@@ -18,7 +18,7 @@ func (d *Driver) FlattenCost(ctx context.Context, id driver.ObjectID) (int64, er
 	return o.node.refer, nil
 }
 
-// checkVacant is Exists if there is something under an ID already.
+// checkVacant returns Exists if an ID already has a dataset.
 func (d *Driver) checkVacant(ctx context.Context, id driver.Identity) error {
 	_, err := zfs.ZFS.Output(ctx, "list", "-Hp", "-o", "name", d.dataset(id.ID))
 	if err == nil {
@@ -30,9 +30,9 @@ func (d *Driver) checkVacant(ctx context.Context, id driver.Identity) error {
 	return err
 }
 
-// Flatten implements driver.Flattener: `zfs send` into `zfs receive`. The copy has
-// the key of the pool, whatever key its origin has, which must be loaded. What a
-// killed one leaves has no identity.
+// Flatten implements driver.Flattener by `zfs send` into `zfs receive`. The copy has
+// the key of the pool; the key of its origin, which may be another, must be loaded.
+// If it is killed, the incomplete copy has no identity.
 func (d *Driver) Flatten(
 	ctx context.Context, from driver.ObjectID, id driver.Identity, progress func(done, total int64),
 ) error {
@@ -59,10 +59,12 @@ func (d *Driver) Flatten(
 	return d.finishSteps(ctx, id, "", d.flatten(ctx, o, id, prop, progress), done)
 }
 
+// flatten is Flatten after its checks.
 func (d *Driver) flatten(
 	ctx context.Context, o object, id driver.Identity, prop string, progress func(done, total int64),
 ) error {
 	const op = "flatten"
+	// Find or make the snapshot to send.
 	at := d.ownSnapName(o.ID)
 	if !o.immutable {
 		at = d.dataset(o.ID) + "@" + string(id.ID)
@@ -77,8 +79,8 @@ func (d *Driver) flatten(
 		report = func(n int64) { progress(min(n, total), total) }
 	}
 
-	// Without -p the stream carries no properties, so the copy has those of the
-	// root. It comes with a snapshot, which must be gone when the identity is set.
+	// Copy it. Without -p the stream carries no properties, so the copy has those of the
+	// root. It comes with a snapshot, which must be destroyed before the identity is set.
 	ds, came := d.dataset(id.ID), d.ownSnapName(id.ID)
 	if d.step != nil {
 		d.step([]string{"send"})
@@ -104,6 +106,7 @@ func (d *Driver) flatten(
 		}
 	}
 
+	// Set the identity, which makes the copy whole.
 	args := []string{"set", prop}
 	if id.FS.IsImage() {
 		if id.SizeBytes > o.node.size {

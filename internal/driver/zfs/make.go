@@ -13,19 +13,19 @@ import (
 	"pando/internal/linux/zfs"
 )
 
-// blockBytes is the block size of zvols, where their size allows it: that of
-// OpenZFS, a compromise between the space that small writes and compression take.
+// blockBytes is the block size of zvols, where their size allows it. It is the default
+// of OpenZFS, a compromise between the cost of small writes and good compression.
 const blockBytes = 16 << 10
 
-// minBlockBytes is the smallest block size that ZFS has, and sectorBytes the sector
-// size of the block devices of zvols.
+// minBlockBytes is the smallest block size that ZFS supports, and sectorBytes the
+// sector size of the block devices of zvols.
 const (
 	minBlockBytes = 512
 	sectorBytes   = 512
 )
 
-// blockSize is the block size for a zvol of a size: the largest power of two that
-// divides it. Invalid if there is none.
+// blockSize returns the block size for a zvol: the largest power of two, up to
+// blockBytes, that divides its size. Invalid if there is none.
 func blockSize(id driver.Identity) (int64, error) {
 	for b := int64(blockBytes); b >= minBlockBytes; b /= 2 {
 		if id.SizeBytes%b == 0 {
@@ -36,14 +36,14 @@ func blockSize(id driver.Identity) (int64, error) {
 		WithHint("use a size that is a multiple of 4 KiB")
 }
 
-// identityArg is the user property with an identity, as an argument.
+// identityArg returns the user property with an identity, as an argument.
 func (d *Driver) identityArg(id driver.Identity) (string, error) {
 	b, err := objdir.Encode(id, d.pool)
 	return propIdentity + "=" + string(b), err
 }
 
-// runChange runs a program that changes something, again while something holds the
-// dataset for a moment.
+// runChange runs a zfs command that changes something, and retries while another
+// process holds the dataset for a moment.
 func (d *Driver) runChange(ctx context.Context, args ...string) error {
 	if d.step != nil {
 		d.step(args)
@@ -104,6 +104,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 	return d.finishCreate(ctx, id, nil)
 }
 
+// createNative makes an empty filesystem.
 func (d *Driver) createNative(ctx context.Context, id driver.Identity) error {
 	prop, err := d.identityArg(id)
 	if err != nil {
@@ -230,8 +231,9 @@ func (d *Driver) foreignKey(o object) bool {
 }
 
 // sameKey refuses to make a copy that would stay under another encryption key
-// than the pool's: ZFS leaves a clone under that of its origin. The key of a
-// volume is another's only if somebody gave it one with `zfs change-key`, or if it came with it: that is meant so.
+// than the pool's: ZFS leaves a clone under the key of its origin. A volume has
+// another key only if the user gave it one with `zfs change-key`, which is an
+// error here, or if it was received with it (ownKey), which is intended.
 func (d *Driver) sameKey(op string, o object, id driver.Identity) error {
 	r := o.node.encRoot
 	if o.node.ownKey || !d.foreignKey(o) {
@@ -250,8 +252,8 @@ func (n *node) keyArgs() []string {
 	return []string{"-o", propKey + "=" + keyOwn}
 }
 
-// cloneArgs are the arguments of the program that makes a clone of a snapshot of a node, whose
-// zvol has n.size bytes, -1 if that is not known.
+// cloneArgs returns the arguments of the command that clones a snapshot of a node. n.size is
+// the size of its zvol in bytes, or -1 if it is not known.
 func (d *Driver) cloneArgs(of string, n *node, id driver.Identity) ([]string, error) {
 	prop, err := d.identityArg(id)
 	if err != nil {
@@ -260,7 +262,7 @@ func (d *Driver) cloneArgs(of string, n *node, id driver.Identity) ([]string, er
 
 	args := append([]string{"clone", "-o", prop}, n.keyArgs()...)
 	if id.FS.IsImage() {
-		if id.SizeBytes != n.size { // saying what it is anyhow takes time
+		if id.SizeBytes != n.size { // setting the size that it has anyway takes time
 			args = append(args, "-o", "volsize="+strconv.FormatInt(id.SizeBytes, 10))
 		}
 		if id.Soon {
@@ -271,8 +273,9 @@ func (d *Driver) cloneArgs(of string, n *node, id driver.Identity) ([]string, er
 	return append(args, of, d.dataset(id.ID)), nil
 }
 
-// cloneAhead makes a clone of an object that is most probably immutable while it reads that object: a program takes as
-// long to start as ZFS to clone. done is false if it must be done in the usual order; then nothing was made.
+// cloneAhead makes a clone of an object that is probably immutable, and reads that object at the same time, because
+// starting a program takes as long as cloning. done is false if the clone must be made in the usual order; then nothing
+// remains.
 func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver.Identity) (done bool, err error) {
 	const op = "clone"
 	if _, read := d.memo.lookup(from); read || d.Caps().Check(ctx, op, id) != nil || !driver.ValidID(string(from)) {
@@ -280,7 +283,7 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 	}
 
 	if id.FS.IsImage() && (id.SizeBytes < imagefs.MinBytes(id.FS) || id.Sector == 0) {
-		return false, nil // only the origin tells
+		return false, nil // these must be read from the origin
 	}
 	if !id.FS.IsImage() {
 		id.SizeBytes, id.Sector = 0, 0
@@ -296,6 +299,7 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 		return false, nil
 	}
 
+	// If there is a note on the origin, there is nothing to read.
 	if known {
 		err := d.runChange(ctx, args...)
 		if !zfs.Is(err, zfs.Absent) {
@@ -304,6 +308,7 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 		d.forgetOrigin(from)
 	}
 
+	// Read the origin while the clone is made.
 	var o object
 	var wrong error
 	read := make(chan struct{})
@@ -321,6 +326,7 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 		return true, d.finishCreate(ctx, id, err)
 	}
 
+	// The clone is not what it should be: remove it.
 	if err == nil || errs.Is(err, errs.Canceled) || errs.Is(err, errs.IO) {
 		d.destroyAnyway(ctx, id.ID)
 	}
@@ -359,7 +365,7 @@ func (d *Driver) clone(
 		switch {
 		case err == nil, made == "" && !errs.Is(err, errs.NotFound):
 			err = d.finishCreate(ctx, id, err)
-			if o.node.ownKey { // which is not in what is remembered
+			if o.node.ownKey { // finishCreate does not remember that
 				d.memo.forget(id.ID)
 			}
 			return err
@@ -369,7 +375,7 @@ func (d *Driver) clone(
 		return err
 	}
 
-	// Of a volume: a snapshot that goes when the clone does.
+	// Clone a volume from a new snapshot, which ZFS destroys together with the clone.
 	done, err := d.noteMaking(id.ID)
 	if err != nil {
 		return err
@@ -461,8 +467,8 @@ func (d *Driver) snapshot(
 
 	asOrigin := append([]string{"clone", "-o", "readonly=on"}, o.node.keyArgs()...)
 	if o.immutable {
-		// A clone of it with a snapshot of its own: a promotion would take its own
-		// snapshot away from it.
+		// Make a clone with a snapshot of its own. Promoting the clone would move the
+		// origin's own snapshot away from the origin.
 		_, err = d.takeContent(ctx, op, from, quiet, append(asOrigin, d.ownSnapName(from), d.dataset(id.ID))...)
 		if err == nil {
 			err = d.runChange(ctx, "snapshot", "-o", prop, d.ownSnapName(id.ID))
@@ -556,7 +562,7 @@ func (d *Driver) writeIdentity(ctx context.Context, o object, id driver.Identity
 		}
 	case to:
 		err := d.runChange(ctx, "snapshot", "-o", prop, own)
-		if zfs.Is(err, zfs.Taken) { // by one that stays for its clones, from when it was immutable before
+		if zfs.Is(err, zfs.Taken) { // the object was immutable before, and its old snapshot stays for its clones
 			if err = d.runChange(ctx, "rename", own, ds+"@"+string(driver.NewID())); err == nil {
 				err = d.runChange(ctx, "snapshot", "-o", prop, own)
 			}

@@ -8,9 +8,9 @@ import (
 	"pando/internal/driver"
 )
 
-// origins is a directory with what never changes of immutable objects that were
-// cloned: to clone them again nothing need be read, as ZFS itself says whether they
-// are there. What is encrypted is not noted: it may be given another key.
+// origins is a directory with notes on immutable objects that were cloned. The notes
+// hold what never changes, so that cloning them again needs no listing: ZFS itself
+// reports whether they exist. Encrypted objects have no note, as their key may change.
 const origins = "origins"
 
 type originNote struct {
@@ -22,7 +22,7 @@ func (d *Driver) originPath(id driver.ObjectID) string {
 	return filepath.Join(d.dir, origins, string(id))
 }
 
-// rememberOrigin remembers an origin for later processes. It is only a cache.
+// rememberOrigin writes the note on an origin, for later processes. Errors do not matter: the note is only a cache.
 func (d *Driver) rememberOrigin(o object) {
 	if o.node.encRoot != "" {
 		return
@@ -37,7 +37,7 @@ func (d *Driver) rememberOrigin(o object) {
 	}
 }
 
-// rememberedOrigin returns what is remembered of an origin; an incomplete note does not count.
+// rememberedOrigin returns the note on an origin, and whether there is a complete one.
 func (d *Driver) rememberedOrigin(id driver.ObjectID) (originNote, bool) {
 	var n originNote
 	b, err := os.ReadFile(d.originPath(id))

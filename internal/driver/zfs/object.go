@@ -33,15 +33,15 @@ type node struct {
 	size     int64 // of a zvol
 	readOnly bool
 	encRoot  string // "" if not encrypted
-	ownKey   bool   // it is marked as one that may have a key of its own
+	ownKey   bool   // it has the mark keyOwn
 	text     string // of the identity
 	used     int64
 	refer    int64
 	inSnaps  int64
 	written  int64
 	snaps    []*snap
-	pool     string // whose it is, said here or above
-	children int    // datasets below, not listed themselves
+	pool     string // propPool, its own or inherited
+	children int    // datasets directly below it
 }
 
 // columns of a listing; the last is text.
@@ -78,7 +78,7 @@ func (d *Driver) listDatasets(ctx context.Context, args ...string) ([]*node, err
 		if ds, name, ok := strings.Cut(r[0], "@"); ok {
 			n := byName[ds]
 			if n == nil {
-				// Its dataset went, or came, while the list was made.
+				// Its dataset was destroyed or made during the listing.
 				continue
 			}
 			s := &snap{name: name, deferred: r[11] == "on", text: text, used: used, written: written, created: created,
@@ -122,13 +122,13 @@ func (d *Driver) listDatasets(ctx context.Context, args ...string) ([]*node, err
 	return out, nil
 }
 
-// id is the ID of the object whose dataset this is, if its name is one.
+// id returns the ID of the object that the dataset belongs to, if its name is an ID.
 func (n *node) id() (driver.ObjectID, bool) {
 	s := n.name[strings.LastIndexByte(n.name, '/')+1:]
 	return driver.ObjectID(s), driver.ValidID(s)
 }
 
-// ownSnap is the snapshot that n's object is, if it is an immutable one.
+// ownSnap returns the snapshot that holds n's object, or nil if the object is not immutable.
 func (n *node) ownSnap() *snap {
 	id, _ := n.id()
 	for _, s := range n.snaps {
@@ -139,8 +139,8 @@ func (n *node) ownSnap() *snap {
 	return nil
 }
 
-// isOwnSnap reports whether a snapshot is Pando's: its name is an ID, and nothing says
-// that it is another pool's.
+// isOwnSnap reports whether a snapshot is Pando's: its name is an ID, and its identity,
+// if it has one, does not name another pool.
 func (d *Driver) isOwnSnap(s *snap) bool {
 	if !driver.ValidID(s.name) {
 		return false
@@ -149,7 +149,7 @@ func (d *Driver) isOwnSnap(s *snap) bool {
 	return err != nil || i.Pool == d.pool
 }
 
-// object is what is known of an object.
+// object is an object with the dataset that holds or carries it.
 type object struct {
 	driver.Object
 	node      *node
@@ -207,8 +207,8 @@ func (d *Driver) readObject(ctx context.Context, op string, id driver.ObjectID) 
 	return o, nil
 }
 
-// readWhole is readObject for objects that must be whole: NotFound if incomplete, its Err if it is broken. With fresh
-// it does not trust what was read some moments ago.
+// readWhole is readObject for objects that must be whole: NotFound if it is incomplete, its Err if it is broken. With
+// fresh it reads the object even if the memo has it.
 func (d *Driver) readWhole(ctx context.Context, op string, id driver.ObjectID, fresh bool) (object, error) {
 	if !fresh {
 		if o, ok := d.memo.lookup(id); ok {
@@ -229,7 +229,7 @@ func (d *Driver) readWhole(ctx context.Context, op string, id driver.ObjectID, f
 	return o, nil
 }
 
-// listTries is how often a listing is tried again that ended because something was destroyed in the meantime.
+// listTries is how often a listing is tried, as it fails if something is destroyed in the meantime.
 const listTries = 5
 
 // listNodes lists everything in the root: the datasets in it, and those of the graveyard.
@@ -248,7 +248,7 @@ func (d *Driver) listNodes(ctx context.Context) (live, inGraveyard []*node, err 
 	}
 
 	if len(nodes) == 0 || nodes[0].name != d.root || nodes[0].pool != d.pool {
-		// It may be another dataset with this name: that it is empty says nothing.
+		// It may be another dataset with this name: then an empty listing does not mean that the pool is empty.
 		if err := d.checkRoot(ctx); err != nil {
 			return nil, nil, err
 		}
@@ -312,8 +312,8 @@ func (d *Driver) Attachment(ctx context.Context, id driver.ObjectID) (driver.Att
 	return d.attachment(o), nil
 }
 
-// memo remembers objects that this process has just made or read, so that the next step need not ask again. Changes by
-// other processes are noticed when the object is used. The zero value is empty.
+// memo remembers objects that this process has just made or read, so that the next step need not read them again.
+// Changes by other processes show when the object is used. The zero value is empty.
 type memo struct {
 	mu sync.Mutex
 	m  map[driver.ObjectID]memoEntry

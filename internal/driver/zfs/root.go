@@ -11,8 +11,8 @@ import (
 	"pando/internal/linux/zfs"
 )
 
-// rootProps are what the root dataset sets for all in it. dedup is always said:
-// it may be inherited, and clones need none.
+// rootProps are the properties that the root dataset sets for all in it. dedup is
+// set because another value could be inherited; clones do not need it.
 var rootProps = []string{
 	"mountpoint=legacy", // datasets are mounted by Pando alone
 	"canmount=noauto",
@@ -25,8 +25,8 @@ var rootProps = []string{
 	"com.sun:auto-snapshot=false",
 }
 
-// layOutRoot makes the root dataset, or takes over an empty one, and tries whether all
-// that is needed is possible in it. It may be repeated.
+// layOutRoot makes the root dataset, or takes over an empty one, and tries all operations
+// that the driver needs. It may be repeated.
 func (d *Driver) layOutRoot(ctx context.Context) error {
 	const op = "init"
 	parent := zfs.ParentOf(d.root)
@@ -35,12 +35,13 @@ func (d *Driver) layOutRoot(ctx context.Context) error {
 		return err
 	}
 
-	// Among those that came with 2.1.
+	// Check the version: draid came with 2.1.
 	if _, ok := features["draid"]; !ok {
 		return errs.New(errs.Unsupported, op, d.zp, "this OpenZFS (%s) is older than 2.1", zfs.Version()).
 			WithHint("upgrade OpenZFS, both programs and module")
 	}
 
+	// Choose a compression, unless the parent has one.
 	compression, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "compression", parent)
 	if zfs.Is(err, zfs.Absent) {
 		return errs.New(errs.NotFound, op, parent, "no such dataset").
@@ -63,8 +64,8 @@ func (d *Driver) layOutRoot(ctx context.Context) error {
 		}
 	}
 
+	// Make the dataset, or take over an existing one.
 	props = append(props, propPool+"="+d.pool)
-
 	args := []string{"create"}
 	for _, p := range append(props, propMade+"=on") {
 		args = append(args, "-o", p)
@@ -116,7 +117,7 @@ func (d *Driver) adoptRoot(ctx context.Context, props []string) error {
 	return zfs.ZFS.Do(ctx, append(append([]string{"set"}, props...), d.root)...)
 }
 
-// listContents are the names of all datasets and snapshots below the root.
+// listContents returns the names of all datasets and snapshots below the root.
 func (d *Driver) listContents(ctx context.Context) ([]string, error) {
 	rows, err := zfs.ZFS.Rows(ctx, 1, "list", "-Hp", "-r", "-t", "all", "-o", "name", d.root)
 	if err != nil {
@@ -131,7 +132,7 @@ func (d *Driver) listContents(ctx context.Context) ([]string, error) {
 	return out, nil
 }
 
-// nameSome is a list of names that is not too long for an error.
+// nameSome lists names, but only the first three, so that an error does not get too long.
 func nameSome(names []string) string {
 	const most = 3
 	if len(names) > most {
@@ -167,9 +168,8 @@ func (d *Driver) tryOperations(ctx context.Context) (err error) {
 	return nil
 }
 
-// Foreign implements driver.Unmaker. What is left of destroyed objects goes first,
-// and halves of objects: an init that was killed while it tried whether everything
-// is permitted leaves some.
+// Foreign implements driver.Unmaker. It first destroys incomplete objects, which an
+// init leaves that is killed in tryOperations, and what is left of destroyed objects.
 func (d *Driver) Foreign(ctx context.Context) ([]string, error) {
 	for o, err := range d.List(ctx) {
 		if err != nil {
@@ -196,8 +196,8 @@ func (d *Driver) Foreign(ctx context.Context) ([]string, error) {
 	return d.listContents(ctx)
 }
 
-// Unmake implements driver.Unmaker. A dataset that was there before Pando stays, and
-// inherits again what Pando had set.
+// Unmake implements driver.Unmaker. A dataset that existed before Pando used it stays,
+// and inherits the properties again that Pando had set.
 func (d *Driver) Unmake(ctx context.Context) error {
 	if err := d.unmakeRoot(ctx); err != nil {
 		return err
@@ -210,7 +210,7 @@ func (d *Driver) Unmake(ctx context.Context) error {
 	return nil
 }
 
-// unmakeRoot takes the root dataset away, or gives it back.
+// unmakeRoot destroys the root dataset if Pando made it, and otherwise resets its properties.
 func (d *Driver) unmakeRoot(ctx context.Context) error {
 	const op = "deinit"
 	if err := d.checkImported(); err != nil {
@@ -236,6 +236,7 @@ func (d *Driver) unmakeRoot(ctx context.Context) error {
 		return nil // given up before, or never this pool's
 	}
 
+	// Refuse if it contains anything foreign.
 	found, err := d.Foreign(ctx)
 	if err != nil {
 		return err
@@ -254,11 +255,11 @@ func (d *Driver) unmakeRoot(ctx context.Context) error {
 		return err
 	}
 
-	// The mark of the pool goes last.
+	// Reset the property with the pool's ID last.
 	for _, p := range append(append([]string(nil), rootProps...), "compression", propPool) {
 		name, _, _ := strings.Cut(p, "=")
 		back := []string{"inherit", name}
-		if name == "canmount" { // which is the one that is not inherited
+		if name == "canmount" { // the only one that cannot be inherited
 			back = []string{"set", "canmount=on"}
 		}
 		if err := zfs.ZFS.Do(ctx, append(back, d.root)...); err != nil {

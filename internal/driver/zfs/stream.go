@@ -23,8 +23,8 @@ var (
 	_ driver.Comparer = (*Driver)(nil)
 )
 
-// A stream is what `zfs send` prints, in frames, so that its end can be told from
-// a place where it was cut, and damage from what ZFS does not like:
+// A stream is the output of `zfs send`, in frames. They tell the end of a stream from
+// a place where it was cut, and damage from a stream that ZFS rejects:
 //
 //	"pando zfs stream" and the version, u32
 //	frames: length u32, not 0; CRC-32C u32; the bytes
@@ -80,11 +80,11 @@ func (f *framer) end() error {
 	return f.put(binary.LittleEndian.AppendUint64(b, f.n))
 }
 
-// unframer reads what a framer has written. It comes to an end only at the right
-// one.
+// unframer reads what a framer has written. It returns io.EOF only at the end of a
+// complete stream.
 type unframer struct {
 	r     *bufio.Reader
-	frame []byte // what is left of it
+	frame []byte // the unread rest of it
 	buf   []byte
 	crc   uint32
 	n     uint64
@@ -98,7 +98,7 @@ func damaged(format string, args ...any) error {
 // full reads all of b.
 func (u *unframer) full(b []byte) error {
 	_, err := io.ReadFull(u.r, b)
-	// An error of Pando's knows more.
+	// An error of another kind comes from Pando's own code, and says more.
 	if (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)) && errs.KindOf(err) == errs.Internal {
 		return damaged("it is cut short")
 	}
@@ -135,7 +135,7 @@ func (u *unframer) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// next reads a frame, or the end, which is io.EOF.
+// next reads a frame. At the end, which it checks, it returns io.EOF.
 func (u *unframer) next() error {
 	var head [8]byte
 	if err := u.full(head[:]); err != nil {
@@ -148,19 +148,7 @@ func (u *unframer) next() error {
 	}
 
 	if n == 0 {
-		var total [8]byte
-		if err := u.full(total[:]); err != nil {
-			return err
-		}
-		if crc != u.crc || binary.LittleEndian.Uint64(total[:]) != u.n {
-			return damaged("its end does not fit the rest")
-		}
-		if _, err := u.r.ReadByte(); err == nil {
-			return damaged("there is more after its end")
-		} else if err != io.EOF {
-			return err
-		}
-		return io.EOF
+		return u.finish(crc)
 	}
 
 	if u.buf == nil {
@@ -182,7 +170,24 @@ func (u *unframer) next() error {
 	return nil
 }
 
-// beginRecord is what the first record of a stream of ZFS says, struct drr_begin.
+// finish reads and checks the end of the stream: crc is its checksum of all frames.
+func (u *unframer) finish(crc uint32) error {
+	var total [8]byte
+	if err := u.full(total[:]); err != nil {
+		return err
+	}
+	if crc != u.crc || binary.LittleEndian.Uint64(total[:]) != u.n {
+		return damaged("its end does not fit the rest")
+	}
+	if _, err := u.r.ReadByte(); err == nil {
+		return damaged("there is more after its end")
+	} else if err != io.EOF {
+		return err
+	}
+	return io.EOF
+}
+
+// beginRecord is the content of the first record of a ZFS stream, struct drr_begin.
 type beginRecord struct {
 	kind     uint32 // of what was sent: DMU_OST_ZFS ...
 	features uint64
@@ -216,7 +221,7 @@ func parseBegin(b []byte) (beginRecord, error) {
 	}, nil
 }
 
-// immutableTree reads an object that can be sent, or that others can build on.
+// immutableTree reads an object that can be sent, or that can be a base. NotFound, Invalid.
 func (d *Driver) immutableTree(ctx context.Context, op string, id driver.ObjectID) (object, error) {
 	o, err := d.readWhole(ctx, op, id, true)
 	switch {
@@ -229,8 +234,8 @@ func (d *Driver) immutableTree(ctx context.Context, op string, id driver.ObjectI
 	return o, err
 }
 
-// sendArgs are the arguments of `zfs send` for an object. Blocks travel compressed as they lie on disk, and those of an
-// encrypted dataset encrypted, whether or not its key is loaded: a difference that is raw fits no base that is not.
+// sendArgs returns the arguments of `zfs send` for an object. Blocks are sent compressed, as they are on disk, and those
+// of an encrypted dataset encrypted, whether or not its key is loaded: a raw difference fits only a raw base.
 func (d *Driver) sendArgs(o object, base driver.ObjectID) []string {
 	args := []string{"-L", "-c"}
 	if o.sentRaw() {
@@ -242,10 +247,10 @@ func (d *Driver) sendArgs(o object, base driver.ObjectID) []string {
 	return append(args, d.ownSnapName(o.ID))
 }
 
-// sentRaw reports whether an object is sent raw: a dataset is encrypted as its origin is, for ever.
+// sentRaw reports whether an object is sent raw. It never changes: a dataset is encrypted if and only if its origin is.
 func (o object) sentRaw() bool { return o.node.encRoot != "" }
 
-// Send implements driver.Streamer. A base must be among what from descends from; ZFS knows no other.
+// Send implements driver.Streamer. ZFS accepts as a base only an object that from descends from.
 func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writer) error {
 	const op = "send"
 	if err := ctx.Err(); err != nil {
@@ -285,12 +290,12 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 		return err
 	}
 
-	// Only now: a stream without its end is none.
+	// Write the end only after success: without it, the stream is invalid.
 	return f.end()
 }
 
-// Same implements driver.Comparer: no block was written after base, from which id must descend. Each change writes the
-// root of the blocks at least.
+// Same implements driver.Comparer: two objects are the same if no block was written after base, from which id must
+// descend. Each change writes at least the root of the tree of blocks.
 func (d *Driver) Same(ctx context.Context, id, base driver.ObjectID) (bool, error) {
 	const op = "compare"
 	for _, x := range []driver.ObjectID{id, base} {
@@ -330,20 +335,13 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 		return err
 	}
 
-	args := []string{"-u", "-o", "readonly=on"}
+	// Check the base, and that the stream fits it.
 	var on object
 	var guid uint64
 	if base != "" {
-		if on, err = d.immutableTree(ctx, op, base); err != nil {
+		if on, guid, err = d.receiveBase(ctx, base, id); err != nil {
 			return err
 		}
-		if err := d.sameKey(op, on, id); err != nil {
-			return err
-		}
-		if guid, err = d.snapshotGUID(ctx, base); err != nil {
-			return err
-		}
-		args = append(args, "-o", "origin="+d.ownSnapName(base))
 	}
 
 	u := &unframer{r: bufio.NewReaderSize(r, maxFrame)}
@@ -355,6 +353,12 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 	}
 	if err != nil {
 		return errs.Wrap(op, id.Ref(), err)
+	}
+
+	// Receive the stream, and set the identity, which makes the object whole.
+	args := []string{"-u", "-o", "readonly=on"}
+	if base != "" {
+		args = append(args, "-o", "origin="+d.ownSnapName(base))
 	}
 	if raw && base == "" || base != "" && on.node.ownKey {
 		args = append(args, "-o", propKey+"="+keyOwn)
@@ -370,13 +374,13 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 			WithHint("%s", rawHint)
 	}
 	if err == nil && u.err != io.EOF {
-		// ZFS was content with what came before the end.
+		// ZFS stopped reading before the end: check the rest.
 		_, err = io.Copy(io.Discard, u)
 	}
 	if err == nil {
 		err = d.runChange(ctx, "set", prop, d.ownSnapName(id.ID))
 	}
-	if zfs.Is(err, zfs.Taken) { // since it was looked for
+	if zfs.Is(err, zfs.Taken) { // since checkVacant
 		return errs.New(errs.Exists, op, id.Ref(), "its dataset %s already exists", d.dataset(id.ID))
 	}
 
@@ -389,6 +393,23 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 	return nil
 }
 
+// receiveBase reads the base of a stream to be received as id, and the GUID of its snapshot. NotFound, Invalid, or
+// Permission if the base has another key than the pool.
+func (d *Driver) receiveBase(
+	ctx context.Context, base driver.ObjectID, id driver.Identity,
+) (on object, guid uint64, err error) {
+	const op = "receive"
+	if on, err = d.immutableTree(ctx, op, base); err != nil {
+		return on, 0, err
+	}
+	if err := d.sameKey(op, on, id); err != nil {
+		return on, 0, err
+	}
+	guid, err = d.snapshotGUID(ctx, base)
+	return on, guid, err
+}
+
+// rawHint tells how to get a base that fits a raw stream.
 const rawHint = "receive what it builds upon from where the stream comes from, as it is encrypted there"
 
 // Plan implements driver.Planner.
@@ -412,7 +433,7 @@ func (d *Driver) Plan(ctx context.Context, from, base driver.ObjectID) (driver.S
 	return p, ctx.Err()
 }
 
-// estimate finds in what `zfs send -nP` prints how long the stream will be; 0 if it does not say.
+// estimate finds the expected length of a stream in the output of `zfs send -nP`; 0 if it is not there.
 func estimate(out string) int64 {
 	for line := range strings.Lines(out) {
 		if f := strings.Fields(line); len(f) == 2 && f[0] == "size" {
@@ -425,9 +446,8 @@ func estimate(out string) int64 {
 	return 0
 }
 
-// savedByZpool is how much less room the zpool takes as block cloning and dedup keep blocks once: ZFS counts it for a
-// zpool
-// only, and a dataset as if it had each block for itself. 0 if it does not say.
+// savedByZpool returns how much space block cloning and dedup save in the zpool, 0 if that is not known. ZFS counts it
+// only for a zpool; it counts a dataset as if each of its blocks were stored for itself.
 func (d *Driver) savedByZpool(ctx context.Context) int64 {
 	rows, err := zfs.Zpool.Rows(ctx, 2, "get", "-Hp", "-o", "property,value", "all", d.zp)
 	if err != nil {
@@ -442,7 +462,8 @@ func (d *Driver) savedByZpool(ctx context.Context) int64 {
 	return savedBytes(values)
 }
 
-// savedBytes is saved of the properties of a zpool. Of dedup there is only a ratio, of what went through it.
+// savedBytes computes the saved space from the properties of a zpool. For dedup there is only a ratio, over the data
+// written with dedup on.
 func savedBytes(of map[string]float64) int64 {
 	return int64(of["bclonesaved"] + max(0, of["dedupratio"]-1)*of["allocated"])
 }
@@ -461,7 +482,7 @@ func (d *Driver) Key(ctx context.Context, id driver.ObjectID) (driver.Key, error
 	return driver.Key{Root: o.node.encRoot, Loaded: len(rows) == 1 && rows[0][0] == "available", Own: d.foreignKey(o)}, nil
 }
 
-// snapshotGUID is what ZFS knows a snapshot by, also where it was received.
+// snapshotGUID returns the GUID by which ZFS identifies a snapshot, even where it was received.
 func (d *Driver) snapshotGUID(ctx context.Context, id driver.ObjectID) (uint64, error) {
 	out, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "guid", d.ownSnapName(id))
 	if err != nil {
@@ -479,9 +500,9 @@ func (d *Driver) snapshotGUID(ctx context.Context, id driver.ObjectID) (uint64, 
 	return guid, nil
 }
 
-// firstRecord reads the first record of a stream, refuses what is not the difference
-// to the snapshot with that GUID, of a whole tree if it is 0, and gives the record
-// back. raw: it is encrypted.
+// firstRecord reads the first record of a stream, and returns a reader of that record.
+// It refuses a stream that is not the difference from the snapshot with the GUID base,
+// or, if base is 0, not a whole tree. raw reports whether the stream is encrypted.
 func (d *Driver) firstRecord(u *unframer, base uint64) (first io.Reader, raw bool, err error) {
 	if err := u.begin(); err != nil {
 		return nil, false, err

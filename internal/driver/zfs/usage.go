@@ -13,9 +13,9 @@ import (
 	"pando/internal/linux/zfs"
 )
 
-// Usage implements driver.Driver. ZFS counts space when it writes a group of
-// transactions, so one is written first. Extents is 1 for anything that is not
-// empty: clones do not cost by them, and ZFS does not tell.
+// Usage implements driver.Driver. ZFS counts space when it writes a transaction
+// group, so Usage syncs first. Extents is 1 for anything that is not empty: the
+// cost of clones does not depend on extents, and ZFS does not report them.
 func (d *Driver) Usage(ctx context.Context, id driver.ObjectID) (driver.Usage, error) {
 	if err := d.Sync(ctx); err != nil {
 		return driver.Usage{}, err
@@ -27,8 +27,8 @@ func (d *Driver) Usage(ctx context.Context, id driver.ObjectID) (driver.Usage, e
 	return usageOf(o), nil
 }
 
-// Usages implements driver.Measurer. It runs one program, and what was written in
-// the last 5 seconds may not be in its figures.
+// Usages implements driver.Measurer. It runs one program. Its figures may not include
+// data written in the last 5 seconds.
 func (d *Driver) Usages(ctx context.Context) (map[driver.ObjectID]driver.Usage, error) {
 	live, _, err := d.listNodes(ctx)
 	if err != nil {
@@ -43,8 +43,8 @@ func (d *Driver) Usages(ctx context.Context) (map[driver.ObjectID]driver.Usage, 
 	return out, nil
 }
 
-// headerBytes is what a clone in which nothing was written may take itself, for the
-// head of its dataset, in several copies: no data.
+// headerBytes is the space that a clone without changes may use, for several copies of
+// the header of its dataset. It holds no data.
 const headerBytes = 32 << 10
 
 // usageOf returns the space of an object, from the figures of its dataset.
@@ -80,15 +80,15 @@ func usageOf(o object) driver.Usage {
 	u.SharedBytes = u.LogicalBytes - u.ExclusiveBytes
 	for _, s := range n.snaps {
 		if id, _ := n.id(); s.name != string(id) || s.deferred {
-			u.TiedBytes = n.inSnaps // its own is all that its dataset has, so it adds nothing
+			u.TiedBytes = n.inSnaps // the object's own snapshot adds nothing: its data is that of the dataset
 		}
 	}
 
 	return u
 }
 
-// Ties implements driver.Tied. Bytes are what snapshots on live datasets hold alone,
-// and all of what lies in the graveyard. It runs one program.
+// Ties implements driver.Tied. Bytes is the space that snapshots on live datasets use
+// alone, or all the space of a dataset in the graveyard. It runs one program.
 func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
 	live, inGraveyard, err := d.listNodes(ctx)
 	if err != nil {
@@ -101,6 +101,7 @@ func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
 		there[string(id)] = true
 	}
 
+	// Find destroyed snapshots that live datasets carry.
 	var out []driver.Tie
 	for _, n := range live {
 		var hidden []*snap
@@ -122,7 +123,7 @@ func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
 		for i, s := range hidden {
 			t := d.tieOf(n, s)
 			if there[s.name] {
-				// The point at which a volume was cloned: nothing was destroyed.
+				// This is the origin of a clone of a volume: nothing was destroyed.
 				t.ID = ""
 			}
 
@@ -138,6 +139,7 @@ func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
 		}
 	}
 
+	// Add the graveyard.
 	for _, n := range inGraveyard {
 		id, _ := n.id()
 		t := driver.Tie{Name: n.name, ID: id, Bytes: n.used}
@@ -155,7 +157,7 @@ func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
 	return out, nil
 }
 
-// tieOf says what needs a snapshot.
+// tieOf returns the tie of a snapshot, with everything that depends on it.
 func (d *Driver) tieOf(n *node, s *snap) driver.Tie {
 	t := driver.Tie{Name: n.name + "@" + s.name, ID: driver.ObjectID(s.name)}
 	if !d.isOwnSnap(s) {
@@ -177,7 +179,7 @@ func (d *Driver) tieOf(n *node, s *snap) driver.Tie {
 	return t
 }
 
-// The figures of Space are kept in a file for a moment.
+// Space caches its figures in a file for a moment.
 const (
 	spaceFile = "space"
 	spaceAge  = 5 * time.Second
@@ -189,7 +191,7 @@ type spaceNote struct {
 	Free  int64     `json:"free"`
 }
 
-// plenty reports whether so much is free that figures some seconds old will do.
+// plenty reports whether so much space is free that figures may be some seconds old.
 func (s spaceNote) plenty() bool { return s.Free > s.Total/4 && s.Free > 16<<30 }
 
 // Space implements driver.Spacer. Rough figures are at most 5 seconds old.
@@ -238,7 +240,7 @@ func (d *Driver) Space(ctx context.Context, rough bool) (driver.Space, error) {
 	return s, nil
 }
 
-// Reclaiming implements driver.Spacer: ZFS frees what was destroyed by and by.
+// Reclaiming implements driver.Spacer: ZFS frees destroyed datasets in the background.
 func (d *Driver) Reclaiming(ctx context.Context) (bool, error) {
 	rows, err := zfs.Zpool.Rows(ctx, 1, "get", "-Hp", "-o", "value", "freeing", d.zp)
 	if err != nil {
@@ -251,6 +253,6 @@ func (d *Driver) Reclaiming(ctx context.Context) (bool, error) {
 	return n > 0, err
 }
 
-// Sync implements driver.Syncer. Every change of a dataset is durable anyway when
-// the program that made it ends; this also writes what lies in memory of files.
+// Sync implements driver.Syncer. Every change of a dataset is durable as soon as the
+// program that made it ends; Sync also writes the cached data of files.
 func (d *Driver) Sync(ctx context.Context) error { return zfs.Zpool.Do(ctx, "sync", d.zp) }

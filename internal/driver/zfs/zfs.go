@@ -1,40 +1,40 @@
-// Package zfs keeps each volume as a dataset of its own, a filesystem or a zvol,
-// in one dataset, the root, that a zpool's owner gives it. Clones are ZFS clones.
-// All is done with the programs zfs and zpool.
+// Package zfs keeps each volume as a dataset of its own, a filesystem or a zvol.
+// All of them are in one dataset, the root, that a zpool's owner gives to Pando.
+// Clones are ZFS clones. The package works only through the programs zfs and zpool.
 //
 // # Layout
 //
-//	tank/pando                  the root; pando:pool says whose it is
+//	tank/pando                  the root; pando:pool has the ID of its pool
 //	tank/pando/<id>             the data of an object: a filesystem (native) or a zvol
-//	tank/pando/<id>@<id>        what an immutable object (snapshot, generation) is
-//	tank/pando/graveyard/<id>   destroyed, kept for something that is not Pando's
+//	tank/pando/<id>@<id>        the content of an immutable object (snapshot, generation)
+//	tank/pando/graveyard/<id>   destroyed, kept because something that is not Pando's depends on it
 //
 // A volume is a dataset with its identity in the user property pando:identity. An
-// immutable object is its snapshot of the same name, with the identity on that;
-// its dataset only carries it. So what is cloned follows from an ID, without
-// looking. Identities are set in the same call that makes what they are of: an
-// object is whole, or not, at every moment.
+// immutable object is the snapshot with the same name as its dataset, and has the
+// identity there; the dataset only carries the snapshot. So the snapshot to clone
+// follows from an ID, without asking ZFS. Identities are set in the same call that
+// makes the dataset or snapshot: an object is whole, or not, at every moment.
 //
 // # Ties
 //
 // ZFS ties a clone to its snapshot, and a snapshot to its dataset. To take a
 // snapshot S of a volume V is therefore three steps: snapshot V@S, clone it to
 // S, promote S. Then S@S is on a dataset of its own and V, which is now a clone of
-// it, can be destroyed at any time, in one step. Older snapshots of V, somebody
-// else's too, go along to S. A clone of a volume has its origin on the volume, as
-// V@C, marked to be destroyed when C is (deferred).
+// it, can be destroyed at any time, in one step. Older snapshots of V move to S
+// with it, even those that are not Pando's. A clone C of a volume V has its origin
+// on the volume, as V@C, marked to be destroyed together with C (deferred).
 //
-// Destroying what has clones marks its snapshot, which makes it no object any
-// more, promotes one of the clones, to which the snapshot then moves, and destroys
-// the dataset. The snapshot goes by itself with the last clone: there is nothing
-// to clean up. Only where something is not Pando's (a snapshot with another name, a
-// hold, a clone elsewhere) the dataset is renamed into the graveyard, until that
-// is gone: see Reap.
+// Destroying an object that has clones marks its snapshot, so that it is no longer
+// an object, promotes one of the clones, to which the snapshot then moves, and
+// destroys the dataset. ZFS removes the snapshot with the last clone: nothing has
+// to be cleaned up. Only if something that is not Pando's depends on the dataset (a
+// snapshot with another name, a hold, a clone elsewhere), the dataset is renamed
+// into the graveyard, until nothing does: see Reap.
 //
 // # Interruptions
 //
-// Where an object is made in several steps, its name lies in DIR/making in the meantime,
-// so that Destroy knows, without asking ZFS, that half of it may be elsewhere.
+// While an object is being made in several steps, DIR/making has a file with its name,
+// so that Destroy knows, without asking ZFS, that parts of it may be on other datasets.
 package zfs
 
 import (
@@ -67,15 +67,14 @@ const (
 	propKey      = "pando:key"      // of a dataset: keyOwn if it may have another key than the root
 )
 
-// keyOwn marks datasets that were received as they are encrypted elsewhere, with a key of their own, and copies of
-// them.
+// keyOwn marks datasets that were received raw, and so have the key of the place they came from, and copies of them.
 const keyOwn = "own"
 
-// graveyard is the dataset in the root for destroyed datasets that something foreign still needs.
+// graveyard is the dataset in the root for destroyed datasets that something foreign still depends on.
 const graveyard = "graveyard"
 
-// patience is how long a busy dataset is tried again: the probes of udev, and
-// other processes at work, hold one for a moment.
+// patience is how long an operation on a busy dataset is retried: udev's probes
+// and other processes may hold a dataset for a moment.
 const patience = 2 * time.Second
 
 // Driver is a driver.Driver.
@@ -105,9 +104,9 @@ var (
 )
 
 // Open is a driver.Opener. DIR/dataset must be a symbolic link to the name of the
-// root dataset. Without create nothing is run: it only looks whether the zpool is
-// imported. Unsupported without ZFS, IO if the zpool is not imported, each with
-// what to do: neither says that anything is gone.
+// root dataset. Without create it runs no program, and only checks that the zpool
+// is imported. Unsupported without ZFS, IO if the zpool is not imported, each with
+// a hint: neither means that data is lost.
 func Open(ctx context.Context, dir, poolID string, create bool) (driver.Driver, error) {
 	const op = "open pool"
 	root, err := os.Readlink(filepath.Join(dir, Link))
@@ -144,7 +143,7 @@ func Open(ctx context.Context, dir, poolID string, create bool) (driver.Driver, 
 	return d, nil
 }
 
-// checkImported fails, with what to do, if the zpool is not imported. Its error is never NotFound.
+// checkImported fails, with a hint, if the zpool is not imported. Its error is never NotFound.
 func (d *Driver) checkImported() error {
 	_, err := zfs.PoolState(d.zp)
 	if errs.Is(err, errs.NotFound) {
@@ -166,19 +165,19 @@ func (d *Driver) Caps() driver.Caps {
 	}
 }
 
-// dataset is the name of an object's dataset.
+// dataset returns the name of an object's dataset.
 func (d *Driver) dataset(id driver.ObjectID) string { return d.root + "/" + string(id) }
 
-// ownSnapName is the name of the snapshot that an immutable object is.
+// ownSnapName returns the name of the snapshot that holds an immutable object.
 func (d *Driver) ownSnapName(id driver.ObjectID) string { return d.dataset(id) + "@" + string(id) }
 
 func (d *Driver) graveyardDataset() string { return d.root + "/" + graveyard }
 
-// Dataset is the name of the root dataset, for people.
+// Dataset returns the name of the root dataset, for users.
 func (d *Driver) Dataset() string { return d.root }
 
-// checkRoot makes sure that the root dataset exists and is this pool's: only then "does not exist" means that something
-// is absent.
+// checkRoot makes sure that the root dataset exists and is this pool's. Only then does "does not exist" mean that an
+// object is absent.
 func (d *Driver) checkRoot(ctx context.Context) error {
 	if err := d.checkImported(); err != nil {
 		return err
@@ -204,8 +203,8 @@ func (d *Driver) checkRoot(ctx context.Context) error {
 	return nil
 }
 
-// absentError turns a complaint that something does not exist into "not there", if that
-// is true, or into what is wrong instead.
+// absentError returns the error for an object that ZFS says does not exist: NotFound, or
+// what is wrong with the root dataset.
 func (d *Driver) absentError(ctx context.Context, op string, id driver.ObjectID) error {
 	if err := d.checkRoot(ctx); err != nil {
 		return err
@@ -216,7 +215,7 @@ func (d *Driver) absentError(ctx context.Context, op string, id driver.ObjectID)
 // making is the directory with the names of objects that are being made in several steps.
 const making = "making"
 
-// noteMaking notes that an object is being made; the func returned takes the note away.
+// noteMaking notes that an object is being made; the returned func removes the note.
 // The note need not survive a power loss.
 func (d *Driver) noteMaking(id driver.ObjectID) (func(), error) {
 	p := filepath.Join(d.dir, making, string(id))
@@ -236,7 +235,7 @@ func (d *Driver) noteMaking(id driver.ObjectID) (func(), error) {
 }
 
 func (d *Driver) forgetMaking(id driver.ObjectID) {
-	_ = os.Remove(filepath.Join(d.dir, making, string(id))) // a note too many costs a look
+	_ = os.Remove(filepath.Join(d.dir, making, string(id))) // a stale note only costs a listing
 }
 
 // mayBeHalfMade reports whether making an object may have been interrupted.
