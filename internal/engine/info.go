@@ -301,89 +301,100 @@ type Detail struct {
 // Show describes the object that a reference names, measured now. It first flushes the
 // data that programs have written to a mounted volume, so that it counts. NotFound.
 func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
-	var row catalog.Row
-	var att catalog.MountRecord
-	var has bool
-	var golden catalog.Golden
-	var gens, snaps []catalog.Row
-	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		if row, err = tx.Resolve("show", r); err != nil {
-			return err
-		}
-
-		switch row.Kind {
-		case driver.Generation:
-			if golden, _, err = tx.Golden(row.Golden); err != nil {
-				return err
-			}
-			if r.At == "" {
-				gens, err = tx.Generations(row.Golden)
-			}
-		case driver.Volume:
-			if att, has, err = tx.MountRecord(row.ID); err != nil {
-				return err
-			}
-			snaps, err = tx.Snapshots(row.Lineage())
-		}
-
-		return err
-	})
+	s, err := e.readShown(ctx, r)
 	if err != nil {
 		return Detail{}, err
 	}
 
 	// Flush a mounted volume, so that what programs have written counts.
-	d := Detail{OriginID: string(row.OriginID), CloneCost: string(e.caps.CloneCost), Durable: !row.Ephemeral}
+	d := Detail{OriginID: string(s.row.OriginID), CloneCost: string(e.caps.CloneCost), Durable: !s.row.Ephemeral}
 	state := content.NotMounted
-	if has {
-		state = e.content.MountState(row, att)
+	if s.has {
+		state = e.content.MountState(s.row, s.att)
 		d.Held = state == content.HeldElsewhere
-		if state == content.Mounted && att.MountID != 0 {
-			e.content.FlushToMeasure(ctx, row, att)
+		if state == content.Mounted && s.att.MountID != 0 {
+			e.content.FlushToMeasure(ctx, s.row, s.att)
 		}
 	}
 
 	// Measure the object, and record the figures.
-	one := []catalog.Row{row}
+	one := []catalog.Row{s.row}
 	if err := e.measureRows(ctx, one, false); err != nil {
 		return Detail{}, errs.Wrap("show", r.String(), err)
 	}
 
-	row = one[0]
-	d.TiedBytes = row.Usage.TiedBytes
-	d.StallSeconds = e.content.Stall(row).Seconds()
-	if k, err := e.Key(ctx, row.ID); err == nil && k.Root != "" {
+	s.row = one[0]
+	d.TiedBytes = s.row.Usage.TiedBytes
+	d.StallSeconds = e.content.Stall(s.row).Seconds()
+	if k, err := e.Key(ctx, s.row.ID); err == nil && k.Root != "" {
 		d.Key = &k
 	}
 
-	if row.Kind != driver.Generation && row.Golden != "" {
-		d.Base = ref.Generation(row.Golden, row.Generation)
+	if s.row.Kind != driver.Generation && s.row.Golden != "" {
+		d.Base = ref.Generation(s.row.Golden, s.row.Generation)
 	}
 
 	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
-		return tx.SetUsage(row.ID, row.Usage, row.MeasuredAt)
+		return tx.SetUsage(s.row.ID, s.row.Usage, s.row.MeasuredAt)
 	}); err != nil {
 		return Detail{}, err
 	}
 
 	// Describe the object, with its generations or snapshots.
-	switch row.Kind {
+	switch s.row.Kind {
 	case driver.Generation:
-		d.describeGolden(row, golden, gens, e.caps.Name)
+		d.describeGolden(s.row, s.golden, s.gens, e.caps.Name)
 	case driver.Snapshot:
-		d.Info = snapshotInfo(row, r.Name, e.caps.Name)
+		d.Info = snapshotInfo(s.row, r.Name, e.caps.Name)
 	default:
 		mountpoint := ""
 		if state != content.NotMounted {
-			mountpoint = att.Mountpoint
+			mountpoint = s.att.Mountpoint
 		}
-		d.Info = volumeInfo(row, e.caps.Name, mountpoint)
-		for _, s := range snaps {
-			d.Snapshots = append(d.Snapshots, snapshotInfo(s, r.Name, e.caps.Name))
+		d.Info = volumeInfo(s.row, e.caps.Name, mountpoint)
+		for _, snap := range s.snaps {
+			d.Snapshots = append(d.Snapshots, snapshotInfo(snap, r.Name, e.caps.Name))
 		}
 	}
 
 	return d, nil
+}
+
+// shown is what the catalogue has about an object that Show describes.
+type shown struct {
+	row    catalog.Row
+	att    catalog.MountRecord
+	has    bool // it has a mount record
+	golden catalog.Golden
+	gens   []catalog.Row // of a golden, if Show was asked for all of it
+	snaps  []catalog.Row // of a volume
+}
+
+// readShown reads what the catalogue has about an object. NotFound.
+func (e *Engine) readShown(ctx context.Context, r ref.Ref) (s shown, err error) {
+	err = e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		if s.row, err = tx.Resolve("show", r); err != nil {
+			return err
+		}
+
+		switch s.row.Kind {
+		case driver.Generation:
+			if s.golden, _, err = tx.Golden(s.row.Golden); err != nil {
+				return err
+			}
+			if r.At == "" {
+				s.gens, err = tx.Generations(s.row.Golden)
+			}
+		case driver.Volume:
+			if s.att, s.has, err = tx.MountRecord(s.row.ID); err != nil {
+				return err
+			}
+			s.snaps, err = tx.Snapshots(s.row.Lineage())
+		}
+
+		return err
+	})
+	return s, err
 }
 
 // describeGolden describes a generation, which has just been measured, and lists the generations gens.

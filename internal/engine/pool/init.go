@@ -40,7 +40,7 @@ type Plan struct {
 	BackingBytes int64 // 0: the driver lives in the directory's own filesystem
 	MinFree      float64
 	Why          string
-	// Extra is called before the pool becomes one, to lay out what other packages keep in its directory.
+	// Extra lays out what other packages keep in the pool's directory. Make calls it before the pool exists.
 	Extra func(ctx context.Context, dir, poolID string) error
 }
 
@@ -71,37 +71,12 @@ func Prepare(
 		return "", false, nil, nil, err
 	}
 
-	st, err := os.Stat(abs)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		madeDir = true
-		if err := os.MkdirAll(abs, 0o700); err != nil {
-			return "", false, nil, nil, errs.Wrap("init", abs, err)
-		}
-	case err != nil:
-		return "", false, nil, nil, errs.Wrap("init", abs, err)
-	case !st.IsDir():
-		return "", false, nil, nil, errs.New(errs.Invalid, "init", abs, "it is not a directory")
-	}
-
-	entries, err := os.ReadDir(abs)
+	madeDir, left, err := makeDir(abs)
 	if err != nil {
-		return "", false, nil, nil, errs.Wrap("init", abs, err)
+		return "", false, nil, nil, err
 	}
 
-	// Refuse a directory that holds anything but leftovers.
-	left := exists(filepath.Join(abs, initingName)) || exists(filepath.Join(abs, removingName))
-	for _, e := range entries {
-		// mkfs of a whole disk leaves lost+found; a lock alone is a race with
-		// another init.
-		if !left && e.Name() != "lost+found" && e.Name() != "lock" {
-			return "", false, nil, nil, errs.New(errs.Invalid, "init", abs, "the directory is not empty (it holds %q)",
-				e.Name()).
-				WithHint("choose an empty or new directory with %s", errs.Param("pool"))
-		}
-	}
-
-	// Lock it, and look again.
+	// Lock it, and check again.
 	unlock, err = Lock(ctx, abs)
 	if err != nil {
 		return "", false, nil, nil, err
@@ -124,6 +99,7 @@ func Prepare(
 		}
 	}
 
+	// From here on, undo everything on error.
 	abort = func() {
 		// Remove pool.json first: it may exist, but not be known to be durable.
 		if removeEntry(filepath.Join(abs, configName)) != nil ||
@@ -148,6 +124,41 @@ func Prepare(
 	return abs, madeDir, unlock, abort, nil
 }
 
+// makeDir makes a pool's directory, or refuses one that holds anything but leftovers. left reports whether there are
+// leftovers of an interrupted init or deinit. Invalid.
+func makeDir(dir string) (made, left bool, err error) {
+	st, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		made = true
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return false, false, errs.Wrap("init", dir, err)
+		}
+	case err != nil:
+		return false, false, errs.Wrap("init", dir, err)
+	case !st.IsDir():
+		return false, false, errs.New(errs.Invalid, "init", dir, "it is not a directory")
+	}
+
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return false, false, errs.Wrap("init", dir, err)
+	}
+
+	left = exists(filepath.Join(dir, initingName)) || exists(filepath.Join(dir, removingName))
+	for _, e := range entries {
+		// mkfs of a whole disk leaves lost+found; a lock alone is a race with
+		// another init.
+		if !left && e.Name() != "lost+found" && e.Name() != "lock" {
+			return false, false, errs.New(errs.Invalid, "init", dir, "the directory is not empty (it holds %q)",
+				e.Name()).
+				WithHint("choose an empty or new directory with %s", errs.Param("pool"))
+		}
+	}
+
+	return made, left, nil
+}
+
 // Make makes the pool that plan describes in a prepared directory. The pool exists as soon as pool.json does.
 func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, error) {
 	p := &Pool{Dir: dir, Config: Config{
@@ -160,6 +171,7 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 		}
 	}
 
+	// Make and mount the filesystem of a loop-backed pool.
 	data := p.DataDir()
 	if plan.BackingBytes > 0 {
 		p.Config.Backing = &Backing{FS: "xfs", SizeBytes: plan.BackingBytes}
@@ -184,6 +196,7 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 		data = fmt.Sprintf("/proc/self/fd/%d/.", root.Fd())
 	}
 
+	// Mark the directory as this pool's.
 	if err := os.Symlink(p.Config.ID, filepath.Join(data, markerName)); err != nil {
 		return nil, errs.Wrap("init", dir, err)
 	}
@@ -195,32 +208,8 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 		}
 	}
 
-	// Let the driver lay out its directory, durably.
-	drv, err := plan.Open(ctx, data, p.Config.ID, true)
-	if err != nil {
-		if plan.Outside != "" {
-			// Try to remove what it may have made. It may be unable to: the place that it was asked for may not even exist.
-			_ = plan.Unmake(context.WithoutCancel(ctx), data, p.Config.ID)
-			_ = os.Remove(filepath.Join(data, outsideName))
-		}
+	if err := p.layOut(ctx, data, plan); err != nil {
 		return nil, err
-	}
-
-	if s, ok := drv.(driver.Syncer); ok {
-		err = s.Sync(ctx)
-	}
-
-	if c, ok := drv.(io.Closer); ok { // even on error: an open directory keeps the mount
-		if cerr := c.Close(); err == nil {
-			err = cerr
-		}
-	}
-	if err != nil {
-		return nil, errs.Wrap("init", dir, err)
-	}
-
-	if err := syncFilesystem(data); err != nil {
-		return nil, errs.Wrap("init", dir, err)
 	}
 
 	// Add the rest. The pool exists once its config does.
@@ -243,6 +232,34 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 	return p, nil
 }
 
+// layOut lets the driver lay out its directory data, durably.
+func (p *Pool) layOut(ctx context.Context, data string, plan Plan) error {
+	drv, err := plan.Open(ctx, data, p.Config.ID, true)
+	if err != nil {
+		if plan.Outside != "" {
+			// Try to remove what it may have made. That may fail: the requested place may not even exist.
+			_ = plan.Unmake(context.WithoutCancel(ctx), data, p.Config.ID)
+			_ = os.Remove(filepath.Join(data, outsideName))
+		}
+		return err
+	}
+
+	if s, ok := drv.(driver.Syncer); ok {
+		err = s.Sync(ctx)
+	}
+
+	if c, ok := drv.(io.Closer); ok { // even on error: an open directory keeps the mount
+		if cerr := c.Close(); err == nil {
+			err = cerr
+		}
+	}
+	if err != nil {
+		return errs.Wrap("init", p.Dir, err)
+	}
+
+	return errs.Wrap("init", p.Dir, syncFilesystem(data))
+}
+
 // MountData mounts a pool that Make has just made. The caller holds the lock.
 func (p *Pool) MountData(ctx context.Context) error {
 	if p.Config.Backing == nil || p.isMounted() {
@@ -251,6 +268,7 @@ func (p *Pool) MountData(ctx context.Context) error {
 	return p.mountData(ctx)
 }
 
+// makeBacking makes the file of a loop-backed pool with an XFS in it, and mounts it where no other process sees it.
 func (p *Pool) makeBacking(ctx context.Context) (*mount.Detached, error) {
 	path := p.BackingFile()
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
@@ -283,6 +301,7 @@ func Remove(ctx context.Context, dir string, unmake Unmake) error {
 		return errs.Wrap("deinit", dir, err)
 	}
 
+	// Rename pool.json, unless an earlier call did.
 	madeDir := false
 	if p, err := Read(dir); err == nil {
 		madeDir = p.Config.MadeDir
@@ -319,8 +338,8 @@ func Remove(ctx context.Context, dir string, unmake Unmake) error {
 // DeinitInterrupted reports whether a deinit was begun in dir and not finished.
 func DeinitInterrupted(dir string) bool { return exists(filepath.Join(dir, removingName)) }
 
-// removeRemains removes everything of a pool except the directory, the lock, and the names that say that something was
-// interrupted.
+// removeRemains removes everything of a pool except the directory, the lock, and the files that mark an interrupted
+// init or deinit.
 func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 	// Remove what the driver keeps outside the directory.
 	data := filepath.Join(dir, "data")
@@ -341,6 +360,7 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 		}
 	}
 
+	// Wait until its loop device is detached.
 	if b := filepath.Join(dir, backingName); exists(b) {
 		gone, err := loopdev.WaitDetached(ctx, b, 5*time.Second)
 		if err != nil {
@@ -352,8 +372,12 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 		}
 	}
 
-	// Remove files one by one, never a tree: a volume that is mounted on mnt/NAME, and files in data/ that are not
-	// Pando's, make this stop instead of vanishing.
+	return removeFiles(dir)
+}
+
+// removeFiles removes the files of a pool. It removes them one by one, never a tree: a volume that is mounted on
+// mnt/NAME, or a file in data/ that is not Pando's, makes it stop, instead of being removed.
+func removeFiles(dir string) error {
 	for _, name := range []string{"live", "locks", "mnt"} {
 		entries, err := os.ReadDir(filepath.Join(dir, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -370,8 +394,8 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 		}
 	}
 
-	// Remove the addresses of remotes, the keys to them, and the record of writes: all of it is Pando's, and nothing is
-	// mounted there.
+	// Remove the addresses of remotes, the keys to them, and the record of writes. These may be removed as trees: all of
+	// it is Pando's, and nothing is mounted there.
 	for _, name := range []string{remotesName, writerName} {
 		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
 			return errs.Wrap("deinit", dir, err)
@@ -390,6 +414,7 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 		}
 	}
 
+	// Remove the rest, and then the directories.
 	for _, name := range []string{backingName, "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.db-journal",
 		"catalog.seen", reserveName, configName + ".new",
 		"live", "locks", "mnt", "data/.pando-probe", "data/objects", "data/" + outsideName, "data/" + markerName, "data"} {
@@ -401,7 +426,7 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 	return nil
 }
 
-// removeMarkers removes, last of all, the files that say that something was interrupted.
+// removeMarkers removes, last of all, the lock and the files that mark an interrupted init or deinit.
 func removeMarkers(dir string) error {
 	for _, name := range []string{"lock", initingName, removingName} {
 		if err := removeEntry(filepath.Join(dir, name)); err != nil {
@@ -437,7 +462,7 @@ func removeEntry(path string) error {
 	return errs.Wrap("deinit", path, err)
 }
 
-// escapeGlob makes a path match itself only.
+// escapeGlob escapes a path so that, as a pattern, it matches only itself.
 func escapeGlob(path string) string {
 	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
 }
