@@ -538,7 +538,7 @@ func TestPullRefusesWhatWasChanged(t *testing.T) {
 			case errs.Is(err, errs.Damaged) && kind == "segments" && at > 100:
 				segments++
 				if !strings.Contains(err.Error(), "g@1") || !strings.Contains(err.Error(), "bytes ") ||
-					!strings.Contains(errs.HintOf(err), "verify "+o.r.Name) {
+					!strings.Contains(errs.HintOf(err), `"verify" of `+o.r.Name) {
 					t.Errorf("the error does not say what is affected: %v (hint: %s)", err, errs.HintOf(err))
 				}
 			}

@@ -400,6 +400,7 @@ func TestTooNew(t *testing.T) {
 // Lists of nothings pack into a kilobyte. Reading one costs no more than unpacking it: nothing is kept of an element
 // that is none.
 func TestHostileListsCostLittle(t *testing.T) {
+	testfs.NotShort(t, "it reads one object after the other")
 	ctx := t.Context()
 	_, r, m := golden(t)
 	web, err := r.headKey("web")

@@ -6,6 +6,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/remote/objstore"
+	"pando/internal/testing/testfs"
 )
 
 // configOf is the config that is in a store, nil if none is.
@@ -185,6 +186,7 @@ func TestRestoreConfigRace(t *testing.T) {
 }
 
 func TestSealText(t *testing.T) {
+	testfs.NotShort(t, "it derives keys from passphrases, one after the other")
 	h := newHost(t, "h")
 	for _, c := range []struct {
 		to   NewSlot
