@@ -1,6 +1,6 @@
 // Package btrfs keeps each volume as one subvolume, and makes clones and
-// snapshots of it with btrfs snapshots, by system calls only. They cost the
-// same whatever is inside: one commit of the filesystem's transaction.
+// snapshots of it with btrfs snapshots, by system calls only. Their cost does not
+// depend on the content: it is one commit of the filesystem's transaction.
 //
 // # Durability
 //
@@ -8,31 +8,31 @@
 // the same filesystem becomes durable too. So for clones and snapshots the
 // identity is written first and the subvolume, in one step, last: both are
 // durable with a single commit, where writing the identity last would take
-// two. An object is whole when it has both, at every moment, also after a
-// crash. An empty subvolume is not committed by making it: its directory must
-// be synced, which commits.
+// two. At every moment, even after a crash, an object is whole if it has both.
+// Making an empty subvolume does not commit it: its directory must be synced.
 //
 // The kernel makes each snapshot in a commit of its own, one at a time in one directory
-// (create_snapshot and btrfs_mksubvol in fs/btrfs/ioctl.c). So many clones cannot share one:
-// this is no driver.Batcher.
+// (create_snapshot and btrfs_mksubvol in fs/btrfs/ioctl.c). So clones cannot share a commit,
+// and this driver is not a driver.Batcher.
 //
 // # Subvolumes inside volumes
 //
 // Users, and programs such as container engines, make subvolumes inside a
-// volume. A snapshot of btrfs leaves those out; here they are cloned too, one
-// after the other, each at a moment of its own. They are found by an index, so
-// looking for them costs nothing when there are none. A subvolume cannot be
+// volume. A btrfs snapshot does not include those; this driver clones them too,
+// one after the other, each at a moment of its own. It finds them by an index, so
+// that the search costs nothing when there are none. A subvolume cannot be
 // destroyed before those inside it are: Destroy does both. Streams cannot hold
-// them: an object with subvolumes inside is not sent.
+// them: an object with subvolumes inside cannot be sent.
 //
 // # Streams
 //
-// The kernel makes them, and package btrfsstream follows them, without the programs
-// of btrfs. What was received has the UUID of what was sent as its "received UUID",
-// by which the kernel names it when it is sent on, so that increments fit wherever
-// an object has been. Not in a stream, and lost on the way, are flags of inodes
-// (chattr), preallocated space, and what fs-verity keeps. Nothing reports it: finding
-// them would take a look at every inode, and a stream costs by what has changed.
+// The kernel writes them, and package btrfsstream reads them, without btrfs-progs.
+// A received subvolume has the UUID of the subvolume that was sent as its "received
+// UUID". The kernel refers to it by that UUID when it is sent on, so that increments
+// fit wherever an object has been. Streams do not hold, and so lose, inode flags
+// (chattr), preallocated space, and the data of fs-verity. Nothing reports the loss:
+// to find these, every inode would have to be read, while the cost of a stream depends
+// only on what has changed.
 package btrfs
 
 import (
@@ -119,8 +119,8 @@ func checkMagic(op string, f *os.File) error {
 	return nil
 }
 
-// Probe makes and removes a subvolume in dir. Unsupported if that is not
-// possible there, Permission if the caller may not.
+// Probe tries to make and remove a subvolume in dir. Unsupported if that is not
+// possible there, Permission if the caller lacks the permission.
 func Probe(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -187,7 +187,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 		err = d.dir.Put(id, durabilityOf(id))
 	}
 	if err != nil {
-		// Should this fail too, what is left has no identity.
+		// If this fails too, the remaining data has no identity.
 		_ = d.destroyTree(d.subvolumeName(id.ID))
 		return errs.Wrap(op, id.Ref(), err)
 	}
@@ -203,8 +203,8 @@ func durabilityOf(id driver.Identity) objdir.Until {
 	return objdir.OnDisk
 }
 
-// Clone implements driver.Driver. It is as durable for ephemeral clones: the
-// kernel leaves no choice.
+// Clone implements driver.Driver. Even ephemeral clones are durable: the kernel
+// offers no other way.
 func (d *Driver) Clone(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
 	return d.snapshot(ctx, "clone", from, id, false)
 }
@@ -229,7 +229,7 @@ func (d *Driver) snapshot(
 
 	defer src.Close()
 
-	// Without an identity it may be half a snapshot of nested subvolumes.
+	// Without an identity it may be an incomplete snapshot of nested subvolumes.
 	if _, err := d.dir.Get(from); errs.Is(err, errs.NotFound) {
 		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
@@ -251,7 +251,7 @@ func (d *Driver) snapshot(
 	}
 
 	if len(nested) == 0 {
-		// Identity first: see the package's comment. It also reserves the ID.
+		// Write the identity first: see the package's comment. It also reserves the ID.
 		if err := d.dir.Put(id, objdir.InNext); err != nil {
 			return errs.Wrap(op, id.Ref(), err)
 		}
@@ -279,8 +279,8 @@ func (d *Driver) snapshot(
 }
 
 // snapshotNested puts snapshots of the subvolumes inside src into its writable
-// snapshot at path to, in the place of the empty directories that btrfs left
-// there, and then makes to read-only if it shall be.
+// snapshot at path to, in place of the empty directories that btrfs made there.
+// It then makes to read-only if readOnly is set.
 func (d *Driver) snapshotNested(
 	ctx context.Context, src *os.File, nested []kernel.SubvolChild, to string, readOnly bool,
 ) error {
@@ -375,8 +375,7 @@ func (d *Driver) openSubvolume(id driver.ObjectID) (*os.File, error) {
 
 func (d *Driver) subvolumeName(id driver.ObjectID) string { return string(id) + ext }
 
-// Destroy implements driver.Driver. The space is returned by a thread of the
-// kernel; Sync wakes it.
+// Destroy implements driver.Driver. A kernel thread frees the space; Sync wakes it.
 func (d *Driver) Destroy(_ context.Context, id driver.ObjectID) error {
 	if !driver.ValidID(string(id)) {
 		return errs.New(errs.Invalid, "destroy", string(id), "not the ID of an object")
@@ -421,8 +420,8 @@ func (d *Driver) destroyTree(name string) error {
 	return kernel.SubvolDestroy(d.f, name)
 }
 
-// prepareDestroy makes the subvolume with the root f ready to be destroyed: a read-only one keeps what is inside it,
-// and one whose root is immutable (chattr) keeps itself.
+// prepareDestroy makes the subvolume with the root f ready to be destroyed: the content of a read-only one cannot be
+// destroyed, nor can one whose root is immutable (chattr).
 func prepareDestroy(f *os.File) error {
 	if err := kernel.SubvolSetReadOnly(f, false); err != nil {
 		return err
@@ -431,8 +430,8 @@ func prepareDestroy(f *os.File) error {
 	return nil
 }
 
-// destroyNested destroys the subvolumes inside the subvolume numbered id, whose
-// root f is, the deepest first.
+// destroyNested destroys the subvolumes inside the subvolume with number id and
+// root f, the deepest first.
 func (d *Driver) destroyNested(f *os.File, id uint64) error {
 	nested, err := kernel.SubvolChildren(d.f, id)
 	if err != nil {
@@ -573,8 +572,8 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 
 	defer f.Close()
 
-	// In this order: after a crash between the two, the identity alone keeps it
-	// from being attached writable.
+	// The order matters: after a crash between the two, the identity alone keeps the
+	// object from being attached writable.
 	if err := d.dir.Replace(id); err != nil {
 		return err
 	}
@@ -582,10 +581,10 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 	return errs.Wrap(op, string(id.ID), setMode(f, id.Kind))
 }
 
-// setMode makes the subvolume of an object of that kind read-only or writable. One
-// that becomes writable has no more to do with what it may have been received
-// from; the kernel would go on saying that it is the same, and increments would be
-// built on it.
+// setMode makes the subvolume of an object of that kind read-only or writable. A
+// writable one loses its received UUID: the kernel would otherwise still take it for
+// a copy of the subvolume that it was received from, and increments would be based
+// on it.
 func setMode(f *os.File, kind driver.Kind) error {
 	if kind == driver.Snapshot || kind == driver.Generation {
 		return kernel.SubvolSetReadOnly(f, true)
@@ -653,8 +652,8 @@ func (d *Driver) Upgrade(ctx context.Context, isCommitted func(driver.ObjectID) 
 	return d.dir.Upgrade(ctx, isCommitted)
 }
 
-// Sync implements driver.Syncer. It also wakes the kernel's thread that frees
-// the space of what was destroyed, but does not wait for it.
+// Sync implements driver.Syncer. It also wakes the kernel thread that frees the
+// space of destroyed subvolumes, but does not wait for it.
 func (d *Driver) Sync(context.Context) error {
 	return errs.Wrap("sync", d.dir.Path(), kernel.BtrfsSync(d.f))
 }

@@ -21,14 +21,14 @@ var (
 	_ driver.Comparer = (*Driver)(nil)
 )
 
-// maxReceived is how many subvolumes of one filesystem are noted as received from
-// the same one. The kernel keeps their numbers in one item of a tree, which must
-// fit a node, whose smallest size is 4 KiB; when it does not, older kernels make
-// the filesystem read-only.
+// maxReceived limits how many subvolumes of one filesystem are recorded as received
+// from the same one. The kernel keeps their numbers in one item of a tree. The item
+// must fit into a node, whose smallest size is 4 KiB; if it does not, older kernels
+// make the filesystem read-only.
 const maxReceived = 400
 
-// immutable opens an object that can be sent, or that others can build on: whole,
-// read-only, and without subvolumes inside, which streams do not have.
+// immutable opens an object that can be sent, or that can be a base: whole,
+// read-only, and without subvolumes inside, which streams cannot hold.
 func (d *Driver) immutable(op string, id driver.ObjectID) (*os.File, kernel.SubvolInfo, error) {
 	f, err := d.openSubvolume(id)
 	if err != nil {
@@ -84,7 +84,7 @@ func (d *Driver) Same(_ context.Context, id, base driver.ObjectID) (bool, error)
 	return same, errs.Wrap(op, string(id), err)
 }
 
-// notComparable takes from errors those that only say that two objects cannot be compared.
+// notComparable returns nil for an error that only means that two objects cannot be compared, and err otherwise.
 func notComparable(err error) error {
 	if errs.Is(err, errs.Invalid) || errs.Is(err, errs.Unsupported) {
 		return nil
@@ -92,9 +92,8 @@ func notComparable(err error) error {
 	return err
 }
 
-// Send implements driver.Streamer. It is in version 2 of the kernel's format where
-// the kernel knows that (Linux 6.0), so that compressed data travels as it lies on
-// disk.
+// Send implements driver.Streamer. It uses version 2 of the kernel's format where the
+// kernel supports it (Linux 6.0), so that compressed data is sent as stored on disk.
 func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writer) error {
 	const op = "send"
 	if err := ctx.Err(); err != nil {
@@ -127,7 +126,7 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 			return nil
 		}
 
-		// What a kernel says to a version that it does not know.
+		// The kernel does not know this version.
 		unknown := errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTO) || errors.Is(err, unix.EOPNOTSUPP)
 		if unknown && !written && o.Version > 1 {
 			continue
@@ -152,7 +151,7 @@ func sendStream(ctx context.Context, f *os.File, o kernel.BtrfsSendOptions, w io
 	in := os.NewFile(uintptr(p[1]), "pipe")
 	_, _ = unix.FcntlInt(uintptr(p[1]), unix.F_SETPIPE_SZ, 1<<20) // only faster
 
-	// Only the end for reading is non-blocking: closing it must wake its reader.
+	// Only the read end is non-blocking: closing it must wake the reader.
 	if err := unix.SetNonblock(p[0], true); err != nil {
 		return false, errors.Join(err, in.Close(), unix.Close(p[0]))
 	}
@@ -168,8 +167,8 @@ func sendStream(ctx context.Context, f *os.File, o kernel.BtrfsSendOptions, w io
 	}()
 	t := &tee{r: out, w: w}
 
-	// The form of the stream is looked at on its way: half a one, or two in one
-	// (see BtrfsSend), must not pass for whole.
+	// Check the form of the stream while it is written: an incomplete stream, or two
+	// in one (see BtrfsSend), must not pass for a whole one.
 	s, err := btrfsstream.NewReader(t)
 	if err == nil {
 		err = s.Drain()
@@ -194,7 +193,7 @@ func sendStream(ctx context.Context, f *os.File, o kernel.BtrfsSendOptions, w io
 	return t.written, kernelErr
 }
 
-// tee reads from r and writes it all to w.
+// tee is a reader of r that also writes everything it reads to w.
 type tee struct {
 	r       io.Reader
 	w       io.Writer
@@ -213,7 +212,7 @@ func (t *tee) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Receive implements driver.Streamer. The subvolume is at its place from the
+// Receive implements driver.Streamer. The subvolume is in its final place from the
 // beginning, without an identity.
 func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.ObjectID, r io.Reader) error {
 	const op = "receive"
@@ -288,7 +287,7 @@ func (d *Driver) receive(
 
 	defer func() {
 		if err != nil {
-			// Should this fail too, what is left has no identity.
+			// If this fails too, the remaining data has no identity.
 			_ = d.destroyTree(d.subvolumeName(id.ID))
 		}
 	}()
@@ -311,7 +310,7 @@ func (d *Driver) receive(
 	return errs.Wrap(op, id.Ref(), d.dir.Put(id, durabilityOf(id)))
 }
 
-// isSameSubvolume reports whether a subvolume has that UUID, or was received from one that has.
+// isSameSubvolume reports whether a subvolume has that UUID, or was received from one that has it.
 func isSameSubvolume(info kernel.SubvolInfo, uuid [16]byte) bool {
 	if info.ReceivedUUID != [16]byte{} {
 		return info.ReceivedUUID == uuid || info.UUID == uuid
@@ -333,8 +332,8 @@ func (d *Driver) sealReceived(f *os.File, begin btrfsstream.Begin, ephemeral boo
 		}
 	}
 
-	// All content before the identity. f is open since before the first write, so
-	// that every error of writing is reported.
+	// Sync all content before the identity. f has been open since before the first
+	// write, so that every write error is reported.
 	if !ephemeral {
 		if err := unix.Syncfs(int(f.Fd())); err != nil {
 			return os.NewSyscallError("syncfs", err)

@@ -1,5 +1,5 @@
-// Package imagefs makes the filesystems inside images and block devices that
-// drivers keep: with which options of mkfs, and how they are mounted.
+// Package imagefs makes the filesystems inside images and block devices: it has
+// the options for mkfs and for mounting them.
 package imagefs
 
 import (
@@ -24,7 +24,7 @@ const (
 	minRawBytes  = SectorBytes
 )
 
-// MinBytes is the smallest image that can hold fs, in bytes.
+// MinBytes returns the size of the smallest image that can hold fs, in bytes.
 func MinBytes(fs driver.FS) int64 {
 	switch fs {
 	case driver.Ext4:
@@ -51,9 +51,10 @@ func Make(ctx context.Context, kind driver.FS, path string, size int64) error {
 	var err error
 	switch kind {
 	case driver.Ext4:
-		// The image reads as zeros, so nothing needs zeroing: neither now nor
-		// (mount option noinit_itable) by the kernel later. A journal larger
-		// than 64 MiB only makes every clone that fills it cost that much.
+		// The image reads as zeros, so nothing has to be zeroed, neither now nor
+		// later by the kernel (mount option noinit_itable). A journal larger than
+		// 64 MiB would only make clones larger: a clone that fills it uses that
+		// much space of its own.
 		args := []string{"-q", "-F", "-b", "4096", "-m", "0",
 			"-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"}
 		if size >= 2<<30 {
@@ -68,11 +69,11 @@ func Make(ctx context.Context, kind driver.FS, path string, size int64) error {
 	return err
 }
 
-// MountOptions are those that a clone's filesystem needs.
+// MountOptions returns the mount options that a clone's filesystem needs.
 func MountOptions(kind driver.FS) []string {
 	switch kind {
 	case driver.Ext4:
-		// What an image says itself may come from anybody: errors=panic would end the host.
+		// The options stored in an image may come from anybody: errors=panic would crash the host.
 		return []string{"noinit_itable", "errors=remount-ro"}
 	case driver.XFS:
 		return []string{"nouuid"} // clones carry the UUID of their origin

@@ -14,8 +14,8 @@ import (
 	"pando/internal/driver"
 )
 
-// MaxIdentityBytes is how long the JSON of an identity may be, everywhere: the longest
-// value of a user property of ZFS (zfsprops(7)).
+// MaxIdentityBytes limits the JSON of an identity, for all drivers: it is the longest
+// value of a ZFS user property (zfsprops(7)).
 const MaxIdentityBytes = 8191
 
 // castagnoli is the polynomial of CRC-32C (RFC 3720).
@@ -27,7 +27,7 @@ const (
 	sumBytes  = len(`,"sum":"01234567"}`)
 )
 
-// Encode is the JSON form of an identity of an object in a pool, with its checksum.
+// Encode returns the JSON form of the identity of an object in a pool, with its checksum.
 // Invalid if it is longer than MaxIdentityBytes, or could not be read back.
 func Encode(id driver.Identity, pool string) ([]byte, error) {
 	const op = "write identity"
@@ -38,7 +38,7 @@ func Encode(id driver.Identity, pool string) ([]byte, error) {
 		return nil, errs.Wrap(op, string(id.ID), err)
 	}
 
-	// What a newer version has added stays.
+	// Keep the fields that a newer version has added.
 	b = b[:len(b)-1]
 	if id.Extra != "" {
 		b = append(append(b, ','), id.Extra...)
@@ -50,7 +50,7 @@ func Encode(id driver.Identity, pool string) ([]byte, error) {
 			MaxIdentityBytes)
 	}
 
-	// Nothing is written that could not be read: it would be found damaged.
+	// Refuse what could not be read back: the object would count as damaged.
 	if err := readable(id, b); err != nil {
 		return nil, &errs.Error{Kind: errs.Invalid, Op: op, Ref: string(id.ID), Err: err}
 	}
@@ -115,8 +115,8 @@ func Decode(b []byte) (driver.Identity, error) {
 // current is how an identity of the current version begins, as Encode writes it.
 var current = fmt.Appendf(nil, `{"v":%d,`, driver.IdentityVersion)
 
-// versionOf returns the version of an identity. One in the form that Encode writes is not parsed for that: its checksum
-// is checked next.
+// versionOf returns the version of an identity. It does not parse an identity in the form that Encode writes: its
+// checksum is checked next.
 func versionOf(b []byte) (int, error) {
 	if bytes.HasPrefix(b, current) {
 		return driver.IdentityVersion, nil
@@ -151,7 +151,7 @@ func parseFields(b []byte) (driver.Identity, error) {
 		return i, nil
 	}
 
-	// Rare: something that a newer version has written, or nonsense.
+	// This is rare: a newer version has written it, or it is damaged.
 	i = driver.Identity{}
 	if err := json.Unmarshal(b, &i); err != nil {
 		return driver.Identity{}, err
@@ -179,8 +179,8 @@ func parseFields(b []byte) (driver.Identity, error) {
 	return i, nil
 }
 
-// isKnownField reports whether a field of an identity is one of driver.Identity's; like
-// encoding/json it takes no account of case.
+// isKnownField reports whether a field of an identity is one of driver.Identity's. Like
+// encoding/json it ignores case.
 func isKnownField(name string) bool {
 	t := reflect.TypeFor[driver.Identity]()
 	for i := range t.NumField() {

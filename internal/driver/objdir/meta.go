@@ -22,22 +22,22 @@ const (
 )
 
 // attrName is the extended attribute that has the identity as well, where that saves time.
-// A data block of its own costs a durable clone on a pool in a sparse file half as much
-// again; attributes go through the log of XFS, as names do. The content is written back
-// when the kernel finds time: it is for people, and for copies that leave attributes out.
+// A data block of its own makes a durable clone on a pool in a sparse file half as slow
+// again; attributes go through the log of XFS, as names do. The kernel writes the file's
+// content back later: it is for users, and for copies without attributes.
 const attrName = "trusted.pando.identity"
 
-// Logs makes identities durable by the filesystem's log alone, which has everything in the
-// order in which it was done, as that of XFS.
+// Logs makes identities durable by the filesystem's log alone. The log must keep the order
+// of all changes, as that of XFS does.
 func (d *Dir) Logs() { d.logs = true }
 
-// Until says how far Put takes an identity.
+// Until says how durable an identity is when Put returns.
 type Until int
 
 const (
 	InMemory Until = iota // it survives the process, but maybe not a power loss
 	InNext                // the next commit of the filesystem makes it durable, content and name
-	// it is durable, and so is all that was made before in the same directory, but data of other files
+	// it is durable, and so is everything made before in the same directory, except the data of other files
 	OnDisk
 )
 
@@ -85,9 +85,9 @@ func (d *Dir) Check(id driver.Identity) error {
 	return err
 }
 
-// writeNew writes an identity under the name that it has while it is in the making,
-// which carries the ID, so that Remove and List know it. logged: the filesystem's log has
-// it, so that nobody needs to sync the file.
+// writeNew writes an identity under a temporary name, which contains the ID, so that Remove
+// and List recognize it. logged reports whether the filesystem's log has it: then the file
+// needs no sync.
 func (d *Dir) writeNew(id driver.Identity, mode fs.FileMode) (f *os.File, logged bool, err error) {
 	b, err := Encode(id, d.pool)
 	if err != nil {
@@ -105,7 +105,7 @@ func (d *Dir) writeNew(id driver.Identity, mode fs.FileMode) (f *os.File, logged
 		return nil, false, err
 	}
 
-	// The pool's owner owns it, even if root writes it.
+	// Give the file to the owner of the pool, even if root writes it.
 	if err = durable.KeepOwner(f, d.st); err == nil {
 		logged = d.logs && unix.Fsetxattr(int(f.Fd()), attrName, b, 0) == nil
 		_, err = f.Write(append(b, '\n'))
@@ -132,9 +132,9 @@ func (d *Dir) commitMeta(id driver.ObjectID) error {
 	return os.Rename(from, to)
 }
 
-// Replace puts a new identity in the place of the old one, atomically and
-// durably. Whether the object is committed stays, and fields that only a newer version
-// knows stay too. NotFound if there was none.
+// Replace replaces the identity of an object, atomically and durably. It keeps the note
+// that the object is committed, and fields that only a newer version knows. NotFound if
+// there was no identity.
 func (d *Dir) Replace(id driver.Identity) error {
 	if _, err := d.Get(id.ID); err != nil && !errs.Is(err, errs.Damaged) {
 		return err
@@ -142,7 +142,7 @@ func (d *Dir) Replace(id driver.Identity) error {
 	return d.Force(id)
 }
 
-// Force is Replace whether or not there is an identity that can be read.
+// Force is Replace, but does not need an old identity, or a readable one.
 func (d *Dir) Force(id driver.Identity) error {
 	mode := uncommitted
 	if old, was, err := d.readIdentity(id.ID); err == nil {
@@ -161,7 +161,7 @@ func (d *Dir) Force(id driver.Identity) error {
 
 	defer f.Close()
 
-	// Content before name: after a power loss it is the old or the new one.
+	// Sync the content before the rename: after a power loss it is the old or the new one.
 	if !logged {
 		err = f.Sync()
 	}
@@ -177,7 +177,7 @@ func (d *Dir) Force(id driver.Identity) error {
 }
 
 // Commit notes in its identity that an object is in the catalogue, or was. It does not
-// wait for the disk: a power loss soon after may take it away. Idempotent. NotFound.
+// wait for the disk: a power loss soon after may lose the note. Idempotent. NotFound.
 func (d *Dir) Commit(id driver.ObjectID) error {
 	fd, err := openMeta(d.metaPath(id))
 	if err == nil {
@@ -187,8 +187,8 @@ func (d *Dir) Commit(id driver.ObjectID) error {
 	return errs.Wrap("write identity", string(id), err)
 }
 
-// openMeta opens the file with an identity, whatever the owner of the pool may have put in
-// its place. ELOOP of a symbolic link.
+// openMeta opens the file with an identity safely, even if the owner of the pool has put
+// something else in its place. ELOOP if it is a symbolic link.
 func openMeta(path string) (int, error) {
 	return unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 }
@@ -204,8 +204,8 @@ func chmodFile(fd int, mode fs.FileMode) error {
 	return unix.Fchmod(fd, uint32(mode))
 }
 
-// Committed reports whether Commit has been called for an object, and has not been lost.
-// Kinds as Get.
+// Committed reports whether an object has the note of Commit. It returns the same kinds of
+// errors as Get.
 func (d *Dir) Committed(id driver.ObjectID) (bool, error) {
 	_, is, err := d.readIdentity(id)
 	return is, err
@@ -254,7 +254,7 @@ func (d *Dir) readMeta(path string) (i driver.Identity, isCommitted bool, err er
 		return i, false, damaged("%s is not a file with an identity", path)
 	}
 
-	// Copies without modes, and filesystems that have none, change it: then it may have been.
+	// Copying without modes, or to a filesystem without them, changes the mode: such an object may be committed.
 	isCommitted = fs.FileMode(st.Mode).Perm() != uncommitted
 	text, err := readAll(fd, st.Size)
 	if err != nil {
@@ -275,8 +275,8 @@ func (d *Dir) readMeta(path string) (i driver.Identity, isCommitted bool, err er
 	return i, isCommitted, err
 }
 
-// readAll reads a file, which has size bytes as far as is known, but not much more than
-// an identity can have.
+// readAll reads a file, which should have size bytes, but not much more than the longest
+// identity.
 func readAll(fd int, size int64) ([]byte, error) {
 	b := make([]byte, size+1) // one more, to see the end
 	for n := 0; ; {
@@ -300,7 +300,7 @@ func readAll(fd int, size int64) ([]byte, error) {
 	}
 }
 
-// Remove removes the identity, so that the rest is not whole. Absent is success.
+// Remove removes the identity, so that the object is no longer whole. Absent is success.
 func (d *Dir) Remove(id driver.ObjectID) error {
 	for _, p := range []string{d.metaPath(id), d.metaPath(id) + newExt} {
 		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -310,10 +310,10 @@ func (d *Dir) Remove(id driver.ObjectID) error {
 	return nil
 }
 
-// Upgrade makes the identities of a pool of format 1, which are symbolic links, files.
-// isCommitted says of which objects it is sure that they were committed. It is durable,
-// and can be interrupted and repeated at any point. Until it is done, both kinds are read. What
-// is damaged stays as it is.
+// Upgrade replaces the identities of a pool of format 1, which are symbolic links, by files.
+// isCommitted reports the objects that were certainly committed. Upgrade is durable, and can
+// be interrupted and repeated at any point. Until it is done, both kinds are read. It does not
+// change damaged identities.
 func (d *Dir) Upgrade(ctx context.Context, isCommitted func(driver.ObjectID) bool) error {
 	names, err := d.f.Readdirnames(-1)
 	if err != nil {
@@ -341,7 +341,7 @@ func (d *Dir) Upgrade(ctx context.Context, isCommitted func(driver.ObjectID) boo
 		}
 	}
 
-	// All content before the first name changes.
+	// Sync all content before the first rename.
 	if err := unix.Syncfs(int(d.f.Fd())); err != nil {
 		return errs.Wrap("upgrade", d.path, fmt.Errorf("syncfs: %w", err))
 	}

@@ -1,13 +1,13 @@
 // Package objdir is the on-disk layout that drivers on ordinary filesystems
-// share: where an object's data lies, and its identity beside it.
+// share: where an object's data is stored, and its identity beside it.
 //
 //	objects/<id>.<ext>   the data: an image file, a subvolume or a directory
 //	objects/<id>.meta    a file with the identity: one line of JSON
 //
-// The identity is written under another name and renamed, so that it is whole or not
-// there for whoever reads it, at any moment. Its mode says whether the object was
-// committed (see [Dir.Commit]). In pools of format 1 it was a symbolic link whose
-// target was the JSON: see [Dir.Upgrade]. FORMAT.md has the table.
+// The identity is written under another name and renamed, so that readers always find
+// all of it or nothing. Its mode tells whether the object was committed (see
+// [Dir.Commit]). In pools of format 1 it was a symbolic link whose target was the JSON:
+// see [Dir.Upgrade]. FORMAT.md has the table.
 //
 // Names that are not of this form are not Pando's and are never touched.
 package objdir
@@ -47,7 +47,7 @@ type Dir struct {
 }
 
 // Open opens (or, with create, makes) DIR/objects. ext is the extension of the
-// data of objects, with its dot. NotFound if it is not there.
+// data of objects, with its dot. NotFound if it does not exist.
 func Open(dir, poolID, ext string, create bool) (*Dir, error) {
 	p := filepath.Join(dir, "objects")
 	if create {
@@ -73,16 +73,16 @@ func Open(dir, poolID, ext string, create bool) (*Dir, error) {
 	return &Dir{path: p, pool: poolID, ext: ext, f: f, st: st}, nil
 }
 
-// Path is the absolute path of the directory.
+// Path returns the absolute path of the directory.
 func (d *Dir) Path() string { return d.path }
 
-// Data is the absolute path of an object's data.
+// Data returns the absolute path of an object's data.
 func (d *Dir) Data(id driver.ObjectID) string { return filepath.Join(d.path, string(id)+d.ext) }
 
 func (d *Dir) metaPath(id driver.ObjectID) string { return filepath.Join(d.path, string(id)+metaExt) }
 
-// Inspect says what lies under an ID, but for what only the driver knows: the
-// rest of the Condition is the caller's.
+// Inspect examines the files of an object. It fills in only part of the Condition: the
+// driver adds what only it knows.
 func (d *Dir) Inspect(id driver.ObjectID) (driver.Condition, fs.FileInfo, error) {
 	var c driver.Condition
 	if _, err := os.Lstat(d.metaPath(id) + newExt); err == nil {
@@ -109,8 +109,8 @@ func (d *Dir) Sync() error {
 // Close releases the directory.
 func (d *Dir) Close() error { return d.f.Close() }
 
-// List yields the objects, data without identity and identity without data
-// among them. See driver.Driver.
+// List yields the objects, including data without an identity and identities without
+// data. See driver.Driver.
 func (d *Dir) List(ctx context.Context) iter.Seq2[driver.Object, error] {
 	return func(yield func(driver.Object, error) bool) {
 		all, err := d.listEntries(ctx)

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// batch is a driver.Batch. Its clones get their identities in Flush: content must be on the disk before an identity
-// says that it is whole.
+// batch is a driver.Batch. Its clones get their identities in Flush: the content must be on disk before the identity
+// makes it whole.
 type batch struct {
 	d    *Driver
 	from driver.ObjectID

@@ -1,10 +1,10 @@
-// Package plain keeps each volume as a directory and copies it whole for every
-// clone and snapshot. It works on any filesystem and without root. What it
-// costs grows with the data; where the filesystem can share blocks between
-// files, copies share them, but nothing relies on that.
+// Package plain keeps each volume as a directory, and copies all of it for every
+// clone and snapshot. It works on any filesystem and without root. Its cost grows
+// with the data. Where the filesystem can share blocks between files, copies share
+// them, but nothing relies on that.
 //
-// A snapshot is a copy that is never attached writable. It is of one moment
-// only if nothing writes to the volume in the meantime: a directory cannot be frozen.
+// A snapshot is a copy that is never attached writable. It shows one moment only if
+// nothing writes to the volume during the copy: a directory cannot be frozen.
 //
 // Without root, owners, device nodes, and attributes and flags that only root can set
 // are lost in copies.
@@ -143,7 +143,7 @@ func (d *Driver) checkOrigin(from driver.ObjectID) error {
 	if _, err := d.statObject(from); err != nil {
 		return err
 	}
-	// Without an identity it may be half a copy.
+	// Without an identity it may be an incomplete copy.
 	if _, err := d.dir.Get(from); errs.Is(err, errs.NotFound) {
 		return err
 	}
@@ -172,8 +172,8 @@ func (d *Driver) finisher(id driver.Identity) func() error {
 		if id.Ephemeral {
 			return d.dir.Put(id, objdir.InMemory)
 		}
-		// All content before the identity. One sync of the filesystem takes a fraction of the time
-		// that one of each file would.
+		// Sync all content before the identity. One sync of the filesystem takes a fraction of the
+		// time that syncing each file would.
 		if err := unix.Syncfs(int(d.f.Fd())); err != nil {
 			return err
 		}
@@ -197,8 +197,8 @@ func (d *Driver) makeObject(
 
 	err := d.fillDirectory(ctx, path, fill, finish)
 	if err != nil {
-		// Should this fail, what is left has no identity, and is garbage to the
-		// caller's record.
+		// If this fails too, the remaining data has no identity, and the caller's record
+		// names it as garbage.
 		_ = treewalk.Remove(context.WithoutCancel(ctx), path)
 		return wrapCopyError(op, id.Ref(), err)
 	}
@@ -230,8 +230,8 @@ func (d *Driver) fillDirectory(
 	return finish()
 }
 
-// wrapCopyError says op where copying says "import", and gives a full pool the hint that
-// fits: a volume here has no size of its own that could be larger.
+// wrapCopyError replaces the operation "import" in errors of copying with op, and for a full
+// pool sets a hint that fits: volumes of this driver have no size of their own.
 func wrapCopyError(op, ref string, err error) error {
 	var e *errs.Error
 	if !errors.As(err, &e) || e.Err == nil || e.Op == op {
@@ -259,9 +259,9 @@ func (d *Driver) statObject(id driver.ObjectID) (os.FileInfo, error) {
 }
 
 // Destroy implements driver.Driver. Its cost grows with the number of files.
-// InUse if something is mounted inside; all else is gone then, and the object is no
-// longer whole. It does not stop for ctx before the identity is gone, and may be
-// repeated.
+// InUse if something is mounted inside; everything else has then been removed, and the
+// object is no longer whole. It does not stop for ctx before the identity is removed,
+// and may be repeated.
 func (d *Driver) Destroy(ctx context.Context, id driver.ObjectID) error {
 	if !driver.ValidID(string(id)) {
 		return errs.New(errs.Invalid, "destroy", string(id), "not the ID of an object")
@@ -323,7 +323,7 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 	return d.dir.Replace(id)
 }
 
-// Inspect implements driver.Inspector. A tree has no mode that Pando chooses.
+// Inspect implements driver.Inspector. It checks no mode: users choose that of a tree.
 func (d *Driver) Inspect(_ context.Context, id driver.Identity) (driver.Condition, error) {
 	c, st, err := d.dir.Inspect(id.ID)
 	if err != nil || st == nil {

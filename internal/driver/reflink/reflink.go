@@ -2,8 +2,8 @@
 // with FICLONE: the filesystem that the pool is on (XFS, btrfs, bcachefs) lets
 // both files share their blocks until one is written.
 //
-// A clone costs by the number of extents of its origin, so goldens are sealed
-// into few (see Seal). Inside an image is an ext4 or XFS of its own, or nothing.
+// The cost of a clone depends on the number of extents of its origin, so goldens
+// are sealed into few (see Seal). An image contains an ext4, an XFS or nothing.
 package reflink
 
 import (
@@ -264,8 +264,8 @@ func (o *origin) completeIdentity(id *driver.Identity) {
 	}
 }
 
-// openOrigin opens the image that an object is to be made from. NotFound also of
-// half an object, which must not become a whole one.
+// openOrigin opens the image that an object is to be made from. NotFound even if the
+// object is incomplete: a clone of it would be whole.
 func (d *Driver) openOrigin(from driver.ObjectID) (*origin, error) {
 	id, err := d.dir.Get(from)
 	if err != nil {

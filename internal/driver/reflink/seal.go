@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A clone costs 10-40 us an extent, so this many cost about a millisecond.
+// A clone costs 10-40 us per extent, so this many cost about a millisecond.
 // Larger images may have proportionally more.
 const (
 	sealedExtents  = 32
@@ -29,8 +29,8 @@ type span struct{ off, end int64 }
 
 func (s span) len() int64 { return s.end - s.off }
 
-// piece is a part of a sealing plan: share the origin's blocks, or copy the
-// range, holes inside it included, into fresh contiguous space.
+// piece is a step of a sealing plan: share the origin's blocks, or copy the
+// range, including holes, into new contiguous space.
 type piece struct {
 	span
 	share bool
@@ -79,8 +79,8 @@ func (d *Driver) Seal(
 			return true, err
 		}
 
-		// All space first: a pool that is too full says so at once, and the
-		// allocator sees the whole of each piece.
+		// Reserve all space first: if the pool is too full, this fails at once,
+		// and the allocator sees each piece as a whole.
 		for _, p := range plan {
 			if !p.share {
 				if err := unix.Fallocate(int(dst.Fd()), 0, p.off, p.len()); err != nil {
@@ -89,6 +89,7 @@ func (d *Driver) Seal(
 			}
 		}
 
+		// Share or copy each piece.
 		buf := make([]byte, copyBufferSize)
 		for _, p := range plan {
 			if err := ctx.Err(); err != nil {
@@ -119,9 +120,9 @@ func shareRange(dst, src *os.File, s span) error {
 	return nil
 }
 
-// copyRange copies bytes, zeros of holes too: written space is one extent,
-// where unwritten space between would make three. Not copy_file_range, which
-// would share the blocks.
+// copyRange copies a range, and writes zeros for its holes: all of it is then one
+// extent, where an unwritten part in the middle would make three. It does not use
+// copy_file_range, which would share the blocks.
 func copyRange(ctx context.Context, dst, src *os.File, s span, buf []byte, report func(int64)) error {
 	for off := s.off; off < s.end; {
 		if err := ctx.Err(); err != nil {
@@ -149,7 +150,7 @@ func copyRange(ctx context.Context, dst, src *os.File, s span, buf []byte, repor
 }
 
 // sealPlan decides for each range of data in src whether to share or copy it,
-// so that the result has few extents. Shares as much as the limit allows.
+// so that the result has few extents. It shares as much as the limit allows.
 func sealPlan(src *os.File, size int64) ([]piece, error) {
 	data, err := dataSpans(src, size)
 	if err != nil {
@@ -175,8 +176,8 @@ func sealPlan(src *os.File, size int64) ([]piece, error) {
 	return planPieces(data, fixed, size), nil
 }
 
-// planPieces is the decision of sealPlan: data are the ranges with data in
-// order, fixed the extents on disk in order.
+// planPieces makes the decision of sealPlan: data has the ranges with data, in
+// order, and fixed the extents on disk, in order.
 func planPieces(data, fixed []span, size int64) []piece {
 	var total int64
 	for _, s := range data {
@@ -186,7 +187,7 @@ func planPieces(data, fixed []span, size int64) []piece {
 	limit := int(sealedExtents + total/bytesAnExtent)
 	pieces := cutAtExtents(data, fixed)
 
-	// Share extents down to ever longer ones, until few enough pieces are left.
+	// Share only ever longer extents, until few enough pieces are left.
 	for shortest := int64(0); ; {
 		plan := joinPieces(pieces, shortest, max(minFillBytes, total/maxFillPart), limit)
 		if len(plan) <= limit || shortest >= size {
@@ -252,9 +253,9 @@ func joinPieces(pieces []piece, shortest, fill int64, limit int) []piece {
 	return out
 }
 
-// dataSpans lists the ranges that hold data, dirty pages of the page cache
-// included (an extent map would not show those over preallocated space). Ends
-// are rounded up to whole filesystem blocks, but for the end of the file.
+// dataSpans lists the ranges that hold data, including dirty pages of the page
+// cache, which an extent map would not show over preallocated space. It rounds
+// ends up to whole filesystem blocks, except at the end of the file.
 func dataSpans(f *os.File, size int64) ([]span, error) {
 	const block = 4096
 	var out []span
