@@ -66,6 +66,7 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 		return nil
 	}
 
+	// Word the fields that not every run has.
 	host := ""
 	if r.TrimmedBytes > 0 {
 		host = fmt.Sprintf("%s returned by the file of the pool", formatBytes(r.HostFreed))
@@ -93,6 +94,11 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 		return err
 	}
 
+	return a.explainGC(r)
+}
+
+// explainGC prints two tables: the objects that were removed, and why the others stay.
+func (a *App) explainGC(r *engine.GCReport) error {
 	if len(r.Freed) > 0 {
 		if err := a.printf("\n"); err != nil {
 			return err

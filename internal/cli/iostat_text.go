@@ -248,62 +248,11 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 
 	t := to.table("VOLUME", "APP", "DURING", "AFTER", "WRITTEN", "FLUSHES", "SYNCS", "P50", "P99", "MAX", "BEFORE/s",
 		"OTHERS", "REST", "AMP")
-	layer := func(s *iostat.Sample, name string) iostat.LayerSample {
-		for _, l := range s.Layers {
-			if l.Name == name {
-				return l
-			}
-		}
-		return iostat.LayerSample{}
-	}
-
 	for _, x := range o.Total.Targets {
-		row := slices.Repeat([]string{"-"}, 14)
-		row[0] = oneLine(x.Name)
-		if x.ApplicationBytes != nil {
-			row[1] = formatBytes(*x.ApplicationBytes)
-		}
-
-		own := func(s *iostat.Sample) string {
-			for _, y := range s.Targets {
-				if y.Name == x.Name && y.Own != nil {
-					return formatBytes(y.Own.WrittenBytes)
-				}
-			}
-			return "-"
-		}
-
-		row[2], row[3], row[4], row[10] = own(o.During), own(o.After), own(o.Total), own(o.Before)
-		if x.Own != nil && x.Own.Flushes != nil {
-			row[5] = strconv.FormatInt(*x.Own.Flushes, 10)
-		}
-
-		if y := x.Syncs; y != nil {
-			if y.Source != "flushes" {
-				row[6] = strconv.FormatInt(y.Count, 10)
-			}
-			row[7], row[8], row[9] = syncCells(y.Latency)
-		}
-
-		if x.Amplification != nil {
-			row[13] = amplification(*x.Amplification)
-		}
-
-		t.row(row...)
+		t.row(operationTarget(o, x)...)
 	}
-
 	for _, l := range o.Total.Layers {
-		row := slices.Repeat([]string{"-"}, 14)
-		row[0] = "  " + l.Name
-		row[2], row[3], row[4] = formatBytes(layer(o.During, l.Name).WrittenBytes), formatBytes(layer(o.After,
-			l.Name).WrittenBytes), formatBytes(l.WrittenBytes)
-		row[10] = formatBytes(int64(float64(layer(o.Before, l.Name).WrittenBytes) / max(o.Before.Seconds, 0.001)))
-		if l.Flushes != nil {
-			row[5] = strconv.FormatInt(*l.Flushes, 10)
-		}
-		row[11], row[12], row[13] = formatBytes(othersBytes(l)), formatBytes(max(l.RestBytes, 0)), layerAmplification(o.Total,
-			l.Name)
-		t.row(row...)
+		t.row(operationLayer(o, l)...)
 	}
 
 	if err := t.flush(); err != nil {
@@ -315,4 +264,67 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 	}
 
 	return nil
+}
+
+// operationColumns is the number of columns of printOperation's table.
+const operationColumns = 14
+
+// operationTarget returns the row of a volume or path.
+func operationTarget(o *iostat.Outcome, x iostat.TargetSample) []string {
+	row := slices.Repeat([]string{"-"}, operationColumns)
+	row[0] = oneLine(x.Name)
+	if x.ApplicationBytes != nil {
+		row[1] = formatBytes(*x.ApplicationBytes)
+	}
+
+	own := func(s *iostat.Sample) string {
+		for _, y := range s.Targets {
+			if y.Name == x.Name && y.Own != nil {
+				return formatBytes(y.Own.WrittenBytes)
+			}
+		}
+		return "-"
+	}
+
+	row[2], row[3], row[4], row[10] = own(o.During), own(o.After), own(o.Total), own(o.Before)
+	if x.Own != nil && x.Own.Flushes != nil {
+		row[5] = strconv.FormatInt(*x.Own.Flushes, 10)
+	}
+
+	if y := x.Syncs; y != nil {
+		if y.Source != "flushes" {
+			row[6] = strconv.FormatInt(y.Count, 10)
+		}
+		row[7], row[8], row[9] = syncCells(y.Latency)
+	}
+
+	if x.Amplification != nil {
+		row[13] = amplification(*x.Amplification)
+	}
+
+	return row
+}
+
+// operationLayer returns the row of a layer.
+func operationLayer(o *iostat.Outcome, l iostat.LayerSample) []string {
+	layer := func(s *iostat.Sample, name string) iostat.LayerSample {
+		for _, l := range s.Layers {
+			if l.Name == name {
+				return l
+			}
+		}
+		return iostat.LayerSample{}
+	}
+
+	row := slices.Repeat([]string{"-"}, operationColumns)
+	row[0] = "  " + l.Name
+	row[2], row[3], row[4] = formatBytes(layer(o.During, l.Name).WrittenBytes), formatBytes(layer(o.After,
+		l.Name).WrittenBytes), formatBytes(l.WrittenBytes)
+	row[10] = formatBytes(int64(float64(layer(o.Before, l.Name).WrittenBytes) / max(o.Before.Seconds, 0.001)))
+	if l.Flushes != nil {
+		row[5] = strconv.FormatInt(*l.Flushes, 10)
+	}
+	row[11], row[12], row[13] = formatBytes(othersBytes(l)), formatBytes(max(l.RestBytes, 0)), layerAmplification(o.Total,
+		l.Name)
+	return row
 }

@@ -130,6 +130,57 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 		return a.printJSON(p)
 	}
 
+	a.printPruneNotes(remote, p)
+	if a.quiet {
+		for _, x := range p.Points {
+			if err := a.printf("%s@%s\n", x.Volume, x.Name); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+
+	// Print the removed points.
+	result := "removed"
+	if p.DryRun {
+		result = "would be removed"
+	}
+
+	if len(p.Points) > 0 {
+		t := a.table("POINT", "CREATED", "RESULT")
+		for _, x := range p.Points {
+			t.row(x.Volume+"@"+x.Name, formatAge(x.CreatedAt), result)
+		}
+		if err := t.flush(); err != nil {
+			return err
+		}
+		if err := a.printf("\n"); err != nil {
+			return err
+		}
+	}
+
+	// Print what the remote holds now.
+	freed := fmt.Sprintf("%s in %s", formatBytes(p.FreedBytes), plural(p.Segments, "segment"))
+	if p.DryRun {
+		freed = "would be " + freed
+	}
+
+	held, used := "", formatBytes(p.UsedBytes)
+	if p.HeldBytes > 0 {
+		held = formatBytes(p.HeldBytes) + " for commands that may still be at work"
+	}
+
+	if p.NeededBytes > 0 {
+		times := float64(p.UsedBytes) / float64(p.NeededBytes)
+		used += fmt.Sprintf(", %.2f times the %s that points need", times, formatBytes(p.NeededBytes))
+	}
+
+	return a.printFields("kept", plural(p.Kept, "point"), "returned", freed, "repacked", repackedText(p),
+		"held", held, "used", used)
+}
+
+// printPruneNotes warns about lists of points that were lost or damaged, and about data that could not be read.
+func (a *App) printPruneNotes(remote string, p *replicate.Pruned) {
 	for _, v := range p.Accepted {
 		a.printWarning("the list of points of %s was lost or restored to an older version; continuing with what the "+
 			"remote holds", v)
@@ -156,51 +207,6 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 		a.printNote("ended a %s of %s (pid %d), inactive since %s", w.Kind, w.Host, w.PID,
 			w.RenewedAt.Local().Format("2006-01-02 15:04:05"))
 	}
-
-	if a.quiet {
-		for _, x := range p.Points {
-			if err := a.printf("%s@%s\n", x.Volume, x.Name); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-
-	result := "removed"
-	if p.DryRun {
-		result = "would be removed"
-	}
-
-	if len(p.Points) > 0 {
-		t := a.table("POINT", "CREATED", "RESULT")
-		for _, x := range p.Points {
-			t.row(x.Volume+"@"+x.Name, formatAge(x.CreatedAt), result)
-		}
-		if err := t.flush(); err != nil {
-			return err
-		}
-		if err := a.printf("\n"); err != nil {
-			return err
-		}
-	}
-
-	freed := fmt.Sprintf("%s in %s", formatBytes(p.FreedBytes), plural(p.Segments, "segment"))
-	if p.DryRun {
-		freed = "would be " + freed
-	}
-
-	held, used := "", formatBytes(p.UsedBytes)
-	if p.HeldBytes > 0 {
-		held = formatBytes(p.HeldBytes) + " for commands that may still be at work"
-	}
-
-	if p.NeededBytes > 0 {
-		times := float64(p.UsedBytes) / float64(p.NeededBytes)
-		used += fmt.Sprintf(", %.2f times the %s that points need", times, formatBytes(p.NeededBytes))
-	}
-
-	return a.printFields("kept", plural(p.Kept, "point"), "returned", freed, "repacked", repackedText(p),
-		"held", held, "used", used)
 }
 
 // repackedText says what was, or would be, rewritten; "" if nothing.

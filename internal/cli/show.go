@@ -80,6 +80,7 @@ func (a *App) printFields(pairs ...string) error {
 	return nil
 }
 
+// printDetail prints everything that is known about an object.
 func (a *App) printDetail(d engine.Detail) error {
 	// Word the fields that not every object has.
 	expires, sizeText, measured, pinned := "", "as large as the pool", "", ""
@@ -127,6 +128,7 @@ func (a *App) printDetail(d engine.Detail) error {
 		name = ref.Generation(d.Golden, d.Generation)
 	}
 
+	// Word what clones cost, and the key of an encrypted dataset.
 	cost := map[string]string{
 		"constant": "the same for any size",
 		"extents":  fmt.Sprintf("grows with the extents: %d", d.Extents),
@@ -159,11 +161,15 @@ func (a *App) printDetail(d engine.Detail) error {
 		"last used", formatAge(d.LastUsedAt), "expires", expires,
 	)
 
-	// Print generations or snapshots, if there are any.
 	if err != nil || len(d.Generations)+len(d.Snapshots) == 0 {
 		return err
 	}
 
+	return a.printDetailPoints(d)
+}
+
+// printDetailPoints prints the generations of a golden, or the snapshots of a volume.
+func (a *App) printDetailPoints(d engine.Detail) error {
 	if err := a.printf("\n"); err != nil {
 		return err
 	}
@@ -185,6 +191,7 @@ func (a *App) printDetail(d engine.Detail) error {
 	return t.flush()
 }
 
+// printPool prints the pool's directory, driver, space and contents.
 func (a *App) printPool(p engine.PoolInfo) error {
 	backing, trash, saved := "", "", ""
 	if p.Backing != "" {
@@ -208,8 +215,7 @@ func (a *App) printPool(p engine.PoolInfo) error {
 	return a.printFields(
 		"pool", p.Dir, "driver", p.Driver, "why", p.Why, "backing", backing,
 		"room", fmt.Sprintf("%s free of %s (new clones need %.4g %% free)", formatBytes(p.FreeBytes),
-			formatBytes(p.TotalBytes),
-			p.MinFreePercent),
+			formatBytes(p.TotalBytes), p.MinFreePercent),
 		"holds", strings.Join([]string{
 			plural(p.Goldens, "golden") + " with " + plural(p.Generations, "generation"),
 			plural(p.Volumes, "volume") + " (" + fmt.Sprint(p.Mounted) + " mounted)", plural(p.Snapshots, "snapshot"),
