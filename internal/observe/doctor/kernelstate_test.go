@@ -372,8 +372,9 @@ func TestLoopLeaksOpenForAMoment(t *testing.T) {
 				f.Close()
 			}
 		}})
-		if s, _ := r.about("loop-unused", d); look == 1 != (s != "") {
-			t.Errorf("open in %d looks: %q", look, s)
+		// A device of another process that comes or goes causes a third look, after the file was closed.
+		if s, _ := r.about("loop-unused", d); look == 1 != (s != "") && (look == 1 || looks == 2) {
+			t.Errorf("open in %d of %d looks: %q", look, looks, s)
 		}
 		if f, err = os.Open(d); err != nil {
 			t.Fatal(err)
