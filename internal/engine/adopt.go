@@ -651,7 +651,7 @@ func (e *Engine) finishAdopt(
 		return e.destroyRow(ctx, row, att, true)
 	}
 
-	// The volume is no longer mounted: the power failed, or somebody unmounted it.
+	// The volume is no longer mounted: the power failed, or the user unmounted it.
 	// The old content tells: the directory was not empty when the replacement began.
 	if full, err := hasEntries(dir); err == nil && full {
 		if full, err := hasEntries(aside); errors.Is(err, fs.ErrNotExist) || err == nil && !full {

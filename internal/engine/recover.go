@@ -203,7 +203,7 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 	})
 }
 
-// undoMount takes away what a dead process may have mounted at m.Mountpoint and not recorded.
+// undoMount unmounts what a dead process may have mounted at m.Mountpoint and not recorded.
 func (e *Engine) undoMount(ctx context.Context, m catalog.Mark) error {
 	name := m.Name
 	if name == "" {

@@ -174,7 +174,7 @@ func sendStream(ctx context.Context, f *os.File, o kernel.BtrfsSendOptions, w io
 		err = s.Drain()
 	}
 
-	out.Close() // the kernel must not wait for somebody to read
+	out.Close() // the kernel must not wait for a reader
 	kernelErr := <-sent
 	runtime.KeepAlive(f)
 

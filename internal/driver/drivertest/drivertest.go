@@ -83,9 +83,9 @@ type Power interface {
 	Cut() string    // loses what is only in memory, and returns the directory
 }
 
-// Spoiler breaks objects, as a dead process or somebody careless may.
+// Spoiler breaks objects, as a dead process or a careless user may.
 type Spoiler interface {
-	Identity(id driver.ObjectID) string // as it lies in the pool
+	Identity(id driver.ObjectID) string // as stored in the pool
 	Put(id driver.ObjectID, text string)
 	Remove(id driver.ObjectID) // takes the identity away
 

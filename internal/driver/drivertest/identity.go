@@ -20,7 +20,7 @@ func Sealed(text string) string {
 	return fmt.Sprintf(`%s,"sum":"%08x"}`, body, crc32.Checksum([]byte(body), crc32.MakeTable(crc32.Castagnoli)))
 }
 
-// ReadMeta is the text of the identity in a file of package objdir, "" if there is none.
+// ReadMeta returns the text of the identity in a file of package objdir, "" if there is none.
 func ReadMeta(path string) string {
 	b, err := os.ReadFile(path)
 	if err != nil {

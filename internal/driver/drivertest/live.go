@@ -84,7 +84,7 @@ func testLive(t *testing.T, s *suite) {
 	testLiveTree(t, s, lc, vol)
 }
 
-// testLiveTree copies a tree into which somebody writes without end, always two
+// testLiveTree copies a tree to which a writer writes without end, always two
 // files alike: a copy that is made must have them alike, or it is refused.
 func testLiveTree(t *testing.T, s *suite, lc driver.LiveCopier, vol driver.ObjectID) {
 	a, err := s.d.Attachment(s.ctx(), vol)

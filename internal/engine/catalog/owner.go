@@ -36,7 +36,7 @@ type Operation struct {
 	unsure  bool // a transaction failed, and may or may not have been committed
 }
 
-// Process describes the process that owns a mark, for people.
+// Process describes the process that owns a mark, for users.
 type Process struct {
 	PID    int
 	Start  uint64 // clock ticks since boot

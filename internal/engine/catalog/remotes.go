@@ -28,8 +28,8 @@ type RemoteHead struct {
 	NextSeq  uint64 // number of the next point, the highest that was seen with Epoch; 0: not known
 }
 
-// PutRemotePoint adds a row, or refreshes its time. NotFound if there is no such object: the row could not be removed
-// with it.
+// PutRemotePoint adds a row, or refreshes its time. NotFound if the object does not exist: the row could then not be
+// removed together with the object.
 func (t *Tx) PutRemotePoint(p RemotePoint) error {
 	n, err := t.exec(`INSERT OR REPLACE INTO remote_points (repo, manifest, object, at) SELECT ?1, ?2, id, ?4
 		FROM objects WHERE id = ?3`,

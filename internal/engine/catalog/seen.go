@@ -39,7 +39,7 @@ func formatSeen(n int64) []byte {
 	return fmt.Appendf(nil, seenFormat, n, crc32.ChecksumIEEE(fmt.Appendf(nil, "%020d", n)))
 }
 
-// readCommits returns 0 if there is no such file, or none that is whole: then nothing is known.
+// readCommits returns the number in the file, or 0 if it is missing or damaged: then nothing is known.
 func (s *seen) readCommits() int64 {
 	f, err := os.Open(s.path)
 	if err != nil {
@@ -71,7 +71,8 @@ func readSeen(f *os.File) int64 {
 	return n
 }
 
-// recordCommits writes n, unless more was seen already. A failure only costs a warning later, and is no error.
+// recordCommits writes n, unless the file already has a higher number. A failure only costs a warning later, so it is
+// not an error.
 func (s *seen) recordCommits(n int64) {
 	deadline := time.Now().Add(seenWait)
 	s.mu.Lock()

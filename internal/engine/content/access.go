@@ -71,9 +71,9 @@ func (acc *Access) activateDevice(ctx context.Context, id driver.ObjectID) (*os.
 	return a.Activate(ctx, id)
 }
 
-// releaseDevice waits until an object's image is no longer a block device, at most for the time given. false: a mount
-// or process, maybe in another mount namespace, holds it. With going, the object is about to be destroyed: then a
-// device of the driver's own may stay if nothing holds it, as it goes with the object.
+// releaseDevice waits until an object's image is no longer a block device, at most for the time given. It returns false
+// if a mount or process, maybe in another mount namespace, holds it. With going, the object is about to be destroyed:
+// then a device of the driver's own may stay if nothing holds it, as it is removed with the object.
 func (acc *Access) releaseDevice(
 	ctx context.Context, id driver.ObjectID, w driver.Attachment, most time.Duration, going bool,
 ) (bool, error) {

@@ -167,7 +167,7 @@ func (acc *Access) deviceActive(id driver.ObjectID, a catalog.MountRecord) (bool
 }
 
 // Unmount undoes Mount. stays: the volume is not about to be destroyed, so its free space is returned to the pool.
-// InUse, with the holders. A volume that was unmounted by hand is no error.
+// InUse, with the holders. It is not an error if the volume was unmounted by hand.
 func (acc *Access) Unmount(ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, stays bool) error {
 	w, err := acc.attachmentOf(ctx, row)
 	if err != nil && !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Damaged) {

@@ -37,7 +37,7 @@ type Freezes interface {
 	// Note records that this copy may freeze the volume from here on.
 	Note(ctx context.Context) error
 
-	// Processes returns the processes whose copies may have frozen it, for people.
+	// Processes returns the processes whose copies may have frozen it, for users.
 	Processes(ctx context.Context) []waiting.Process
 
 	// CleanUp thaws filesystems that dead processes may have left frozen, and reports whether another pando process, dead

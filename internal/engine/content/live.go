@@ -92,9 +92,9 @@ func (acc *Access) Stall(row catalog.Row) time.Duration {
 }
 
 // CopyLive makes an object with the content of a volume, snapshot or generation, even while programs write to it; see
-// Live.CopyConsistency. The caller has marked id.ID. Kinds as driver.Driver.Clone; InUse and Unsupported if it cannot
-// be frozen, Conflict if it was thawed too early, or if writes overtook a slow copy; NoSpace or IO if data that
-// programs have written could not be stored in the pool.
+// Live.CopyConsistency. The caller has marked id.ID. It returns the kinds of errors of driver.Driver.Clone; InUse and
+// Unsupported if it cannot be frozen, Conflict if it was thawed too early, or if writes overtook a slow copy; NoSpace
+// or IO if data that programs have written could not be stored in the pool.
 func (acc *Access) CopyLive(ctx context.Context, l Live, id driver.Identity, immutable bool, others Freezes) error {
 	lc, canLive := acc.drv.(driver.LiveCopier)
 	simple := func() error {

@@ -294,7 +294,7 @@ func isMadeFor(id driver.ObjectID, unnoted bool) func(dir *os.File) bool {
 	}
 }
 
-// MovedError is the error that a mount point is no longer the directory that was checked.
+// MovedError returns the error for a mount point that is no longer the directory that was checked.
 func MovedError(path string) error {
 	return errs.New(errs.Conflict, "mount", path, "this directory, or one above it, was replaced in the meantime").
 		WithHint("find out who can write to the directories above it, then try again")

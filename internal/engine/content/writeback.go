@@ -45,7 +45,7 @@ func writeBack(root *os.File, raw bool) (u unwritten) {
 func (acc *Access) writeBackMounted(a catalog.MountRecord) unwritten {
 	raw := a.MountID == 0
 	if raw && a.Loop < 0 && a.Dev == 0 {
-		return unwritten{} // a link to a tree, which no umount takes away
+		return unwritten{} // a link to a tree, which umount does not remove
 	}
 
 	root, err := os.Open(a.Mountpoint)

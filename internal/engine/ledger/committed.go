@@ -17,9 +17,9 @@ import (
 //     (driver.Committer). Within a boot, no note means no success.
 //   - Where a driver cannot, the catalogue must be known to have every commit that was waited for (catalog.Continuous).
 //   - After a reboot neither proves anything: the note may have been lost with the power. An object without a note is
-//     left alone for strayAge, so that people can bring it back. Where a driver notes nothing, it stays for good.
+//     kept for strayAge, so that users can recover it. Where a driver does not make notes, it stays for ever.
 
-// strayAge is how long an object is kept that, as far as can be told, was being made when the host went down.
+// strayAge is how long an object is kept that was probably being made when the host went down.
 const strayAge = 7 * 24 * time.Hour
 
 // NoteCommitted notes beside objects that they are in the catalogue. Notes that fail now are made by the first command

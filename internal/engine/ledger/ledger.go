@@ -45,7 +45,7 @@ type Work interface {
 	// Finish brings an operation on an object that has a row to the state before or after it, and removes its mark.
 	Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 
-	// Remove makes the driver remove an object that no longer has a name. ref and why are for people.
+	// Remove makes the driver remove an object that no longer has a name. ref and why are for users.
 	Remove(ctx context.Context, id driver.ObjectID, ref, why string) error
 }
 

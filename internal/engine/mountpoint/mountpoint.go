@@ -85,7 +85,7 @@ func (p *Place) OpenDir() (*os.File, error) {
 	return os.NewFile(uintptr(fd), p.path), nil
 }
 
-// ReadLink returns what the symbolic link at the place says; ok is false if there is none.
+// ReadLink returns the target of the symbolic link at the place; ok is false if there is none.
 func (p *Place) ReadLink() (to string, ok bool) {
 	buf := make([]byte, unix.PathMax)
 	n, err := unix.Readlinkat(p.Fd(), p.name, buf)

@@ -166,8 +166,8 @@ func Read(dir string) (*Pool, error) {
 	return p, nil
 }
 
-// Open reads the pool and makes it usable: a loop-backed pool is mounted if it
-// is not yet (after a reboot). Kinds as Read, and those of mounting.
+// Open reads the pool and makes it usable: it mounts a loop-backed pool that is not
+// mounted (after a reboot). It returns the errors of Read and of mounting.
 func Open(ctx context.Context, dir string) (*Pool, error) {
 	p, err := Read(dir)
 	if err != nil {
@@ -268,7 +268,8 @@ func (p *Pool) mountBacking(ctx context.Context) (*mount.Detached, error) {
 // detachWait is how long the kernel may take to detach an unused device.
 const detachWait = 5 * time.Second
 
-// mountExistingDevice mounts the block device that the backing file already is; nil if it is none, or no longer.
+// mountExistingDevice mounts the block device that the backing file is already attached to. It returns nil if there is
+// none, or if it has just been detached.
 func (p *Pool) mountExistingDevice(f *os.File) (*mount.Detached, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
