@@ -152,6 +152,8 @@ func (l *layout) diff(from, to *state) *Sample {
 	return s
 }
 
+// target computes what a volume or path wrote between two states, at each layer below it. feeds has the writes that
+// others passed down to each group. It returns false if counters went back.
 func (l *layout) target(from, to *state, t *watched, feeds map[*group][]From) (TargetSample, bool) {
 	x := TargetSample{Name: t.Name, Path: t.Path, Shared: t.shared, Steps: []Step{}}
 	for _, y := range t.stack.Layers {
@@ -162,6 +164,7 @@ func (l *layout) target(from, to *state, t *watched, feeds map[*group][]From) (T
 		x.FSType = t.fs.FSType
 	}
 
+	// Its own writes and syncs, from the filesystem or from its device; amplification is relative to base.
 	var base *int64
 	if a, ok := from.xfs[t.Name]; ok {
 		if b, ok := to.xfs[t.Name]; ok && b >= a {
@@ -196,12 +199,18 @@ func (l *layout) target(from, to *state, t *watched, feeds map[*group][]From) (T
 		x.Syncs = b.minus(a)
 	}
 
+	return x, l.addSteps(&x, from, to, t, feeds, base)
+}
+
+// addSteps adds what was written at each layer to a target, and its amplification relative to base, or the reason why
+// that is unknown. It returns false if counters went back.
+func (l *layout) addSteps(x *TargetSample, from, to *state, t *watched, feeds map[*group][]From, base *int64) bool {
 	var others, disk, above int64
 	known, drowned := true, false
 	for _, g := range t.groups {
 		c, ok := l.sum(from, to, g.devs)
 		if !ok {
-			return x, false
+			return false
 		}
 
 		if g != t.own {
@@ -227,6 +236,7 @@ func (l *layout) target(from, to *state, t *watched, feeds map[*group][]From) (T
 		}
 	}
 
+	// Without all figures, say which one is missing.
 	switch {
 	case base == nil:
 		x.NoAmplification = "its own writes are unknown: " + t.shared
@@ -240,9 +250,10 @@ func (l *layout) target(from, to *state, t *watched, feeds map[*group][]From) (T
 		x.Amplification = ratio(disk-others, base)
 	}
 
-	return x, true
+	return true
 }
 
+// ratio returns n relative to base; nil if base is unknown or 0.
 func ratio(n int64, base *int64) *float64 {
 	if base == nil || *base == 0 {
 		return nil

@@ -56,6 +56,42 @@ func (j *judge) pool(i int) {
 		return // it is judged by its disk
 	}
 
+	all, log, logs := j.arrivedAt(disks, p)
+
+	// Judge the pool.
+	p.Needed = j.needed
+	what := "flushes and forced writes"
+	if !p.VolatileCache {
+		what = "writes"
+	}
+
+	if all.blind != "" {
+		p.Result, p.Words = Unknown, all.blind
+	} else {
+		p.Result, p.Words = j.enough(all, what)
+		p.Words += ", on all vdevs together"
+	}
+
+	if logs {
+		p.Words += fmt.Sprintf("; %s of them on the log", count(log.total))
+		if log.most() < j.needed/2 && p.Result == OK {
+			j.words = append(j.words,
+				p.Name+": most syncs did not use the log device: logbias=throughput, or larger than it accepts at once")
+		}
+	}
+
+	// Its disks share the result.
+	for _, leaf := range children(j.stack.Layers, i) {
+		for _, k := range append([]int{leaf}, below(j.stack.Layers, leaf)...) {
+			j.share(&j.proof.Layers[k], p.Result, j.stack.Layers[leaf].Role)
+		}
+	}
+}
+
+// arrivedAt adds up what arrived at the top-level vdevs of a pool: at all, and at those of its log. logs reports whether
+// there are any of these. p becomes volatile if a disk is.
+func (j *judge) arrivedAt(disks []int, p *LayerProof) (all, log arrived, logs bool) {
+	// Take the disk with the fewest in each vdev.
 	type sum struct {
 		arrived
 		role string
@@ -87,8 +123,7 @@ func (j *judge) pool(i int) {
 		}
 	}
 
-	var all, log arrived
-	logs := false
+	// Add up the vdevs.
 	for _, g := range groups {
 		for _, to := range []*arrived{&all, &log} {
 			if to == &log && g.role != "log" {
@@ -104,32 +139,7 @@ func (j *judge) pool(i int) {
 		logs = logs || g.role == "log"
 	}
 
-	p.Needed = j.needed
-	what := "flushes and forced writes"
-	if !p.VolatileCache {
-		what = "writes"
-	}
-
-	if all.blind != "" {
-		p.Result, p.Words = Unknown, all.blind
-	} else {
-		p.Result, p.Words = j.enough(all, what)
-		p.Words += ", on all vdevs together"
-	}
-
-	if logs {
-		p.Words += fmt.Sprintf("; %s of them on the log", count(log.total))
-		if log.most() < j.needed/2 && p.Result == OK {
-			j.words = append(j.words,
-				p.Name+": most syncs did not use the log device: logbias=throughput, or larger than it accepts at once")
-		}
-	}
-
-	for _, leaf := range children(j.stack.Layers, i) {
-		for _, k := range append([]int{leaf}, below(j.stack.Layers, leaf)...) {
-			j.share(&j.proof.Layers[k], p.Result, j.stack.Layers[leaf].Role)
-		}
-	}
+	return all, log, logs
 }
 
 // share gives the result of a pool to one of its disks.

@@ -168,11 +168,13 @@ var percentiles = []struct {
 // the one before: 0.9 at 1, 0.99 at 2.
 func nines(p float64) float64 { return -math.Log10(1 - p) }
 
-// percentileChart has one curve a run: the latency that a part of the syncs did not
-// exceed, with the rare ones stretched out.
+// percentileChart draws a curve for each run: the latency that a part of the syncs did not exceed. The axis stretches
+// out the rare ones.
 func percentileChart(runs []Run, call string) template.HTML {
 	const top, height = 18.0, 260.0
 	bottom := top + height
+
+	// Choose the axes.
 	var low, high float64
 	most := int64(0)
 	for i := range runs {
@@ -203,6 +205,8 @@ func percentileChart(runs []Run, call string) template.HTML {
 	x := scale{0, right, chartLeft, chartLeft + plotWidth, false}
 	y := logScale(low*0.95, high*1.1, bottom, top)
 	s := newSVG(chartWidth, bottom+40, "curve", "Percentiles of the latency of "+call, percentileWords(runs))
+
+	// Draw the grid.
 	for _, t := range y.logTicks(tickText) {
 		s.line(chartLeft, y.at(t.value), chartLeft+plotWidth, y.at(t.value), "grid")
 		s.text(chartLeft-7, y.at(t.value)+4, "end", "label", t.text)
@@ -219,6 +223,15 @@ func percentileChart(runs []Run, call string) template.HTML {
 	}
 
 	s.line(chartLeft, bottom, chartLeft+plotWidth, bottom, "axis")
+	drawCurves(s, runs, x, y, top, bottom)
+	s.text(chartLeft+plotWidth/2, bottom+35, "middle", "title",
+		"percent of syncs that took at most this long (each further nine has the same width)")
+	return s.done()
+}
+
+// drawCurves draws a curve for each run, with its number at the end of the plot.
+func drawCurves(s *svg, runs []Run, x, y scale, top, bottom float64) {
+	right := x.high
 	var ends []float64
 	var names []int
 	for i := range runs {
@@ -253,10 +266,6 @@ func percentileChart(runs []Run, call string) template.HTML {
 		}
 		s.text(chartLeft+plotWidth+6, at+4, "start", fmt.Sprintf("end ink%d", names[k]%6), fmt.Sprintf("run %d", names[k]+1))
 	}
-
-	s.text(chartLeft+plotWidth/2, bottom+35, "middle", "title",
-		"percent of syncs that took at most this long (each further nine has the same width)")
-	return s.done()
 }
 
 func percentileWords(runs []Run) string {
@@ -313,8 +322,7 @@ func thin(all []Moment) []Moment {
 	return out
 }
 
-// timeChart is the rate of a run above, and its latencies below, with its stalls as
-// numbered bands through both.
+// timeChart draws the rate of a run above its latencies, with its stalls as numbered bands through both.
 func timeChart(r *Run, n int, t timeScale) template.HTML {
 	if len(r.Timeline) == 0 || t.seconds == 0 {
 		return ""
@@ -329,6 +337,8 @@ func timeChart(r *Run, n int, t timeScale) template.HTML {
 	lat := logScale(t.low*0.9, t.high*1.1, bottom, upper)
 	words := fmt.Sprintf("%s syncs/s on average; %d stalls.", rateText(r.SyncsPerSecond), len(r.Stalls))
 	s := newSVG(chartWidth, bottom+38, fmt.Sprintf("time%d", n), fmt.Sprintf("Time line of run %d", n), words)
+
+	// Draw the stalls and the grid.
 	for i, w := range r.Stalls {
 		x0, x1 := x.at(w.From), x.at(w.To)
 		s.rect(x0, top, max(x1-x0, 2), bottom-top, "stall", fmt.Sprintf("stall %d: %s", i+1, w.Words))
@@ -355,6 +365,34 @@ func timeChart(r *Run, n int, t timeScale) template.HTML {
 		s.text(chartLeft-7, lat.at(k.value)+4, "end", "label", k.text)
 	}
 
+	drawTimeline(s, r, x, rate, lat)
+
+	// Draw the axes, and number the stalls.
+	s.line(chartLeft, middle, chartLeft+plotWidth, middle, "axis")
+	s.line(chartLeft, bottom, chartLeft+plotWidth, bottom, "axis")
+	last := -100.0
+	for i, w := range r.Stalls {
+		// Numbers that would overlap are left out: the list has them all.
+		if at := (x.at(w.From) + x.at(w.To)) / 2; at-last >= 14 {
+			s.text(at, top-4, "middle", "stallno", fmt.Sprint(i+1))
+			last = at
+		}
+	}
+
+	for _, k := range niceTicks(t.seconds, 10, roundText) {
+		s.line(x.at(k.value), bottom, x.at(k.value), bottom+5, "axis")
+		s.text(x.at(k.value), bottom+18, "middle", "label", k.text)
+	}
+
+	s.text(chartLeft-7, top-8, "end", "title", "syncs/s")
+	s.text(chartLeft-7, upper-8, "end", "title", "latency")
+	s.text(chartLeft+plotWidth/2, bottom+34, "middle", "title", "seconds from the start of the run")
+	return s.done()
+}
+
+// drawTimeline draws the curves of a run: its rate as an area, and three latencies with their names at the end.
+func drawTimeline(s *svg, r *Run, x, rate, lat scale) {
+	middle, bottom, upper := rate.from, lat.from, lat.to
 	var area, line, p50, p99, longest []point
 	for _, m := range thin(r.Timeline) {
 		x0, x1 := x.at(m.At-m.Length), x.at(m.At)
@@ -362,8 +400,8 @@ func timeChart(r *Run, n int, t timeScale) template.HTML {
 		line = append(line, point{x0, y}, point{x1, y})
 		mid := (x0 + x1) / 2
 		if m.Max > 0 {
-			p50, p99, longest = append(p50, point{mid, lat.at(m.P50)}), append(p99, point{mid, lat.at(m.P99)}), append(longest,
-				point{mid, lat.at(m.Max)})
+			p50, p99 = append(p50, point{mid, lat.at(m.P50)}), append(p99, point{mid, lat.at(m.P99)})
+			longest = append(longest, point{mid, lat.at(m.Max)})
 		}
 	}
 
@@ -381,25 +419,4 @@ func timeChart(r *Run, n int, t timeScale) template.HTML {
 			s.text(chartLeft+plotWidth+6, end[i]+4, "start", "end", name)
 		}
 	}
-
-	s.line(chartLeft, middle, chartLeft+plotWidth, middle, "axis")
-	s.line(chartLeft, bottom, chartLeft+plotWidth, bottom, "axis")
-	last := -100.0
-	for i, w := range r.Stalls {
-		// Numbers that would lie upon each other are left out: the list has them all.
-		if at := (x.at(w.From) + x.at(w.To)) / 2; at-last >= 14 {
-			s.text(at, top-4, "middle", "stallno", fmt.Sprint(i+1))
-			last = at
-		}
-	}
-
-	for _, k := range niceTicks(t.seconds, 10, roundText) {
-		s.line(x.at(k.value), bottom, x.at(k.value), bottom+5, "axis")
-		s.text(x.at(k.value), bottom+18, "middle", "label", k.text)
-	}
-
-	s.text(chartLeft-7, top-8, "end", "title", "syncs/s")
-	s.text(chartLeft-7, upper-8, "end", "title", "latency")
-	s.text(chartLeft+plotWidth/2, bottom+34, "middle", "title", "seconds from the start of the run")
-	return s.done()
 }
