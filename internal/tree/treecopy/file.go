@@ -26,7 +26,7 @@ func (w *worker) buffer() []byte {
 func (c *copier) regular(w *worker, d *dir, e entry) error {
 	path := func() string { return d.join(e.name) }
 
-	// O_NONBLOCK: should it have become a fifo in the meantime, do not wait for a writer.
+	// Open the source. O_NONBLOCK: if it has just been replaced by a fifo, do not wait for a writer.
 	src, err := openNoAtime(d.src, e.name, unix.O_NONBLOCK)
 	if err != nil {
 		return srcErr(path(), "open", err)
@@ -43,20 +43,11 @@ func (c *copier) regular(w *worker, d *dir, e entry) error {
 		return changed(path())
 	}
 
+	// Create the copy, or link to an earlier one.
 	dst := -1
-	create := func() error {
-		// Never setuid before it has its owner; apply does the rest of the mode.
-		mode := st.Mode & 0o777
-		if c.set.unprivileged {
-			mode |= 0o200 // to set attributes
-		}
-		dst, err = retry(func() (int, error) {
-			return unix.Openat(d.dst, e.name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, mode)
-		})
-		if err != nil {
-			return dstErr(path(), "create", err)
-		}
-		return nil
+	create := func() (err error) {
+		dst, err = c.createRegular(d, e.name, &st)
+		return err
 	}
 
 	if st.Nlink > 1 {
@@ -72,29 +63,10 @@ func (c *copier) regular(w *worker, d *dir, e entry) error {
 		return err
 	}
 
-	a := attrsOf(&st)
-	a.flags = readFlags(src)
-	setHints(dst, a.flags)
-	if c.noFlags {
-		a.flags = fileFlags{}
-	}
-
 	f := file{w: w, n: c.n, src: src, dst: dst, st: &st, path: path}
-	err = f.copy()
-	if err == nil {
-		err = f.check()
-	}
+	err = c.fill(d, e.name, &f)
 
-	var xs []xattr
-	if err == nil {
-		xs, err = c.readXattrs(w, openObject(src), path)
-	}
-	if err == nil {
-		c.postponeFlags(d, e.name, uint64(st.Nlink), &a)
-		err = c.set.applyAttrs(openObject(dst).in(d.key), path, a, xs)
-	}
-
-	// Some filesystems report a write error no earlier than this.
+	// Some filesystems report write errors only now.
 	if cerr := unix.Close(dst); cerr != nil && cerr != unix.EINTR && err == nil {
 		err = dstErr(path(), "close", cerr)
 	}
@@ -103,6 +75,50 @@ func (c *copier) regular(w *worker, d *dir, e entry) error {
 	}
 
 	return err
+}
+
+// createRegular creates the copy of a regular file and returns its descriptor.
+func (c *copier) createRegular(d *dir, name string, st *unix.Stat_t) (int, error) {
+	// The copy must not be setuid before it has its owner; apply sets the rest of the mode.
+	mode := st.Mode & 0o777
+	if c.set.unprivileged {
+		mode |= 0o200 // to set attributes
+	}
+
+	dst, err := retry(func() (int, error) {
+		return unix.Openat(d.dst, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, mode)
+	})
+	if err != nil {
+		return -1, dstErr(d.join(name), "create", err)
+	}
+
+	return dst, nil
+}
+
+// fill copies the data and attributes of a regular file to its new copy.
+func (c *copier) fill(d *dir, name string, f *file) error {
+	a := attrsOf(f.st)
+	a.flags = readFlags(f.src)
+	setHints(f.dst, a.flags)
+	if c.noFlags {
+		a.flags = fileFlags{}
+	}
+
+	if err := f.copy(); err != nil {
+		return err
+	}
+
+	if err := f.check(); err != nil {
+		return err
+	}
+
+	xs, err := c.readXattrs(f.w, openObject(f.src), f.path)
+	if err != nil {
+		return err
+	}
+
+	c.postponeFlags(d, name, uint64(f.st.Nlink), &a)
+	return c.set.applyAttrs(openObject(f.dst).in(d.key), f.path, a, xs)
 }
 
 // file is the copying of one regular file's data.

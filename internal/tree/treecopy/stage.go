@@ -13,11 +13,11 @@ const (
 	lostFound = "lost+found"
 )
 
-// stage is where a tree is made: the root of the destination or a temporary
+// stage is the directory in which a tree is built: the root of the destination or a temporary
 // directory in it.
 type stage struct {
 	root int    // of the destination
-	fd   int    // the directory to fill: for the taker, who closes it
+	fd   int    // the directory to fill; its user closes it
 	name string // of fd in root; "" if fd is the root
 }
 
@@ -48,50 +48,15 @@ func (s *stage) finish() error {
 
 	defer unix.Close(fd)
 
-	// The tree may have an entry of the temporary directory's name.
-	for {
-		var st unix.Stat_t
-		err := unix.Fstatat(fd, s.name, &st, unix.AT_SYMLINK_NOFOLLOW)
-		if err == unix.ENOENT {
-			break
-		}
-		if err != nil {
-			return dstErr(s.name, "stat", err)
-		}
-		other := s.name + "+"
-		if err := unix.Renameat2(s.root, s.name, s.root, other, unix.RENAME_NOREPLACE); err != nil {
-			return dstErr(s.name, "rename", err)
-		}
-		s.name = other
+	if err := s.avoidName(fd); err != nil {
+		return err
 	}
 
 	// Moving entries away may hide others from a reader, so read until nothing
 	// is left.
-	buf := make([]byte, 32<<10)
 	for moved := -1; moved != 0; {
-		moved = 0
-		if _, err := unix.Seek(fd, 0, unix.SEEK_SET); err != nil {
-			return dstErr(s.name, "seek", err)
-		}
-
-		for {
-			n, err := retry(func() (int, error) { return unix.Getdents(fd, buf) })
-			if err != nil {
-				return dstErr(s.name, "getdents", err)
-			}
-			if n == 0 {
-				break
-			}
-
-			for e := range treewalk.Dirents(buf[:n]) {
-				if e.Name == "." || e.Name == ".." {
-					continue
-				}
-				if err := s.moveUp(fd, e.Name); err != nil {
-					return dstErr(e.Name, "rename", err)
-				}
-				moved++
-			}
+		if moved, err = s.moveAll(fd); err != nil {
+			return err
 		}
 	}
 
@@ -102,6 +67,54 @@ func (s *stage) finish() error {
 	return nil
 }
 
+// avoidName renames the temporary directory while the tree has an entry of the same name.
+func (s *stage) avoidName(fd int) error {
+	for {
+		var st unix.Stat_t
+		err := unix.Fstatat(fd, s.name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		if err == unix.ENOENT {
+			return nil
+		}
+		if err != nil {
+			return dstErr(s.name, "stat", err)
+		}
+		other := s.name + "+"
+		if err := unix.Renameat2(s.root, s.name, s.root, other, unix.RENAME_NOREPLACE); err != nil {
+			return dstErr(s.name, "rename", err)
+		}
+		s.name = other
+	}
+}
+
+// moveAll reads the temporary directory once and moves the entries found into the root. It returns their number.
+func (s *stage) moveAll(fd int) (moved int, err error) {
+	if _, err := unix.Seek(fd, 0, unix.SEEK_SET); err != nil {
+		return 0, dstErr(s.name, "seek", err)
+	}
+
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := retry(func() (int, error) { return unix.Getdents(fd, buf) })
+		if err != nil {
+			return moved, dstErr(s.name, "getdents", err)
+		}
+		if n == 0 {
+			return moved, nil
+		}
+
+		for e := range treewalk.Dirents(buf[:n]) {
+			if e.Name == "." || e.Name == ".." {
+				continue
+			}
+			if err := s.moveUp(fd, e.Name); err != nil {
+				return moved, dstErr(e.Name, "rename", err)
+			}
+			moved++
+		}
+	}
+}
+
+// moveUp moves one entry into the root, where only an empty lost+found may be in its way.
 func (s *stage) moveUp(fd int, name string) error {
 	err := unix.Renameat2(fd, name, s.root, name, unix.RENAME_NOREPLACE)
 	if err == unix.EINVAL { // a filesystem without NOREPLACE
@@ -113,7 +126,7 @@ func (s *stage) moveUp(fd int, name string) error {
 		}
 	}
 	if err == unix.EEXIST && name == lostFound {
-		// A fresh ext4 has one. It must be empty.
+		// A fresh ext4 has one, which must be empty.
 		if err = unix.Unlinkat(s.root, name, unix.AT_REMOVEDIR); err == nil {
 			err = unix.Renameat(fd, name, s.root, name)
 		}

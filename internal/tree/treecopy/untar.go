@@ -262,6 +262,7 @@ func (u *untar) extractEntry(hdr *tar.Header) error {
 		return nil
 	}
 
+	// Check its name and attributes.
 	dirs, base, err := split(hdr.Name, hdr.Name, "its name")
 	if err != nil {
 		return err
@@ -272,29 +273,15 @@ func (u *untar) extractEntry(hdr *tar.Header) error {
 		return err
 	}
 
-	isDir := hdr.Typeflag == tar.TypeDir ||
-		hdr.Typeflag == 'D' || // GNU tar's incremental form, with a list of names
-		hdr.Typeflag == tar.TypeReg && hdr.Size == 0 && strings.HasSuffix(hdr.Name, "/") // of old
+	// Extract directories.
+	if isDirEntry(hdr) {
+		return u.directory(dirs, base, hdr, &dirMeta{a, xs})
+	}
 	if base == "" {
-		if !isDir {
-			return refuse(hdr.Name, "it names the root but is not a directory")
-		}
-		u.tree.root.meta = &dirMeta{a, xs}
-		u.keepLate(place{name: hdr.Name}, hdr)
-		return nil
+		return refuse(hdr.Name, "it names the root but is not a directory")
 	}
 
-	if isDir {
-		n, err := u.tree.mkdirAll(u.ctx, append(dirs, base), true, hdr.Name)
-		if err != nil {
-			return err
-		}
-		n.meta = &dirMeta{a, xs}
-		u.keepLate(place{parent: n.parent, base: n.name, name: hdr.Name}, hdr)
-		u.n.addProgress(1, 0)
-		return nil
-	}
-
+	// Extract other types.
 	parent, err := u.tree.mkdirAll(u.ctx, dirs, false, hdr.Name)
 	if err != nil {
 		return err
@@ -314,19 +301,52 @@ func (u *untar) extractEntry(hdr *tar.Header) error {
 			return err
 		}
 		u.keepLate(f, hdr)
-		u.n.addProgress(1, 0)
-		return nil
 	case tar.TypeLink:
 		if err := u.link(f, hdr.Linkname); err != nil {
 			return err
 		}
-		u.n.addProgress(1, 0)
+	default:
+		return u.special(f, hdr, a, xs)
+	}
+
+	u.n.addProgress(1, 0)
+	return nil
+}
+
+// isDirEntry reports whether an entry is a directory.
+func isDirEntry(hdr *tar.Header) bool {
+	return hdr.Typeflag == tar.TypeDir ||
+		hdr.Typeflag == 'D' || // GNU tar's incremental format, with a list of names
+		hdr.Typeflag == tar.TypeReg && hdr.Size == 0 && strings.HasSuffix(hdr.Name, "/") // old formats
+}
+
+// directory extracts a directory, which gets its attributes later. base is empty for the root.
+func (u *untar) directory(dirs []string, base string, hdr *tar.Header, meta *dirMeta) error {
+	if base == "" {
+		u.tree.root.meta = meta
+		u.keepLate(place{name: hdr.Name}, hdr)
 		return nil
+	}
+
+	n, err := u.tree.mkdirAll(u.ctx, append(dirs, base), true, hdr.Name)
+	if err != nil {
+		return err
+	}
+
+	n.meta = meta
+	u.keepLate(place{parent: n.parent, base: n.name, name: hdr.Name}, hdr)
+	u.n.addProgress(1, 0)
+	return nil
+}
+
+// special extracts a symbolic link, a device or a fifo. errSkipped: it was left out.
+func (u *untar) special(f place, hdr *tar.Header, a attrs, xs []xattr) (err error) {
+	switch hdr.Typeflag {
 	case tar.TypeSymlink:
 		if hdr.Linkname == "" || strings.IndexByte(hdr.Linkname, 0) >= 0 {
 			return refuse(hdr.Name, "it is a symbolic link to %q", hdr.Linkname)
 		}
-		err = f.replace("symlink", func() error { return u.set.symlink(hdr.Linkname, namedObject(at, base), f.path) })
+		err = f.replace("symlink", func() error { return u.set.symlink(hdr.Linkname, namedObject(f.at, f.base), f.path) })
 		u.leftOut(f, LostSymlinks, err)
 	case tar.TypeChar, tar.TypeBlock:
 		if hdr.Devmajor < 0 || hdr.Devmajor >= 1<<12 || hdr.Devminor < 0 || hdr.Devminor >= 1<<20 {
@@ -338,7 +358,7 @@ func (u *untar) extractEntry(hdr *tar.Header) error {
 		if hdr.Typeflag == tar.TypeFifo {
 			rdev = 0
 		}
-		err = f.replace("mknod", func() error { return u.set.mknod(namedObject(at, base), a.mode, rdev, f.path) })
+		err = f.replace("mknod", func() error { return u.set.mknod(namedObject(f.at, f.base), a.mode, rdev, f.path) })
 		u.leftOut(f, LostDevices, err)
 	default:
 		return errs.New(errs.Unsupported, op, quote(hdr.Name), "Pando cannot extract entries of type %q", hdr.Typeflag)
@@ -349,7 +369,7 @@ func (u *untar) extractEntry(hdr *tar.Header) error {
 		return err
 	}
 
-	return u.set.applyAttrs(namedObject(at, base), f.path, a, xs)
+	return u.set.applyAttrs(namedObject(f.at, f.base), f.path, a, xs)
 }
 
 // globalHeader refuses PAX records for all following entries, unless they do
