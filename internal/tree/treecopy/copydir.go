@@ -15,21 +15,22 @@ import (
 	"pando/internal/base/errs"
 )
 
-// CopyDir copies what is below the directory src into the empty directory dst,
-// and the attributes of src itself except its mode. Other filesystems mounted
-// below src are copied too, except those of the kernel (see Skipped).
+// CopyDir copies everything below the directory src into the empty directory dst,
+// and the attributes of src itself except its mode. It includes other filesystems mounted
+// below src, except those of the kernel (see Skipped).
 //
-// src itself may be a path through symbolic links.
+// The path src may lead through symbolic links.
 //
-// After an error or a cancellation dst holds part of the tree. On return all
+// After an error or a cancellation, dst contains a part of the tree. On return, all
 // work has stopped. Data is not synced.
 func CopyDir(ctx context.Context, src string, dst *os.File, opt Options) (Totals, error) {
 	return copyTree(ctx, src, dst, opt, nil)
 }
 
-// copyTree is CopyDir. With spare, a change during the copy is not an error: its
-// directory is noted there, and what is in the copy of it is not to be relied on.
+// copyTree is CopyDir. With spare, changes during the copy are not errors: copyTree adds the changed
+// directories to spare, and the content of their copies is undefined.
 func copyTree(ctx context.Context, src string, dst *os.File, opt Options, spare *dirtySet) (Totals, error) {
+	// Open the destination.
 	c := newCopier(opt)
 	c.links.m = make(map[Inode]link)
 	defer runtime.KeepAlive(dst)
@@ -48,6 +49,7 @@ func copyTree(ctx context.Context, src string, dst *os.File, opt Options, spare 
 
 	c.dstID = inode(&st)
 
+	// Open the source.
 	root, err := openSource(src, opt)
 	if err != nil {
 		return Totals{}, err
@@ -70,8 +72,9 @@ func copyTree(ctx context.Context, src string, dst *os.File, opt Options, spare 
 		return Totals{}, err
 	}
 
+	// Copy the tree, then set flags and the attributes of the root.
 	root.flags = readFlags(root.src)
-	root.dst, c.staged = stage.fd, stage.name != "" // the descriptor is the walk's now
+	root.dst, c.staged = stage.fd, stage.name != "" // from now on, the walk owns the descriptor
 	if err = newWalk(c, true, opt).sparing(spare).runWorkers(ctx, root); err == nil {
 		err = stage.finish()
 	}
@@ -85,8 +88,8 @@ func copyTree(ctx context.Context, src string, dst *os.File, opt Options, spare 
 	return c.n.totals(), err
 }
 
-// applyRoot gives the root of a volume its attributes. Unless it is to be like the
-// source's in everything, others must be able to enter it and to make files in it.
+// applyRoot sets the attributes of a volume's root. Without ownRoot, other users must be
+// able to enter it, and it must be possible to create files in it.
 func (s *setter) applyRoot(fd int, path func() string, a attrs, xs []xattr) error {
 	o := openObject(fd).in(rootKey)
 	setHints(fd, a.flags)
@@ -100,7 +103,7 @@ func (s *setter) applyRoot(fd int, path func() string, a attrs, xs []xattr) erro
 	return s.applyAttrs(o, path, a, xs)
 }
 
-// openSource opens the root of a source, with one pin and one pending part.
+// openSource opens the root of a source. The result has one pin and one pending part.
 func openSource(src string, opt Options) (*dir, error) {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	by, err := retry(func() (int, error) {
@@ -144,7 +147,7 @@ func (d *dir) setStat(st *unix.Stat_t) {
 	d.id, d.attrs, d.ctime = inode(st), attrsOf(st), st.Ctim
 }
 
-// common is what Measure and CopyDir know of a source.
+// common contains what Measure and CopyDir have in common.
 type common struct {
 	n        *counters
 	excluded map[Inode]bool
@@ -165,7 +168,7 @@ func (c *common) exclude(root *dir) error {
 	return nil
 }
 
-// enterSource opens a subdirectory of the source, nil if it is excluded.
+// enterSource opens a subdirectory of the source. It returns nil if that is excluded.
 func (c *common) enterSource(parent *dir, e entry) (*dir, error) {
 	fd, err := openDir(parent.src, e.name)
 	if err != nil {
@@ -194,7 +197,7 @@ func (c *common) enterSource(parent *dir, e entry) (*dir, error) {
 }
 
 // kernelFS reports whether fd is on a filesystem whose files are not data but
-// views into the running kernel.
+// interfaces of the running kernel.
 func kernelFS(fd int) bool {
 	var st unix.Statfs_t
 	if unix.Fstatfs(fd, &st) != nil {
@@ -220,7 +223,7 @@ type copier struct {
 	dstID   Inode
 	links   links
 	staged  bool // the entries of the root are moved at the end
-	noFlags bool // but hints
+	noFlags bool // copy no flags except hints
 
 	mu   sync.Mutex
 	late lateFlags
@@ -334,7 +337,7 @@ func (c *copier) file(w *worker, d *dir, e entry) error {
 	return c.set.applyAttrs(namedObject(d.dst, e.name).in(d.key), path, a, xs)
 }
 
-// errSkipped says that a file is left out and counted.
+// errSkipped means that a file was left out and counted.
 var errSkipped = errors.New("skipped")
 
 func skipped(err error) error {
@@ -361,12 +364,12 @@ func (c *copier) special(d *dir, name string, st *unix.Stat_t) error {
 	return c.set.mknod(namedObject(d.dst, name).in(d.key), st.Mode, st.Rdev, func() string { return d.join(name) })
 }
 
-// symlink makes a symbolic link. If its target is longer than the filesystem can
-// hold, it is left out, and counted.
+// symlink makes a symbolic link. If the target is too long for the filesystem, it counts the link as lost
+// and returns errSkipped.
 func (s *setter) symlink(target string, o object, path func() string) error {
 	err := unix.Symlinkat(target, o.at, o.name)
 	switch {
-	case err == unix.ENAMETOOLONG && len(target) > len(o.name): // XFS takes 1023 bytes
+	case err == unix.ENAMETOOLONG && len(target) > len(o.name): // XFS supports at most 1023 bytes
 		s.n.countLoss(LostSymlinks, o, path)
 		return errSkipped
 	case err != nil:
@@ -375,8 +378,8 @@ func (s *setter) symlink(target string, o object, path func() string) error {
 	return nil
 }
 
-// mknod makes a device node, fifo or socket that only the owner can use yet.
-// One whose number the filesystem cannot hold is left out, and counted.
+// mknod makes a device node, fifo or socket that only its owner can use.
+// If the filesystem does not support the device number, it counts the node as lost and returns errSkipped.
 func (s *setter) mknod(o object, mode uint32, rdev uint64, path func() string) error {
 	err := unix.Mknodat(o.at, o.name, mode&unix.S_IFMT|0o600, int(rdev))
 	isDevice := mode&unix.S_IFMT == unix.S_IFBLK || mode&unix.S_IFMT == unix.S_IFCHR
@@ -384,7 +387,7 @@ func (s *setter) mknod(o object, mode uint32, rdev uint64, path func() string) e
 	case err == unix.EPERM && s.unprivileged:
 		s.n.devices.Add(1)
 		return errSkipped
-	case err == unix.EINVAL && isDevice: // XFS takes 14 and 18 bits
+	case err == unix.EINVAL && isDevice: // XFS supports 14 and 18 bits
 		s.n.countLoss(LostDevices, o, path)
 		return errSkipped
 	case err != nil:
@@ -394,8 +397,8 @@ func (s *setter) mknod(o object, mode uint32, rdev uint64, path func() string) e
 	return nil
 }
 
-// links remembers where the first of several hard links to a file is. An
-// entry goes away with the file's last link; there may be half a million, so
+// links remembers the first copied name of each file with several hard links. It removes an
+// entry when it has seen all names of the file. There may be half a million entries, so
 // they are small.
 type links struct {
 	mu sync.Mutex
@@ -404,14 +407,15 @@ type links struct {
 
 type link struct {
 	d    *dir
-	name uint32 // where it begins in d.linkNames
-	left uint32 // links not seen yet
+	name uint32 // offset in d.linkNames
+	left uint32 // number of names not seen yet
 }
 
-// create makes name in d, which stands for the source's inode st: with makeIt,
-// if it is the first of the inode's links, else as a hard link to the first.
-// The content may still be under way then.
+// create creates name in d, a copy of the source's inode st. It calls makeIt for the first
+// name of the inode, and makes hard links to that for the others, even if its content
+// is still being copied.
 func (l *links) create(d *dir, name string, st *unix.Stat_t, makeIt func() error) (linked bool, err error) {
+	// Create the first name.
 	id := inode(st)
 	l.mu.Lock()
 	first, ok := l.m[id]
@@ -425,6 +429,7 @@ func (l *links) create(d *dir, name string, st *unix.Stat_t, makeIt func() error
 		return false, nil
 	}
 
+	// Link the others to it.
 	rest := first.d.linkNames[first.name:]
 	old := string(rest[:bytes.IndexByte(rest, 0)])
 	first.left--
@@ -455,10 +460,10 @@ func linkTo(from *dir, old string, d *dir, name string) error {
 		return unix.Linkat(d.dst, old, d.dst, name, 0)
 	}
 
-	// From the nearest open directory above it down to it: all of that is ours,
-	// so no component is a symbolic link.
+	// Walk down from the nearest open directory above it. Nobody else writes to the copy, so no
+	// component is a symbolic link.
 	var down []string
-	for ; !from.tryPin(); from = from.parent { // the root is open to the end
+	for ; !from.tryPin(); from = from.parent { // the root stays open until the end
 		down = append(down, from.name)
 	}
 

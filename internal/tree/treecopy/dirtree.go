@@ -11,20 +11,19 @@ import (
 	"pando/internal/base/errs"
 )
 
-// dirTree is the directories that Untar has made. It is the guard against
-// archives that try to get out: a path is walked component by component along
-// directories in it, and each is opened in its parent without following
-// symbolic links (which is what openat2 with RESOLVE_BENEATH and
-// RESOLVE_NO_SYMLINKS does, without its limit on the length of a path). A few
-// of them are kept open. Memory is what the directories' own names take, and
-// a few words each.
+// dirTree contains the directories that Untar has made. It protects against
+// archives that try to write outside of the destination: it resolves paths component by component along its
+// directories, and opens each one in its parent without following
+// symbolic links. (openat2 with RESOLVE_BENEATH and
+// RESOLVE_NO_SYMLINKS does the same, but limits the length of a path.) It keeps a few
+// directories open. A directory takes the memory of its name and a few words.
 type dirTree struct {
 	root *dirNode
-	made []*dirNode // but the root; parents come before children
+	made []*dirNode // all except the root, parents before children
 	kids map[dirKey]*dirNode
-	lru  *list.List // the open ones but the root; the last used first
+	lru  *list.List // open directories except the root, the last used first
 
-	removed func(dirKey) // told of names that remove has removed
+	removed func(dirKey) // called for names that remove has removed
 }
 
 type dirKey struct {
@@ -32,18 +31,18 @@ type dirKey struct {
 	name   string
 }
 
-// dirNode is a directory. Its descriptor can only be used as a starting point.
+// dirNode is a directory. Its descriptor is O_PATH, so only *at calls can use it.
 type dirNode struct {
 	dirKey
-	meta    *dirMeta // nil if the archive does not have it (yet)
+	meta    *dirMeta // nil unless an entry of the archive for it has been read
 	removed bool
 	fd      int           // -1: closed
 	elem    *list.Element // in lru, while it is open
 }
 
-const openDirs = 64 // descriptors of a dirTree
+const openDirs = 64 // number of descriptors that a dirTree keeps open
 
-// newDirTree takes over the descriptor of the root.
+// newDirTree returns a dirTree that owns root, the descriptor of the root.
 func newDirTree(root int) *dirTree {
 	return &dirTree{
 		root: &dirNode{fd: root},
@@ -80,7 +79,7 @@ func (t *dirTree) find(path []string) *dirNode {
 	return n
 }
 
-// openNode returns n's descriptor, which stays open until the next call or removal.
+// openNode returns the descriptor of n, which stays open until the next call of openNode or remove.
 func (t *dirTree) openNode(n *dirNode) (int, error) {
 	var down []*dirNode
 	for ; n.fd < 0; n = n.parent {
@@ -122,8 +121,8 @@ func (t *dirTree) closeNode(n *dirNode) {
 }
 
 // mkdirAll returns the directory with these components below the root and
-// makes what is missing. What is not a directory is refused, but replaced if
-// it is the last component and replace is set. entry is for messages.
+// creates missing ones. It refuses a component that is not a directory, except that with replace it replaces
+// the last one. entry is for messages.
 func (t *dirTree) mkdirAll(ctx context.Context, path []string, replace bool, entry string) (*dirNode, error) {
 	n := t.root
 	for i, c := range path {
@@ -150,9 +149,9 @@ func (t *dirTree) mkdirAll(ctx context.Context, path []string, replace bool, ent
 	return n, nil
 }
 
-// mkdir makes a directory that is not in the tree yet. As the last component
-// of a directory entry it is the caller's alone until the end; else it has the
-// mode of a directory that the archive does not have.
+// mkdir creates a directory that is not in the tree yet. As the last component
+// of a directory entry, it is accessible only to its owner until the end. Otherwise, it gets the
+// mode of a directory that is missing in the archive.
 func (t *dirTree) mkdir(parent *dirNode, name string, last bool, entry string) error {
 	at, err := t.openNode(parent)
 	if err != nil {
@@ -169,7 +168,7 @@ func (t *dirTree) mkdir(parent *dirNode, name string, last bool, entry string) e
 
 		switch {
 		case st.Mode&unix.S_IFMT == unix.S_IFDIR && parent == t.root && name == lostFound:
-			return nil // a fresh ext4 has it
+			return nil // a new ext4 has this directory
 		case !last && st.Mode&unix.S_IFMT == unix.S_IFLNK:
 			return refuse(entry, "its name leads through %q, a symbolic link", name)
 		case !last:
@@ -193,7 +192,7 @@ func (t *dirTree) mkdir(parent *dirNode, name string, last bool, entry string) e
 }
 
 // remove removes a file or an empty directory from parent, whose descriptor is
-// at, so that another entry can take its place.
+// at, to make room for another entry.
 func (t *dirTree) remove(parent *dirNode, at int, name, entry string) error {
 	err := unix.Unlinkat(at, name, 0)
 	if err == unix.EISDIR {

@@ -10,7 +10,7 @@ import (
 	"pando/internal/linux/kernel"
 )
 
-// single is a copier for one entry, which keeps everything as root can, but flags.
+// single returns a copier for one entry, which keeps everything that root can, except flags.
 func single(ctx context.Context) (*copier, *worker) {
 	c := newCopier(Options{})
 	c.noFlags = true
@@ -18,10 +18,10 @@ func single(ctx context.Context) (*copier, *worker) {
 }
 
 // CopyEntry copies the file, symbolic link or special file called name from the
-// open directory src into the open directory dst, where nothing has that name:
-// content, holes, owner, mode, times and attributes, but not flags: see CopyFlags. It
-// does not look for other hard links: the copy is a file of its own. Errors as CopyDir, Exists if the
-// name is taken. May be called concurrently.
+// open directory src into the open directory dst, where the name must not exist. It copies
+// content, holes, owner, mode, times and attributes, but not flags (see CopyFlags) and no
+// hard links: the copy is a file of its own. It returns the errors of CopyDir, and Exists if the
+// name exists. It may be called concurrently.
 func CopyEntry(ctx context.Context, src, dst *os.File, name string) error {
 	c, w := single(ctx)
 	c.links.m = make(map[Inode]link)
@@ -36,13 +36,13 @@ func CopyEntry(ctx context.Context, src, dst *os.File, name string) error {
 	return c.file(w, d, entry{name: name, ino: st.Ino, typ: uint8(st.Mode & unix.S_IFMT >> 12)})
 }
 
-// CopyAttributes gives the file dstName in the open directory dst ("": dst
-// itself) the owner, mode, times, attributes and ACLs of srcName in src, and
-// takes away the attributes that the other does not have, and what makes it immutable
-// or append-only: see CopyFlags. Symbolic links are not followed. Errors as CopyDir, Conflict if dstName is not there
-// or of another
-// type: what one type can have another cannot. May be called concurrently, also
-// for several names of one file that all get the attributes of one other.
+// CopyAttributes sets the owner, mode, times, attributes and ACLs of the file dstName in the open
+// directory dst ("": dst itself) to those of srcName in src. It
+// removes other attributes, and clears the flags "immutable" and
+// "append-only" (see CopyFlags). It does not follow symbolic links. It returns the errors of CopyDir, and
+// Conflict if dstName does not exist or has another type, because types support different
+// attributes. It may be called concurrently, even
+// for several names of one file that get the attributes of the same other file.
 func CopyAttributes(ctx context.Context, src *os.File, srcName string, dst *os.File, dstName string) error {
 	c, w := single(ctx)
 	from, to := objectIn(src, srcName), objectIn(dst, dstName)
@@ -70,10 +70,10 @@ func CopyAttributes(ctx context.Context, src *os.File, srcName string, dst *os.F
 	return c.replaceAttributes(w, to, path, attrsOf(&st), want)
 }
 
-// CopyFlags gives the file dstName in the open directory dst ("": dst itself) the
-// flags and the project of srcName in src, and takes the others away, as far as its
-// filesystem and the caller can: it is the last thing to do to a file. Nothing happens
-// if they are of different types. Errors as CopyDir, NotFound if one is not there.
+// CopyFlags sets the flags and the project of the file dstName in the open directory dst ("": dst
+// itself) to those of srcName in src, as far as its
+// filesystem and the caller's privileges permit. Call it last, because flags may forbid other changes. It does
+// nothing if the files have different types. It returns the errors of CopyDir, and NotFound if a file does not exist.
 func CopyFlags(ctx context.Context, src *os.File, srcName string, dst *os.File, dstName string) error {
 	c, _ := single(ctx)
 	path := func() string { return dst.Name() + "/" + dstName }
@@ -111,7 +111,7 @@ func objectIn(dir *os.File, name string) object {
 	return namedObject(int(dir.Fd()), name)
 }
 
-// dirAndName are as package kernel wants them.
+// dirAndName returns o as a directory and a name, as package kernel expects.
 func (o object) dirAndName() (at int, name string) {
 	if o.fd >= 0 {
 		return o.fd, ""

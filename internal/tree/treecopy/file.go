@@ -10,9 +10,10 @@ import (
 
 const (
 	bufferSize = 256 << 10 // of a worker; files up to this size take one read and one write
-	// smaller files are copied: cloning first forces their dirty pages to disk, one file after the other
+	// cloneMin is the size of the smallest file that is cloned. Cloning first forces a file's dirty pages to
+	// disk, one file after the other, so copying small files is faster.
 	cloneMin  = 64 << 10
-	rangeSize = 8 << 20 // of one copy_file_range; cancellation waits for at most that much
+	rangeSize = 8 << 20 // of one copy_file_range, which delays cancellation
 )
 
 func (w *worker) buffer() []byte {
@@ -121,7 +122,7 @@ func (c *copier) fill(d *dir, name string, f *file) error {
 	return c.set.applyAttrs(openObject(f.dst).in(d.key), f.path, a, xs)
 }
 
-// file is the copying of one regular file's data.
+// file copies the data of one regular file.
 type file struct {
 	w        *worker
 	n        *counters
@@ -129,8 +130,8 @@ type file struct {
 	st       *unix.Stat_t
 	path     func() string
 
-	expect  int64 // what Measure says; Progress gets exactly that
-	counted int64 // of it
+	expect  int64 // bytes that Measure counts, all of which are reported to Progress
+	counted int64 // bytes reported so far
 }
 
 // addCopied counts n bytes as copied.
@@ -167,10 +168,11 @@ func (f *file) check() error {
 	return nil
 }
 
-// full reports whether all of a file is allocated, as far as stat can tell.
-// Files that are compressed or kept in their inode look sparse at first.
+// full reports whether a file is completely allocated, as far as stat can tell.
+// Compressed files, and files stored in their inode, look sparse to it.
 func full(st *unix.Stat_t) bool { return st.Blocks*512 >= st.Size }
 
+// copy copies the data, by the fastest method that works.
 func (f *file) copy() error {
 	size := f.st.Size
 	f.expect = size
@@ -188,7 +190,7 @@ func (f *file) copy() error {
 		}
 	}
 
-	if size < bufferSize && f.expect == size { // smaller, so that the buffer shows that it has grown
+	if size < bufferSize && f.expect == size { // the buffer needs one more byte, to detect that the file grew
 		return f.copySmall()
 	}
 
@@ -228,7 +230,7 @@ func writeAt(fd int, p []byte, off int64, path func() string) error {
 	return nil
 }
 
-// clone shares the source's blocks if both are on one filesystem that can.
+// clone shares the source's blocks. False without an error: the filesystems do not support that.
 func (f *file) clone() (bool, error) {
 	if f.w.cloneDev != uint64(f.st.Dev) {
 		f.w.cloneDev, f.w.noClone, f.w.noRange = uint64(f.st.Dev), false, false
@@ -252,7 +254,7 @@ func (f *file) clone() (bool, error) {
 // extents copies the data of the file and leaves out its holes.
 func (f *file) extents() error {
 	size := f.st.Size
-	var end int64 // of the last data
+	var end int64 // end of the last data
 	for off := int64(0); off < size; {
 		from, to, err := nextData(f.src, off, size)
 		if err != nil {
@@ -276,14 +278,14 @@ func (f *file) extents() error {
 	return nil
 }
 
-// nextData returns the first range of data at or after off; it is empty, and
-// at size, if there is none.
+// nextData returns the first range of data at or after off. If there is none, the range is empty and
+// at size.
 func nextData(fd int, off, size int64) (from, to int64, err error) {
 	from, err = unix.Seek(fd, off, unix.SEEK_DATA)
 	if err == unix.ENXIO {
 		return size, size, nil
 	}
-	if err == unix.EINVAL || err == unix.EOPNOTSUPP { // it knows nothing of holes
+	if err == unix.EINVAL || err == unix.EOPNOTSUPP { // the filesystem does not report holes
 		return off, size, nil
 	}
 	if err != nil {
@@ -301,7 +303,7 @@ func nextData(fd int, off, size int64) (from, to int64, err error) {
 	return min(from, size), max(to, min(from, size)), nil
 }
 
-// dataBytes is how much of a file is data.
+// dataBytes returns how many bytes of a file are data.
 func dataBytes(fd int, size int64) (int64, error) {
 	var sum int64
 	for off := int64(0); off < size; {
@@ -319,14 +321,14 @@ func dataBytes(fd int, size int64) (int64, error) {
 func (f *file) copyRange(from, to int64) error {
 	for from < to {
 		if f.w.t.stopped() {
-			return errs.New(errs.Canceled, op, quote(f.path()), "stopped") // the walk has its error already
+			return errs.New(errs.Canceled, op, quote(f.path()), "stopped") // the walk returns its first error
 		}
 		n, err := f.copyStep(from, to-from)
 		if err != nil {
 			return err
 		}
 		if n == 0 {
-			return changed(f.path()) // it is shorter now
+			return changed(f.path()) // it became shorter
 		}
 		from += n
 		f.addCopied(n)
@@ -347,7 +349,7 @@ func (f *file) copyStep(off, n int64) (int64, error) {
 			if done > 0 {
 				return int64(done), nil
 			}
-			// Some filesystems say 0 for what they cannot do.
+			// Some filesystems return 0 if they do not support it.
 		case unix.ENOSPC, unix.EDQUOT, unix.EFBIG:
 			return 0, dstErr(f.path(), "copy_file_range", err)
 		default:

@@ -7,10 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Measure walks src as CopyDir would with the same options and counts what is
-// there, for progress and for the size of the volume. It opens directories and
-// sparse files only. What changes in the meantime is an error of kind Conflict, as
-// it is for CopyDir.
+// Measure walks src as CopyDir would with the same options and counts the files and
+// data, for progress and for the size of the volume. It opens only directories and
+// sparse files. Conflict: src changed while it was read, as for CopyDir.
 func Measure(ctx context.Context, src string, opt Options) (Totals, error) {
 	return measure(ctx, src, opt, nil)
 }
@@ -36,7 +35,7 @@ func measure(ctx context.Context, src string, opt Options, s *stamper) (Totals, 
 	return m.n.totals(), err
 }
 
-const blockSize = 4096 // what Totals.Allocated counts in
+const blockSize = 4096 // the unit of Totals.Allocated
 
 func blocks(n int64) int64 { return (n + blockSize - 1) &^ (blockSize - 1) }
 
@@ -44,9 +43,9 @@ func blocks(n int64) int64 { return (n + blockSize - 1) &^ (blockSize - 1) }
 type measurer struct {
 	common
 	mu   sync.Mutex
-	seen map[Inode]uint64 // links still to come of hard-linked files
+	seen map[Inode]uint64 // number of names of hard-linked files not seen yet
 
-	stamp *stamper // nil: none is taken
+	stamp *stamper // nil: take no stamp
 }
 
 func (m *measurer) enter(w *worker, parent *dir, e entry) (*dir, error) {
@@ -88,7 +87,7 @@ func (m *measurer) file(w *worker, d *dir, e entry) error {
 		}
 		m.n.allocated.Add(blocks(bytes))
 	case unix.S_IFLNK:
-		if st.Size >= 60 { // shorter ones lie in the inode
+		if st.Size >= 60 { // shorter ones are stored in the inode
 			m.n.allocated.Add(blockSize)
 		}
 	}
@@ -116,7 +115,7 @@ func (m *measurer) countedBefore(st *unix.Stat_t) bool {
 	return ok
 }
 
-// data is the number of bytes that copying the file takes.
+// data returns the number of bytes to copy for a file.
 func (m *measurer) data(d *dir, name string, st *unix.Stat_t) (int64, error) {
 	if full(st) {
 		return st.Size, nil

@@ -11,7 +11,7 @@ import (
 	"pando/internal/base/errs"
 )
 
-// attrs is what a copy takes over from an inode beside its content.
+// attrs are the attributes that a copy keeps, besides extended ones.
 type attrs struct {
 	mode         uint32 // as st_mode, with the type
 	uid, gid     uint32
@@ -19,7 +19,7 @@ type attrs struct {
 	flags        fileFlags
 }
 
-// attrsOf is what stat tells: all but the flags.
+// attrsOf returns the attributes in st, which are all except the flags.
 func attrsOf(st *unix.Stat_t) attrs {
 	return attrs{mode: st.Mode, uid: st.Uid, gid: st.Gid, atime: st.Atim, mtime: st.Mtim}
 }
@@ -34,23 +34,22 @@ const (
 	aclDefault = "system.posix_acl_default"
 )
 
-// foreignXattrs are prefixes of attributes that speak about the filesystem
-// they are on, not about the file.
+// foreignXattrs are prefixes of attributes that have a meaning only on the filesystem
+// of the source.
 var foreignXattrs = []string{
 	"system.nfs4", "system.cifs", "system.smb3", "smb3.", "cifs.", "btrfs.", "afs.", "lustre.", "ceph.", "xfsroot.",
-	"security.evm", // a signature over the inode number, among others
+	"security.evm", // a signature that includes the inode number
 }
 
 func foreign(name string) bool {
 	return slices.ContainsFunc(foreignXattrs, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
-// double reports whether an attribute is another name for a POSIX ACL, which
-// is listed too: XFS does that.
+// double reports whether an attribute is another name of a POSIX ACL. XFS lists both.
 func double(name string) bool { return strings.HasPrefix(name, "trusted.SGI_ACL_") }
 
 // object is a file in the source or the destination: an open one (fd >= 0), or
-// one named in a directory, which is never followed if it is a symbolic link.
+// a name in a directory, which is not followed if it is a symbolic link.
 type object struct {
 	fd   int
 	at   int
@@ -112,8 +111,7 @@ func (o object) getxattr(name string, buf []byte) (int, error) {
 	return unix.Lgetxattr(o.procPath(), name, buf)
 }
 
-// xattrNames returns the names of the extended attributes of a file, but for
-// those that are not copied.
+// xattrNames returns the names of the extended attributes of a file that are copied.
 func (c *copier) xattrNames(w *worker, o object, path func() string) ([]string, error) {
 	if w.names == nil {
 		w.names = make([]byte, 64<<10) // XATTR_LIST_MAX
@@ -171,7 +169,7 @@ func (c *copier) readXattrs(w *worker, o object, path func() string) ([]xattr, e
 	return out, nil
 }
 
-// xattrErr tells a file that has gone from a missing /proc.
+// xattrErr returns the error for a failed call on o. It distinguishes a removed file from a missing /proc.
 func (c *copier) xattrErr(o object, path, call string, err error) error {
 	if err == unix.ENOENT && o.fd < 0 {
 		var st unix.Stat_t
@@ -182,18 +180,19 @@ func (c *copier) xattrErr(o object, path, call string, err error) error {
 	return srcErr(path, call, err)
 }
 
-// setter gives files of the destination their attributes.
+// setter sets the attributes of files in the destination.
 type setter struct {
 	n            *counters
 	unprivileged bool
 	ownRoot      bool
 }
 
-// applyAttrs gives o the attributes a and xs. The order matters: chown clears
+// applyAttrs sets the attributes a and xs of o. The order matters: chown clears
 // setuid, setgid and security.capability, an ACL changes the mode, and
 // everything changes the times. Flags may forbid all of that, so they come last.
-// Times and flags that the filesystem cannot hold are counted.
+// Times and flags that the filesystem does not support are counted.
 func (s *setter) applyAttrs(o object, path func() string, a attrs, xs []xattr) error {
+	// Set the owner.
 	var st unix.Stat_t
 	if err := o.stat(&st); err != nil {
 		return dstErr(path(), "stat", err)
@@ -205,7 +204,7 @@ func (s *setter) applyAttrs(o object, path func() string, a attrs, xs []xattr) e
 		if !s.unprivileged {
 			err = o.chown(int(a.uid), int(a.gid))
 		} else if st.Uid == a.uid {
-			err = o.chown(-1, int(a.gid)) // another group of the caller's, perhaps
+			err = o.chown(-1, int(a.gid)) // possibly another group of the caller
 		}
 		if err != nil {
 			if !s.unprivileged || err != unix.EPERM {
@@ -222,7 +221,7 @@ func (s *setter) applyAttrs(o object, path func() string, a attrs, xs []xattr) e
 		}
 	}
 
-	// What st says of setuid and setgid is from before the chown.
+	// Set the mode. st has setuid and setgid from before the chown.
 	special := mode&(unix.S_ISUID|unix.S_ISGID) != 0
 	if st.Mode&unix.S_IFMT != unix.S_IFLNK && (st.Mode&0o7777 != mode || special || len(xs) > 0) {
 		if err := o.chmod(mode); err != nil {
@@ -234,7 +233,7 @@ func (s *setter) applyAttrs(o object, path func() string, a attrs, xs []xattr) e
 		return dstErr(path(), "utimensat", err)
 	}
 
-	// A filesystem takes the nearest date that it can hold.
+	// Check the times: a filesystem stores the nearest ones that it supports.
 	if err := o.stat(&st); err != nil {
 		return dstErr(path(), "stat", err)
 	}
@@ -253,7 +252,7 @@ func (s *setter) setXattr(o object, path func() string, x xattr) error {
 	}
 
 	if s.unprivileged && (err == unix.EPERM || err == unix.EACCES || err == unix.EOPNOTSUPP) {
-		// A security module may have given it the same label already.
+		// A security module may have set the same label already.
 		have := make([]byte, len(x.value)+1)
 		if n, err := o.getxattr(x.name, have); err != nil || !bytes.Equal(have[:n], x.value) {
 			s.n.xattrs.Add(1)
@@ -268,7 +267,7 @@ func (s *setter) setXattr(o object, path func() string, x xattr) error {
 			WithHint("the volume's filesystem does not support it: remove it from the source, or choose another %s",
 				errs.Param("fs"))
 	case err == unix.E2BIG, err == unix.ERANGE, err == unix.ENOSPC && roomy(o):
-		// ext4 says ENOSPC when a file's attributes do not fit into one block.
+		// ext4 returns ENOSPC if a file's attributes do not fit into one block.
 		return errs.New(errs.Unsupported, op, quote(path()), "%s of %d bytes: %w", call, len(x.value), err).
 			WithHint("remove some of the attributes: the volume's filesystem limits their size per file")
 	case err == unix.ENOENT && o.fd < 0:

@@ -7,12 +7,12 @@ import (
 	"sync"
 )
 
-// NotKept counts the files of a source that are not in the copy as they are there,
-// in one respect, because the destination cannot hold it or the caller may not set it.
+// NotKept counts the files of a source whose copy lacks one property, because the destination
+// does not support it or the caller may not set it.
 type NotKept struct {
 	What    string `json:"what"`
 	Count   int64  `json:"count"`
-	Example string `json:"example"` // one of them, fit for a message
+	Example string `json:"example"` // the path of one of them, quoted for messages
 }
 
 // Things that a copy may not keep. Flags have the names that chattr(1) uses.
@@ -27,7 +27,7 @@ const (
 	LostEncrypted      = "encrypted"
 	LostVerity         = "verity"
 	LostCasefold       = "casefold"
-	LostOtherFlags     = "other-flags" // those of other systems, in an archive
+	LostOtherFlags     = "other-flags" // in an archive, flags of other operating systems
 	LostRootFlags      = "root-flags"  // the root directory is not immutable or append-only
 	LostProject        = "project-id"
 	LostDates          = "dates"    // of modification or access
@@ -35,8 +35,8 @@ const (
 	LostDevices        = "devices"  // left out: their numbers are too large
 )
 
-// losses collects what is not kept. CopyStable copies some directories several times,
-// so counts are kept by directory, of which only the last copy counts.
+// losses collects what a copy does not keep. Because CopyStable copies some directories several times
+// and only the last copy counts, it counts by directory.
 type losses struct {
 	mu    sync.Mutex
 	kinds map[string]*loss
@@ -52,8 +52,8 @@ type example struct {
 	key  uint64
 }
 
-// mostExamples are kept of each kind, as directories that are copied again take
-// theirs away.
+// mostExamples is how many examples of each kind are kept. More than one is needed because the examples
+// of a directory are removed when it is copied again.
 const mostExamples = 8
 
 // addLoss counts a file of the directory with this key.
@@ -79,7 +79,7 @@ func (l *losses) addLoss(what string, key uint64, path string) {
 	}
 }
 
-// forget drops what was counted of a directory, which is copied again.
+// forget removes the counts and examples of a directory that is copied again.
 func (l *losses) forget(key uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -98,8 +98,8 @@ func (l *losses) forgetAll() {
 	l.kinds = nil
 }
 
-// list sums up, in order of kinds. Directories for which is is false do not count;
-// nil: all of them do.
+// list returns the sums, sorted by kind. Only directories for which is returns true count;
+// nil: all directories.
 func (l *losses) list(is func(key uint64) bool) []NotKept {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -12,11 +12,11 @@ import (
 	"pando/internal/base/errs"
 )
 
-// Format is what a file holds, judged by its content.
+// Format is the format of a file, judged by its content.
 type Format string
 
 const (
-	Unknown    Format = "unknown" // neither: a disk image, perhaps
+	Unknown    Format = "unknown" // none of the others, possibly a disk image
 	Tar        Format = "tar"
 	TarGzip    Format = "tar.gz"
 	TarZstd    Format = "tar.zst"
@@ -24,28 +24,28 @@ const (
 	Compressed Format = "compressed" // compressed, but not a tar in gzip or zstd: Untar refuses it
 )
 
-// IsTar reports whether Untar takes it.
+// IsTar reports whether Untar accepts the format.
 func (f Format) IsTar() bool { return f == Tar || f == TarGzip || f == TarZstd || f == EmptyTar }
 
-// SniffLen is how many bytes Sniff wants to see, unless the file is shorter.
-// A block of zstd has to be there as a whole.
+// SniffLen is how many bytes Sniff needs, unless the file is shorter.
+// That is enough for a whole block of zstd.
 const SniffLen = 256 << 10
 
 const tarBlock = 512
 
-// Sniff tells what a file is that begins with prefix.
+// Sniff returns the format of a file that begins with prefix.
 func Sniff(prefix []byte) Format {
 	if isTarHeader(prefix) {
 		return Tar
 	}
 
-	// tar pads an archive to a multiple of its blocking factor, which is 10 KiB by
-	// default: a file as long as SniffLen or longer is rather a disk.
+	// tar pads an archive to a multiple of its blocking factor, 10 KiB by
+	// default, so a file of SniffLen or more is more likely a disk.
 	if n := len(prefix); n > 0 && n < SniffLen && n%tarBlock == 0 && allZero(prefix) {
 		return EmptyTar
 	}
 
-	m := magic(prefix)
+	m := Compression(prefix)
 	if m == "" {
 		return Unknown
 	}
@@ -69,14 +69,14 @@ func Sniff(prefix []byte) Format {
 	return TarZstd
 }
 
-// endsInZeros reports whether r has nothing but zeros, and fewer than SniffLen of
-// them: so ends a tar without entries, while images of disks often begin so.
+// endsInZeros reports whether r contains only zeros, and fewer than SniffLen.
+// A tar without entries ends like that. Images of disks often begin with more zeros.
 func endsInZeros(r io.Reader) bool {
 	b, err := io.ReadAll(io.LimitReader(r, SniffLen))
 	return err == nil && len(b) < SniffLen && allZero(b)
 }
 
-// SniffFile is Sniff of a file, whose offset it does not move.
+// SniffFile is Sniff for a file. It does not change the file's offset.
 func SniffFile(f io.ReaderAt) (Format, error) {
 	buf := make([]byte, SniffLen)
 	n, err := f.ReadAt(buf, 0)
@@ -86,12 +86,9 @@ func SniffFile(f io.ReaderAt) (Format, error) {
 	return Sniff(buf[:n]), nil
 }
 
-// Compression names the compression of a file that begins with prefix: "gzip",
+// Compression returns the compression of a file that begins with prefix: "gzip",
 // "zstd", "xz", "lzip", "lz4", "bzip2", or "" if there is none.
-func Compression(prefix []byte) string { return magic(prefix) }
-
-// magic names the compression of a file that begins with p; "" if there is none.
-func magic(p []byte) string {
+func Compression(prefix []byte) string {
 	for _, m := range []struct{ bytes, name string }{
 		{"\x1f\x8b\x08", "gzip"},
 		{"\x28\xb5\x2f\xfd", "zstd"},
@@ -99,23 +96,23 @@ func magic(p []byte) string {
 		{"LZIP\x01", "lzip"},
 		{"\x04\x22\x4d\x18", "lz4"},
 	} {
-		if bytes.HasPrefix(p, []byte(m.bytes)) {
+		if bytes.HasPrefix(prefix, []byte(m.bytes)) {
 			return m.name
 		}
 	}
 
-	if len(p) >= 10 && string(p[:3]) == "BZh" && string(p[4:10]) == "\x31\x41\x59\x26\x53\x59" {
+	if len(prefix) >= 10 && string(prefix[:3]) == "BZh" && string(prefix[4:10]) == "\x31\x41\x59\x26\x53\x59" {
 		return "bzip2"
 	}
-	if len(p) >= 4 && p[0]&0xf0 == 0x50 && string(p[1:4]) == "\x2a\x4d\x18" {
+	if len(prefix) >= 4 && prefix[0]&0xf0 == 0x50 && string(prefix[1:4]) == "\x2a\x4d\x18" {
 		return "zstd" // a skippable frame
 	}
 
 	return ""
 }
 
-// isTarHeader reports whether p begins with a block whose checksum is that of
-// a tar header. All formats of tar have it.
+// isTarHeader reports whether p begins with a block that has a valid checksum of
+// a tar header, which is the same in all formats of tar.
 func isTarHeader(p []byte) bool {
 	if len(p) < tarBlock {
 		return false
@@ -159,15 +156,15 @@ func allZero(p []byte) bool {
 
 var zeros [4096]byte
 
-// newDecoder returns the plain form of r. Only source errors, io.EOF and
-// errors about the data come out of it. sync means without goroutines.
+// newDecoder returns a reader of the decompressed r. It returns errors of r, io.EOF and
+// errors of the data. sync means without goroutines.
 func newDecoder(r *bufio.Reader, sync bool) (io.ReadCloser, error) {
 	head, err := r.Peek(16)
 	if err != nil && err != io.EOF {
 		return nil, err
 	}
 
-	switch m := magic(head); m {
+	switch m := Compression(head); m {
 	case "":
 		return io.NopCloser(r), nil
 	case "gzip":
@@ -179,7 +176,7 @@ func newDecoder(r *bufio.Reader, sync bool) (io.ReadCloser, error) {
 		return &gunzip{z, r}, nil
 	case "zstd":
 		opts := []zstd.DOption{
-			zstd.WithDecoderMaxWindow(128 << 20), // what the strongest level of zstd makes without --long
+			zstd.WithDecoderMaxWindow(128 << 20), // the window of zstd's highest level without --long
 			zstd.WithDecoderLowmem(true),
 		}
 		if sync {
@@ -196,8 +193,7 @@ func newDecoder(r *bufio.Reader, sync bool) (io.ReadCloser, error) {
 	}
 }
 
-// gunzip reads gzip members up to the end, or up to what is not one: like
-// gzip(1), it ignores garbage there.
+// gunzip reads gzip members. Like gzip(1), it ignores anything else after them.
 type gunzip struct {
 	z *gzip.Reader
 	r *bufio.Reader
@@ -217,7 +213,7 @@ func (g *gunzip) Read(p []byte) (int, error) {
 		if err != nil && err != io.EOF {
 			return 0, err
 		}
-		if magic(head) != "gzip" {
+		if Compression(head) != "gzip" {
 			return 0, io.EOF
 		}
 

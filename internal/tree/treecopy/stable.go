@@ -17,27 +17,27 @@ import (
 
 // Stable is the result of CopyStable.
 type Stable struct {
-	Totals        // Files and Bytes are those of the source; Skipped is of all copies together
-	Passes  int   // copies that were made, the first included
+	Totals        // Files and Bytes are those of the source; Skipped is the sum of all copies
+	Passes  int   // number of copies, including the first
 	Again   int64 // directories that were copied again
 	Stamp   *Stamp
-	Changed []string // with Conflict: some of what changed
+	Changed []string // with Conflict: some of the changed paths
 }
 
-// CopyStable is CopyDir for a source that may be written to at the same time: the copy
-// is the source at one moment, which is proved by a Stamp before and one after.
-// If they differ, what has changed is copied again, and so on: passes copies in
-// all, at least one. If something changed during the last one too, the error is
-// of kind Conflict and names what. Result.Stamp is the moment that the copy is
-// of; with an error, the last one.
+// CopyStable is CopyDir for a source to which programs may be writing. The copy
+// is the state of the source at one moment, proved by equal Stamps before and after.
+// If they differ, CopyStable copies the changed directories again, up to passes copies in
+// total, at least one. Conflict: the source also changed during the last copy; the error names
+// examples. Stable.Stamp is the state of the copy; with an error, the last state.
 //
-// What has changed is a directory with the files directly in it. Only if hard
+// The unit is a directory with the files directly in it. If hard
 // links are among them, or without root, everything is copied again.
 //
-// After an error dst holds something of the tree. Data is not synced.
+// After an error, dst contains parts of the tree. Data is not synced.
 func CopyStable(ctx context.Context, src string, dst *os.File, opt Options, passes int) (Stable, error) {
+	// Take the first stamp.
 	opt.losses = &losses{}
-	quiet := opt // for looking, which is no progress
+	quiet := opt // without progress, for everything except the first copy
 	quiet.Progress = nil
 	var r Stable
 	var err error
@@ -48,6 +48,7 @@ func CopyStable(ctx context.Context, src string, dst *os.File, opt Options, pass
 	}
 
 	for r.Passes = 1; ; r.Passes++ {
+		// Copy everything, or what has changed.
 		spare := newDirtySet()
 		var n Totals
 		if r.Passes == 1 {
@@ -72,6 +73,7 @@ func CopyStable(ctx context.Context, src string, dst *os.File, opt Options, pass
 			return r, err
 		}
 
+		// Find what has changed in the meantime.
 		before := r.Stamp
 		var now Totals
 		if r.Stamp, now, err = TakeStamp(ctx, src, before, quiet); err != nil {
@@ -98,12 +100,12 @@ func (s *Skipped) add(o Skipped) {
 	s.Owners += o.Owners
 	s.Devices += o.Devices
 	s.Xattrs += o.Xattrs
-	s.KernelDirs = o.KernelDirs // every walk sees all of them, or none
+	s.KernelDirs = o.KernelDirs // each walk sees all of them, or none
 }
 
-// CopyAttrs gives the directory dst owner, mode, times, extended attributes, flags and
-// project of the directory src, as far as they are possible there. It becomes neither
-// immutable nor append-only.
+// CopyAttrs copies the owner, mode, times, extended attributes, flags and
+// project of the directory src to the directory dst, as far as its filesystem supports them. dst does
+// not become immutable or append-only.
 func CopyAttrs(src string, dst *os.File, opt Options) error {
 	defer runtime.KeepAlive(dst)
 	c := newCopier(opt)
@@ -123,22 +125,23 @@ func CopyAttrs(src string, dst *os.File, opt Options) error {
 	return c.set.applyAttrs(openObject(int(dst.Fd())), d.path, d.attrs, xs)
 }
 
-// errAll says that only a whole new copy will do.
+// errAll means that everything has to be copied again.
 var errAll = errors.New("copy everything")
 
-// updater is the visitor that copies again what a Stamp says has changed: in each
-// such directory everything but the subdirectories that are still there, which
-// have changed themselves or not. The rest of the tree is left alone.
+// updater is the visitor that copies the changed directories of a Stamp again. In each
+// of them it copies everything except existing subdirectories, which count on
+// their own. It does not touch the rest of the tree.
 type updater struct {
 	*copier
 	s *Stamp
 }
 
+// copyChanged copies the changed directories of s again. errAll: everything has to be copied again.
 func copyChanged(
 	ctx context.Context, src string, dst *os.File, opt Options, s *Stamp, spare *dirtySet,
 ) (Totals, error) {
 	if opt.Unprivileged {
-		return Totals{}, errAll // the modes of the copy keep its owner out, too
+		return Totals{}, errAll // the modes in the copy may lock out the caller
 	}
 
 	u := &updater{copier: newCopier(opt), s: s}
@@ -168,6 +171,7 @@ func copyChanged(
 		return Totals{}, err
 	}
 
+	// Update the tree.
 	xattrs := root.xattrs // the walk drops them
 	if err = newWalk(u, true, opt).sparing(spare).runWorkers(ctx, root); err == nil && root.dirty {
 		err = u.set.applyRoot(int(dst.Fd()), root.path, root.attrs, xattrs)
@@ -176,6 +180,7 @@ func copyChanged(
 	return u.n.totals(), err
 }
 
+// enter opens a subdirectory if it, a directory below it or its parent has changed.
 func (u *updater) enter(w *worker, parent *dir, e entry) (*dir, error) {
 	if parent.whole {
 		return u.copyAnew(w, parent, e)
@@ -193,7 +198,7 @@ func (u *updater) enter(w *worker, parent *dir, e entry) (*dir, error) {
 		return u.copyAnew(w, parent, e)
 	}
 	if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP {
-		return nil, changed(parent.join(e.name)) // since the stamp
+		return nil, changed(parent.join(e.name)) // after the stamp
 	}
 	if err != nil {
 		return nil, dstErr(parent.join(e.name), "open", err)
@@ -222,7 +227,7 @@ func (u *updater) enter(w *worker, parent *dir, e entry) (*dir, error) {
 	return d, nil
 }
 
-// copyAnew copies a directory that the copy does not have, whatever the stamp says.
+// copyAnew copies a directory that the copy does not have, regardless of the stamp.
 func (u *updater) copyAnew(w *worker, parent *dir, e entry) (*dir, error) {
 	d, err := u.copier.enter(w, parent, e)
 	if d != nil {
@@ -241,7 +246,7 @@ func (u *updater) file(w *worker, d *dir, e entry) error {
 		return srcErr(d.join(e.name), "stat", err)
 	}
 	if st.Nlink > 1 {
-		return errAll // its other links may be anywhere in the copy
+		return errAll // its other names may be anywhere in the copy
 	}
 	return u.copier.file(w, d, e)
 }
@@ -253,15 +258,17 @@ func (u *updater) leave(w *worker, d *dir) error {
 	return u.copier.leave(w, d)
 }
 
-// clear makes the copy of d ready to be filled again: it loses everything but
-// the subdirectories that d still has, and its attributes. A default ACL and flags
-// would be inherited by what is made in it.
+// clear prepares the copy of d to be filled again. It removes everything except
+// the subdirectories that d still has, and also attributes and flags, because new entries would inherit
+// a default ACL and flags.
 func (u *updater) clear(ctx context.Context, w *worker, d *dir) error {
+	// Read the new attributes.
 	var err error
 	if d.xattrs, err = u.readXattrs(w, openObject(d.src), d.path); err != nil {
 		return err
 	}
 
+	// Remove the old ones.
 	d.flags = readFlags(d.src)
 	u.n.losses.forget(d.key)
 	if err := clearFlags(d.dst); err != nil {
@@ -276,7 +283,7 @@ func (u *updater) clear(ctx context.Context, w *worker, d *dir) error {
 
 	for raw := range bytes.SplitSeq(names[:max(n, 0)], []byte{0}) {
 		name := string(raw)
-		// A label cannot be removed, only changed.
+		// An SELinux label cannot be removed, only changed.
 		if name == "" || foreign(name) || double(name) || name == "security.selinux" {
 			continue
 		}
@@ -292,7 +299,7 @@ func (u *updater) clear(ctx context.Context, w *worker, d *dir) error {
 	})
 }
 
-// empty removes what is in the directory dst.
+// empty removes everything in the directory dst.
 func empty(ctx context.Context, dst *os.File) error {
 	defer runtime.KeepAlive(dst)
 	fd, err := openRoot(dst)
@@ -306,8 +313,8 @@ func empty(ctx context.Context, dst *os.File) error {
 	return remove(ctx, fd, func(string) bool { return false })
 }
 
-// remove removes everything in the directory fd but the subdirectories that are
-// to be kept.
+// remove removes everything in the directory fd except the subdirectories for which keep
+// returns true.
 func remove(ctx context.Context, fd int, keep func(name string) bool) error {
 	at, err := openDir(fd, ".") // with an offset of its own
 	if err != nil {
@@ -316,6 +323,7 @@ func remove(ctx context.Context, fd int, keep func(name string) bool) error {
 
 	defer unix.Close(at)
 
+	// List all entries before removing any.
 	var doomed []treewalk.Dirent
 	for buf := make([]byte, 32<<10); ; {
 		n, err := retry(func() (int, error) { return unix.Getdents(at, buf) })

@@ -13,19 +13,19 @@ import (
 
 const hintTruncated = "the archive is incomplete: download or create it again"
 
-// stream is the plain form of an archive. A goroutine reads and decompresses
-// ahead of the reader, by a few buffers. Errors are *errs.Error or io.EOF.
+// stream decompresses an archive. A goroutine reads and decompresses a few buffers
+// ahead of the reader. Errors are *errs.Error or io.EOF.
 type stream struct {
 	ctx    context.Context
 	chunks chan chunk
 	free   chan []byte
 	quit   chan struct{}
 
-	cur    chunk // what is left of the current chunk
+	cur    chunk // the rest of the current chunk
 	buf    []byte
-	offset int64 // bytes handed out
+	offset int64 // bytes read from the stream so far
 
-	// zeroHeader: since the last mark the last thing read was one zero block.
+	// zeroHeader is set if the last read since mark was one block of zeros.
 	zeroHeader bool
 }
 
@@ -34,8 +34,7 @@ type chunk struct {
 	err  error // after data
 }
 
-// newStream starts reading r. close ends that, but a call of r.Read that is
-// under way goes on until it returns.
+// newStream starts reading r. close stops that, but does not wait for a running call of r.Read.
 func newStream(ctx context.Context, r io.Reader) *stream {
 	const ahead = 4
 	s := &stream{
@@ -55,6 +54,7 @@ func newStream(ctx context.Context, r io.Reader) *stream {
 
 func (s *stream) close() { close(s.quit) }
 
+// readArchive reads and decompresses r until it ends or s is closed.
 func (s *stream) readArchive(r io.Reader) {
 	src := &source{r: r}
 	z, err := newDecoder(bufio.NewReaderSize(src, 128<<10), false)
@@ -99,7 +99,7 @@ func (s *stream) readArchive(r io.Reader) {
 	}
 }
 
-// source remembers the error of a reader, so as to tell it from an error of
+// source remembers the error of a reader, to distinguish it from an error of
 // the data.
 type source struct {
 	r   io.Reader
@@ -153,8 +153,8 @@ func (s *stream) nextChunk() {
 	}
 }
 
-// peek returns the next bytes of the stream, at least a tar block unless it is
-// shorter than that. Only for the beginning.
+// peek returns the first bytes of the stream, at least a tar block unless the stream is
+// shorter.
 func (s *stream) peek() ([]byte, error) {
 	s.nextChunk()
 	if len(s.cur.data) < tarBlock && s.cur.err != io.EOF {

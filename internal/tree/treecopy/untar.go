@@ -21,27 +21,25 @@ import (
 // Untar extracts a tar archive into the empty directory dst: plain, or
 // compressed with gzip or zstd, in any dialect of tar.
 //
-// It does not trust the archive. A name that is absolute or has a ".."
-// component is refused, as are a name or the target of a hard link that leads
+// It does not trust the archive. It refuses names that are absolute or have a ".."
+// component, and names and targets of hard links that lead
 // through a symbolic link. An archive without its end marker is Damaged,
-// because it may be truncated; what follows the marker is ignored, unless it
-// is another archive, or there was nothing before it: images of disks often
-// begin with zeros, too. After an error dst holds part of the archive.
+// because it may be truncated. Data after the marker is ignored, unless it
+// is another archive or the marker is the first block: images of disks often
+// begin with zeros as well. After an error, dst contains a part of the archive.
 //
-// A later entry replaces an earlier one of the same name. Owners are taken by
-// number. Extended attributes, ACLs and flags are taken from PAX records
-// (SCHILY.xattr.*, SCHILY.acl.*, SCHILY.fflags). Times of access that the archive does not
-// have become those of modification. Directories that it does not have
+// A later entry replaces an earlier one with the same name. Owners are set by
+// number. Extended attributes, ACLs and flags come from PAX records
+// (SCHILY.xattr.*, SCHILY.acl.*, SCHILY.fflags). Missing access times are set to the
+// modification times. Missing directories
 // get mode 0755 and belong to the caller. The archive's root ("./") keeps its
-// owner, times and attributes but has mode 0755.
+// owner, times and attributes but gets mode 0755.
 //
 // Sparse files of GNU tar stay sparse; reading one takes about a minute for
 // each TiB of holes.
 //
-// r is read from another goroutine, to the end of the archive and of what
-// follows it. If Untar returns an error
-// (context errors in particular) a Read may still be under way; closing what
-// is behind r ends it.
+// Another goroutine reads r, up to its end, even after the end of the archive. If Untar returns
+// an error, in particular of the context, a Read may still be running; closing the source of r ends it.
 func Untar(ctx context.Context, r io.Reader, dst *os.File, opt Options) (Totals, error) {
 	defer runtime.KeepAlive(dst)
 
@@ -52,6 +50,7 @@ func Untar(ctx context.Context, r io.Reader, dst *os.File, opt Options) (Totals,
 
 	defer unix.Close(root)
 
+	// Open the archive.
 	s := newStream(ctx, r)
 	defer s.close()
 
@@ -59,6 +58,7 @@ func Untar(ctx context.Context, r io.Reader, dst *os.File, opt Options) (Totals,
 		return Totals{}, err
 	}
 
+	// Prepare the destination.
 	stage, err := openStage(root, opt)
 	if err != nil {
 		return Totals{}, err
@@ -79,6 +79,8 @@ func Untar(ctx context.Context, r io.Reader, dst *os.File, opt Options) (Totals,
 
 	u.set = setter{n: u.n, unprivileged: opt.Unprivileged, ownRoot: opt.OwnRoot}
 	u.tree.removed = func(k dirKey) { delete(u.late, k) }
+
+	// Extract all entries, then set attributes, flags last.
 	err = u.extractAll()
 	if err == nil {
 		err = u.leaveAll()
@@ -98,7 +100,7 @@ func Untar(ctx context.Context, r io.Reader, dst *os.File, opt Options) (Totals,
 	return u.n.totals(), err
 }
 
-// checkTar tells what was never a tar from what is a broken one.
+// checkTar returns an error if the stream does not begin like a tar archive.
 func checkTar(s *stream) error {
 	head, err := s.peek()
 	if err != nil {
@@ -109,7 +111,7 @@ func checkTar(s *stream) error {
 	case len(head) == 0:
 		return errs.New(errs.Invalid, op, "", "the archive is empty: it does not even have an end marker")
 	case !isTarHeader(head) && (len(head) < tarBlock || !allZero(head[:tarBlock])):
-		if m := magic(head); m != "" {
+		if m := Compression(head); m != "" {
 			return notTar(" but is compressed with " + m + ", twice perhaps")
 		}
 		return notTar("")
@@ -118,12 +120,13 @@ func checkTar(s *stream) error {
 	return nil
 }
 
+// notTar returns the error for a file that is not a tar archive.
 func notTar(but string) error {
 	return errs.New(errs.Invalid, op, "", "it is not a tar archive%s", but).
 		WithHint("give a directory, a tar archive (plain, gzip or zstd) or a disk image")
 }
 
-// sparseMax is the size in bytes from which on a sparse file is refused.
+// sparseMax is the size in bytes of the largest accepted sparse file.
 const sparseMax = 64 << 40
 
 // untar is one run of Untar. One goroutine uses it.
@@ -137,8 +140,8 @@ type untar struct {
 	buf  []byte
 
 	empty bool                 // no entry has been read
-	late  map[dirKey]fileFlags // flags to be set when all names are in their place
-	out   map[dirKey]string    // files that were left out: as what of losses
+	late  map[dirKey]fileFlags // flags to be set when all names exist
+	out   map[dirKey]string    // files that were left out, with their kind of loss
 }
 
 // extractAll extracts every entry. Directories get their attributes later.
@@ -148,7 +151,7 @@ func (u *untar) extractAll() error {
 			return errs.Wrap(op, "", err)
 		}
 
-		// The rest of an entry, so that the next read is a header.
+		// Skip the rest of an entry, so that the next read is a header.
 		if _, err := io.Copy(io.Discard, u.tr); err != nil {
 			return u.readErr("", err)
 		}
@@ -175,8 +178,8 @@ func (u *untar) checkEnd() error {
 		return u.readErr("", io.ErrUnexpectedEOF)
 	}
 
-	// To the very end: the checksum of the compression is there, and whoever
-	// writes into a pipe wants to be rid of everything.
+	// Read up to the end, which has the checksum of the compression, and because the writer of a
+	// pipe waits until all data has been read.
 	garbage := false
 	for zeros := 0; ; {
 		n, err := u.s.Read(u.buf)
@@ -206,7 +209,7 @@ func (u *untar) checkEnd() error {
 	}
 }
 
-// readErr explains an error of the archive.
+// readErr returns the error for a failed read of the archive.
 func (u *untar) readErr(name string, err error) error {
 	var e *errs.Error
 	switch {
@@ -221,12 +224,12 @@ func (u *untar) readErr(name string, err error) error {
 	return errs.New(errs.Invalid, op, quote(name), "the archive near byte %d: %w", u.s.offset, err)
 }
 
-// refuse reports an entry that cannot or must not be extracted.
+// refuse returns the error for an entry that cannot or must not be extracted.
 func refuse(name, format string, args ...any) *errs.Error {
 	return errs.New(errs.Invalid, op, quote(name), format, args...)
 }
 
-// split turns a name in an entry of the archive into a directory and a last
+// split splits a name in an entry of the archive into the components of its directory and the last
 // component; both are empty for the root.
 func split(entry, name, what string) (dir []string, base string, err error) {
 	if strings.HasPrefix(name, "/") {
@@ -372,8 +375,8 @@ func (u *untar) special(f place, hdr *tar.Header, a attrs, xs []xattr) (err erro
 	return u.set.applyAttrs(namedObject(f.at, f.base), f.path, a, xs)
 }
 
-// globalHeader refuses PAX records for all following entries, unless they do
-// not matter: git writes a comment.
+// globalHeader refuses PAX records for all following entries, except irrelevant ones such as the
+// comment that git writes.
 func globalHeader(hdr *tar.Header) error {
 	for k := range hdr.PAXRecords {
 		switch {
@@ -386,11 +389,11 @@ func globalHeader(hdr *tar.Header) error {
 	return nil
 }
 
-// attrs is what a header says about attributes.
+// attrs returns the attributes in a header.
 func (u *untar) attrs(hdr *tar.Header) (attrs, []xattr, error) {
 	a := attrs{mode: uint32(hdr.Mode & 0o7777), uid: uint32(hdr.Uid), gid: uint32(hdr.Gid)}
 
-	// The last one means "leave it" to chown.
+	// chown does not change the owner if the number is MaxUint32.
 	if hdr.Uid < 0 || int64(hdr.Uid) >= math.MaxUint32 || hdr.Gid < 0 || int64(hdr.Gid) >= math.MaxUint32 {
 		return a, nil, refuse(hdr.Name, "it has an impossible owner %d:%d", hdr.Uid, hdr.Gid)
 	}
@@ -404,12 +407,14 @@ func (u *untar) attrs(hdr *tar.Header) (attrs, []xattr, error) {
 		a.mode |= unix.S_IFIFO
 	}
 
+	// Read the times.
 	a.mtime = timespec(hdr.ModTime)
 	a.atime = a.mtime
 	if !hdr.AccessTime.IsZero() {
 		a.atime = timespec(hdr.AccessTime)
 	}
 
+	// Read extended attributes and ACLs.
 	var xs []xattr
 	have := make(map[string]bool)
 	for k, v := range hdr.PAXRecords {
@@ -444,7 +449,7 @@ func (u *untar) attrs(hdr *tar.Header) (attrs, []xattr, error) {
 	return a, xs, nil
 }
 
-// keepLate notes the flags that a header gives a file.
+// keepLate remembers the flags in a header, which are set at the end.
 func (u *untar) keepLate(p place, hdr *tar.Header) {
 	flags, other := parseFlags(hdr.PAXRecords["SCHILY.fflags"])
 	if other {
@@ -455,7 +460,7 @@ func (u *untar) keepLate(p place, hdr *tar.Header) {
 	}
 }
 
-// setLate sets the flags of everything but the root.
+// setLate sets the flags of everything except the root.
 func (u *untar) setLate(dst *os.File) error {
 	var l lateFlags
 	for k, f := range u.late {
@@ -468,7 +473,7 @@ func (u *untar) setLate(dst *os.File) error {
 	})
 }
 
-// leftOut notes that a file was left out, so that other names of it are, too.
+// leftOut remembers that a file was left out, so that its other names are left out as well.
 func (u *untar) leftOut(p place, what string, err error) {
 	if err == errSkipped {
 		u.out[p.key()] = what
@@ -479,7 +484,7 @@ func timespec(t time.Time) unix.Timespec {
 	return unix.Timespec{Sec: t.Unix(), Nsec: int64(t.Nanosecond())}
 }
 
-// place is where an entry that is not a directory goes.
+// place is the destination of an entry that is not a directory.
 type place struct {
 	tree   *dirTree
 	parent *dirNode
@@ -491,7 +496,7 @@ type place struct {
 func (p place) path() string { return p.name }
 func (p place) key() dirKey  { return dirKey{p.parent, p.base} }
 
-// replace calls create, and once more without what is in the way.
+// replace calls create. If a file exists in its place, it removes that and calls create again.
 func (p place) replace(call string, create func() error) error {
 	err := retry0(create)
 	if errors.Is(err, unix.EEXIST) {
@@ -511,6 +516,7 @@ func (p place) replace(call string, create func() error) error {
 
 // regular extracts a regular file.
 func (u *untar) regular(p place, hdr *tar.Header, a attrs, xs []xattr) (err error) {
+	// Create the file.
 	sparse := hdr.Typeflag == tar.TypeGNUSparse
 	for k := range hdr.PAXRecords {
 		sparse = sparse || strings.HasPrefix(k, "GNU.sparse.")
@@ -532,7 +538,7 @@ func (u *untar) regular(p place, hdr *tar.Header, a attrs, xs []xattr) (err erro
 	}()
 
 	if sparse {
-		// A tiny archive may claim exabytes of zeros, and they would have to be read.
+		// A tiny archive may claim exabytes of zeros, all of which would have to be read.
 		if hdr.Size > sparseMax {
 			return refuse(hdr.Name, "it claims to be a sparse file of %d bytes", hdr.Size)
 		}
@@ -541,6 +547,7 @@ func (u *untar) regular(p place, hdr *tar.Header, a attrs, xs []xattr) (err erro
 		}
 	}
 
+	// Write its data.
 	for off := int64(0); ; {
 		n, rerr := io.ReadFull(u.tr, u.buf)
 		if err := u.writeData(fd, u.buf[:n], off, sparse, p.path); err != nil {
@@ -564,7 +571,7 @@ func (u *untar) regular(p place, hdr *tar.Header, a attrs, xs []xattr) (err erro
 	return u.set.applyAttrs(openObject(fd), p.path, a, xs)
 }
 
-// writeData writes p at off but, in sparse files, leaves out blocks of zeros.
+// writeData writes p at off. In sparse files, it skips blocks of zeros.
 func (u *untar) writeData(fd int, p []byte, off int64, sparse bool, path func() string) error {
 	if !sparse {
 		err := writeAt(fd, p, off, path)
@@ -575,7 +582,7 @@ func (u *untar) writeData(fd int, p []byte, off int64, sparse bool, path func() 
 	}
 
 	for len(p) > 0 {
-		n := 0 // of the bytes up to the next hole
+		n := 0 // number of bytes up to the next hole
 		for n < len(p) && !hole(p[n:]) {
 			n += min(blockSize, len(p)-n)
 		}
@@ -598,6 +605,7 @@ func hole(p []byte) bool { return len(p) >= blockSize && bytes.Equal(p[:blockSiz
 
 // link makes a hard link to an earlier entry.
 func (u *untar) link(p place, target string) error {
+	// Find the target.
 	dirs, base, err := split(p.name, target, "the target of the hard link")
 	if err != nil {
 		return err
@@ -610,7 +618,7 @@ func (u *untar) link(p place, target string) error {
 
 	node := u.tree.find(dirs)
 	if node == nil {
-		// Either it is not there or it is behind a symbolic link.
+		// It does not exist, or is behind a symbolic link.
 		return missing
 	}
 
@@ -624,7 +632,8 @@ func (u *untar) link(p place, target string) error {
 		return nil
 	}
 
-	at, err := unix.FcntlInt(uintptr(p.at), unix.F_DUPFD_CLOEXEC, 0) // opening node may close it
+	// Open the directories of both.
+	at, err := unix.FcntlInt(uintptr(p.at), unix.F_DUPFD_CLOEXEC, 0) // because opening node may close it
 	if err != nil {
 		return dstErr(p.name, "dup", err)
 	}
@@ -636,6 +645,7 @@ func (u *untar) link(p place, target string) error {
 		return dstErr(p.name, "open", err)
 	}
 
+	// Check the target, and make the link.
 	var have, want unix.Stat_t
 	if err := unix.Fstatat(from, base, &want, unix.AT_SYMLINK_NOFOLLOW); err == unix.ENOENT {
 		return missing
@@ -647,22 +657,22 @@ func (u *untar) link(p place, target string) error {
 		return refuse(p.name, "it is a hard link to %q, a directory", target)
 	}
 	if unix.Fstatat(at, p.base, &have, unix.AT_SYMLINK_NOFOLLOW) == nil && inode(&have) == inode(&want) {
-		return nil // it is that link already
+		return nil // this link already exists
 	}
 
 	p.at = at
 	return p.replace("link", func() error { return unix.Linkat(from, base, at, p.base, 0) })
 }
 
-// dirMeta is what a directory gets when everything else is done.
+// dirMeta contains the attributes of a directory, which are set when everything else is done.
 type dirMeta struct {
 	attrs
 	xattrs []xattr
 }
 
-// leaveAll gives the directories their attributes, the children's first: a
-// directory's own mode may forbid the way to them, and a default ACL or a new
-// entry would change what is done already.
+// leaveAll sets the attributes of directories, children first: the
+// mode of a directory may forbid access to its children, and a default ACL or a new
+// entry would change attributes that are already set.
 func (u *untar) leaveAll() error {
 	for _, n := range slices.Backward(u.tree.made) {
 		if n.meta == nil || n.removed {
@@ -694,6 +704,7 @@ func (u *untar) leaveAll() error {
 	return nil
 }
 
+// finishRoot sets the attributes of the root.
 func (u *untar) finishRoot(root int) error {
 	m := u.tree.root.meta
 	if m == nil {

@@ -18,19 +18,19 @@ import (
 
 // This file is the parallel walk that Measure and CopyDir share.
 //
-// Each worker goes depth first through a subtree with a stack of its own. It
-// gives work away only when another worker has nothing to do: a directory from
-// as near the root as possible, or some of the files of the directory it is in.
+// Each worker goes through a subtree depth first, with a stack of its own. It
+// gives away work only when another worker is idle: a directory from
+// as near the root as possible, or some of the files of its current directory.
 // So there is no queue that could grow, and memory is bounded by the depth of
-// the tree times the entries of a getdents buffer or two.
+// the tree times the entries of one or two getdents buffers.
 //
-// A directory is over when all its parts are: its own reading and copying, the
-// files given away, each subdirectory. Whoever ends the last part leaves it
-// (which sets its times) and so ends a part of its parent.
+// A directory is done when all its parts are: its own reading and copying, the
+// files given away, and each subdirectory. The worker that finishes the last part leaves the
+// directory (which sets its times), and thereby finishes a part of its parent.
 //
-// Descriptors are bounded too, whatever the depth: a directory has open
-// descriptors only while somebody pins it, and a worker pins only the top of
-// its stack. What was closed is opened again through ".." of a child.
+// The number of descriptors is bounded as well, whatever the depth: a directory has open
+// descriptors only while it is pinned, and a worker pins only the top of
+// its stack. Closed directories are opened again through ".." of a child.
 
 // entry is one name in a directory of the source.
 type entry struct {
@@ -43,30 +43,30 @@ type entry struct {
 // directory is known to more than one worker, except that leaving it drops xattrs.
 type dir struct {
 	parent *dir
-	name   string // within parent; of the root, its path
+	name   string // within parent; for the root, its path
 	id     Inode
 	attrs
 	ctime  unix.Timespec
 	xattrs []xattr
-	kernel bool   // the root of a kernel filesystem: not read
+	kernel bool   // the root of a kernel filesystem, which is not read
 	key    uint64 // of its path; see Stamp
-	dirty  bool   // in an update: what is in it is copied again
-	whole  bool   // in an update: it is new, with all that is below it
+	dirty  bool   // in an update: its files are copied again
+	whole  bool   // in an update: it is new, with everything below it
 
 	sum  atomic.Uint64 // of the digests of its entries; for a stamper
 	torn atomic.Bool   // it changed while it was read; for a stamper
 
-	cookie    int64  // where reading goes on; only its reader uses it
-	nameBytes int64  // what its entries take in a directory block; only its reader writes it
-	linkNames []byte // of its first hard links, each with a NUL; for links, under its lock
+	cookie    int64  // where reading continues; only its reader uses it
+	nameBytes int64  // space of its entries in directory blocks; only its reader writes it
+	linkNames []byte // names for links, each with a NUL; guarded by the lock of links
 
 	mu       sync.Mutex
 	src, dst int   // descriptors; -1: closed, or (dst) there is no destination
-	pins     int32 // users of the descriptors
-	pending  int32 // parts that are not over
+	pins     int32 // number of users of the descriptors
+	pending  int32 // number of unfinished parts
 }
 
-// path is d's path for messages.
+// path returns the path of d for messages.
 func (d *dir) path() string {
 	var names []string
 	for ; d != nil; d = d.parent {
@@ -116,20 +116,20 @@ func (d *dir) closeLocked() {
 	}
 }
 
-// visitor is what a walk does. Its methods are called concurrently. While one
-// runs, the descriptors of the directories it is given are open.
+// visitor handles the files and directories of a walk. Its methods are called concurrently. While one
+// runs, the descriptors of its directories are open.
 type visitor interface {
-	// enter opens a subdirectory, with one pin and one pending part; nil if it
-	// is to be left out.
+	// enter opens a subdirectory, with one pin and one pending part. It returns nil to
+	// skip the subdirectory.
 	enter(w *worker, parent *dir, e entry) (*dir, error)
-	// file deals with an entry that is not a directory.
+	// file handles an entry that is not a directory.
 	file(w *worker, d *dir, e entry) error
 	// leave is called once everything below d is done.
 	leave(w *worker, d *dir) error
 }
 
-// task is work that one worker gives another: the files of d or, without
-// files, the whole of d. One pin and one part of d go with it.
+// task is work that one worker gives to another: the given files of d or, without
+// files, all of d. The other worker takes over one pin and one part of d.
 type task struct {
 	d     *dir
 	files []entry
@@ -140,12 +140,12 @@ type walk struct {
 	root    string // for messages
 	v       visitor
 	hasDst  bool
-	spare   func(*dir) // if set, what changed in a directory is noted and no error
+	spare   func(*dir) // if set, it is called for changed directories, which are then not errors
 	workers int
 	open    int // pinned directories a worker may have on its stack
 
 	work chan task
-	idle atomic.Int32 // workers that wait for work and that nobody has claimed
+	idle atomic.Int32 // number of workers that wait for work and are not claimed
 	quit chan struct{}
 
 	stop atomic.Bool // set by the first error
@@ -170,7 +170,7 @@ func newWalk(v visitor, hasDst bool, opt Options) *walk {
 // first error once every worker has stopped and every descriptor is closed.
 func (t *walk) runWorkers(ctx context.Context, root *dir) error {
 	t.ctx, t.root = ctx, root.path()
-	root.pins++ // it stays open to the end, for hard links
+	root.pins++ // keep it open until the end, for hard links
 	var wg sync.WaitGroup
 	for i := range t.workers {
 		wg.Go(func() {
@@ -207,10 +207,9 @@ func (t *walk) failWalk(err error) {
 	})
 }
 
-// failIn is fail for what went wrong in d: the walk may be one that goes on when
-// the source changes.
+// failIn is failWalk for an error in d. If the walk has spare, changes of the source do not stop it.
 func (t *walk) failIn(d *dir, err error) {
-	// A directory that is being written to may list a name twice: then the copy
+	// Exists: a directory to which a program writes may list a name twice, so the copy
 	// has it already.
 	if t.spare != nil && (errs.Is(err, errs.Conflict) || errs.Is(err, errs.Exists)) {
 		t.spare(d)
@@ -219,7 +218,8 @@ func (t *walk) failIn(d *dir, err error) {
 	t.failWalk(err)
 }
 
-// claim reserves an idle worker: the caller must send a task (or unclaim).
+// claim reserves an idle worker, to which the caller must send a task, or call unclaim. It returns false if
+// there is none.
 func (t *walk) claim() bool {
 	for {
 		n := t.idle.Load()
@@ -244,7 +244,7 @@ type worker struct {
 	value []byte // for an attribute value
 	hash  []byte // for digests
 
-	cloneDev uint64 // the source device that the next two are about
+	cloneDev uint64 // the source device to which the next two apply
 	noClone  bool   // FICLONE does not work from there
 	noRange  bool   // copy_file_range does not work from there
 }
@@ -257,6 +257,7 @@ type frame struct {
 	unpinned bool
 }
 
+// serve does the work that other workers give away, until the walk ends.
 func (w *worker) serve() {
 	for {
 		w.t.idle.Add(1)
@@ -276,7 +277,7 @@ func (w *worker) serve() {
 	}
 }
 
-// walkSubtree goes through the subtree d, of which it takes over a pin and a part.
+// walkSubtree walks the subtree d, and takes over one pin and one part of d.
 func (w *worker) walkSubtree(d *dir) {
 	w.stack = append(w.stack[:0], frame{d: d, eof: d.kernel})
 	for len(w.stack) > 0 {
@@ -333,19 +334,19 @@ func (w *worker) pop() {
 	if top > 0 {
 		if below := &w.stack[top-1]; below.unpinned {
 			below.unpinned = false
-			w.t.failWalk(w.t.pin(below.d, d, true)) // with its source, for those below it
+			w.t.failWalk(w.t.pin(below.d, d, true)) // with its source, to read and enter the rest
 		}
 	}
 	w.finishPart(d)
 }
 
-// share gives subtrees to idle workers, the ones nearest the root first.
+// share gives subtrees to idle workers, those nearest to the root first.
 func (w *worker) share() {
 	for i := 0; i < len(w.stack) && w.t.idle.Load() > 0 && !w.t.stopped(); i++ {
 		f := &w.stack[i]
 		for !f.unpinned && len(f.subs) > 0 {
 			if i == len(w.stack)-1 && len(f.subs) == 1 && f.eof {
-				return // it is all that is left to do here
+				return // this is all the remaining work of this worker
 			}
 			if !w.t.claim() {
 				return
@@ -360,9 +361,10 @@ func (w *worker) share() {
 	}
 }
 
-// readEntries takes one buffer of entries from f, deals with the files among them and
-// leaves the subdirectories in f.subs.
+// readEntries reads the next entries of f, visits the files among them, and adds
+// the subdirectories to f.subs.
 func (w *worker) readEntries(f *frame) {
+	// Read the entries.
 	d := f.d
 	var files []entry
 	for {
@@ -385,16 +387,17 @@ func (w *worker) readEntries(f *frame) {
 			break
 		}
 
-		// A buffer that is far from full is most likely the last: get the end of
-		// the directory over with, so that share knows what is left.
+		// A buffer that is far from full is probably the last. In that case, read the end of
+		// the directory as well, so that share knows how much work is left.
 		if n > len(w.dents)/2 || len(files)+len(f.subs) > 1024 {
 			break
 		}
 	}
 
-	// In order of inode numbers a disk is read sequentially, more or less.
+	// Sort by inode number, so that disks are read more or less sequentially.
 	slices.SortFunc(files, func(a, b entry) int { return cmp.Compare(a.ino, b.ino) })
 
+	// Visit the files, or give some of them to an idle worker.
 	for len(files) > 0 && !w.t.stopped() {
 		w.share()
 		if len(files) >= 16 && w.t.claim() {
@@ -464,8 +467,8 @@ func (d *dir) check() error {
 	return nil
 }
 
-// pin pins d, a closed directory perhaps, through its child, which is open.
-// The pin counts even if there is an error.
+// pin pins d. If d is closed, it is opened through its child, which is open; source says whether to open
+// the source as well. The pin counts even with an error.
 func (t *walk) pin(d, child *dir, source bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -509,8 +512,8 @@ func (t *walk) pin(d, child *dir, source bool) error {
 	return nil
 }
 
-// finishPart ends one part of d and gives up a pin. If it was the last part, it
-// leaves d and ends a part of d's parent, and so on.
+// finishPart finishes one part of d and releases a pin. If it was the last part, it
+// leaves d and finishes a part of d's parent, and so on.
 func (w *worker) finishPart(d *dir) {
 	for {
 		d.mu.Lock()
@@ -527,7 +530,7 @@ func (w *worker) finishPart(d *dir) {
 
 		p := d.parent
 		if p != nil {
-			// Before d gets its final mode, which may forbid the way to "..".
+			// Pin the parent before d gets its final mode, which may forbid access to "..".
 			w.t.failWalk(w.t.pin(p, d, false))
 		}
 
@@ -538,7 +541,7 @@ func (w *worker) finishPart(d *dir) {
 		d.xattrs = nil
 		d.unpin()
 		if p == nil {
-			d.unpin() // run's
+			d.unpin() // the pin of runWorkers
 			close(w.t.quit)
 			return
 		}
@@ -557,7 +560,7 @@ func openDir(at int, name string) (int, error) {
 func openNoAtime(at int, name string, flags int) (int, error) {
 	flags |= unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := retry(func() (int, error) { return unix.Openat(at, name, flags|unix.O_NOATIME, 0) })
-	if err == unix.EPERM { // it is somebody else's
+	if err == unix.EPERM { // O_NOATIME is for the owner only
 		fd, err = retry(func() (int, error) { return unix.Openat(at, name, flags, 0) })
 	}
 	return fd, err
