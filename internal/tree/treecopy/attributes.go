@@ -9,18 +9,18 @@ import (
 	"pando/internal/linux/kernel"
 )
 
-// Attributes is what a file has besides its names and its content.
+// Attributes are the properties of a file besides its names and its content.
 type Attributes struct {
 	Mode         uint32 // as st_mode, with the type
 	UID, GID     uint32
 	Atime, Mtime unix.Timespec
-	Flags        uint32 // of kernel.Flag...: those that copies keep, and hints
+	Flags        uint32 // kernel.Flag...: those that copies keep, and hints
 	Project      uint32
 	Hints        Hints
-	Xattrs       []Xattr // ACLs are among them
+	Xattrs       []Xattr // including ACLs
 }
 
-// Hints say how the source's filesystem stores a file. Another stores in another way.
+// Hints say how the source's filesystem stores a file. Other filesystems may ignore them.
 type Hints struct{ XFlags, ExtentSize, CowExtentSize uint32 }
 
 // Xattr is an extended attribute.
@@ -40,7 +40,7 @@ func (a *Attributes) setFlags(f fileFlags) {
 	a.Hints = Hints{f.hints.XFlags, f.hints.ExtentSize, f.hints.CowExtentSize}
 }
 
-// HasFlags reports whether there is something that SetFlags would set.
+// HasFlags reports whether a contains anything that SetFlags sets.
 func (a *Attributes) HasFlags() bool {
 	return a.Flags&(keepMask|storedFlags) != 0 || a.Project != 0
 }
@@ -48,7 +48,7 @@ func (a *Attributes) HasFlags() bool {
 // Protected reports whether a file with these attributes cannot be changed, renamed or removed.
 func (a *Attributes) Protected() bool { return a.Flags&protectFlags != 0 }
 
-// WithoutFlags is a without what SetFlags sets.
+// WithoutFlags returns a without the flags and the project that SetFlags sets.
 func (a Attributes) WithoutFlags() Attributes {
 	a.Flags &= hintFlags
 	a.Project = 0
@@ -61,13 +61,13 @@ type AttributeReader struct {
 	w *worker
 }
 
-// NewAttributeReader makes a reader. Of the options, Unprivileged counts.
+// NewAttributeReader returns a reader. It uses only the option Unprivileged.
 func NewAttributeReader(opt Options) *AttributeReader {
 	return &AttributeReader{c: newCopier(opt), w: &worker{}}
 }
 
-// Read reads the attributes of name in dir ("": dir itself), and what stat says of it. Symbolic links are not
-// followed. Errors as CopyDir.
+// Read returns the attributes and the stat of name in dir ("": dir itself). It does not follow symbolic links. It
+// returns the errors of CopyDir.
 func (r *AttributeReader) Read(dir *os.File, name string) (a Attributes, st unix.Stat_t, err error) {
 	o := objectIn(dir, name)
 	path := func() string { return dir.Name() + "/" + name }
@@ -89,7 +89,7 @@ func (r *AttributeReader) Read(dir *os.File, name string) (a Attributes, st unix
 	return a, st, err
 }
 
-// ReadFile is Read of an open file or directory; path is for messages.
+// ReadFile is Read for an open file or directory; path is for messages.
 func (r *AttributeReader) ReadFile(f *os.File, path string) (a Attributes, st unix.Stat_t, err error) {
 	o := openObject(int(f.Fd()))
 	if err = o.stat(&st); err != nil {
@@ -109,23 +109,23 @@ func (r *AttributeReader) read(o object, path func() string, st *unix.Stat_t) (A
 	return a, err
 }
 
-// AttributeWriter makes files that need attributes, and sets these, one after the other. It follows no symbolic links.
+// AttributeWriter makes special files and sets attributes, one file after the other. It follows no symbolic links.
 type AttributeWriter struct {
 	c *copier
 	w *worker
 }
 
-// NewAttributeWriter makes a writer. Of the options, Unprivileged counts.
+// NewAttributeWriter returns a writer. It uses only the option Unprivileged.
 func NewAttributeWriter(opt Options) *AttributeWriter {
 	return &AttributeWriter{c: newCopier(opt), w: &worker{}}
 }
 
-// Totals counts what could not be set. Its other figures are not counted.
+// Totals returns counts of what could not be set. Its other fields are 0.
 func (s *AttributeWriter) Totals() Totals { return s.c.n.totals() }
 
-// Set gives name in dir ("": dir itself), which is of the type of a, exactly these attributes: owner, mode, times,
-// extended attributes, and takes other extended attributes away. Flags and the project are set as far as there are any,
-// and not taken away: see SetFlags. path is for messages. Errors as CopyDir.
+// Set sets the attributes of name in dir ("": dir itself), which must have the type of a: owner, mode, times and
+// extended attributes. It removes other extended attributes. It sets flags and the project of a, but clears none: see
+// SetFlags. path is for messages. It returns the errors of CopyDir.
 func (s *AttributeWriter) Set(dir *os.File, name, path string, a Attributes) error {
 	at := attrs{mode: a.Mode, uid: a.UID, gid: a.GID, atime: a.Atime, mtime: a.Mtime, flags: a.fileFlags()}
 	var xs []xattr
@@ -137,32 +137,32 @@ func (s *AttributeWriter) Set(dir *os.File, name, path string, a Attributes) err
 	return s.c.replaceAttributes(s.w, objectIn(dir, name), func() string { return path }, at, xs)
 }
 
-// SetFlags gives name in dir exactly the flags and the project of a, as far as its filesystem and the caller can. It is
-// the last thing to do to a file.
+// SetFlags sets exactly the flags and the project of a on name in dir, as far as its filesystem and the caller's
+// privileges permit. Call it last, because flags may forbid other changes.
 func (s *AttributeWriter) SetFlags(dir *os.File, name, path string, a Attributes) error {
 	return s.c.replaceFlags(objectIn(dir, name), func() string { return path }, a.fileFlags())
 }
 
-// SetHints gives an empty file, or a directory, the hints among flags.
+// SetHints sets the hints of an empty file or a directory: h, and those among flags.
 func (s *AttributeWriter) SetHints(f *os.File, flags uint32, h Hints) {
 	a := Attributes{Flags: flags & hintFlags, Hints: h}
 	setHints(int(f.Fd()), a.fileFlags())
 }
 
-// Symlink makes a symbolic link. False without an error: the filesystem cannot hold so long a target, which is counted.
+// Symlink makes a symbolic link. False without an error: the target is too long for the filesystem, which is counted.
 func (s *AttributeWriter) Symlink(target string, dir *os.File, name, path string) (bool, error) {
 	err := s.c.set.symlink(target, namedObject(int(dir.Fd()), name), func() string { return path })
 	return err == nil, skipped(err)
 }
 
-// Mknod makes a device node, fifo or socket. False without an error: the filesystem cannot hold its number, or without
-// root it cannot be made, which is counted.
+// Mknod makes a device node, fifo or socket. False without an error: the filesystem does not support the number, or
+// only root can make the file, which is counted.
 func (s *AttributeWriter) Mknod(mode uint32, rdev uint64, dir *os.File, name, path string) (bool, error) {
 	err := s.c.set.mknod(namedObject(int(dir.Fd()), name), mode, rdev, func() string { return path })
 	return err == nil, skipped(err)
 }
 
-// replaceAttributes gives a file attributes, and takes away those that it has besides.
+// replaceAttributes sets the attributes of a file, and removes other extended attributes.
 func (c *copier) replaceAttributes(w *worker, to object, path func() string, a attrs, want []xattr) error {
 	have, err := c.xattrNames(w, to, path)
 	if err != nil {
@@ -171,7 +171,7 @@ func (c *copier) replaceAttributes(w *worker, to object, path func() string, a a
 
 	for _, name := range have {
 		if slices.ContainsFunc(want, func(x xattr) bool { return x.name == name }) || name == "security.selinux" {
-			continue // the label is the system's own to give
+			continue // the system assigns the label
 		}
 		if err := to.removexattr(name); err != nil && err != unix.ENODATA {
 			return dstErr(path(), "removing attribute "+quote(name), err)
@@ -181,10 +181,10 @@ func (c *copier) replaceAttributes(w *worker, to object, path func() string, a a
 	return c.set.applyAttrs(to, path, a, want)
 }
 
-// replaceFlags gives a file flags and a project, and takes away those that it has besides.
+// replaceFlags sets the flags and the project of a file, and clears others.
 func (c *copier) replaceFlags(to object, path func() string, want fileFlags) error {
 	fd, err := kernel.OpenForFlags(to.dirAndName())
-	if err == unix.EOPNOTSUPP { // it only has a project
+	if err == unix.EOPNOTSUPP { // it has only a project
 		return c.set.setFlags(to, path, want)
 	}
 	if err != nil {
@@ -202,13 +202,14 @@ func (c *copier) replaceFlags(to object, path func() string, want fileFlags) err
 	return c.set.setFlags(openObject(fd), path, want)
 }
 
-// NextData returns the first range of data of an open file at or after off; it is empty, and at size, if there is none.
+// NextData returns the first range of data of an open file at or after off. If there is none, the range is empty and
+// at size.
 func NextData(f *os.File, off, size int64) (from, to int64, err error) {
 	return nextData(int(f.Fd()), off, size)
 }
 
-// OpenFile opens the regular file name in dir for reading, if possible without changing its time of access. What else
-// may be there by now is not waited for. Errors as CopyDir.
+// OpenFile opens the regular file name in dir for reading, if possible without changing its access time. If a fifo has
+// replaced the file, it does not wait. It returns the errors of CopyDir.
 func OpenFile(dir *os.File, name, path string) (*os.File, error) {
 	fd, err := openNoAtime(int(dir.Fd()), name, unix.O_NONBLOCK)
 	if err != nil {
@@ -217,5 +218,5 @@ func OpenFile(dir *os.File, name, path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// Changed reports that a file was changed while it was read.
+// Changed returns the error for a file that was changed while it was read.
 func Changed(path string) error { return changed(path) }

@@ -12,15 +12,15 @@ import (
 	"pando/internal/linux/treewalk"
 )
 
-// This file carries over what chattr(1) and xfs_io(8) set: flags, project IDs, and
+// This file copies what chattr(1) and xfs_io(8) set: flags, project IDs, and
 // hints about storage.
 //
-// Flags and project IDs come last. Nothing can be changed in, linked to or moved out
-// of what is immutable or append-only, and in a directory whose project is inherited
-// nothing can be linked that has another. Hints come first: they only work on
+// Flags and project IDs come last. Immutable and append-only files and directories cannot be changed,
+// linked to or moved, and a directory with an inherited project does not accept
+// links to files of other projects. Hints come first, because they work only on
 // files without data.
 
-// fileFlags is what is carried over. The zero value is that of most files.
+// fileFlags are the flags, project and hints of a file. Most files have the zero value.
 type fileFlags struct {
 	flags   uint32 // of kernel.Flag...
 	project uint32
@@ -33,12 +33,12 @@ const (
 	protectFlags = kernel.FlagImmutable | kernel.FlagAppend
 	hintFlags    = kernel.FlagCompress | kernel.FlagNoCow
 	hintXFlags   = kernel.XFlagExtentSize | kernel.XFlagExtentSizeInherit | kernel.XFlagCowExtentSize
-	// How the source stores a file, but of weight: that the copy does not is told.
+	// storedFlags say how the source stores a file. They are not copied, but reported because they matter.
 	storedFlags = kernel.FlagEncrypted | kernel.FlagVerity | kernel.FlagCasefold
 )
 
-// keptFlags are those that are set one by one, if need be. The protecting ones come
-// last: ext4 changes no flag of what is immutable.
+// keptFlags are the copied flags, in the order in which they are set if they must be set one by one. The
+// protecting ones come last, because ext4 changes no flags of immutable files.
 var keptFlags = []struct {
 	bit  uint32
 	what string
@@ -55,8 +55,8 @@ var keptFlags = []struct {
 const keepMask = kernel.FlagNoDump | kernel.FlagNoAtime | kernel.FlagSync | kernel.FlagDirSync |
 	kernel.FlagProjectInherit | protectFlags
 
-// readFlags asks an open file of the source. What its filesystem does not know is
-// not there.
+// readFlags reads the flags of an open file of the source. Those that its filesystem does not support are
+// zero.
 func readFlags(fd int) (f fileFlags) {
 	if flags, err := kernel.GetFlags(fd); err == nil {
 		f.flags = flags & (keepMask | hintFlags | storedFlags)
@@ -70,7 +70,7 @@ func readFlags(fd int) (f fileFlags) {
 	return f
 }
 
-// readSpecialFlags asks what cannot be opened: it only has a project.
+// readSpecialFlags reads the flags of a file that cannot be opened, which has only a project.
 func readSpecialFlags(at int, name string) (f fileFlags) {
 	if p, err := kernel.SpecialProject(at, name); err == nil {
 		f.project = knownProject(p)
@@ -78,7 +78,7 @@ func readSpecialFlags(at int, name string) (f fileFlags) {
 	return f
 }
 
-// knownProject makes 0, which is none, of the number that stands for no number.
+// knownProject returns p, or 0 (no project) if p is the number for an invalid project.
 func knownProject(p uint32) uint32 {
 	if p == 1<<32-1 {
 		return 0
@@ -86,8 +86,8 @@ func knownProject(p uint32) uint32 {
 	return p
 }
 
-// setHints gives an empty file, or a directory that is complete, the hints of the
-// source. They are worth no complaint: another filesystem stores in another way.
+// setHints sets the hints of an empty file or a complete directory to those of the
+// source. It ignores errors, because other filesystems store files differently.
 func setHints(fd int, f fileFlags) {
 	if f.flags&hintFlags != 0 {
 		if have, err := kernel.GetFlags(fd); err == nil {
@@ -104,14 +104,14 @@ func setHints(fd int, f fileFlags) {
 	}
 }
 
-// fatal reports whether an error is about the disk, not about what is asked of it.
+// fatal reports whether an error comes from the disk, not from an unsupported request.
 func fatal(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.EROFS) ||
 		errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
-// setFlags gives o the flags and the project of f, and counts what it cannot.
-// Flags that o has already stay, such as those that it has inherited.
+// setFlags sets the flags and the project in f on o, and counts those that cannot be set.
+// Flags that o already has stay, such as inherited ones.
 func (s *setter) setFlags(o object, path func() string, f fileFlags) error {
 	if f.none() {
 		return nil
@@ -183,7 +183,7 @@ func (s *setter) setBits(o object, path func() string, flags uint32) error {
 	have, err := kernel.GetFlags(o.fd)
 	if err == nil && have&want != want {
 		if err = kernel.SetFlags(o.fd, have|want&keepMask); err != nil && !fatal(err) {
-			// One of them is not possible here.
+			// The filesystem rejects at least one of them, so set them one by one.
 			for _, k := range keptFlags {
 				if now, err := kernel.GetFlags(o.fd); err == nil && want&k.bit != 0 {
 					_ = kernel.SetFlags(o.fd, now|k.bit)
@@ -220,11 +220,11 @@ func (s *setter) countFlags(o object, path func() string, flags uint32) {
 	}
 }
 
-// clearFlags takes the flags away that a copy gives, and the project.
+// clearFlags clears the flags that a copy sets, and the project.
 func clearFlags(fd int) error {
 	flags, err := kernel.GetFlags(fd)
 	if err != nil {
-		return nil // it knows of none
+		return nil // the filesystem supports no flags
 	}
 
 	if flags&keepMask != 0 {

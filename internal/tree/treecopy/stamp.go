@@ -13,55 +13,55 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Stamp says what state a tree is in, as far as stat(2) tells: two stamps
-// without a difference mean that nothing was written in between. It holds one
+// Stamp is a digest of the state of a tree, based on stat(2): if two stamps are
+// equal, nothing was written in between. It contains one
 // number for each directory, so it takes some 40 bytes of memory a directory,
-// however many files there are. It is only good within this process.
+// however many files there are. It is valid only within this process.
 //
-// What it goes by is mostly ctime, which nobody can set. Three things can
+// It relies mostly on ctime, which nobody can set. Three kinds of changes can
 // escape it:
 //
 //   - Two changes within one tick of the kernel's clock (1-10 ms) have the same
-//     ctime. A stamp therefore ends no earlier than one tick after its last look:
-//     what is read later and changed in the same tick as it was looked at, is
-//     read after that change.
-//   - Writing through a shared mapping changes ctime only when a page is written
-//     to for the first time since it was last written back. So a stamp begins
-//     with a syncfs of the tree's filesystem. That does not help where nothing
-//     is written back (tmpfs), nor on filesystems mounted below.
-//   - A filesystem that keeps whole seconds (FAT, ext3, NFS from a server that
-//     does) hides two changes within one second.
+//     ctime. So taking a stamp ends at least one tick after its last stat:
+//     if a file is changed in the same tick in which the stamp saw it, a copy made later
+//     reads it after that change.
+//   - Writing through a shared mapping changes ctime only on the first write to
+//     a page since its last writeback. So taking a stamp begins
+//     with a syncfs of the tree's filesystem. That does not help on filesystems without
+//     writeback (tmpfs), nor on filesystems mounted below.
+//   - A filesystem that stores whole seconds (FAT, ext3, NFS from such a server)
+//     hides two changes within one second.
 type Stamp struct {
 	dirs  map[uint64]uint64 // digests of directories by the key of their path
 	ctime unix.Timespec     // of the root
-	moved bool              // the root's ctime does not count
+	moved bool              // ignore the root's ctime
 	began time.Time
 	*dirtySet
 }
 
-// Changed is the number of directories that differ from the stamp before, each
-// with what is directly in it: 0 if nothing has changed.
+// Changed returns the number of directories that differ from the previous stamp, each
+// with the files directly in it: 0 if nothing has changed.
 func (s *Stamp) Changed() int64 { return s.n }
 
 // has reports whether the tree has a directory with this key.
 func (s *Stamp) has(key uint64) bool { _, ok := s.dirs[key]; return ok }
 
-// Moved returns s for comparisons after the root directory was renamed, which
-// changes its ctime: changes of the root's attributes are not seen then.
+// Moved returns a copy of s for comparisons after the root directory was renamed, which
+// changes its ctime. Comparisons with the copy miss changes of the root's attributes.
 func (s *Stamp) Moved() *Stamp {
 	c := *s
 	c.moved = true
 	return &c
 }
 
-// TakeStamp walks src as Measure does, and returns what that returns and a Stamp.
-// If before is not nil, the Stamp also says what has changed since. What
-// changes during the walk is no error: it counts as changed in this and in the
+// TakeStamp walks src as Measure does, and returns its Totals and a Stamp.
+// If before is not nil, the Stamp also contains what has changed since. Changes
+// during the walk are not errors: they count as changed in this and in the
 // next comparison.
 func TakeStamp(ctx context.Context, src string, before *Stamp, opt Options) (*Stamp, Totals, error) {
 	s := &stamper{before: before, stamp: &Stamp{dirs: make(map[uint64]uint64), dirtySet: newDirtySet(), began: time.Now()}}
 	if f, err := os.Open(src); err == nil {
-		_ = unix.Syncfs(int(f.Fd())) // of a disk that fails, the walk will tell
+		_ = unix.Syncfs(int(f.Fd())) // if the disk fails, the walk reports it
 		f.Close()
 	}
 	n, err := measure(ctx, src, opt, s)
@@ -91,11 +91,11 @@ func awaitTick(ctx context.Context) error {
 	return nil
 }
 
-// dirtySet is directories of a tree that have to be copied again.
+// dirtySet is a set of directories that have to be copied again.
 type dirtySet struct {
 	mu    sync.Mutex
 	dirty map[uint64]struct{} // by key
-	way   map[uint64]struct{} // those above them
+	way   map[uint64]struct{} // the directories above them
 	paths []string            // of some of them
 	n     int64
 }
@@ -104,7 +104,7 @@ func newDirtySet() *dirtySet {
 	return &dirtySet{dirty: make(map[uint64]struct{}), way: make(map[uint64]struct{})}
 }
 
-const maxPaths = 64 // kept of a dirtySet
+const maxPaths = 64 // number of paths that a dirtySet keeps
 
 func (s *dirtySet) addDir(d *dir) {
 	s.mu.Lock()
@@ -141,6 +141,7 @@ func (s *dirtySet) merge(o *dirtySet) {
 	s.paths = slices.Compact(s.paths)
 }
 
+// sparing makes the walk add changed directories to s, unless s is nil, instead of failing.
 func (t *walk) sparing(s *dirtySet) *walk {
 	if s != nil {
 		t.spare = s.addDir
@@ -148,10 +149,10 @@ func (t *walk) sparing(s *dirtySet) *walk {
 	return t
 }
 
-// Paths names up to limit things that have changed since the stamp before: the
-// files, or the directory if none of its files is younger than that stamp.
+// Paths returns up to limit paths that have changed since the stamp before: of
+// files, or of a directory if none of its files is younger than that stamp.
 func (s *Stamp) Paths(before *Stamp, limit int) []string {
-	// The time of files is that of the last tick.
+	// File times are those of the last tick.
 	since := before.began.Add(-20 * time.Millisecond)
 	var out []string
 	dirs := slices.Clone(s.paths)
@@ -174,7 +175,7 @@ func (s *Stamp) Paths(before *Stamp, limit int) []string {
 	return out
 }
 
-// youngerThan names files in dir that have changed since then.
+// youngerThan returns the paths of up to limit files in dir that have changed since then.
 func youngerThan(dir string, since time.Time, limit int) []string {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -205,8 +206,8 @@ var stampSeed = maphash.MakeSeed()
 
 const rootKey = 1
 
-// childKey is the key of the directory name in d. Two of a million paths have
-// the same key with a probability of one to some ten million.
+// childKey returns the key of the directory name in d. The probability that any two of a million paths have
+// the same key is about one in ten million.
 func childKey(d *dir, name string) uint64 {
 	var h maphash.Hash
 	h.SetSeed(stampSeed)
@@ -217,9 +218,9 @@ func childKey(d *dir, name string) uint64 {
 	return h.Sum64()
 }
 
-// stamper takes a stamp in the walk of a measurer. A nil one takes none. The
-// digest of a directory is the sum of those of its entries, in whatever order
-// they are seen, mixed with its own attributes.
+// stamper takes a stamp during the walk of a measurer. A nil stamper does nothing. The
+// digest of a directory is the sum of the digests of its entries, which does not depend on their
+// order, mixed with its own attributes.
 type stamper struct {
 	before *Stamp
 	mu     sync.Mutex
@@ -243,7 +244,7 @@ func (s *stamper) file(w *worker, d *dir, name string, st *unix.Stat_t) {
 		uint64(st.Rdev), uint64(st.Size), uint64(st.Mtim.Nano()), uint64(st.Ctim.Nano())))
 }
 
-// subdir notes d in its parent: that it is there. How it is, is its own.
+// subdir adds the existence of d to the digest of its parent. The state of d is in its own digest.
 func (s *stamper) subdir(w *worker, d *dir) {
 	if s == nil {
 		return
@@ -255,14 +256,16 @@ func (s *stamper) subdir(w *worker, d *dir) {
 	d.parent.sum.Add(w.digest(d.name, d.id.Dev, d.id.Ino, kernel))
 }
 
+// leave completes the digest of d and compares it with the previous stamp.
 func (s *stamper) leave(w *worker, d *dir) {
 	if s == nil {
 		return
 	}
 
+	// Compute the digest.
 	ctime := uint64(d.ctime.Nano())
 	if d.parent == nil || d.kernel {
-		// The root's counts only sometimes. /proc and the like live their own lives.
+		// The root's ctime is compared separately below. That of /proc and the like changes on its own.
 		ctime = 0
 	}
 
@@ -276,10 +279,11 @@ func (s *stamper) leave(w *worker, d *dir) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	if !changed { // else the next one finds none, so that it has changed then too
+	if !changed { // without a digest, it counts as changed in the next stamp as well
 		s.stamp.dirs[d.key] = sum
 	}
 
+	// Compare it.
 	if d.parent == nil {
 		s.stamp.ctime = d.ctime
 		if b := s.before; b != nil && !b.moved && b.ctime != d.ctime {

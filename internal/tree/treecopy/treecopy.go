@@ -1,20 +1,20 @@
 // Package treecopy fills a fresh, private filesystem from a source: a
 // directory ([CopyDir], or [CopyStable] for one that may be written to) or a tar
-// stream ([Untar]). It keeps everything the source says about a file, and it is
+// stream ([Untar]). It keeps all properties of files, and it is
 // fast, because importing is the one step of a golden's life whose cost grows
 // with the number of its files.
 //
 // # The destination
 //
 // The destination is the open root directory of an empty filesystem or
-// directory that nobody else writes to in the meantime. It need not have a path: a
+// directory to which nobody else may write. It need not have a path: a
 // detached mount is fine. Every access is relative to directory descriptors,
-// and no symbolic link is ever followed, neither in the source nor in the
-// destination. Extended attributes of objects that cannot be opened go through
+// and symbolic links are never followed, neither in the source nor in the
+// destination. Extended attributes of objects that cannot be opened are accessed through
 // /proc/self/fd, so /proc must be mounted.
 //
-// Nothing is made durable and, on failure, nothing is removed: both are up to
-// the caller, who owns the filesystem (it syncs it, or destroys it).
+// Nothing is durable and, on failure, nothing is removed. The caller owns the filesystem, and
+// syncs or destroys it.
 //
 // # What is kept
 //
@@ -23,21 +23,21 @@
 // hard links, extended attributes of every namespace, POSIX ACLs, holes,
 // device nodes, fifos and sockets; flags (chattr: immutable, append-only, no-dump,
 // no-atime, sync, dirsync, inherited projects) and project IDs; and as far as the
-// destination knows them, hints about storage (no copy-on-write, compression, sizes
+// destination supports them, hints about storage (no copy-on-write, compression, sizes
 // of extents). The root directory keeps its owner, times and attributes but always
-// has mode 0755 and is never immutable: it will be a mount point.
+// has mode 0755 and is never immutable, because it will be a mount point.
 //
-// What the destination cannot hold of flags, project IDs, dates, device numbers and
-// long targets of symbolic links is no error: [Totals.NotKept] counts it. Not copied,
-// and not counted, are times of birth.
+// Flags, project IDs, dates, device numbers and long targets of symbolic links that the
+// destination does not support are not errors: [Totals.NotKept] counts them. Birth times are
+// neither copied nor counted.
 //
 // # Errors
 //
 // All errors are [*errs.Error] with operation "import" and the file as
-// reference. The kinds that callers may rely on: Conflict (the source changed
+// reference. Callers may rely on these kinds: Conflict (the source changed
 // while it was read), NoSpace (the volume is too small), Invalid (not a tar,
 // or a hostile one), Damaged (a truncated or corrupt archive), Permission,
-// Unsupported (an attribute the destination cannot hold), Canceled.
+// Unsupported (the destination does not support an attribute), Canceled.
 package treecopy
 
 import (
@@ -56,60 +56,60 @@ import (
 
 const op = "import"
 
-// The hints a person sees.
+// Hints for users.
 const hintChanged = "it changed while it was read: stop the programs that write to it, or import a snapshot"
 
 var hintNoSpace = errs.Messagef("the volume is too small: use a larger %s", errs.Param("size"))
 
-// Inode names a file or directory of this host, as stat(2) does.
+// Inode identifies a file or directory of this host, as stat(2) does.
 type Inode struct {
 	Dev, Ino uint64
 }
 
-// Options say how to copy. The zero value is the usual way for root.
+// Options are the options of copies. The zero value suits root.
 type Options struct {
-	// Progress, if set, is told about every finished piece of work: files are
-	// entries of any type, bytes are data bytes. The sum of all calls of a
+	// Progress, if set, is called after each piece of work, with the number of
+	// entries of any type and of data bytes. The sum of all calls of a
 	// successful CopyDir is what Measure returns for the same tree. It is
 	// called concurrently and must be cheap.
 	Progress func(files, bytes int64)
 
-	// Resolved is for a source whose path is absolute and has no symbolic links: one that
-	// comes into it is an error (Conflict), and does not lead to another directory.
+	// Resolved says that the path of the source is absolute and has no symbolic links. If one
+	// appears in it, that is an error (Conflict), instead of leading to another directory.
 	Resolved bool
 
-	// Exclude lists directories of the source that are left out altogether,
-	// wherever they are mounted: the pool itself, for example.
+	// Exclude lists directories of the source that are skipped,
+	// wherever they are mounted, such as the pool itself.
 	Exclude []Inode
 
-	// Unprivileged is for callers without root. The owner of everything becomes
-	// the caller, and what only root can make is left out; Totals.Skipped
-	// counts both. Without it each of these is an error.
+	// Unprivileged is for callers without root. The caller becomes the owner of
+	// everything, and files that only root can make are skipped; Totals.Skipped
+	// counts both. Without Unprivileged, these are errors.
 	Unprivileged bool
 
-	// OwnRoot keeps the mode of the root directory, and whether it is immutable or
-	// append-only: the destination is the root of a volume as the source is.
+	// OwnRoot keeps the mode of the root directory, and its flags immutable and
+	// append-only, for sources that are roots of volumes themselves.
 	OwnRoot bool
 
 	// Staging makes the tree below one temporary directory of the root and
 	// moves it up at the end. ext4 spreads the directories made directly in its
 	// root over the whole device and keeps everything below them close by, so
-	// this gives a compact image. Ignored when Unprivileged.
+	// this gives a compact image. Ignored with Unprivileged.
 	Staging bool
 
-	// Before, if set, is a Stamp of the source that CopyStable shall take for
+	// Before, if set, is a Stamp of the source that CopyStable uses as
 	// the one before its first copy.
 	Before *Stamp
 
-	// Pass, if set, is told by CopyStable when it begins to copy again what has
-	// changed: the number of the copy, from 2, and how many directories.
+	// Pass, if set, is called by CopyStable when it begins to copy changed directories
+	// again, with the number of the copy, from 2, and the number of directories.
 	Pass func(pass int, changed int64)
 
 	// Workers is the number of concurrent workers; 0 means twice the
-	// processors, within reason. Untar has a single writer whatever this says.
+	// number of processors, within limits. Untar always has a single writer.
 	Workers int
 
-	losses *losses // of several copies together; nil: of this one
+	losses *losses // of several copies together; nil: of this copy only
 }
 
 // Totals counts a tree, without its root directory.
@@ -117,8 +117,8 @@ type Totals struct {
 	// Files is the number of directory entries of every type; each of several
 	// hard links counts.
 	Files int64
-	// Bytes is the amount of data in regular files, holes left out, each
-	// hard-linked file once.
+	// Bytes is the amount of data in regular files without holes. Each
+	// hard-linked file counts once.
 	Bytes int64
 	// Inodes is the number of distinct files and directories. Only Measure sets it.
 	Inodes int64
@@ -127,9 +127,9 @@ type Totals struct {
 	// directories, but neither inodes nor extended attributes. Only Measure
 	// sets it.
 	Allocated int64
-	// Skipped is what was not copied.
+	// Skipped counts what was not copied.
 	Skipped Skipped
-	// NotKept is what the destination could not hold, sorted by What.
+	// NotKept lists what the destination does not support, sorted by What.
 	NotKept []NotKept
 }
 
@@ -158,7 +158,7 @@ type counters struct {
 	losses                              *losses
 }
 
-// countLoss counts that o is not in the copy as it is in the source.
+// countLoss counts that the copy of o lacks a property.
 func (c *counters) countLoss(what string, o object, path func() string) {
 	c.losses.addLoss(what, o.key, path())
 }
@@ -195,8 +195,8 @@ func newCounters(opt Options) *counters {
 	return c
 }
 
-// quote makes a path fit for a message: names may hold anything but NUL and
-// may be longer than a person wants to read.
+// quote quotes and shortens a path for a message, if necessary: names may contain any character
+// except NUL, and be very long.
 func quote(path string) string {
 	const most = 4096
 	if len(path) > most {
@@ -208,8 +208,8 @@ func quote(path string) string {
 	return path
 }
 
-// srcErr reports that a system call on the source failed. What was there a
-// moment ago and is no longer, or is of another type now, is a conflict.
+// srcErr returns the error of a failed system call on the source. It is a Conflict if a file no longer
+// exists or has another type now.
 func srcErr(path, call string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR),
@@ -220,7 +220,7 @@ func srcErr(path, call string, err error) error {
 	return sysErr(path, "reading: "+call, err)
 }
 
-// changed reports that the source was modified while it was read; how, if that is known.
+// changed returns the error for a source that was modified while it was read; how says what changed, if known.
 func changed(path string, how ...string) error {
 	text := "it changed while it was read"
 	if len(how) > 0 {
@@ -229,7 +229,7 @@ func changed(path string, how ...string) error {
 	return errs.New(errs.Conflict, op, quote(path), "%s", text).WithHint("%s", hintChanged)
 }
 
-// dstErr reports that a system call on the destination failed.
+// dstErr returns the error of a failed system call on the destination.
 func dstErr(path, call string, err error) error {
 	e := sysErr(path, "writing: "+call, err)
 	switch e.Kind {
@@ -267,7 +267,7 @@ func retry0(f func() error) error {
 	return err
 }
 
-// openRoot returns a descriptor of its own for the directory dst.
+// openRoot opens the directory dst again.
 func openRoot(dst *os.File) (int, error) {
 	fd, err := retry(func() (int, error) {
 		return unix.Openat(int(dst.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

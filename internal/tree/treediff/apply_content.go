@@ -3,11 +3,13 @@ package treediff
 import (
 	"context"
 	"os"
-	"pando/internal/base/errs"
-	"pando/internal/linux/treewalk"
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"pando/internal/base/errs"
+	"pando/internal/linux/treewalk"
+	"pando/internal/tree/treecopy"
 )
 
 // applyFiles copies the added files.
@@ -175,7 +177,7 @@ func (a *applier) openChanged(path string) (*os.File, unix.Stat_t, error) {
 // copyRange makes a range of dst the same as in src, including holes.
 func (a *applier) copyRange(src, dst *os.File, r Range, size int64) error {
 	for off := r.From; off < r.To; {
-		from, to, err := nextData(src, off, size)
+		from, to, err := treecopy.NextData(src, off, size)
 		if err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pando/internal/linux/extent"
+	"pando/internal/tree/treecopy"
 )
 
 const (
@@ -286,7 +287,7 @@ func (d *data) nextOffset(off int64) (int64, error) {
 	if off < d.to {
 		return max(off, d.from), nil
 	}
-	from, to, err := nextData(d.f, off, d.size)
+	from, to, err := treecopy.NextData(d.f, off, d.size)
 	if err != nil {
 		return 0, err
 	}
@@ -294,35 +295,10 @@ func (d *data) nextOffset(off int64) (int64, error) {
 	return from, nil
 }
 
-// nextData returns the first range of data at or after off. If there is none, the range is empty and at
-// size.
-func nextData(f *os.File, off, size int64) (from, to int64, err error) {
-	fd := int(f.Fd())
-	from, err = unix.Seek(fd, off, unix.SEEK_DATA)
-	switch {
-	case err == unix.ENXIO || err == nil && from >= size:
-		return size, size, nil
-	case err == unix.EINVAL || err == unix.EOPNOTSUPP: // the filesystem does not report holes
-		return off, size, nil
-	case err != nil:
-		return 0, 0, err
-	}
-
-	to, err = unix.Seek(fd, from, unix.SEEK_HOLE)
-	if err != nil && err != unix.ENXIO {
-		return 0, 0, err
-	}
-	if err != nil || to > size {
-		to = size
-	}
-
-	return from, to, nil
-}
-
 // dataRanges calls fn for the data in a range of a file.
 func dataRanges(f *os.File, off, end int64, fn func(from, to int64)) error {
 	for off < end {
-		from, to, err := nextData(f, off, end)
+		from, to, err := treecopy.NextData(f, off, end)
 		if err != nil {
 			return err
 		}
