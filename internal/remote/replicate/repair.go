@@ -130,6 +130,7 @@ type repairer struct {
 	out       *Repaired
 }
 
+// runRepair repairs tables, then pages and heads, from what manifests and packs say.
 func (x *repairer) runRepair(ctx context.Context) (*Repaired, error) {
 	x.out = &Repaired{Volumes: []RepairedVolume{}, Lost: []string{}, Tables: []string{}, DryRun: x.DryRun}
 
@@ -275,6 +276,7 @@ func (x *repairer) hasFrame(f repo.Frame) bool {
 // wholeMaps finds out for which manifests of version 2 all data that their maps need exists. It compares each map with
 // that of an earlier complete point of the volume, and reads only the differences.
 func (x *repairer) wholeMaps(ctx context.Context) error {
+	// Order the manifests by volume and age.
 	var all []*repo.Manifest
 	for _, m := range x.manifests {
 		if m.Version == 2 && m.Content == repo.Block {
@@ -285,7 +287,9 @@ func (x *repairer) wholeMaps(ctx context.Context) error {
 	slices.SortFunc(all, func(a, b *repo.Manifest) int {
 		return cmp.Or(cmp.Compare(a.Volume, b.Volume), a.CreatedAt.Compare(b.CreatedAt), slices.Compare(a.ID[:], b.ID[:]))
 	})
-	var last *repo.Manifest // the last complete one
+
+	// Compare each map with that of the last complete point of its volume.
+	var last *repo.Manifest
 	for _, m := range all {
 		if last != nil && last.Volume != m.Volume {
 			last = nil

@@ -260,6 +260,7 @@ type verifier struct {
 	usesWrong       bool // a manifest does not list a segment
 }
 
+// runVerify checks points, objects and, with ReadPercent, data, and puts the problems into the result.
 func (v *verifier) runVerify(ctx context.Context) error {
 	v.Tracker.Start("reading manifests", 0, 0)
 	heads, err := v.readHeads(ctx)

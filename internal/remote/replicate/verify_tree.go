@@ -30,6 +30,7 @@ func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 		}
 	}
 
+	// Compare the map with that of base.
 	d := &treeDiff{
 		nodes: w.nodes.Read, old: w.base, now: m,
 		wantLeaf: func(f repo.Frame) bool { return v.ReadPercent > 0 && w.nodes.Has(f) }, // else the same is noted again

@@ -123,6 +123,7 @@ func (m *Manifest) encode2() ([]byte, error) {
 	return b, nil
 }
 
+// decodeManifest2 decodes a manifest of version 2, and checks it. Damaged, TooNew.
 func decodeManifest2(b []byte) (Manifest, error) {
 	// Decode the fields.
 	m := Manifest{}
@@ -158,17 +159,7 @@ func decodeManifest2(b []byte) (Manifest, error) {
 		m.Map = r.nodeRef(segments, &last, nil)
 	}
 
-	frames := r.count("frames", 4)
-	if frames > maxStream {
-		r.fail("%d frames are more than allowed", frames)
-	}
-
-	for range frames {
-		if r.err != nil {
-			break
-		}
-		m.Stream = append(m.Stream, last.readFrame(r, segments, FrameBytes))
-	}
+	m.Stream = r.stream(&last, segments)
 
 	// Decode the extensions. An unknown one counts only if the rest is not damaged.
 	unknown := r.extensions(&m)

@@ -22,7 +22,9 @@ const (
 	maxUseBytes = int64(MaxSegment) * maxPages
 )
 
+// check returns an error unless the parts of the manifest are consistent and within limits.
 func (m *Manifest) check() error {
+	// Check the fields.
 	if err := checkName(m.Volume); err != nil {
 		return err
 	}
@@ -219,6 +221,7 @@ func (l *looseFrame) readFrame(r *reader, segments []Segment, limit uint32) Fram
 	return f
 }
 
+// decodeManifest decodes a manifest of version 1 or 2, and checks it. Damaged, TooNew.
 func decodeManifest(b []byte, version byte) (Manifest, error) {
 	if version == 2 {
 		return decodeManifest2(b)
@@ -253,6 +256,7 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 
 	m.Sizes = nil
 
+	// Decode the pages and the frames of the stream.
 	r.content(&m, segments)
 	if err := r.finish(); err != nil {
 		return Manifest{}, err
@@ -279,6 +283,11 @@ func (r *reader) content(m *Manifest, segments []Segment) {
 		next = region + 1
 	}
 
+	m.Stream = r.stream(&last, segments)
+}
+
+// stream decodes the frames of a manifest's stream.
+func (r *reader) stream(last *looseFrame, segments []Segment) (out []Frame) {
 	frames := r.count("frames", 4)
 	if frames > maxStream {
 		r.fail("%d frames are more than allowed", frames)
@@ -288,8 +297,10 @@ func (r *reader) content(m *Manifest, segments []Segment) {
 		if r.err != nil {
 			break
 		}
-		m.Stream = append(m.Stream, last.readFrame(r, segments, FrameBytes))
+		out = append(out, last.readFrame(r, segments, FrameBytes))
 	}
+
+	return out
 }
 
 func manifestKey(id ID) string { return manifestPrefix + id.String() }

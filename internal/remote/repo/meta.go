@@ -168,6 +168,7 @@ func readInOrder[K, T any](
 			return yield(res.value, res.err) && res.err == nil
 		}
 
+		// Start the calls, and yield the oldest result when there are enough.
 		for id, err := range ids {
 			if err != nil {
 				for len(waiting) > 0 {
@@ -191,6 +192,7 @@ func readInOrder[K, T any](
 			}
 		}
 
+		// Yield the rest.
 		for len(waiting) > 0 {
 			if !next() {
 				return

@@ -79,6 +79,7 @@ func Create(ctx context.Context, s objstore.Store, first NewSlot) (*Repo, error)
 	return createRepo(ctx, s, first, realEnv)
 }
 
+// createRepo is Create with another source of random bytes and of the time.
 func createRepo(ctx context.Context, s objstore.Store, first NewSlot, e env) (*Repo, error) {
 	const op = "create repository"
 	if err := first.check(op); err != nil {

@@ -103,6 +103,7 @@ func (r *Repo) readAt(ctx context.Context, p Place, s Segment, frames []Frame) (
 
 func frameRef(f Frame) string { return fmt.Sprintf("%s#%d", f.Segment, f.Index) }
 
+// readFrames reads frames of a segment with one request, and returns their contents in the order of frames.
 func (r *Repo) readFrames(ctx context.Context, s Segment, frames []Frame) ([][]byte, error) {
 	// Read the range that contains all frames.
 	start, end := frames[0].Offset, uint32(0)

@@ -303,6 +303,8 @@ func (r *Repo) readPackTwice(p Place, fn func() error) error {
 	return errs.Wrap("read pack", p.Pack.String(), err)
 }
 
+// readPacked reads frames of a segment that were moved to a pack, in the order of frames. Damaged: a prune dropped one
+// of them.
 func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Frame) ([]FrameContent, error) {
 	// Find the segment in the pack.
 	x, err := r.packIndex(ctx, p.Pack, p.PackBytes)

@@ -77,6 +77,7 @@ func (r *Repo) PutSession(ctx context.Context, s *Session) error {
 	return errs.Wrap("renew session", s.ID.String(), r.putSession(ctx, s))
 }
 
+// putSession is PutSession, without the operation in errors.
 func (r *Repo) putSession(ctx context.Context, s *Session) error {
 	if err := s.check(); err != nil {
 		return asInvalid(err)

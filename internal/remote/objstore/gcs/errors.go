@@ -71,6 +71,7 @@ func (s *Store) wrapError(ctx context.Context, op, key string, ofBucket bool, er
 		return ended
 	}
 
+	// Errors of this package, of credentials and of the connection have no answer to look at.
 	var known *errs.Error
 	if errors.As(err, &known) {
 		if known.Op == "" {
@@ -89,6 +90,7 @@ func (s *Store) wrapError(ctx context.Context, op, key string, ofBucket bool, er
 		return web.Error(ctx, op, key, s.l.server(), err)
 	}
 
+	// Choose the kind and the hint by the answer.
 	e := &errs.Error{Kind: errs.IO, Op: op, Ref: key, Err: r}
 	switch {
 	case r.status == http.StatusNotFound && (ofBucket || r.ofBucket()):

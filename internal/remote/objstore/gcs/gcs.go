@@ -164,6 +164,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 		return "", err
 	}
 
+	// Set the condition.
 	query := url.Values{"uploadType": {"multipart"}, "fields": {"name,size,generation"}}
 	switch {
 	case c.Absent():
@@ -175,6 +176,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 		query.Set("ifGenerationMatch", string(c.Version()))
 	}
 
+	// Send the description of the object and its data in one request.
 	about, err := json.Marshal(map[string]string{"name": s.l.prefix + key, "crc32c": crc32cOf(data),
 		"contentType": "application/octet-stream"})
 	if err != nil {
@@ -194,6 +196,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 		return "", s.wrapError(ctx, op, key, true, err)
 	}
 
+	// Check the answer.
 	var r resource
 	if err := decodeJSON(answer, &r); err != nil {
 		return "", s.wrapError(ctx, op, key, true, err)
@@ -357,6 +360,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 				return
 			}
 
+			// Check the objects of this page, and yield them.
 			for _, r := range page.Items {
 				key, ours := strings.CutPrefix(r.Name, s.l.prefix)
 				if ours && (key == "" || strings.HasSuffix(key, "/")) {

@@ -186,6 +186,7 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 		return s.getNothing(ctx, key)
 	}
 
+	// Ask for the range, and read the answer.
 	var data []byte
 	var info objstore.Info
 	err := s.withRegion(func(client *minio.Core) error {
@@ -219,6 +220,7 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 		return nil
 	})
 
+	// A range that begins at or past the end of the object has no bytes.
 	var answer minio.ErrorResponse
 	if errors.As(err, &answer) && (answer.Code == minio.InvalidRange ||
 		answer.StatusCode == http.StatusRequestedRangeNotSatisfiable) {

@@ -33,6 +33,8 @@ func (s Scheme) Parse(u *url.URL) (Location, error) {
 	invalid := func(hint, format string, args ...any) (Location, error) {
 		return Location{}, errs.New(errs.Invalid, "open remote", Name(u), format, args...).WithHint("%s", hint)
 	}
+
+	// Check what comes before the path.
 	switch {
 	case u.Scheme != s.Name:
 		return invalid(s.Write, "it is not a URL of %s", s.Of)
@@ -48,6 +50,7 @@ func (s Scheme) Parse(u *url.URL) (Location, error) {
 		return invalid(s.Write, "%q is not a valid bucket name: %w", u.Host, err)
 	}
 
+	// Parse the prefix and the parameters.
 	prefix, wrong := Prefix(u.Path)
 	if wrong != "" {
 		return invalid(s.Write, "%s", wrong)
