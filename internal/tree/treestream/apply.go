@@ -19,25 +19,27 @@ import (
 
 const opReceive = "receive"
 
-// ApplyOptions say how a tree is made.
+// ApplyOptions are the options of Apply.
 type ApplyOptions struct {
-	// Diff: the stream must be what differs from another tree, of which root has a copy. Else it must be a whole one.
+	// Diff says that the stream must be the difference to another tree, of which root is a copy. Without it, the stream
+	// must be a whole tree.
 	Diff bool
-	// Unprivileged is for callers without root: everything becomes theirs, and what only root can make is left out.
+	// Unprivileged is for callers without root. They become the owner of everything, and files that only root can make
+	// are left out.
 	Unprivileged bool
-	// Progress, if set, is told of files and bytes of content that were made.
+	// Progress, if set, is called with the numbers of files and bytes of content made since its last call.
 	Progress func(files, bytes int64)
 }
 
-// maxMissing is how many renamed files may be missing in a copy that could not hold them.
+// maxMissing is how many renamed files may be missing, because the filesystem did not support them.
 const maxMissing = 1 << 20
 
-// Apply does what a stream says in the open directory root, which is empty, or a copy of what the stream is the
-// difference to, and which nobody else uses. It reads r to its end. The Totals are of what the filesystem could not
-// hold, or the caller not set. Nothing is made durable, and after an error the tree is in between.
+// Apply builds the tree of the stream r in the open directory root, which nobody else may use. root is empty or, for
+// a difference, a copy of its base. Apply reads r to its end. The Totals count what the filesystem does not
+// support and what the caller may not set. Nothing is durable, and after an error the tree is incomplete.
 //
-// Damaged: the stream is not one, was cut short, or does not fit the tree. Conflict: it is a difference and should be
-// whole, or the other way round; nothing was done then. TooNew, NoSpace, IO, errors of r, and ctx's end.
+// Damaged: r is not a tree stream, is truncated, or does not match the tree. Conflict: r is a difference instead of a
+// whole tree, or vice versa; nothing was changed. TooNew, NoSpace, IO, errors of r, and of ctx.
 func Apply(ctx context.Context, r io.Reader, root *os.File, o ApplyOptions) (treecopy.Totals, error) {
 	d, err := newDecoder(r)
 	if err != nil {
@@ -64,7 +66,7 @@ func Apply(ctx context.Context, r io.Reader, root *os.File, o ApplyOptions) (tre
 	return a.attrs.Totals(), receiveErr(err)
 }
 
-// receiveErr gives errors of others this package's operation, and a hint that fits.
+// receiveErr replaces the operation of errors of treecopy, and removes the hint about a volume that is too small.
 func receiveErr(err error) error {
 	var e *errs.Error
 	if !errors.As(err, &e) {
@@ -82,7 +84,7 @@ func receiveErr(err error) error {
 	return &known
 }
 
-// applier makes one tree.
+// applier builds one tree.
 type applier struct {
 	ctx   context.Context
 	root  *os.File
@@ -90,24 +92,24 @@ type applier struct {
 	dec   *decoder
 	attrs *treecopy.AttributeWriter
 
-	dir     *os.File // the directory that was used last; nil: none
+	dir     *os.File // the last used directory; nil: none
 	dirPath string
 
-	file     *os.File // the file that gets content; nil: none
+	file     *os.File // the file to which content is written; nil: none
 	filePath string
 	fileSize int64
 
-	xattrs    []treecopy.Xattr // of the next attributes
+	xattrs    []treecopy.Xattr // for the next kindAttrs
 	xattrSize int
 
-	stage     *os.File // through which goes what is renamed; nil: nothing was yet
+	stage     *os.File // temporary directory for renamed files; nil until it is needed
 	stageName string
-	missing   map[uint64]bool // what was to be renamed and is not there
+	missing   map[uint64]bool // slots of renamed files that do not exist
 
 	held []held
 }
 
-// held is a protected file with several names, one of which may be left.
+// held is a protected file with several names. It stays open, because only some of the names may be left at the end.
 type held struct {
 	file  *os.File
 	flags uint32
@@ -217,8 +219,8 @@ func (a *applier) addProgress(files, bytes int64) {
 	}
 }
 
-// misfit reports that a step could not be done. What is there and should not be, or the other way round, is damage:
-// the stream is about another tree.
+// misfit returns the error of a failed step. It is Damaged if a file exists but should not, or vice versa: the stream
+// belongs to another tree.
 func misfit(path string, err error) error {
 	var known *errs.Error
 	switch {
@@ -235,11 +237,11 @@ func misfit(path string, err error) error {
 	return errs.Wrap(opReceive, quote(path), err)
 }
 
-// mayLack reports whether a file of this type may be missing in a tree: the filesystem could not hold it, or the caller
-// could not make it.
+// mayLack reports whether a file of this type may be missing in a tree because the filesystem does not support it or
+// the caller may not make it.
 func mayLack(typ uint32) bool { return typ != unix.S_IFREG && typ != unix.S_IFDIR }
 
-// parent opens the directory of a path, which stays open until another is, or leaveDir.
+// parent opens the directory of a path. It stays open until the next call for another directory, or leaveDir.
 func (a *applier) parent(path string) (*os.File, string, error) {
 	dirPath, name := split(path)
 	if a.dir != nil && a.dirPath == dirPath {
@@ -251,7 +253,7 @@ func (a *applier) parent(path string) (*os.File, string, error) {
 	if err != nil {
 		return nil, "", misfit(dirPath, err)
 	}
-	if a.o.Unprivileged && a.o.Diff { // it gets its mode again in the end
+	if a.o.Unprivileged && a.o.Diff { // its mode is set again at the end
 		err = widen(int(dir.Fd()), 0o700)
 	}
 	if err != nil {
@@ -263,7 +265,7 @@ func (a *applier) parent(path string) (*os.File, string, error) {
 	return dir, name, nil
 }
 
-// leaveDir forgets the directory that is open: paths may mean something else now.
+// leaveDir closes the open directory, because its path may mean another directory now.
 func (a *applier) leaveDir() {
 	if a.dir != nil {
 		a.dir.Close()
@@ -271,7 +273,7 @@ func (a *applier) leaveDir() {
 	}
 }
 
-// widen gives the caller rights that he has taken from himself.
+// widen adds permission bits that the owner of a file has removed.
 func widen(fd int, bits uint32) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || st.Mode&bits == bits {
@@ -297,7 +299,8 @@ func (a *applier) create(r *record, dir *os.File, name string) error {
 	return unix.Ftruncate(fd, r.size)
 }
 
-// openExisting opens an existing regular file. It opens nothing else, as opening a device may have effects.
+// openExisting opens an existing regular file. It does not open other types, because opening a device may have side
+// effects.
 func (a *applier) openExisting(r *record, dir *os.File, name string) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -329,7 +332,7 @@ func (a *applier) openExisting(r *record, dir *os.File, name string) error {
 	return unix.Ftruncate(fd, r.size)
 }
 
-// closeFile ends a file's content. Some filesystems report a write error no earlier than this.
+// closeFile closes the current file. Some filesystems report write errors only then.
 func (a *applier) closeFile() error {
 	if a.file == nil {
 		return nil
@@ -385,7 +388,7 @@ func (a *applier) zeroRange(r *record) error {
 	return nil
 }
 
-// link makes one more name of a file. If that was left out, so is the name.
+// link makes another name of a file. If the file was left out, so is the name.
 func (a *applier) link(r *record, dir *os.File, name string) error {
 	fromPath, fromName := split(r.target)
 	from, err := treewalk.OpenFlags(a.root, fromPath, unix.O_PATH|unix.O_DIRECTORY)
@@ -429,14 +432,14 @@ func (a *applier) remove(r *record, dir *os.File, name string) error {
 	return err
 }
 
-// leaveDirAfter makes the next step open its directory anew if one of this type goes away or comes.
+// leaveDirAfter makes the next step open its directory again if the removed or moved file is a directory.
 func (a *applier) leaveDirAfter(typ uint32) {
 	if typ == unix.S_IFDIR {
 		a.dirPath = "/" // no directory has this path
 	}
 }
 
-// moveOut moves a path out of its place, so that moveIn can move it to another.
+// moveOut moves a path into the stage, from which moveIn moves it to its new place.
 func (a *applier) moveOut(r *record, dir *os.File, name string) error {
 	if a.stage == nil {
 		if err := a.makeStage(); err != nil {
@@ -446,7 +449,7 @@ func (a *applier) moveOut(r *record, dir *os.File, name string) error {
 
 	a.leaveDirAfter(r.typ)
 	err := unix.Renameat2(int(dir.Fd()), name, int(a.stage.Fd()), slotName(r.slot), unix.RENAME_NOREPLACE)
-	if err == unix.EINVAL { // the filesystem does not know the flag, and slots are named once
+	if err == unix.EINVAL { // the filesystem does not support the flag, and a stream uses each slot once
 		err = unix.Renameat(int(dir.Fd()), name, int(a.stage.Fd()), slotName(r.slot))
 	}
 	if err == unix.ENOENT && mayLack(r.typ) && len(a.missing) < maxMissing {
@@ -459,7 +462,7 @@ func (a *applier) moveOut(r *record, dir *os.File, name string) error {
 
 func slotName(slot uint64) string { return strconv.FormatUint(slot, 10) }
 
-// makeStage makes a directory in the root with a name that nothing has.
+// makeStage makes a directory with an unused name in the root.
 func (a *applier) makeStage() error {
 	var b [16]byte
 	if _, err := rand.Read(b[:]); err != nil {
@@ -474,7 +477,7 @@ func (a *applier) makeStage() error {
 	return err
 }
 
-// moveIn moves a path that moveOut has taken to its new place.
+// moveIn moves a path that moveOut has moved into the stage to its new place.
 func (a *applier) moveIn(r *record, dir *os.File, name string) error {
 	if a.missing[r.slot] {
 		delete(a.missing, r.slot)
@@ -498,7 +501,7 @@ func (a *applier) moveIn(r *record, dir *os.File, name string) error {
 	return err
 }
 
-// removeStage is done before the attributes of the root, whose times it changes.
+// removeStage removes the stage. It must run before the root gets its attributes, because it changes the root's times.
 func (a *applier) removeStage() error {
 	if a.stage == nil {
 		return nil
@@ -559,7 +562,8 @@ func (a *applier) attributes(r *record) error {
 	return a.setAttributes(r, dir, name)
 }
 
-// parentOf opens the directory of what gets attributes, and does not change its mode, which may be set already.
+// parentOf opens the directory of a file that gets attributes. It does not change the directory's mode, which may
+// already be set.
 func (a *applier) parentOf(r *record) (*os.File, string, error) {
 	dirPath, name := split(r.path)
 	if a.dir != nil && a.dirPath == dirPath {
@@ -577,7 +581,7 @@ func (a *applier) setAttributes(r *record, dir *os.File, name string) error {
 	return misfit(r.path, a.attrs.Set(dir, name, r.path, r.attrs))
 }
 
-// unprotect makes something changeable that may be immutable or append-only.
+// unprotect clears the flags "immutable" and "append-only" of a file.
 func (a *applier) unprotect(r *record) error {
 	if r.path == "" {
 		kernel.UnprotectFile(int(a.root.Fd()))
@@ -612,7 +616,8 @@ func (a *applier) unprotect(r *record) error {
 	return nil
 }
 
-// protectHeld gives protected files with several names their flags back. Those that have others now get them after it.
+// protectHeld restores the flags of protected files with several names. Files whose flags have changed get the new ones
+// later.
 func (a *applier) protectHeld() error {
 	for _, h := range a.held {
 		err := kernel.Protect(int(h.file.Fd()), h.flags)
@@ -626,7 +631,7 @@ func (a *applier) protectHeld() error {
 	return nil
 }
 
-// endStream checks that a complete stream has left nothing undone.
+// endStream checks that the stream has completed everything that it began.
 func (a *applier) endStream() error {
 	if len(a.missing) > 0 {
 		return damaged("what was renamed got no place")

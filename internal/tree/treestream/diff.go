@@ -18,8 +18,8 @@ import (
 )
 
 // SendDiff writes the stream that turns a copy of the tree base into the tree root. Nobody may change either tree. how
-// says what is known of the two; its Times are always looked at. Memory grows with what differs. Errors as Send;
-// Unsupported even if only the difference cannot be expressed: then send the whole tree.
+// are the options of the comparison, in which Times is always set. Its memory depends on the size of the difference. It
+// returns the errors of Send. Unsupported may also mean that the difference cannot be encoded, but the whole tree can.
 func SendDiff(ctx context.Context, w io.Writer, base, root *os.File, how treediff.Options, o SendOptions) error {
 	how.Times = true
 	res, err := treediff.Compare(ctx, base, root, how)
@@ -44,10 +44,10 @@ type diffSender struct {
 	*sender
 	base    *os.File
 	changes []treediff.Change
-	from    map[string]string // of what was renamed: its old path, by its new one
-	to      map[string]string // and the other way round
-	touched map[string]bool   // directories, by their path in the tree, in which something is done
-	flagged []string          // paths in the tree whose flags are to be set in the end
+	from    map[string]string // old paths of renamed files, by their new one
+	to      map[string]string // new paths of renamed files, by their old one
+	touched map[string]bool   // paths in the tree of directories in which something changes
+	flagged []string          // paths in the tree whose flags are set at the end
 }
 
 func (d *diffSender) sendAll() error {
@@ -72,10 +72,10 @@ func (d *diffSender) sendAll() error {
 	return nil
 }
 
-// movedTo is where something of the base is in the tree, after it, or a directory above it, was renamed.
+// movedTo returns the path in the tree of a file of the base, after it, or a directory above it, was renamed.
 func (d *diffSender) movedTo(path string) string { return moved(d.to, path) }
 
-// cameFrom is where something of the tree was in the base.
+// cameFrom returns the path in the base of a file of the tree.
 func (d *diffSender) cameFrom(path string) string { return moved(d.from, path) }
 
 func moved(renames map[string]string, path string) string {
@@ -107,7 +107,7 @@ func (d *diffSender) readAttributes(root *os.File, path string) (a treecopy.Attr
 	return d.attrs.Read(dir, name)
 }
 
-// unprotect says what must be made changeable first.
+// unprotect sends the paths whose flags "immutable" and "append-only" must be cleared before any change.
 func (d *diffSender) unprotect() error {
 	if len(d.changes) == 0 {
 		return nil
@@ -119,7 +119,7 @@ func (d *diffSender) unprotect() error {
 			seen[p] = true
 			a, st, err := d.readAttributes(d.base, p)
 			if errs.Is(err, errs.Conflict) || err == nil && !a.Protected() {
-				continue // it is not in the base
+				continue // it does not exist in the base
 			}
 			if err != nil {
 				return err
@@ -161,7 +161,7 @@ var modes = map[treediff.Type]uint32{
 
 func depth(path string) int { return strings.Count(path, "/") }
 
-// levels is how many directories are above a path, the root among them.
+// levels returns the number of directories above a path, including the root.
 func levels(path string) int {
 	if path == "" {
 		return 0
@@ -203,7 +203,7 @@ func (d *diffSender) sendSteps(records []record) error {
 	return nil
 }
 
-// touch notes that something is done in the directory of a path of the base, wherever that is in the tree.
+// touch records a change in the directory of a path of the base, by its path in the tree.
 func (d *diffSender) touch(path string) {
 	dir, _ := split(path)
 	d.touched[dir], d.touched[d.movedTo(dir)] = true, true
@@ -218,7 +218,7 @@ func (d *diffSender) sendAdditions() error {
 		switch {
 		case ch.Op == treediff.Renamed:
 			all = append(all, record{kind: kindIn, path: ch.Path, typ: modes[ch.Type], slot: uint64(i)})
-			d.touched[dir], d.touched[""] = true, true // and the root, through which it goes
+			d.touched[dir], d.touched[""] = true, true // the root as well, which has the stage
 		case ch.IsNew() && ch.Type == treediff.Dir:
 			all = append(all, record{kind: kindDir, path: ch.Path})
 			d.touched[dir], d.touched[ch.Path] = true, true
@@ -257,7 +257,7 @@ func (d *diffSender) newFile(path string) error {
 		return err
 	}
 
-	d.flagged = append(d.flagged, path) // even if it has none: it may have inherited some
+	d.flagged = append(d.flagged, path) // even without flags, because the new file may inherit some
 	up, _ := split(path)
 	d.touched[up] = true
 	d.addProgress(1, 0)
@@ -272,7 +272,7 @@ func (d *diffSender) sendNames() error {
 			continue
 		}
 
-		if !ch.IsNew() { // it is another's name still
+		if !ch.IsNew() { // it is still a name of another file
 			if err := d.putRecord(record{kind: kindRemove, path: ch.Path, typ: modes[ch.Type]}); err != nil {
 				return err
 			}
@@ -289,7 +289,7 @@ func (d *diffSender) sendNames() error {
 	return nil
 }
 
-// contents sends what has changed in files that were there.
+// contents sends the changed content of existing files.
 func (d *diffSender) contents() error {
 	for i := range d.changes {
 		ch := &d.changes[i]
@@ -361,10 +361,11 @@ func (d *diffSender) content(ch *treediff.Change) error {
 	return unchanged(f, ch.Path, &st)
 }
 
-// blockSize is in what units differences are sent.
+// blockSize is the unit of differences in bytes.
 const blockSize = 4096
 
-// compared sends in what a file differs from what it was, which is read again: too much for a list has changed.
+// compared sends the changed ranges of a file for which treediff has no list, because there are too many. It reads
+// both versions again.
 func (d *diffSender) compared(f *os.File, ch *treediff.Change) error {
 	was := d.cameFrom(ch.Path)
 	dir, name, err := openParent(d.base, was)
@@ -402,7 +403,7 @@ func (d *diffSender) compared(f *os.File, ch *treediff.Change) error {
 	return d.sendRanges(f, ch.Path, common, ch.SizeAfter, ch.SizeAfter, false)
 }
 
-// differing lists the ranges of blocks in which two pieces of the same length differ.
+// differing returns the ranges of blocks in which two pieces of the same length differ.
 func differing(x, y []byte) (out [][2]int) {
 	for i := 0; i < len(x); i += blockSize {
 		to := min(len(x), i+blockSize)
@@ -419,7 +420,7 @@ func differing(x, y []byte) (out [][2]int) {
 	return out
 }
 
-// metadata sends the attributes of files that were there and have changed.
+// metadata sends the attributes of existing files that have changed.
 func (d *diffSender) metadata() error {
 	for i := range d.changes {
 		ch := &d.changes[i]
@@ -448,8 +449,8 @@ func (d *diffSender) metadata() error {
 	return nil
 }
 
-// dirs sends the attributes of all directories in which something was done, the deepest first, as doing it has changed
-// their times.
+// dirs sends the attributes of all directories in which something changed, because that has changed their times, the
+// deepest first.
 func (d *diffSender) dirs() error {
 	var all []string
 	for path := range d.touched {
@@ -462,7 +463,7 @@ func (d *diffSender) dirs() error {
 	for _, path := range all {
 		a, st, err := d.readAttributes(d.root, path)
 		if errs.Is(err, errs.Conflict) || err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
-			continue // the directory of the base is not there any more
+			continue // the directory of the base no longer exists
 		}
 		if err != nil {
 			return err
@@ -476,13 +477,13 @@ func (d *diffSender) dirs() error {
 	return nil
 }
 
-// flags sends the flags of all that has, or had, some.
+// flags sends the flags of all files that have, or had, any.
 func (d *diffSender) flags() error {
 	slices.Sort(d.flagged)
 	for _, path := range slices.Compact(d.flagged) {
 		a, _, err := d.readAttributes(d.root, path)
 		if errs.Is(err, errs.Conflict) {
-			continue // it is not there any more
+			continue // it no longer exists
 		}
 		if err != nil {
 			return err

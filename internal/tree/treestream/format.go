@@ -1,12 +1,12 @@
-// Package treestream carries a tree of files, or in what it differs from another tree, in a stream that belongs to
-// no filesystem: [Send] and [SendDiff] write it, [Apply] makes a tree of it. FORMAT.md has the bytes.
+// Package treestream encodes a tree of files, or its difference to another tree, in a stream that does not depend on
+// a filesystem. [Send] and [SendDiff] write a stream, and [Apply] builds the tree. FORMAT.md describes the format.
 //
-// What is kept is what internal/tree/treecopy keeps; it reads and sets all attributes. Differences are found by
-// internal/tree/treediff.
+// A stream keeps what internal/tree/treecopy keeps, which reads and sets all attributes. internal/tree/treediff
+// finds the differences.
 //
-// A stream may come from where others can write: nothing in it leads outside the tree, and what it makes the reader
-// remember is bounded. A tree is complete only when Apply returns without an error: what a stream that was cut short
-// has made is for the caller to remove.
+// Others may have tampered with a stream, so nothing in it leads outside the tree, and the memory for reading it
+// is bounded. A tree is complete only when Apply returns without an error. The caller removes the tree of a truncated
+// stream.
 package treestream
 
 import (
@@ -25,13 +25,13 @@ import (
 	"pando/internal/tree/treecopy"
 )
 
-// Magic is what every stream begins with.
+// Magic is the beginning of every stream.
 const Magic = "pando tree\r\n\x00"
 
 // version of the format that this code writes.
 const version = 1
 
-// flagDiff in the header: the stream is what differs from another tree.
+// flagDiff in the header says that the stream is the difference to another tree.
 const flagDiff = 1
 
 const headerBytes = len(Magic) + 2
@@ -39,14 +39,14 @@ const headerBytes = len(Magic) + 2
 // Limits of a stream, which bound the memory that a reader needs.
 const (
 	maxBody   = 1 << 20   // bytes of a record
-	maxPath   = 256 << 10 // of a path
-	maxName   = 255       // of one component
-	maxTarget = 4096      // of a symbolic link
-	maxData   = 256 << 10 // of content in one record
-	maxXattrs = 64 << 20  // of all extended attributes of a file
-	maxSize   = 1 << 62   // of a file
-	readBytes = 128 << 10 // that are read ahead
-	maxHeld   = 256       // protected files with several names that a difference changes
+	maxPath   = 256 << 10 // bytes of a path
+	maxName   = 255       // bytes of one component of a path
+	maxTarget = 4096      // bytes of the target of a symbolic link
+	maxData   = 256 << 10 // bytes of content in one record
+	maxXattrs = 64 << 20  // bytes of all extended attributes of a file
+	maxSize   = 1 << 62   // bytes of a file
+	readBytes = 128 << 10 // size of the read buffer
+	maxHeld   = 256       // number of protected files with several names that a difference changes
 )
 
 // kind of a record.
@@ -71,16 +71,16 @@ const (
 	kindEnd       kind = 255
 )
 
-// record is one step of making a tree. Which fields count depends on the kind.
+// record is one step of building a tree. Its kind determines which fields are used.
 type record struct {
 	kind   kind
 	path   string
 	typ    uint32 // S_IFMT
-	target string // of a link: a path in the tree; of a symbolic link: any text; of an attribute: its name
+	target string // for a link: a path in the tree; for a symbolic link: any text; for an attribute: its name
 	slot   uint64
 	rdev   uint64
-	before int64 // size of a file that is changed
-	size   int64 // of a file; of a range
+	before int64 // old size of a changed file
+	size   int64 // of a file or a range
 	off    int64
 	data   []byte // valid until the next record
 	attrs  treecopy.Attributes
@@ -93,7 +93,7 @@ type encoder struct {
 	w       io.Writer
 	crc     uint32
 	records uint64
-	last    string // path of the record before
+	last    string // path of the previous record
 	body    []byte
 	head    []byte
 }
@@ -117,7 +117,7 @@ func (e *encoder) uint(v uint64)   { e.body = binary.AppendUvarint(e.body, v) }
 func (e *encoder) text(s string)   { e.uint(uint64(len(s))); e.body = append(e.body, s...) }
 func (e *encoder) typ(mode uint32) { e.uint(uint64(mode & unix.S_IFMT >> 12)) }
 
-// path writes a path as how much of it is the same as in the record before, and the rest.
+// path writes a path as the length of the prefix that it shares with the path of the previous record, and the rest.
 func (e *encoder) path(p string) {
 	n := 0
 	for n < len(p) && n < len(e.last) && p[n] == e.last[n] {
@@ -221,7 +221,7 @@ func (e *encoder) end() error {
 	return e.finish(kindEnd)
 }
 
-// IsEmpty reports whether b is all of a stream that is the difference between two trees that are the same.
+// IsEmpty reports whether b is a complete stream of the difference between two equal trees.
 func IsEmpty(b []byte) bool {
 	if len(b) > headerBytes+32 {
 		return false
@@ -234,23 +234,24 @@ func IsEmpty(b []byte) bool {
 	return err == nil && r.kind == kindEnd
 }
 
-// decoder reads records, and trusts none.
+// decoder reads and checks records.
 type decoder struct {
 	r       *bufio.Reader
 	crc     uint32
 	records uint64
 	last    string
 	buf     []byte // body of the record
-	b       []byte // what is left of it
+	b       []byte // the rest of the body
 	diff    bool
-	err     error // of the record's body
+	err     error // the first error in the body
 }
 
+// damaged returns the error for a violation of the format.
 func damaged(format string, args ...any) error {
 	return errs.New(errs.Damaged, "", "", "damaged tree stream: "+format, args...)
 }
 
-// newDecoder reads the header.
+// newDecoder returns a decoder of the stream r, whose header it reads.
 func newDecoder(r io.Reader) (*decoder, error) {
 	d := &decoder{r: bufio.NewReaderSize(r, readBytes)}
 	head := make([]byte, headerBytes)
@@ -283,13 +284,14 @@ func (d *decoder) full(b []byte) error {
 	return err
 }
 
-// isEOF reports whether a stream has ended. An error of Pando's knows more.
+// isEOF reports whether a stream has ended. An error of Pando's is more specific, and does not count.
 func isEOF(err error) bool {
 	return (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)) && errs.KindOf(err) == errs.Internal
 }
 
-// readRecord reads a record. A record of kind kindEnd is the last.
+// readRecord reads the next record. The last one is of kind kindEnd.
 func (d *decoder) readRecord() (record, error) {
+	// Read its bytes.
 	crc := d.crc
 	var k [1]byte
 	if err := d.full(k[:]); err != nil {
@@ -309,6 +311,7 @@ func (d *decoder) readRecord() (record, error) {
 		return record{}, err
 	}
 
+	// Decode them.
 	r := record{kind: kind(k[0])}
 	if r.kind == kindEnd {
 		return r, d.end(crc)
@@ -323,6 +326,7 @@ func (d *decoder) readRecord() (record, error) {
 	return r, d.err
 }
 
+// length reads the length of a record's body.
 func (d *decoder) length() (int, error) {
 	n := uint64(0)
 	for shift := 0; ; shift += 7 {
@@ -340,7 +344,7 @@ func (d *decoder) length() (int, error) {
 	}
 }
 
-// end checks the last record against all before it.
+// end checks the last record, which has the number and the checksum of all records before it.
 func (d *decoder) end(crc uint32) error {
 	n := d.uint(math.MaxUint64)
 	if d.err != nil {
@@ -359,6 +363,7 @@ func (d *decoder) end(crc uint32) error {
 	return nil
 }
 
+// body decodes the body of a record. It and the methods below record the first error in d.err.
 func (d *decoder) body(r *record) {
 	switch r.kind {
 	case kindData, kindZero, kindXattr:
@@ -489,7 +494,7 @@ func (d *decoder) typ(types ...uint32) uint32 {
 	return 0
 }
 
-// path reads a path, and refuses what could lead out of the tree.
+// path reads a path and refuses one that could lead out of the tree.
 func (d *decoder) path() string {
 	n := d.uint(maxPath)
 	if d.err == nil && n > uint64(len(d.last)) {

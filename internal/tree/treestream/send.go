@@ -18,17 +18,17 @@ import (
 
 const opSend = "send"
 
-// SendOptions say how a tree is read.
+// SendOptions are the options of Send and SendDiff.
 type SendOptions struct {
-	// Unprivileged is for callers without root: what only root can read of extended attributes is left out.
+	// Unprivileged is for callers without root. It skips extended attributes that only root can read.
 	Unprivileged bool
-	// Progress, if set, is told of files and bytes of content that were sent.
+	// Progress, if set, is called with the numbers of files and bytes of content sent since its last call.
 	Progress func(files, bytes int64)
 }
 
-// Send writes the stream of the tree below the open directory root, which nobody else changes: Conflict if that is
-// noticed. Memory is what the names of files with several names take. Other errors are those of w, Unsupported (paths
-// or attributes beyond the limits of the format), IO, and ctx's end.
+// Send writes the stream of the tree below the open directory root, which nobody may change in the meantime. Its memory
+// depends on the number of files with several names. Conflict: the tree changed. Unsupported: a path or attribute is
+// beyond the limits of the format. IO, errors of w, and of ctx.
 func Send(ctx context.Context, w io.Writer, root *os.File, o SendOptions) error {
 	s, err := newSender(ctx, w, root, o, false)
 	if err == nil {
@@ -52,13 +52,13 @@ type sender struct {
 	o     SendOptions
 	buf   []byte
 	links map[[2]uint64]*firstLink
-	late  []record // flags of files with several names: they forbid making another
+	late  []record // flags of files with several names, sent last because they forbid making other names
 }
 
-// firstLink is where the first of several names of a file is.
+// firstLink is the first of several names of a file.
 type firstLink struct {
 	path string
-	left uint64 // names not seen yet
+	left uint64 // number of names not seen yet
 }
 
 func newSender(ctx context.Context, w io.Writer, root *os.File, o SendOptions, diff bool) (*sender, error) {
@@ -69,7 +69,7 @@ func newSender(ctx context.Context, w io.Writer, root *os.File, o SendOptions, d
 	}, err
 }
 
-// sendErr gives errors of others this package's operation.
+// sendErr replaces the operation of errors of treecopy and treediff.
 func sendErr(err error) error {
 	var e *errs.Error
 	if errors.As(err, &e) && (e.Op == "import" || e.Op == "compare") {
@@ -83,7 +83,7 @@ func sendErr(err error) error {
 	return err
 }
 
-// quote makes a path fit for a message.
+// quote quotes and shortens a path for a message, if necessary.
 func quote(path string) string {
 	q := strconv.Quote(path)
 	if len(q) > 4096 {
@@ -188,7 +188,7 @@ func (s *sender) sendEntries(f *os.File, path string) (a treecopy.Attributes, su
 	return a, subdirs, nil
 }
 
-// sendEntry sends a file that is not a directory: as one more name of a file already sent, or whole.
+// sendEntry sends a file that is not a directory: as another name of a file already sent, or completely.
 func (s *sender) sendEntry(dir *os.File, name, path string) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -284,7 +284,7 @@ func (s *sender) sendRegular(dir *os.File, name, path string) (a treecopy.Attrib
 	return a, unchanged(f, path, &st)
 }
 
-// unchanged returns an error if a file is not what it was.
+// unchanged returns an error if a file has changed since was.
 func unchanged(f *os.File, path string, was *unix.Stat_t) error {
 	var now unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &now); err != nil {
@@ -296,7 +296,7 @@ func unchanged(f *os.File, path string, was *unix.Stat_t) error {
 	return nil
 }
 
-// sendRanges sends the data in a range of a file, and with holes also the holes.
+// sendRanges sends the data in a range of a file, and if holes is set, its holes.
 func (s *sender) sendRanges(f *os.File, path string, off, end, size int64, holes bool) error {
 	for off < end {
 		from, to, err := treecopy.NextData(f, off, size)
@@ -321,7 +321,7 @@ func (s *sender) sendRanges(f *os.File, path string, off, end, size int64, holes
 	return nil
 }
 
-// sendData sends a range of a file as it is.
+// sendData sends a range of a file, which may contain zeros.
 func (s *sender) sendData(f *os.File, path string, from, to int64) error {
 	for from < to {
 		p := s.buf[:min(int64(len(s.buf)), to-from)]
@@ -344,7 +344,7 @@ func readFull(f *os.File, path string, p []byte, off int64) error {
 		return nil
 	}
 	if errors.Is(err, io.EOF) {
-		return treecopy.Changed(path) // it is shorter now
+		return treecopy.Changed(path) // it became shorter
 	}
 	return readErr(path, "read", err)
 }
