@@ -146,7 +146,7 @@ func (a *attempts) NextBackOff() time.Duration {
 	return pause
 }
 
-// notifyPause is of backoff.Notify.
+// notifyPause reports a pause before the next attempt: it is a backoff.Notify.
 func (a *attempts) notifyPause(err error, pause time.Duration) {
 	a.notified = true
 	if a.r.o.OnRetry != nil {

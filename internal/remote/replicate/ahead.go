@@ -30,7 +30,8 @@ type prefetchedRegion struct {
 	err      error
 }
 
-// newPageAhead reads the regions of a manifest of version 1, or the cells of one of version 2, until ctx ends.
+// newPagePrefetcher returns a prefetcher for the regions of a manifest of version 1, or the cells of one of version 2.
+// It reads until ctx ends.
 func newPagePrefetcher(ctx context.Context, r *repo.Repo, nodes readNodes, m *repo.Manifest) *pagePrefetcher {
 	a := &pagePrefetcher{ctx: ctx, known: map[uint32]*prefetchedRegion{}, maxRunning: regionAhead}
 	a.readPieces = func(ctx context.Context, region uint32) ([]repo.Piece, error) { return readRegion(ctx, r, m, region) }

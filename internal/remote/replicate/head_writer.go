@@ -200,7 +200,7 @@ func (w *headWriter) checkFits(ctx context.Context, h headState, pt engine.Point
 	return err
 }
 
-// kindOfHead is the word for what a head stands for.
+// kindOfHead returns the word for a head: golden or volume.
 func kindOfHead(golden bool) string {
 	if golden {
 		return "golden"

@@ -250,8 +250,8 @@ func (k *marker) checkExact() error {
 	return k.inexact
 }
 
-// neededBytes is how many bytes of a segment of size bytes are needed: of a frame of which only some blocks are, their
-// share.
+// neededBytes returns how many bytes of a segment of size bytes are needed. A frame of which only some blocks are
+// needed counts in proportion to them.
 func (k *marker) neededBytes(s repo.Segment, size int64) int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -174,6 +174,7 @@ func Prune(ctx context.Context, r *Remote, q PruneRequest) (*Pruned, error) {
 	return out, err
 }
 
+// prune is Prune in a repository that is open.
 func prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
 	if err := q.Policy.Check(opRemotePrune); err != nil {
 		return nil, err

@@ -181,6 +181,7 @@ func Verify(ctx context.Context, r *Remote, q VerifyRequest) (*Verified, error) 
 	return out, err
 }
 
+// verify is Verify in a repository that is open.
 func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, error) {
 	if math.IsNaN(q.ReadPercent) || q.ReadPercent < 0 || q.ReadPercent > 100 {
 		return nil, errs.New(errs.Invalid, opVerify, "", "%v is not a percentage of the data: it must be between 0 and 100",

@@ -21,7 +21,7 @@ const (
 	manifestVersion = 2 // of manifests; version 1 is still written as well
 )
 
-// newestVersion is the newest version of a type that this package reads and writes.
+// newestVersion returns the newest version of a type that this package reads and writes.
 func newestVersion(t objectType) byte {
 	switch t {
 	case typeConfig:

@@ -142,6 +142,7 @@ func (t *segmentTable) appendTo(b []byte) []byte {
 	return b
 }
 
+// segmentTable decodes a table of at most this many segments, in order.
 func (r *reader) segmentTable(most int) []Segment {
 	var all []Segment
 	var last ID

@@ -101,6 +101,7 @@ func (r *Repo) Objects(ctx context.Context) iter.Seq2[ListedObject, error] {
 	}
 }
 
+// classify returns the kind and the identity of an object by its key.
 func classify(o objstore.Info) ListedObject {
 	l := ListedObject{Info: o}
 	switch {

@@ -189,6 +189,7 @@ func EncodeNode(n *Node) ([]byte, error) {
 	return b, errs.Wrap(op, "", err)
 }
 
+// appendChildren encodes the children of an inner node.
 func appendChildren(b []byte, children *[NodeChildren]NodeRef) []byte {
 	table := newSegmentTable(func(yield func(Segment)) {
 		for _, c := range children {
@@ -272,6 +273,7 @@ func decodeNode(b []byte) (*Node, error) {
 	return n, nil
 }
 
+// children decodes what appendChildren has written.
 func (r *reader) children() *[NodeChildren]NodeRef {
 	segments := r.segmentTable(NodeChildren)
 	var present uint32

@@ -169,6 +169,7 @@ func Open(ctx context.Context, s objstore.Store, secrets ...Secret) (*Repo, erro
 	return openRepo(ctx, s, realEnv, secrets...)
 }
 
+// openRepo is Open with another source of random bytes and of the time.
 func openRepo(ctx context.Context, s objstore.Store, e env, secrets ...Secret) (*Repo, error) {
 	const op = "open repository"
 	raw, version, err := readConfig(ctx, s)

@@ -44,26 +44,14 @@ func (r *Repo) OpenSegment(ctx context.Context, s Segment) (*Source, error) {
 	return x, errs.Wrap("read segment", s.String(), err)
 }
 
+// openSegment reads a segment, as a source of frames to move.
 func (r *Repo) openSegment(ctx context.Context, s Segment) (*Source, error) {
 	object, _, err := r.store.Get(ctx, s.key(), 0, MaxSegment+1)
 	if err != nil {
 		return nil, err
 	}
 
-	h, err := parseHeader(object, typeSegment)
-	if err != nil {
-		return nil, err
-	}
-	if len(object) > MaxSegment || len(object) < headerSize+footerSize {
-		return nil, damaged("size of %d bytes is out of range", len(object))
-	}
-
-	aead, err := r.cipherFor(ctx, h, infoSegment)
-	if err != nil {
-		return nil, err
-	}
-
-	frames, err := openIndex(aead, r.id, s, object)
+	h, _, frames, err := r.openFrames(ctx, s, object)
 	if err != nil {
 		return nil, err
 	}

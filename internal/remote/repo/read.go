@@ -241,6 +241,7 @@ func (c *keyCache) cachedCipher(s Segment) cipher.AEAD {
 	return c.m[s]
 }
 
+// keepCipher adds the cipher of a segment to the cache.
 func (c *keyCache) keepCipher(s Segment, a cipher.AEAD) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

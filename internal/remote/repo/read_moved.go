@@ -73,6 +73,7 @@ func (c *moves) knownIndex(p Pack) *packIndex {
 	return c.packs[p]
 }
 
+// keepIndex adds the index of a pack to the cache. It forgets the oldest one if there are too many.
 func (c *moves) keepIndex(p Pack, x *packIndex) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

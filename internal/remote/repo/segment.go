@@ -284,21 +284,28 @@ func (r *Repo) CheckSegment(ctx context.Context, s Segment) (frames int, err err
 	return frames, errs.Wrap(op, s.String(), err)
 }
 
-func (r *Repo) checkSegment(ctx context.Context, s Segment, object []byte) (int, error) {
+// openFrames checks and decrypts the header and the index of a segment's object.
+func (r *Repo) openFrames(ctx context.Context, s Segment, object []byte) (header, cipher.AEAD, []Frame, error) {
 	h, err := parseHeader(object, typeSegment)
 	if err != nil {
-		return 0, err
+		return h, nil, nil, err
 	}
 	if len(object) > MaxSegment || len(object) < headerSize+footerSize {
-		return 0, damaged("size of %d bytes is out of range", len(object))
+		return h, nil, nil, damaged("size of %d bytes is out of range", len(object))
 	}
 
 	aead, err := r.cipherFor(ctx, h, infoSegment)
 	if err != nil {
-		return 0, err
+		return h, nil, nil, err
 	}
 
 	frames, err := openIndex(aead, r.id, s, object)
+	return h, aead, frames, err
+}
+
+// checkSegment authenticates all of a segment's object, and returns the number of its frames.
+func (r *Repo) checkSegment(ctx context.Context, s Segment, object []byte) (int, error) {
+	_, aead, frames, err := r.openFrames(ctx, s, object)
 	if err != nil {
 		return 0, err
 	}

@@ -156,6 +156,7 @@ func pathOf(u *url.URL) (string, error) {
 	return path.Clean(u.Path), nil
 }
 
+// openStore opens an existing directory as a store.
 func openStore(ctx context.Context, dir string) (*Store, error) {
 	if err := objstore.Ended(ctx, "open directory", dir); err != nil {
 		return nil, err

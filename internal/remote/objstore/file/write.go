@@ -81,6 +81,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 	return v, nil
 }
 
+// putObject writes an object under a temporary name, makes it durable and gives it its name.
 func (s *Store) putObject(
 	ctx context.Context, key string, data []byte, c objstore.Condition,
 ) (objstore.Version, error) {
@@ -439,6 +440,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	return nil
 }
 
+// removeObject removes an object and the directories that are empty then. It is durable even if the object was absent.
 func (s *Store) removeObject(ctx context.Context, key string) error {
 	s.refreshNames(path.Dir(key))
 	st, err := s.root.Lstat(key)

@@ -68,8 +68,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// The library pauses after a failed attempt, at random up to this long, even after the
-// only one.
+// init sets the longest pause of the library after a failed attempt to 0: it would pause
+// even after the only attempt.
 func init() { minio.DefaultRetryUnit = 0 }
 
 // currentClient returns the client, and the region it is for.
