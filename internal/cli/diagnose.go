@@ -126,6 +126,7 @@ func (a *App) completeVolumeOrPath(c *cobra.Command, args []string, word string)
 	return names, d &^ cobra.ShellCompDirectiveNoFileComp &^ cobra.ShellCompDirectiveError
 }
 
+// printDiagnosis prints a report: the verdict and figures, the causes, what to do next, and what was not examined.
 func (a *App) printDiagnosis(r *diagnose.Report) error {
 	if a.json {
 		return a.printJSON(r)
@@ -154,6 +155,7 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 		layers = append(layers, s)
 	}
 
+	// Print the verdict and the figures.
 	if err := errors.Join(
 		a.printf("%s\n", wrapText(oneLine(name)+": "+oneLine(r.Verdict)+".", "", doctorWidth)),
 		a.printFields(
@@ -169,31 +171,38 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 		return err
 	}
 
+	// Print the causes, and what follows from them.
 	for _, c := range r.Causes {
 		if err := a.printCause(c); err != nil {
 			return err
 		}
 	}
 
-	if len(r.Next) > 0 {
-		if err := a.printf("\nNext\n"); err != nil {
-			return err
-		}
-		for _, n := range r.Next {
-			if err := a.printBullet(n); err != nil {
-				return err
-			}
-		}
+	var missing []string
+	for _, m := range r.NotLooked {
+		missing = append(missing, m.What+": "+m.Why)
 	}
 
-	if len(r.NotLooked) > 0 {
-		if err := a.printf("\nNot examined\n"); err != nil {
+	if err := a.printBullets("Next", r.Next); err != nil {
+		return err
+	}
+
+	return a.printBullets("Not examined", missing)
+}
+
+// printBullets prints a title and a list; nothing if the list is empty.
+func (a *App) printBullets(title string, list []string) error {
+	if len(list) == 0 {
+		return nil
+	}
+
+	if err := a.printf("\n%s\n", title); err != nil {
+		return err
+	}
+
+	for _, text := range list {
+		if err := a.printBullet(text); err != nil {
 			return err
-		}
-		for _, m := range r.NotLooked {
-			if err := a.printBullet(m.What + ": " + m.Why); err != nil {
-				return err
-			}
 		}
 	}
 

@@ -67,45 +67,15 @@ not count as problems: the next command or gc takes care of them.`,
 	return c
 }
 
+// printFsck prints the findings and, on standard error, a summary.
 func (a *App) printFsck(r *check.Report, repair bool) error {
 	if a.json {
 		return a.printJSON(r)
 	}
 
 	if len(r.Findings) > 0 {
-		last := "REPAIR"
-		if repair {
-			last = "RESULT"
-		}
-
-		t := a.table("SEVERITY", "CODE", "WHERE", "WHAT", last)
-		for _, f := range r.Findings {
-			result := renderMessage(f.Repair)
-			switch {
-			case repair && f.Repaired != "":
-				result = f.Repaired
-			case f.Failed != "":
-				result = "not repaired: " + f.Failed
-			}
-			t.row(f.Severity, f.Code, f.Ref, oneLine(renderMessage(f.Message)), orDash(oneLine(result)))
-		}
-
-		if err := t.flush(); err != nil {
+		if err := a.printFindings(r, repair); err != nil {
 			return err
-		}
-
-		for _, f := range r.Findings {
-			if f.Detail == "" || a.quiet {
-				continue
-			}
-			if err := a.printf("\n%s:\n", f.Ref); err != nil {
-				return err
-			}
-			for l := range strings.Lines(f.Detail) {
-				if err := a.printf("  %s\n", strings.TrimRight(l, "\n")); err != nil {
-					return err
-				}
-			}
 		}
 	}
 
@@ -113,6 +83,7 @@ func (a *App) printFsck(r *check.Report, repair bool) error {
 		a.printNote("%s", n)
 	}
 
+	// Say what was checked.
 	k := r.Checked
 	inside := plural(k.Images, "filesystem")
 	if k.Trees > 0 {
@@ -125,6 +96,12 @@ func (a *App) printFsck(r *check.Report, repair bool) error {
 		a.printNote("%s left out: other commands are at work on them", plural(k.Busy, "object"))
 	}
 
+	a.printNote("checked %s, %s and the catalogue: %s", plural(k.Objects, "object"), inside, fsckVerdict(r))
+	return nil
+}
+
+// fsckVerdict sums up how many findings were repaired, and how many are left.
+func fsckVerdict(r *check.Report) string {
 	left, repaired := 0, 0
 	for _, f := range r.Findings {
 		switch {
@@ -135,17 +112,55 @@ func (a *App) printFsck(r *check.Report, repair bool) error {
 		}
 	}
 
-	verdict := "nothing is wrong"
 	switch {
 	case left > 0 && repaired > 0:
-		verdict = fmt.Sprintf("%d repaired, %d still wrong", repaired, left)
+		return fmt.Sprintf("%d repaired, %d still wrong", repaired, left)
 	case left > 0:
-		verdict = fmt.Sprintf("%d wrong", left)
+		return fmt.Sprintf("%d wrong", left)
 	case repaired > 0:
-		verdict = fmt.Sprintf("%d repaired", repaired)
+		return fmt.Sprintf("%d repaired", repaired)
 	}
 
-	a.printNote("checked %s, %s and the catalogue: %s", plural(k.Objects, "object"), inside, verdict)
+	return "nothing is wrong"
+}
+
+// printFindings prints a table of the findings, then their details.
+func (a *App) printFindings(r *check.Report, repair bool) error {
+	last := "REPAIR"
+	if repair {
+		last = "RESULT"
+	}
+
+	t := a.table("SEVERITY", "CODE", "WHERE", "WHAT", last)
+	for _, f := range r.Findings {
+		result := renderMessage(f.Repair)
+		switch {
+		case repair && f.Repaired != "":
+			result = f.Repaired
+		case f.Failed != "":
+			result = "not repaired: " + f.Failed
+		}
+		t.row(f.Severity, f.Code, f.Ref, oneLine(renderMessage(f.Message)), orDash(oneLine(result)))
+	}
+
+	if err := t.flush(); err != nil {
+		return err
+	}
+
+	for _, f := range r.Findings {
+		if f.Detail == "" || a.quiet {
+			continue
+		}
+		if err := a.printf("\n%s:\n", f.Ref); err != nil {
+			return err
+		}
+		for l := range strings.Lines(f.Detail) {
+			if err := a.printf("  %s\n", strings.TrimRight(l, "\n")); err != nil {
+				return err
+			}
+		}
+	}
+
 	return nil
 }
 

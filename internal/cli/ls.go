@@ -79,30 +79,9 @@ func stateWords(v engine.Info) string {
 	return v.State
 }
 
-// printTree prints goldens with their clones below them, and clones of clones
-// below those.
+// printTree prints goldens with their clones below them, and clones of clones below those.
 func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
-	below := map[string][]engine.Info{} // by the name of the origin, without @
-	known := map[string]bool{}
-	for _, g := range goldens {
-		known[g.Name] = true
-	}
-
-	for _, v := range vols {
-		known[v.Name] = true
-	}
-
-	for _, v := range vols {
-		name := ""
-		if r, err := ref.Parse("", v.Origin); err == nil {
-			name = r.Name
-		}
-		if !known[name] || name == v.Name {
-			name = ""
-		}
-		below[name] = append(below[name], v)
-	}
-
+	below := childrenByOrigin(goldens, vols)
 	shown := map[string]bool{}
 	var walk func(name, indent string) error
 	walk = func(name, indent string) error {
@@ -140,6 +119,7 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 		}
 	}
 
+	// Volumes without an origin, or whose origin was destroyed.
 	for _, v := range below[""] {
 		if shown[v.ID] {
 			continue
@@ -163,6 +143,33 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 	return nil
 }
 
+// childrenByOrigin groups volumes by the name of their origin, without @: "" for those whose origin no longer exists.
+func childrenByOrigin(goldens []engine.GoldenInfo, vols []engine.Info) map[string][]engine.Info {
+	below := map[string][]engine.Info{}
+	known := map[string]bool{}
+	for _, g := range goldens {
+		known[g.Name] = true
+	}
+
+	for _, v := range vols {
+		known[v.Name] = true
+	}
+
+	for _, v := range vols {
+		name := ""
+		if r, err := ref.Parse("", v.Origin); err == nil {
+			name = r.Name
+		}
+		if !known[name] || name == v.Name {
+			name = ""
+		}
+		below[name] = append(below[name], v)
+	}
+
+	return below
+}
+
+// volumeWords describes the space of a volume, and where it is mounted.
 func volumeWords(v engine.Info) string {
 	s := fmt.Sprintf("%s exclusive, %s shared", formatBytes(v.ExclusiveBytes), formatBytes(v.SharedBytes))
 	if r, err := ref.Parse("", v.Origin); err == nil && r.At != "" {
