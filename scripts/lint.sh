@@ -75,7 +75,7 @@ check "deadcode ($DEADCODE)" deadcode
 check 'shellcheck' shell
 check 'layers, phrases, paragraphs' layers
 check "no Go file longer than $MAX_LINES lines" lengths
-check "no new line longer than $MAX_COLUMNS columns" columns
+check "no line longer than $MAX_COLUMNS columns" columns
 check 'no private paths' private
 
 if [ $failed -gt 0 ]; then

@@ -373,8 +373,8 @@ func (c *ReplicateConfig) transfer(ctx context.Context, x contender, dir string,
 	return t, nil
 }
 
-// appendAndRefresh changes the data c.Appends times, and measures each push and, if the contender can refresh a restored
-// copy, each refresh.
+// appendAndRefresh changes the data c.Appends times, and measures each push and, if the contender can refresh a
+// restored copy, each refresh.
 func (c *ReplicateConfig) appendAndRefresh(
 	ctx context.Context, x contender, r *records, s Scenario, t *Transfer, push func() (float64, int64, error),
 ) error {

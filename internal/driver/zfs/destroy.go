@@ -76,8 +76,8 @@ func (d *Driver) destroyDataset(ctx context.Context, id driver.ObjectID) error {
 	return errs.New(errs.Conflict, op, string(id), "other processes keep cloning it").WithHint("try again")
 }
 
-// untie removes from a dataset, given with all below it, what keeps it from being destroyed, as far as it is Pando's. It
-// reports whether that was all; changes by other processes in the meantime show when the caller tries again.
+// untie removes from a dataset, given with all below it, what keeps it from being destroyed, as far as it is Pando's.
+// It reports whether that was all; changes by other processes in the meantime show when the caller tries again.
 func (d *Driver) untie(ctx context.Context, nodes []*node) (bool, error) {
 	n := nodes[0]
 	var ours []string

@@ -234,8 +234,8 @@ func (d *Driver) immutableTree(ctx context.Context, op string, id driver.ObjectI
 	return o, err
 }
 
-// sendArgs returns the arguments of `zfs send` for an object. Blocks are sent compressed, as they are on disk, and those
-// of an encrypted dataset encrypted, whether or not its key is loaded: a raw difference fits only a raw base.
+// sendArgs returns the arguments of `zfs send` for an object. Blocks are sent compressed, as they are on disk, and
+// those of an encrypted dataset encrypted, whether or not its key is loaded: a raw difference fits only a raw base.
 func (d *Driver) sendArgs(o object, base driver.ObjectID) []string {
 	args := []string{"-L", "-c"}
 	if o.sentRaw() {

@@ -327,9 +327,9 @@ func (b Bound) Clear() error {
 	return detach(b.Index, func(i *unix.LoopInfo64) bool { return i.Device == b.Dev && i.Inode == b.Ino })
 }
 
-// Hold opens the device and checks that it is still attached to the same file: until the caller closes it, nobody can
-// attach another. Whoever mounts, unmounts or reads a device that somebody else attached must hold it, because its
-// number may belong to another file the next moment. NotFound: it has been detached since.
+// Hold opens the device and checks that it is still attached to the same file. Until the caller closes it, no process
+// can attach another one. Hold a device that another process has attached before mounting, unmounting or reading it:
+// once its last user closes it, its number may belong to another file. NotFound: it has been detached since.
 func (b Bound) Hold() (*os.File, error) {
 	const op = "open loop device"
 	f, err := os.Open(b.Path)

@@ -88,8 +88,8 @@ func (j *judge) pool(i int) {
 	}
 }
 
-// arrivedAt adds up what arrived at the top-level vdevs of a pool: at all, and at those of its log. logs reports whether
-// there are any of these. p becomes volatile if a disk is.
+// arrivedAt adds up what arrived at the top-level vdevs of a pool: at all, and at those of its log. logs reports
+// whether there are any of these. p becomes volatile if a disk is.
 func (j *judge) arrivedAt(disks []int, p *LayerProof) (all, log arrived, logs bool) {
 	// Take the disk with the fewest in each vdev.
 	type sum struct {

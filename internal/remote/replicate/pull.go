@@ -170,8 +170,8 @@ func (p *puller) pullRef(ctx context.Context) error {
 	return p.claimLineage(ctx, h)
 }
 
-// takeOverPoint takes the volume over, and returns its head and its newest point: the old writer may have pushed another
-// one after pt.
+// takeOverPoint takes the volume over, and returns its head and its newest point: the old writer may have pushed
+// another one after pt.
 func (p *puller) takeOverPoint(
 	ctx context.Context, h repo.Head, pt repo.Point, here local,
 ) (repo.Head, repo.Point, error) {
