@@ -291,16 +291,19 @@ func (s *baseSearch) searchLocal(ctx context.Context, h repo.Head, pt repo.Point
 	s.tryBase(ctx, later)
 	s.tryBase(ctx, pt.OriginID)
 
-	// Try points of other local volumes, which may share more.
+	s.tryOthers(ctx, earlier, later, pt.OriginID)
+	return nil
+}
+
+// tryOthers tries points of other local volumes, which may share more, except those that were tried.
+func (s *baseSearch) tryOthers(ctx context.Context, tried ...repo.ID) {
 	enough := storedBytes(s.m) - storedBytes(s.m)/16
-	for _, id := range s.p.otherBases(s.m, earlier, later, pt.OriginID) {
+	for _, id := range s.p.otherBases(s.m, tried...) {
 		if s.shared >= enough || ctx.Err() != nil {
 			break
 		}
 		s.tryBase(ctx, id)
 	}
-
-	return nil
 }
 
 // searchOrigin finds the origin of pt on the remote, and restores and tries it if it shares more than the best local
@@ -341,8 +344,15 @@ func (s *baseSearch) searchOrigin(ctx context.Context, pt repo.Point, depth int)
 		return nil
 	}
 
-	// Restore it.
-	if err := p.restoreOrigin(ctx, oh, opt, depth+1); err != nil {
+	// Restore it. The point may be intact where its origin is damaged: in what it has written itself.
+	err = p.restoreOrigin(ctx, oh, opt, depth+1)
+	if isUnreadable(err) {
+		p.addNote("cannot restore %s, which it was cloned from: their common data is not shared in this pool", pt.OriginRef)
+		s.tryOthers(ctx) // the origin's own origin may be here now
+		return nil
+	}
+
+	if err != nil {
 		return err
 	}
 
