@@ -2,6 +2,7 @@ package replicate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,6 +17,9 @@ import (
 // maxDepth is the maximum length of a chain of origins or of streams.
 const maxDepth = 10000
 
+// errTooDeep says that a chain is longer than maxDepth: origins in a circle, which only a forged repository has.
+var errTooDeep = fmt.Errorf("it depends on more than %d other points", maxDepth)
+
 // dest is where to put a point.
 type dest struct {
 	name   ref.Name
@@ -27,8 +31,7 @@ type dest struct {
 // pullPoint makes a local snapshot or generation of a head's point. First it makes everything that the point needs.
 func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d dest, depth int) (engine.Info, error) {
 	if depth > maxDepth {
-		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "it depends on more than %d other points",
-			maxDepth)
+		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "%w", errTooDeep)
 	}
 
 	m, err := p.readManifest(ctx, h, pt)
@@ -346,9 +349,11 @@ func (s *baseSearch) searchOrigin(ctx context.Context, pt repo.Point, depth int)
 
 	// Restore it. The point may be intact where its origin is damaged: in what it has written itself.
 	err = p.restoreOrigin(ctx, oh, opt, depth+1)
-	if isUnreadable(err) {
+	if isUnreadable(err) && !errors.Is(err, errTooDeep) {
 		p.addNote("cannot restore %s, which it was cloned from: their common data is not shared in this pool", pt.OriginRef)
-		s.tryOthers(ctx) // the origin's own origin may be here now
+		// What the origin was cloned from may be here now.
+		s.tryBase(ctx, opt.OriginID)
+		s.tryOthers(ctx, opt.OriginID)
 		return nil
 	}
 
