@@ -73,7 +73,7 @@ type Pressure struct {
 	Some, Full float64 // some task, all tasks
 }
 
-// ReadPressure reads the pressure on "io" or "memory". NotFound: this kernel does not report it.
+// ReadPressure reads the pressure on "io" or "memory". NotFound and Unsupported: this kernel does not report it.
 func ReadPressure(resource string) (p Pressure, err error) {
 	proc, err := procfs.NewDefaultFS()
 	if err != nil {

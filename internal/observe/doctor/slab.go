@@ -132,7 +132,7 @@ func sumSlabs(caches []kernel.SlabCache) slabUsage {
 func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Report) error {
 	return func(_ context.Context, _ *HostRequest, c *Report) error {
 		mem, err := kernel.ReadMemory()
-		if err != nil {
+		if err != nil || mem.Total == 0 {
 			return skip("/proc/meminfo cannot be read")
 		}
 

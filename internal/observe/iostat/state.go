@@ -199,7 +199,8 @@ func (l *layout) target(from, to *state, t *watched, feeds map[*group][]From) (T
 		x.Syncs = b.minus(a)
 	}
 
-	return x, l.addSteps(&x, from, to, t, feeds, base)
+	ok := l.addSteps(&x, from, to, t, feeds, base)
+	return x, ok
 }
 
 // addSteps adds what was written at each layer to a target, and its amplification relative to base, or the reason why
