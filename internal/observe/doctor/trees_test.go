@@ -33,8 +33,8 @@ func write(t *testing.T, path string, b []byte) {
 	}
 }
 
-// tick waits until the clock of files, which is coarse, has moved. The time of a file that was read is no measure: since
-// Linux 6.13 its next time is a fine one.
+// tick waits until the clock of files, which is coarse, has moved. The time of a file that was read is no measure:
+// since Linux 6.13 its next time is a fine one.
 func tick(t *testing.T) {
 	t.Helper()
 	read := func() (now unix.Timespec) {
