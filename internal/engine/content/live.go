@@ -313,8 +313,12 @@ func (acc *Access) reopenDevice(
 
 	b, err := loopdev.Lookup(l.Record.Loop)
 	if err == nil && acc.isImage(l.Row.ID, b) {
-		if f, err := b.Hold(); err == nil {
+		f, err := b.Hold()
+		if err == nil {
 			return b.Path, func() { f.Close() }, nil
+		}
+		if !errs.Is(err, errs.NotFound) {
+			return "", nil, err
 		}
 	}
 

@@ -82,7 +82,7 @@ func memoryBytes(t *testing.T) float64 {
 func TestPressure(t *testing.T) {
 	p, err := kernel.ReadPressure("io")
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EOPNOTSUPP) { // not in the kernel, or off since the boot
-		t.Skipf("SKIPPED: %v", err)
+		t.Skipf("SKIPPED: %v: boot a kernel that has PSI, with psi=1", err)
 	}
 	if err != nil || p.Some < 0 || p.Some > 100 || p.Full > p.Some {
 		t.Error(p, err)

@@ -1,6 +1,7 @@
 package replicate
 
 import (
+	"errors"
 	"maps"
 	"os"
 	"slices"
@@ -68,5 +69,31 @@ func TestPullWithDamagedOrigin(t *testing.T) {
 	}
 	if !slices.ContainsFunc(p.Notes, func(s string) bool { return strings.Contains(s, "which it was cloned from") }) {
 		t.Errorf("no note says that it shares nothing with its origin: %q", p.Notes)
+	}
+}
+
+// TestPullOriginCircle: a forged head, in which a point is its own origin, ends a pull, and leaves nothing.
+func TestPullOriginCircle(t *testing.T) {
+	w := newWorld(t)
+	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, mib) })
+	w.push("g")
+	rp := w.open()
+	h, v, err := rp.Head(t.Context(), "g")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pt := &h.Recent[0]
+	pt.OriginRef, pt.OriginVol, pt.OriginID = "g@1", "g", pt.Manifest
+	if _, err := rp.PutHead(t.Context(), h, v); err != nil {
+		t.Fatal(err)
+	}
+
+	o := w.other(testfs.XFS(t, 1<<30), reflink.Name)
+	before := o.state()
+	if p, err := o.tryPull("g", PullRequest{}); !errors.Is(err, errTooDeep) {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if after := o.state(); after != before {
+		t.Errorf("it left:\n%s", after)
 	}
 }
