@@ -5,6 +5,7 @@ import (
 	"math"
 	"strconv"
 
+	"pando/internal/base/errs"
 	"pando/internal/observe/syncbench"
 
 	"github.com/spf13/cobra"
@@ -146,7 +147,7 @@ func noiseText(v float64) string {
 }
 
 func sideText(s syncbench.Side) string {
-	return fmt.Sprintf("%s: %s of %s on %s, %s, %s", s.Name, plural(s.Runs, "run"), formatDuration(s.Seconds), s.Path,
+	return fmt.Sprintf("%s: %s of %s on %s, %s, %s", s.Name, errs.Plural(s.Runs, "run"), formatDuration(s.Seconds), s.Path,
 		s.Host,
 		s.Verdict)
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"pando/internal/base/errs"
 	"pando/internal/observe/syncbench"
 )
 
@@ -69,7 +70,7 @@ func (a *App) printProfiles(all []syncbench.Profile) error {
 
 // workText is what a profile does, in figures.
 func workText(p syncbench.Profile) string {
-	out := plural(p.Writers, "writer")
+	out := errs.Plural(p.Writers, "writer")
 	if p.Bytes > 0 {
 		out += ", writes of " + formatBytes(p.Bytes)
 	}
@@ -78,7 +79,7 @@ func workText(p syncbench.Profile) string {
 	case p.PerSync == 1 && strings.HasPrefix(p.Sync, "write"):
 		out += ", each of which waits for the disk: " + p.Sync
 	case p.PerSync > 0:
-		out += ", " + plural(p.PerSync, "write") + " to each " + p.Sync
+		out += ", " + errs.Plural(p.PerSync, "write") + " to each " + p.Sync
 	}
 
 	if p.File > 0 {
@@ -128,7 +129,7 @@ func (a *App) printSyncHead(r *syncbench.Report) error {
 	for _, f := range [][2]string{
 		{"path", path}, {"layers", strings.Join(chain, " > ")}, {"profile", r.Profile.Name + ": " + r.Profile.Title}, {"work",
 			workText(r.Profile)},
-		{"host", fmt.Sprintf("%s, %s, %s, Linux %s, %s", r.Host.Name, plural(r.Host.CPUs, "processor"),
+		{"host", fmt.Sprintf("%s, %s, %s, Linux %s, %s", r.Host.Name, errs.Plural(r.Host.CPUs, "processor"),
 			formatBytes(r.Host.MemoryBytes), r.Host.Kernel, r.Host.Fio)},
 		{"command", strings.Join(words, " ")}, {"quick", quick},
 	} {
@@ -214,7 +215,7 @@ func (a *App) printTarget(r *syncbench.Report) error {
 		return a.printf("No step is within the limit.\n")
 	}
 
-	return a.printf("%s syncs/s, by %s\n", formatRate(g.Best), plural(g.Writers, "writer"))
+	return a.printf("%s syncs/s, by %s\n", formatRate(g.Best), errs.Plural(g.Writers, "writer"))
 }
 
 // utf8Terminal reports whether the locale's character set is UTF-8.
@@ -446,7 +447,7 @@ func (a *App) printSyncVerdict(r *syncbench.Report) error {
 	}
 
 	if more > 0 {
-		return a.printf("  - %s more from the other runs (--json has all)\n", plural(more, "reason"))
+		return a.printf("  - %s more from the other runs (--json has all)\n", errs.Plural(more, "reason"))
 	}
 
 	return nil

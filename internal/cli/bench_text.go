@@ -5,6 +5,7 @@ import (
 	"math"
 	"strconv"
 
+	"pando/internal/base/errs"
 	"pando/internal/bench"
 )
 
@@ -46,10 +47,10 @@ func (a *App) printBenchHead(r *bench.Report) error {
 
 	source += fmt.Sprintf(": %d files, %s of data", r.Source.Files, formatBytes(r.Source.Bytes))
 	golden := fmt.Sprintf("%s, %s in %s", r.Source.FS, formatBytes(r.Source.LogicalBytes),
-		plural(int(r.Source.Extents), "extent"))
+		errs.Plural(int(r.Source.Extents), "extent"))
 	return a.printFields(
 		"pool", pool, "devices", devices,
-		"host", fmt.Sprintf("%s, %s, Linux %s", plural(r.Host.CPUs, "processor"), formatBytes(r.Host.MemoryBytes),
+		"host", fmt.Sprintf("%s, %s, Linux %s", errs.Plural(r.Host.CPUs, "processor"), formatBytes(r.Host.MemoryBytes),
 			r.Host.Kernel),
 		"source", source, "golden", golden, "raw floor", orMissing("", r.NoFloor),
 	)

@@ -194,15 +194,15 @@ func (a *App) openPool(ctx context.Context) (*engine.Engine, error) {
 	}
 
 	if r.Undone > 0 {
-		a.printNote("cleaned up %s", plural(r.Undone, "interrupted operation"))
+		a.printNote("cleaned up %s", errs.Plural(r.Undone, "interrupted operation"))
 	}
 	if r.Expired > 0 {
-		a.printNote("destroyed %s", plural(r.Expired, "expired volume"))
+		a.printNote("destroyed %s", errs.Plural(r.Expired, "expired volume"))
 	}
 
 	if r.Swept != nil && r.Swept.Garbage > 0 {
 		a.printNote("first use since the host started: removed %s that were incomplete or ephemeral",
-			plural(r.Swept.Garbage, "object"))
+			errs.Plural(r.Swept.Garbage, "object"))
 	}
 
 	if r.Swept != nil {

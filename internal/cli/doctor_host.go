@@ -160,11 +160,11 @@ func summarizeFindings(counts map[doctor.Severity]int, skipped int) string {
 	}
 
 	if n := counts[doctor.Warning]; n > 0 {
-		parts = append(parts, plural(n, "warning"))
+		parts = append(parts, errs.Plural(n, "warning"))
 	}
 
 	if n := counts[doctor.Note]; n > 0 {
-		parts = append(parts, plural(n, "note"))
+		parts = append(parts, errs.Plural(n, "note"))
 	}
 
 	text := strings.Join(parts, ", ")

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 
+	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/engine"
 
@@ -56,7 +57,8 @@ it.`,
 			case !out.Tied:
 				a.printNote("%s is independent already: the %s driver does not tie clones to their origins", args[0], e.Caps().Name)
 			case out.Done && out.Snapshots > 0:
-				a.printNote("%s no longer shares blocks with other objects; kept %s", args[0], plural(out.Snapshots, "snapshot"))
+				a.printNote("%s no longer shares blocks with other objects; kept %s", args[0],
+					errs.Plural(out.Snapshots, "snapshot"))
 			case out.Done:
 				a.printNote("%s no longer shares blocks with other objects", args[0])
 			}

@@ -74,13 +74,6 @@ func formatBytes(n int64) string {
 	return strconv.FormatFloat(f, 'f', 1, 64) + " " + units[i:i+1] + "iB"
 }
 
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return strconv.Itoa(n) + " " + what + "s"
-}
-
 // shellWord makes s one word of a shell command.
 func shellWord(s string) string {
 	if strings.IndexFunc(s, func(r rune) bool {

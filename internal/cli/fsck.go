@@ -85,18 +85,18 @@ func (a *App) printFsck(r *check.Report, repair bool) error {
 
 	// Say what was checked.
 	k := r.Checked
-	inside := plural(k.Images, "filesystem")
+	inside := errs.Plural(k.Images, "filesystem")
 	if k.Trees > 0 {
-		inside = plural(k.Trees, "tree")
+		inside = errs.Plural(k.Trees, "tree")
 	}
 	if k.Shared > 0 {
-		inside += fmt.Sprintf(" (and %s with the same blocks)", plural(k.Shared, "image"))
+		inside += fmt.Sprintf(" (and %s with the same blocks)", errs.Plural(k.Shared, "image"))
 	}
 	if k.Busy > 0 {
-		a.printNote("%s left out: other commands are at work on them", plural(k.Busy, "object"))
+		a.printNote("%s left out: other commands are at work on them", errs.Plural(k.Busy, "object"))
 	}
 
-	a.printNote("checked %s, %s and the catalogue: %s", plural(k.Objects, "object"), inside, fsckVerdict(r))
+	a.printNote("checked %s, %s and the catalogue: %s", errs.Plural(k.Objects, "object"), inside, fsckVerdict(r))
 	return nil
 }
 

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 
+	"pando/internal/base/errs"
 	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
@@ -74,20 +75,21 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 
 	expired, untied := "", ""
 	if r.Untied > 0 {
-		untied = plural(r.Untied, "object") + " destroyed earlier that others needed until now"
+		untied = errs.Plural(r.Untied, "object") + " destroyed earlier that others needed until now"
 	}
 
 	if r.Expired+r.Retired > 0 {
-		expired = fmt.Sprintf("%s, %s beyond retention", plural(r.Expired, "volume"),
-			plural(r.Retired, "generation"))
+		expired = fmt.Sprintf("%s, %s beyond retention", errs.Plural(r.Expired, "volume"),
+			errs.Plural(r.Retired, "generation"))
 	}
 
 	if err := a.printFields(
-		"checked", plural(r.Objects, "object"),
-		"removed", fmt.Sprintf("%s, %d destroyed earlier", plural(r.Garbage, "incomplete object"),
+		"checked", errs.Plural(r.Objects, "object"),
+		"removed", fmt.Sprintf("%s, %d destroyed earlier", errs.Plural(r.Garbage, "incomplete object"),
 			r.Reclaimed),
 		"expired", expired, "untied", untied,
-		"detached", fmt.Sprintf("%s, removed %s", plural(r.Loops, "block device"), plural(r.StaleMounts, "stale attachment")),
+		"detached", fmt.Sprintf("%s, removed %s", errs.Plural(r.Loops, "block device"),
+			errs.Plural(r.StaleMounts, "stale attachment")),
 		"returned", formatBytes(r.FreedBytes)+" in the pool",
 		"host", host,
 	); err != nil || !explain {

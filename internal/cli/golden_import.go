@@ -135,8 +135,8 @@ func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.Impor
 	if out.Waited {
 		a.printNote("another pando process was already importing it; this is its result")
 	} else if out.Files > 0 {
-		a.printNote("%s, %s, in %s on disk", plural(int(out.Files), "file"), formatBytes(out.LogicalBytes),
-			plural(int(out.Extents), "extent"))
+		a.printNote("%s, %s, in %s on disk", errs.Plural(int(out.Files), "file"), formatBytes(out.LogicalBytes),
+			errs.Plural(int(out.Extents), "extent"))
 	}
 
 	if out.Changed > 0 {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"pando/internal/base/errs"
 	"pando/internal/engine"
 	"pando/internal/engine/pool"
 
@@ -112,9 +113,9 @@ func (a *App) rebuildCatalogue(c *cobra.Command) error {
 		a.printNote("%s", n)
 	}
 
-	if err := a.printf("rebuilt the catalogue of %s: %s, %s, %s with %s\n", r.Dir, plural(r.Volumes, "volume"),
-		plural(r.Snapshots, "snapshot"),
-		plural(r.Goldens, "golden"), plural(r.Generations, "generation")); err != nil {
+	if err := a.printf("rebuilt the catalogue of %s: %s, %s, %s with %s\n", r.Dir, errs.Plural(r.Volumes, "volume"),
+		errs.Plural(r.Snapshots, "snapshot"),
+		errs.Plural(r.Goldens, "golden"), errs.Plural(r.Generations, "generation")); err != nil {
 		return err
 	}
 
@@ -153,7 +154,7 @@ the mount points.`,
 				return nil
 			}
 
-			return a.printf("removed the pool %s (%s destroyed)\n", r.Dir, plural(r.Destroyed, "object"))
+			return a.printf("removed the pool %s (%s destroyed)\n", r.Dir, errs.Plural(r.Destroyed, "object"))
 		},
 	}
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 
@@ -110,7 +111,7 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 	}
 
 	for _, g := range goldens {
-		if err := a.printf("%s@%d  golden, %s, %s\n", g.Name, g.Generation, plural(g.Generations, "generation"),
+		if err := a.printf("%s@%d  golden, %s, %s\n", g.Name, g.Generation, errs.Plural(g.Generations, "generation"),
 			formatBytes(g.LogicalBytes)); err != nil {
 			return err
 		}

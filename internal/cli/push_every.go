@@ -66,7 +66,7 @@ func (a *App) reportRound(f *failedRounds, err error, wait time.Duration) {
 	if err == nil {
 		if f.rounds > 0 {
 			a.noteWait(fmt.Sprintf("pushing works again after %s and %s",
-				formatSpan(time.Since(f.since)), plural(f.rounds, "failed round")))
+				formatSpan(time.Since(f.since)), errs.Plural(f.rounds, "failed round")))
 		}
 		*f = failedRounds{}
 		return
@@ -142,7 +142,7 @@ func (a *App) printRound(out []replicate.Pushed) error {
 	}
 
 	return a.printf("%s  %s pushed, %d unchanged, %s sent, in %s\n",
-		now, plural(len(out)-unchanged, "volume"), unchanged, formatBytes(sent), formatSeconds(secs))
+		now, errs.Plural(len(out)-unchanged, "volume"), unchanged, formatBytes(sent), formatSeconds(secs))
 }
 
 // warnRound prints the error of a round.

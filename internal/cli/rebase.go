@@ -70,7 +70,7 @@ func (a *App) rebaseCommand() *cobra.Command {
 			s := out.Stat
 			note := ""
 			if n := len(out.Conflicts); n > 0 {
-				note = ", " + plural(n, "conflict") + " resolved"
+				note = ", " + errs.Plural(n, "conflict") + " resolved"
 			}
 
 			return a.printf("%s is now based on %s, with its changes: %d added, %d modified, %d deleted, %d renamed%s; "+

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/remote/replicate"
 
@@ -41,7 +42,7 @@ the remote can still be pulled. The next ` + "`pando remote prune`" + ` returns 
 
 			what := q.String()
 			if out.Whole {
-				what += " with " + plural(len(out.Points), "point")
+				what += " with " + errs.Plural(len(out.Points), "point")
 			}
 
 			if err := a.printf("deleted %s from %s\n", what, r.Name); err != nil {

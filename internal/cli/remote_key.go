@@ -227,7 +227,7 @@ several), from the environment, or from the terminal.`,
 			a.printNote("write a new recovery kit: the copy of the config in the old one lacks the new key")
 		}
 
-		return a.printf("rotated the master key of %s, and wrapped it for %s\n", r.Name, plural(len(keys), "key"))
+		return a.printf("rotated the master key of %s, and wrapped it for %s\n", r.Name, errs.Plural(len(keys), "key"))
 	}
 
 	return c

@@ -225,7 +225,7 @@ func (a *App) printPoints(
 	}
 
 	if v.Incomplete > 0 {
-		a.printWarning("cannot list %s of %s: %s", plural(v.Incomplete, "point"), v.Name, v.Problem)
+		a.printWarning("cannot list %s of %s: %s", errs.Plural(v.Incomplete, "point"), v.Name, v.Problem)
 		a.printNote("rebuild the list with `pando remote repair %s`", r.Name)
 	}
 

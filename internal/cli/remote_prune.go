@@ -160,7 +160,7 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 	}
 
 	// Print what the remote holds now.
-	freed := fmt.Sprintf("%s in %s", formatBytes(p.FreedBytes), plural(p.Segments, "segment"))
+	freed := fmt.Sprintf("%s in %s", formatBytes(p.FreedBytes), errs.Plural(p.Segments, "segment"))
 	if p.DryRun {
 		freed = "would be " + freed
 	}
@@ -175,7 +175,7 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 		used += fmt.Sprintf(", %.2f times the %s that points need", times, formatBytes(p.NeededBytes))
 	}
 
-	return a.printFields("kept", plural(p.Kept, "point"), "returned", freed, "repacked", repackedText(p),
+	return a.printFields("kept", errs.Plural(p.Kept, "point"), "returned", freed, "repacked", repackedText(p),
 		"held", held, "used", used)
 }
 
@@ -214,9 +214,9 @@ func repackedText(p *replicate.Pruned) string {
 	if p.RepackedObjects == 0 {
 		return ""
 	}
-	text := fmt.Sprintf("%s in %s", formatBytes(p.RepackedBytes), plural(p.RepackedObjects, "object"))
+	text := fmt.Sprintf("%s in %s", formatBytes(p.RepackedBytes), errs.Plural(p.RepackedObjects, "object"))
 	if p.DryRun {
 		return "would be " + text + ", into " + formatBytes(p.PackedBytes)
 	}
-	return text + ", into " + formatBytes(p.PackedBytes) + " in " + plural(p.Packs, "pack")
+	return text + ", into " + formatBytes(p.PackedBytes) + " in " + errs.Plural(p.Packs, "pack")
 }

@@ -110,17 +110,17 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 
 	lost := ""
 	if n := len(out.Lost); n > 0 {
-		lost = plural(n, "point") + " of unknown volumes that cannot be read, for example " + out.Lost[0]
+		lost = errs.Plural(n, "point") + " of unknown volumes that cannot be read, for example " + out.Lost[0]
 	}
 
 	tables := ""
 	if n := len(out.Tables); n > 0 && out.DryRun {
-		tables = plural(n, "table") + " of packs would be rebuilt"
+		tables = errs.Plural(n, "table") + " of packs would be rebuilt"
 	} else if n > 0 {
-		tables = plural(n, "table") + " of packs rebuilt"
+		tables = errs.Plural(n, "table") + " of packs rebuilt"
 	}
 
-	return a.printFields("good", plural(out.Checked, "list")+" of points", "packs", tables, "lost", lost)
+	return a.printFields("good", errs.Plural(out.Checked, "list")+" of points", "packs", tables, "lost", lost)
 }
 
 func describeDamage(v replicate.RepairedVolume) string {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
@@ -103,7 +104,7 @@ func (a *App) printDetail(d engine.Detail) error {
 
 	keep := ""
 	if d.Keep > 0 {
-		keep = plural(d.Keep, "generation")
+		keep = errs.Plural(d.Keep, "generation")
 	}
 	if d.ExpiresAt != nil {
 		expires = d.ExpiresAt.Local().Format(time.DateTime) + " (" + formatAge(*d.ExpiresAt) + ")"
@@ -198,13 +199,13 @@ func (a *App) printPool(p engine.PoolInfo) error {
 		backing = fmt.Sprintf("%s (%s, sparse)", p.Backing, formatBytes(p.BackingBytes))
 	}
 	if p.TrashObjects > 0 {
-		trash = fmt.Sprintf("%s, %s still to return", plural(p.TrashObjects, "object"), formatBytes(p.TrashBytes))
+		trash = fmt.Sprintf("%s, %s still to return", errs.Plural(p.TrashObjects, "object"), formatBytes(p.TrashBytes))
 	}
 
 	ties := ""
 	if p.Ties > 0 {
 		ties = fmt.Sprintf("%s of %s, destroyed but needed by others (`pando gc --explain`)", formatBytes(p.TiedBytes),
-			plural(p.Ties, "object"))
+			errs.Plural(p.Ties, "object"))
 	}
 
 	if p.SavedRatio > 0 {
@@ -217,8 +218,8 @@ func (a *App) printPool(p engine.PoolInfo) error {
 		"room", fmt.Sprintf("%s free of %s (new clones need %.4g %% free)", formatBytes(p.FreeBytes),
 			formatBytes(p.TotalBytes), p.MinFreePercent),
 		"holds", strings.Join([]string{
-			plural(p.Goldens, "golden") + " with " + plural(p.Generations, "generation"),
-			plural(p.Volumes, "volume") + " (" + fmt.Sprint(p.Mounted) + " mounted)", plural(p.Snapshots, "snapshot"),
+			errs.Plural(p.Goldens, "golden") + " with " + errs.Plural(p.Generations, "generation"),
+			errs.Plural(p.Volumes, "volume") + " (" + fmt.Sprint(p.Mounted) + " mounted)", errs.Plural(p.Snapshots, "snapshot"),
 		}, ", "),
 		"sharing", saved, "trash", trash, "ties", ties,
 	)

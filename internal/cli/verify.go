@@ -162,12 +162,12 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 	case percent >= 100:
 		read = fmt.Sprintf("all data: %s", formatBytes(v.ReadBytes))
 	case percent > 0:
-		read = fmt.Sprintf("a sample: %s in %s", formatBytes(v.ReadBytes), plural(v.ReadSegments, "segment"))
+		read = fmt.Sprintf("a sample: %s in %s", formatBytes(v.ReadBytes), errs.Plural(v.ReadSegments, "segment"))
 	}
 
 	if v.GarbageCount > 0 {
 		garbage = fmt.Sprintf("%s in %s, which the next `pando remote prune` removes", formatBytes(v.GarbageBytes),
-			plural(v.GarbageCount, "object"))
+			errs.Plural(v.GarbageCount, "object"))
 	}
 
 	if v.WorkingBytes > 0 {
@@ -175,12 +175,12 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 	}
 
 	if n := len(v.Unknown); n > 0 {
-		unknown = fmt.Sprintf("%s not written by Pando, for example %s", plural(n, "object"), v.Unknown[0])
+		unknown = fmt.Sprintf("%s not written by Pando, for example %s", errs.Plural(n, "object"), v.Unknown[0])
 	}
 
 	return a.printFields(
-		"checked", fmt.Sprintf("%s with %s, in %s (%s)", plural(v.Volumes, "volume"), plural(v.Points, "point"),
-			plural(v.Segments, "segment"), formatBytes(v.SegmentBytes)),
+		"checked", fmt.Sprintf("%s with %s, in %s (%s)", errs.Plural(v.Volumes, "volume"), errs.Plural(v.Points, "point"),
+			errs.Plural(v.Segments, "segment"), formatBytes(v.SegmentBytes)),
 		"read", read, "not needed", garbage, "in work", working, "unknown", unknown, "problems", problems,
 	)
 }

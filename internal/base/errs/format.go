@@ -1,6 +1,9 @@
 package errs
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // FormatBytes formats a number of bytes for users, rounded down.
 func FormatBytes(n int64) string {
@@ -13,10 +16,13 @@ func FormatBytes(n int64) string {
 	return fmt.Sprintf("%d bytes", n)
 }
 
-// Plural returns n and a noun, in the plural unless n is 1: "1 volume", "2 volumes".
+// Plural returns n and a noun, in the plural unless n is 1: "1 volume", "2 volumes", "2 processes".
 func Plural(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
+	}
+	if strings.HasSuffix(noun, "s") {
+		noun += "e"
 	}
 	return fmt.Sprintf("%d %ss", n, noun)
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"pando/internal/base/errs"
 	"pando/internal/linux/extent"
 
 	"golang.org/x/sys/unix"
@@ -64,7 +65,7 @@ func checkFragmentation(ctx context.Context, q *HostRequest, c *Report) error {
 		c.Measured = append(c.Measured, figure("most", "most extents of one golden", Count, all[0].Extents))
 	}
 
-	text, moreText, unreadText := fmt.Sprintf("%s with an image", counted(len(all), "golden")), "", ""
+	text, moreText, unreadText := fmt.Sprintf("%s with an image", errs.Plural(len(all), "golden")), "", ""
 	if len(all) == 0 && unread == 0 {
 		text = "no golden has an image: clones of this driver copy no extents"
 		if len(q.Pool.Goldens) == 0 {

@@ -165,7 +165,7 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Report) error {
 	if len(n.readOnly) > 0 {
 		c.find(Finding{
 			Code: "loop-buffered-readonly", Severity: Note,
-			Title: fmt.Sprintf("%s without direct I/O", counted(len(n.readOnly), "read-only loop device")),
+			Title: fmt.Sprintf("%s without direct I/O", errs.Plural(len(n.readOnly), "read-only loop device")),
 			Measured: []Figure{figure("devices", "devices", Count, int64(len(n.readOnly))),
 				figure("cached", "of their files in the page cache", Bytes, n.readOnlyCached)},
 			Why: "Data read through them is cached twice. They write nothing, so there is no other cost.",
@@ -176,7 +176,7 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Report) error {
 	// Summarise.
 	c.Measured = append(c.Measured, figure("loops", "loop devices attached", Count, int64(len(loops))),
 		figure("direct", "with direct I/O", Count, int64(n.direct)))
-	c.Summary = fmt.Sprintf("%s: %d with direct I/O", counted(len(loops), "loop device"), n.direct)
+	c.Summary = fmt.Sprintf("%s: %d with direct I/O", errs.Plural(len(loops), "loop device"), n.direct)
 	for _, k := range []struct {
 		n    int
 		what string
@@ -502,7 +502,7 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Report) (opened bool,
 		figure("used", "in use", Count, int64(used)),
 		figure("namespaces", "mount namespaces examined", Count, int64(len(spaces))))
 	c.Summary = fmt.Sprintf("%d of %s in use, by the mounts of %s and the open files of all processes%s", used,
-		counted(len(loops), "loop device"), counted(len(spaces), "mount namespace"), unseen)
+		errs.Plural(len(loops), "loop device"), errs.Plural(len(spaces), "mount namespace"), unseen)
 	if unseen.String() == "" {
 		c.Summary += missed
 	}

@@ -92,7 +92,7 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Report) 
 		}
 
 		c.Summary = fmt.Sprintf("%s of dirty data, of at most %s; all tasks waited for I/O in %.1f %% of the last minute; "+
-			"%s", sizeText(now), sizeText(threshold), io.Full, counted(len(spaces), "swap space"))
+			"%s", sizeText(now), sizeText(threshold), io.Full, errs.Plural(len(spaces), "swap space"))
 		return nil
 	}
 }

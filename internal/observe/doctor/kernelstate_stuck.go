@@ -123,7 +123,7 @@ func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Report
 			int64(len(first))), figure("stuck", fmt.Sprintf("without progress for %s", pause), Count, int64(stuck)),
 			figure("kernel_threads", "and kernel threads", Count, int64(kernelThreads)))
 		c.Summary = fmt.Sprintf("%s without progress for %s; checked filesystems and the kernel's log",
-			counted(stuck, "task"), pause)
+			errs.Plural(stuck, "task"), pause)
 		return nil
 	}
 }
@@ -417,7 +417,7 @@ func ioErrors(c *Report) {
 		age := time.Duration(up.Uptime)*time.Second - e.last
 		f := Finding{
 			Code: "io-errors", Severity: Note, Subject: "/dev/" + name, Title: fmt.Sprintf("the kernel reported %s of /dev/%s",
-				counted(e.count, "I/O error"), name),
+				errs.Plural(e.count, "I/O error"), name),
 			Measured: []Figure{figure("errors", "in the kernel's log", Count, int64(e.count)),
 				words("last", "the last, "+age.Round(time.Second).String()+" ago", e.line)},
 			Why: "Failed reads are lost or late; failed writes are lost, unless a layer above has a second copy.",

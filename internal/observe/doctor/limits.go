@@ -357,7 +357,7 @@ func loopNodes(q *HostRequest, c *Report) {
 
 	if len(missing) > 0 {
 		c.find(Finding{Code: "loop-nodes-missing", Severity: severity, Why: why,
-			Title:    fmt.Sprintf("%s have no file in /dev, e.g. %s", counted(len(missing), "loop device"), missing[0]),
+			Title:    fmt.Sprintf("%s have no file in /dev, e.g. %s", errs.Plural(len(missing), "loop device"), missing[0]),
 			Measured: []Figure{figure("missing", "missing", Count, int64(len(missing)))},
 			Do:       []Step{{"create them; in a container, share the host's /dev", commands[:min(len(commands), maxNamed)]}}})
 	}

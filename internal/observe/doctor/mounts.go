@@ -70,7 +70,7 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 	c.Measured = append(c.Measured, figure("namespaces", "mount namespaces", Count, int64(len(spaces))),
 		figure("kept", "of them without processes", Count, int64(kept)), figure("mounts", "mounts in all", Count,
 			int64(total)))
-	c.Summary = fmt.Sprintf("checked %s in %s", counted(total, "mount"), counted(len(spaces), "mount namespace"))
+	c.Summary = fmt.Sprintf("checked %s in %s", errs.Plural(total, "mount"), errs.Plural(len(spaces), "mount namespace"))
 	if q.Pool != nil && q.Pool.Trouble != nil {
 		c.Summary += "; the pool's own mounts could not be identified"
 	}
@@ -141,7 +141,7 @@ func (s leakSearch) leak(ctx context.Context, n mount.Namespace, m mount.Entry, 
 func (f *Finding) allowForWork(p *PoolFacts) {
 	if p.Working > 0 {
 		f.Severity = Note
-		f.Why += fmt.Sprintf(" But commands are working on %s, which it may belong to.", counted(p.Working, "object"))
+		f.Why += fmt.Sprintf(" But commands are working on %s, which it may belong to.", errs.Plural(p.Working, "object"))
 	}
 }
 
@@ -149,7 +149,7 @@ func (f *Finding) allowForWork(p *PoolFacts) {
 func keptNamespace(n mount.Namespace) Finding {
 	f := Finding{
 		Code: "namespace-kept", Severity: Note, Subject: fmt.Sprintf("mnt:[%d]", n.ID),
-		Title:    fmt.Sprintf("a mount namespace without processes is kept, with %s", counted(len(n.Table), "mount")),
+		Title:    fmt.Sprintf("a mount namespace without processes is kept, with %s", errs.Plural(len(n.Table), "mount")),
 		Measured: []Figure{figure("mounts", "mounts", Count, int64(len(n.Table)))},
 		Why:      "Filesystems mounted there, and their devices, stay in use, although `mount` and `fuser` show nothing.",
 	}
@@ -190,7 +190,7 @@ func unmountSteps(ctx context.Context, n mount.Namespace, m mount.Entry) []Step 
 	if !n.Own && len(n.Processes) > 0 {
 		steps = append(steps,
 			Step{fmt.Sprintf("or end the processes there, if they are no longer needed (%s in all)",
-				counted(n.Living, "process")), []string{fmt.Sprintf("ps -f -p %d", n.Processes[0].PID)}})
+				errs.Plural(n.Living, "process")), []string{fmt.Sprintf("ps -f -p %d", n.Processes[0].PID)}})
 	}
 
 	return steps
@@ -403,7 +403,7 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Report) 
 		c.Measured = append(c.Measured, cost.figures()...)
 		c.Summary = fmt.Sprintf("%s in %s, at most %d in one; reading the mount table takes %s, copying it for a "+
 			"container %s",
-			counted(total, "mount"), counted(len(spaces), "namespace"), most,
+			errs.Plural(total, "mount"), errs.Plural(len(spaces), "namespace"), most,
 			cost.read.Round(time.Microsecond), durationOr(cost.copy, cost.copyErr)) + missed
 		return nil
 	}

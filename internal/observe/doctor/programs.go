@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"pando/internal/base/errs"
 	"pando/internal/linux/kernel"
 	"pando/internal/linux/mount"
 	"pando/internal/linux/run"
@@ -197,7 +198,7 @@ func (c *Report) findMissingPrograms(pool *PoolFacts, f family) (found int) {
 
 	if len(other.pkgs) > 0 {
 		c.find(Finding{Code: "programs-missing", Severity: Note,
-			Title:    fmt.Sprintf("%s missing, used by some commands", counted(len(other.figures), "program")),
+			Title:    fmt.Sprintf("%s missing, used by some commands", errs.Plural(len(other.figures), "program")),
 			Measured: other.figures,
 			Why:      "Only the features that need them are unavailable.", Do: install(f, other.pkgs)})
 	}
@@ -248,7 +249,7 @@ func (c *Report) findMissingFeatures(pool *PoolFacts) (have, all int) {
 
 	if len(other.do) > 0 {
 		c.find(Finding{Code: "features-missing", Severity: Note,
-			Title:    fmt.Sprintf("%s missing, used by some commands", counted(len(other.do), "kernel feature")),
+			Title:    fmt.Sprintf("%s missing, used by some commands", errs.Plural(len(other.do), "kernel feature")),
 			Measured: other.figures,
 			Why:      "Only the commands that use them are unavailable, or report less detail.", Do: other.do})
 	}

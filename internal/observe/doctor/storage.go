@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"pando/internal/base/errs"
 	"pando/internal/linux/mount"
 
 	"golang.org/x/sys/unix"
@@ -170,7 +171,7 @@ func zpoolText(pools []string) string {
 	if len(pools) == 0 {
 		return ""
 	}
-	return counted(len(pools), "zpool")
+	return errs.Plural(len(pools), "zpool")
 }
 
 // sentence joins the parts of a summary that are not empty.
@@ -182,17 +183,6 @@ func sentence(parts ...string) string {
 		}
 	}
 	return strings.Join(out, "; ")
-}
-
-// counted formats a number of things: "1 disk", "2 disks", "2 processes".
-func counted(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	if strings.HasSuffix(what, "s") {
-		what += "e"
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // onDevices holds the types of writable local filesystems that keep their files on block devices. Checks do not access

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	"pando/internal/base/errs"
 	"pando/internal/linux/kernel"
 	"pando/internal/linux/zfs"
 	"pando/internal/observe/blockdev"
@@ -80,7 +81,7 @@ func checkAlignment(ctx context.Context, _ *HostRequest, c *Report) error {
 
 	c.Measured = append(c.Measured, figure("partitions", "partitions", Count, int64(parts)),
 		figure("filesystems", "filesystems on devices", Count, int64(looked)))
-	c.Summary = sentence(counted(parts, "partition"), counted(looked, "filesystem"), zpoolText(pools), why)
+	c.Summary = sentence(errs.Plural(parts, "partition"), errs.Plural(looked, "filesystem"), zpoolText(pools), why)
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"pando/internal/base/errs"
 	"pando/internal/linux/kernel"
 	"pando/internal/observe/blockdev"
 )
@@ -100,7 +101,7 @@ func (c *Report) eachBtrfs(ctx context.Context, one func(btrfsFS)) error {
 	}
 
 	c.Measured = append(c.Measured, figure("btrfs", "btrfs filesystems", Count, int64(len(all))))
-	c.Summary = counted(len(all), "btrfs filesystem")
+	c.Summary = errs.Plural(len(all), "btrfs filesystem")
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"pando/internal/base/errs"
 	"pando/internal/observe/blockdev"
 	"pando/internal/observe/stack"
 )
@@ -52,10 +53,10 @@ func checkWriteCache(ctx context.Context, q *HostRequest, c *Report) error {
 
 	logText := ""
 	if len(pools) > 0 {
-		logText = counted(logs, "log device") + " of ZFS"
+		logText = errs.Plural(logs, "log device") + " of ZFS"
 	}
 
-	c.Summary = sentence(fmt.Sprintf("%s, %d with a volatile cache that is flushed", counted(whole, "block device"),
+	c.Summary = sentence(fmt.Sprintf("%s, %d with a volatile cache that is flushed", errs.Plural(whole, "block device"),
 		volatile), logText, why)
 	return ctx.Err()
 }

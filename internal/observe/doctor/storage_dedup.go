@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"pando/internal/base/errs"
 )
 
 // deduplicators are programs that search btrfs and XFS for equal blocks.
@@ -47,7 +49,7 @@ func checkDedup(ctx context.Context, _ *HostRequest, c *Report) error {
 		verb = " that deduplicates"
 	}
 
-	c.Summary = sentence(counted(len(pools), "zpool"), counted(running, "program")+verb, why)
+	c.Summary = sentence(errs.Plural(len(pools), "zpool"), errs.Plural(running, "program")+verb, why)
 
 	return nil
 }

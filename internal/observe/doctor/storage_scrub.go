@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/linux/kernel"
 	"pando/internal/linux/zfs"
 	"pando/internal/observe/blockdev"
@@ -68,8 +69,9 @@ func checkScrub(ctx context.Context, _ *HostRequest, c *Report) error {
 	c.Measured = append(c.Measured, figure("zpools", "zpools", Count, int64(len(pools))),
 		figure("btrfs", "btrfs filesystems", Count, int64(len(all))),
 		figure("raids", "md arrays", Count, int64(len(raids))), figure("ext4", "ext4 filesystems", Count, int64(ext4)))
-	c.Summary = sentence(fmt.Sprintf("%s, %s, %s, %s", counted(len(pools), "zpool"), counted(len(all), "btrfs filesystem"),
-		counted(len(raids), "md array"), counted(ext4, "ext4 filesystem")), rootless, why)
+	c.Summary = sentence(fmt.Sprintf("%s, %s, %s, %s", errs.Plural(len(pools), "zpool"),
+		errs.Plural(len(all), "btrfs filesystem"), errs.Plural(len(raids), "md array"),
+		errs.Plural(ext4, "ext4 filesystem")), rootless, why)
 	return nil
 }
 
@@ -285,7 +287,7 @@ func (c *Report) findBtrfsErrors(b btrfsFS) error {
 	if missing > 0 {
 		c.find(Finding{
 			Code: "scrub-btrfs-missing", Severity: Warning, Subject: b.subject(), Title: fmt.Sprintf("the btrfs at %s lacks %s",
-				b.subject(), counted(missing, "device")),
+				b.subject(), errs.Plural(missing, "device")),
 			Measured: []Figure{figure("missing", "devices missing", Count, int64(missing))},
 			Why:      "It is mounted degraded: the failure of another device loses data, and new data may have only one copy.",
 			Do: []Step{{"replace the device, then restore the second copies",
@@ -440,7 +442,7 @@ func (c *Report) findRAIDErrors(device string, r raid) {
 	if r.degraded > 0 {
 		c.find(Finding{
 			Code: "scrub-md-degraded", Severity: Warning, Subject: device, Title: fmt.Sprintf("the array %s lacks %s", device,
-				counted(int(r.degraded), "disk")),
+				errs.Plural(int(r.degraded), "disk")),
 			Measured: []Figure{words("level", "level", r.level), figure("degraded", "disks missing", Count, r.degraded)},
 			Why:      "The failure of another disk loses data.",
 			Do:       []Step{look, {"add a replacement disk", []string{"mdadm --manage " + device + " --add DISK"}}},

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"pando/internal/base/errs"
 	"pando/internal/linux/zfs"
 	"pando/internal/observe/blockdev"
 	"pando/internal/observe/stack"
@@ -89,7 +90,7 @@ func checkSpace(ctx context.Context, q *HostRequest, c *Report) error {
 
 	c.Measured = append(c.Measured, figure("filesystems", "filesystems", Count, int64(looked)),
 		figure("zpools", "zpools", Count, int64(len(pools))))
-	c.Summary = sentence(counted(looked, "filesystem"), zpoolText(pools),
+	c.Summary = sentence(errs.Plural(looked, "filesystem"), zpoolText(pools),
 		fmt.Sprintf("full means that at least %d %% of the space available to users is taken", fullNote), why)
 	return nil
 }
@@ -319,7 +320,7 @@ func (t *thin) overcommitted() Finding {
 	return Finding{
 		Code: "space-thin", Severity: Note, Subject: t.files[0],
 		Title: fmt.Sprintf("%s behind loop devices may grow beyond the free space (%s)",
-			counted(len(t.files), "file"), named),
+			errs.Plural(len(t.files), "file"), named),
 		Measured: []Figure{figure("files", "files on one filesystem", Count, int64(len(t.files))),
 			figure("missing", "may still be allocated", Bytes,
 				t.missing).noted("at least: writes to shared blocks take space, too"),

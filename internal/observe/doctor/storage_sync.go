@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"pando/internal/base/errs"
 	"pando/internal/linux/zfs"
 	"pando/internal/observe/blockdev"
 )
@@ -43,14 +44,14 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Report) error {
 
 	note := ""
 	if unseen > 0 {
-		note = fmt.Sprintf("filesystems visible only to %s were not checked", counted(unseen, "process"))
+		note = fmt.Sprintf("filesystems visible only to %s were not checked", errs.Plural(unseen, "process"))
 		if !isRoot() {
 			note += ": run this as root"
 		}
 	}
 
 	c.Summary = sentence(fmt.Sprintf("%s, %s, running programs and preloaded libraries",
-		counted(len(all), "mounted filesystem"), counted(len(pools), "zpool")), note, why)
+		errs.Plural(len(all), "mounted filesystem"), errs.Plural(len(pools), "zpool")), note, why)
 	return nil
 }
 

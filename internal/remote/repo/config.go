@@ -393,7 +393,7 @@ func whyLocked(c publicConfig, tried map[SlotKind]bool) string {
 	}
 
 	keys := fmt.Sprintf("the repository accepts %s and %s",
-		countOf(has[SlotRecipient], "recipient"), countOf(has[SlotPassphrase], "passphrase"))
+		errs.Plural(has[SlotRecipient], "recipient"), errs.Plural(has[SlotPassphrase], "passphrase"))
 
 	switch {
 	case len(tried) == 0:
@@ -405,12 +405,4 @@ func whyLocked(c publicConfig, tried map[SlotKind]bool) string {
 	}
 
 	return "neither the identity nor the passphrase opens it; " + keys
-}
-
-// countOf returns n and a noun, in the plural unless n is 1.
-func countOf(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }
