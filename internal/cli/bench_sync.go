@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -234,51 +233,20 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 	}
 
 	word := args[0]
-	if word == "" {
-		return "", "", nil, errs.New(errs.Invalid, "bench sync", `""`, "the path is empty")
-	}
-
-	name, bad := ref.ParseName("bench sync", word)
-	if bad != nil {
-		return word, "", nothing, nil
-	}
-
-	_, missing := os.Stat(word)
-	e, err := a.openPool(ctx)
-	if err != nil {
-		if missing == nil || errs.Is(err, errs.NotFound) { // a directory needs no pool
-			if !errs.Is(err, errs.NotFound) {
-				a.printWarning("%v; measuring the directory %s", err, word)
-			}
-			return word, "", nothing, a.noDirectory(word, missing, nil)
-		}
-		return "", "", nil, err
-	}
-
-	found, mounted, fs := false, false, ""
-	volumes, err := e.Volumes(ctx, false)
-	for _, v := range volumes {
-		if v.Name == word {
-			found, mounted, fs = true, v.Mounted(), v.FS
-		}
-	}
-
-	switch {
-	case err != nil:
-	case !found:
-		err = a.noDirectory(word, missing, e)
-		e.Close()
+	e, found, err := a.volumeOrPath(ctx, argument{op: "bench sync", text: word, kind: "directory", suggestClone: true},
+		a.openPool)
+	if e == nil {
 		return word, "", nothing, err
-	case fs == "none":
-		err = errs.New(errs.Invalid, "bench sync", word,
+	}
+
+	if found.FS == "none" {
+		e.Close()
+		return "", "", nil, errs.New(errs.Invalid, "bench sync", word,
 			"the volume is a block device without a filesystem, and measuring would overwrite it").
 			WithHint("measure a volume with a filesystem")
 	}
-	if err != nil {
-		e.Close()
-		return "", "", nil, err
-	}
 
+	name := ref.MustName(word)
 	ctx, tell := a.collectWarnings(ctx)
 	v, err := e.Mount(ctx, engine.MountRequest{Volume: name})
 	if err != nil {
@@ -289,24 +257,10 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 	return v.Mountpoint, word, func() error {
 		defer e.Close()
 		defer tell()
-		if mounted {
+		if found.Mounted() {
 			return nil
 		}
 		_, err := e.Umount(context.WithoutCancel(ctx), engine.UmountRequest{Volume: name})
 		return err
 	}, nil
-}
-
-// noDirectory explains a word that is neither a volume nor a directory.
-func (a *App) noDirectory(word string, missing error, e *engine.Engine) error {
-	switch {
-	case missing == nil:
-		return nil
-	case e == nil:
-		return errs.New(errs.NotFound, "bench sync", word,
-			"no directory has this name, and %s has no pool with a volume of this name", a.poolDir()).
-			WithHint("name a directory")
-	}
-	return errs.New(errs.NotFound, "bench sync", word, "no volume and no directory has this name").
-		WithHint("run `pando ls` to list volumes, or clone a golden first: `pando clone %s NAME`", shellWord(word))
 }

@@ -174,6 +174,11 @@ func (a *App) poolDir() string {
 	return pool.DefaultDir
 }
 
+// openReadOnly opens the pool without maintenance. The caller closes the engine, which changes nothing.
+func (a *App) openReadOnly(ctx context.Context) (*engine.Engine, error) {
+	return engine.Open(ctx, a.poolDir(), a.Drivers, engine.ReadOnly)
+}
+
 // openPool opens the pool, does urgent maintenance, and prints what that cleaned up. The caller closes the engine.
 func (a *App) openPool(ctx context.Context) (*engine.Engine, error) {
 	var options []engine.Option

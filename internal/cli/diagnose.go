@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
-	"pando/internal/base/ref"
-	"pando/internal/engine"
 	"pando/internal/observe/diagnose"
 
 	"github.com/spf13/cobra"
@@ -58,7 +55,7 @@ the exit code is 0, whatever it finds.`,
 		}
 
 		q := diagnose.Request{For: d}
-		if q.Path, q.Volume, err = a.pathOrVolume(c.Context(), "diagnose", args[0]); err != nil {
+		if q.Path, q.Volume, err = a.diagnosedPath(c.Context(), args[0]); err != nil {
 			return err
 		}
 
@@ -81,43 +78,23 @@ the exit code is 0, whatever it finds.`,
 	return c
 }
 
-// pathOrVolume says what an argument names: a path, or the place where a volume of this
-// name is mounted. A word with a slash is a path; another is a volume first.
-func (a *App) pathOrVolume(ctx context.Context, op, arg string) (path, volume string, err error) {
-	if arg == "" {
-		return "", "", errs.New(errs.Invalid, op, `""`, "the path is empty")
+// diagnosedPath returns the path to watch, and the name of the volume if it is where a volume is mounted.
+func (a *App) diagnosedPath(ctx context.Context, word string) (path, volume string, err error) {
+	const op = "diagnose"
+	e, v, err := a.volumeOrPath(ctx, argument{op: op, text: word, kind: "path"}, a.openReadOnly)
+	if err != nil {
+		return "", "", err
 	}
-
-	_, bad := ref.Parse(op, arg)
-	if strings.Contains(arg, "/") || arg == "." || arg == ".." || bad != nil {
-		return arg, "", nil
+	if e == nil {
+		return word, "", nil
 	}
+	defer e.Close()
 
-	_, missing := os.Stat(arg)
-	e, err := engine.Open(ctx, a.poolDir(), a.Drivers, engine.ReadOnly)
-	if err == nil {
-		defer e.Close()
-		var found []engine.Info
-		if name, snapshot := ref.ParseName(op, arg); snapshot != nil {
-			err = errs.New(errs.NotFound, op, arg, "snapshots and generations cannot be mounted")
-		} else if found, err = e.Mountpoints(ctx, op, name); err == nil {
-			if found[0].Mountpoint == "" {
-				return "", "", errs.New(errs.Invalid, op, arg, "the volume is not mounted").
-					WithHint("mount it: `pando mount %s`", arg)
-			}
-			return found[0].Mountpoint, found[0].Name, nil
-		}
+	if v.Mountpoint == "" {
+		return "", "", errs.New(errs.Invalid, op, word, "the volume is not mounted").
+			WithHint("mount it: `pando mount %s`", word)
 	}
-
-	switch {
-	case missing == nil:
-		return arg, "", nil
-	case errs.Is(err, errs.NotFound) && errors.Is(missing, os.ErrNotExist):
-		return "", "", errs.New(errs.NotFound, op, arg, "no volume and no path has this name").
-			WithHint("run `pando ls` to list volumes")
-	}
-
-	return "", "", err
+	return v.Mountpoint, v.Name, nil
 }
 
 // completeVolumeOrPath completes names of volumes, and leaves paths to the shell.

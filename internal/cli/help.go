@@ -9,7 +9,6 @@ import (
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
-	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
 )
@@ -112,7 +111,7 @@ func (a *App) completeNames(n int, goldens, volumes bool) completer {
 			ctx = context.Background()
 		}
 
-		e, err := engine.Open(ctx, a.poolDir(), a.Drivers, engine.ReadOnly)
+		e, err := a.openReadOnly(ctx)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
@@ -155,7 +154,7 @@ func (a *App) completeSnapshots(c *cobra.Command, args []string, word string) ([
 		ctx = context.Background()
 	}
 
-	e, err := engine.Open(ctx, a.poolDir(), a.Drivers, engine.ReadOnly)
+	e, err := a.openReadOnly(ctx)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

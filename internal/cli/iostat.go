@@ -9,7 +9,6 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
-	"pando/internal/engine"
 	"pando/internal/observe/iostat"
 
 	"github.com/spf13/cobra"
@@ -191,7 +190,7 @@ func (a *App) iostatTargets(ctx context.Context, q iostatRequest, first bool) ([
 		return out, nil
 	}
 
-	e, err := engine.Open(ctx, a.poolDir(), a.Drivers, engine.ReadOnly)
+	e, err := a.openReadOnly(ctx)
 	if err != nil {
 		return nil, err
 	}
