@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/bench"
 	"pando/internal/engine"
 
@@ -93,16 +92,13 @@ next ` + "`pando bench clone`" + ` removes what is left; --clean does only that.
 
 func (a *App) benchClone(ctx context.Context, q bench.Config, clean bool) error {
 	var report *bench.Report
-	var removed []string
-	err := a.showProgress(func(t *progress.Tracker) (err error) {
-		t.Start("removing leftovers of killed runs", 0, 0)
-		if removed, err = bench.Clean(ctx, q.Engine); err != nil || clean {
-			return err
-		}
-		q.Tracker = t
+	stop := a.showProgress(&q.Tracker)
+	q.Tracker.Start("removing leftovers of killed runs", 0, 0)
+	removed, err := bench.Clean(ctx, q.Engine)
+	if err == nil && !clean {
 		report, err = bench.Run(ctx, q)
-		return err
-	})
+	}
+	stop()
 
 	for _, name := range removed {
 		a.printNote("removed leftovers of %s, which was killed", name)

@@ -6,7 +6,6 @@ import (
 	"os"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/bench"
 	"pando/internal/engine"
 
@@ -52,12 +51,9 @@ at the end. If it is killed, ` + "`pando bench clone --clean`" + ` removes what 
 				return errs.Wrap("bench", "", err)
 			}
 
-			var report *bench.ReclaimReport
-			err := a.showProgress(func(t *progress.Tracker) (err error) {
-				q.Tracker = t
-				report, err = bench.Reclaim(ctx, q)
-				return err
-			})
+			stop := a.showProgress(&q.Tracker)
+			report, err := bench.Reclaim(ctx, q)
+			stop()
 
 			switch {
 			case err != nil:

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/bench"
 
 	"github.com/spf13/cobra"
@@ -73,12 +72,9 @@ func (a *App) benchReplicateCommand() *cobra.Command {
 			return err
 		}
 
-		var report *bench.ReplicateReport
-		err = a.showProgress(func(t *progress.Tracker) (err error) {
-			q.Tracker = t
-			report, err = bench.Replicate(c.Context(), q)
-			return err
-		})
+		stop := a.showProgress(&q.Tracker)
+		report, err := bench.Replicate(c.Context(), q)
+		stop()
 
 		switch {
 		case err != nil:

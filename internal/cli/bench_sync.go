@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 	"pando/internal/observe/syncbench"
@@ -195,12 +194,9 @@ func (a *App) benchSync(ctx context.Context, q syncbench.Config, args []string, 
 	}
 
 	q.Path, q.Volume = path, volume
-	var report *syncbench.Report
-	err = a.showProgress(func(t *progress.Tracker) (err error) {
-		q.Tracker = t
-		report, err = syncbench.Measure(ctx, q)
-		return err
-	})
+	stop := a.showProgress(&q.Tracker)
+	report, err := syncbench.Measure(ctx, q)
+	stop()
 
 	// The figures are worth more than what goes wrong with the volume afterwards.
 	after := done()

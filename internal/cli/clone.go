@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 
@@ -104,12 +103,9 @@ func (a *App) configureClone(
 		}
 
 		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
-			var out []engine.Info
-			err := a.showProgress(func(t *progress.Tracker) (err error) {
-				q.Tracker = t
-				out, err = run(e, ctx, q)
-				return err
-			})
+			stop := a.showProgress(&q.Tracker)
+			out, err := run(e, ctx, q)
+			stop()
 			if err != nil {
 				return err
 			}

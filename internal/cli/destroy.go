@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 
@@ -31,11 +30,10 @@ that use them. If any name is unknown, nothing is destroyed.`,
 				return err
 			}
 
-			var report *engine.DestroyReport
-			err = a.showProgress(func(t *progress.Tracker) (err error) {
-				report, err = e.Destroy(ctx, engine.DestroyRequest{What: what, Tracker: t})
-				return err
-			})
+			q := engine.DestroyRequest{What: what}
+			stop := a.showProgress(&q.Tracker)
+			report, err := e.Destroy(ctx, q)
+			stop()
 			if report == nil {
 				return err
 			}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/observe/diagnose"
 
 	"github.com/spf13/cobra"
@@ -59,12 +58,10 @@ the exit code is 0, whatever it finds.`,
 			return err
 		}
 
-		var r *diagnose.Report
-		if err := a.showProgress(func(t *progress.Tracker) (err error) {
-			q.Tracker = t
-			r, err = diagnose.Watch(c.Context(), q)
-			return err
-		}); err != nil {
+		stop := a.showProgress(&q.Tracker)
+		r, err := diagnose.Watch(c.Context(), q)
+		stop()
+		if err != nil {
 			return err
 		}
 

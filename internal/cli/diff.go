@@ -7,7 +7,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 
@@ -55,12 +54,9 @@ The exit code is 0 whether or not there are differences. ` + "`-q`" + ` prints p
 		}
 
 		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
-			var out engine.Difference
-			err := a.showProgress(func(t *progress.Tracker) (err error) {
-				q.Tracker = t
-				out, err = e.Diff(ctx, q)
-				return err
-			})
+			stop := a.showProgress(&q.Tracker)
+			out, err := e.Diff(ctx, q)
+			stop()
 			if err != nil {
 				return err
 			}

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/observe/doctor"
 
 	"github.com/spf13/cobra"
@@ -117,12 +116,10 @@ func (a *App) doctorCommand() *cobra.Command {
 // doctorZFS looks at a zpool.
 func (a *App) doctorZFS(ctx context.Context, q doctor.ZFSRequest, limit time.Duration) error {
 	q.Limit = limit
-	var r *doctor.Report
-	if err := a.showProgress(func(t *progress.Tracker) (err error) {
-		q.Tracker = t
-		r, err = doctor.ZFS(ctx, q)
-		return err
-	}); err != nil {
+	stop := a.showProgress(&q.Tracker)
+	r, err := doctor.ZFS(ctx, q)
+	stop()
+	if err != nil {
 		return err
 	}
 	return a.printZFSReport(r)

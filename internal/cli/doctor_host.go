@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/engine"
 	"pando/internal/observe/doctor"
 )
@@ -19,12 +18,10 @@ func (a *App) doctorHost(ctx context.Context, q doctor.HostRequest) error {
 	}
 
 	q.Pool, q.Words = facts, commandLine{}
-	var e *doctor.Examination
-	if err := a.showProgress(func(t *progress.Tracker) (err error) {
-		q.Tracker = t
-		e, err = doctor.Examine(ctx, q)
-		return err
-	}); err != nil {
+	stop := a.showProgress(&q.Tracker)
+	e, err := doctor.Examine(ctx, q)
+	stop()
+	if err != nil {
 		return err
 	}
 

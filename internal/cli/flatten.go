@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
@@ -42,12 +41,9 @@ it.`,
 				}
 			}
 
-			var out engine.Flatten
-			err = a.showProgress(func(t *progress.Tracker) (err error) {
-				q.Tracker = t
-				out, err = e.Flatten(ctx, q)
-				return err
-			})
+			stop := a.showProgress(&q.Tracker)
+			out, err := e.Flatten(ctx, q)
+			stop()
 
 			switch {
 			case err != nil:

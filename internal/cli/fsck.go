@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 	"pando/internal/engine/check"
@@ -48,12 +47,10 @@ not count as problems: the next command or gc takes care of them.`,
 			q.Refs = append(q.Refs, r)
 		}
 
-		var r *check.Report
-		if err := a.showProgress(func(t *progress.Tracker) (err error) {
-			q.Tracker = t
-			r, err = engine.Fsck(c.Context(), a.poolDir(), q, a.Drivers)
-			return err
-		}); err != nil {
+		stop := a.showProgress(&q.Tracker)
+		r, err := engine.Fsck(c.Context(), a.poolDir(), q, a.Drivers)
+		stop()
+		if err != nil {
 			return err
 		}
 

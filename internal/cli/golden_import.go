@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
@@ -113,12 +112,9 @@ func (a *App) goldenImportCommand() *cobra.Command {
 }
 
 func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.ImportRequest) error {
-	var out engine.Imported
-	err := a.showProgress(func(t *progress.Tracker) (err error) {
-		q.Tracker = t
-		out, err = e.Import(ctx, q)
-		return err
-	})
+	stop := a.showProgress(&q.Tracker)
+	out, err := e.Import(ctx, q)
+	stop()
 	if err != nil {
 		return err
 	}

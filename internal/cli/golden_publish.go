@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 
@@ -45,12 +44,9 @@ VOLUME was cloned from, so that it cannot undo what others have published.
 				return err
 			}
 
-			var out engine.Published
-			err = a.showProgress(func(t *progress.Tracker) (err error) {
-				q.Tracker = t
-				out, err = e.Publish(ctx, q)
-				return err
-			})
+			stop := a.showProgress(&q.Tracker)
+			out, err := e.Publish(ctx, q)
+			stop()
 			if err != nil {
 				return err
 			}

@@ -19,16 +19,18 @@ const (
 	lineInterval = 5 * time.Second
 )
 
-// showProgress shows the progress of fn: a bar on a terminal, else a line every few
-// seconds, which with --json is one JSON object. Short work shows nothing.
-func (a *App) showProgress(fn func(*progress.Tracker) error) error {
+// showProgress shows the progress of an operation until stop is called: a bar on a terminal, else a line every few
+// seconds, which with --json is one JSON object. Short work shows nothing. It stores what the operation reports its
+// progress to in tracker, nil if pando shows none.
+func (a *App) showProgress(tracker **progress.Tracker) (stop func()) {
+	*tracker = nil
 	if a.quiet || a.noProgress {
-		return fn(nil)
+		return func() {}
 	}
 
 	t := &progress.Tracker{}
+	*tracker = t
 	a.outage.showIn(t)
-	defer a.outage.showIn(nil)
 
 	done := make(chan struct{})
 	finished := make(chan struct{})
@@ -45,10 +47,11 @@ func (a *App) showProgress(fn func(*progress.Tracker) error) error {
 		}
 	}()
 
-	err := fn(t)
-	close(done)
-	<-finished
-	return err
+	return func() {
+		close(done)
+		<-finished
+		a.outage.showIn(nil)
+	}
 }
 
 func (a *App) showLines(t *progress.Tracker, done <-chan struct{}, line func(progress.State, time.Duration) string) {

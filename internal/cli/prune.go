@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
@@ -72,12 +71,9 @@ func (a *App) pruneCommand() *cobra.Command {
 		}
 
 		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
-			var r *engine.PruneReport
-			err := a.showProgress(func(t *progress.Tracker) (err error) {
-				q.Tracker = t
-				r, err = e.Prune(ctx, q)
-				return err
-			})
+			stop := a.showProgress(&q.Tracker)
+			r, err := e.Prune(ctx, q)
+			stop()
 			if r == nil {
 				return err
 			}

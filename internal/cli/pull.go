@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 	"pando/internal/remote/replicate"
@@ -87,12 +86,9 @@ func (a *App) pullCommand() *cobra.Command {
 				return err
 			}
 
-			var out replicate.Pulled
-			err = a.showProgress(func(t *progress.Tracker) (err error) {
-				q.Tracker = t
-				out, err = replicate.Pull(ctx, e, r, q)
-				return err
-			})
+			stop := a.showProgress(&q.Tracker)
+			out, err := replicate.Pull(ctx, e, r, q)
+			stop()
 			if err != nil {
 				return err
 			}

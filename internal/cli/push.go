@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/remote/replicate"
 
@@ -179,14 +178,13 @@ func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest)
 		return nil, err
 	}
 
-	err = a.showProgress(func(t *progress.Tracker) (err error) {
-		q.Tracker = t
-		if !a.json {
-			q.Warn = func(text string) { a.printNote("%s", text) }
-		}
-		out, err = replicate.Push(ctx, e, r, q)
-		return err
-	})
+	if !a.json {
+		q.Warn = func(text string) { a.printNote("%s", text) }
+	}
+
+	stop := a.showProgress(&q.Tracker)
+	out, err = replicate.Push(ctx, e, r, q)
+	stop()
 	if err != nil && ctx.Err() != nil {
 		err = &errs.Error{Kind: errs.Canceled, Op: "push",
 			Err: errors.New("interrupted; the next push resumes with what was sent")}

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 
@@ -43,12 +42,9 @@ func (a *App) rebaseCommand() *cobra.Command {
 				return err
 			}
 
-			var out engine.Rebased
-			err = a.showProgress(func(t *progress.Tracker) (err error) {
-				q.Tracker = t
-				out, err = e.Rebase(ctx, q)
-				return err
-			})
+			stop := a.showProgress(&q.Tracker)
+			out, err := e.Rebase(ctx, q)
+			stop()
 			if err != nil {
 				if errs.Is(err, errs.Conflict) && len(out.Conflicts) > 0 {
 					if perr := a.printConflicts(out.Conflicts); perr != nil {

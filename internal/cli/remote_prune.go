@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 	"pando/internal/remote/replicate"
@@ -102,12 +101,10 @@ func (a *App) remotePruneCommand() *cobra.Command {
 			return err
 		}
 
-		var out *replicate.Pruned
-		if err := a.showProgress(func(t *progress.Tracker) (err error) {
-			q.Tracker = t
-			out, err = replicate.Prune(ctx, r, q)
-			return err
-		}); err != nil {
+		stop := a.showProgress(&q.Tracker)
+		out, err := replicate.Prune(ctx, r, q)
+		stop()
+		if err != nil {
 			return err
 		}
 

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/engine"
 	"pando/internal/remote/replicate"
 
@@ -49,12 +48,10 @@ could not be rebuilt, or a point is still incomplete.`,
 			return err
 		}
 
-		var out *replicate.Repaired
-		if err := a.showProgress(func(t *progress.Tracker) (err error) {
-			q.Tracker = t
-			out, err = replicate.Repair(ctx, e, r, q)
-			return err
-		}); err != nil {
+		stop := a.showProgress(&q.Tracker)
+		out, err := replicate.Repair(ctx, e, r, q)
+		stop()
+		if err != nil {
 			return err
 		}
 

@@ -5,7 +5,6 @@ import (
 	"context"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 
@@ -34,12 +33,9 @@ something uses it, and mounts it again afterwards.`,
 			}
 
 			q.Detach = detach
-			var out engine.Rewound
-			err = a.showProgress(func(t *progress.Tracker) (err error) {
-				q.Tracker = t
-				out, err = e.Rewind(ctx, q)
-				return err
-			})
+			stop := a.showProgress(&q.Tracker)
+			out, err := e.Rewind(ctx, q)
+			stop()
 			if err != nil {
 				return err
 			}

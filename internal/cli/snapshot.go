@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 
@@ -64,12 +63,9 @@ func (a *App) snapshotCommand() *cobra.Command {
 				}
 			}
 
-			var out engine.Info
-			err = a.showProgress(func(t *progress.Tracker) (err error) {
-				q.Tracker = t
-				out, err = e.Snapshot(ctx, q)
-				return err
-			})
+			stop := a.showProgress(&q.Tracker)
+			out, err := e.Snapshot(ctx, q)
+			stop()
 			if err != nil {
 				return err
 			}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/remote/replicate"
 
@@ -88,15 +87,14 @@ func (a *App) verifyCommand() *cobra.Command {
 		}
 
 		var out *replicate.Verified
-		if err := a.showProgress(func(t *progress.Tracker) (err error) {
-			q.Tracker = t
-			if repair {
-				out, err = replicate.VerifyRepair(ctx, q.Pool, r, q)
-			} else {
-				out, err = replicate.Verify(ctx, r, q)
-			}
-			return err
-		}); err != nil {
+		stop := a.showProgress(&q.Tracker)
+		if repair {
+			out, err = replicate.VerifyRepair(ctx, q.Pool, r, q)
+		} else {
+			out, err = replicate.Verify(ctx, r, q)
+		}
+		stop()
+		if err != nil {
 			return err
 		}
 
