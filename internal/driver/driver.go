@@ -179,6 +179,7 @@ type Attachment struct {
 	Block       bool     // Image is a block device itself, while it is active: see Activator
 	FS          FS       // what is inside Image
 	Options     []string // mount options that the filesystem in it needs, such as nouuid
+	NoSync      []string // more of them for an ephemeral volume: its syncs need not reach the disk; nil: there are none
 	SectorBytes uint32   // logical sector size that the block device must have
 	Source      string   // name by which the kernel mounts a filesystem of type Type
 	Type        string   // "zfs"

@@ -321,6 +321,13 @@ func (e *Engine) makeClones(ctx context.Context, q CloneRequest, l content.Live,
 		return e.readyClone(ctx, l.Row, first, q.Mount)
 	}
 
+	// Durable clones share blocks that must be on the disk.
+	if !q.Ephemeral {
+		if err := e.content.SyncEphemeral(ctx, l.Row); err != nil {
+			return cloneError(err, plans[0])
+		}
+	}
+
 	return e.cloneRest(ctx, q, l.Row.ID, l.Row, plans)
 }
 

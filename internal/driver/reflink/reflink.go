@@ -358,6 +358,7 @@ func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attac
 		Image:       d.dir.Data(id),
 		FS:          i.FS,
 		Options:     imagefs.MountOptions(i.FS),
+		NoSync:      imagefs.NoSyncOptions(i.FS),
 		SectorBytes: i.Sector,
 		ReadOnly:    i.Kind == driver.Snapshot || i.Kind == driver.Generation,
 	}, nil

@@ -47,7 +47,7 @@ func (acc *Access) Mount(ctx context.Context, row catalog.Row, t Target) (catalo
 		return a, acc.blameKey(ctx, row.ID, row.Name, err)
 	}
 
-	return acc.mountImage(ctx, a, what, t)
+	return acc.mountImage(ctx, row, a, what, t)
 }
 
 // mountSource mounts a filesystem that the kernel knows by its name.
@@ -73,10 +73,10 @@ func (acc *Access) mountTree(a catalog.MountRecord, what driver.Attachment, t Ta
 }
 
 func (acc *Access) mountImage(
-	ctx context.Context, a catalog.MountRecord, what driver.Attachment, t Target,
+	ctx context.Context, row catalog.Row, a catalog.MountRecord, what driver.Attachment, t Target,
 ) (catalog.MountRecord, error) {
 	raw := what.FS == driver.None
-	dev, err := acc.openDevice(ctx, a.ID, what, loopdev.Options{DirectIO: true, KeepOpen: raw})
+	dev, err := acc.openDevice(ctx, a.ID, what, loopdev.Options{DirectIO: !dropsSyncs(row, what), KeepOpen: raw})
 	if err != nil {
 		return a, err
 	}
@@ -95,7 +95,7 @@ func (acc *Access) mountImage(
 		return a, nil
 	}
 
-	m, err := mount.Device(string(what.FS), dev.path, what.Options, false)
+	m, err := mount.Device(string(what.FS), dev.path, mountOptions(row, what), false)
 	if err != nil {
 		return a, acc.blameFull(ctx, err)
 	}

@@ -300,9 +300,10 @@ func (acc *Access) remountDetached(
 		}
 	}
 
-	m, err := mount.Device(string(w.FS), f.Name(), w.Options, false)
+	options := mountOptions(row, w)
+	m, err := mount.Device(string(w.FS), f.Name(), options, false)
 	if errors.Is(err, unix.EBUSY) && maybeReadOnly {
-		m, err = mount.Device(string(w.FS), f.Name(), w.Options, true)
+		m, err = mount.Device(string(w.FS), f.Name(), options, true)
 	}
 
 	return m, err

@@ -96,6 +96,14 @@ func (acc *Access) Stall(row catalog.Row) time.Duration {
 // Unsupported if it cannot be frozen, Conflict if it was thawed too early, or if writes overtook a slow copy; NoSpace
 // or IO if data that programs have written could not be stored in the pool.
 func (acc *Access) CopyLive(ctx context.Context, l Live, id driver.Identity, immutable bool, others Freezes) error {
+	err := acc.copyLive(ctx, l, id, immutable, others)
+	if err != nil || !l.Row.Ephemeral || id.Ephemeral {
+		return err
+	}
+	return acc.SyncImage(ctx, id.ID) // the origin may have been written to after it was synced
+}
+
+func (acc *Access) copyLive(ctx context.Context, l Live, id driver.Identity, immutable bool, others Freezes) error {
 	lc, canLive := acc.drv.(driver.LiveCopier)
 	simple := func() error {
 		if immutable {
@@ -108,6 +116,9 @@ func (acc *Access) CopyLive(ctx context.Context, l Live, id driver.Identity, imm
 
 	switch {
 	case !l.InUse():
+		if err := acc.SyncEphemeral(ctx, l.Row); err != nil {
+			return err
+		}
 		return simple()
 	case l.mounted() && l.freeze != FreezeNever:
 		if !canLive {
@@ -283,7 +294,7 @@ func (acc *Access) openMounted(ctx context.Context, l Live) (*os.File, func(), e
 		return nil, nil, err
 	}
 
-	m, err := mount.Device(string(w.FS), dev, w.Options, false)
+	m, err := mount.Device(string(w.FS), dev, mountOptions(l.Row, w), false)
 	done()
 	if err != nil {
 		return nil, nil, acc.blameFull(ctx, err)

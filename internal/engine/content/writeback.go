@@ -68,6 +68,9 @@ func (acc *Access) writeBackMounted(a catalog.MountRecord) unwritten {
 // since the volume was mounted, whichever process noticed first; the next time it warns.
 func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catalog.MountRecord) error {
 	u := acc.writeBackMounted(a)
+	if u.cause == nil {
+		u.cause = acc.syncIfNearlyFull(ctx, row)
+	}
 	lost, known, err := acc.records.LostWrites(ctx, a)
 	if err != nil {
 		return err
@@ -95,6 +98,9 @@ func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catal
 // its block device.
 func (acc *Access) copyWriteBack(ctx context.Context, l Live, root *os.File) error {
 	u := writeBack(root, l.Row.FS == driver.None)
+	if u.cause == nil {
+		u.cause = acc.SyncEphemeral(ctx, l.Row)
+	}
 	if u.cause == nil {
 		return nil
 	}
