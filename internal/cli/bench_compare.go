@@ -73,30 +73,20 @@ func (a *App) printComparison(c *syncbench.Comparison) error {
 	}
 
 	for _, s := range c.Unproven {
-		if err := a.printf("%s", wrapHanging("FAIL: ", s+".")); err != nil {
-			return err
-		}
+		a.printf("%s", wrapHanging("FAIL: ", s+"."))
 	}
 
-	if err := a.printFields("A", sideText(c.A), "B", sideText(c.B)); err != nil {
-		return err
-	}
+	a.printFields("A", sideText(c.A), "B", sideText(c.B))
 
 	for _, s := range c.Differences {
-		if err := a.printf("%s", wrapHanging("not the same work: ", s)); err != nil {
-			return err
-		}
+		a.printf("%s", wrapHanging("not the same work: ", s))
 	}
 
 	for _, s := range c.Warnings {
-		if err := a.printf("%s", wrapHanging("note: ", s)); err != nil {
-			return err
-		}
+		a.printf("%s", wrapHanging("note: ", s))
 	}
 
-	if err := a.printf("\n"); err != nil {
-		return err
-	}
+	a.printf("\n")
 
 	t := a.table("", "A", "B", "B / A", "NOISE", "VERDICT")
 	for _, x := range c.Changes {
@@ -123,9 +113,7 @@ func (a *App) printComparison(c *syncbench.Comparison) error {
 		t.row(x.Figure, value(x.A), value(x.B), over, noise, verdict)
 	}
 
-	if err := t.flush(); err != nil {
-		return err
-	}
+	t.flush()
 
 	basis := "NOISE is the smallest change that counts, estimated from the differences between runs."
 	if c.Basis == syncbench.InsideRuns {

@@ -23,12 +23,10 @@ func (a *App) showSync(r *syncbench.Report) error {
 		return a.printf("%s\n", r.Verdict.Result)
 	}
 
-	for _, print := range []func(*syncbench.Report) error{
+	for _, print := range []func(*syncbench.Report){
 		a.printSyncHead, a.printSyncRuns, a.printTarget, a.printTimelines, a.printLayers, a.printSyncVerdict,
 	} {
-		if err := print(r); err != nil {
-			return err
-		}
+		print(r)
 	}
 
 	return nil
@@ -41,27 +39,19 @@ func (a *App) printProfiles(all []syncbench.Profile) error {
 
 	for i, p := range all {
 		if a.quiet {
-			if err := a.printf("%s\n", p.Name); err != nil {
-				return err
-			}
+			a.printf("%s\n", p.Name)
 			continue
 		}
 
 		if i > 0 {
-			if err := a.printf("\n"); err != nil {
-				return err
-			}
+			a.printf("\n")
 		}
 
-		if err := a.printf("%s\n%s%s", p.Name, wrapText(p.Title, "  ", syncWidth),
-			wrapText(workText(p)+".", "  ", syncWidth)); err != nil {
-			return err
-		}
+		a.printf("%s\n%s%s", p.Name, wrapText(p.Title, "  ", syncWidth),
+			wrapText(workText(p)+".", "  ", syncWidth))
 
 		if p.Models != "" {
-			if err := a.printf("%s", wrapText(p.Models, "  ", syncWidth)); err != nil {
-				return err
-			}
+			a.printf("%s", wrapText(p.Models, "  ", syncWidth))
 		}
 	}
 
@@ -101,7 +91,7 @@ func wrapHanging(head, text string) string {
 	return head + strings.TrimPrefix(wrapText(text, indent, syncWidth), indent)
 }
 
-func (a *App) printSyncHead(r *syncbench.Report) error {
+func (a *App) printSyncHead(r *syncbench.Report) {
 	var chain []string
 	for _, l := range r.Layers {
 		s := l.Name
@@ -136,12 +126,8 @@ func (a *App) printSyncHead(r *syncbench.Report) error {
 		if f[1] == "" {
 			continue
 		}
-		if err := a.printf("%s", wrapHanging(fmt.Sprintf("%-9s", f[0]), f[1])); err != nil {
-			return err
-		}
+		a.printf("%s", wrapHanging(fmt.Sprintf("%-9s", f[0]), f[1]))
 	}
-
-	return nil
 }
 
 // quoteArgument is a word of a command line that is not its first: --name=value needs no quotes.
@@ -152,10 +138,8 @@ func quoteArgument(s string) string {
 	return shellWord(s)
 }
 
-func (a *App) printSyncRuns(r *syncbench.Report) error {
-	if err := a.printHeading("Duration of syncs: " + r.Profile.Sync); err != nil {
-		return err
-	}
+func (a *App) printSyncRuns(r *syncbench.Report) {
+	a.printHeading("Duration of syncs: " + r.Profile.Sync)
 
 	t := a.table("RUN", "SYNCS/S", "WRITES/S", "P50", "P95", "P99", "P99.9", "MAX")
 	writes := false
@@ -165,13 +149,12 @@ func (a *App) printSyncRuns(r *syncbench.Report) error {
 		writes = writes || x.Write != nil
 	}
 
-	if err := t.flush(); err != nil || !writes {
-		return err
+	t.flush()
+	if !writes {
+		return
 	}
 
-	if err := a.printHeading("Duration of the writes before them, to memory only"); err != nil {
-		return err
-	}
+	a.printHeading("Duration of the writes before them, to memory only")
 
 	t = a.table("RUN", "P50", "P95", "P99", "P99.9", "MAX")
 	for i, x := range r.Runs {
@@ -180,7 +163,7 @@ func (a *App) printSyncRuns(r *syncbench.Report) error {
 		}
 	}
 
-	return t.flush()
+	t.flush()
 }
 
 func latencyCells(l syncbench.Latency) []string {
@@ -188,15 +171,13 @@ func latencyCells(l syncbench.Latency) []string {
 		formatDuration(l.Max)}
 }
 
-func (a *App) printTarget(r *syncbench.Report) error {
+func (a *App) printTarget(r *syncbench.Report) {
 	g := r.Target
 	if g == nil {
-		return nil
+		return
 	}
 
-	if err := a.printHeading("Highest rate of syncs with a p99 of at most " + formatDuration(g.P99)); err != nil {
-		return err
-	}
+	a.printHeading("Highest rate of syncs with a p99 of at most " + formatDuration(g.P99))
 
 	t := a.table("WRITERS", "SYNCS/S", "P99", "WITHIN")
 	for _, s := range g.Steps {
@@ -207,15 +188,14 @@ func (a *App) printTarget(r *syncbench.Report) error {
 		t.row(itoa(s.Writers), formatRate(s.SyncsPerSecond), formatDuration(s.P99), keeps)
 	}
 
-	if err := t.flush(); err != nil {
-		return err
-	}
+	t.flush()
 
 	if g.Best == 0 {
-		return a.printf("No step is within the limit.\n")
+		a.printf("No step is within the limit.\n")
+		return
 	}
 
-	return a.printf("%s syncs/s, by %s\n", formatRate(g.Best), errs.Plural(g.Writers, "writer"))
+	a.printf("%s syncs/s, by %s\n", formatRate(g.Best), errs.Plural(g.Writers, "writer"))
 }
 
 // utf8Terminal reports whether the locale's character set is UTF-8.
@@ -269,7 +249,7 @@ func drawSparkline(run *syncbench.Run, high float64, columns int, unicode bool) 
 	return bars, strings.TrimRight(marks, " ")
 }
 
-func (a *App) printTimelines(r *syncbench.Report) error {
+func (a *App) printTimelines(r *syncbench.Report) {
 	high, stalled := 0.0, 0
 	for i := range r.Runs {
 		for _, m := range r.Runs[i].Timeline {
@@ -279,7 +259,7 @@ func (a *App) printTimelines(r *syncbench.Report) error {
 	}
 
 	if high == 0 {
-		return nil
+		return
 	}
 
 	title := fmt.Sprintf("Syncs per second over time, up to %s", formatRate(high))
@@ -287,9 +267,7 @@ func (a *App) printTimelines(r *syncbench.Report) error {
 		title += " (!: a stall)"
 	}
 
-	if err := a.printHeading(title); err != nil {
-		return err
-	}
+	a.printHeading(title)
 
 	for i := range r.Runs {
 		x := &r.Runs[i]
@@ -299,35 +277,25 @@ func (a *App) printTimelines(r *syncbench.Report) error {
 
 		bars, marks := drawSparkline(x, high, sparkWidth, utf8Terminal())
 		head := fmt.Sprintf("run %-3d ", i+1)
-		if err := a.printf("%s%s %s\n", head, bars, formatDuration(x.Timeline[len(x.Timeline)-1].At)); err != nil {
-			return err
-		}
+		a.printf("%s%s %s\n", head, bars, formatDuration(x.Timeline[len(x.Timeline)-1].At))
 
 		if marks != "" {
-			if err := a.printf("%*s%s\n", len(head), "", marks); err != nil {
-				return err
-			}
+			a.printf("%*s%s\n", len(head), "", marks)
 		}
 
 		for j, s := range x.Stalls {
 			if j == shownStalls {
-				if err := a.printf("%*sand %d more (--json and --html have all)\n", len(head), "", len(x.Stalls)-j); err != nil {
-					return err
-				}
+				a.printf("%*sand %d more (--json and --html have all)\n", len(head), "", len(x.Stalls)-j)
 				break
 			}
 			line := fmt.Sprintf("%*s%.0f to %.0f s: ", len(head), "", s.From, s.To)
-			if err := a.printf("%s", line+strings.TrimLeft(wrapText(s.Words, strings.Repeat(" ", len(line)), syncWidth),
-				" ")); err != nil {
-				return err
-			}
+			a.printf("%s", line+strings.TrimLeft(wrapText(s.Words, strings.Repeat(" ", len(line)), syncWidth),
+				" "))
 		}
 	}
-
-	return nil
 }
 
-func (a *App) printLayers(r *syncbench.Report) error {
+func (a *App) printLayers(r *syncbench.Report) {
 	title := "Flushes and writes that arrived at each layer"
 	if len(r.Runs) > 1 {
 		title += ", all runs"
@@ -348,13 +316,12 @@ func (a *App) printLayers(r *syncbench.Report) error {
 		title += " (by " + strings.Join(methods, "; ") + ")"
 	}
 
-	if err := a.printf("\n%s", wrapText(title, "", syncWidth)); err != nil {
-		return err
-	}
+	a.printf("\n%s", wrapText(title, "", syncWidth))
 
 	layers := syncbench.SumLayers(r.Runs)
 	if len(layers) == 0 {
-		return a.printf("Nothing was counted.\n")
+		a.printf("Nothing was counted.\n")
+		return
 	}
 
 	others := slices.ContainsFunc(layers, func(l *syncbench.LayerSum) bool { return l.OthersFlushes > 0 })
@@ -388,19 +355,13 @@ func (a *App) printLayers(r *syncbench.Report) error {
 		t.row(append(cells, formatCount(l.Writes), bytes, string(l.Result))...)
 	}
 
-	if err := t.flush(); err != nil {
-		return err
-	}
+	t.flush()
 
 	for _, l := range layers {
 		for _, w := range l.Failures {
-			if err := a.printf("%s", wrapHanging("  ", oneLine(l.Name)+": "+w)); err != nil {
-				return err
-			}
+			a.printf("%s", wrapHanging("  ", oneLine(l.Name)+": "+w))
 		}
 	}
-
-	return nil
 }
 
 func formatCount(n int64) string {
@@ -421,7 +382,7 @@ func shortenMiddle(s string, n int) string {
 }
 
 // printSyncVerdict prints it last, where a person looks first.
-func (a *App) printSyncVerdict(r *syncbench.Report) error {
+func (a *App) printSyncVerdict(r *syncbench.Report) {
 	head := r.Verdict.Result
 	if r.Verdict.Layer != "" {
 		head += " at " + r.Verdict.Layer
@@ -436,19 +397,13 @@ func (a *App) printSyncVerdict(r *syncbench.Report) error {
 		}
 	}
 
-	if err := a.printf("\n%s", wrapHanging(head+": ", reason)); err != nil {
-		return err
-	}
+	a.printf("\n%s", wrapHanging(head+": ", reason))
 
 	for _, w := range rest {
-		if err := a.printf("%s", wrapHanging("  - ", w)); err != nil {
-			return err
-		}
+		a.printf("%s", wrapHanging("  - ", w))
 	}
 
 	if more > 0 {
-		return a.printf("  - %s more from the other runs (--json has all)\n", errs.Plural(more, "reason"))
+		a.printf("  - %s more from the other runs (--json has all)\n", errs.Plural(more, "reason"))
 	}
-
-	return nil
 }

@@ -11,17 +11,15 @@ import (
 
 // printBench prints a benchmark's tables.
 func (a *App) printBench(r *bench.Report) error {
-	for _, print := range []func(*bench.Report) error{
+	for _, print := range []func(*bench.Report){
 		a.printBenchHead, a.printOperations, a.printSeries, a.printCommands, a.printNeighbour, a.printTargets,
 	} {
-		if err := print(r); err != nil {
-			return err
-		}
+		print(r)
 	}
 	return nil
 }
 
-func (a *App) printBenchHead(r *bench.Report) error {
+func (a *App) printBenchHead(r *bench.Report) {
 	p := r.Pool
 	pool := fmt.Sprintf("%s, driver %s", p.Dir, p.Driver)
 	if p.LoopBacked {
@@ -48,7 +46,7 @@ func (a *App) printBenchHead(r *bench.Report) error {
 	source += fmt.Sprintf(": %d files, %s of data", r.Source.Files, formatBytes(r.Source.Bytes))
 	golden := fmt.Sprintf("%s, %s in %s", r.Source.FS, formatBytes(r.Source.LogicalBytes),
 		errs.Plural(int(r.Source.Extents), "extent"))
-	return a.printFields(
+	a.printFields(
 		"pool", pool, "devices", devices,
 		"host", fmt.Sprintf("%s, %s, Linux %s", errs.Plural(r.Host.CPUs, "processor"), formatBytes(r.Host.MemoryBytes),
 			r.Host.Kernel),
@@ -63,14 +61,14 @@ func orMissing(s, reason string) string {
 	return s
 }
 
-func (a *App) printHeading(s string) error { return a.printf("\n%s\n", s) }
+func (a *App) printHeading(s string) {
+	a.printf("\n%s\n", s)
+}
 
-func (a *App) printOperations(r *bench.Report) error {
-	if err := a.printHeading("Cost of operations, and bytes written (SYS is processor time in the kernel; bytes are " +
+func (a *App) printOperations(r *bench.Report) {
+	a.printHeading("Cost of operations, and bytes written (SYS is processor time in the kernel; bytes are " +
 		"per operation;\n" +
-		"AFTER counts from its return until the disk is quiet)"); err != nil {
-		return err
-	}
+		"AFTER counts from its return until the disk is quiet)")
 
 	heads := []string{"OPERATION", "WALL P50", "+SYNCFS", "SYS"}
 	for _, d := range r.Pool.Devices {
@@ -109,11 +107,12 @@ func (a *App) printOperations(r *bench.Report) error {
 		t.row(append(cells, last, peak)...)
 	}
 
-	if err := t.flush(); err != nil || r.OthersBytes() < loudBytes {
-		return err
+	t.flush()
+	if r.OthersBytes() < loudBytes {
+		return
 	}
 
-	return a.printf(
+	a.printf(
 		"Other programs wrote up to %s per second at the same time, which the figures of devices include.\n",
 		formatBytes(int64(r.OthersBytes())),
 	)
@@ -132,10 +131,8 @@ func formatFlushes(f float64) string {
 	return strconv.FormatFloat(f, 'f', 1, 64)
 }
 
-func (a *App) printSeries(r *bench.Report) error {
-	if err := a.printHeading("Clones and destroys inside one process, alternating with the raw floor"); err != nil {
-		return err
-	}
+func (a *App) printSeries(r *bench.Report) {
+	a.printHeading("Clones and destroys inside one process, alternating with the raw floor")
 
 	t := a.table("VOLUMES", "WHAT", "TIMES", "P50", "P99", "MAX", "P50 / FLOOR")
 	for _, s := range r.Series {
@@ -161,24 +158,18 @@ func (a *App) printSeries(r *bench.Report) error {
 		}
 	}
 
-	if err := t.flush(); err != nil {
-		return err
-	}
+	t.flush()
 
 	if r.NoFloor != "" {
-		return nil
+		return
 	}
 
 	if r.Drift > loudDrift {
-		if err := a.printf("The host was not idle: the raw floor changed by %s between the first series and the last. "+
-			"Run the benchmark again.\n", formatRatio(r.Drift)); err != nil {
-			return err
-		}
+		a.printf("The host was not idle: the raw floor changed by %s between the first series and the last. "+
+			"Run the benchmark again.\n", formatRatio(r.Drift))
 	}
 
-	if err := a.printHeading("Steps of the raw floor, p50"); err != nil {
-		return err
-	}
+	a.printHeading("Steps of the raw floor, p50")
 
 	heads := []string{"VOLUMES"}
 	for _, s := range r.Series[0].Steps {
@@ -194,31 +185,27 @@ func (a *App) printSeries(r *bench.Report) error {
 		t.row(cells...)
 	}
 
-	return t.flush()
+	t.flush()
 }
 
 func distCells(d bench.Dist) []string {
 	return []string{strconv.FormatInt(d.Count, 10), formatDuration(d.P50), formatDuration(d.P99), formatDuration(d.Max)}
 }
 
-func (a *App) printCommands(r *bench.Report) error {
-	if err := a.printHeading("Whole commands, process start included"); err != nil {
-		return err
-	}
+func (a *App) printCommands(r *bench.Report) {
+	a.printHeading("Whole commands, process start included")
 	t := a.table("VOLUMES", "COMMAND", "TIMES", "P50", "P99", "MAX", "USER", "SYS", "PEAK MEMORY")
 	for _, c := range r.Commands {
 		t.row(append(append([]string{itoa(c.Volumes), c.Line}, distCells(c.Wall)...), formatDuration(c.User),
 			formatDuration(c.Sys),
 			formatBytes(c.MaxRSS))...)
 	}
-	return t.flush()
+	t.flush()
 }
 
-func (a *App) printNeighbour(r *bench.Report) error {
+func (a *App) printNeighbour(r *bench.Report) {
 	const title = "A neighbour: repeated 8 KiB writes with fdatasync in another volume, while ..."
-	if err := a.printHeading(title); err != nil {
-		return err
-	}
+	a.printHeading(title)
 
 	t := a.table("WHILE", "WRITES", "P50", "P99", "MAX", "P99 / IDLE")
 	idle := 0.0
@@ -237,15 +224,13 @@ func (a *App) printNeighbour(r *bench.Report) error {
 		t.row(append(append([]string{p.While}, distCells(p.Write)...), over)...)
 	}
 
-	return t.flush()
+	t.flush()
 }
 
-func (a *App) printTargets(r *bench.Report) error { return a.printVerdicts(r.Targets) }
+func (a *App) printTargets(r *bench.Report) { a.printVerdicts(r.Targets) }
 
-func (a *App) printVerdicts(targets []bench.Target) error {
-	if err := a.printHeading("Targets"); err != nil {
-		return err
-	}
+func (a *App) printVerdicts(targets []bench.Target) {
+	a.printHeading("Targets")
 
 	t := a.table("TARGET", "WANTED", "MEASURED", "VERDICT", "AT")
 	for _, g := range targets {
@@ -268,7 +253,7 @@ func (a *App) printVerdicts(targets []bench.Target) error {
 		t.row(g.Name, relation+formatQuantity(g.Target, g.Unit), measured, verdict, at)
 	}
 
-	return t.flush()
+	t.flush()
 }
 
 // formatQuantity formats a figure of a target.

@@ -37,8 +37,9 @@ type App struct {
 	json       bool
 	quiet      bool
 	noProgress bool
-	lasting    bool // the command runs until it is interrupted, and reopens the pool in each round
-	exit       int  // exit code of a command that succeeded but must not exit with 0
+	lasting    bool  // the command runs until it is interrupted, and reopens the pool in each round
+	exit       int   // exit code of a command that succeeded but must not exit with 0
+	unprinted  error // the first error of writing the result
 	outage     *outage
 }
 
@@ -64,6 +65,9 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	root.SetOut(a.Stdout)
 	root.SetErr(a.Stderr)
 	err := root.ExecuteContext(waiting.WithNotes(ctx, a.noteWait))
+	if err == nil {
+		err = a.unprinted
+	}
 	if err == nil {
 		return a.exit
 	}
@@ -275,26 +279,31 @@ func (a *App) printWarning(format string, args ...any) {
 	fmt.Fprintf(a.Stderr, "pando: warning: "+format+"\n", renderArgs(args)...)
 }
 
-// printJSON prints the one JSON value of a command.
+// printJSON prints the one JSON value of a command. Errors are those of printf.
 func (a *App) printJSON(v any) error {
 	enc := json.NewEncoder(a.Stdout)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
-	return writeError(enc.Encode(rendered(v)))
+	return a.written(enc.Encode(rendered(v)))
 }
 
-// printf prints a line of the result.
+// printf prints a line of the result. After an error it prints nothing more and returns that error, with which Run
+// ends the command: callers need not check each line.
 func (a *App) printf(format string, args ...any) error {
+	if a.unprinted != nil {
+		return a.unprinted
+	}
 	_, err := fmt.Fprintf(a.Stdout, format, renderArgs(args)...)
-	return writeError(err)
+	return a.written(err)
 }
 
-// writeError turns an error of writing output into an error of the command. A closed pipe (| head) is not an error.
-func writeError(err error) error {
-	if err == nil || errors.Is(err, syscall.EPIPE) {
-		return nil
+// written makes an error of writing the result the error of the command, and returns the first one. A closed pipe
+// (| head) is not an error.
+func (a *App) written(err error) error {
+	if err != nil && a.unprinted == nil && !errors.Is(err, syscall.EPIPE) {
+		a.unprinted = errs.Wrap("print", "", err)
 	}
-	return errs.Wrap("print", "", err)
+	return a.unprinted
 }
 
 type jsonError struct {

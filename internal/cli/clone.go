@@ -116,7 +116,7 @@ func (a *App) configureClone(
 	return c
 }
 
-func (a *App) printClones(out []engine.Info, many bool) (err error) {
+func (a *App) printClones(out []engine.Info, many bool) error {
 	if a.json {
 		if many {
 			return a.printJSON(out)
@@ -127,16 +127,13 @@ func (a *App) printClones(out []engine.Info, many bool) (err error) {
 	for _, v := range out {
 		switch {
 		case a.quiet && v.Mounted():
-			err = a.printf("%s\n", v.Mountpoint)
+			a.printf("%s\n", v.Mountpoint)
 		case a.quiet:
-			err = a.printf("%s\n", v.Name)
+			a.printf("%s\n", v.Name)
 		case v.Mounted():
-			err = a.printf("%s  mounted at %s\n", v.Name, v.Mountpoint)
+			a.printf("%s  mounted at %s\n", v.Name, v.Mountpoint)
 		default:
-			err = a.printf("%s\n", v.Name)
-		}
-		if err != nil {
-			return err
+			a.printf("%s\n", v.Name)
 		}
 	}
 

@@ -52,14 +52,10 @@ func (a *App) printDestroyed(r *engine.DestroyReport) error {
 		if r.Destroyed == nil {
 			r.Destroyed = []engine.Destroyed{}
 		}
-		if err := a.printJSON(r.Destroyed); err != nil {
-			return err
-		}
+		a.printJSON(r.Destroyed)
 	} else if !a.quiet {
 		for _, d := range r.Destroyed {
-			if err := a.printf("destroyed %s\n", d.Ref); err != nil {
-				return err
-			}
+			a.printf("destroyed %s\n", d.Ref)
 		}
 	}
 

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -108,9 +107,7 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 
 	if a.quiet {
 		for _, c := range r.Causes {
-			if err := a.printf("%s\n", c.Code); err != nil {
-				return err
-			}
+			a.printf("%s\n", c.Code)
 		}
 		return nil
 	}
@@ -130,26 +127,20 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 	}
 
 	// Print the verdict and the figures.
-	if err := errors.Join(
-		a.printf("%s\n", wrapText(oneLine(name)+": "+oneLine(r.Verdict)+".", "", doctorWidth)),
-		a.printFields(
-			"watched", fmt.Sprintf("%.1f s, with events recorded for %.1f s", r.Seconds, r.Traced),
-			"layers", oneLine(strings.Join(layers, " > ")),
-			"syncs", a.diagnosedSyncs(r.Syncs),
-			"where", diagnosedParts(r.Syncs.Where),
-		),
-		a.printDiagnosedProcesses(r.Syncs.Processes),
-		a.printDiagnosedDevices(r.Devices),
-		a.printDiagnosedWriters(r.Writers),
-	); err != nil {
-		return err
-	}
+	a.printf("%s\n", wrapText(oneLine(name)+": "+oneLine(r.Verdict)+".", "", doctorWidth))
+	a.printFields(
+		"watched", fmt.Sprintf("%.1f s, with events recorded for %.1f s", r.Seconds, r.Traced),
+		"layers", oneLine(strings.Join(layers, " > ")),
+		"syncs", a.diagnosedSyncs(r.Syncs),
+		"where", diagnosedParts(r.Syncs.Where),
+	)
+	a.printDiagnosedProcesses(r.Syncs.Processes)
+	a.printDiagnosedDevices(r.Devices)
+	a.printDiagnosedWriters(r.Writers)
 
 	// Print the causes, and what follows from them.
 	for _, c := range r.Causes {
-		if err := a.printCause(c); err != nil {
-			return err
-		}
+		a.printCause(c)
 	}
 
 	var missing []string
@@ -157,34 +148,27 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 		missing = append(missing, m.What+": "+m.Why)
 	}
 
-	if err := a.printBullets("Next", r.Next); err != nil {
-		return err
-	}
+	a.printBullets("Next", r.Next)
 
-	return a.printBullets("Not examined", missing)
-}
-
-// printBullets prints a title and a list; nothing if the list is empty.
-func (a *App) printBullets(title string, list []string) error {
-	if len(list) == 0 {
-		return nil
-	}
-
-	if err := a.printf("\n%s\n", title); err != nil {
-		return err
-	}
-
-	for _, text := range list {
-		if err := a.printBullet(text); err != nil {
-			return err
-		}
-	}
-
+	a.printBullets("Not examined", missing)
 	return nil
 }
 
-func (a *App) printBullet(text string) error {
-	return a.printf("  - %s", strings.TrimPrefix(wrapText(oneLine(text), "    ", doctorWidth), "    "))
+// printBullets prints a title and a list; nothing if the list is empty.
+func (a *App) printBullets(title string, list []string) {
+	if len(list) == 0 {
+		return
+	}
+
+	a.printf("\n%s\n", title)
+
+	for _, text := range list {
+		a.printBullet(text)
+	}
+}
+
+func (a *App) printBullet(text string) {
+	a.printf("  - %s", strings.TrimPrefix(wrapText(oneLine(text), "    ", doctorWidth), "    "))
 }
 
 func (a *App) diagnosedSyncs(s diagnose.Syncs) string {
@@ -230,14 +214,12 @@ func diagnosedParts(parts []diagnose.Part) string {
 // shownDiagnosed is how many rows of a table are printed; --json has all.
 const shownDiagnosed = 10
 
-func (a *App) printDiagnosedProcesses(all []diagnose.Process) error {
+func (a *App) printDiagnosedProcesses(all []diagnose.Process) {
 	if len(all) == 0 {
-		return nil
+		return
 	}
 
-	if err := a.printf("\n"); err != nil {
-		return err
-	}
+	a.printf("\n")
 
 	t := a.table("WHO SYNCS", "PID", "WHERE", "CALL", "PER S", "P50", "P99", "MAX", "CGROUP", "FILE")
 	for _, p := range all[:min(len(all), shownDiagnosed)] {
@@ -245,24 +227,22 @@ func (a *App) printDiagnosedProcesses(all []diagnose.Process) error {
 			formatLatency(p.P50), formatLatency(p.P99), formatLatency(p.Max), oneLine(orDash(p.CGroup)), oneLine(p.File))
 	}
 
-	return a.flushShortened(t, len(all))
+	a.flushShortened(t, len(all))
 }
 
-func (a *App) flushShortened(t *table, rows int) error {
-	if err := t.flush(); err != nil || rows <= shownDiagnosed {
-		return err
+func (a *App) flushShortened(t *table, rows int) {
+	t.flush()
+	if rows > shownDiagnosed {
+		a.printf("... and %d more (--json has all)\n", rows-shownDiagnosed)
 	}
-	return a.printf("... and %d more (--json has all)\n", rows-shownDiagnosed)
 }
 
-func (a *App) printDiagnosedDevices(all []diagnose.Device) error {
+func (a *App) printDiagnosedDevices(all []diagnose.Device) {
 	if len(all) == 0 {
-		return nil
+		return
 	}
 
-	if err := a.printf("\n"); err != nil {
-		return err
-	}
+	a.printf("\n")
 
 	t := a.table("DEVICE", "ROLE", "WRITES/S", "FLUSHES/S", "WRITE", "FLUSH", "QUEUE", "BUSY", "OF SYNCS", "FOR OTHERS")
 	for _, d := range all {
@@ -276,17 +256,15 @@ func (a *App) printDiagnosedDevices(all []diagnose.Device) error {
 				100*d.OthersShare))
 	}
 
-	return t.flush()
+	t.flush()
 }
 
-func (a *App) printDiagnosedWriters(all []diagnose.Writer) error {
+func (a *App) printDiagnosedWriters(all []diagnose.Writer) {
 	if len(all) == 0 {
-		return nil
+		return
 	}
 
-	if err := a.printf("\n"); err != nil {
-		return err
-	}
+	a.printf("\n")
 
 	t := a.table("WHO WRITES", "KIND", "PID", "WRITTEN", "REQUESTS/S", "FLUSHES/S", "SYNCS/S", "DEVICE")
 	for _, w := range all[:min(len(all), shownDiagnosed)] {
@@ -298,24 +276,20 @@ func (a *App) printDiagnosedWriters(all []diagnose.Writer) error {
 			fmt.Sprintf("%.0f", w.Flushes), fmt.Sprintf("%.0f", w.Syncs), orDash(w.Device))
 	}
 
-	return a.flushShortened(t, len(all))
+	a.flushShortened(t, len(all))
 }
 
-func (a *App) printCause(c diagnose.Cause) error {
+func (a *App) printCause(c diagnose.Cause) {
 	share := ""
 	if c.Share >= 0 {
 		share = fmt.Sprintf(", %.0f %% of the time of the syncs", 100*c.Share)
 	}
 
-	if err := a.printf("\n%d. %s (%s%s)\n%s", c.Rank, c.Code, c.Confidence, share,
-		wrapText(oneLine(c.Title), "   ", doctorWidth)); err != nil {
-		return err
-	}
+	a.printf("\n%d. %s (%s%s)\n%s", c.Rank, c.Code, c.Confidence, share,
+		wrapText(oneLine(c.Title), "   ", doctorWidth))
 
 	for _, e := range c.Evidence {
-		if err := a.printBullet(e); err != nil {
-			return err
-		}
+		a.printBullet(e)
 	}
 
 	for i, n := range c.Next {
@@ -323,11 +297,7 @@ func (a *App) printCause(c diagnose.Cause) error {
 		if i == 0 {
 			head = "   next: "
 		}
-		if err := a.printf("%s%s", head, strings.TrimPrefix(wrapText(oneLine(n), "         ", doctorWidth),
-			"         ")); err != nil {
-			return err
-		}
+		a.printf("%s%s", head, strings.TrimPrefix(wrapText(oneLine(n), "         ", doctorWidth),
+			"         "))
 	}
-
-	return nil
 }

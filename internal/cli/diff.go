@@ -91,20 +91,14 @@ func (a *App) printDiff(d engine.Difference) error {
 
 	for _, c := range d.Changes {
 		if a.quiet {
-			if err := a.printf("%s\n", showPath(c.Path)); err != nil {
-				return err
-			}
+			a.printf("%s\n", showPath(c.Path))
 			continue
 		}
-		if err := a.printf("%s\n", changeLine(c)); err != nil {
-			return err
-		}
+		a.printf("%s\n", changeLine(c))
 	}
 
 	for _, r := range d.Ranges {
-		if err := a.printf("M  bytes %d to %d  (%s)\n", r.Offset, r.Offset+r.Length-1, formatBytes(r.Length)); err != nil {
-			return err
-		}
+		a.printf("M  bytes %d to %d  (%s)\n", r.Offset, r.Offset+r.Length-1, formatBytes(r.Length))
 	}
 
 	if d.Method == "extents" && d.Ranges == nil && d.Stat.ChangedBytes > 0 {

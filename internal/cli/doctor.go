@@ -126,15 +126,12 @@ func (a *App) doctorZFS(ctx context.Context, q doctor.ZFSRequest, limit time.Dur
 }
 
 // printCodes prints the code of each finding, for --quiet.
-func (a *App) printCodes(reports ...doctor.Report) error {
+func (a *App) printCodes(reports ...doctor.Report) {
 	for _, r := range reports {
 		for _, f := range r.Findings {
-			if err := a.printf("%s\n", f.Code); err != nil {
-				return err
-			}
+			a.printf("%s\n", f.Code)
 		}
 	}
-	return nil
 }
 
 func (a *App) printZFSReport(r *doctor.Report) error {
@@ -142,7 +139,8 @@ func (a *App) printZFSReport(r *doctor.Report) error {
 	case a.json:
 		return a.printJSON(r)
 	case a.quiet:
-		return a.printCodes(*r)
+		a.printCodes(*r)
+		return nil
 	}
 
 	version := ""
@@ -150,14 +148,10 @@ func (a *App) printZFSReport(r *doctor.Report) error {
 		version = " (OpenZFS " + r.ZFS.Version + ")"
 	}
 
-	if err := a.printf("zpool %s%s: %s.\n", r.Subject, version, r.Summary); err != nil {
-		return err
-	}
+	a.printf("zpool %s%s: %s.\n", r.Subject, version, r.Summary)
 
 	for _, f := range r.Findings {
-		if err := a.printFinding(f, r.ZFS); err != nil {
-			return err
-		}
+		a.printFinding(f, r.ZFS)
 	}
 
 	return nil
@@ -165,15 +159,13 @@ func (a *App) printZFSReport(r *doctor.Report) error {
 
 const doctorWidth = 96 // of text
 
-func (a *App) printFinding(f doctor.Finding, facts *doctor.Facts) error {
+func (a *App) printFinding(f doctor.Finding, facts *doctor.Facts) {
 	head := string(f.Severity) + " " + f.Code
 	if f.Subject != "" {
 		head += " " + oneLine(f.Subject)
 	}
 
-	if err := a.printf("\n%s\n%s", head, wrapText(f.Title, "  ", doctorWidth)); err != nil {
-		return err
-	}
+	a.printf("\n%s\n%s", head, wrapText(f.Title, "  ", doctorWidth))
 
 	width := 0
 	for _, m := range f.Measured {
@@ -187,26 +179,18 @@ func (a *App) printFinding(f doctor.Finding, facts *doctor.Facts) error {
 		}
 		indent := strings.Repeat(" ", width+6)
 		text := strings.TrimPrefix(wrapText(value, indent, doctorWidth), indent)
-		if err := a.printf("    %-*s  %s", width, m.Label, text); err != nil {
-			return err
-		}
+		a.printf("    %-*s  %s", width, m.Label, text)
 	}
 
 	switch f.Code {
 	case "zfs-dedup-datasets":
-		if err := a.printDedupDatasets(facts.Datasets); err != nil {
-			return err
-		}
+		a.printDedupDatasets(facts.Datasets)
 	case "zfs-dedup-copies":
-		if err := a.printCopies(facts.Copies); err != nil {
-			return err
-		}
+		a.printCopies(facts.Copies)
 	}
 
 	if f.Why != "" {
-		if err := a.printf("%s", wrapText(f.Why, "  ", doctorWidth)); err != nil {
-			return err
-		}
+		a.printf("%s", wrapText(f.Why, "  ", doctorWidth))
 	}
 
 	for i, s := range f.Do {
@@ -215,33 +199,27 @@ func (a *App) printFinding(f doctor.Finding, facts *doctor.Facts) error {
 			head = fmt.Sprintf("  %d. ", i+1)
 		}
 		indent := strings.Repeat(" ", len(head))
-		if err := a.printf("%s%s", head, strings.TrimPrefix(wrapText(s.Text, indent, doctorWidth), indent)); err != nil {
-			return err
-		}
+		a.printf("%s%s", head, strings.TrimPrefix(wrapText(s.Text, indent, doctorWidth), indent))
 		for _, c := range s.Commands {
-			if err := a.printf("%s  %s\n", indent, c); err != nil {
-				return err
-			}
+			a.printf("%s  %s\n", indent, c)
 		}
 	}
-
-	return nil
 }
 
 // shownDatasets is how many rows of a table are printed; --json has all.
 const shownDatasets = 20
 
-func (a *App) printDedupDatasets(all []doctor.Dataset) error {
+func (a *App) printDedupDatasets(all []doctor.Dataset) {
 	t := a.table("    DATASET", "TYPE", "DEDUP", "FROM", "REFERENCED", "LOGICAL")
 	for _, d := range all[:min(len(all), shownDatasets)] {
 		t.row("    "+d.Name, d.Type, d.Dedup, d.From, formatBytes(d.ReferencedBytes), formatBytes(d.LogicalBytes))
 	}
-	return a.flushDatasets(t, len(all))
+	a.flushDatasets(t, len(all))
 }
 
-func (a *App) printCopies(c *doctor.Copies) error {
+func (a *App) printCopies(c *doctor.Copies) {
 	if len(c.Trees) == 0 {
-		return nil
+		return
 	}
 
 	t := a.table("    ORIGINAL", "COPY", "COPIED", "FILES")
@@ -259,14 +237,14 @@ func (a *App) printCopies(c *doctor.Copies) error {
 		}
 	}
 
-	return a.flushDatasets(t, rows)
+	a.flushDatasets(t, rows)
 }
 
-func (a *App) flushDatasets(t *table, rows int) error {
-	if err := t.flush(); err != nil || rows <= shownDatasets {
-		return err
+func (a *App) flushDatasets(t *table, rows int) {
+	t.flush()
+	if rows > shownDatasets {
+		a.printf("    ... and %d more (--json has all)\n", rows-shownDatasets)
 	}
-	return a.printf("    ... and %d more (--json has all)\n", rows-shownDatasets)
 }
 
 // figureText is a figure for people: a value, a range, or "unknown".

@@ -80,9 +80,7 @@ func (a *App) printChecks() error {
 
 	if a.quiet {
 		for _, c := range all {
-			if err := a.printf("%s\n", c[0]); err != nil {
-				return err
-			}
+			a.printf("%s\n", c[0])
 		}
 		return nil
 	}
@@ -102,7 +100,8 @@ func (a *App) printExamination(e *doctor.Examination) error {
 	case a.json:
 		return a.printJSON(e)
 	case a.quiet:
-		return a.printCodes(e.Checks...)
+		a.printCodes(e.Checks...)
+		return nil
 	}
 
 	width := 0
@@ -120,10 +119,8 @@ func (a *App) printExamination(e *doctor.Examination) error {
 			skipped++
 		}
 		indent := strings.Repeat(" ", width+12)
-		if err := a.printf("%-8s  %-*s  %s", c.Status, width, c.Check,
-			strings.TrimPrefix(wrapText(text, indent, doctorWidth+12), indent)); err != nil {
-			return err
-		}
+		a.printf("%-8s  %-*s  %s", c.Status, width, c.Check,
+			strings.TrimPrefix(wrapText(text, indent, doctorWidth+12), indent))
 	}
 
 	counts := map[doctor.Severity]int{}
@@ -139,9 +136,7 @@ func (a *App) printExamination(e *doctor.Examination) error {
 					f.Why = ""
 				}
 				told[f.Why] = true
-				if err := a.printFinding(f, nil); err != nil {
-					return err
-				}
+				a.printFinding(f, nil)
 			}
 		}
 	}

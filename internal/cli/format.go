@@ -155,5 +155,5 @@ func (t *table) flush() error {
 		w.WriteByte('\n')
 	}
 
-	return writeError(w.Flush())
+	return t.a.written(w.Flush())
 }

@@ -71,9 +71,7 @@ func (a *App) printFsck(r *check.Report, repair bool) error {
 	}
 
 	if len(r.Findings) > 0 {
-		if err := a.printFindings(r, repair); err != nil {
-			return err
-		}
+		a.printFindings(r, repair)
 	}
 
 	for _, n := range r.Notes {
@@ -122,7 +120,7 @@ func fsckVerdict(r *check.Report) string {
 }
 
 // printFindings prints a table of the findings, then their details.
-func (a *App) printFindings(r *check.Report, repair bool) error {
+func (a *App) printFindings(r *check.Report, repair bool) {
 	last := "REPAIR"
 	if repair {
 		last = "RESULT"
@@ -140,25 +138,17 @@ func (a *App) printFindings(r *check.Report, repair bool) error {
 		t.row(f.Severity, f.Code, f.Ref, oneLine(renderMessage(f.Message)), orDash(oneLine(result)))
 	}
 
-	if err := t.flush(); err != nil {
-		return err
-	}
+	t.flush()
 
 	for _, f := range r.Findings {
 		if f.Detail == "" || a.quiet {
 			continue
 		}
-		if err := a.printf("\n%s:\n", f.Ref); err != nil {
-			return err
-		}
+		a.printf("\n%s:\n", f.Ref)
 		for l := range strings.Lines(f.Detail) {
-			if err := a.printf("  %s\n", strings.TrimRight(l, "\n")); err != nil {
-				return err
-			}
+			a.printf("  %s\n", strings.TrimRight(l, "\n"))
 		}
 	}
-
-	return nil
 }
 
 // oneLine keeps a text from breaking a table.

@@ -83,7 +83,7 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 			errs.Plural(r.Retired, "generation"))
 	}
 
-	if err := a.printFields(
+	a.printFields(
 		"checked", errs.Plural(r.Objects, "object"),
 		"removed", fmt.Sprintf("%s, %d destroyed earlier", errs.Plural(r.Garbage, "incomplete object"),
 			r.Reclaimed),
@@ -92,19 +92,19 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 			errs.Plural(r.StaleMounts, "stale attachment")),
 		"returned", formatBytes(r.FreedBytes)+" in the pool",
 		"host", host,
-	); err != nil || !explain {
-		return err
+	)
+
+	if explain {
+		a.explainGC(r)
 	}
 
-	return a.explainGC(r)
+	return nil
 }
 
 // explainGC prints two tables: the objects that were removed, and why the others stay.
-func (a *App) explainGC(r *engine.GCReport) error {
+func (a *App) explainGC(r *engine.GCReport) {
 	if len(r.Freed) > 0 {
-		if err := a.printf("\n"); err != nil {
-			return err
-		}
+		a.printf("\n")
 
 		t := a.table("REMOVED", "RETURNED", "WHY")
 		for _, f := range r.Freed {
@@ -115,18 +115,14 @@ func (a *App) explainGC(r *engine.GCReport) error {
 			t.row(f.Ref, bytes, f.Why)
 		}
 
-		if err := t.flush(); err != nil {
-			return err
-		}
+		t.flush()
 	}
 
 	if len(r.KeptThings) == 0 {
-		return nil
+		return
 	}
 
-	if err := a.printf("\n"); err != nil {
-		return err
-	}
+	a.printf("\n")
 
 	t := a.table("KEPT", "KIND", "WHY")
 	for _, k := range r.KeptThings {
@@ -143,5 +139,5 @@ func (a *App) explainGC(r *engine.GCReport) error {
 		}
 	}
 
-	return t.flush()
+	t.flush()
 }

@@ -27,9 +27,7 @@ and how many volumes were cloned from it.`,
 				return a.printJSON(goldens)
 			case a.quiet:
 				for _, g := range goldens {
-					if err := a.printf("%s\n", g.Name); err != nil {
-						return err
-					}
+					a.printf("%s\n", g.Name)
 				}
 				return nil
 			case len(goldens) == 0:

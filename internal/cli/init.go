@@ -88,13 +88,12 @@ func (a *App) initCommand() *cobra.Command {
 		}
 
 		faster := renderMessage(r.Faster)
-		if err := a.printf("pool %s, driver %s\n", r.Dir, r.Driver); err != nil {
-			return err
-		}
+		a.printf("pool %s, driver %s\n", r.Dir, r.Driver)
 
-		return a.printFields("  why", r.Why, "  faster", faster,
+		a.printFields("  why", r.Why, "  faster", faster,
 			"  room", fmt.Sprintf("%s free of %s", formatBytes(r.FreeBytes), formatBytes(r.TotalBytes)),
 			"  next", "pando golden import NAME SOURCE")
+		return nil
 	}
 
 	return c
@@ -113,11 +112,9 @@ func (a *App) rebuildCatalogue(c *cobra.Command) error {
 		a.printNote("%s", n)
 	}
 
-	if err := a.printf("rebuilt the catalogue of %s: %s, %s, %s with %s\n", r.Dir, errs.Plural(r.Volumes, "volume"),
+	a.printf("rebuilt the catalogue of %s: %s, %s, %s with %s\n", r.Dir, errs.Plural(r.Volumes, "volume"),
 		errs.Plural(r.Snapshots, "snapshot"),
-		errs.Plural(r.Goldens, "golden"), errs.Plural(r.Generations, "generation")); err != nil {
-		return err
-	}
+		errs.Plural(r.Goldens, "golden"), errs.Plural(r.Generations, "generation"))
 
 	if r.Old != "" {
 		a.printNote("the old catalogue is kept as %s", r.Old)

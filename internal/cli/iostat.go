@@ -225,7 +225,7 @@ func (a *App) iostatPrinter() func(*iostat.Sample) error {
 	if a.json {
 		enc := json.NewEncoder(a.Stdout)
 		enc.SetEscapeHTML(false)
-		return func(s *iostat.Sample) error { return writeError(enc.Encode(s)) }
+		return func(s *iostat.Sample) error { return a.written(enc.Encode(s)) }
 	}
 	p := &iostatText{a: a}
 	if f, ok := a.Stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {

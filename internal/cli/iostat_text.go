@@ -222,11 +222,9 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 
 	to := *a
 	to.Stdout = a.Stderr
-	if err := to.printf("\npando: %s ran for %s, exit code %d; it and the processes it waited for wrote %s, on all "+
+	to.printf("\npando: %s ran for %s, exit code %d; it and the processes it waited for wrote %s, on all "+
 		"filesystems\n",
-		oneLine(o.Command[0]), formatDuration(o.Seconds), o.Exit, formatBytes(o.DirtiedBytes)); err != nil {
-		return err
-	}
+		oneLine(o.Command[0]), formatDuration(o.Seconds), o.Exit, formatBytes(o.DirtiedBytes))
 
 	tail := fmt.Sprintf("pando: writes continued for %s after it", formatDuration(o.Tail.Seconds))
 	switch {
@@ -242,9 +240,7 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 			formatBytes(o.Tail.UnwrittenBytes), of)
 	}
 
-	if err := to.printf("%s\n", tail); err != nil {
-		return err
-	}
+	to.printf("%s\n", tail)
 
 	t := to.table("VOLUME", "APP", "DURING", "AFTER", "WRITTEN", "FLUSHES", "SYNCS", "P50", "P99", "MAX", "BEFORE/s",
 		"OTHERS", "REST", "AMP")
@@ -255,15 +251,13 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 		t.row(operationLayer(o, l)...)
 	}
 
-	if err := t.flush(); err != nil {
-		return err
-	}
+	t.flush()
 
 	for _, m := range o.Total.Missing {
 		a.printNote("%s", m)
 	}
 
-	return nil
+	return to.unprinted
 }
 
 // operationColumns is the number of columns of printOperation's table.

@@ -37,7 +37,7 @@ SHARED is the space that it shares with other objects. For pools with more than
 
 		switch {
 		case a.json:
-			return writeError(writeInfos(a.Stdout, vols))
+			return a.written(writeInfos(a.Stdout, vols))
 		case tree:
 			goldens, err := e.Goldens(ctx)
 			if err != nil {
@@ -46,9 +46,7 @@ SHARED is the space that it shares with other objects. For pools with more than
 			return a.printTree(goldens, vols)
 		case a.quiet:
 			for _, v := range vols {
-				if err := a.printf("%s\n", v.Name); err != nil {
-					return err
-				}
+				a.printf("%s\n", v.Name)
 			}
 			return nil
 		case len(vols) == 0:
@@ -98,9 +96,7 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 				branch, next = "└─ ", "   "
 			}
 
-			if err := a.printf("%s%s%s  %s\n", indent, branch, v.Name, volumeWords(v)); err != nil {
-				return err
-			}
+			a.printf("%s%s%s  %s\n", indent, branch, v.Name, volumeWords(v))
 
 			if err := walk(v.Name, indent+next); err != nil {
 				return err
@@ -111,10 +107,8 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 	}
 
 	for _, g := range goldens {
-		if err := a.printf("%s@%d  golden, %s, %s\n", g.Name, g.Generation, errs.Plural(g.Generations, "generation"),
-			formatBytes(g.LogicalBytes)); err != nil {
-			return err
-		}
+		a.printf("%s@%d  golden, %s, %s\n", g.Name, g.Generation, errs.Plural(g.Generations, "generation"),
+			formatBytes(g.LogicalBytes))
 		if err := walk(g.Name, ""); err != nil {
 			return err
 		}
@@ -132,9 +126,7 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 			from = "origin " + v.Origin + " destroyed"
 		}
 
-		if err := a.printf("%s  %s, %s\n", v.Name, volumeWords(v), from); err != nil {
-			return err
-		}
+		a.printf("%s  %s, %s\n", v.Name, volumeWords(v), from)
 
 		if err := walk(v.Name, ""); err != nil {
 			return err

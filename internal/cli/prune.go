@@ -102,15 +102,11 @@ func (a *App) printPrune(q engine.PruneRequest, r *engine.PruneReport) error {
 			t.row(c.Ref, c.Kind, formatAge(c.LastUsedAt), formatAge(c.CreatedAt), formatBytes(c.ExclusiveBytes), result)
 		}
 
-		if err := t.flush(); err != nil {
-			return err
-		}
+		t.flush()
 	} else if a.quiet {
 		for _, c := range r.Candidates {
 			if c.Destroyed || r.DryRun {
-				if err := a.printf("%s\n", c.Ref); err != nil {
-					return err
-				}
+				a.printf("%s\n", c.Ref)
 			}
 		}
 	}

@@ -205,9 +205,7 @@ func (a *App) printPushed(out []replicate.Pushed) error {
 		if p.Note != "" {
 			a.printNote("%s: %s", p.Ref, p.Note)
 		}
-		if err := a.printf("%s\n", a.pushedWords(p)); err != nil {
-			return err
-		}
+		a.printf("%s\n", a.pushedWords(p))
 	}
 
 	if len(out) == 0 {

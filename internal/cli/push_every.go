@@ -116,7 +116,7 @@ func (a *App) printRound(out []replicate.Pushed) error {
 		enc.SetEscapeHTML(false)
 		for _, p := range out {
 			if err := enc.Encode(p); err != nil {
-				return writeError(err)
+				return a.written(err)
 			}
 		}
 		return nil

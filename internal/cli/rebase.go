@@ -47,9 +47,7 @@ func (a *App) rebaseCommand() *cobra.Command {
 			stop()
 			if err != nil {
 				if errs.Is(err, errs.Conflict) && len(out.Conflicts) > 0 {
-					if perr := a.printConflicts(out.Conflicts); perr != nil {
-						return perr
-					}
+					a.printConflicts(out.Conflicts)
 				}
 				return err
 			}
@@ -94,9 +92,7 @@ func (a *App) printConflicts(cs []engine.RebaseConflict) error {
 		} else {
 			line += "  (volume: " + c.Mine + "; golden: " + c.Theirs + ")"
 		}
-		if err := a.printf("%s\n", line); err != nil {
-			return err
-		}
+		a.printf("%s\n", line)
 	}
 
 	return nil

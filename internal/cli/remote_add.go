@@ -144,9 +144,7 @@ func (a *App) printAdded(ctx context.Context, r replicate.Added) error {
 		how = "created a repository"
 	}
 
-	if err := a.printf("%s  %s at %s\n", r.Name, how, r.URL); err != nil {
-		return err
-	}
+	a.printf("%s  %s at %s\n", r.Name, how, r.URL)
 
 	if r.ConfigRestored {
 		a.printNote("its config was missing or damaged: restored the copy in the recovery kit")

@@ -45,9 +45,7 @@ the remote can still be pulled. The next ` + "`pando remote prune`" + ` returns 
 				what += " with " + errs.Plural(len(out.Points), "point")
 			}
 
-			if err := a.printf("deleted %s from %s\n", what, r.Name); err != nil {
-				return err
-			}
+			a.printf("deleted %s from %s\n", what, r.Name)
 
 			a.printNote("return the space with `pando remote prune %s`", r.Name)
 			return nil

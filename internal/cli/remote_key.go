@@ -64,9 +64,7 @@ func (a *App) printKeys(keys []replicate.Key) error {
 		return a.printJSON(keys)
 	case a.quiet:
 		for _, k := range keys {
-			if err := a.printf("%s\n", k.ID); err != nil {
-				return err
-			}
+			a.printf("%s\n", k.ID)
 		}
 		return nil
 	}

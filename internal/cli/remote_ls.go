@@ -102,9 +102,7 @@ func (a *App) listRemotes() error {
 		return a.printJSON(out)
 	case a.quiet:
 		for _, r := range out {
-			if err := a.printf("%s\n", r.Name); err != nil {
-				return err
-			}
+			a.printf("%s\n", r.Name)
 		}
 		return nil
 	case len(out) == 0:
@@ -143,9 +141,7 @@ func (a *App) printListed(ctx context.Context, r *replicate.Remote, l *replicate
 			if v.Count == 0 {
 				continue // its first push is under way
 			}
-			if err := a.printf("%s\n", v.Name); err != nil {
-				return err
-			}
+			a.printf("%s\n", v.Name)
 		}
 		return nil
 	case len(vols) == 0:
@@ -198,11 +194,11 @@ func (a *App) printPoints(
 	case a.json:
 		err = a.printVolume(&v, l.Points(ctx, &v), "")
 	case a.quiet:
-		for p, perr := range l.Points(ctx, &v) {
-			if err = cmp.Or(perr, err); err != nil {
+		for p, err := range l.Points(ctx, &v) {
+			if err != nil {
 				return err
 			}
-			err = a.printf("%s@%s\n", v.Name, p.Name)
+			a.printf("%s@%s\n", v.Name, p.Name)
 		}
 	default:
 		t := a.table("POINT", "CREATED", "CONSISTENCY", "FROM", "SIZE", "LOGICAL", "STORED")
@@ -243,12 +239,8 @@ func (a *App) printListing(ctx context.Context, l *replicate.Listing) error {
 		if i == 0 {
 			begin = "[\n  "
 		}
-		if err := a.printf("%s", begin); err != nil {
-			return err
-		}
-		if err := a.printVolume(&l.Volumes[i], l.Points(ctx, &l.Volumes[i]), "  "); err != nil {
-			return err
-		}
+		a.printf("%s", begin)
+		a.printVolume(&l.Volumes[i], l.Points(ctx, &l.Volumes[i]), "  ")
 	}
 
 	return a.printf("\n]\n")
@@ -272,9 +264,7 @@ func (a *App) printVolume(v *replicate.Listed, points iter.Seq2[replicate.Listed
 	}
 
 	before, _, _ := strings.Cut(text, list)
-	if err := a.printf("%s\"points\": [", before); err != nil {
-		return err
-	}
+	a.printf("%s\"points\": [", before)
 
 	some := false
 	for p, err := range points {
@@ -292,15 +282,11 @@ func (a *App) printVolume(v *replicate.Listed, points iter.Seq2[replicate.Listed
 			comma, some = "", true
 		}
 
-		if err := a.printf("%s\n%s    %s", comma, indent, point); err != nil {
-			return err
-		}
+		a.printf("%s\n%s    %s", comma, indent, point)
 	}
 
 	if some {
-		if err := a.printf("\n%s  ", indent); err != nil {
-			return err
-		}
+		a.printf("\n%s  ", indent)
 	}
 
 	if text, err = encode(v, indent); err != nil {

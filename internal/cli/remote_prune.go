@@ -130,9 +130,7 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 	a.printPruneNotes(remote, p)
 	if a.quiet {
 		for _, x := range p.Points {
-			if err := a.printf("%s@%s\n", x.Volume, x.Name); err != nil {
-				return err
-			}
+			a.printf("%s@%s\n", x.Volume, x.Name)
 		}
 		return nil
 	}
@@ -148,12 +146,8 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 		for _, x := range p.Points {
 			t.row(x.Volume+"@"+x.Name, formatAge(x.CreatedAt), result)
 		}
-		if err := t.flush(); err != nil {
-			return err
-		}
-		if err := a.printf("\n"); err != nil {
-			return err
-		}
+		t.flush()
+		a.printf("\n")
 	}
 
 	// Print what the remote holds now.
@@ -172,8 +166,9 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 		used += fmt.Sprintf(", %.2f times the %s that points need", times, formatBytes(p.NeededBytes))
 	}
 
-	return a.printFields("kept", errs.Plural(p.Kept, "point"), "returned", freed, "repacked", repackedText(p),
+	a.printFields("kept", errs.Plural(p.Kept, "point"), "returned", freed, "repacked", repackedText(p),
 		"held", held, "used", used)
+	return nil
 }
 
 // printPruneNotes warns about lists of points that were lost or damaged, and about data that could not be read.

@@ -76,9 +76,7 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 	case out.ConfigRestored && out.DryRun:
 		return a.printf("config  missing, damaged or out of date: would be restored from this pool's copy\n")
 	case out.ConfigRestored:
-		if err := a.printf("config  was missing, damaged or out of date: restored from this pool's copy\n"); err != nil {
-			return err
-		}
+		a.printf("config  was missing, damaged or out of date: restored from this pool's copy\n")
 	}
 
 	if len(out.Volumes) > 0 {
@@ -87,12 +85,8 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 			t.row(cmp.Or(v.Volume, v.Object), describeDamage(v), itoa(len(v.Points)), orDash(strings.Join(v.Broken, ", ")),
 				repairResult(v, out.DryRun))
 		}
-		if err := t.flush(); err != nil {
-			return err
-		}
-		if err := a.printf("\n"); err != nil {
-			return err
-		}
+		t.flush()
+		a.printf("\n")
 	}
 
 	for _, v := range out.Volumes {
@@ -117,7 +111,8 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 		tables = errs.Plural(n, "table") + " of packs rebuilt"
 	}
 
-	return a.printFields("good", errs.Plural(out.Checked, "list")+" of points", "packs", tables, "lost", lost)
+	a.printFields("good", errs.Plural(out.Checked, "list")+" of points", "packs", tables, "lost", lost)
+	return nil
 }
 
 func describeDamage(v replicate.RepairedVolume) string {

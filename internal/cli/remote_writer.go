@@ -57,9 +57,7 @@ func (a *App) printWriter(w replicate.WriterIdentity) error {
 		return a.printf("%s\n", w.ID)
 	}
 
-	if err := a.printFields("writer", w.ID, "was", w.Previous, "host", w.Host); err != nil {
-		return err
-	}
+	a.printFields("writer", w.ID, "was", w.Previous, "host", w.Host)
 
 	if w.New {
 		a.printNote("take over the volumes that this pool is to write: `pando pull REMOTE VOLUME --take-over --update`")

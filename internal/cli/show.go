@@ -39,7 +39,8 @@ how much space sharing saves.`,
 			if a.json {
 				return a.printJSON(p)
 			}
-			return a.printPool(p)
+			a.printPool(p)
+			return nil
 		}
 
 		r, err := ref.Parse("show", args[0])
@@ -61,7 +62,7 @@ how much space sharing saves.`,
 	return c
 }
 
-func (a *App) printFields(pairs ...string) error {
+func (a *App) printFields(pairs ...string) {
 	width := 0
 	for i := 0; i < len(pairs); i += 2 {
 		if pairs[i+1] != "" {
@@ -73,12 +74,8 @@ func (a *App) printFields(pairs ...string) error {
 		if pairs[i+1] == "" {
 			continue
 		}
-		if err := a.printf("%-*s  %s\n", width, pairs[i], pairs[i+1]); err != nil {
-			return err
-		}
+		a.printf("%-*s  %s\n", width, pairs[i], pairs[i+1])
 	}
-
-	return nil
 }
 
 // printDetail prints everything that is known about an object.
@@ -150,7 +147,7 @@ func (a *App) printDetail(d engine.Detail) error {
 		}
 	}
 
-	err := a.printFields(
+	a.printFields(
 		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state,
 		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "consistency", d.Consistency,
 		"keep", keep, "pinned", pinned, "size", sizeText,
@@ -162,8 +159,8 @@ func (a *App) printDetail(d engine.Detail) error {
 		"last used", formatAge(d.LastUsedAt), "expires", expires,
 	)
 
-	if err != nil || len(d.Generations)+len(d.Snapshots) == 0 {
-		return err
+	if len(d.Generations)+len(d.Snapshots) == 0 {
+		return nil
 	}
 
 	return a.printDetailPoints(d)
@@ -171,9 +168,7 @@ func (a *App) printDetail(d engine.Detail) error {
 
 // printDetailPoints prints the generations of a golden, or the snapshots of a volume.
 func (a *App) printDetailPoints(d engine.Detail) error {
-	if err := a.printf("\n"); err != nil {
-		return err
-	}
+	a.printf("\n")
 
 	t := a.table("GENERATION", "STATE", "LOGICAL", "EXCLUSIVE", "SHARED", "CREATED")
 	for _, g := range d.Generations {
@@ -193,7 +188,7 @@ func (a *App) printDetailPoints(d engine.Detail) error {
 }
 
 // printPool prints the pool's directory, driver, space and contents.
-func (a *App) printPool(p engine.PoolInfo) error {
+func (a *App) printPool(p engine.PoolInfo) {
 	backing, trash, saved := "", "", ""
 	if p.Backing != "" {
 		backing = fmt.Sprintf("%s (%s, sparse)", p.Backing, formatBytes(p.BackingBytes))
@@ -213,7 +208,7 @@ func (a *App) printPool(p engine.PoolInfo) error {
 			p.SavedRatio)
 	}
 
-	return a.printFields(
+	a.printFields(
 		"pool", p.Dir, "driver", p.Driver, "why", p.Why, "backing", backing,
 		"room", fmt.Sprintf("%s free of %s (new clones need %.4g %% free)", formatBytes(p.FreeBytes),
 			formatBytes(p.TotalBytes), p.MinFreePercent),

@@ -98,9 +98,7 @@ func (a *App) verifyCommand() *cobra.Command {
 			return err
 		}
 
-		if err := a.printVerified(out, q.ReadPercent); err != nil {
-			return err
-		}
+		a.printVerified(out, q.ReadPercent)
 
 		if out.TotalProblems > 0 {
 			a.exit = errs.Damaged.Codes().Exit
@@ -117,9 +115,7 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 		return a.printJSON(v)
 	}
 
-	if err := a.printRepairedPoints(v.Repaired); err != nil {
-		return err
-	}
+	a.printRepairedPoints(v.Repaired)
 
 	for _, w := range v.Warnings {
 		a.printWarning("%s", oneLine(w.String()))
@@ -138,13 +134,9 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 			t.row(where, bytes, orDash(p.Object), oneLine(p.Message+p.Count()))
 		}
 
-		if err := t.flush(); err != nil {
-			return err
-		}
+		t.flush()
 
-		if err := a.printf("\n"); err != nil {
-			return err
-		}
+		a.printf("\n")
 	}
 
 	problems := "none"
@@ -176,17 +168,18 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 		unknown = fmt.Sprintf("%s not written by Pando, for example %s", errs.Plural(n, "object"), v.Unknown[0])
 	}
 
-	return a.printFields(
+	a.printFields(
 		"checked", fmt.Sprintf("%s with %s, in %s (%s)", errs.Plural(v.Volumes, "volume"), errs.Plural(v.Points, "point"),
 			errs.Plural(v.Segments, "segment"), formatBytes(v.SegmentBytes)),
 		"read", read, "not needed", garbage, "in work", working, "unknown", unknown, "problems", problems,
 	)
+	return nil
 }
 
 // printRepairedPoints says of each point that was not whole what came of it.
-func (a *App) printRepairedPoints(points []replicate.RepairedPoint) error {
+func (a *App) printRepairedPoints(points []replicate.RepairedPoint) {
 	if len(points) == 0 || a.quiet {
-		return nil
+		return
 	}
 
 	t := a.table("POINT", "RESULT", "SENT", "FROM", "WHY")
@@ -198,11 +191,9 @@ func (a *App) printRepairedPoints(points []replicate.RepairedPoint) error {
 		t.row(p.Volume+"@"+p.Point, result, formatBytes(p.UploadedBytes), orDash(p.Ref), orDash(oneLine(p.Left())))
 	}
 
-	if err := t.flush(); err != nil {
-		return err
-	}
+	t.flush()
 
-	return a.printf("\n")
+	a.printf("\n")
 }
 
 // parseSample reads which part of the data is to be read, above 0 to 100 %.
