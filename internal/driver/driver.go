@@ -48,6 +48,9 @@ const (
 	Scratch    Kind = "scratch"    // being made; garbage once the process that makes it has died
 )
 
+// Immutable reports whether the content of objects of this kind never changes.
+func (k Kind) Immutable() bool { return k == Snapshot || k == Generation }
+
 // FS is what a volume holds.
 type FS string
 

@@ -42,7 +42,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"iter"
 	"os"
 	"path/filepath"
 
@@ -63,8 +62,9 @@ const ext = ".subvol"
 
 // Driver is a driver.Driver.
 type Driver struct {
+	objdir.Shared
 	dir *objdir.Dir
-	f   *os.File // the directory of objects, for ioctls
+	f   *os.File // of dir, for ioctls
 }
 
 var (
@@ -92,19 +92,12 @@ func Open(_ context.Context, dir, poolID string, create bool) (driver.Driver, er
 		return nil, err
 	}
 
-	f, err := os.Open(d.Path())
-	if err != nil {
-		d.Close()
-		return nil, errs.Wrap("open pool", d.Path(), err)
-	}
-
-	if err := checkMagic("open pool", f); err != nil {
-		f.Close()
+	if err := checkMagic("open pool", d.File()); err != nil {
 		d.Close()
 		return nil, err
 	}
 
-	return &Driver{dir: d, f: f}, nil
+	return &Driver{d, d, d.File()}, nil
 }
 
 func checkMagic(op string, f *os.File) error {
@@ -184,7 +177,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 
 	err := os.Chmod(d.dir.Data(id.ID), 0o755) // the umask has taken part of it
 	if err == nil {
-		err = d.dir.Put(id, durabilityOf(id))
+		err = d.dir.Put(id, objdir.DurabilityOf(id))
 	}
 	if err != nil {
 		// If this fails too, the remaining data has no identity.
@@ -193,14 +186,6 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 	}
 
 	return nil
-}
-
-// durabilityOf returns how durable the identity of an existing object is made.
-func durabilityOf(id driver.Identity) objdir.Until {
-	if id.Ephemeral {
-		return objdir.InMemory
-	}
-	return objdir.OnDisk
 }
 
 // Clone implements driver.Driver. Even ephemeral clones are durable: the kernel
@@ -528,9 +513,6 @@ func (d *Driver) measureTree(ctx context.Context, f *os.File, path string) (exte
 	return sum, nil
 }
 
-// List implements driver.Driver.
-func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] { return d.dir.List(ctx) }
-
 // Attachment implements driver.Driver.
 func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attachment, error) {
 	f, err := d.openSubvolume(id)
@@ -552,7 +534,7 @@ func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attac
 	return driver.Attachment{
 		FS:       driver.Native,
 		Tree:     d.dir.Data(id),
-		ReadOnly: info.ReadOnly || i.Kind == driver.Snapshot || i.Kind == driver.Generation,
+		ReadOnly: info.ReadOnly || i.Kind.Immutable(),
 	}, nil
 }
 
@@ -586,7 +568,7 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 // a copy of the subvolume that it was received from, and increments would be based
 // on it.
 func setMode(f *os.File, kind driver.Kind) error {
-	if kind == driver.Snapshot || kind == driver.Generation {
+	if kind.Immutable() {
 		return kernel.SubvolSetReadOnly(f, true)
 	}
 	if err := kernel.SubvolSetReadOnly(f, false); err != nil {
@@ -611,7 +593,7 @@ func (d *Driver) Inspect(_ context.Context, id driver.Identity) (driver.Conditio
 		defer f.Close()
 		var info kernel.SubvolInfo
 		if info, err = kernel.SubvolInfoOf(f); err == nil {
-			immutable := id.Kind == driver.Snapshot || id.Kind == driver.Generation
+			immutable := id.Kind.Immutable()
 			switch {
 			case immutable && !info.ReadOnly:
 				c.Mode = "its subvolume is writable"
@@ -641,22 +623,8 @@ func (d *Driver) Restore(_ context.Context, id driver.Identity) error {
 	return errs.Wrap("write identity", string(id.ID), setMode(f, id.Kind))
 }
 
-// Commit implements driver.Committer.
-func (d *Driver) Commit(id driver.ObjectID) error { return d.dir.Commit(id) }
-
-// Committed implements driver.Committer.
-func (d *Driver) Committed(id driver.ObjectID) (bool, error) { return d.dir.Committed(id) }
-
-// Upgrade implements driver.Upgrader.
-func (d *Driver) Upgrade(ctx context.Context, isCommitted func(driver.ObjectID) bool) error {
-	return d.dir.Upgrade(ctx, isCommitted)
-}
-
 // Sync implements driver.Syncer. It also wakes the kernel thread that frees the
 // space of destroyed subvolumes, but does not wait for it.
 func (d *Driver) Sync(context.Context) error {
 	return errs.Wrap("sync", d.dir.Path(), kernel.BtrfsSync(d.f))
 }
-
-// Close releases the pool's directory, so that its filesystem can be unmounted.
-func (d *Driver) Close() error { return errors.Join(d.f.Close(), d.dir.Close()) }

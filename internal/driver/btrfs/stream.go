@@ -10,6 +10,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/driver"
+	"pando/internal/driver/objdir"
 	"pando/internal/linux/btrfsstream"
 	"pando/internal/linux/kernel"
 
@@ -307,7 +308,7 @@ func (d *Driver) receive(
 		return errs.Wrap(op, id.Ref(), err)
 	}
 
-	return errs.Wrap(op, id.Ref(), d.dir.Put(id, durabilityOf(id)))
+	return errs.Wrap(op, id.Ref(), d.dir.Put(id, objdir.DurabilityOf(id)))
 }
 
 // isSameSubvolume reports whether a subvolume has that UUID, or was received from one that has it.

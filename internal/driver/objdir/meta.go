@@ -41,6 +41,14 @@ const (
 	OnDisk
 )
 
+// DurabilityOf returns how durable the identity of an object is made that depends on no later step.
+func DurabilityOf(id driver.Identity) Until {
+	if id.Ephemeral {
+		return InMemory
+	}
+	return OnDisk
+}
+
 // Put writes the identity, which makes the object whole. The caller has made the
 // data, or makes it next. Exists if there is one already, Invalid if it could not be
 // read back. On error nothing remains.

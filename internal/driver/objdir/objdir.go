@@ -46,6 +46,14 @@ type Dir struct {
 	logs bool        // see Logs
 }
 
+// Shared are the methods of a driver that Dir implements. Drivers embed it.
+type Shared interface {
+	driver.Committer
+	driver.Upgrader
+	List(context.Context) iter.Seq2[driver.Object, error]
+	Close() error // releases the directory, so that its filesystem can be unmounted
+}
+
 // Open opens (or, with create, makes) DIR/objects. ext is the extension of the
 // data of objects, with its dot. NotFound if it does not exist.
 func Open(dir, poolID, ext string, create bool) (*Dir, error) {
@@ -75,6 +83,10 @@ func Open(dir, poolID, ext string, create bool) (*Dir, error) {
 
 // Path returns the absolute path of the directory.
 func (d *Dir) Path() string { return d.path }
+
+// File returns the open directory, which only Close may close. It is open since before any write, so that syncfs
+// reports every write error.
+func (d *Dir) File() *os.File { return d.f }
 
 // Data returns the absolute path of an object's data.
 func (d *Dir) Data(id driver.ObjectID) string { return filepath.Join(d.path, string(id)+d.ext) }

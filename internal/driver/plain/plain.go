@@ -17,7 +17,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"iter"
 	"os"
 
 	"pando/internal/base/errs"
@@ -37,8 +36,9 @@ const ext = ".tree"
 
 // Driver is a driver.Driver.
 type Driver struct {
+	objdir.Shared
 	dir *objdir.Dir
-	f   *os.File // the directory of objects; open since before any write, so that syncfs reports every write error
+	f   *os.File // of dir, for syncfs
 }
 
 var (
@@ -60,12 +60,7 @@ func Open(_ context.Context, dir, poolID string, create bool) (driver.Driver, er
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.Open(d.Path())
-	if err != nil {
-		d.Close()
-		return nil, errs.Wrap("open pool", d.Path(), err)
-	}
-	return &Driver{dir: d, f: f}, nil
+	return &Driver{d, d, d.File()}, nil
 }
 
 // Caps implements driver.Driver.
@@ -90,12 +85,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 		return dst.Sync()
 	}
 
-	return d.makeObject(ctx, "create", id, empty, func() error {
-		if id.Ephemeral {
-			return d.dir.Put(id, objdir.InMemory)
-		}
-		return d.dir.Put(id, objdir.OnDisk)
-	})
+	return d.makeObject(ctx, "create", id, empty, func() error { return d.dir.Put(id, objdir.DurabilityOf(id)) })
 }
 
 // Clone implements driver.Driver.
@@ -140,7 +130,7 @@ func copyOnce(ctx context.Context, src string, dst *os.File, o treecopy.Options)
 
 // checkOrigin reports whether copies can be made of an object. NotFound.
 func (d *Driver) checkOrigin(from driver.ObjectID) error {
-	if _, err := d.statObject(from); err != nil {
+	if err := d.findObject(from); err != nil {
 		return err
 	}
 	// Without an identity it may be an incomplete copy.
@@ -169,15 +159,14 @@ func (d *Driver) copyObject(
 // finisher returns the func that makes the copy id whole and, unless it is ephemeral, durable.
 func (d *Driver) finisher(id driver.Identity) func() error {
 	return func() error {
-		if id.Ephemeral {
-			return d.dir.Put(id, objdir.InMemory)
-		}
 		// Sync all content before the identity. One sync of the filesystem takes a fraction of the
 		// time that syncing each file would.
-		if err := unix.Syncfs(int(d.f.Fd())); err != nil {
-			return err
+		if !id.Ephemeral {
+			if err := unix.Syncfs(int(d.f.Fd())); err != nil {
+				return err
+			}
 		}
-		return d.dir.Put(id, objdir.OnDisk)
+		return d.dir.Put(id, objdir.DurabilityOf(id))
 	}
 }
 
@@ -244,18 +233,15 @@ func wrapCopyError(op, ref string, err error) error {
 	return &errs.Error{Kind: e.Kind, Op: op, Ref: ref, Hint: e.Hint, Err: cause}
 }
 
-// statObject looks up the directory of an object. NotFound.
-func (d *Driver) statObject(id driver.ObjectID) (os.FileInfo, error) {
+// findObject looks up the directory of an object. NotFound.
+func (d *Driver) findObject(id driver.ObjectID) error {
 	if driver.ValidID(string(id)) {
-		st, err := os.Lstat(d.dir.Data(id))
-		if err == nil {
-			return st, nil
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			return nil, errs.Wrap("look up", string(id), err)
+		_, err := os.Lstat(d.dir.Data(id))
+		if err == nil || !errors.Is(err, fs.ErrNotExist) {
+			return errs.Wrap("look up", string(id), err)
 		}
 	}
-	return nil, errs.New(errs.NotFound, "look up", string(id), "no such object in the pool")
+	return errs.New(errs.NotFound, "look up", string(id), "no such object in the pool")
 }
 
 // Destroy implements driver.Driver. Its cost grows with the number of files.
@@ -274,7 +260,7 @@ func (d *Driver) Destroy(ctx context.Context, id driver.ObjectID) error {
 
 // Usage implements driver.Driver. It walks the tree.
 func (d *Driver) Usage(ctx context.Context, id driver.ObjectID) (driver.Usage, error) {
-	if _, err := d.statObject(id); err != nil {
+	if err := d.findObject(id); err != nil {
 		return driver.Usage{}, err
 	}
 
@@ -291,12 +277,9 @@ func (d *Driver) Usage(ctx context.Context, id driver.ObjectID) (driver.Usage, e
 	}, nil
 }
 
-// List implements driver.Driver.
-func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] { return d.dir.List(ctx) }
-
 // Attachment implements driver.Driver.
 func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attachment, error) {
-	if _, err := d.statObject(id); err != nil {
+	if err := d.findObject(id); err != nil {
 		return driver.Attachment{}, err
 	}
 
@@ -308,7 +291,7 @@ func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attac
 	return driver.Attachment{
 		FS:       driver.Native,
 		Tree:     d.dir.Data(id),
-		ReadOnly: i.Kind == driver.Snapshot || i.Kind == driver.Generation,
+		ReadOnly: i.Kind.Immutable(),
 	}, nil
 }
 
@@ -317,7 +300,7 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 	if err := d.Caps().Check(ctx, "write identity", id); err != nil {
 		return err
 	}
-	if _, err := d.statObject(id.ID); err != nil {
+	if err := d.findObject(id.ID); err != nil {
 		return err
 	}
 	return d.dir.Replace(id)
@@ -347,7 +330,7 @@ func (d *Driver) Inspect(_ context.Context, id driver.Identity) (driver.Conditio
 
 // Restore implements driver.Inspector.
 func (d *Driver) Restore(_ context.Context, id driver.Identity) error {
-	if _, err := d.statObject(id.ID); err != nil {
+	if err := d.findObject(id.ID); err != nil {
 		return err
 	}
 	return d.dir.Force(id)
@@ -356,21 +339,7 @@ func (d *Driver) Restore(_ context.Context, id driver.Identity) error {
 // Finish implements driver.Finisher.
 func (d *Driver) Finish(ctx context.Context, id driver.Identity) error { return d.SetIdentity(ctx, id) }
 
-// Commit implements driver.Committer.
-func (d *Driver) Commit(id driver.ObjectID) error { return d.dir.Commit(id) }
-
-// Committed implements driver.Committer.
-func (d *Driver) Committed(id driver.ObjectID) (bool, error) { return d.dir.Committed(id) }
-
-// Upgrade implements driver.Upgrader.
-func (d *Driver) Upgrade(ctx context.Context, isCommitted func(driver.ObjectID) bool) error {
-	return d.dir.Upgrade(ctx, isCommitted)
-}
-
 // Sync implements driver.Syncer. It syncs the whole filesystem.
 func (d *Driver) Sync(context.Context) error {
 	return errs.Wrap("sync", d.dir.Path(), unix.Syncfs(int(d.f.Fd())))
 }
-
-// Close releases the pool's directory, so that its filesystem can be unmounted.
-func (d *Driver) Close() error { return errors.Join(d.f.Close(), d.dir.Close()) }

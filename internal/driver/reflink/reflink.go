@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"iter"
 	"os"
 	"path/filepath"
 
@@ -30,6 +29,7 @@ const Name = "reflink"
 
 // Driver is a driver.Driver.
 type Driver struct {
+	objdir.Shared
 	dir     *objdir.Dir
 	ordered bool // syncing one file makes all durable that was done before, but data of other files
 }
@@ -67,7 +67,7 @@ func Open(_ context.Context, dir, poolID string, create bool) (driver.Driver, er
 		d.Logs()
 	}
 
-	return &Driver{dir: d, ordered: ordered}, nil
+	return &Driver{Shared: d, dir: d, ordered: ordered}, nil
 }
 
 // Probe tries whether files in dir can share blocks. Unsupported if not.
@@ -131,7 +131,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 		id.Sector = imagefs.SectorBytes
 	}
 
-	return d.makeImage(id, 0o600, durabilityOf(id), func(f *os.File) (bool, error) {
+	return d.makeImage(id, 0o600, objdir.DurabilityOf(id), func(f *os.File) (bool, error) {
 		if err := f.Truncate(id.SizeBytes); err != nil {
 			return true, err
 		}
@@ -169,7 +169,7 @@ func (d *Driver) clone(
 		return errs.Wrap(op, id.Origin, err)
 	}
 	defer src.Close()
-	return d.cloneOf(ctx, op, src, id, cloneOptions{mode: mode, until: durabilityOf(id), quiet: quiet})
+	return d.cloneOf(ctx, op, src, id, cloneOptions{mode: mode, until: objdir.DurabilityOf(id), quiet: quiet})
 }
 
 // cloneOptions says how an image is cloned.
@@ -210,15 +210,7 @@ func (d *Driver) cloneOf(ctx context.Context, op string, src *origin, id driver.
 	})
 }
 
-// durabilityOf returns how durable an object is made on its own.
-func durabilityOf(id driver.Identity) objdir.Until {
-	if id.Ephemeral {
-		return objdir.InMemory
-	}
-	return objdir.OnDisk
-}
-
-// makeImage creates the image of id, calls fill to write it, and makes it whole, and as durable as durabilityOf says.
+// makeImage creates the image of id, calls fill to write it, and makes it whole, and as durable as until says.
 // fill reports whether it wrote data, rather than only sharing blocks that are already on disk. On error nothing
 // remains.
 func (d *Driver) makeImage(
@@ -340,9 +332,6 @@ func (d *Driver) Address(_ context.Context, id driver.ObjectID) (string, error) 
 	return a, errs.Wrap("read extents", string(id), err)
 }
 
-// List implements driver.Driver.
-func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] { return d.dir.List(ctx) }
-
 // Attachment implements driver.Driver.
 func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attachment, error) {
 	i, err := d.dir.Get(id)
@@ -360,13 +349,13 @@ func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attac
 		Options:     imagefs.MountOptions(i.FS),
 		NoSync:      imagefs.NoSyncOptions(i.FS),
 		SectorBytes: i.Sector,
-		ReadOnly:    i.Kind == driver.Snapshot || i.Kind == driver.Generation,
+		ReadOnly:    i.Kind.Immutable(),
 	}, nil
 }
 
 // SetIdentity implements driver.Rewriter.
 func (d *Driver) SetIdentity(_ context.Context, id driver.Identity) error {
-	if id.Kind == driver.Snapshot || id.Kind == driver.Generation {
+	if id.Kind.Immutable() {
 		if err := os.Chmod(d.dir.Data(id.ID), 0o400); err != nil {
 			return errs.Wrap("write identity", id.Ref(), err)
 		}
@@ -376,7 +365,7 @@ func (d *Driver) SetIdentity(_ context.Context, id driver.Identity) error {
 
 // imageMode is the mode of the image of an object.
 func imageMode(k driver.Kind) fs.FileMode {
-	if k == driver.Snapshot || k == driver.Generation {
+	if k.Immutable() {
 		return 0o400
 	}
 	return 0o600
@@ -421,19 +410,5 @@ func (d *Driver) Restore(_ context.Context, id driver.Identity) error {
 	return d.dir.Force(id)
 }
 
-// Commit implements driver.Committer.
-func (d *Driver) Commit(id driver.ObjectID) error { return d.dir.Commit(id) }
-
-// Committed implements driver.Committer.
-func (d *Driver) Committed(id driver.ObjectID) (bool, error) { return d.dir.Committed(id) }
-
-// Upgrade implements driver.Upgrader.
-func (d *Driver) Upgrade(ctx context.Context, isCommitted func(driver.ObjectID) bool) error {
-	return d.dir.Upgrade(ctx, isCommitted)
-}
-
 // Sync implements driver.Syncer.
 func (d *Driver) Sync(context.Context) error { return d.dir.Sync() }
-
-// Close releases the pool directory.
-func (d *Driver) Close() error { return d.dir.Close() }

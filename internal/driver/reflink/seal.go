@@ -9,6 +9,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/driver"
+	"pando/internal/driver/objdir"
 	"pando/internal/linux/extent"
 
 	"golang.org/x/sys/unix"
@@ -74,7 +75,7 @@ func (d *Driver) Seal(
 		}
 	}
 
-	return d.makeImage(id, 0o400, durabilityOf(id), func(dst *os.File) (bool, error) {
+	return d.makeImage(id, 0o400, objdir.DurabilityOf(id), func(dst *os.File) (bool, error) {
 		if err := dst.Truncate(size); err != nil {
 			return true, err
 		}

@@ -20,7 +20,7 @@ func (d *Driver) Inspect(ctx context.Context, id driver.Identity) (driver.Condit
 
 	c.Data, c.SizeBytes = true, o.node.size
 	own := o.node.ownSnap() != nil
-	switch to := isImmutable(id.Kind); {
+	switch to := id.Kind.Immutable(); {
 	case id.FS.IsImage() != o.node.volume:
 		c.Err = errs.New(errs.Damaged, "open", string(id.ID), "its dataset is not of the type for %s", id.FS)
 	case to && !own:

@@ -488,11 +488,9 @@ func (d *Driver) snapshot(
 	return d.finishSteps(ctx, id, made, err, done)
 }
 
-func isImmutable(k driver.Kind) bool { return k == driver.Snapshot || k == driver.Generation }
-
 // attachment describes a whole object.
 func (d *Driver) attachment(o object) driver.Attachment {
-	ro := o.immutable || isImmutable(o.Identity.Kind)
+	ro := o.immutable || o.Identity.Kind.Immutable()
 	if !o.node.volume {
 		return driver.Attachment{FS: driver.Native, Source: d.dataset(o.ID), Type: "zfs", ReadOnly: ro}
 	}
@@ -555,7 +553,7 @@ func (d *Driver) writeIdentity(ctx context.Context, o object, id driver.Identity
 
 	d.forgetOrigin(id.ID)
 	ds, own := d.dataset(id.ID), d.ownSnapName(id.ID)
-	switch to := isImmutable(id.Kind); {
+	switch to := id.Kind.Immutable(); {
 	case to && o.immutable:
 		if err := d.runChange(ctx, "set", prop, own); err != nil {
 			return err
@@ -582,10 +580,10 @@ func (d *Driver) writeIdentity(ctx context.Context, o object, id driver.Identity
 		}
 	}
 
-	if o.node.readOnly == isImmutable(id.Kind) {
+	if o.node.readOnly == id.Kind.Immutable() {
 		return nil
 	}
-	if isImmutable(id.Kind) {
+	if id.Kind.Immutable() {
 		return d.runChange(ctx, "set", "readonly=on", ds)
 	}
 

@@ -320,7 +320,7 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 		return err
 	}
 
-	if !isImmutable(id.Kind) || id.FS.IsImage() {
+	if !id.Kind.Immutable() || id.FS.IsImage() {
 		return errs.New(errs.Invalid, op, id.Ref(), "a %s %s cannot be received: only immutable trees can",
 			id.FS, id.Kind)
 	}
