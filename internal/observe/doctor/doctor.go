@@ -66,6 +66,8 @@ func (r *Report) find(f Finding) {
 	r.Findings = append(r.Findings, f)
 }
 
+func (r *Report) measure(figures ...Figure) { r.Measured = append(r.Measured, figures...) }
+
 // Finding is a fact about the host that a person should know, and what to do about it.
 type Finding struct {
 	Code string `json:"code"` // stable: see docs/zfs-dedup.md
@@ -78,6 +80,8 @@ type Finding struct {
 	Why      string   `json:"why"`      // it matters
 	Do       []Step   `json:"do"`       // in this order
 }
+
+func (f *Finding) measure(figures ...Figure) { f.Measured = append(f.Measured, figures...) }
 
 // Step is something to do.
 type Step struct {
@@ -152,6 +156,11 @@ func figure(name, label string, unit Unit, n int64) Figure {
 	return known(name, label, unit, float64(n), float64(n))
 }
 
+// count returns an exact number of things.
+func count[N int | int64 | uint64](name, label string, n N) Figure {
+	return figure(name, label, Count, int64(n))
+}
+
 // percentage returns an exact figure in percent.
 func percentage(name, label string, percent float64) Figure {
 	return known(name, label, Percent, percent, percent)
@@ -159,7 +168,7 @@ func percentage(name, label string, percent float64) Figure {
 
 // microseconds returns a duration as a figure; why says why it is unknown, "" if it is known.
 func microseconds(name, label string, d time.Duration, why string) Figure {
-	f := figure(name, label+", microseconds", Count, d.Microseconds())
+	f := count(name, label+", microseconds", d.Microseconds())
 	if why != "" {
 		return unknown(name, f.Label, Count, why)
 	}

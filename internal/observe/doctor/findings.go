@@ -79,7 +79,7 @@ func (f *Facts) findDedupDatasets(r *Report) {
 		Title: fmt.Sprintf("%d of %d datasets have dedup on, %d of them by their own setting", len(f.Datasets),
 			f.DatasetsTotal, local),
 		Measured: []Figure{
-			figure("dedup_datasets", "datasets with dedup", Count, int64(len(f.Datasets))),
+			count("dedup_datasets", "datasets with dedup", len(f.Datasets)),
 			figure("dedup_referenced", "they reference", Bytes, referenced).noted("each counted in full"),
 			figure("dedup_logical", "uncompressed", Bytes, logical),
 		},
@@ -98,7 +98,7 @@ func (f *Facts) findTableMemory(r *Report) {
 	x := Finding{
 		Code: "zfs-ddt-memory", Severity: Note,
 		Measured: []Figure{
-			figure("ddt_entries", "entries", Count, d.Entries),
+			count("ddt_entries", "entries", d.Entries),
 			ranged("ddt_on_disk", "on disk", Bytes, d.OnDisk),
 			ranged("ddt_in_core", "in memory, all of it", Bytes, d.InCore),
 		},
@@ -108,21 +108,20 @@ func (f *Facts) findTableMemory(r *Report) {
 	}
 
 	if d.InLog != nil {
-		x.Measured = append(x.Measured, figure("ddt_in_log", "entries in its log", Count,
-			*d.InLog).noted("not written back yet: these may count twice"))
+		x.measure(count("ddt_in_log", "entries in its log", *d.InLog).noted("not written back yet: these may count twice"))
 	}
 
 	if f.Quota != "" {
-		x.Measured = append(x.Measured, words("ddt_quota", "dedup_table_quota", f.Quota))
+		x.measure(words("ddt_quota", "dedup_table_quota", f.Quota))
 	}
 
 	// Compare it with the memory that it needs.
 	percent := func(name, label string, of int64) (of100 float64) {
 		if of <= 0 {
-			x.Measured = append(x.Measured, unknown(name, label, Percent, "this host does not tell"))
+			x.measure(unknown(name, label, Percent, "this host does not tell"))
 			return 0
 		}
-		x.Measured = append(x.Measured, known(name, label, Percent, 100*float64(d.InCore.Low)/float64(of),
+		x.measure(known(name, label, Percent, 100*float64(d.InCore.Low)/float64(of),
 			100*float64(d.InCore.High)/float64(of)))
 		return 100 * float64(d.InCore.Mid()) / float64(of)
 	}
@@ -207,14 +206,14 @@ func (f *Facts) findSavings(r *Report) {
 	}
 
 	if d.Allocated.Low > 0 {
-		x.Measured = append(x.Measured, known("dedup_ratio", "ratio of these blocks", Ratio,
+		x.measure(known("dedup_ratio", "ratio of these blocks", Ratio,
 			float64(d.Referenced.Low)/float64(d.Allocated.High), float64(d.Referenced.High)/float64(d.Allocated.Low)))
 	}
 
 	// Relate the memory to the savings.
 	if saved.Low > 0 {
 		const gib = 1 << 30
-		x.Measured = append(x.Measured, known("memory_per_gib_saved", "memory for each GiB saved", Bytes,
+		x.measure(known("memory_per_gib_saved", "memory for each GiB saved", Bytes,
 			gib*float64(d.InCore.Low)/float64(saved.High), gib*float64(d.InCore.High)/float64(saved.Low)))
 	} else {
 		x.Severity, x.Title = Warning, "dedup saves nothing here"
@@ -248,10 +247,10 @@ func (f *Facts) findCopiedTrees(r *Report) {
 	}
 
 	// What they explain.
-	x.Measured = append(x.Measured,
-		known("explained_percent", "share of copies in the savings of dedup", Percent, low, high).noted(explainedNote(low)))
+	x.measure(known("explained_percent", "share of copies in the savings of dedup", Percent, low, high).
+		noted(explainedNote(low)))
 	if lowIf > low {
-		x.Measured = append(x.Measured, known("explained_percent_if", "the same, on one condition", Percent, lowIf, highIf).
+		x.measure(known("explained_percent_if", "the same, on one condition", Percent, lowIf, highIf).
 			noted("if datasets with dedup off never had it on"))
 	}
 
@@ -261,12 +260,11 @@ func (f *Facts) findCopiedTrees(r *Report) {
 		looked = "time ran out: allow more with --time"
 	}
 
-	x.Measured = append(x.Measured,
-		words("looked_at", "looked at", fmt.Sprintf("%d directories, %d files, in %.1f s of %.0f s; %s", c.Directories,
-			c.Files, c.TookSeconds, c.LimitSeconds, looked)),
+	x.measure(words("looked_at", "looked at", fmt.Sprintf("%d directories, %d files, in %.1f s of %.0f s; %s",
+		c.Directories, c.Files, c.TookSeconds, c.LimitSeconds, looked)),
 	)
 	if len(c.NotLookedAt) > 0 {
-		x.Measured = append(x.Measured, words("not_looked_at", "not looked at", strings.Join(c.NotLookedAt, "; ")))
+		x.measure(words("not_looked_at", "not looked at", strings.Join(c.NotLookedAt, "; ")))
 	}
 
 	switch {
@@ -295,7 +293,7 @@ func (c *Copies) figures() []Figure {
 	}
 
 	out := []Figure{
-		figure("copied_trees", "trees that are copies", Count, int64(copies)).noted("same paths, sizes and times"),
+		count("copied_trees", "trees that are copies", copies).noted("same paths, sizes and times"),
 		figure("copied_bytes", "files in them that are copies", Bytes, c.CopiedBytes),
 	}
 
@@ -357,9 +355,8 @@ func (f *Facts) findRotatingDisks(r *Report) {
 		Code: "zfs-ddt-media", Severity: Warning,
 		Title: "the dedup table is on rotating disks",
 		Measured: []Figure{
-			figure("rotating_disks", "disks the kernel reports as rotating", Count,
-				int64(m.Rotating)).noted("often wrong for virtual disks"),
-			figure("solid_disks", "other disks", Count, int64(m.Solid+m.Unknown)),
+			count("rotating_disks", "disks the kernel reports as rotating", m.Rotating).noted("often wrong for virtual disks"),
+			count("solid_disks", "other disks", m.Solid+m.Unknown),
 		},
 		Why: "Entries are at random places: each one that is read from disk, or written back, costs a seek.",
 		Do: []Step{{Text: "put the table on a mirrored special or dedup vdev on flash, which is hard to remove again. It " +
@@ -497,7 +494,7 @@ func (f *Facts) findMigration(r *Report) {
 		for _, t := range dirs {
 			room += t.largest()
 		}
-		x.Measured = append(x.Measured, figure("import_room", "one copy of each tree takes", Bytes,
+		x.measure(figure("import_room", "one copy of each tree takes", Bytes,
 			room).noted("at least: the part found in its largest copy"))
 		if room > f.FreeBytes {
 			x.Severity = Warning

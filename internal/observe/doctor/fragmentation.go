@@ -60,9 +60,9 @@ func checkFragmentation(ctx context.Context, q *HostRequest, c *Report) error {
 	}
 
 	// Summarise.
-	c.Measured = append(c.Measured, figure("goldens", "goldens with an image", Count, int64(len(all))))
+	c.measure(count("goldens", "goldens with an image", len(all)))
 	if len(all) > 0 {
-		c.Measured = append(c.Measured, figure("most", "most extents of one golden", Count, all[0].Extents))
+		c.measure(count("most", "most extents of one golden", all[0].Extents))
 	}
 
 	text, moreText, unreadText := fmt.Sprintf("%s with an image", errs.Plural(len(all), "golden")), "", ""
@@ -123,7 +123,7 @@ func (g goldenExtents) fragmented(s Severity) Finding {
 		Code: "fragmentation-golden", Severity: s, Subject: g.Ref,
 		Title: fmt.Sprintf("the image of golden %s has %d extents, and every clone copies each of them", g.Ref, g.Extents),
 		Measured: []Figure{
-			figure("extents", "extents", Count, g.Extents),
+			count("extents", "extents", g.Extents),
 			figure("allocated", "they hold", Bytes, g.Exclusive+g.Shared),
 			figure("average", "each, on average", Bytes, (g.Exclusive+g.Shared)/max(g.Extents, 1)),
 			words("clone", "time they add to a clone", fmt.Sprintf("%s to %s", nsText(g.Extents*extentLowNS),

@@ -38,9 +38,8 @@ func poolCheck(_ context.Context, q *HostRequest, c *Report) error {
 		return skip("this host has no pool")
 	}
 
-	c.Measured = append(c.Measured, words("pool", "pool", q.Pool.Dir), words("driver", "driver", q.Pool.Driver),
-		figure("goldens", "goldens", Count, int64(len(q.Pool.Goldens))), figure("mounted", "mounted", Count,
-			int64(len(q.Pool.Mounts))))
+	c.measure(words("pool", "pool", q.Pool.Dir), words("driver", "driver", q.Pool.Driver),
+		count("goldens", "goldens", len(q.Pool.Goldens)), count("mounted", "mounted", len(q.Pool.Mounts)))
 	err := q.Pool.Trouble
 	if err == nil {
 		c.Summary = fmt.Sprintf("the catalogue of pool %s is readable", q.Pool.Dir)

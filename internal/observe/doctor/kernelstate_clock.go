@@ -66,7 +66,7 @@ func clockCheck(_ context.Context, _ *HostRequest, c *Report) error {
 func (s clockState) report(c *Report) {
 	offset := microseconds("offset_us", "being corrected", s.offset, s.kernel)
 	maxError := microseconds("max_error_us", "maximum error, as reported to the kernel", s.maxError, s.kernel)
-	c.Measured = append(c.Measured, words("now", "the clock says", s.now.UTC().Format(time.RFC3339)), offset, maxError)
+	c.measure(words("now", "the clock says", s.now.UTC().Format(time.RFC3339)), offset, maxError)
 	keep := []Step{
 		{"find out which service sets the clock, and whether it reaches a server",
 			[]string{"timedatectl status", "chronyc tracking || ntpq -p"}},
@@ -98,7 +98,7 @@ func (s clockState) report(c *Report) {
 
 	// The hardware clock.
 	if s.rtc.IsZero() {
-		c.Measured = append(c.Measured, unknown("rtc", "hardware clock", Text, "there is none"))
+		c.measure(unknown("rtc", "hardware clock", Text, "there is none"))
 	} else {
 		s.reportHardware(c, keep[0])
 	}
@@ -117,7 +117,7 @@ func (s clockState) report(c *Report) {
 // reportHardware compares the clock with the hardware clock.
 func (s clockState) reportHardware(c *Report, check Step) {
 	f := words("rtc", "hardware clock", s.rtc.UTC().Format(time.RFC3339))
-	c.Measured = append(c.Measured, f)
+	c.measure(f)
 
 	// A hardware clock in local time differs by a multiple of a quarter of an hour.
 	diff := s.now.Sub(s.rtc).Abs()

@@ -166,7 +166,7 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Report) error {
 		c.find(Finding{
 			Code: "loop-buffered-readonly", Severity: Note,
 			Title: fmt.Sprintf("%s without direct I/O", errs.Plural(len(n.readOnly), "read-only loop device")),
-			Measured: []Figure{figure("devices", "devices", Count, int64(len(n.readOnly))),
+			Measured: []Figure{count("devices", "devices", len(n.readOnly)),
 				figure("cached", "of their files in the page cache", Bytes, n.readOnlyCached)},
 			Why: "Data read through them is cached twice. They write nothing, so there is no other cost.",
 			Do:  []Step{{"if that memory matters", n.readOnly[:min(len(n.readOnly), 20)]}},
@@ -174,8 +174,8 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Report) error {
 	}
 
 	// Summarise.
-	c.Measured = append(c.Measured, figure("loops", "loop devices attached", Count, int64(len(loops))),
-		figure("direct", "with direct I/O", Count, int64(n.direct)))
+	c.measure(count("loops", "loop devices attached", len(loops)),
+		count("direct", "with direct I/O", n.direct))
 	c.Summary = fmt.Sprintf("%s: %d with direct I/O", errs.Plural(len(loops), "loop device"), n.direct)
 	for _, k := range []struct {
 		n    int
@@ -491,16 +491,16 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Report) (opened bool,
 		}
 
 		for _, u := range users {
-			f.Measured = append(f.Measured, words("used_by", "used by", u))
+			f.measure(words("used_by", "used by", u))
 		}
 
 		c.find(f)
 	}
 
 	// Summarise.
-	c.Measured = append(c.Measured, figure("loops", "loop devices attached", Count, int64(len(loops))),
-		figure("used", "in use", Count, int64(used)),
-		figure("namespaces", "mount namespaces examined", Count, int64(len(spaces))))
+	c.measure(count("loops", "loop devices attached", len(loops)),
+		count("used", "in use", used),
+		count("namespaces", "mount namespaces examined", len(spaces)))
 	c.Summary = fmt.Sprintf("%d of %s in use, by the mounts of %s and the open files of all processes%s", used,
 		errs.Plural(len(loops), "loop device"), errs.Plural(len(spaces), "mount namespace"), unseen)
 	if unseen.String() == "" {

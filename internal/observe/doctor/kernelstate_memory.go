@@ -52,8 +52,7 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Report) 
 		}
 
 		now := mem.Dirty + mem.Writeback
-		c.Measured = append(c.Measured,
-			figure("dirty", "written but not on disk, now", Bytes, now),
+		c.measure(figure("dirty", "written but not on disk, now", Bytes, now),
 			figure("background", "writeback starts at", Bytes, background),
 			figure("threshold", "writers are throttled at", Bytes, threshold),
 			percentage("share", "that is, in percent of memory", 100*float64(threshold)/float64(max(mem.Total, 1))))
@@ -100,8 +99,7 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Report) 
 // findLargeThreshold adds the write rate of a disk to the figures, and a finding if the disk needs longer than limit to
 // write as much as may be dirty. rate is in bytes per second, threshold in bytes.
 func (c *Report) findLargeThreshold(d blockdev.Device, rate float64, threshold int64, limit time.Duration) {
-	c.Measured = append(c.Measured,
-		figure("rate_"+d.Name, d.Name+" write rate while busy, bytes per second, at least", Bytes, int64(rate)))
+	c.measure(figure("rate_"+d.Name, d.Name+" write rate while busy, bytes per second, at least", Bytes, int64(rate)))
 	seconds := float64(threshold) / rate
 	if seconds <= limit.Seconds() {
 		return
@@ -130,13 +128,13 @@ func (c *Report) findPressure(resource, what string, most float64, do Step) kern
 	code := resource + "-pressure"
 	p, err := kernel.ReadPressure(resource)
 	if err != nil {
-		c.Measured = append(c.Measured, unknown(code, "waiting for "+what, Percent, "the kernel does not report it (PSI)"))
+		c.measure(unknown(code, "waiting for "+what, Percent, "the kernel does not report it (PSI)"))
 		return p
 	}
 
 	f := []Figure{percentage(code+"_some", "of the last minute, some task waited for "+what, p.Some),
 		percentage(code+"_full", "and all tasks", p.Full)}
-	c.Measured = append(c.Measured, f...)
+	c.measure(f...)
 	if p.Full > most {
 		c.find(Finding{Code: code, Severity: Warning,
 			Title:    fmt.Sprintf("all tasks waited for %s during %.0f %% of the last minute", what, p.Full),

@@ -119,9 +119,9 @@ func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Report
 		c.findHungTasks()
 
 		// Summarise.
-		c.Measured = append(c.Measured, figure("waiting", "uninterruptible tasks at one moment", Count,
-			int64(len(first))), figure("stuck", fmt.Sprintf("without progress for %s", pause), Count, int64(stuck)),
-			figure("kernel_threads", "and kernel threads", Count, int64(kernelThreads)))
+		c.measure(count("waiting", "uninterruptible tasks at one moment", len(first)),
+			count("stuck", fmt.Sprintf("without progress for %s", pause), stuck),
+			count("kernel_threads", "and kernel threads", kernelThreads))
 		c.Summary = fmt.Sprintf("%s without progress for %s; checked filesystems and the kernel's log",
 			errs.Plural(stuck, "task"), pause)
 		return nil
@@ -135,8 +135,8 @@ func (c *Report) findHungTasks() {
 		return
 	}
 
-	f := figure("hung", "hung tasks detected by the kernel since the boot", Count, n)
-	c.Measured = append(c.Measured, f)
+	f := count("hung", "hung tasks detected by the kernel since the boot", n)
+	c.measure(f)
 	if n > 0 {
 		limit, _ := sysctl("kernel.hung_task_timeout_secs")
 		c.find(Finding{Code: "hung-tasks", Severity: Warning,
@@ -168,7 +168,7 @@ func stuckTask(w waiting, pause time.Duration) Finding {
 	}
 
 	if strings.HasPrefix(file, "/") {
-		f.Measured = append(f.Measured, words("file", "perhaps on", printable(file)))
+		f.measure(words("file", "perhaps on", printable(file)))
 	}
 
 	// These functions wait for a frozen filesystem.
@@ -255,7 +255,7 @@ func failedFilesystems(ctx context.Context, c *Report) error {
 		}
 	}
 
-	c.Measured = append(c.Measured, figure("filesystems", "filesystems on devices", Count, int64(len(seen))))
+	c.measure(count("filesystems", "filesystems on devices", len(seen)))
 	return nil
 }
 
@@ -394,13 +394,12 @@ const recent = 24 * time.Hour
 func ioErrors(c *Report) {
 	found, err := readKernelLog()
 	if err != nil {
-		c.Measured = append(c.Measured, unknown("io_errors", "devices with errors in the kernel's log", Count,
+		c.measure(unknown("io_errors", "devices with errors in the kernel's log", Count,
 			"only root can read it"))
 		return
 	}
 
-	c.Measured = append(c.Measured, figure("io_errors", "devices with errors in the kernel's log", Count,
-		int64(len(found))))
+	c.measure(count("io_errors", "devices with errors in the kernel's log", len(found)))
 	var up unix.Sysinfo_t
 	_ = unix.Sysinfo(&up)
 	for _, name := range slices.Sorted(maps.Keys(found)) {
@@ -418,7 +417,7 @@ func ioErrors(c *Report) {
 		f := Finding{
 			Code: "io-errors", Severity: Note, Subject: "/dev/" + name, Title: fmt.Sprintf("the kernel reported %s of /dev/%s",
 				errs.Plural(e.count, "I/O error"), name),
-			Measured: []Figure{figure("errors", "in the kernel's log", Count, int64(e.count)),
+			Measured: []Figure{count("errors", "in the kernel's log", e.count),
 				words("last", "the last, "+age.Round(time.Second).String()+" ago", e.line)},
 			Why: "Failed reads are lost or late; failed writes are lost, unless a layer above has a second copy.",
 			Do:  []Step{{"read the device's own error log", []string{"smartctl -a /dev/" + name}}},

@@ -63,7 +63,7 @@ func limitsCheck(share float64) func(context.Context, *HostRequest, *Report) err
 				worst = l
 			}
 			if l.subject == "" {
-				c.Measured = append(c.Measured, figure(l.code, l.label, Count, l.used).noted(fmt.Sprintf("of %d", l.max)))
+				c.measure(count(l.code, l.label, l.used).noted(fmt.Sprintf("of %d", l.max)))
 			}
 			if l.share() <= share {
 				continue
@@ -76,7 +76,7 @@ func limitsCheck(share float64) func(context.Context, *HostRequest, *Report) err
 			c.find(Finding{
 				Code: l.code, Severity: Warning, Subject: l.subject, Why: l.why, Do: l.do,
 				Title: fmt.Sprintf("%s: %d of %d in use", l.name(), l.used, l.max),
-				Measured: []Figure{figure("used", "in use", Count, l.used), figure("limit", "limit", Count, l.max),
+				Measured: []Figure{count("used", "in use", l.used), count("limit", "limit", l.max),
 					percentage("share", "share", 100*l.share())},
 			})
 		}
@@ -325,10 +325,9 @@ func loopNodes(q *HostRequest, c *Report) {
 	}
 
 	found, _ := filepath.Glob("/sys/block/loop*")
-	c.Measured = append(c.Measured, figure("loop_devices", "loop devices", Count, int64(len(found))))
+	c.measure(count("loop_devices", "loop devices", len(found)))
 	if n, ok := readNumber("/sys/module/loop/parameters/max_loop"); ok && n > 0 {
-		c.Measured = append(c.Measured, figure("max_loop", "loop devices created at boot (max_loop)", Count,
-			n).noted("more are created on demand"))
+		c.measure(count("max_loop", "loop devices created at boot (max_loop)", n).noted("more are created on demand"))
 	}
 
 	if len(found) == 0 {
@@ -358,7 +357,7 @@ func loopNodes(q *HostRequest, c *Report) {
 	if len(missing) > 0 {
 		c.find(Finding{Code: "loop-nodes-missing", Severity: severity, Why: why,
 			Title:    fmt.Sprintf("%s have no file in /dev, e.g. %s", errs.Plural(len(missing), "loop device"), missing[0]),
-			Measured: []Figure{figure("missing", "missing", Count, int64(len(missing)))},
+			Measured: []Figure{count("missing", "missing", len(missing))},
 			Do:       []Step{{"create them; in a container, share the host's /dev", commands[:min(len(commands), maxNamed)]}}})
 	}
 }

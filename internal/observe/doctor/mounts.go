@@ -67,9 +67,8 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 	}
 
 	// Summarise.
-	c.Measured = append(c.Measured, figure("namespaces", "mount namespaces", Count, int64(len(spaces))),
-		figure("kept", "of them without processes", Count, int64(kept)), figure("mounts", "mounts in all", Count,
-			int64(total)))
+	c.measure(count("namespaces", "mount namespaces", len(spaces)),
+		count("kept", "of them without processes", kept), count("mounts", "mounts in all", total))
 	c.Summary = fmt.Sprintf("checked %s in %s", errs.Plural(total, "mount"), errs.Plural(len(spaces), "mount namespace"))
 	if q.Pool != nil && q.Pool.Trouble != nil {
 		c.Summary += "; the pool's own mounts could not be identified"
@@ -107,12 +106,12 @@ func (s leakSearch) leak(ctx context.Context, n mount.Namespace, m mount.Entry, 
 
 	if !n.Own {
 		for _, p := range n.Processes[:min(len(n.Processes), 5)] {
-			f.Measured = append(f.Measured, words("process", "process there", fmt.Sprintf("pid %d (%s)", p.PID, p.Command)))
+			f.measure(words("process", "process there", fmt.Sprintf("pid %d (%s)", p.PID, p.Command)))
 		}
 	}
 
 	if t := s.trees.objectOf(m); t != "" {
-		f.Measured = append(f.Measured, words("tree", "of the pool", t))
+		f.measure(words("tree", "of the pool", t))
 	}
 
 	// Say why it should not be there.
@@ -128,7 +127,7 @@ func (s leakSearch) leak(ctx context.Context, n mount.Namespace, m mount.Entry, 
 
 	l := s.loops[m.Dev]
 	f.Code = "mount-deleted-image"
-	f.Measured = append(f.Measured, words("file", "image", printable(l.file)+" (deleted)"),
+	f.measure(words("file", "image", printable(l.file)+" (deleted)"),
 		figure("size", "size", Bytes, l.SizeBytes))
 	f.Title = fmt.Sprintf("the image mounted at %s%s has been deleted", printable(m.Point), inNamespace(n))
 	f.Why = "It takes space until it is unmounted, no list of files shows it, and its content is lost with the mount."
@@ -150,13 +149,13 @@ func keptNamespace(n mount.Namespace) Finding {
 	f := Finding{
 		Code: "namespace-kept", Severity: Note, Subject: fmt.Sprintf("mnt:[%d]", n.ID),
 		Title:    fmt.Sprintf("a mount namespace without processes is kept, with %s", errs.Plural(len(n.Table), "mount")),
-		Measured: []Figure{figure("mounts", "mounts", Count, int64(len(n.Table)))},
+		Measured: []Figure{count("mounts", "mounts", len(n.Table))},
 		Why:      "Filesystems mounted there, and their devices, stay in use, although `mount` and `fuser` show nothing.",
 	}
 
 	var unmount []string
 	for _, k := range n.Kept {
-		f.Measured = append(f.Measured, words("kept_by", "kept by", printable(k)))
+		f.measure(words("kept_by", "kept by", printable(k)))
 		if strings.HasPrefix(k, "/") && !strings.Contains(k, " (in ") {
 			unmount = append(unmount, "umount "+word(k))
 		}
@@ -398,9 +397,9 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Report) 
 		}
 
 		// Summarise.
-		c.Measured = append(c.Measured, figure("namespaces", "mount namespaces", Count, int64(len(spaces))),
-			figure("mounts", "mounts in all", Count, int64(total)), figure("most", "in one", Count, int64(most)))
-		c.Measured = append(c.Measured, cost.figures()...)
+		c.measure(count("namespaces", "mount namespaces", len(spaces)),
+			count("mounts", "mounts in all", total), count("most", "in one", most))
+		c.measure(cost.figures()...)
 		c.Summary = fmt.Sprintf("%s in %s, at most %d in one; reading the mount table takes %s, copying it for a "+
 			"container %s",
 			errs.Plural(total, "mount"), errs.Plural(len(spaces), "namespace"), most,
@@ -414,7 +413,7 @@ func (t mountThresholds) manyMounts(n mount.Namespace, cost mountCost) Finding {
 	f := Finding{
 		Code: "mounts-many", Severity: Note, Subject: fmt.Sprintf("mnt:[%d]", n.ID), Why: whyMounts,
 		Title:    fmt.Sprintf("%d mounts%s", len(n.Table), inNamespace(n)),
-		Measured: []Figure{figure("mounts", "mounts", Count, int64(len(n.Table)))},
+		Measured: []Figure{count("mounts", "mounts", len(n.Table))},
 		Do: []Step{
 			{"list them by type and source",
 				[]string{strings.TrimSpace(commandInside(n,
@@ -425,13 +424,13 @@ func (t mountThresholds) manyMounts(n mount.Namespace, cost mountCost) Finding {
 	}
 
 	if len(n.Shared) > 0 {
-		f.Measured = append(f.Measured, figure("shared", "of them shared", Count,
-			int64(len(n.Shared))).noted("a mount there appears in each namespace that shares it"))
+		f.measure(count("shared", "of them shared", len(n.Shared)).
+			noted("a mount there appears in each namespace that shares it"))
 	}
 
-	f.Measured = append(f.Measured, mountKinds(n.Table)...)
+	f.measure(mountKinds(n.Table)...)
 	if n.Own {
-		f.Measured = append(f.Measured, cost.figures()...)
+		f.measure(cost.figures()...)
 	}
 	if len(n.Table) >= t.warn || n.Own && t.slow(cost) {
 		f.Severity = Warning
@@ -479,7 +478,7 @@ func mountKinds(table []mount.Entry) []Figure {
 
 	var out []Figure
 	for _, k := range kinds[:min(len(kinds), 4)] {
-		out = append(out, figure("type_"+k, "of type "+k, Count, int64(n[k])))
+		out = append(out, count("type_"+k, "of type "+k, n[k]))
 	}
 
 	return out

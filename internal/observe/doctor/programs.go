@@ -160,9 +160,9 @@ func programsCheck(_ context.Context, q *HostRequest, c *Report) error {
 
 	var u unix.Utsname
 	_ = unix.Uname(&u)
-	c.Measured = append(c.Measured, words("system", "system", pretty),
+	c.measure(words("system", "system", pretty),
 		words("kernel", "kernel", unix.ByteSliceToString(u.Release[:])),
-		figure("programs", "programs found", Count, int64(found)), figure("features", "features found", Count, int64(have)))
+		count("programs", "programs found", found), count("features", "features found", have))
 	c.Summary = fmt.Sprintf("found %d of %d programs and %d of %d kernel features", found, len(programs), have, all)
 	return nil
 }

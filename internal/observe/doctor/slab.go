@@ -155,8 +155,7 @@ func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Report) er
 		}
 
 		for _, fs := range usage.kinds {
-			c.Measured = append(c.Measured,
-				figure("fs_"+fs, fs, Bytes, usage.bytes[fs]).noted(fmt.Sprintf("%d in use", usage.objects[fs])))
+			c.measure(figure("fs_"+fs, fs, Bytes, usage.bytes[fs]).noted(fmt.Sprintf("%d in use", usage.objects[fs])))
 		}
 
 		// Summarise and judge.

@@ -79,8 +79,8 @@ func checkAlignment(ctx context.Context, _ *HostRequest, c *Report) error {
 		}
 	}
 
-	c.Measured = append(c.Measured, figure("partitions", "partitions", Count, int64(parts)),
-		figure("filesystems", "filesystems on devices", Count, int64(looked)))
+	c.measure(count("partitions", "partitions", parts),
+		count("filesystems", "filesystems on devices", looked))
 	c.Summary = sentence(errs.Plural(parts, "partition"), errs.Plural(looked, "filesystem"), zpoolText(pools), why)
 	return nil
 }

@@ -100,7 +100,7 @@ func (c *Report) eachBtrfs(ctx context.Context, one func(btrfsFS)) error {
 		one(b)
 	}
 
-	c.Measured = append(c.Measured, figure("btrfs", "btrfs filesystems", Count, int64(len(all))))
+	c.measure(count("btrfs", "btrfs filesystems", len(all)))
 	c.Summary = errs.Plural(len(all), "btrfs filesystem")
 	return nil
 }
@@ -296,7 +296,7 @@ func (c *Report) findManyQgroups(b btrfsFS) {
 	f := Finding{
 		Code: "btrfs-qgroups-many", Severity: s, Subject: b.subject(),
 		Title: fmt.Sprintf("the btrfs at %s counts quotas for %d subvolumes", b.subject(), n),
-		Measured: []Figure{figure("subvolumes", "subvolumes and snapshots with a quota group", Count, int64(n)),
+		Measured: []Figure{count("subvolumes", "subvolumes and snapshots with a quota group", n),
 			words("mode", "mode", mode)},
 		Why: "For each extent that changes owners, the kernel finds all subvolumes that share it: at each commit, and for " +
 			"a whole tree at once when a snapshot is deleted. Commits, and so syncs, then take seconds; more snapshots make " +
@@ -311,7 +311,7 @@ func (c *Report) findManyQgroups(b btrfsFS) {
 	}
 
 	if readText(dir, "inconsistent") == "1" {
-		f.Measured = append(f.Measured, words("inconsistent", "figures", "out of date: a rescan is needed or running"))
+		f.measure(words("inconsistent", "figures", "out of date: a rescan is needed or running"))
 	}
 
 	c.find(f)

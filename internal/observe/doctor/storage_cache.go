@@ -31,9 +31,8 @@ func checkWriteCache(ctx context.Context, q *HostRequest, c *Report) error {
 		c.findOverriddenCache(d)
 	}
 
-	c.Measured = append(c.Measured,
-		figure("devices", "block devices", Count, int64(whole)),
-		figure("volatile", "with a volatile cache, which is flushed", Count, int64(volatile)))
+	c.measure(count("devices", "block devices", whole),
+		count("volatile", "with a volatile cache, which is flushed", volatile))
 	if err := c.findMemoryDisks(ctx); err != nil {
 		return err
 	}
@@ -91,7 +90,7 @@ func (c *Report) findOverriddenCache(d blockdev.Device) {
 		f.Code, f.Severity = "write-cache-loop", Critical
 		f.Title = fmt.Sprintf("%s does not pass syncs on to its file: the kernel is set to assume that it has no "+
 			"cache", d.Path())
-		f.Measured = append(f.Measured, words("file", "file", d.Backing))
+		f.measure(words("file", "file", d.Backing))
 		f.Why = "Below a loop device is a file in this host's page cache. Without flushes, data synced above is not " +
 			"synced below. The setting survives a detach: it also applies to the next file on this device."
 		f.Do = []Step{{"let the kernel flush again", []string{"echo 'write back' > " + set}}}

@@ -42,8 +42,8 @@ func checkDedup(ctx context.Context, _ *HostRequest, c *Report) error {
 		return err
 	}
 
-	c.Measured = append(c.Measured, figure("zpools", "zpools", Count, int64(len(pools))),
-		figure("programs", "programs that deduplicate", Count, int64(running)))
+	c.measure(count("zpools", "zpools", len(pools)),
+		count("programs", "programs that deduplicate", running))
 	verb := " that deduplicate"
 	if running == 1 {
 		verb = " that deduplicates"

@@ -66,9 +66,9 @@ func checkScrub(ctx context.Context, _ *HostRequest, c *Report) error {
 		}
 	}
 
-	c.Measured = append(c.Measured, figure("zpools", "zpools", Count, int64(len(pools))),
-		figure("btrfs", "btrfs filesystems", Count, int64(len(all))),
-		figure("raids", "md arrays", Count, int64(len(raids))), figure("ext4", "ext4 filesystems", Count, int64(ext4)))
+	c.measure(count("zpools", "zpools", len(pools)),
+		count("btrfs", "btrfs filesystems", len(all)),
+		count("raids", "md arrays", len(raids)), count("ext4", "ext4 filesystems", ext4))
 	c.Summary = sentence(fmt.Sprintf("%s, %s, %s, %s", errs.Plural(len(pools), "zpool"),
 		errs.Plural(len(all), "btrfs filesystem"), errs.Plural(len(raids), "md array"),
 		errs.Plural(ext4, "ext4 filesystem")), rootless, why)
@@ -143,9 +143,9 @@ func (c *Report) reportZpoolStatus(pool string, s *poolStatus) {
 		c.find(Finding{
 			Code: "scrub-zpool-errors", Severity: Warning, Subject: v.name, Title: fmt.Sprintf("%s of zpool %s has had errors",
 				v.name, pool),
-			Measured: []Figure{figure("read", "reads that failed", Count, v.errors[0]),
-				figure("write", "writes that failed", Count, v.errors[1]), figure("checksum",
-					"blocks with wrong checksums", Count, v.errors[2])},
+			Measured: []Figure{count("read", "reads that failed", v.errors[0]),
+				count("write", "writes that failed", v.errors[1]), count("checksum",
+					"blocks with wrong checksums", v.errors[2])},
 			Why: "ZFS has repaired what it could. Such a disk, or its cable, often gets worse.",
 			Do: []Step{{"check the disk and its cable",
 				[]string{"smartctl -a " + v.name, "dmesg | grep -i error | tail"}}, look},
@@ -238,10 +238,10 @@ func (c *Report) findOverdueScrub(subject, name string, s scan, created time.Tim
 	}
 
 	c.find(Finding{
-		Code: "scrub-overdue", Severity: Note, Subject: subject, Title: title, Measured: []Figure{figure("days", "days since",
-			Count, days)},
-		Why: "Blocks that are never read can decay unnoticed. A scrub finds them while a good copy exists.",
-		Do:  []Step{{"scrub it at a quiet time, and then every month", []string{start}}},
+		Code: "scrub-overdue", Severity: Note, Subject: subject, Title: title,
+		Measured: []Figure{count("days", "days since", days)},
+		Why:      "Blocks that are never read can decay unnoticed. A scrub finds them while a good copy exists.",
+		Do:       []Step{{"scrub it at a quiet time, and then every month", []string{start}}},
 	})
 }
 
@@ -288,7 +288,7 @@ func (c *Report) findBtrfsErrors(b btrfsFS) error {
 		c.find(Finding{
 			Code: "scrub-btrfs-missing", Severity: Warning, Subject: b.subject(), Title: fmt.Sprintf("the btrfs at %s lacks %s",
 				b.subject(), errs.Plural(missing, "device")),
-			Measured: []Figure{figure("missing", "devices missing", Count, int64(missing))},
+			Measured: []Figure{count("missing", "devices missing", missing)},
 			Why:      "It is mounted degraded: the failure of another device loses data, and new data may have only one copy.",
 			Do: []Step{{"replace the device, then restore the second copies",
 				[]string{"btrfs device usage " + at, "btrfs replace start ID NEWDISK " + at,
@@ -343,7 +343,7 @@ func (c *Report) findDeviceErrors(b btrfsFS, id, stats string) {
 	var bad []Figure
 	for _, e := range btrfsErrors {
 		if counts[e.name] > 0 {
-			bad = append(bad, figure(e.name, e.label, Count, counts[e.name]))
+			bad = append(bad, count(e.name, e.label, counts[e.name]))
 		}
 	}
 
@@ -443,7 +443,7 @@ func (c *Report) findRAIDErrors(device string, r raid) {
 		c.find(Finding{
 			Code: "scrub-md-degraded", Severity: Warning, Subject: device, Title: fmt.Sprintf("the array %s lacks %s", device,
 				errs.Plural(int(r.degraded), "disk")),
-			Measured: []Figure{words("level", "level", r.level), figure("degraded", "disks missing", Count, r.degraded)},
+			Measured: []Figure{words("level", "level", r.level), count("degraded", "disks missing", r.degraded)},
 			Why:      "The failure of another disk loses data.",
 			Do:       []Step{look, {"add a replacement disk", []string{"mdadm --manage " + device + " --add DISK"}}},
 		})
@@ -462,7 +462,7 @@ func (c *Report) findRAIDErrors(device string, r raid) {
 		c.find(Finding{
 			Code: "scrub-md-mismatch", Severity: Warning, Subject: device, Title: fmt.Sprintf("the last check of the array "+
 				"%s found parity that does not match its data", device),
-			Measured: []Figure{words("level", "level", r.level), figure("mismatches", "sectors", Count, r.mismatches)},
+			Measured: []Figure{words("level", "level", r.level), count("mismatches", "sectors", r.mismatches)},
 			Why: "A write reached only a part of a stripe, or a disk returns wrong data. md cannot tell which blocks " +
 				"are right.",
 			Do: []Step{look, {"check the files, then rewrite the parity",
@@ -487,7 +487,7 @@ func (c *Report) findExt4Errors(m mounted) {
 	f := Finding{
 		Code: "scrub-ext4-errors", Severity: Warning, Subject: m.Point, Title: fmt.Sprintf("the ext4 at %s has recorded "+
 			"errors in its structures", m.Point),
-		Measured: []Figure{figure("errors", "errors", Count, n)},
+		Measured: []Figure{count("errors", "errors", n)},
 		Why:      "It continues on damaged structures, as its option errors= tells it to. e2fsck resets the counter.",
 		Do: []Step{{"find the errors in the log, then unmount the filesystem and check it",
 			[]string{"dmesg | grep 'EXT4-fs error' | tail", "e2fsck -f " + d.Path()}}},
@@ -495,11 +495,11 @@ func (c *Report) findExt4Errors(m mounted) {
 
 	// Add the last error.
 	if t, ok := readNumber(dir, "last_error_time"); ok && t > 0 {
-		f.Measured = append(f.Measured, words("last", "the last at", time.Unix(t, 0).Format(time.DateTime)))
+		f.measure(words("last", "the last at", time.Unix(t, 0).Format(time.DateTime)))
 	}
 
 	if fn := readText(dir, "last_error_func"); fn != "" {
-		f.Measured = append(f.Measured, words("function", "in the kernel's", fn))
+		f.measure(words("function", "in the kernel's", fn))
 	}
 
 	c.find(f)

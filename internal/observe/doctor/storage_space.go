@@ -88,8 +88,8 @@ func checkSpace(ctx context.Context, q *HostRequest, c *Report) error {
 		return err
 	}
 
-	c.Measured = append(c.Measured, figure("filesystems", "filesystems", Count, int64(looked)),
-		figure("zpools", "zpools", Count, int64(len(pools))))
+	c.measure(count("filesystems", "filesystems", looked),
+		count("zpools", "zpools", len(pools)))
 	c.Summary = sentence(errs.Plural(looked, "filesystem"), zpoolText(pools),
 		fmt.Sprintf("full means that at least %d %% of the space available to users is taken", fullNote), why)
 	return nil
@@ -155,8 +155,8 @@ func (c *Report) findFewInodes(m mounted, sf unix.Statfs_t) {
 		Code: "space-inodes", Severity: s, Subject: m.Point,
 		Title: fmt.Sprintf("the %s at %s has used %.0f %% of its inodes", m.FSType, m.Point, percent),
 		Measured: []Figure{percentage("inodes_percent", "inodes in use", percent),
-			figure("inodes", "inodes", Count, int64(sf.Files)),
-			figure("inodes_free", "free", Count, int64(sf.Ffree))},
+			count("inodes", "inodes", sf.Files),
+			count("inodes_free", "free", sf.Ffree)},
 		Why: "When none is left, no file can be created, however much space is free. Their number was fixed when the " +
 			"filesystem was created.",
 		Do: []Step{
@@ -321,7 +321,7 @@ func (t *thin) overcommitted() Finding {
 		Code: "space-thin", Severity: Note, Subject: t.files[0],
 		Title: fmt.Sprintf("%s behind loop devices may grow beyond the free space (%s)",
 			errs.Plural(len(t.files), "file"), named),
-		Measured: []Figure{figure("files", "files on one filesystem", Count, int64(len(t.files))),
+		Measured: []Figure{count("files", "files on one filesystem", len(t.files)),
 			figure("missing", "may still be allocated", Bytes,
 				t.missing).noted("at least: writes to shared blocks take space, too"),
 			figure("free", "free space below", Bytes, t.avail)},

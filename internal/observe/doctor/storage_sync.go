@@ -21,7 +21,7 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Report) error {
 		return err
 	}
 
-	c.Measured = append(c.Measured, figure("filesystems", "mounted filesystems checked", Count, int64(len(all))))
+	c.measure(count("filesystems", "mounted filesystems checked", len(all)))
 	for _, m := range all {
 		c.findDroppedBarriers(m)
 		c.findVolatileOverlay(m)
@@ -82,7 +82,7 @@ func (c *Report) findDroppedBarriers(m mounted) {
 		f.Severity = Warning
 		f.Title = fmt.Sprintf("%s at %s does not flush its disk's cache, which is not volatile according to the "+
 			"kernel", m.FSType, m.where())
-		f.Measured = append(f.Measured, words("write_cache", "write cache of "+d.Name, "write through"))
+		f.measure(words("write_cache", "write cache of "+d.Name, "write through"))
 		f.Why = "While the cache of this disk survives a power failure, the option gains nothing. After a move to another " +
 			"disk, it loses data."
 	}
@@ -222,13 +222,13 @@ func (c *Report) findDisabledSyncs(ctx context.Context) error {
 		return err
 	}
 
-	c.Measured = append(c.Measured, figure("datasets", "ZFS filesystems and volumes checked", Count, int64(len(rows))))
+	c.measure(count("datasets", "ZFS filesystems and volumes checked", len(rows)))
 	for _, s := range disabledSyncs(rows) {
 		c.find(Finding{
 			Code: "sync-zfs-disabled", Severity: Critical, Subject: s.dataset,
 			Title: fmt.Sprintf("sync=disabled is set on %s: a power failure loses the data synced in the last seconds",
 				s.dataset),
-			Measured: []Figure{figure("datasets", "datasets affected, including this one", Count, int64(s.datasets)),
+			Measured: []Figure{count("datasets", "datasets affected, including this one", s.datasets),
 				words("source", "set by", s.source)},
 			Why: "fsync() returns at once; the data reaches the disks with the next transaction group, by default up to 5 " +
 				"seconds later. The pool itself stays consistent, but databases lose transactions that they have confirmed, and " +
