@@ -107,7 +107,7 @@ func (d *Driver) flatten(
 	}
 
 	// Set the identity, which makes the copy whole.
-	args := []string{"set", prop}
+	args := append([]string{"set", prop}, syncProps(id)...)
 	if id.FS.IsImage() {
 		if id.SizeBytes > o.node.size {
 			if err := d.runChange(ctx, "set", "volsize="+strconv.FormatInt(id.SizeBytes, 10), ds); err != nil {

@@ -85,7 +85,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 
 	args := []string{"create", "-s", "-b", strconv.FormatInt(block, 10), "-V", strconv.FormatInt(id.SizeBytes, 10)}
 	if id.FS == driver.None {
-		args = append(args, "-o", prop)
+		args = append(append(args, "-o", prop), options(syncProps(id))...)
 		if id.Soon {
 			args = append(args, "-o", "volmode=dev")
 		}
@@ -110,7 +110,26 @@ func (d *Driver) createNative(ctx context.Context, id driver.Identity) error {
 	if err != nil {
 		return err
 	}
-	return d.finishCreate(ctx, id, d.runChange(ctx, "create", "-o", prop, d.dataset(id.ID)))
+	args := append([]string{"create", "-o", prop}, options(syncProps(id))...)
+	return d.finishCreate(ctx, id, d.runChange(ctx, append(args, d.dataset(id.ID))...))
+}
+
+// syncProps returns the properties of an ephemeral volume: its syncs need not reach the disk. Copies of it do not
+// inherit them, as its dataset is the parent of none. They have all of its data: a snapshot is part of a transaction
+// group, and includes what was written before, synced or not.
+func syncProps(id driver.Identity) []string {
+	if id.Kind != driver.Volume || !id.Ephemeral {
+		return nil
+	}
+	return []string{"sync=disabled"}
+}
+
+// options returns properties as arguments of a command that makes a dataset.
+func options(props []string) (args []string) {
+	for _, p := range props {
+		args = append(args, "-o", p)
+	}
+	return args
 }
 
 // finishCreate remembers an object that was made, or explains why it was not. It destroys what a canceled program may
@@ -154,7 +173,8 @@ func (d *Driver) formatNewZvol(ctx context.Context, id driver.Identity, prop str
 		return errs.Wrap("create", id.Ref(), err)
 	}
 
-	if err := d.runChange(ctx, "set", prop, d.dataset(id.ID)); err != nil || id.Soon {
+	args := append([]string{"set", prop}, syncProps(id)...)
+	if err := d.runChange(ctx, append(args, d.dataset(id.ID))...); err != nil || id.Soon {
 		return err
 	}
 
@@ -261,6 +281,7 @@ func (d *Driver) cloneArgs(of string, n *node, id driver.Identity) ([]string, er
 	}
 
 	args := append([]string{"clone", "-o", prop}, n.keyArgs()...)
+	args = append(args, options(syncProps(id))...)
 	if id.FS.IsImage() {
 		if id.SizeBytes != n.size { // setting the size that it has anyway takes time
 			args = append(args, "-o", "volsize="+strconv.FormatInt(id.SizeBytes, 10))
@@ -500,6 +521,7 @@ func (d *Driver) attachment(o object) driver.Attachment {
 		Block:       true,
 		FS:          o.Identity.FS,
 		Options:     imagefs.MountOptions(o.Identity.FS),
+		NoSync:      imagefs.NoSyncOptions(o.Identity.FS),
 		SectorBytes: o.Identity.Sector,
 		ReadOnly:    ro,
 	}
@@ -569,7 +591,11 @@ func (d *Driver) writeIdentity(ctx context.Context, o object, id driver.Identity
 			return err
 		}
 	default:
-		if err := d.runChange(ctx, "set", prop, ds); err != nil {
+		args := []string{"set", prop}
+		if o.Identity.Kind != driver.Volume { // it becomes one
+			args = append(args, syncProps(id)...)
+		}
+		if err := d.runChange(ctx, append(args, ds)...); err != nil {
 			return err
 		}
 		if o.immutable {

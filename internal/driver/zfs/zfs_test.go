@@ -461,3 +461,52 @@ func TestCosts(t *testing.T) {
 		}
 	}
 }
+
+// TestEphemeralSync: an ephemeral volume has syncs disabled, and no other object, whatever it is made from.
+func TestEphemeralSync(t *testing.T) {
+	p := newPool(t, newZpool(t, 1<<30)+"/eph")
+	check := func(what string, id driver.ObjectID, want string) {
+		t.Helper()
+		rows, err := zfs.ZFS.Rows(t.Context(), 1, "get", "-Hp", "-o", "value", "sync", p.ds(id))
+		if err != nil || len(rows) != 1 || rows[0][0] != want {
+			t.Errorf("%s: sync is %q, wanted %s, %v", what, rows, want, err)
+		}
+	}
+
+	for _, fs := range []driver.FS{driver.Native, driver.None, driver.Ext4} {
+		made := identity(driver.Volume, fs)
+		made.Ephemeral = true
+		p.must(p.d.Create(p.ctx(), made))
+		check("created", made.ID, "disabled")
+
+		golden := p.snapshot(p.create(fs), fs)
+		eph := identity(driver.Volume, fs)
+		eph.Ephemeral = true
+		p.must(p.d.Clone(p.ctx(), golden, eph))
+		check("cloned", eph.ID, "disabled")
+
+		// Copies of it.
+		snap := identity(driver.Snapshot, fs)
+		snap.Ephemeral = true
+		p.must(p.d.Snapshot(p.ctx(), eph.ID, snap))
+		check("snapshot", snap.ID, "standard")
+		for _, from := range []driver.ObjectID{eph.ID, snap.ID} {
+			fork, flat := identity(driver.Volume, fs), identity(driver.Volume, fs)
+			p.must(p.d.Clone(p.ctx(), from, fork))
+			check("fork", fork.ID, "standard")
+			p.must(p.d.Flatten(p.ctx(), from, flat, nil))
+			check("flattened", flat.ID, "standard")
+		}
+
+		// A draft becomes an ephemeral volume, another one a generation.
+		for kind, want := range map[driver.Kind]string{driver.Volume: "disabled", driver.Generation: "standard"} {
+			id := identity(driver.Scratch, fs)
+			id.Ephemeral = true
+			p.must(p.d.Clone(p.ctx(), golden, id))
+			check("draft", id.ID, "standard")
+			id.Kind, id.Ephemeral = kind, kind == driver.Volume
+			p.must(p.d.SetIdentity(p.ctx(), id))
+			check(string(kind), id.ID, want)
+		}
+	}
+}
