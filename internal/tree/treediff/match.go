@@ -35,6 +35,7 @@ type node struct {
 type object struct {
 	lost, gained []*node
 	kept         *linked // the names that it has in both trees; nil if there are none
+	unread       bool    // it has more names, which are in both trees
 }
 
 // where identifies the place of a name. It is equal in both trees if the directory
@@ -79,6 +80,9 @@ func (c *comparer) match() error {
 	objB := objects(bs, func(o *object, n *node) { o.gained = append(o.gained, n) })
 	if c.o.SameOrigin {
 		c.matchByInode(objA, objB)
+	} else {
+		c.matchUnread(as, bs)
+		matchSeenThrough(as, bs)
 	}
 
 	if err := c.matchByPlace(as, bs); err != nil {
@@ -304,7 +308,7 @@ func objects(ns []*node, add func(*object, *node)) map[uint64]*object {
 
 		k := inodeKey{n.st.dev, n.st.ino}
 		o := all[k]
-		if o == nil {
+		if o == nil || n.typ == unix.DT_DIR { // an overlay can show one directory twice
 			o = &object{}
 			all[k] = o
 		}
@@ -318,6 +322,9 @@ func objects(ns []*node, add func(*object, *node)) map[uint64]*object {
 
 	return trusted
 }
+
+// isMatched reports whether the object has been found in both trees.
+func (o *object) isMatched() bool { return o.kept != nil || len(o.lost) > 0 && len(o.gained) > 0 }
 
 // merge adds the names of b, which has no lost names, to o.
 func (o *object) merge(b *object) {
@@ -360,7 +367,7 @@ func (c *comparer) matchByPlace(as, bs []*node) error {
 		if l == nil || l.typ != g.typ || l.obj == g.obj {
 			continue
 		}
-		if len(l.obj.gained) > 0 || l.obj.kept != nil || len(g.obj.lost) > 0 || g.obj.kept != nil {
+		if l.obj.unread || l.obj.isMatched() || g.obj.isMatched() {
 			continue
 		}
 

@@ -39,6 +39,7 @@ type comparer struct {
 	parted      time.Time // files made from this time on may be in one tree only; zero: unknown
 	generations generationKind
 	sem         chan struct{}
+	upper       *upperLayer // of an overlay of which a is the lower layer; nil: the trees are not related that way
 
 	dirsRead, statted, filesRead, bytesRead atomic.Int64
 	leftA, leftB                            atomic.Int64 // number of names of changed inodes not seen yet
@@ -111,6 +112,8 @@ func (c *comparer) compareAll() (Result, error) {
 	method := "walk"
 	var err error
 	switch h := c.o.Hints; {
+	case c.upper != nil:
+		method = "overlay"
 	case h == nil:
 	case len(h.Changed) == 0:
 		return Result{Stats: Stats{Method: h.Method, Statted: c.statted.Load()}}, nil
@@ -311,6 +314,27 @@ func (c *comparer) readNames(f *os.File, path string) ([]treewalk.Dirent, error)
 	return entries, nil
 }
 
+// readBothNames returns the entries of one directory in both trees; in an overlay, only those that may differ.
+func (c *comparer) readBothNames(fa, fb *os.File, pathA, pathB string) (as, bs []treewalk.Dirent, err error) {
+	if c.upper != nil {
+		fu, err := c.upper.open(pathB)
+		if err != nil {
+			return nil, nil, failed(pathB, "open in the upper layer", err)
+		}
+		if fu != nil {
+			defer fu.Close()
+			return c.namesInUpper(fu, fa, fb, pathB)
+		}
+	}
+
+	if as, err = c.readNames(fa, pathA); err != nil {
+		return nil, nil, err
+	}
+
+	bs, err = c.readNames(fb, pathB)
+	return as, bs, err
+}
+
 // merge compares the entries of one directory in both trees, and returns the subdirectories that both
 // have. common says whether to compare files that both have under the same name.
 func (c *comparer) merge(fa, fb *os.File, pathA, pathB string, common bool) (subdirs []string, err error) {
@@ -323,12 +347,7 @@ func (c *comparer) merge(fa, fb *os.File, pathA, pathB string, common bool) (sub
 		return nil, failed(pathB, "stat", err)
 	}
 
-	as, err := c.readNames(fa, pathA)
-	if err != nil {
-		return nil, err
-	}
-
-	bs, err := c.readNames(fb, pathB)
+	as, bs, err := c.readBothNames(fa, fb, pathA, pathB)
 	if err != nil {
 		return nil, err
 	}
