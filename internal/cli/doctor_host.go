@@ -51,7 +51,7 @@ func (a *App) poolFacts(ctx context.Context) (*doctor.PoolFacts, error) {
 	}
 
 	f := &doctor.PoolFacts{Dir: v.Dir, Driver: v.Driver, Loop: v.Loop, Data: v.Data, Attached: v.Attached,
-		Mounts: v.Mounts, Working: v.Working, Trouble: v.Trouble}
+		Mounts: v.Mounts, Ephemeral: v.Ephemeral, Working: v.Working, Trouble: v.Trouble}
 	for _, g := range v.Goldens {
 		image := g.Image
 		if g.Tree {

@@ -26,6 +26,8 @@ type View struct {
 	// names of their objects, and Mounts does the same for mount points.
 	Attached map[string]string
 	Mounts   map[string]string
+	// Ephemeral has the IDs of ephemeral volumes, and their mount points, "" if they are not mounted.
+	Ephemeral map[string]string
 	// Working is the number of objects that commands are working on now: devices and
 	// mounts that these use are in neither map.
 	Working int
@@ -51,7 +53,7 @@ func Look(ctx context.Context, dir string, drivers Drivers) (*View, error) {
 	}
 
 	v := &View{Dir: p.Dir, Driver: p.Config.Driver, Loop: p.Config.Backing != nil, Data: p.DataDir(),
-		Attached: map[string]string{}, Mounts: map[string]string{}}
+		Attached: map[string]string{}, Mounts: map[string]string{}, Ephemeral: map[string]string{}}
 	e, err := openPool(ctx, p, drivers, ReadOnly)
 	if err == nil {
 		err = v.readCatalog(ctx, e)
@@ -86,6 +88,9 @@ func (v *View) readCatalog(ctx context.Context, e *Engine) error {
 		if err := tx.Rows("", func(r catalog.Row) error {
 			if _, ok := attached[r.ID]; ok {
 				names[r.ID] = r.Ref()
+			}
+			if r.Ephemeral && r.Kind == driver.Volume {
+				v.Ephemeral[string(r.ID)] = ""
 			}
 			return nil
 		}); err != nil {
@@ -170,4 +175,7 @@ func (v *View) addAttached(ctx context.Context, e *Engine, id driver.ObjectID, n
 	}
 
 	v.Mounts[point] = name
+	if _, ok := v.Ephemeral[string(id)]; ok {
+		v.Ephemeral[string(id)] = point
+	}
 }

@@ -47,6 +47,9 @@ type PoolFacts struct {
 	Attached map[string]string
 	// Mounts maps the current mount points of the pool's volumes to the names of the volumes.
 	Mounts map[string]string
+	// Ephemeral has the IDs of the pool's ephemeral volumes, which a reboot removes, and their current mount points. Pando
+	// turns syncs off in them.
+	Ephemeral map[string]string
 	// Working is the number of objects that commands are working on. They may attach and mount objects that are in neither
 	// map.
 	Working int

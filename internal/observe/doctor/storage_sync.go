@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 
@@ -14,16 +15,19 @@ import (
 )
 
 // checkSyncHonoured finds filesystems, programs and zpools that report syncs as done without doing them.
-func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Report) error {
+func checkSyncHonoured(ctx context.Context, q *HostRequest, c *Report) error {
 	// Filesystems.
 	all, unseen, err := hostFilesystems(ctx)
 	if err != nil {
 		return err
 	}
 
-	c.measure(count("filesystems", "mounted filesystems checked", len(all)))
+c.measure(count("filesystems", "mounted filesystems checked", len(all)))
+	exempt := q.Pool.ephemeralDevices(all)
 	for _, m := range all {
-		c.findDroppedBarriers(m)
+		if !exempt[m.Dev] {
+			c.findDroppedBarriers(m)
+		}
 		c.findVolatileOverlay(m)
 	}
 
@@ -36,7 +40,7 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Report) error {
 	// ZFS.
 	pools, why := zpools(ctx)
 	if len(pools) > 0 {
-		if err := c.findDisabledSyncs(ctx); err != nil {
+		if err := c.findDisabledSyncs(ctx, q.Pool); err != nil {
 			why = "the datasets could not be checked: " + err.Error()
 		}
 		c.findNoCacheFlush()
@@ -50,9 +54,44 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Report) error {
 		}
 	}
 
+	mine := ""
+	if q.Pool != nil && len(q.Pool.Ephemeral) > 0 {
+		mine = errs.Plural(len(q.Pool.Ephemeral), "ephemeral volume") + " of pando may drop syncs by design"
+	}
+
 	c.Summary = sentence(fmt.Sprintf("%s, %s, running programs and preloaded libraries",
-		errs.Plural(len(all), "mounted filesystem"), errs.Plural(len(pools), "zpool")), note, why)
+		errs.Plural(len(all), "mounted filesystem"), errs.Plural(len(pools), "zpool")), mine, note, why)
 	return nil
+}
+
+// ephemeralDevices returns the devices of the ephemeral volumes that are mounted.
+func (p *PoolFacts) ephemeralDevices(all []mounted) map[uint64]bool {
+	if p == nil {
+		return nil
+	}
+
+	points := map[string]bool{}
+	for _, point := range p.Ephemeral {
+		points[point] = point != ""
+	}
+
+	devices := map[uint64]bool{}
+	for _, m := range all {
+		if m.PID == 0 && points[m.Point] {
+			devices[m.Dev] = true
+		}
+	}
+
+	return devices
+}
+
+// isEphemeral reports whether a dataset is that of an ephemeral volume.
+func (p *PoolFacts) isEphemeral(dataset string) bool {
+	if p == nil {
+		return false
+	}
+	_, is := p.Ephemeral[path.Base(dataset)]
+	return is
 }
 
 // findDroppedBarriers reports a filesystem that does not flush the cache of its disk.
@@ -216,7 +255,7 @@ func unsafeCache(args []string) string {
 }
 
 // findDisabledSyncs reports datasets with sync=disabled in all zpools.
-func (c *Report) findDisabledSyncs(ctx context.Context) error {
+func (c *Report) findDisabledSyncs(ctx context.Context, p *PoolFacts) error {
 	rows, err := zfs.ZFS.Rows(ctx, 3, "get", "-Hp", "-t", "filesystem,volume", "-o", "name,value,source", "sync")
 	if err != nil {
 		return err
@@ -224,6 +263,9 @@ func (c *Report) findDisabledSyncs(ctx context.Context) error {
 
 	c.measure(count("datasets", "ZFS filesystems and volumes checked", len(rows)))
 	for _, s := range disabledSyncs(rows) {
+		if p.isEphemeral(s.dataset) {
+			continue
+		}
 		c.find(Finding{
 			Code: "sync-zfs-disabled", Severity: Critical, Subject: s.dataset,
 			Title: fmt.Sprintf("sync=disabled is set on %s: a power failure loses the data synced in the last seconds",

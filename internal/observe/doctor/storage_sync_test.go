@@ -33,6 +33,27 @@ func TestNoBarrier(t *testing.T) {
 	}
 }
 
+// An ephemeral volume of the pool is meant to drop syncs.
+func TestNoBarrierOfEphemeral(t *testing.T) {
+	noGuest(t)
+	dir, other := testfs.New(t, "ext4", 64<<20).Dir(), testfs.New(t, "ext4", 64<<20).Dir()
+	for _, d := range []string{dir, other} {
+		tool(t, "mount", "-o", "remount,nobarrier", d)
+	}
+	c := examine(t, "sync-honoured", &PoolFacts{Dir: "POOL", Ephemeral: map[string]string{"id": dir, "idle": ""}})
+	nothing(t, c, dir)
+	only(t, c, other, "sync-nobarrier", Critical)
+	if !strings.Contains(c.Summary, "2 ephemeral volumes") {
+		t.Errorf("summary %q", c.Summary)
+	}
+
+	// So is the dataset of one.
+	p := &PoolFacts{Ephemeral: map[string]string{"id": ""}}
+	if !p.isEphemeral("tank/pando/id") || p.isEphemeral("tank/pando") || (*PoolFacts)(nil).isEphemeral("tank/pando/id") {
+		t.Error("the wrong datasets are ephemeral")
+	}
+}
+
 // On a disk that keeps what it has been given, it loses nothing.
 func TestNoBarrierWithoutCache(t *testing.T) {
 	noGuest(t)
