@@ -188,12 +188,12 @@ func suggestProfile(name string) string {
 
 // benchSync measures a directory or a volume, and prints what it has found.
 func (a *App) benchSync(ctx context.Context, q syncbench.Config, args []string, page string) error {
-	path, volume, done, err := a.syncTarget(ctx, args)
+	target, done, err := a.syncTarget(ctx, args)
 	if err != nil {
 		return err
 	}
 
-	q.Path, q.Volume = path, volume
+	q.Path, q.Volume, q.NotDurable = target.path, target.volume, target.notDurable
 	stop := a.showProgress(&q.Tracker)
 	report, err := syncbench.Measure(ctx, q)
 	stop()
@@ -220,24 +220,30 @@ func (a *App) benchSync(ctx context.Context, q syncbench.Config, args []string, 
 	return after
 }
 
-// syncTarget is the directory to measure, the name of the volume if it is one's, and
-// what to do afterwards.
-func (a *App) syncTarget(ctx context.Context, args []string) (path, volume string, done func() error, err error) {
+// syncTarget is what to measure.
+type syncTarget struct {
+	path       string // a directory
+	volume     string // its name, if it is one's
+	notDurable string // why nothing in that volume is durable
+}
+
+// syncTarget returns what to measure, and what to do afterwards.
+func (a *App) syncTarget(ctx context.Context, args []string) (to syncTarget, done func() error, err error) {
 	nothing := func() error { return nil }
 	if len(args) == 0 {
-		return ".", "", nothing, nil
+		return syncTarget{path: "."}, nothing, nil
 	}
 
 	word := args[0]
 	e, found, err := a.volumeOrPath(ctx, argument{op: "bench sync", text: word, kind: "directory", suggestClone: true},
 		a.openPool)
 	if e == nil {
-		return word, "", nothing, err
+		return syncTarget{path: word}, nothing, err
 	}
 
 	if found.FS == "none" {
 		e.Close()
-		return "", "", nil, errs.New(errs.Invalid, "bench sync", word,
+		return to, nil, errs.New(errs.Invalid, "bench sync", word,
 			"the volume is a block device without a filesystem, and measuring would overwrite it").
 			WithHint("measure a volume with a filesystem")
 	}
@@ -247,10 +253,15 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 	v, err := e.Mount(ctx, engine.MountRequest{Volume: name})
 	if err != nil {
 		e.Close()
-		return "", "", nil, err
+		return to, nil, err
 	}
 
-	return v.Mountpoint, word, func() error {
+	to = syncTarget{path: v.Mountpoint, volume: word}
+	if found.Ephemeral {
+		to.notDurable = word + " is an ephemeral volume: a reboot removes it, so its syncs buy nothing"
+	}
+
+	return to, func() error {
 		defer e.Close()
 		defer tell()
 		if found.Mounted() {

@@ -384,12 +384,18 @@ func shortenMiddle(s string, n int) string {
 // printSyncVerdict prints it last, where a person looks first.
 func (a *App) printSyncVerdict(r *syncbench.Report) {
 	head := r.Verdict.Result
-	if r.Verdict.Layer != "" {
+	switch {
+	case r.Verdict.ByDesign != "":
+		head += " by design"
+	case r.Verdict.Layer != "":
 		head += " at " + r.Verdict.Layer
 	}
 
 	rest, more := r.Verdict.Short()
 	reason := "could not prove that synced data reached the disk"
+	if r.Verdict.ByDesign != "" {
+		reason = r.Verdict.ByDesign
+	}
 	if r.Verdict.Result == syncbench.Pass {
 		reason = "every sync reached the disk, in every run"
 		if len(rest) > 0 {

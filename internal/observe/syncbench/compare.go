@@ -150,6 +150,10 @@ func Compare(a, b *Report, nameA, nameB string, force bool) (*Comparison, error)
 		if s.r.Verdict.Result == Pass {
 			continue
 		}
+		if why := s.r.Verdict.ByDesign; why != "" {
+			c.Unproven = append(c.Unproven, fmt.Sprintf("%s fails by design: %s", s.word, why))
+			continue
+		}
 		where := ""
 		if s.r.Verdict.Layer != "" {
 			where = " at " + s.r.Verdict.Layer

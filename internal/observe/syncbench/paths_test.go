@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -371,22 +372,33 @@ func TestVerdict(t *testing.T) {
 		seconds float64
 		want    Verdict
 	}{
-		{"good", []Run{good, good}, 60, Verdict{Pass, "", []string{"all arrived"}}},
-		{"bad", []Run{bad}, 60, Verdict{Failed, "loop3", []string{"none arrived", "ask the disk"}}},
+		{"good", []Run{good, good}, 60, Verdict{Result: Pass, Words: []string{"all arrived"}}},
+		{"bad", []Run{bad}, 60, Verdict{Result: Failed, Layer: "loop3", Words: []string{"none arrived", "ask the disk"}}},
 		{"one of three", []Run{good, bad, unknown}, 60,
-			Verdict{Failed, "loop3", []string{"run 2: none arrived", "run 2: ask the disk",
+			Verdict{Result: Failed, Layer: "loop3", Words: []string{"run 2: none arrived", "run 2: ask the disk",
 				"run 3: could not prove that synced data reached the disk"}}},
-		{"unknown", []Run{unknown}, 30, Verdict{Failed, "",
-			[]string{"could not prove that synced data reached the disk",
-				"runs of 30.0 s, shorter than two writeback cycles of 30.0 s, do not measure speed"}}},
+		{"unknown", []Run{unknown}, 30, Verdict{Result: Failed, Words: []string{
+			"could not prove that synced data reached the disk",
+			"runs of 30.0 s, shorter than two writeback cycles of 30.0 s, do not measure speed"}}},
 		{"few", []Run{{Syncs: 500, Stalls: make([]Stall, 2), Proof: good.Proof}}, 60,
-			Verdict{Pass, "", []string{"all arrived", "p99 and p99.9 are based on few syncs (500 in a run)",
+			Verdict{Result: Pass, Words: []string{"all arrived", "p99 and p99.9 are based on few syncs (500 in a run)",
 				"2 stalls: see the time line"}}},
 	} {
-		got := verdict(&Report{Runs: c.runs, Seconds: c.seconds}, "")
+		report := &Report{Runs: c.runs, Seconds: c.seconds}
+		got := verdict(report, "", "")
 		if got.Result != c.want.Result || got.Layer != c.want.Layer ||
 			strings.Join(got.Words, "|") != strings.Join(c.want.Words, "|") {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+
+		// Nothing passes that is not to be durable.
+		d := verdict(report, "", "it is ephemeral")
+		if d.Result != Failed || d.ByDesign != "it is ephemeral" || d.Layer != got.Layer ||
+			slices.Contains(d.Words, "ask the disk") {
+			t.Errorf("%s: by design: %+v", c.name, d)
+		}
+		if arrived := strings.Contains(d.Words[0], "reached the disk, but"); arrived != (got.Result == Pass) {
+			t.Errorf("%s: by design: %+v", c.name, d)
 		}
 	}
 }

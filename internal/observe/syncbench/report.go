@@ -153,5 +153,6 @@ type Verdict struct {
 	Result string `json:"result"`          // PASS or FAIL
 	Layer  string `json:"layer,omitempty"` // that fails
 	// sentences without full stops: the reasons, then what to know about the figures
-	Words []string `json:"words"`
+	Words    []string `json:"words"`
+	ByDesign string   `json:"by_design,omitempty"` // why it fails wherever syncs arrive: Config.NotDurable
 }

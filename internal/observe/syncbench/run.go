@@ -22,8 +22,13 @@ const op = "bench sync"
 
 // Config says what to measure.
 type Config struct {
-	Path    string // a directory
-	Volume  string // its name, if it is one's; for the report only
+	Path   string // a directory
+	Volume string // its name, if it is one's; for the report only
+
+	// NotDurable says why nothing in Path needs to survive a power loss, without a full stop; "": it must. Then the
+	// verdict is FAIL by design, even if all syncs reach the disk.
+	NotDurable string
+
 	Profile string // its name
 	Version string // of Pando; for the report only
 
@@ -116,7 +121,7 @@ func Measure(ctx context.Context, c Config) (report *Report, err error) {
 		}
 	}
 
-	r.Verdict = verdict(r, note)
+	r.Verdict = verdict(r, note, c.NotDurable)
 	return r, nil
 }
 

@@ -16,8 +16,8 @@ const writeback = 30 * time.Second
 // tailSyncs is how many syncs a p99.9 needs to rest on 10 of them.
 const tailSyncs = 10_000
 
-// verdict says what the runs come to. note is of the search.
-func verdict(r *Report, note string) Verdict {
+// verdict says what the runs come to. note is of the search; notDurable as in Config.
+func verdict(r *Report, note, notDurable string) Verdict {
 	v := Verdict{Result: Pass, Words: []string{}}
 	for i, run := range r.Runs {
 		if run.Proof.Result == proof.OK {
@@ -55,12 +55,31 @@ func verdict(r *Report, note string) Verdict {
 		}
 	}
 
+	if notDurable != "" {
+		v = v.byDesign(notDurable)
+	}
+
 	v.Words = append(v.Words, figures(r)...)
 	if note != "" {
 		v.Words = append(v.Words, note)
 	}
 
 	return v
+}
+
+// byDesign returns the verdict on a path of which nothing is durable, for the reason why. The remedies that the proofs
+// name are not wanted there; they stay in the proofs.
+func (v Verdict) byDesign(why string) Verdict {
+	out := Verdict{Result: Failed, Layer: v.Layer, ByDesign: why}
+	switch {
+	case v.Result == Pass:
+		out.Words = []string{"the syncs of these runs reached the disk, but the data is not kept"}
+	case v.Layer != "":
+		out.Words = []string{"flushes are missing from " + v.Layer + " on"}
+	default:
+		out.Words = []string{"could not prove that synced data reached the disk"}
+	}
+	return out
 }
 
 // figures is what to know about the figures.
