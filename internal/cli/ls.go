@@ -72,10 +72,14 @@ func (a *App) printVolumes(vols []engine.Info) error {
 // stateWords is the state of a volume. An expired one is still there because
 // something uses it.
 func stateWords(v engine.Info) string {
+	words := v.State
 	if v.ExpiresAt != nil && v.PinnedUntil == nil && v.ExpiresAt.Before(time.Now()) {
-		return v.State + ", expired"
+		words += ", expired"
 	}
-	return v.State
+	if v.Ephemeral {
+		words += ", ephemeral"
+	}
+	return words
 }
 
 // printTree prints goldens with their clones below them, and clones of clones below those.
@@ -167,6 +171,9 @@ func volumeWords(v engine.Info) string {
 	s := fmt.Sprintf("%s exclusive, %s shared", formatBytes(v.ExclusiveBytes), formatBytes(v.SharedBytes))
 	if r, err := ref.Parse("", v.Origin); err == nil && r.At != "" {
 		s = "of @" + r.At + ", " + s
+	}
+	if v.Ephemeral {
+		s += ", ephemeral"
 	}
 	if v.Mounted() {
 		s += ", mounted at " + v.Mountpoint

@@ -117,8 +117,10 @@ func (a *App) printDetail(d engine.Detail) error {
 	if d.Held {
 		state += " (in another mount namespace, or held by a process)"
 	}
+
+	durable := ""
 	if !d.Durable {
-		state += ", ephemeral"
+		durable = "no: a reboot removes it, and its syncs need not reach the disk"
 	}
 
 	name := d.Name
@@ -148,7 +150,7 @@ func (a *App) printDetail(d engine.Detail) error {
 	}
 
 	a.printFields(
-		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state,
+		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state, "durable", durable,
 		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "consistency", d.Consistency,
 		"keep", keep, "pinned", pinned, "size", sizeText,
 		"logical", formatBytes(d.LogicalBytes), "exclusive", formatBytes(d.ExclusiveBytes),

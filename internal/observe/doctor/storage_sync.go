@@ -22,7 +22,7 @@ func checkSyncHonoured(ctx context.Context, q *HostRequest, c *Report) error {
 		return err
 	}
 
-c.measure(count("filesystems", "mounted filesystems checked", len(all)))
+	c.measure(count("filesystems", "mounted filesystems checked", len(all)))
 	exempt := q.Pool.ephemeralDevices(all)
 	for _, m := range all {
 		if !exempt[m.Dev] {
