@@ -297,6 +297,19 @@ func (a *App) printf(format string, args ...any) error {
 	return a.written(err)
 }
 
+// printResult prints the result of a command: v with --json, only name with --quiet (nothing if it is ""), else a text.
+func (a *App) printResult(v any, name, format string, args ...any) error {
+	switch {
+	case a.json:
+		return a.printJSON(v)
+	case !a.quiet:
+		return a.printf(format, args...)
+	case name != "":
+		return a.printf("%s\n", name)
+	}
+	return nil
+}
+
 // written makes an error of writing the result the error of the command, and returns the first one. A closed pipe
 // (| head) is not an error.
 func (a *App) written(err error) error {

@@ -53,14 +53,7 @@ data. Only root can reach the place below the pool.`,
 				return err
 			}
 
-			switch {
-			case a.json:
-				return a.printJSON(v)
-			case a.quiet:
-				return a.printf("%s\n", v.Mountpoint)
-			}
-
-			return a.printf("%s  mounted at %s\n", v.Name, v.Mountpoint)
+			return a.printResult(v, v.Mountpoint, "%s  mounted at %s\n", v.Name, v.Mountpoint)
 		}),
 	}
 

@@ -172,13 +172,7 @@ already there. The last key cannot be removed.`,
 }
 
 func (a *App) printKey(done string, k replicate.Key) error {
-	switch {
-	case a.json:
-		return a.printJSON(k)
-	case a.quiet:
-		return a.printf("%s\n", k.ID)
-	}
-	return a.printf("%s key %s (%s)\n", done, k.Label, k.Kind)
+	return a.printResult(k, k.ID, "%s key %s (%s)\n", done, k.Label, k.Kind)
 }
 
 func (a *App) remoteKeyRotateCommand() *cobra.Command {

@@ -67,14 +67,7 @@ worthless. Write a new kit after ` + "`pando remote key rotate`" + `. Use a kit 
 			return err
 		}
 
-		switch {
-		case a.json:
-			return a.printJSON(out)
-		case a.quiet:
-			return a.printf("%s\n", out.File)
-		}
-
-		return a.printf("wrote %s, with key %s\n", out.File, out.Key.Label)
+		return a.printResult(out, out.File, "wrote %s, with key %s\n", out.File, out.Key.Label)
 	}
 
 	return c

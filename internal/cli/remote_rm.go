@@ -41,14 +41,7 @@ that. --force forgets the remote anyway.`,
 					"pool's copy: %v", out.KeyError)
 			}
 
-			switch {
-			case a.json:
-				return a.printJSON(out)
-			case a.quiet:
-				return nil
-			}
-
-			return a.printf("forgot %s\n", out.Name)
+			return a.printResult(out, "", "forgot %s\n", out.Name)
 		}),
 	}
 

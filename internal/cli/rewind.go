@@ -39,14 +39,7 @@ something uses it, and mounts it again afterwards.`,
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(out)
-			}
-			if a.quiet {
-				return nil
-			}
-
-			return a.printf("%s rewound; previous content: %s\n", out.Name, out.Before)
+			return a.printResult(out, "", "%s rewound; previous content: %s\n", out.Name, out.Before)
 		}),
 	}
 

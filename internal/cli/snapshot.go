@@ -69,14 +69,7 @@ func (a *App) snapshotCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(out)
-			}
-			if a.quiet {
-				return a.printf("%s\n", out.Name)
-			}
-
-			return a.printf("%s  %s\n", out.Name, out.Consistency)
+			return a.printResult(out, out.Name, "%s  %s\n", out.Name, out.Consistency)
 		}),
 	}
 

@@ -34,14 +34,7 @@ elsewhere. Running umount a second time discards it.`,
 				return err
 			}
 
-			switch {
-			case a.json:
-				return a.printJSON(v)
-			case a.quiet:
-				return nil
-			}
-
-			return a.printf("%s  not mounted\n", v.Name)
+			return a.printResult(v, "", "%s  not mounted\n", v.Name)
 		}),
 	}
 }
