@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	runs "pando/internal/linux/run"
 )
 
 // Use is what a program took, from before its process was made until it had
@@ -62,7 +63,7 @@ func Measure(ctx context.Context, argv []string) (Use, error) {
 
 	return Use{
 		WallNano: int64(wall), UserNano: ru.Utime.Nano(), SysNano: ru.Stime.Nano(), MaxRSS: ru.Maxrss << 10,
-		Exit: cmd.ProcessState.ExitCode(), Stderr: lastLines(stderr.String(), 3),
+		Exit: cmd.ProcessState.ExitCode(), Stderr: runs.LastLines(stderr.String(), 3),
 	}, nil
 }
 
@@ -90,7 +91,8 @@ func (r *run) child(ctx context.Context, argv ...string) (Use, error) {
 		err = json.Unmarshal(stdout.Bytes(), &u)
 	}
 	if err != nil {
-		return Use{}, errs.New(errs.Internal, "bench", strings.Join(argv, " "), "%w: %s", err, lastLines(stderr.String(), 3))
+		return Use{}, errs.New(errs.Internal, "bench", strings.Join(argv, " "), "%w: %s", err,
+			runs.LastLines(stderr.String(), 3))
 	}
 
 	return u, nil
@@ -116,7 +118,7 @@ func (r *run) output(ctx context.Context, args ...string) ([]byte, error) {
 	out, err := cmd.Output()
 	if err != nil {
 		return nil, errs.New(errs.Internal, "bench", "pando "+strings.Join(args, " "), "%w: %s", err,
-			lastLines(stderr.String(), 3))
+			runs.LastLines(stderr.String(), 3))
 	}
 	return out, nil
 }
@@ -137,14 +139,6 @@ func (r *run) cp(ctx context.Context, reflink, from, to string) (Use, error) {
 		return u, &errCopy{fmt.Sprintf("cp: exit status %d: %s", u.Exit, u.Stderr)}
 	}
 	return u, err
-}
-
-func lastLines(s string, n int) string {
-	lines := strings.Split(strings.TrimSpace(s), "\n")
-	if len(lines) > n {
-		lines = lines[len(lines)-n:]
-	}
-	return strings.Join(lines, "; ")
 }
 
 // selfSys is the processor time that this process has used in the kernel.

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"pando/internal/base/errs"
+	runs "pando/internal/linux/run"
 )
 
 // pandoContender is Pando: whole commands, as a person or a timer would run them.
@@ -55,7 +56,7 @@ func program(ctx context.Context, dir, path string, args ...string) (string, err
 			return "", ctx.Err()
 		}
 		return "", errs.New(errs.IO, "bench", filepath.Base(path)+" "+strings.Join(args, " "), "%w: %s", err,
-			lastLines(stderr.String(), 3))
+			runs.LastLines(stderr.String(), 3))
 	}
 
 	return stdout.String(), nil

@@ -2,6 +2,7 @@ package errs
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -25,4 +26,9 @@ func Plural(n int, noun string) string {
 		noun += "e"
 	}
 	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// JoinSet joins the parts that are not empty.
+func JoinSet(separator string, parts ...string) string {
+	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), separator)
 }

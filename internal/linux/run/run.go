@@ -65,7 +65,7 @@ type Failure struct {
 
 // Error returns the exit status and the last lines of standard error.
 func (f *Failure) Error() string {
-	if tail := lastLines(f.Stderr, 4); tail != "" {
+	if tail := LastLines(f.Stderr, 4); tail != "" {
 		return f.Err.Error() + ": " + tail
 	}
 	return f.Err.Error()
@@ -111,10 +111,13 @@ func Output(ctx context.Context, name string, args ...string) (_, _ []byte, err 
 	return stdout.Bytes(), stderr.Bytes(), nil
 }
 
-func lastLines(s string, n int) string {
-	lines := strings.Split(strings.TrimSpace(s), "\n")
-	if len(lines) > n {
-		lines = lines[len(lines)-n:]
+// LastLines joins the last n lines of the output of a program that are not empty, for an error.
+func LastLines(s string, n int) string {
+	var lines []string
+	for line := range strings.Lines(s) {
+		if line = strings.TrimSpace(line); line != "" {
+			lines = append(lines, line)
+		}
 	}
-	return strings.Join(lines, "; ")
+	return strings.Join(lines[max(0, len(lines)-n):], "; ")
 }

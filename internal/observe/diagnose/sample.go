@@ -160,7 +160,7 @@ func (w *watch) end() {
 func (w *watch) sampleOften() {
 	w.looks++
 	for _, l := range w.stack.Devices() {
-		before := monotonic()
+		before := tracepoint.Now()
 		s, err := l.Device.Stat()
 		if err != nil {
 			continue

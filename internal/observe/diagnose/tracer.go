@@ -140,7 +140,7 @@ func (w *watch) trace() {
 
 	t.recorder = r
 	t.on, t.last = true, time.Now()
-	t.from = monotonic()
+	t.from = tracepoint.Now()
 	t.flight.reset(t.from)
 	t.whereSum = make([]float64, len(t.flight.sums))
 	t.dsync = newDsyncTracer(w)
@@ -240,14 +240,6 @@ func (t *tracer) deviceOf(n uint64) (int, *device) {
 	return slices.Index(t.flight.devices, d), d
 }
 
-func monotonic() uint64 {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0
-	}
-	return uint64(ts.Nano())
-}
-
 // step reads the recorded events, and decides whether to continue recording.
 func (t *tracer) step(now time.Time) {
 	t.dsync.scan(now)
@@ -275,7 +267,7 @@ func (t *tracer) step(now time.Time) {
 		if t.recorder.Resume() == nil {
 			t.dsync.resume()
 			t.on, t.held = true, 0
-			t.from = monotonic()
+			t.from = tracepoint.Now()
 			t.flight.reset(t.from)
 		}
 	}
@@ -297,7 +289,7 @@ const settle = uint64(20 * time.Millisecond)
 
 // read returns the events recorded since the last call; all of them if no more can come.
 func (t *tracer) read(all bool) {
-	until := monotonic() - settle
+	until := tracepoint.Now() - settle
 	records, lost, err := t.recorder.Read()
 	if err != nil {
 		t.w.missing("part of the events", "%v", err)
@@ -566,7 +558,7 @@ func callName(call string) string {
 
 // oldest returns the duration so far of the oldest sync of the path in progress.
 func (t *tracer) oldest() uint64 {
-	now, most := monotonic(), uint64(0)
+	now, most := tracepoint.Now(), uint64(0)
 	for _, s := range t.pending {
 		if s.t.rel == Here && now > s.start {
 			most = max(most, now-s.start)

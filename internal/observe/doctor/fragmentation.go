@@ -84,7 +84,7 @@ func checkFragmentation(ctx context.Context, q *HostRequest, c *Report) error {
 		}
 	}
 
-	c.Summary = sentence(text, moreText, unreadText)
+	c.Summary = errs.JoinSet("; ", text, moreText, unreadText)
 	return nil
 }
 

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 
 	"pando/internal/base/errs"
 	"pando/internal/linux/mount"
@@ -172,17 +171,6 @@ func zpoolText(pools []string) string {
 		return ""
 	}
 	return errs.Plural(len(pools), "zpool")
-}
-
-// sentence joins the parts of a summary that are not empty.
-func sentence(parts ...string) string {
-	var out []string
-	for _, p := range parts {
-		if p != "" {
-			out = append(out, p)
-		}
-	}
-	return strings.Join(out, "; ")
 }
 
 // onDevices holds the types of writable local filesystems that keep their files on block devices. Checks do not access

@@ -81,7 +81,8 @@ func checkAlignment(ctx context.Context, _ *HostRequest, c *Report) error {
 
 	c.measure(count("partitions", "partitions", parts),
 		count("filesystems", "filesystems on devices", looked))
-	c.Summary = sentence(errs.Plural(parts, "partition"), errs.Plural(looked, "filesystem"), zpoolText(pools), why)
+	c.Summary = errs.JoinSet("; ", errs.Plural(parts, "partition"), errs.Plural(looked, "filesystem"),
+		zpoolText(pools), why)
 	return nil
 }
 

@@ -55,7 +55,8 @@ func checkWriteCache(ctx context.Context, q *HostRequest, c *Report) error {
 		logText = errs.Plural(logs, "log device") + " of ZFS"
 	}
 
-	c.Summary = sentence(fmt.Sprintf("%s, %d with a volatile cache that is flushed", errs.Plural(whole, "block device"),
+	c.Summary = errs.JoinSet("; ", fmt.Sprintf("%s, %d with a volatile cache that is flushed",
+		errs.Plural(whole, "block device"),
 		volatile), logText, why)
 	return ctx.Err()
 }

@@ -49,7 +49,7 @@ func checkDedup(ctx context.Context, _ *HostRequest, c *Report) error {
 		verb = " that deduplicates"
 	}
 
-	c.Summary = sentence(errs.Plural(len(pools), "zpool"), errs.Plural(running, "program")+verb, why)
+	c.Summary = errs.JoinSet("; ", errs.Plural(len(pools), "zpool"), errs.Plural(running, "program")+verb, why)
 
 	return nil
 }

@@ -69,7 +69,7 @@ func checkScrub(ctx context.Context, _ *HostRequest, c *Report) error {
 	c.measure(count("zpools", "zpools", len(pools)),
 		count("btrfs", "btrfs filesystems", len(all)),
 		count("raids", "md arrays", len(raids)), count("ext4", "ext4 filesystems", ext4))
-	c.Summary = sentence(fmt.Sprintf("%s, %s, %s, %s", errs.Plural(len(pools), "zpool"),
+	c.Summary = errs.JoinSet("; ", fmt.Sprintf("%s, %s, %s, %s", errs.Plural(len(pools), "zpool"),
 		errs.Plural(len(all), "btrfs filesystem"), errs.Plural(len(raids), "md array"),
 		errs.Plural(ext4, "ext4 filesystem")), rootless, why)
 	return nil

@@ -90,7 +90,7 @@ func checkSpace(ctx context.Context, q *HostRequest, c *Report) error {
 
 	c.measure(count("filesystems", "filesystems", looked),
 		count("zpools", "zpools", len(pools)))
-	c.Summary = sentence(errs.Plural(looked, "filesystem"), zpoolText(pools),
+	c.Summary = errs.JoinSet("; ", errs.Plural(looked, "filesystem"), zpoolText(pools),
 		fmt.Sprintf("full means that at least %d %% of the space available to users is taken", fullNote), why)
 	return nil
 }

@@ -59,7 +59,7 @@ func checkSyncHonoured(ctx context.Context, q *HostRequest, c *Report) error {
 		mine = errs.Plural(len(q.Pool.Ephemeral), "ephemeral volume") + " of pando may drop syncs by design"
 	}
 
-	c.Summary = sentence(fmt.Sprintf("%s, %s, running programs and preloaded libraries",
+	c.Summary = errs.JoinSet("; ", fmt.Sprintf("%s, %s, running programs and preloaded libraries",
 		errs.Plural(len(all), "mounted filesystem"), errs.Plural(len(pools), "zpool")), mine, note, why)
 	return nil
 }

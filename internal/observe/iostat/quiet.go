@@ -2,10 +2,11 @@ package iostat
 
 import (
 	"context"
-	"pando/internal/linux/kernel"
 	"strconv"
 	"strings"
 	"time"
+
+	"pando/internal/linux/kernel"
 )
 
 // Quiet defines when writing has ended.

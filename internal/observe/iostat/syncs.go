@@ -244,7 +244,7 @@ func (s *syncTracer) set(l *layout) {
 		next, s.err = tracepoint.NewRecorder(specs...)
 	}
 
-	cut := monotonic()
+	cut := tracepoint.Now()
 	s.drainUpTo(cut)
 	if s.rec != nil {
 		_ = s.rec.Close()
@@ -266,14 +266,6 @@ var fileSystemEvents = map[string][]string{
 	"ext4":  {"ext4:ext4_sync_file_enter", "ext4:ext4_sync_file_exit"},
 	"xfs":   {"xfs:xfs_file_fsync", "xfs:xfs_dir_fsync"},
 	"btrfs": {"btrfs:btrfs_sync_file"},
-}
-
-func monotonic() uint64 {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0
-	}
-	return uint64(ts.Nano())
 }
 
 func (s *syncTracer) keepDraining(stop, stopped chan struct{}) {

@@ -53,7 +53,7 @@ func (w *Watch) Sample(ctx context.Context, d time.Duration) error {
 	defer r.Close()
 
 	// The recorders are now active on all CPUs.
-	s.begin = monotonic()
+	s.begin = tracepoint.Now()
 	begin := time.Now()
 	tick := time.NewTicker(sampleEvery)
 	defer tick.Stop()
@@ -65,7 +65,7 @@ func (w *Watch) Sample(ctx context.Context, d time.Duration) error {
 		}
 
 		done = ctx.Err() != nil || time.Since(begin) >= d
-		before := monotonic()
+		before := tracepoint.Now()
 		records, lost, err := r.Read()
 		if err != nil {
 			return err
@@ -110,14 +110,6 @@ func (w *Watch) atWork(ctx context.Context, d time.Duration) error {
 			return errs.Wrap("count syncs", w.stack.Path, ctx.Err())
 		}
 	}
-}
-
-func monotonic() uint64 {
-	var t unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) != nil {
-		return 0
-	}
-	return uint64(t.Nano())
 }
 
 // sampler matches syncs with flushes.

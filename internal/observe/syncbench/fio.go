@@ -155,7 +155,7 @@ func (l *load) outcome(cause, waited error) error {
 		number = l.samples[n-1].err
 	}
 
-	said := strings.TrimSpace(lastLines(l.stderr.String()+"\n"+l.notes, 4))
+	said := strings.TrimSpace(run.LastLines(l.stderr.String()+"\n"+l.notes, 4))
 	if waited == nil && number == 0 && len(l.samples) > 0 {
 		return nil
 	}
@@ -183,14 +183,4 @@ func (l *load) outcome(cause, waited error) error {
 
 	return errs.New(kind, op, "fio", "%s", said).
 		WithHint("install fio 3.24 or newer, or run the command of the profile by hand to find the cause")
-}
-
-func lastLines(s string, n int) string {
-	var lines []string
-	for line := range strings.Lines(s) {
-		if line = strings.TrimSpace(line); line != "" {
-			lines = append(lines, line)
-		}
-	}
-	return strings.Join(lines[max(0, len(lines)-n):], "; ")
 }

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 
+	"pando/internal/base/errs"
 	"pando/internal/linux/zfs"
 	"pando/internal/observe/blockdev"
 	"pando/internal/observe/stack"
@@ -34,11 +35,11 @@ func layers(ctx context.Context, s *stack.Stack) []Layer {
 	out := []Layer{}
 	for _, l := range s.Layers {
 		out = append(out, Layer{Name: l.Name, Kind: string(l.Kind), Depth: l.Depth, Role: l.Role,
-			Details: join(details(l), properties(ctx, l))})
+			Details: errs.JoinSet(", ", details(l), properties(ctx, l))})
 	}
 	if s.Hidden != "" && len(out) > 0 {
 		last := &out[len(out)-1]
-		last.Details = join(last.Details, "below: "+s.Hidden)
+		last.Details = errs.JoinSet(", ", last.Details, "below: "+s.Hidden)
 	}
 	return out
 }
@@ -76,19 +77,9 @@ func properties(ctx context.Context, l stack.Layer) string {
 	return strings.Join(out, ", ")
 }
 
-func join(parts ...string) string {
-	var out []string
-	for _, p := range parts {
-		if p != "" {
-			out = append(out, p)
-		}
-	}
-	return strings.Join(out, ", ")
-}
-
 func details(l stack.Layer) string {
 	if l.Device == nil {
-		return join(l.Dataset, l.Mount.Options, super(l))
+		return errs.JoinSet(", ", l.Dataset, l.Mount.Options, super(l))
 	}
 
 	d := l.Device
@@ -119,7 +110,8 @@ func details(l stack.Layer) string {
 		}
 	}
 
-	return join(l.Dataset, cache, strings.Join(more, ", "), fmt.Sprintf("%.1f GiB", float64(d.SizeBytes)/float64(gib)))
+	return errs.JoinSet(", ", l.Dataset, cache, strings.Join(more, ", "),
+		fmt.Sprintf("%.1f GiB", float64(d.SizeBytes)/float64(gib)))
 }
 
 // super is the options of a filesystem, without those that the mount's own repeat.

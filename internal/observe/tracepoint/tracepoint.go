@@ -360,6 +360,15 @@ func (e *Event) String(raw []byte, field string) string {
 	return string(b)
 }
 
+// Now returns the time of the clock of recorded events, in nanoseconds; 0 if it cannot be read.
+func Now() uint64 {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) != nil {
+		return 0
+	}
+	return uint64(t.Nano())
+}
+
 // KernelDev returns a device number in the kernel's own form, as in the dev fields of block events.
 func KernelDev(number uint64) uint64 {
 	return uint64(unix.Major(number))<<20 | uint64(unix.Minor(number))
