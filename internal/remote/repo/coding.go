@@ -1,6 +1,7 @@
 package repo
 
 import (
+	"cmp"
 	"encoding/binary"
 	"slices"
 )
@@ -86,16 +87,7 @@ type segmentTable struct {
 }
 
 func compareSegments(a, b Segment) int {
-	if c := slices.Compare(a.Session[:], b.Session[:]); c != 0 {
-		return c
-	}
-	switch {
-	case a.N < b.N:
-		return -1
-	case a.N > b.N:
-		return 1
-	}
-	return 0
+	return cmp.Or(slices.Compare(a.Session[:], b.Session[:]), cmp.Compare(a.N, b.N))
 }
 
 func newSegmentTable(add func(yield func(Segment))) *segmentTable {
@@ -208,16 +200,7 @@ func (f Frame) check(limit uint32) error {
 
 // compareFrames orders frames by segment and index.
 func compareFrames(a, b Frame) int {
-	if c := compareSegments(a.Segment, b.Segment); c != 0 {
-		return c
-	}
-	switch {
-	case a.Index < b.Index:
-		return -1
-	case a.Index > b.Index:
-		return 1
-	}
-	return 0
+	return cmp.Or(compareSegments(a.Segment, b.Segment), cmp.Compare(a.Index, b.Index))
 }
 
 // appendFrames encodes frames, which must be in order and in segments of the table. Frames

@@ -88,17 +88,7 @@ type ListedObject struct {
 // Objects yields everything in the store in the order of keys, including objects that
 // no repository writes. An error ends it.
 func (r *Repo) Objects(ctx context.Context) iter.Seq2[ListedObject, error] {
-	return func(yield func(ListedObject, error) bool) {
-		for o, err := range r.store.List(ctx, "") {
-			if err != nil {
-				yield(ListedObject{}, errs.Wrap("list", r.store.String(), err))
-				return
-			}
-			if !yield(classify(o), nil) {
-				return
-			}
-		}
-	}
+	return listObjects(ctx, r, "list", "", func(o objstore.Info) (ListedObject, bool) { return classify(o), true })
 }
 
 // classify returns the kind and the identity of an object by its key.

@@ -2,7 +2,6 @@ package repo
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"slices"
 	"strings"
 
@@ -69,27 +68,9 @@ func checkExtensionName(name string) error {
 
 // encode2 encodes the content of a manifest of version 2.
 func (m *Manifest) encode2() ([]byte, error) {
-	uses := slices.Clone(m.Uses)
-	slices.SortFunc(uses, func(a, b Use) int { return compareSegments(a.Segment, b.Segment) })
-	out := *m
-	out.Sizes = nil
-	fields, err := encodeJSON(out)
+	b, table, err := m.encodeHead()
 	if err != nil {
 		return nil, err
-	}
-
-	// Write the fields, then the segments with their sizes.
-	table := newSegmentTable(func(yield func(Segment)) {
-		for _, u := range uses {
-			yield(u.Segment)
-		}
-	})
-
-	b := binary.AppendUvarint(nil, uint64(len(fields)))
-	b = append(b, fields...)
-	b = table.appendTo(b)
-	for _, u := range uses {
-		b = binary.AppendUvarint(b, uint64(u.Size))
 	}
 
 	// Write the root of the map, and the frames of the stream.
@@ -101,10 +82,7 @@ func (m *Manifest) encode2() ([]byte, error) {
 		b = appendNodeRef(b, table, &last, m.Map)
 	}
 
-	b = binary.AppendUvarint(b, uint64(len(m.Stream)))
-	for _, f := range m.Stream {
-		b = last.appendFrame(b, table, f)
-	}
+	b = last.appendStream(b, table, m.Stream)
 
 	// Write the extensions.
 	b = binary.AppendUvarint(b, uint64(len(m.Extensions)))
@@ -125,16 +103,10 @@ func (m *Manifest) encode2() ([]byte, error) {
 
 // decodeManifest2 decodes a manifest of version 2, and checks it. Damaged, TooNew.
 func decodeManifest2(b []byte) (Manifest, error) {
-	// Decode the fields.
-	m := Manifest{}
 	r := &reader{b: b}
-	fields := r.nextBytes("its fields", int(r.uvarint("the length of its fields", maxManifestBytes)))
-	if r.err != nil {
-		return Manifest{}, r.err
-	}
-
-	if err := json.Unmarshal(fields, &m); err != nil {
-		return Manifest{}, damaged("cannot parse the fields: %v", err)
+	m, err := r.manifestFields()
+	if err != nil {
+		return Manifest{}, err
 	}
 
 	m.Version, m.Sizes = 2, nil

@@ -22,6 +22,8 @@ const (
 	maxUseBytes = int64(MaxSegment) * maxPages
 )
 
+func compareUses(a, b Use) int { return compareSegments(a.Segment, b.Segment) }
+
 // check returns an error unless the parts of the manifest are consistent and within limits.
 func (m *Manifest) check() error {
 	// Check the fields.
@@ -48,9 +50,8 @@ func (m *Manifest) check() error {
 
 	// Check the segments, each listed once. A reader always has them in order, a writer may not.
 	uses := m.Uses
-	byPlace := func(a, b Use) int { return compareSegments(a.Segment, b.Segment) }
-	if !slices.IsSortedFunc(uses, byPlace) {
-		uses = slices.SortedFunc(slices.Values(uses), byPlace)
+	if !slices.IsSortedFunc(uses, compareUses) {
+		uses = slices.SortedFunc(slices.Values(uses), compareUses)
 	}
 
 	for i, u := range uses {
@@ -111,27 +112,9 @@ func (m *Manifest) encode() ([]byte, error) {
 		return m.encode2()
 	}
 
-	uses := slices.Clone(m.Uses)
-	slices.SortFunc(uses, func(a, b Use) int { return compareSegments(a.Segment, b.Segment) })
-	out := *m
-	out.Sizes = sizesOf(uses)
-	fields, err := encodeJSON(out)
+	b, table, err := m.encodeHead()
 	if err != nil {
 		return nil, err
-	}
-
-	// Write the fields, then the segments with the bytes used of each.
-	table := newSegmentTable(func(yield func(Segment)) {
-		for _, u := range uses {
-			yield(u.Segment)
-		}
-	})
-
-	b := binary.AppendUvarint(nil, uint64(len(fields)))
-	b = append(b, fields...)
-	b = table.appendTo(b)
-	for _, u := range uses {
-		b = binary.AppendUvarint(b, uint64(u.Bytes))
 	}
 
 	// Write the pages and the frames of the stream.
@@ -144,12 +127,42 @@ func (m *Manifest) encode() ([]byte, error) {
 		next = uint64(p.Region) + 1
 	}
 
-	b = binary.AppendUvarint(b, uint64(len(m.Stream)))
-	for _, f := range m.Stream {
-		b = last.appendFrame(b, table, f)
+	return last.appendStream(b, table, m.Stream), nil
+}
+
+// encodeHead encodes what manifests of both versions begin with: the fields, then the segments, each with the bytes
+// used of it (version 1) or its size.
+func (m *Manifest) encodeHead() ([]byte, *segmentTable, error) {
+	uses := slices.SortedFunc(slices.Values(m.Uses), compareUses)
+	out := *m
+	out.Sizes = nil
+	if m.Version < 2 {
+		out.Sizes = sizesOf(uses)
 	}
 
-	return b, nil
+	fields, err := encodeJSON(out)
+	if err != nil {
+		return nil, nil, err
+	}
+
+	table := newSegmentTable(func(yield func(Segment)) {
+		for _, u := range uses {
+			yield(u.Segment)
+		}
+	})
+
+	b := binary.AppendUvarint(nil, uint64(len(fields)))
+	b = append(b, fields...)
+	b = table.appendTo(b)
+	for _, u := range uses {
+		n := uint64(u.Size)
+		if m.Version < 2 {
+			n = uint64(u.Bytes)
+		}
+		b = binary.AppendUvarint(b, n)
+	}
+
+	return b, table, nil
 }
 
 // maxSizes is the number of segments beyond which a manifest omits their sizes, because it would become too large.
@@ -191,6 +204,15 @@ func (l *looseFrame) appendFrame(b []byte, t *segmentTable, f Frame) []byte {
 	return b
 }
 
+// appendStream encodes the frames of a manifest's stream.
+func (l *looseFrame) appendStream(b []byte, t *segmentTable, frames []Frame) []byte {
+	b = binary.AppendUvarint(b, uint64(len(frames)))
+	for _, f := range frames {
+		b = l.appendFrame(b, t, f)
+	}
+	return b
+}
+
 func (l *looseFrame) readFrame(r *reader, segments []Segment, limit uint32) Frame {
 	// Decode the place, relative to the last frame.
 	step := r.varint("a frame's segment")
@@ -227,16 +249,10 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 		return decodeManifest2(b)
 	}
 
-	// Decode the fields.
-	var m Manifest
 	r := &reader{b: b}
-	fields := r.nextBytes("its fields", int(r.uvarint("the length of its fields", maxManifestBytes)))
-	if r.err != nil {
-		return Manifest{}, r.err
-	}
-
-	if err := json.Unmarshal(fields, &m); err != nil {
-		return Manifest{}, damaged("cannot parse the fields: %v", err)
+	m, err := r.manifestFields()
+	if err != nil {
+		return Manifest{}, err
 	}
 
 	// Decode the segments, with the bytes used and the size of each.
@@ -266,6 +282,18 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 		return Manifest{}, err
 	}
 
+	return m, nil
+}
+
+// manifestFields decodes the fields of a manifest.
+func (r *reader) manifestFields() (m Manifest, err error) {
+	fields := r.nextBytes("its fields", int(r.uvarint("the length of its fields", maxManifestBytes)))
+	if r.err != nil {
+		return m, r.err
+	}
+	if err := json.Unmarshal(fields, &m); err != nil {
+		return m, damaged("cannot parse the fields: %v", err)
+	}
 	return m, nil
 }
 

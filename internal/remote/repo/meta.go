@@ -121,17 +121,36 @@ func (r *Repo) getObjectOnce(ctx context.Context, t objectType, key string, limi
 
 // listIDs yields the IDs in the keys under a prefix, and skips keys that no repository writes.
 func (r *Repo) listIDs(ctx context.Context, prefix string) iter.Seq2[ID, error] {
-	return func(yield func(ID, error) bool) {
+	return listObjects(ctx, r, "list "+prefix+" in", prefix, func(o objstore.Info) (ID, bool) {
+		id, err := ParseID(strings.TrimPrefix(o.Key, prefix))
+		return id, err == nil
+	})
+}
+
+// listSegments yields what describe returns for the segments in the keys under a prefix, and their sizes in bytes. It
+// skips keys that no repository writes.
+func listSegments[T any](
+	ctx context.Context, r *Repo, op, prefix string, describe func(s Segment, bytes int64) T,
+) iter.Seq2[T, error] {
+	return listObjects(ctx, r, op, prefix, func(o objstore.Info) (T, bool) {
+		s, ok := parseSegment(strings.TrimPrefix(o.Key, prefix))
+		return describe(s, o.Bytes), ok
+	})
+}
+
+// listObjects yields what parse returns for the objects under a prefix, in the order of their keys, and skips those
+// that it rejects. An error ends it.
+func listObjects[T any](
+	ctx context.Context, r *Repo, op, prefix string, parse func(objstore.Info) (T, bool),
+) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
 		for o, err := range r.store.List(ctx, prefix) {
 			if err != nil {
-				yield(ID{}, errs.Wrap("list "+prefix+" in", r.store.String(), err))
+				var none T
+				yield(none, errs.Wrap(op, r.store.String(), err))
 				return
 			}
-			id, err := ParseID(strings.TrimPrefix(o.Key, prefix))
-			if err != nil {
-				continue
-			}
-			if !yield(id, nil) {
+			if x, ok := parse(o); ok && !yield(x, nil) {
 				return
 			}
 		}

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"iter"
 	"slices"
-	"strings"
 
 	"pando/internal/base/errs"
 	"pando/internal/remote/objstore"
@@ -233,18 +232,7 @@ func (r *Repo) ReadTable(ctx context.Context, t Table) ([]MovedPack, error) {
 
 // Tables yields all tables in the order of their keys. An error ends it.
 func (r *Repo) Tables(ctx context.Context) iter.Seq2[Table, error] {
-	return func(yield func(Table, error) bool) {
-		for o, err := range r.store.List(ctx, movedPrefix) {
-			if err != nil {
-				yield(Table{}, errs.Wrap("list the tables in", r.store.String(), err))
-				return
-			}
-			s, ok := parseSegment(strings.TrimPrefix(o.Key, movedPrefix))
-			if ok && !yield(Table(s), nil) {
-				return
-			}
-		}
-	}
+	return listSegments(ctx, r, "list the tables in", movedPrefix, func(s Segment, _ int64) Table { return Table(s) })
 }
 
 // DeleteTable removes a table whose packs have all been removed. Absent is success. Durable on return.

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"iter"
 	"slices"
-	"strings"
 
 	"pando/internal/base/errs"
 )
@@ -400,18 +399,9 @@ type PackState struct {
 
 // Packs yields all packs in the order of their keys. An error ends it.
 func (r *Repo) Packs(ctx context.Context) iter.Seq2[PackState, error] {
-	return func(yield func(PackState, error) bool) {
-		for o, err := range r.store.List(ctx, packPrefix) {
-			if err != nil {
-				yield(PackState{}, errs.Wrap("list the packs in", r.store.String(), err))
-				return
-			}
-			s, ok := parseSegment(strings.TrimPrefix(o.Key, packPrefix))
-			if ok && !yield(PackState{Pack(s), o.Bytes}, nil) {
-				return
-			}
-		}
-	}
+	return listSegments(ctx, r, "list the packs in", packPrefix, func(s Segment, bytes int64) PackState {
+		return PackState{Pack(s), bytes}
+	})
 }
 
 // PutPack writes the object that [PackWriter.Finish] returned. Exists: a pack with this number exists. Durable on

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"filippo.io/age"
-
 	"pando/internal/base/errs"
 	"pando/internal/remote/objstore"
 )
@@ -206,22 +204,13 @@ func SealText(text string, to NewSlot) ([]byte, error) {
 func OpenText(file []byte, secrets ...Secret) (string, error) {
 	const op = "decrypt"
 	for _, s := range secrets {
-		with := s.identities
+		kind := SlotRecipient
 		if s.passphrase != "" {
-			i, err := age.NewScryptIdentity(s.passphrase)
-			if err != nil {
-				continue
-			}
-			i.SetMaxWorkFactor(scryptCost)
-			with = []age.Identity{i}
+			kind = SlotPassphrase
 		}
 
-		if len(with) == 0 {
-			continue
-		}
-
-		r, err := age.Decrypt(bytes.NewReader(file), with...)
-		if err != nil {
+		r := s.decrypt(file, kind)
+		if r == nil {
 			continue
 		}
 

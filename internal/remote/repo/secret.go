@@ -173,25 +173,8 @@ func wrap(secret []byte, n NewSlot, cost int) ([]byte, error) {
 // without an error if none does. Damaged: a secret fits, but the content is malformed.
 func unwrap(file []byte, kind SlotKind, secrets []Secret, size int) ([]byte, error) {
 	for _, s := range secrets {
-		var with []age.Identity
-		switch {
-		case kind == SlotRecipient:
-			with = s.identities
-		case s.passphrase != "":
-			i, err := age.NewScryptIdentity(s.passphrase)
-			if err != nil {
-				continue
-			}
-			i.SetMaxWorkFactor(scryptCost)
-			with = []age.Identity{i}
-		}
-
-		if len(with) == 0 {
-			continue
-		}
-
-		r, err := age.Decrypt(bytes.NewReader(file), with...)
-		if err != nil {
+		r := s.decrypt(file, kind)
+		if r == nil {
 			continue // for another secret, or damaged: if nothing else fits, the caller reports that no secret does
 		}
 
@@ -208,6 +191,24 @@ func unwrap(file []byte, kind SlotKind, secrets []Secret, size int) ([]byte, err
 	}
 
 	return nil, nil
+}
+
+// decrypt decrypts an age file for a passphrase or a recipient; nil if the secret is of the other kind or does not fit.
+func (s Secret) decrypt(file []byte, kind SlotKind) io.Reader {
+	with := s.identities
+	if kind == SlotPassphrase {
+		with = nil
+		if i, err := age.NewScryptIdentity(s.passphrase); err == nil {
+			i.SetMaxWorkFactor(scryptCost)
+			with = []age.Identity{i}
+		}
+	}
+
+	r, err := age.Decrypt(bytes.NewReader(file), with...)
+	if err != nil {
+		return nil
+	}
+	return r
 }
 
 // String describes the secret without revealing it.

@@ -5,7 +5,6 @@ import (
 	"crypto/cipher"
 	"encoding/binary"
 	"iter"
-	"strings"
 
 	"pando/internal/base/errs"
 )
@@ -181,18 +180,9 @@ type SegmentState struct {
 
 // Segments yields all segments in the order of their keys. An error ends it.
 func (r *Repo) Segments(ctx context.Context) iter.Seq2[SegmentState, error] {
-	return func(yield func(SegmentState, error) bool) {
-		for o, err := range r.store.List(ctx, segmentPrefix) {
-			if err != nil {
-				yield(SegmentState{}, errs.Wrap("list the segments in", r.store.String(), err))
-				return
-			}
-			s, ok := parseSegment(strings.TrimPrefix(o.Key, segmentPrefix))
-			if ok && !yield(SegmentState{Segment: s, Bytes: o.Bytes}, nil) {
-				return
-			}
-		}
-	}
+	return listSegments(ctx, r, "list the segments in", segmentPrefix, func(s Segment, bytes int64) SegmentState {
+		return SegmentState{s, bytes}
+	})
 }
 
 // StatSegment returns the size of a segment without reading it. For a segment that was moved that is the size of its
