@@ -46,13 +46,13 @@ type tree struct {
 // of reading s. It checks ctx between commands.
 func Apply(ctx context.Context, s *Reader, begin Begin, root, base *os.File) error {
 	t := &tree{begin: begin, root: root, base: base}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(root.Fd()), &st); err != nil {
+	st, err := kernel.Stat(int(root.Fd()))
+	if err != nil {
 		return err
 	}
 
 	t.times = []unix.Timespec{st.Atim, st.Mtim}
-	err := t.all(ctx, s)
+	err = t.all(ctx, s)
 	if err == nil {
 		err = unix.UtimesNanoAt(int(root.Fd()), ".", t.times, 0)
 	}
@@ -345,8 +345,8 @@ func bare(at int, name string) error {
 
 // chmod sets the mode of a file. ELOOP: it is a symbolic link, which has no mode.
 func chmod(at int, name string, mode uint32) error {
-	var st unix.Stat_t
-	if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	st, err := kernel.Lstat(at, name)
+	if err != nil {
 		return err
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
@@ -362,8 +362,8 @@ func chown(at int, name string, uid, gid uint64) error {
 		return unix.EINVAL
 	}
 
-	var st unix.Stat_t
-	if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	st, err := kernel.Lstat(at, name)
+	if err != nil {
 		return err
 	}
 
@@ -384,8 +384,8 @@ func chown(at int, name string, uid, gid uint64) error {
 func openFile(root *os.File, path string, flags int) (*os.File, error) {
 	var f *os.File
 	err := below(root, path, func(at int, name string) error {
-		var st unix.Stat_t
-		if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		st, err := kernel.Lstat(at, name)
+		if err != nil {
 			return err
 		}
 

@@ -216,8 +216,8 @@ func data(ctx context.Context, f *os.File, j *joiner) error {
 
 // sizeOf returns the size of a file or block device.
 func sizeOf(f *os.File) (int64, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
+	st, err := kernel.Stat(int(f.Fd()))
+	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
 		return st.Size, err
 	}
 	return f.Seek(0, io.SeekEnd)

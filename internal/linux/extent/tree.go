@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"pando/internal/linux/kernel"
 	"pando/internal/linux/treewalk"
 
 	"golang.org/x/sys/unix"
@@ -55,8 +56,8 @@ func MeasureTree(ctx context.Context, dir string, o TreeOptions) (Usage, error) 
 	}
 
 	defer root.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(root.Fd()), &st); err != nil {
+	st, err := kernel.Stat(int(root.Fd()))
+	if err != nil {
 		return Usage{}, &fs.PathError{Op: "stat", Path: dir, Err: err}
 	}
 
@@ -93,8 +94,8 @@ func (m *treeMeter) open(d *treewalk.Dir) (*os.File, error) {
 }
 
 func (m *treeMeter) visit(d *treewalk.Dir, f *os.File) ([]string, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+	st, err := kernel.Stat(int(f.Fd()))
+	if err != nil {
 		return nil, &fs.PathError{Op: "stat", Path: m.dir + "/" + d.Path(), Err: err}
 	}
 
@@ -135,8 +136,7 @@ func (m *treeMeter) visit(d *treewalk.Dir, f *os.File) ([]string, error) {
 // file measures one regular file, or returns zero if it was already counted or does not count.
 func (m *treeMeter) file(dir *os.File, dev uint64, name string) (Usage, error) {
 	// Skip files that do not count.
-	var st unix.Stat_t
-	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	st, err := kernel.Lstat(int(dir.Fd()), name)
 	if errors.Is(err, unix.ENOENT) {
 		return Usage{}, nil
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
 	"pando/internal/linux/loopdev"
 	"pando/internal/linux/mount"
 	"pando/internal/linux/run"
@@ -89,8 +90,8 @@ func (l loopDevice) openFile(flags int) (*os.File, error) {
 	}
 
 	f := os.NewFile(uintptr(fd), l.file)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || l.bound != nil && !l.bound.SameFile(&st) {
+	st, err := kernel.Stat(fd)
+	if err != nil || l.bound != nil && !l.bound.SameFile(&st) {
 		f.Close()
 		return nil, fs.ErrNotExist
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
 )
 
 // CopyDir copies everything below the directory src into the empty directory dst,
@@ -42,8 +43,8 @@ func copyTree(ctx context.Context, src string, dst *os.File, opt Options, spare 
 
 	defer unix.Close(rootFD)
 
-	var st unix.Stat_t
-	if err := unix.Fstat(rootFD, &st); err != nil {
+	st, err := kernel.Stat(rootFD)
+	if err != nil {
 		return Totals{}, dstErr(dst.Name(), "stat", err)
 	}
 
@@ -133,8 +134,8 @@ func openSource(src string, opt Options) (*dir, error) {
 	}
 
 	d := &dir{name: strings.TrimRight(src, "/"), key: rootKey, src: fd, dst: -1, pins: 1, pending: 1}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
+	st, err := kernel.Stat(fd)
+	if err != nil {
 		d.unpin()
 		return nil, srcErr(src, "stat", err)
 	}
@@ -176,8 +177,8 @@ func (c *common) enterSource(parent *dir, e entry) (*dir, error) {
 	}
 
 	d := &dir{parent: parent, name: e.name, key: childKey(parent, e.name), src: fd, dst: -1, pins: 1, pending: 1}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
+	st, err := kernel.Stat(fd)
+	if err != nil {
 		d.unpin()
 		return nil, srcErr(d.path(), "stat", err)
 	}
@@ -301,8 +302,8 @@ func (c *copier) file(w *worker, d *dir, e entry) error {
 		return c.regular(w, d, e)
 	}
 
-	var st unix.Stat_t
-	if err := unix.Fstatat(d.src, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	st, err := kernel.Lstat(d.src, e.name)
+	if err != nil {
 		return srcErr(d.join(e.name), "stat", err)
 	}
 

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
 )
 
 // dirTree contains the directories that Untar has made. It protects against
@@ -161,9 +162,9 @@ func (t *dirTree) mkdir(parent *dirNode, name string, last bool, entry string) e
 	mkdir := func() error { return unix.Mkdirat(at, name, 0o700) }
 	err = retry0(mkdir)
 	if err == unix.EEXIST {
-		var st unix.Stat_t
-		if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return dstErr(entry, "stat", err)
+		st, statErr := kernel.Lstat(at, name)
+		if statErr != nil {
+			return dstErr(entry, "stat", statErr)
 		}
 
 		switch {

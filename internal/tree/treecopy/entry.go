@@ -26,8 +26,8 @@ func CopyEntry(ctx context.Context, src, dst *os.File, name string) error {
 	c, w := single(ctx)
 	c.links.m = make(map[Inode]link)
 	d := &dir{name: src.Name(), src: int(src.Fd()), dst: int(dst.Fd()), pins: 1, pending: 1}
-	var st unix.Stat_t
-	if err := unix.Fstatat(d.src, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	st, err := kernel.Lstat(d.src, name)
+	if err != nil {
 		return srcErr(d.join(name), "stat", err)
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {

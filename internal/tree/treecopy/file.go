@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
 )
 
 const (
@@ -35,8 +36,8 @@ func (c *copier) regular(w *worker, d *dir, e entry) error {
 
 	defer unix.Close(src)
 
-	var st unix.Stat_t
-	if err := unix.Fstat(src, &st); err != nil {
+	st, err := kernel.Stat(src)
+	if err != nil {
 		return srcErr(path(), "stat", err)
 	}
 
@@ -146,8 +147,8 @@ func (f *file) remaining() int64 { return f.expect - f.counted }
 
 // check returns an error if the source has changed since it was opened.
 func (f *file) check() error {
-	var now unix.Stat_t
-	if err := unix.Fstat(f.src, &now); err != nil {
+	now, err := kernel.Stat(f.src)
+	if err != nil {
 		return srcErr(f.path(), "stat", err)
 	}
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 
+	"pando/internal/linux/kernel"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -66,8 +68,8 @@ func (m *measurer) leave(w *worker, d *dir) error {
 }
 
 func (m *measurer) file(w *worker, d *dir, e entry) error {
-	var st unix.Stat_t
-	if err := unix.Fstatat(d.src, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	st, err := kernel.Lstat(d.src, e.name)
+	if err != nil {
 		return srcErr(d.join(e.name), "stat", err)
 	}
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
 	"pando/internal/linux/treewalk"
 )
 
@@ -241,8 +242,8 @@ func (u *updater) file(w *worker, d *dir, e entry) error {
 	if !d.dirty && !d.whole {
 		return nil
 	}
-	var st unix.Stat_t
-	if err := unix.Fstatat(d.src, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	st, err := kernel.Lstat(d.src, e.name)
+	if err != nil {
 		return srcErr(d.join(e.name), "stat", err)
 	}
 	if st.Nlink > 1 {

@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"pando/internal/linux/kernel"
 	"pando/internal/linux/treewalk"
 )
 
@@ -70,8 +71,7 @@ func (s *stage) finish() error {
 // avoidName renames the temporary directory while the tree has an entry of the same name.
 func (s *stage) avoidName(fd int) error {
 	for {
-		var st unix.Stat_t
-		err := unix.Fstatat(fd, s.name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		_, err := kernel.Lstat(fd, s.name)
 		if err == unix.ENOENT {
 			return nil
 		}

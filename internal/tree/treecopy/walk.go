@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
 	"pando/internal/linux/treewalk"
 )
 
@@ -437,8 +438,8 @@ func (w *worker) parse(f *frame, buf []byte, files []entry) ([]entry, error) {
 		}
 
 		if typ == unix.DT_UNKNOWN {
-			var st unix.Stat_t
-			if err := unix.Fstatat(d.src, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			st, err := kernel.Lstat(d.src, name)
+			if err != nil {
 				return files, srcErr(d.join(name), "stat", err)
 			}
 			typ = uint8(st.Mode & unix.S_IFMT >> 12)
@@ -457,8 +458,8 @@ func (w *worker) parse(f *frame, buf []byte, files []entry) ([]entry, error) {
 
 // check returns an error if d has changed since it was opened.
 func (d *dir) check() error {
-	var st unix.Stat_t
-	if err := unix.Fstat(d.src, &st); err != nil {
+	st, err := kernel.Stat(d.src)
+	if err != nil {
 		return srcErr(d.path(), "stat", err)
 	}
 	if st.Mtim != d.mtime || st.Ctim != d.ctime {
@@ -493,8 +494,8 @@ func (t *walk) pin(d, child *dir, source bool) error {
 		}
 
 		d.src = fd
-		var st unix.Stat_t
-		if err := unix.Fstat(fd, &st); err != nil {
+		st, err := kernel.Stat(fd)
+		if err != nil {
 			return srcErr(d.path(), "stat", err)
 		}
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
 	"pando/internal/linux/treewalk"
 	"pando/internal/tree/treecopy"
 )
@@ -90,8 +91,8 @@ func (a *applier) applyAll(changes []Change) error {
 	}
 
 	// Prepare the tree.
-	var rootBefore unix.Stat_t
-	if err := unix.Fstat(int(a.onto.Fd()), &rootBefore); err != nil {
+	rootBefore, err := kernel.Stat(int(a.onto.Fd()))
+	if err != nil {
 		return failed("", "stat", err)
 	}
 
@@ -105,7 +106,6 @@ func (a *applier) applyAll(changes []Change) error {
 		return failed(stageName, "mkdir", err)
 	}
 
-	var err error
 	if a.stage, err = treewalk.Open(a.onto, stageName); err != nil {
 		return failed(stageName, "open", err)
 	}
@@ -303,8 +303,7 @@ func (a *applier) clearWay(dir *os.File, name string, forDir bool) error {
 		return nil
 	}
 
-	var st unix.Stat_t
-	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	st, err := kernel.Lstat(int(dir.Fd()), name)
 	if err == unix.ENOENT {
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
 	"pando/internal/linux/treewalk"
 )
 
@@ -112,8 +113,8 @@ func touchedDirs(changes []Change) map[string]bool {
 }
 
 func copyTimes(src, dst *os.File) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(src.Fd()), &st); err != nil {
+	st, err := kernel.Stat(int(src.Fd()))
+	if err != nil {
 		return err
 	}
 	return setTimes(dst, st.Atim, st.Mtim)

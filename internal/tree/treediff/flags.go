@@ -100,8 +100,8 @@ func (a *applier) soften(path string) error {
 		return nil
 	}
 
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
+	st, err := kernel.Stat(fd)
+	if err != nil {
 		return failed(path, "stat", err)
 	}
 
@@ -203,8 +203,8 @@ func (a *applier) protect(s softened, path string) error {
 
 	defer unix.Close(fd)
 
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
+	st, err := kernel.Stat(fd)
+	if err != nil {
 		return failed(path, "stat", err)
 	}
 

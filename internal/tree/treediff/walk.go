@@ -255,8 +255,8 @@ func (c *comparer) visit(rootA *os.File, rel string, fb *os.File, pathA, pathB s
 		return failed(pathA, "open", err)
 	}
 
-	var st unix.Stat_t
-	if err := unix.Fstat(int(fb.Fd()), &st); err != nil {
+	st, err := kernel.Stat(int(fb.Fd()))
+	if err != nil {
 		return nil, failed(pathB, "stat", err)
 	}
 

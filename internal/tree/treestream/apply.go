@@ -275,8 +275,8 @@ func (a *applier) leaveDir() {
 
 // widen adds permission bits that the owner of a file has removed.
 func widen(fd int, bits uint32) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Mode&bits == bits {
+	st, err := kernel.Stat(fd)
+	if err != nil || st.Mode&bits == bits {
 		return err
 	}
 	return unix.Fchmod(fd, st.Mode&0o7777|bits)
@@ -302,8 +302,8 @@ func (a *applier) create(r *record, dir *os.File, name string) error {
 // openExisting opens an existing regular file. It does not open other types, because opening a device may have side
 // effects.
 func (a *applier) openExisting(r *record, dir *os.File, name string) error {
-	var st unix.Stat_t
-	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	st, err := kernel.Lstat(int(dir.Fd()), name)
+	if err != nil {
 		return err
 	}
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
 	"pando/internal/linux/treewalk"
 	"pando/internal/tree/treecopy"
 	"pando/internal/tree/treediff"
@@ -331,8 +332,8 @@ func (d *diffSender) content(ch *treediff.Change) error {
 
 	defer f.Close()
 
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+	st, err := kernel.Stat(int(f.Fd()))
+	if err != nil {
 		return readErr(ch.Path, "stat", err)
 	}
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
 	"pando/internal/linux/treewalk"
 	"pando/internal/tree/treecopy"
 )
@@ -190,8 +191,8 @@ func (s *sender) sendEntries(f *os.File, path string) (a treecopy.Attributes, su
 
 // sendEntry sends a file that is not a directory: as another name of a file already sent, or completely.
 func (s *sender) sendEntry(dir *os.File, name, path string) error {
-	var st unix.Stat_t
-	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	st, err := kernel.Lstat(int(dir.Fd()), name)
+	if err != nil {
 		return readErr(path, "stat", err)
 	}
 
@@ -223,8 +224,8 @@ func (s *sender) sendEntry(dir *os.File, name, path string) error {
 
 // sendFile sends a file that is not a directory, with its content, and returns its attributes.
 func (s *sender) sendFile(dir *os.File, name, path string) (treecopy.Attributes, error) {
-	var st unix.Stat_t
-	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	st, err := kernel.Lstat(int(dir.Fd()), name)
+	if err != nil {
 		return treecopy.Attributes{}, readErr(path, "stat", err)
 	}
 
@@ -286,8 +287,8 @@ func (s *sender) sendRegular(dir *os.File, name, path string) (a treecopy.Attrib
 
 // unchanged returns an error if a file has changed since was.
 func unchanged(f *os.File, path string, was *unix.Stat_t) error {
-	var now unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &now); err != nil {
+	now, err := kernel.Stat(int(f.Fd()))
+	if err != nil {
 		return readErr(path, "stat", err)
 	}
 	if now.Size != was.Size || now.Mtim != was.Mtim || now.Ctim != was.Ctim {
