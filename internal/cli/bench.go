@@ -17,7 +17,7 @@ func (a *App) benchCommand() *cobra.Command {
 		Use:     "bench",
 		GroupID: "tools",
 		Short:   "Measure clones, reclaim, replication and syncs on this host",
-		Args:    checkArgs(cobra.NoArgs),
+		Args:    cobra.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(a.benchCloneCommand(), a.benchReclaimCommand(), a.benchReplicateCommand(), a.benchSyncCommand(),
@@ -51,7 +51,7 @@ next ` + "`pando bench clone`" + ` removes what is left; --clean does only that.
 		Example: `  pando bench clone
   pando bench clone /srv/repo --volumes 10000
   pando bench clone web --json > clone.json`,
-		Args: checkArgs(cobra.MaximumNArgs(1)),
+		Args: cobra.MaximumNArgs(1),
 		ValidArgsFunction: func(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 			names, d := a.completeGoldens(c, args, word)
 			return names, d &^ cobra.ShellCompDirectiveNoFileComp
@@ -130,7 +130,7 @@ func (a *App) benchExecCommand() *cobra.Command {
 		Use:    "exec -- COMMAND...",
 		Short:  "Run a program and print the resources it used, as JSON",
 		Hidden: true,
-		Args:   checkArgs(cobra.MinimumNArgs(1)),
+		Args:   cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			u, err := bench.Measure(c.Context(), args)
 			if err != nil {

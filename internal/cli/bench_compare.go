@@ -33,7 +33,7 @@ did not reach the disk are meaningless. The exit code does not tell what
 changed; --json does.`,
 		Example: "  pando bench sync /srv --runs 3 --json > before.json\n  pando bench sync /srv --runs 3 --json > " +
 			"after.json\n  pando bench compare before.json after.json",
-		Args: checkArgs(cobra.ExactArgs(2)),
+		Args: cobra.ExactArgs(2),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 1 {
 				return nil, cobra.ShellCompDirectiveNoFileComp

@@ -29,7 +29,7 @@ afterwards, when both have settled. Then fill the pool with --goldens goldens of
 The names of everything it creates begin with ` + bench.Prefix + `, and it removes all of that
 at the end. If it is killed, ` + "`pando bench clone --clean`" + ` removes what is left.`,
 		Example: "  pando bench reclaim\n  pando bench reclaim --goldens 1000 --volumes 10000",
-		Args:    checkArgs(cobra.NoArgs),
+		Args:    cobra.NoArgs,
 	}
 
 	f := c.Flags()

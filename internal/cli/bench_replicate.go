@@ -40,7 +40,7 @@ func (a *App) benchReplicateCommand() *cobra.Command {
 		Long:  benchReplicateHelp,
 		Example: "  pando bench replicate\n  pando bench replicate --size 1G+1M --size 10G+1M --alone\n  pando bench " +
 			"replicate --dir /mnt/fast --json > replicate.json",
-		Args: checkArgs(cobra.NoArgs),
+		Args: cobra.NoArgs,
 	}
 
 	f := c.Flags()

@@ -56,7 +56,7 @@ func (a *App) benchSyncCommand() *cobra.Command {
   pando bench sync job-17 --profile innodb --runs 3 --html before.html
   pando bench sync /srv --runs 3 --json > before.json
   pando bench sync /srv --p99 2ms`,
-		Args: checkArgs(cobra.MaximumNArgs(1)),
+		Args: cobra.MaximumNArgs(1),
 		ValidArgsFunction: func(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 			if strings.Contains(word, "/") || len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveFilterDirs

@@ -15,7 +15,7 @@ func (a *App) benchReportCommand() *cobra.Command {
 it as ` + "`pando bench sync`" + ` does. --html also writes it as a page. The exit code is
 0 if pando could show the report, whatever its verdict.`,
 		Example: "  pando bench report before.json\n  pando bench report before.json --html before.html",
-		Args:    checkArgs(cobra.ExactArgs(1)),
+		Args:    cobra.ExactArgs(1),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp

@@ -147,6 +147,7 @@ writable clone of it in milliseconds, and destroy the clone just as fast.`,
 		a.doctorCommand(), a.diagnoseCommand(), a.iostatCommand(), a.benchCommand(), a.versionCommand(), a.exitCodesTopic(),
 	)
 
+	reportArgs(root)
 	root.CompletionOptions.HiddenDefaultCmd = false
 	return root
 }
@@ -361,9 +362,18 @@ func wantsJSON() bool {
 	return false
 }
 
-// checkArgs turns cobra's errors about arguments into errors of kind Invalid.
-func checkArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(c *cobra.Command, args []string) error {
+// reportArgs turns cobra's errors about the arguments of all commands below c into errors of kind Invalid.
+func reportArgs(c *cobra.Command) {
+	for _, sub := range c.Commands() {
+		reportArgs(sub)
+	}
+
+	check := c.Args
+	if check == nil {
+		return
+	}
+
+	c.Args = func(c *cobra.Command, args []string) error {
 		if err := check(c, args); err != nil {
 			return (&errs.Error{Kind: errs.Invalid, Op: c.CommandPath(), Err: err}).WithHint("usage: %s", c.UseLine())
 		}

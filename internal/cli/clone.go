@@ -59,7 +59,7 @@ func (a *App) configureClone(
 ) *cobra.Command {
 	var q engine.CloneRequest
 	var sizeFlag, ttl string
-	c.Args = checkArgs(cobra.ExactArgs(2))
+	c.Args = cobra.ExactArgs(2)
 	f := c.Flags()
 	f.IntVar(&q.Count, "count", 0, "create `N` volumes, VOLUME-1 to VOLUME-N, at most 100,000 (default: one, VOLUME)")
 	f.StringVar(&q.MountDir, "mount", "",

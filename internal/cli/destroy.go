@@ -22,7 +22,7 @@ REF may be a quoted glob that matches names of volumes. Mounted volumes that are
 idle are unmounted first. Volumes in use are kept, and pando names the processes
 that use them. If any name is unknown, nothing is destroyed.`,
 		Example:           "  pando destroy job-17\n  pando destroy 'agent-*'",
-		Args:              checkArgs(cobra.MinimumNArgs(1)),
+		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.completeVolumes(0),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			what, err := ref.ParsePatterns("destroy", args...)

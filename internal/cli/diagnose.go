@@ -34,7 +34,7 @@ interrupted, it prints what it has found so far and exits with 130. Otherwise
 the exit code is 0, whatever it finds.`,
 		Example: "  pando diagnose /var/lib/postgresql\n  pando diagnose job-17 --for 2m\n  pando diagnose " +
 			"/srv/db --json | jq '.causes[] | {rank, code, share}'",
-		Args:              checkArgs(cobra.ExactArgs(1)),
+		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeVolumeOrPath,
 	}
 

@@ -37,7 +37,7 @@ bytes. For raw volumes (--fs none), pando lists ranges of bytes.
 The exit code is 0 whether or not there are differences. ` + "`-q`" + ` prints paths only.`,
 		Example: "  pando diff web job-17\n  pando diff web@1 web@2 --stat\n  pando diff job-17@before job-17 " +
 			"--json",
-		Args:              checkArgs(cobra.ExactArgs(2)),
+		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeRefs(2),
 	}
 

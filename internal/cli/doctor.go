@@ -52,7 +52,7 @@ func (a *App) doctorCommand() *cobra.Command {
 		Long:    doctorHelp,
 		Example: "  pando doctor\n  pando doctor --only mount-leaks,loop-leaks\n  pando doctor --json | jq " +
 			"'.checks[].findings[] | {code, severity, title}'\n  pando doctor --zfs tank --time 5m",
-		Args: checkArgs(cobra.NoArgs),
+		Args: cobra.NoArgs,
 	}
 
 	f := c.Flags()

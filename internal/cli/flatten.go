@@ -27,7 +27,7 @@ killed before the copy is in place, nothing has changed. If it is killed later,
 the previous content stays as the snapshot before-flatten-TIME until you destroy
 it.`,
 		Example:           "  pando flatten job-17 --dry-run\n  pando flatten job-17",
-		Args:              checkArgs(cobra.ExactArgs(1)),
+		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeVolumes(1),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 			if q.Volume, err = existingVolume("flatten", args[0]); err != nil {

@@ -26,7 +26,7 @@ With --explain, pando also measures how much space each removed object returns,
 and lists why every other object stays: until when it is pinned, where it is
 mounted, which process holds it in which mount namespace, or what was cloned
 from it.`,
-		Args: checkArgs(cobra.NoArgs),
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			e, err := engine.Open(c.Context(), a.poolDir(), a.Drivers, engine.ShortLived)
 			if err != nil {

@@ -13,7 +13,7 @@ func (a *App) goldenCommand() *cobra.Command {
 		Long: `Manage goldens. A golden is a name for a series of generations. Generations are
 immutable and numbered from 1. Exactly one is current: clones are made from it
 unless the command names another (GOLDEN@N).`,
-		Args: checkArgs(cobra.NoArgs),
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 

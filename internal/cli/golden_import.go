@@ -46,7 +46,7 @@ func (a *App) goldenImportCommand() *cobra.Command {
   pando golden import vm disk.img
   pando golden import disk /dev/vg/whole-disk --fs none
   pando golden import cache /var/cache/golden --adopt --replace --as cache-live`,
-		Args: checkArgs(cobra.ExactArgs(2)),
+		Args: cobra.ExactArgs(2),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) == 1 {
 				return nil, cobra.ShellCompDirectiveDefault // a path

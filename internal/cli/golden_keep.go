@@ -18,7 +18,7 @@ func (a *App) goldenKeepCommand() *cobra.Command {
 removed at once, and whenever a new one is published. Pinned generations stay.
 Clones are not affected, but ` + "`pando rebase`" + ` needs the generation that a volume
 was cloned from.`,
-		Args:              checkArgs(cobra.ExactArgs(2)),
+		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeGoldens,
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			n, err := parseKeep("keep", args[1])

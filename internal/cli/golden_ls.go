@@ -15,7 +15,7 @@ func (a *App) goldenLsCommand() *cobra.Command {
 		Short:   "List goldens",
 		Long: `List the goldens with their current generation, how many generations each keeps,
 and how many volumes were cloned from it.`,
-		Args: checkArgs(cobra.NoArgs),
+		Args: cobra.NoArgs,
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			goldens, err := e.Goldens(ctx)
 			if err != nil {

@@ -29,7 +29,7 @@ Publishing fails (conflict) if GOLDEN has a newer generation than the one that
 VOLUME was cloned from, so that it cannot undo what others have published.
 --force publishes anyway.`,
 		Example:           "  pando golden publish web job-17\n  pando golden publish web job-17 --keep 5",
-		Args:              checkArgs(cobra.ExactArgs(2)),
+		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeRefs(2),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 			if q.Golden, err = ref.ParseName("publish", args[0]); err != nil {

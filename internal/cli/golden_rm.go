@@ -17,7 +17,7 @@ func (a *App) goldenRmCommand() *cobra.Command {
 		Short:   "Remove a golden, or a generation that is not current",
 		Long: `Remove GOLDEN with all its generations, or only generation N. Clones are not
 affected: they keep every block that they use.`,
-		Args:              checkArgs(cobra.ExactArgs(1)),
+		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeGoldens,
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			r, err := ref.Parse("golden rm", args[0])

@@ -16,7 +16,7 @@ func (a *App) goldenShowCommand() *cobra.Command {
 		Short: "Describe a golden and its generations",
 		Long: `Describe GOLDEN and list its generations, or describe generation N, with figures
 measured now.`,
-		Args:              checkArgs(cobra.ExactArgs(1)),
+		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeGoldens,
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			r, err := ref.Parse("golden show", args[0])

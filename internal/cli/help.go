@@ -20,7 +20,7 @@ func (a *App) versionCommand() *cobra.Command {
 		Short:   "Print the version",
 		Long: `Print the version of pando, the Go version it was built with, and the platform.
 With --json, also print the version of the identity files that it writes.`,
-		Args: checkArgs(cobra.NoArgs),
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if a.json {
 				return a.printJSON(map[string]any{

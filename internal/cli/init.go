@@ -37,7 +37,7 @@ func (a *App) initCommand() *cobra.Command {
 		Short:   "Create a pool with the best driver for this host",
 		Long:    initHelp,
 		Example: "  pando init\n  pando init --pool /srv/pando --size 200G\n  pando init --driver plain --pool ~/pando",
-		Args:    checkArgs(cobra.NoArgs),
+		Args:    cobra.NoArgs,
 	}
 
 	f := c.Flags()
@@ -133,7 +133,7 @@ func (a *App) deinitCommand() *cobra.Command {
 the command fails if the pool contains anything. It also fails, before
 destroying anything, if a process uses a volume, or if files of others lie among
 the mount points.`,
-		Args: checkArgs(cobra.NoArgs),
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := engine.Deinit(c.Context(), a.poolDir(), force, a.Drivers)
 			if err != nil {

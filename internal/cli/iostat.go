@@ -60,7 +60,7 @@ func (a *App) iostatCommand() *cobra.Command {
 		Long:    iostatHelp,
 		Example: "  pando iostat\n  pando iostat job --interval 5s --count 12\n  pando iostat --path /var/lib/postgresql " +
 			"--json\n  pando iostat job -- make -C /mnt/job",
-		Args: checkArgs(cobra.ArbitraryArgs), ValidArgsFunction: a.completeVolumes(0),
+		Args: cobra.ArbitraryArgs, ValidArgsFunction: a.completeVolumes(0),
 	}
 
 	f := c.Flags()

@@ -23,7 +23,7 @@ func (a *App) lsCommand() *cobra.Command {
 SHARED is the space that it shares with other objects. For pools with more than
 64 volumes, and for volumes that are trees, both are the last measured values
 (from creation, umount or show); --exact measures every volume now.`,
-		Args: checkArgs(cobra.NoArgs),
+		Args: cobra.NoArgs,
 	}
 
 	c.Flags().BoolVar(&tree, "tree", false, "show clones below their origins, with the goldens")

@@ -35,7 +35,7 @@ Allow both with --suid and --dev, for example for root filesystems and Docker's
 data. Only root can reach the place below the pool.`,
 		Example: "  cd $(pando mount -q job-17)\n  pando mount job-17 /srv/job-17\n  pando mount --dev --suid " +
 			"rootfs /srv/rootfs",
-		Args:              checkArgs(cobra.RangeArgs(1, 2)),
+		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeVolumes(1),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			volume, err := ref.ParseName("mount", args[0])

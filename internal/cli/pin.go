@@ -20,7 +20,7 @@ func (a *App) pinCommand() *cobra.Command {
 ` + "`pando deinit --force`" + ` destroys a pinned object. The pin ends when the duration
 of --for has passed, or with ` + "`pando unpin`" + `.`,
 		Example:           "  pando pin job-17 --for 2h\n  pando pin web@3",
-		Args:              checkArgs(cobra.ExactArgs(1)),
+		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeRefs(1),
 	}
 
@@ -66,7 +66,7 @@ func (a *App) unpinCommand() *cobra.Command {
 		Short:   "Remove a pin",
 		Long: `Remove the pin of REF, so that it can be destroyed again. It is not an error if
 REF is not pinned.`,
-		Args:              checkArgs(cobra.ExactArgs(1)),
+		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeRefs(1),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			r, err := ref.Parse("unpin", args[0])

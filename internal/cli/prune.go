@@ -33,7 +33,7 @@ func (a *App) pruneCommand() *cobra.Command {
 		Long:    pruneHelp,
 		Example: "  pando prune --keep-free 20% --dry-run\n  pando prune --idle 7d\n" +
 			"  pando prune --older-than 30d --keep-free 15%",
-		Args: checkArgs(cobra.NoArgs),
+		Args: cobra.NoArgs,
 	}
 
 	f := c.Flags()

@@ -45,7 +45,7 @@ func (a *App) pullCommand() *cobra.Command {
 		Example: `  pando pull backup job-17 --mount
   pando pull backup job-17@before-upgrade --as old
   pando pull backup db --take-over --mount /srv/db`,
-		Args:              checkArgs(cobra.ExactArgs(2)),
+		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeOnRemote(0),
 	}
 

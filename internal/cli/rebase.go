@@ -31,7 +31,7 @@ func (a *App) rebaseCommand() *cobra.Command {
 		Short:             "Move a volume to another generation of its golden, with its changes",
 		Long:              rebaseHelp,
 		Example:           "  pando rebase job-17 web\n  pando rebase job-17 web@5 --theirs",
-		Args:              checkArgs(cobra.ExactArgs(2)),
+		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeRefs(2),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 			if q.Volume, err = ref.ParseName("rebase", args[0]); err != nil {

@@ -23,7 +23,7 @@ func (a *App) remoteCommand() *cobra.Command {
 directory, to which volumes and goldens are pushed and from which they are
 pulled. All data is encrypted and authenticated on this host before it is
 uploaded: the operator of the storage sees neither contents nor names.`,
-		Args: checkArgs(cobra.NoArgs),
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 

@@ -51,7 +51,7 @@ func (a *App) remoteAddCommand() *cobra.Command {
   pando remote add nas file:/mnt/nas/pando --recipient age1...
   pando remote add backup gs://my-bucket/pando --no-create --identity rescue.key
   pando remote add backup --kit kit.txt --passphrase`,
-		Args:              checkArgs(cobra.RangeArgs(1, 2)),
+		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 

@@ -16,7 +16,7 @@ func (a *App) remoteDeleteCommand() *cobra.Command {
 (VOLUME@SNAPSHOT, GOLDEN@N). Nothing in this pool is removed. Clones of REF on
 the remote can still be pulled. The next ` + "`pando remote prune`" + ` returns the space.`,
 		Example:           "  pando remote delete backup job-17\n  pando remote delete backup web@3",
-		Args:              checkArgs(cobra.ExactArgs(2)),
+		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeOnRemote(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			q, err := ref.Parse("remote delete", args[1])

@@ -22,7 +22,7 @@ encrypted with a master key that the remote stores only in wrapped form: once
 for each pool that uses it, each passphrase, and each age recipient. These are
 the keys that ` + "`pando remote key`" + ` manages. Any one of them is enough to read
 everything.`,
-		Args: checkArgs(cobra.NoArgs),
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 
@@ -42,7 +42,7 @@ func (a *App) remoteKeyLsCommand() *cobra.Command {
 		Use:               "ls REMOTE",
 		Aliases:           []string{"list"},
 		Short:             "List the keys of a remote",
-		Args:              checkArgs(cobra.ExactArgs(1)),
+		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeRemotes,
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := a.findRemote("remote key", args[0])
@@ -92,7 +92,7 @@ func (a *App) remoteKeyAddCommand() *cobra.Command {
 age recipient, can then open REMOTE and read everything on it.` + "\n\n" + passphraseSources,
 		Example: "  pando remote key add backup --passphrase\n  pando remote key add backup --recipient age1... " +
 			"--label rescue",
-		Args:              checkArgs(cobra.ExactArgs(1)),
+		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeRemotes,
 	}
 
@@ -150,7 +150,7 @@ REMOTE. The holder of KEY can then no longer open the remote, unless they kept a
 copy of the master key. In that case, ` + "`pando remote key rotate`" + ` protects data
 written later, and only the permissions of the storage protect data that is
 already there. The last key cannot be removed.`,
-		Args:              checkArgs(cobra.ExactArgs(2)),
+		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeRemotes,
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := a.findRemote("remote key", args[0])
@@ -190,7 +190,7 @@ pando needs the passphrase of each key that is a passphrase. It reads them from
 several), from the environment, or from the terminal.`,
 		Example: "  pando remote key rotate backup\n  pando remote key rotate backup --passphrase-file " +
 			"rescue=/root/pass",
-		Args:              checkArgs(cobra.ExactArgs(1)),
+		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeRemotes,
 	}
 

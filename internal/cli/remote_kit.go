@@ -32,7 +32,7 @@ worthless. Write a new kit after ` + "`pando remote key rotate`" + `. Use a kit 
 ` + "`pando remote add --kit`" + `.` + "\n\n" + passphraseSources,
 		Example: "  pando remote key export backup kit.txt --passphrase\n" +
 			"  pando remote key export backup kit.txt --recipient age1...",
-		Args:              checkArgs(cobra.ExactArgs(2)),
+		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeRemotes,
 	}
 

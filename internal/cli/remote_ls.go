@@ -27,7 +27,7 @@ list the volumes and goldens on that remote: the number of points, the size of
 the newest (LOGICAL), the bytes stored for all points (STORED), the host that
 writes the volume, and the commands at work on it. With VOLUME, list its points.`,
 		Example:           "  pando remote ls\n  pando remote ls backup\n  pando remote ls backup job-17 --json",
-		Args:              checkArgs(cobra.MaximumNArgs(2)),
+		Args:              cobra.MaximumNArgs(2),
 		ValidArgsFunction: a.completeOnRemote(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {

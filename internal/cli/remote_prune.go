@@ -50,7 +50,7 @@ func (a *App) remotePruneCommand() *cobra.Command {
 		Example: `  pando remote prune backup --keep-last 10 --keep-daily 14 --keep-monthly 6 --dry-run
   pando remote prune backup job-17 --keep-within 48h
   pando remote prune backup --keep-last 10 --max-repack 5G`,
-		Args:              checkArgs(cobra.MinimumNArgs(1)),
+		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.completeOnRemote(0),
 	}
 

@@ -36,7 +36,7 @@ pool has to take the volume over before it can push to it
 The exit code is that of damaged (` + "`pando exit-codes`" + ` lists exit codes) if a list
 could not be rebuilt, or a point is still incomplete.`,
 		Example:           "  pando remote repair backup --dry-run\n  pando remote repair backup",
-		Args:              checkArgs(cobra.ExactArgs(1)),
+		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeRemotes,
 	}
 

@@ -22,7 +22,7 @@ stays; with another key, the remote can be added again.
 The command fails (conflict) if no other key opens the repository, because its
 data would then be unreadable, and if pando cannot reach the repository to check
 that. --force forgets the remote anyway.`,
-		Args:              checkArgs(cobra.ExactArgs(1)),
+		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeRemotes,
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			access, err := a.remoteAccess()

@@ -27,7 +27,7 @@ then belong to another writer: take over those that this pool is to write
 names (--as). Interrupted pushes start again from the beginning. Nothing on the
 remotes is changed.`,
 		Example: "  pando remote writer\n  pando remote writer --new",
-		Args:    checkArgs(cobra.NoArgs),
+		Args:    cobra.NoArgs,
 	}
 
 	c.Flags().BoolVar(&fresh, "new", false, "give this pool a new identity")

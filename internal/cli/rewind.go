@@ -24,7 +24,7 @@ too.
 The volume must not be mounted, because programs must not see a filesystem
 change under them. With --detach, pando unmounts it first, which fails if
 something uses it, and mounts it again afterwards.`,
-		Args:              checkArgs(cobra.ExactArgs(2)),
+		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeSnapshots,
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			q, err := rewindRequest(args[0], args[1])

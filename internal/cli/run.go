@@ -39,7 +39,7 @@ func (a *App) runCommand() *cobra.Command {
 		Short:             "Run a command in a fresh clone, then destroy the clone",
 		Long:              runHelp,
 		Example:           "  pando run web -- make test\n  pando run web --keep -- ./migrate.sh",
-		Args:              checkArgs(cobra.MinimumNArgs(1)),
+		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.completeRefs(1),
 	}
 

@@ -24,7 +24,7 @@ func (a *App) showCommand() *cobra.Command {
 flushed to the pool first. Without REF, describe the pool: its free space, and
 how much space sharing saves.`,
 		Example:           "  pando show job-17\n  pando show web@3 --json\n  pando show",
-		Args:              checkArgs(cobra.MaximumNArgs(1)),
+		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: a.completeRefs(1),
 	}
 

@@ -46,7 +46,7 @@ func (a *App) snapshotCommand() *cobra.Command {
 		Short:             "Take an immutable snapshot of a volume, even while it is in use",
 		Long:              snapshotHelp,
 		Example:           "  pando snapshot job-17 before-upgrade\n  pando rewind job-17 before-upgrade",
-		Args:              checkArgs(cobra.RangeArgs(1, 2)),
+		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeVolumes(1),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 			if q.Volume, err = ref.ParseName("snapshot", args[0]); err != nil {

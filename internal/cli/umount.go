@@ -21,7 +21,7 @@ leaves it mounted.
 Data in memory is written to the pool first. If that fails because the pool is
 full, umount fails and VOLUME stays mounted, so that you can copy the data
 elsewhere. Running umount a second time discards it.`,
-		Args:              checkArgs(cobra.ExactArgs(1)),
+		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeVolumes(1),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			volume, err := ref.ParseName("umount", args[0])

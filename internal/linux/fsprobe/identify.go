@@ -33,78 +33,79 @@ type Content struct {
 
 // signature is a magic string at a fixed offset.
 type signature struct {
-	off   int64
-	magic string
-	Content
+	off          int64
+	magic        string
+	class        Class
+	name, phrase string // of Content
 }
 
 // signatures are those of libblkid, qemu and file(1). Partition tables come last, because
 // images of filesystems may have them as well.
 var signatures = []signature{
-	{0, "QFI\xfb", Content{VirtualDisk, "qcow2", "a qcow2 disk image"}},
-	{0, "QED\x00", Content{VirtualDisk, "qed", "a QED disk image"}},
-	{0, "KDMV", Content{VirtualDisk, "vmdk", "a VMDK disk image"}},
-	{0, "COWD", Content{VirtualDisk, "vmdk", "a VMDK disk image"}},
-	{0, "# Disk DescriptorFile", Content{VirtualDisk, "vmdk", "the description of a VMDK disk image"}},
-	{0, "vhdxfile", Content{VirtualDisk, "vhdx", "a VHDX disk image"}},
-	{0, "conectix", Content{VirtualDisk, "vpc", "a VHD disk image"}},
-	{0, "WithoutFreeSpace", Content{VirtualDisk, "parallels", "a Parallels disk image"}},
-	{0, "WithouFreSpacExt", Content{VirtualDisk, "parallels", "a Parallels disk image"}},
-	{64, "\x7f\x10\xda\xbe", Content{VirtualDisk, "vdi", "a VDI disk image"}},
-	{0, "\x3a\xff\x26\xed", Content{SparseImage, "sparse", "an Android sparse image"}},
+	{0, "QFI\xfb", VirtualDisk, "qcow2", "a qcow2 disk image"},
+	{0, "QED\x00", VirtualDisk, "qed", "a QED disk image"},
+	{0, "KDMV", VirtualDisk, "vmdk", "a VMDK disk image"},
+	{0, "COWD", VirtualDisk, "vmdk", "a VMDK disk image"},
+	{0, "# Disk DescriptorFile", VirtualDisk, "vmdk", "the description of a VMDK disk image"},
+	{0, "vhdxfile", VirtualDisk, "vhdx", "a VHDX disk image"},
+	{0, "conectix", VirtualDisk, "vpc", "a VHD disk image"},
+	{0, "WithoutFreeSpace", VirtualDisk, "parallels", "a Parallels disk image"},
+	{0, "WithouFreSpacExt", VirtualDisk, "parallels", "a Parallels disk image"},
+	{64, "\x7f\x10\xda\xbe", VirtualDisk, "vdi", "a VDI disk image"},
+	{0, "\x3a\xff\x26\xed", SparseImage, "sparse", "an Android sparse image"},
 
-	{0, "LUKS\xba\xbe", Content{Container, "LUKS", "encrypted with LUKS"}},
-	{3, "-FVE-FS-", Content{Container, "BitLocker", "encrypted with BitLocker"}},
-	{512, "LABELONE", Content{Container, "LVM", "a physical volume of LVM"}},
-	{0, "LABELONE", Content{Container, "LVM", "a physical volume of LVM"}},
-	{1024, "LABELONE", Content{Container, "LVM", "a physical volume of LVM"}},
-	{1536, "LABELONE", Content{Container, "LVM", "a physical volume of LVM"}},
-	{4096, "\xfc\x4e\x2b\xa9", Content{Container, "MD", "a member of an MD RAID"}},
-	{0, "\xfc\x4e\x2b\xa9", Content{Container, "MD", "a member of an MD RAID"}},
+	{0, "LUKS\xba\xbe", Container, "LUKS", "encrypted with LUKS"},
+	{3, "-FVE-FS-", Container, "BitLocker", "encrypted with BitLocker"},
+	{512, "LABELONE", Container, "LVM", "a physical volume of LVM"},
+	{0, "LABELONE", Container, "LVM", "a physical volume of LVM"},
+	{1024, "LABELONE", Container, "LVM", "a physical volume of LVM"},
+	{1536, "LABELONE", Container, "LVM", "a physical volume of LVM"},
+	{4096, "\xfc\x4e\x2b\xa9", Container, "MD", "a member of an MD RAID"},
+	{0, "\xfc\x4e\x2b\xa9", Container, "MD", "a member of an MD RAID"},
 	{4096 + 24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81",
-		Content{Container, "bcache", "a bcache device"}},
+		Container, "bcache", "a bcache device"},
 
 	{4096 + 24, "\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef",
-		Content{Filesystem, "bcachefs", "a bcachefs image"}},
-	{65536 + 64, "_BHRfS_M", Content{Filesystem, "btrfs", "a btrfs image"}},
-	{32769, "CD001", Content{Filesystem, "iso9660", "an ISO 9660 image"}},
-	{32769, "BEA01", Content{Filesystem, "udf", "a UDF image"}},
-	{0, "hsqs", Content{Filesystem, "squashfs", "a squashfs image"}},
-	{0, "\x45\x3d\xcd\x28", Content{Filesystem, "cramfs", "a cramfs image"}},
-	{1024, "\xe2\xe1\xf5\xe0", Content{Filesystem, "erofs", "an EROFS image"}},
-	{1024, "\x10\x20\xf5\xf2", Content{Filesystem, "f2fs", "an F2FS image"}},
-	{3, "NTFS    ", Content{Filesystem, "ntfs", "an NTFS image"}},
-	{3, "EXFAT   ", Content{Filesystem, "exfat", "an exFAT image"}},
-	{82, "FAT32   ", Content{Filesystem, "vfat", "a FAT image"}},
-	{54, "FAT16   ", Content{Filesystem, "vfat", "a FAT image"}},
-	{54, "FAT12   ", Content{Filesystem, "vfat", "a FAT image"}},
-	{54, "FAT     ", Content{Filesystem, "vfat", "a FAT image"}},
-	{65536 + 52, "ReIsErFs", Content{Filesystem, "reiserfs", "a ReiserFS image"}},
-	{65536 + 52, "ReIsEr2Fs", Content{Filesystem, "reiserfs", "a ReiserFS image"}},
-	{65536 + 52, "ReIsEr3Fs", Content{Filesystem, "reiserfs", "a ReiserFS image"}},
-	{32768, "JFS1", Content{Filesystem, "jfs", "a JFS image"}},
-	{1024, "H+\x00\x04", Content{Filesystem, "hfsplus", "an HFS+ image"}},
-	{1024, "HX\x00\x05", Content{Filesystem, "hfsplus", "an HFS+ image"}},
-	{32, "NXSB", Content{Filesystem, "apfs", "an APFS image"}},
-	{65536, "\x01\x16\x19\x70", Content{Filesystem, "gfs2", "a GFS2 image"}},
+		Filesystem, "bcachefs", "a bcachefs image"},
+	{65536 + 64, "_BHRfS_M", Filesystem, "btrfs", "a btrfs image"},
+	{32769, "CD001", Filesystem, "iso9660", "an ISO 9660 image"},
+	{32769, "BEA01", Filesystem, "udf", "a UDF image"},
+	{0, "hsqs", Filesystem, "squashfs", "a squashfs image"},
+	{0, "\x45\x3d\xcd\x28", Filesystem, "cramfs", "a cramfs image"},
+	{1024, "\xe2\xe1\xf5\xe0", Filesystem, "erofs", "an EROFS image"},
+	{1024, "\x10\x20\xf5\xf2", Filesystem, "f2fs", "an F2FS image"},
+	{3, "NTFS    ", Filesystem, "ntfs", "an NTFS image"},
+	{3, "EXFAT   ", Filesystem, "exfat", "an exFAT image"},
+	{82, "FAT32   ", Filesystem, "vfat", "a FAT image"},
+	{54, "FAT16   ", Filesystem, "vfat", "a FAT image"},
+	{54, "FAT12   ", Filesystem, "vfat", "a FAT image"},
+	{54, "FAT     ", Filesystem, "vfat", "a FAT image"},
+	{65536 + 52, "ReIsErFs", Filesystem, "reiserfs", "a ReiserFS image"},
+	{65536 + 52, "ReIsEr2Fs", Filesystem, "reiserfs", "a ReiserFS image"},
+	{65536 + 52, "ReIsEr3Fs", Filesystem, "reiserfs", "a ReiserFS image"},
+	{32768, "JFS1", Filesystem, "jfs", "a JFS image"},
+	{1024, "H+\x00\x04", Filesystem, "hfsplus", "an HFS+ image"},
+	{1024, "HX\x00\x05", Filesystem, "hfsplus", "an HFS+ image"},
+	{32, "NXSB", Filesystem, "apfs", "an APFS image"},
+	{65536, "\x01\x16\x19\x70", Filesystem, "gfs2", "a GFS2 image"},
 
-	{4096 - 10, "SWAPSPACE2", Content{Swap, "swap", "swap space"}},
-	{4096 - 10, "SWAP-SPACE", Content{Swap, "swap", "swap space"}},
-	{16384 - 10, "SWAPSPACE2", Content{Swap, "swap", "swap space"}},
-	{65536 - 10, "SWAPSPACE2", Content{Swap, "swap", "swap space"}},
+	{4096 - 10, "SWAPSPACE2", Swap, "swap", "swap space"},
+	{4096 - 10, "SWAP-SPACE", Swap, "swap", "swap space"},
+	{16384 - 10, "SWAPSPACE2", Swap, "swap", "swap space"},
+	{65536 - 10, "SWAPSPACE2", Swap, "swap", "swap space"},
 
-	{0, "PK\x03\x04", Content{Archive, "zip", "a zip archive"}},
-	{0, "7z\xbc\xaf\x27\x1c", Content{Archive, "7z", "a 7z archive"}},
-	{0, "Rar!\x1a\x07", Content{Archive, "rar", "a rar archive"}},
-	{0, "070701", Content{Archive, "cpio", "a cpio archive"}},
-	{0, "070702", Content{Archive, "cpio", "a cpio archive"}},
-	{0, "070707", Content{Archive, "cpio", "a cpio archive"}},
-	{0, "!<arch>\n", Content{Archive, "ar", "an ar archive or a Debian package"}},
-	{0, "\xed\xab\xee\xdb", Content{Archive, "rpm", "an RPM package"}},
-	{0, "\x7fELF", Content{Program, "ELF", "a program or library"}},
+	{0, "PK\x03\x04", Archive, "zip", "a zip archive"},
+	{0, "7z\xbc\xaf\x27\x1c", Archive, "7z", "a 7z archive"},
+	{0, "Rar!\x1a\x07", Archive, "rar", "a rar archive"},
+	{0, "070701", Archive, "cpio", "a cpio archive"},
+	{0, "070702", Archive, "cpio", "a cpio archive"},
+	{0, "070707", Archive, "cpio", "a cpio archive"},
+	{0, "!<arch>\n", Archive, "ar", "an ar archive or a Debian package"},
+	{0, "\xed\xab\xee\xdb", Archive, "rpm", "an RPM package"},
+	{0, "\x7fELF", Program, "ELF", "a program or library"},
 
-	{512, "EFI PART", Content{Partitions, "GPT", "a disk with a GPT partition table"}},
-	{4096, "EFI PART", Content{Partitions, "GPT", "a disk with a GPT partition table"}},
+	{512, "EFI PART", Partitions, "GPT", "a disk with a GPT partition table"},
+	{4096, "EFI PART", Partitions, "GPT", "a disk with a GPT partition table"},
 }
 
 // identifyBytes is how much of the image Identify reads: up to the end of the first label
@@ -121,7 +122,7 @@ func Identify(r io.ReaderAt, size int64) (Content, error) {
 
 	for _, s := range signatures {
 		if hasAt(b, s.off, s.magic) {
-			return s.Content, nil
+			return Content{s.class, s.name, s.phrase}, nil
 		}
 	}
 
