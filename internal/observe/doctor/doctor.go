@@ -89,6 +89,8 @@ type Step struct {
 	Commands []string `json:"commands,omitempty"` // of a shell
 }
 
+func step(text string, commands ...string) Step { return Step{text, commands} }
+
 // Figure is a measurement: one value if Low equals High, otherwise a range. Its JSON form has value, or low and high,
 // or the value null if it is unknown.
 type Figure struct {

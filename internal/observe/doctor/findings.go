@@ -54,8 +54,8 @@ func (f *Facts) findUnknownTable(r *Report) {
 		Title:    unknownDDT,
 		Measured: []Figure{unknown("ddt_entries", "entries", Count, f.DDTUnknown)},
 		Why:      "The cost and the savings of the table cannot be computed. No figure below is a guess.",
-		Do: []Step{{"inspect the table yourself, and report the output as a bug in pando",
-			[]string{"zpool status -D " + word(f.Pool)}}},
+		Do: []Step{step("inspect the table yourself, and report the output as a bug in pando",
+			"zpool status -D "+word(f.Pool))},
 	})
 }
 
@@ -178,9 +178,9 @@ func (f *Facts) findUniqueBlocks(r *Report) {
 // prune returns the step that drops the entries of blocks without duplicates, if this table can be pruned.
 func (f *Facts) prune() []Step {
 	if f.Features["fast_dedup"] == "active" {
-		return []Step{{"drop the entries of blocks that are referenced once. The blocks stay, and later duplicates of " +
+		return []Step{step("drop the entries of blocks that are referenced once. The blocks stay, and later duplicates of "+
 			"them take space of their own",
-			[]string{"zpool ddtprune -p 100 " + word(f.Pool)}}}
+			"zpool ddtprune -p 100 "+word(f.Pool))}
 	}
 	return []Step{{Text: "this table has the old format, which `zpool ddtprune` cannot prune: entries disappear when " +
 		"their blocks are freed"}}
@@ -506,7 +506,7 @@ func (f *Facts) findMigration(r *Report) {
 	switch {
 	case len(f.Datasets) > 0 && f.DDT.Entries == 0:
 		x.Title = "how to stop using dedup: turn it off"
-		x.Do = []Step{{"turn it off: no copies need it yet", f.dedupOff()}}
+		x.Do = []Step{step("turn it off: no copies need it yet", f.dedupOff()...)}
 	case len(f.Datasets) > 0:
 		x.Do = append(f.cloneSteps(dirs, names), f.shrinkSteps()...)
 	default:
@@ -546,12 +546,12 @@ func (f *Facts) cloneSteps(dirs []TreeCopies, names []string) []Step {
 	}
 
 	return []Step{
-		{"create a Pando pool beside the existing datasets; its own datasets have dedup off",
-			[]string{"pando init --driver zfs --zfs-dataset " + word(f.Pool+"/pando")}},
-		{text, imports},
-		{"hand out clones where copies were made before (choose a name for JOB)", clones},
-		{"when nothing makes copies any more, turn dedup off. Before that, new copies would take their full size. The " +
-			"table does not shrink, but stops growing. Its blocks stay shared until they are overwritten", f.dedupOff()},
+		step("create a Pando pool beside the existing datasets; its own datasets have dedup off",
+			"pando init --driver zfs --zfs-dataset "+word(f.Pool+"/pando")),
+		step(text, imports...),
+		step("hand out clones where copies were made before (choose a name for JOB)", clones...),
+		step("when nothing makes copies any more, turn dedup off. Before that, new copies would take their full size. The "+
+			"table does not shrink, but stops growing. Its blocks stay shared until they are overwritten", f.dedupOff()...),
 	}
 }
 
@@ -572,8 +572,8 @@ func (f *Facts) shrinkSteps() []Step {
 	}
 
 	return []Step{
-		{"delete old copies and their snapshots, oldest first, a few at a time: each freed block needs its entry, so " +
-			"this is slow if the table is not in memory. The space of a block is freed with its last copy", remove},
-		{text, watch},
+		step("delete old copies and their snapshots, oldest first, a few at a time: each freed block needs its entry, so "+
+			"this is slow if the table is not in memory. The space of a block is freed with its last copy", remove...),
+		step(text, watch...),
 	}
 }

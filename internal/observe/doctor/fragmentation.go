@@ -131,9 +131,9 @@ func (g goldenExtents) fragmented(s Severity) Finding {
 		},
 		Why: "A clone shares the blocks, but copies the map of them extent by extent, and the golden cannot be written " +
 			"in the meantime. Writes to a clone split extents further. Comparing and pushing goldens read these maps, too.",
-		Do: []Step{{"import its content again, which writes the files one after the other. The current generation stays " +
+		Do: []Step{step("import its content again, which writes the files one after the other. The current generation stays "+
 			"for the clones that use it",
-			[]string{"pando clone " + word(g.Ref) + " JOB --mount DIR", "pando golden import " + word(name) + " DIR"}}},
+			"pando clone "+word(g.Ref)+" JOB --mount DIR", "pando golden import "+word(name)+" DIR")},
 	}
 }
 

@@ -63,8 +63,8 @@ func poolCheck(_ context.Context, q *HostRequest, c *Report) error {
 	case errs.Damaged:
 		f.Code, f.Severity = "pool-damaged", Critical
 		f.Do = []Step{
-			{"list what is wrong", []string{q.Pool.command("fsck")}},
-			{"rebuild the catalogue from the pool, which loses nothing", []string{q.Pool.command("init --rebuild")}},
+			step("list what is wrong", q.Pool.command("fsck")),
+			step("rebuild the catalogue from the pool, which loses nothing", q.Pool.command("init --rebuild")),
 		}
 	default:
 		f.Severity = Note

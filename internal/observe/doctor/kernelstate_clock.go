@@ -68,9 +68,9 @@ func (s clockState) report(c *Report) {
 	maxError := microseconds("max_error_us", "maximum error, as reported to the kernel", s.maxError, s.kernel)
 	c.measure(words("now", "the clock says", s.now.UTC().Format(time.RFC3339)), offset, maxError)
 	keep := []Step{
-		{"find out which service sets the clock, and whether it reaches a server",
-			[]string{"timedatectl status", "chronyc tracking || ntpq -p"}},
-		{"synchronise the clock", []string{"timedatectl set-ntp true"}},
+		step("find out which service sets the clock, and whether it reaches a server",
+			"timedatectl status", "chronyc tracking || ntpq -p"),
+		step("synchronise the clock", "timedatectl set-ntp true"),
 		{Text: "in a virtual machine the clock of the host is good enough: use chrony with `refclock PHC /dev/ptp0` " +
 			"(ptp_kvm, hv_utils, AWS, Google Cloud)"},
 	}
@@ -79,7 +79,7 @@ func (s clockState) report(c *Report) {
 	if y := s.now.UTC().Year(); y < builtYear || y > builtYear+50 {
 		c.find(Finding{Code: "clock-implausible", Severity: Warning,
 			Title: fmt.Sprintf("the clock is set to the year %d", y), Why: whyClock,
-			Do: append([]Step{{"set it", []string{"date -u -s 'YYYY-MM-DD hh:mm:ss'"}}}, keep...)})
+			Do: append([]Step{step("set it", "date -u -s 'YYYY-MM-DD hh:mm:ss'")}, keep...)})
 	}
 
 	if s.kernel == "" && !s.synced {
@@ -127,13 +127,13 @@ func (s clockState) reportHardware(c *Report, check Step) {
 	case local:
 		c.find(Finding{Code: "clock-rtc-local", Severity: Note, Title: "the hardware clock seems to be kept in local time",
 			Measured: []Figure{f}, Why: "After a boot the clock is wrong until it is corrected, and off by an hour when " +
-				"summer time begins or ends.", Do: []Step{{"keep it in UTC",
-				[]string{"timedatectl set-local-rtc 0", "hwclock --systohc --utc"}}}})
+				"summer time begins or ends.", Do: []Step{step("keep it in UTC",
+				"timedatectl set-local-rtc 0", "hwclock --systohc --utc")}})
 	case diff > 5*time.Minute:
 		c.find(Finding{Code: "clock-rtc", Severity: Warning,
 			Title:    fmt.Sprintf("clock and hardware clock differ by %s", diff.Round(time.Second)),
 			Measured: []Figure{f}, Why: "One of them is wrong; after the next boot the system " +
 				"starts with the time of the hardware clock. " + whyClock,
-			Do: []Step{check, {"when the clock is correct, set the hardware clock", []string{"hwclock --systohc --utc"}}}})
+			Do: []Step{check, step("when the clock is correct, set the hardware clock", "hwclock --systohc --utc")}})
 	}
 }

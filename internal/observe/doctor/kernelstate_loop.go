@@ -170,7 +170,7 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Report) error {
 			Measured: []Figure{count("devices", "devices", len(n.readOnly)),
 				figure("cached", "of their files in the page cache", Bytes, n.readOnlyCached)},
 			Why: "Data read through them is cached twice. They write nothing, so there is no other cost.",
-			Do:  []Step{{"if that memory matters", n.readOnly[:min(len(n.readOnly), 20)]}},
+			Do:  []Step{step("if that memory matters", n.readOnly[:min(len(n.readOnly), 20)]...)},
 		})
 	}
 
@@ -240,10 +240,10 @@ func (n *bufferedCounts) examine(l loopDevice, c *Report) {
 			Title: fmt.Sprintf("%s cannot use direct I/O: its sectors are smaller than those of the disk below its "+
 				"file", l.Path()),
 			Why: whyBuffered,
-			Do: []Step{{"when it is not in use, attach it again with larger sectors, unless its content was made for " +
+			Do: []Step{step("when it is not in use, attach it again with larger sectors, unless its content was made for "+
 				"smaller ones (a filesystem with smaller sectors cannot be mounted then)",
-				[]string{"losetup -d " + l.Path(), fmt.Sprintf("losetup --find --show --direct-io=on --sector-size %d %s", align,
-					word(l.file))}}},
+				"losetup -d "+l.Path(), fmt.Sprintf("losetup --find --show --direct-io=on --sector-size %d %s", align,
+					word(l.file)))},
 		})
 	case l.ReadOnly:
 		n.readOnlyCached += cached
@@ -253,8 +253,8 @@ func (n *bufferedCounts) examine(l loopDevice, c *Report) {
 			Code: "loop-buffered", Severity: Warning, Subject: l.Path(), Measured: measured,
 			Title: fmt.Sprintf("%s does not use direct I/O, although its file's filesystem can", l.Path()),
 			Why:   whyBuffered,
-			Do: []Step{{"switch to direct I/O, even while it is mounted; and attach it with --direct-io=on in the future",
-				[]string{"losetup --direct-io=on " + l.Path()}}},
+			Do: []Step{step("switch to direct I/O, even while it is mounted; and attach it with --direct-io=on in the future",
+				"losetup --direct-io=on "+l.Path())},
 		})
 	}
 }
@@ -533,14 +533,14 @@ func (l loopDevice) leak(p *PoolFacts) (f Finding, leaked bool) {
 		f.Code, f.Severity = "loop-deleted", Warning
 		f.Title = fmt.Sprintf("%s is attached to a file that has been deleted", l.Path())
 		f.Why = "The space of the file is freed only when the device is detached, and no list of files shows it."
-		f.Do = []Step{{"copy its content if you need it",
-			[]string{"dd if=" + l.Path() + " of=FILE bs=1M conv=sparse"}}, {"detach it", detach}}
+		f.Do = []Step{step("copy its content if you need it",
+			"dd if="+l.Path()+" of=FILE bs=1M conv=sparse"), step("detach it", detach...)}
 	case inside && volume == "":
 		f.Code, f.Severity = "loop-lost", Warning
 		f.Title = fmt.Sprintf("%s is attached to an image of the pool, but belongs to no volume", l.Path())
 		f.Why = "Nothing can attach or destroy the image's object while the device exists."
-		f.Do = []Step{{"let Pando clean up and check the pool", []string{p.command("gc"), p.command("fsck")}},
-			{"if it remains, detach it", detach}}
+		f.Do = []Step{step("let Pando clean up and check the pool", p.command("gc"), p.command("fsck")),
+			step("if it remains, detach it", detach...)}
 		f.allowForWork(p)
 	case volume != "" || contained():
 		return f, false
@@ -548,7 +548,7 @@ func (l loopDevice) leak(p *PoolFacts) (f Finding, leaked bool) {
 		f.Code, f.Severity = "loop-unused", Note
 		f.Title = fmt.Sprintf("%s is attached, but nothing mounts it or has it open", l.Path())
 		f.Why = "It may have been forgotten: its file cannot be replaced safely, and deleting the file frees no space."
-		f.Do = []Step{{"if it is no longer needed, detach it", detach}}
+		f.Do = []Step{step("if it is no longer needed, detach it", detach...)}
 	}
 
 	return f, true

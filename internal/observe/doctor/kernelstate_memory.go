@@ -75,16 +75,16 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Report) 
 				Code: "dirty-throttling", Severity: Warning, Title: fmt.Sprintf("dirty data has reached %.0f %% of its limit: "+
 					"writers are being throttled", 100*share), Measured: summary,
 				Why: "Beyond the middle of the two thresholds, the kernel delays each writer at each write.",
-				Do:  []Step{{"find out which programs write, and how busy the disk is", []string{"pando diagnose PATH"}}},
+				Do:  []Step{step("find out which programs write, and how busy the disk is", "pando diagnose PATH")},
 			})
 		}
 
 		// Find tasks that wait for disks or memory, and swap space that can hang.
 		io := c.findPressure("io", "I/O", t.ioFull,
-			Step{"find out what the disks do, and for which programs", []string{"pando diagnose PATH"}})
+			step("find out what the disks do, and for which programs", "pando diagnose PATH"))
 		c.findPressure("memory", "memory", t.memFull,
-			Step{"find the cgroups that cause the pressure",
-				[]string{"find /sys/fs/cgroup -name memory.pressure | xargs grep -H full | sort -t= -k3 -rn | head"}})
+			step("find the cgroups that cause the pressure",
+				"find /sys/fs/cgroup -name memory.pressure | xargs grep -H full | sort -t= -k3 -rn | head"))
 		spaces := swaps()
 		for _, s := range spaces {
 			c.findUnsafeSwap(ctx, s)
@@ -116,9 +116,9 @@ func (c *Report) findLargeThreshold(d blockdev.Device, rate float64, threshold i
 			known("seconds", "seconds to write that, at most", Count, seconds, seconds)},
 		Why: "A sync, an unmount or a reboot then waits until everything ahead of it in the queue is written; writers " +
 			"that reach the threshold wait until the amount is below it.",
-		Do: []Step{{"start writeback sooner, and limit dirty data to what the disk writes in a few seconds; check the " +
+		Do: []Step{step("start writeback sooner, and limit dirty data to what the disk writes in a few seconds; check the "+
 			"throughput afterwards, because programs that overwrite the same data benefit from a high limit",
-			[]string{fmt.Sprintf("sysctl -w vm.dirty_background_bytes=%d vm.dirty_bytes=%d", want/4, want)}}},
+			fmt.Sprintf("sysctl -w vm.dirty_background_bytes=%d vm.dirty_bytes=%d", want/4, want))},
 	})
 }
 
@@ -164,8 +164,8 @@ func (c *Report) findUnsafeSwap(ctx context.Context, s swapSpace) {
 			Measured: []Figure{figure("size", "size", Bytes, s.size), figure("used", "in use", Bytes, s.used)},
 			Why: "To write there, the kernel needs memory for the layers in between, and it swaps because it has none: under " +
 				"pressure the host can hang for good.",
-			Do: []Step{{"remove it, and swap to a partition, a file on the disk's own filesystem, or zram",
-				[]string{"swapoff " + word(s.path)}}},
+			Do: []Step{step("remove it, and swap to a partition, a file on the disk's own filesystem, or zram",
+				"swapoff "+word(s.path))},
 		})
 
 		return

@@ -143,7 +143,7 @@ func (c *Report) findHungTasks() {
 			Title: fmt.Sprintf("the kernel found a task hanging for more than %d seconds; times since the boot: %d",
 				limit, n), Measured: []Figure{f},
 			Why: "A disk or a server did not answer for minutes, or a lock was never released.",
-			Do:  []Step{{"find out where they hung", []string{"dmesg | grep -A 20 'blocked for more than'"}}}})
+			Do:  []Step{step("find out where they hung", "dmesg | grep -A 20 'blocked for more than'")}})
 	}
 }
 
@@ -181,12 +181,12 @@ func stuckTask(w waiting, pause time.Duration) Finding {
 		if point := mountOf(w.pid, file); point != "" {
 			f.Subject, target = point, word(point)
 		}
-		f.Do = append(f.Do, Step{"thaw it, unless a snapshot or backup in progress will do so",
-			[]string{"fsfreeze --unfreeze " + target}})
+		f.Do = append(f.Do, step("thaw it, unless a snapshot or backup in progress will do so",
+			"fsfreeze --unfreeze "+target))
 	}
 
-	f.Do = append(f.Do, Step{"list other waiting tasks, and what they wait for",
-		[]string{"ps -eo pid,stat,wchan:32,args | awk '$2 ~ /D/'", "dmesg | tail -50"}})
+	f.Do = append(f.Do, step("list other waiting tasks, and what they wait for",
+		"ps -eo pid,stat,wchan:32,args | awk '$2 ~ /D/'", "dmesg | tail -50"))
 	return f
 }
 
@@ -265,8 +265,8 @@ func (c *Report) findFailed(ctx context.Context, n mount.Namespace, m mount.Entr
 		Code: "filesystem-shutdown", Severity: Critical, Subject: m.Point,
 		Measured: []Figure{words("fs", "filesystem", m.FSType+" of "+printable(m.Source)),
 			words("options", "options", m.Options+" / "+m.Super)},
-		Do: []Step{{"find out why: the first message is the cause",
-			[]string{"dmesg | grep -i " + word(filepath.Base(m.Source))}}, {Text: "unmount it, check it with the " +
+		Do: []Step{step("find out why: the first message is the cause",
+			"dmesg | grep -i "+word(filepath.Base(m.Source))), {Text: "unmount it, check it with the " +
 			"filesystem's own tool (e2fsck, xfs_repair, btrfs check), check its device, then mount it again"}},
 	}
 
@@ -420,12 +420,12 @@ func ioErrors(c *Report) {
 			Measured: []Figure{count("errors", "in the kernel's log", e.count),
 				words("last", "the last, "+age.Round(time.Second).String()+" ago", e.line)},
 			Why: "Failed reads are lost or late; failed writes are lost, unless a layer above has a second copy.",
-			Do:  []Step{{"read the device's own error log", []string{"smartctl -a /dev/" + name}}},
+			Do:  []Step{step("read the device's own error log", "smartctl -a /dev/"+name)},
 		}
 
 		if strings.HasPrefix(name, "loop") {
-			f.Do = []Step{{"check whether the file behind it was truncated, or its filesystem is full or has errors",
-				[]string{"losetup -l /dev/" + name, "dmesg | tail -50"}}}
+			f.Do = []Step{step("check whether the file behind it was truncated, or its filesystem is full or has errors",
+				"losetup -l /dev/"+name, "dmesg | tail -50")}
 		}
 
 		if age < recent {

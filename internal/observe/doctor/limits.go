@@ -30,9 +30,9 @@ type limit struct {
 // raise returns the steps that raise a setting of the kernel; the first is to look for a leak.
 func raise(name string, to int64) []Step {
 	return []Step{
-		{"first find out which program uses so many: a leak exhausts any limit", nil},
-		{"raise the limit, now and after a reboot", []string{fmt.Sprintf("sysctl -w %s=%d", name, to),
-			fmt.Sprintf("echo '%s = %d' > /etc/sysctl.d/90-%s.conf", name, to, strings.ReplaceAll(name, ".", "-"))}},
+		step("first find out which program uses so many: a leak exhausts any limit"),
+		step("raise the limit, now and after a reboot", fmt.Sprintf("sysctl -w %s=%d", name, to),
+			fmt.Sprintf("echo '%s = %d' > /etc/sysctl.d/90-%s.conf", name, to, strings.ReplaceAll(name, ".", "-"))),
 	}
 }
 
@@ -170,9 +170,9 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 			out = append(out, limit{
 				code: "limit-open-files", label: "open files", subject: who, used: int64(len(fds)), max: top,
 				why: "When it is reached, the process cannot open files or connections any more (EMFILE).",
-				do: []Step{{"list its open files, and check whether their number grows",
-					[]string{fmt.Sprintf("ls -l /proc/%d/fd | tail -20", pid)}},
-					{"raise the limit of the running process", []string{fmt.Sprintf("prlimit --pid %d --nofile=%d", pid, 2*top)}}},
+				do: []Step{step("list its open files, and check whether their number grows",
+					fmt.Sprintf("ls -l /proc/%d/fd | tail -20", pid)),
+					step("raise the limit of the running process", fmt.Sprintf("prlimit --pid %d --nofile=%d", pid, 2*top))},
 			})
 		}
 
@@ -223,9 +223,9 @@ func inotifyLimits(instances map[int][]inotifyFile) (out []limit) {
 		who := fmt.Sprintf("uid %d", uid)
 
 		// Compare with both limits.
-		find := Step{"find the processes that have them",
-			[]string{"find /proc/[0-9]*/fd -lname anon_inode:inotify 2>/dev/null | cut -d/ -f3 | sort | uniq -c | sort -rn | " +
-				"head"}}
+		find := step("find the processes that have them",
+			"find /proc/[0-9]*/fd -lname anon_inode:inotify 2>/dev/null | cut -d/ -f3 | sort | uniq -c | sort -rn | "+
+				"head")
 		if ok1 {
 			out = append(out, limit{code: "limit-inotify-instances", label: "inotify instances", subject: who,
 				used: int64(len(all)), max: maxInstances,
@@ -340,8 +340,8 @@ func loopNodes(q *HostRequest, c *Report) {
 	if _, err := os.Stat("/dev/loop-control"); errors.Is(err, fs.ErrNotExist) {
 		c.find(Finding{Code: "loop-control-missing", Severity: severity,
 			Title: "/dev/loop-control is missing: no loop device can be created", Why: why,
-			Do: []Step{{"create it; in a container, share the host's /dev", []string{"mknod -m 660 /dev/loop-control c 10 " +
-				"237"}}}})
+			Do: []Step{step("create it; in a container, share the host's /dev", "mknod -m 660 /dev/loop-control c 10 "+
+				"237")}})
 	}
 
 	var missing, commands []string
@@ -358,6 +358,7 @@ func loopNodes(q *HostRequest, c *Report) {
 		c.find(Finding{Code: "loop-nodes-missing", Severity: severity, Why: why,
 			Title:    fmt.Sprintf("%s have no file in /dev, e.g. %s", errs.Plural(len(missing), "loop device"), missing[0]),
 			Measured: []Figure{count("missing", "missing", len(missing))},
-			Do:       []Step{{"create them; in a container, share the host's /dev", commands[:min(len(commands), maxNamed)]}}})
+			Do: []Step{step("create them; in a container, share the host's /dev",
+				commands[:min(len(commands), maxNamed)]...)}})
 	}
 }

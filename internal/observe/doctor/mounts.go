@@ -162,7 +162,7 @@ func keptNamespace(n mount.Namespace) Finding {
 	}
 
 	if len(unmount) > 0 {
-		f.Do = []Step{{"if it is not needed, unmount the files that keep it", unmount}}
+		f.Do = []Step{step("if it is not needed, unmount the files that keep it", unmount...)}
 	} else {
 		f.Do = []Step{{Text: "if it is not needed, end the process that has it open"}}
 	}
@@ -183,13 +183,13 @@ func unmountSteps(ctx context.Context, n mount.Namespace, m mount.Entry) []Step 
 	}
 
 	if cmd := commandInside(n, "umount "+word(m.Point)); cmd != "" {
-		steps = append(steps, Step{"unmount it", []string{cmd}})
+		steps = append(steps, step("unmount it", cmd))
 	}
 
 	if !n.Own && len(n.Processes) > 0 {
 		steps = append(steps,
-			Step{fmt.Sprintf("or end the processes there, if they are no longer needed (%s in all)",
-				errs.Plural(n.Living, "process")), []string{fmt.Sprintf("ps -f -p %d", n.Processes[0].PID)}})
+			step(fmt.Sprintf("or end the processes there, if they are no longer needed (%s in all)",
+				errs.Plural(n.Living, "process")), fmt.Sprintf("ps -f -p %d", n.Processes[0].PID)))
 	}
 
 	return steps
@@ -391,8 +391,8 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Report) 
 			c.find(Finding{
 				Code: "mounts-slow", Severity: Warning, Measured: cost.figures(), Why: whyMounts,
 				Title: fmt.Sprintf("the %d mounts of this namespace are slow to read or to copy", most),
-				Do: []Step{{"check whether a process holds the mount lock",
-					[]string{"cat /proc/pressure/cpu", "ps -eo pid,stat,wchan:32,comm | grep -w D"}}},
+				Do: []Step{step("check whether a process holds the mount lock",
+					"cat /proc/pressure/cpu", "ps -eo pid,stat,wchan:32,comm | grep -w D")},
 			})
 		}
 
@@ -415,9 +415,9 @@ func (t mountThresholds) manyMounts(n mount.Namespace, cost mountCost) Finding {
 		Title:    fmt.Sprintf("%d mounts%s", len(n.Table), inNamespace(n)),
 		Measured: []Figure{count("mounts", "mounts", len(n.Table))},
 		Do: []Step{
-			{"list them by type and source",
-				[]string{strings.TrimSpace(commandInside(n,
-					"findmnt -rn -o FSTYPE,SOURCE")) + " | cut -d/ -f1-4 | sort | uniq -c | sort -rn | head"}},
+			step("list them by type and source",
+				strings.TrimSpace(commandInside(n,
+					"findmnt -rn -o FSTYPE,SOURCE"))+" | cut -d/ -f1-4 | sort | uniq -c | sort -rn | head"),
 			{Text: "unmount idle filesystems: datasets, subvolumes and volumes exist without being mounted (`pando umount " +
 				"VOLUME`; on ZFS `zfs set canmount=noauto DATASET`)"},
 		},

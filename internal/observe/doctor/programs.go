@@ -134,7 +134,7 @@ func install(f family, pkgs []string) []Step {
 		text += " (" + strings.Join(notes, "; ") + ")"
 	}
 
-	return []Step{{text, []string{installers[f] + " " + strings.Join(names, " ")}}}
+	return []Step{step(text, installers[f]+" "+strings.Join(names, " "))}
 }
 
 // osRelease returns this host's os-release file; "" if it has none.

@@ -186,11 +186,11 @@ func largeSlab(s Severity, share float64, measured []Figure) Finding {
 			"wait. Clones of one golden share blocks on disk, but not this memory: the same tree, walked in a hundred " +
 			"clones, is cached a hundred times. The memory is charged to the cgroup that walked it first.",
 		Do: []Step{
-			{"find the caches that grow", []string{"slabtop -o -s c | head -20"}},
+			step("find the caches that grow", "slabtop -o -s c | head -20"),
 			{Text: "unmount idle clones, which frees their inodes and names (`pando umount VOLUME`)"},
-			{"if programs wait for memory (see pressure), make the kernel free it sooner. The default is 100",
-				[]string{"cat /proc/pressure/memory",
-					"sysctl vm.vfs_cache_pressure=" + strconv.FormatInt(2*max(vfsPressure(), 50), 10)}},
+			step("if programs wait for memory (see pressure), make the kernel free it sooner. The default is 100",
+				"cat /proc/pressure/memory",
+				"sysctl vm.vfs_cache_pressure="+strconv.FormatInt(2*max(vfsPressure(), 50), 10)),
 			{Text: "run programs that walk whole trees (backup, search, checks) in a cgroup with memory.high, so that they " +
 				"fill only their own share"},
 		},

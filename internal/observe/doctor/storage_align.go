@@ -156,9 +156,9 @@ func misaligned(d blockdev.Device, title string, measured ...Figure) Finding {
 		Code: "alignment-partition", Severity: Warning, Subject: d.Path(), Title: title, Measured: measured,
 		Why: "Each block of a filesystem covers parts of two blocks of the disk, which must read both, change them and " +
 			"write both. Small writes cost at least twice as much.",
-		Do: []Step{{"copy the data elsewhere, recreate the partition at a multiple of 1 MiB, which is the default of " +
+		Do: []Step{step("copy the data elsewhere, recreate the partition at a multiple of 1 MiB, which is the default of "+
 			"current tools, and copy the data back. A partition cannot be moved in place",
-			[]string{"lsblk -o NAME,START,PHY-SEC,MOUNTPOINTS", "sfdisk -d " + d.Path()}}},
+			"lsblk -o NAME,START,PHY-SEC,MOUNTPOINTS", "sfdisk -d "+d.Path())},
 	}
 }
 
@@ -199,8 +199,8 @@ func (c *Report) findSmallBlocks(m mounted, g grains) bool {
 		Measured: []Figure{figure("block", "blocks of the filesystem", Bytes, sf.Bsize),
 			figure("physical", "blocks of the disk", Bytes, int64(grain)), words("device", "device", d.Path())},
 		Why: "To write such a block, the disk must first read the larger block around it.",
-		Do: []Step{{"recreate the filesystem with larger blocks, and copy the files back",
-			[]string{fmt.Sprintf("mkfs.%s %s%d DEVICE", m.FSType, blockOption, grain)}}},
+		Do: []Step{step("recreate the filesystem with larger blocks, and copy the files back",
+			fmt.Sprintf("mkfs.%s %s%d DEVICE", m.FSType, blockOption, grain))},
 	})
 
 	return true
@@ -227,8 +227,8 @@ func (c *Report) findSmallSectors(m mounted, d blockdev.Device, grain int) {
 			figure("physical", "blocks of the disk", Bytes, int64(grain)), words("device", "device", d.Path())},
 		Why: "Each sync writes to the log. If a write begins or ends inside a block of the disk, the disk must read that " +
 			"block before the sync is done.",
-		Do: []Step{{"set the sector size when you recreate it: mkfs.xfs uses the block size of the disk, but cannot see " +
-			"it through a file", []string{fmt.Sprintf("mkfs.xfs -s size=%d DEVICE", grain)}}},
+		Do: []Step{step("set the sector size when you recreate it: mkfs.xfs uses the block size of the disk, but cannot see "+
+			"it through a file", fmt.Sprintf("mkfs.xfs -s size=%d DEVICE", grain))},
 	})
 }
 
@@ -277,9 +277,9 @@ func (c *Report) findSmallAshift(ctx context.Context, pool string, g grains) err
 			Why: "The disk reads a block before it changes a part of it: small writes, and so syncs, cost several times as " +
 				"much. The ashift of a vdev cannot be changed.",
 			Do: []Step{
-				{"create a pool with a larger ashift on other disks, and send everything there",
-					[]string{fmt.Sprintf("zpool create -o ashift=%d NEWPOOL DISK", bits.Len(uint(native))-1),
-						"zfs snapshot -r " + word(pool) + "@move", "zfs send -R " + word(pool) + "@move | zfs receive -F NEWPOOL/moved"}},
+				step("create a pool with a larger ashift on other disks, and send everything there",
+					fmt.Sprintf("zpool create -o ashift=%d NEWPOOL DISK", bits.Len(uint(native))-1),
+					"zfs snapshot -r "+word(pool)+"@move", "zfs send -R "+word(pool)+"@move | zfs receive -F NEWPOOL/moved"),
 				{Text: "when you add or attach a disk, set its ashift with -o ashift=N; otherwise it has that of its vdev"},
 			},
 		})

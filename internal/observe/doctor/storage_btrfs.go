@@ -193,11 +193,11 @@ func (c *Report) findFullMetadata(b btrfsFS) {
 
 	at := b.mountPoint()
 	f.Do = []Step{
-		{"free nearly empty data chunks. This moves their data: begin with few, and raise the number until space is " +
-			"freed", []string{"btrfs balance start -dusage=5 " + at, "btrfs balance start -dusage=20 " + at,
-			"btrfs filesystem usage " + at}},
-		{"delete snapshots and small files; if that fails, add a disk for the time of the balance",
-			[]string{"btrfs device add DISK " + at, "btrfs balance start -dusage=20 " + at, "btrfs device remove DISK " + at}},
+		step("free nearly empty data chunks. This moves their data: begin with few, and raise the number until space is "+
+			"freed", "btrfs balance start -dusage=5 "+at, "btrfs balance start -dusage=20 "+at,
+			"btrfs filesystem usage "+at),
+		step("delete snapshots and small files; if that fails, add a disk for the time of the balance",
+			"btrfs device add DISK "+at, "btrfs balance start -dusage=20 "+at, "btrfs device remove DISK "+at),
 	}
 
 	if s.data-s.dataUsed < s.data/20 {
@@ -306,8 +306,8 @@ func (c *Report) findManyQgroups(b btrfsFS) {
 	}
 
 	if mode != "" {
-		f.Do = append(f.Do, Step{"or use simple quotas, which need no such search (Linux 6.7, btrfs-progs 6.7)",
-			[]string{"btrfs quota disable " + word(b.subject()), "btrfs quota enable --simple " + word(b.subject())}})
+		f.Do = append(f.Do, step("or use simple quotas, which need no such search (Linux 6.7, btrfs-progs 6.7)",
+			"btrfs quota disable "+word(b.subject()), "btrfs quota enable --simple "+word(b.subject())))
 	}
 
 	if readText(dir, "inconsistent") == "1" {

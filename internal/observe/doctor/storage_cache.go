@@ -79,10 +79,10 @@ func (c *Report) findOverriddenCache(d blockdev.Device) {
 			"survives a power failure, which the kernel cannot know. Otherwise synced data is lost, and benchmarks of syncs " +
 			"measure the cache.",
 		Do: []Step{
-			{"check the data sheet of the disk for power-loss protection (PLP); these commands only show whether it has a " +
-				"cache, and whether the cache is on", cacheCommands(d)},
-			{"without PLP, let the kernel flush again, and search the udev rules for this setting",
-				[]string{"echo 'write back' > " + set, "grep -r write_cache /etc/udev/rules.d /lib/udev/rules.d"}},
+			step("check the data sheet of the disk for power-loss protection (PLP); these commands only show whether it has a "+
+				"cache, and whether the cache is on", cacheCommands(d)...),
+			step("without PLP, let the kernel flush again, and search the udev rules for this setting",
+				"echo 'write back' > "+set, "grep -r write_cache /etc/udev/rules.d /lib/udev/rules.d"),
 		},
 	}
 
@@ -94,7 +94,7 @@ func (c *Report) findOverriddenCache(d blockdev.Device) {
 		f.measure(words("file", "file", d.Backing))
 		f.Why = "Below a loop device is a file in this host's page cache. Without flushes, data synced above is not " +
 			"synced below. The setting survives a detach: it also applies to the next file on this device."
-		f.Do = []Step{{"let the kernel flush again", []string{"echo 'write back' > " + set}}}
+		f.Do = []Step{step("let the kernel flush again", "echo 'write back' > "+set)}
 	}
 
 	c.find(f)
@@ -173,8 +173,8 @@ func (c *Report) findPoolInMemory(ctx context.Context, pool *PoolFacts) {
 				Title:    fmt.Sprintf("the pool is in memory (%s): a power failure loses all goldens and volumes", l.Name),
 				Measured: []Figure{words("layer", "in", l.Name)},
 				Why:      "Nothing in it survives a restart of this host.",
-				Do: []Step{{"if they must survive, push them to a remote, or create a pool on a disk",
-					[]string{"pando push --all", "pando init --help"}}},
+				Do: []Step{step("if they must survive, push them to a remote, or create a pool on a disk",
+					"pando push --all", "pando init --help")},
 			})
 			return
 		}
@@ -212,10 +212,10 @@ func (c *Report) findVolatileLogs(ctx context.Context, pool string) (int, error)
 			Why: "ZFS flushes it after each write of its log, so nothing is lost if the disk obeys. But disks without " +
 				"power-loss protection flush slowly, and cheap ones may ignore flushes.",
 			Do: []Step{
-				{"check its data sheet for power-loss protection (PLP); these commands only show whether it has a cache",
-					cacheCommands(d)},
-				{"measure the duration of a sync: 20 to 100 µs with power-loss protection, 1 ms or more without",
-					[]string{"pando bench sync"}},
+				step("check its data sheet for power-loss protection (PLP); these commands only show whether it has a cache",
+					cacheCommands(d)...),
+				step("measure the duration of a sync: 20 to 100 µs with power-loss protection, 1 ms or more without",
+					"pando bench sync"),
 			},
 		})
 	}

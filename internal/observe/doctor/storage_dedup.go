@@ -30,8 +30,8 @@ func checkDedup(ctx context.Context, _ *HostRequest, c *Report) error {
 		f.findTableMemory(&table)
 		for _, x := range table.Findings {
 			x.Subject, x.Title = p, fmt.Sprintf("zpool %s: %s", p, x.Title)
-			x.Do = []Step{{"list its cost and savings, and the steps to stop using dedup",
-				[]string{"pando doctor --zfs " + word(p)}}}
+			x.Do = []Step{step("list its cost and savings, and the steps to stop using dedup",
+				"pando doctor --zfs "+word(p))}
 			c.find(x)
 		}
 	}

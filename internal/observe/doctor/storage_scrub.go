@@ -83,7 +83,7 @@ func (c *Report) findZpoolErrors(ctx context.Context, pool string) error {
 			Code: "scrub-zpool-state", Severity: Critical, Subject: pool, Title: fmt.Sprintf("zpool %s is suspended: writes "+
 				"to it hang", pool),
 			Measured: []Figure{words("state", "state", state)}, Why: "Too many of its disks do not respond.",
-			Do: []Step{{"reconnect the disks, then resume the pool", []string{"dmesg | tail -50", "zpool clear " + word(pool)}}},
+			Do: []Step{step("reconnect the disks, then resume the pool", "dmesg | tail -50", "zpool clear "+word(pool))},
 		})
 		return nil
 	}
@@ -108,7 +108,7 @@ func (c *Report) findZpoolErrors(ctx context.Context, pool string) error {
 // reportZpoolStatus reports what `zpool status` says is wrong with a pool.
 func (c *Report) reportZpoolStatus(pool string, s *poolStatus) {
 	// Its state.
-	look := Step{"show the details", []string{"zpool status -v " + word(pool)}}
+	look := step("show the details", "zpool status -v "+word(pool))
 	if s.state != "ONLINE" {
 		sev, why := Critical, "All of it, or a part, cannot be used."
 		if s.state == "DEGRADED" {
@@ -119,8 +119,8 @@ func (c *Report) reportZpoolStatus(pool string, s *poolStatus) {
 		c.find(Finding{Code: "scrub-zpool-state", Severity: sev, Subject: pool,
 			Title:    fmt.Sprintf("zpool %s is %s", pool, s.state),
 			Measured: []Figure{words("state", "state", s.state), words("status", "zpool says", s.status)}, Why: why,
-			Do: []Step{look, {"reconnect the disk or replace it",
-				[]string{"zpool online " + word(pool) + " DISK", "zpool replace " + word(pool) + " OLD NEW"}}}})
+			Do: []Step{look, step("reconnect the disk or replace it",
+				"zpool online "+word(pool)+" DISK", "zpool replace "+word(pool)+" OLD NEW")}})
 	}
 
 	// Lost data.
@@ -129,9 +129,9 @@ func (c *Report) reportZpoolStatus(pool string, s *poolStatus) {
 			Code: "scrub-zpool-data", Severity: Critical, Subject: pool, Title: fmt.Sprintf("zpool %s has lost data", pool),
 			Measured: []Figure{words("errors", "errors", s.errors)},
 			Why:      "Blocks could not be read back as they were written, and no good copy of them was left.",
-			Do: []Step{{"list the affected files, and restore them from a backup", []string{"zpool status -v " + word(pool)}},
-				{"then scrub the pool, and clear the errors that are repaired",
-					[]string{"zpool scrub -w " + word(pool), "zpool clear " + word(pool)}}},
+			Do: []Step{step("list the affected files, and restore them from a backup", "zpool status -v "+word(pool)),
+				step("then scrub the pool, and clear the errors that are repaired",
+					"zpool scrub -w "+word(pool), "zpool clear "+word(pool))},
 		})
 	}
 
@@ -147,8 +147,8 @@ func (c *Report) reportZpoolStatus(pool string, s *poolStatus) {
 				count("write", "writes that failed", v.errors[1]), count("checksum",
 					"blocks with wrong checksums", v.errors[2])},
 			Why: "ZFS has repaired what it could. Such a disk, or its cable, often gets worse.",
-			Do: []Step{{"check the disk and its cable",
-				[]string{"smartctl -a " + v.name, "dmesg | grep -i error | tail"}}, look},
+			Do: []Step{step("check the disk and its cable",
+				"smartctl -a "+v.name, "dmesg | grep -i error | tail"), look},
 		})
 	}
 }
@@ -213,7 +213,7 @@ func (c *Report) findOverdueScrub(subject, name string, s scan, created time.Tim
 			Measured: []Figure{since},
 			Why: "It reads all data: syncs and reads are slower until it ends, and measurements made now do not show what " +
 				"the pool can do. A resilver must end before the pool is redundant again.",
-			Do: []Step{{"monitor its progress", []string{look}}},
+			Do: []Step{step("monitor its progress", look)},
 		})
 		return
 	}
@@ -241,7 +241,7 @@ func (c *Report) findOverdueScrub(subject, name string, s scan, created time.Tim
 		Code: "scrub-overdue", Severity: Note, Subject: subject, Title: title,
 		Measured: []Figure{count("days", "days since", days)},
 		Why:      "Blocks that are never read can decay unnoticed. A scrub finds them while a good copy exists.",
-		Do:       []Step{{"scrub it at a quiet time, and then every month", []string{start}}},
+		Do:       []Step{step("scrub it at a quiet time, and then every month", start)},
 	})
 }
 
@@ -290,9 +290,9 @@ func (c *Report) findBtrfsErrors(b btrfsFS) error {
 				b.subject(), errs.Plural(missing, "device")),
 			Measured: []Figure{count("missing", "devices missing", missing)},
 			Why:      "It is mounted degraded: the failure of another device loses data, and new data may have only one copy.",
-			Do: []Step{{"replace the device, then restore the second copies",
-				[]string{"btrfs device usage " + at, "btrfs replace start ID NEWDISK " + at,
-					"btrfs balance start -dconvert=raid1,soft -mconvert=raid1,soft " + at}}},
+			Do: []Step{step("replace the device, then restore the second copies",
+				"btrfs device usage "+at, "btrfs replace start ID NEWDISK "+at,
+				"btrfs balance start -dconvert=raid1,soft -mconvert=raid1,soft "+at)},
 		})
 	}
 
@@ -303,8 +303,8 @@ func (c *Report) findBtrfsErrors(b btrfsFS) error {
 				"with: %s", b.subject(), op),
 			Measured: []Figure{words("operation", "operation", op)},
 			Why:      "It moves data: syncs, reads and commits are slower until it ends.",
-			Do: []Step{{"monitor its progress; you can pause a balance",
-				[]string{"btrfs balance status " + at, "btrfs balance pause " + at}}},
+			Do: []Step{step("monitor its progress; you can pause a balance",
+				"btrfs balance status "+at, "btrfs balance pause "+at)},
 		})
 	}
 
@@ -358,10 +358,10 @@ func (c *Report) findDeviceErrors(b btrfsFS, id, stats string) {
 		Title: fmt.Sprintf("device %s of the btrfs at %s has had errors", id, b.subject()), Measured: bad,
 		Why: "The counters began when the filesystem was created or they were reset. With one copy of the data, damaged " +
 			"blocks are lost; with two, a scrub repairs them.",
-		Do: []Step{{"find the device and the affected files",
-			[]string{"btrfs device stats " + at, "dmesg | grep -i 'BTRFS.*\\(csum\\|error\\)' | tail"}},
-			{"scrub the filesystem, which repairs blocks that have another copy; then reset the counters",
-				[]string{"btrfs scrub start -B " + at, "btrfs device stats --reset " + at}}},
+		Do: []Step{step("find the device and the affected files",
+			"btrfs device stats "+at, "dmesg | grep -i 'BTRFS.*\\(csum\\|error\\)' | tail"),
+			step("scrub the filesystem, which repairs blocks that have another copy; then reset the counters",
+				"btrfs scrub start -B "+at, "btrfs device stats --reset "+at)},
 	})
 }
 
@@ -438,14 +438,14 @@ func readRAID(dir string) raid {
 
 // findRAIDErrors reports an md array that is degraded, busy or damaged.
 func (c *Report) findRAIDErrors(device string, r raid) {
-	look := Step{"show the details", []string{"mdadm --detail " + device, "cat /proc/mdstat"}}
+	look := step("show the details", "mdadm --detail "+device, "cat /proc/mdstat")
 	if r.degraded > 0 {
 		c.find(Finding{
 			Code: "scrub-md-degraded", Severity: Warning, Subject: device, Title: fmt.Sprintf("the array %s lacks %s", device,
 				errs.Plural(int(r.degraded), "disk")),
 			Measured: []Figure{words("level", "level", r.level), count("degraded", "disks missing", r.degraded)},
 			Why:      "The failure of another disk loses data.",
-			Do:       []Step{look, {"add a replacement disk", []string{"mdadm --manage " + device + " --add DISK"}}},
+			Do:       []Step{look, step("add a replacement disk", "mdadm --manage "+device+" --add DISK")},
 		})
 	}
 
@@ -465,8 +465,8 @@ func (c *Report) findRAIDErrors(device string, r raid) {
 			Measured: []Figure{words("level", "level", r.level), count("mismatches", "sectors", r.mismatches)},
 			Why: "A write reached only a part of a stripe, or a disk returns wrong data. md cannot tell which blocks " +
 				"are right.",
-			Do: []Step{look, {"check the files, then rewrite the parity",
-				[]string{"echo repair > /sys/block/" + filepath.Base(device) + "/md/sync_action"}}},
+			Do: []Step{look, step("check the files, then rewrite the parity",
+				"echo repair > /sys/block/"+filepath.Base(device)+"/md/sync_action")},
 		})
 	}
 }
@@ -489,8 +489,8 @@ func (c *Report) findExt4Errors(m mounted) {
 			"errors in its structures", m.Point),
 		Measured: []Figure{count("errors", "errors", n)},
 		Why:      "It continues on damaged structures, as its option errors= tells it to. e2fsck resets the counter.",
-		Do: []Step{{"find the errors in the log, then unmount the filesystem and check it",
-			[]string{"dmesg | grep 'EXT4-fs error' | tail", "e2fsck -f " + d.Path()}}},
+		Do: []Step{step("find the errors in the log, then unmount the filesystem and check it",
+			"dmesg | grep 'EXT4-fs error' | tail", "e2fsck -f "+d.Path())},
 	}
 
 	// Add the last error.

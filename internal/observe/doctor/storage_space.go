@@ -121,8 +121,8 @@ func (c *Report) findFullFilesystem(m mounted, sf unix.Statfs_t) {
 			figure("free", "free for users", Bytes, avail)},
 		Why: "Free space is in ever smaller pieces: files are written in more extents, and syncs wait longer for space. " +
 			"When it is full, writes fail, and databases lose data that they have not synced yet.",
-		Do: []Step{{"find what takes the space, including deleted files that are still open",
-			[]string{"du -xh --max-depth=2 " + word(m.Point) + " | sort -h | tail", "lsof +L1 " + word(m.Point)}}},
+		Do: []Step{step("find what takes the space, including deleted files that are still open",
+			"du -xh --max-depth=2 "+word(m.Point)+" | sort -h | tail", "lsof +L1 "+word(m.Point))},
 	}
 
 	// Add what is special about some types.
@@ -130,8 +130,8 @@ func (c *Report) findFullFilesystem(m mounted, sf unix.Statfs_t) {
 	case "btrfs":
 		f.Measured[2].Note = "estimated by the kernel: it depends on how new data is stored"
 		f.Why = "btrfs never overwrites in place: it needs free space even to delete. " + f.Why
-		f.Do = append(f.Do, Step{"check the space held by snapshots, and delete some",
-			[]string{"btrfs filesystem usage " + word(m.Point), "btrfs subvolume list -s " + word(m.Point)}})
+		f.Do = append(f.Do, step("check the space held by snapshots, and delete some",
+			"btrfs filesystem usage "+word(m.Point), "btrfs subvolume list -s "+word(m.Point)))
 	case "tmpfs":
 		f.Why = "It takes memory. When it is full, writes fail."
 	}
@@ -160,8 +160,8 @@ func (c *Report) findFewInodes(m mounted, sf unix.Statfs_t) {
 		Why: "When none is left, no file can be created, however much space is free. Their number was fixed when the " +
 			"filesystem was created.",
 		Do: []Step{
-			{"find the directories with the most files", []string{"du -x --inodes --max-depth=2 " + word(m.Point) + " | sort " +
-				"-n | tail"}},
+			step("find the directories with the most files", "du -x --inodes --max-depth=2 "+word(m.Point)+" | sort "+
+				"-n | tail"),
 			{Text: "move the files to a filesystem with more inodes (mkfs.ext4 -i BYTES-PER-INODE), or one that creates them " +
 				"as needed (XFS, btrfs, ZFS)"},
 		},
@@ -169,7 +169,7 @@ func (c *Report) findFewInodes(m mounted, sf unix.Statfs_t) {
 
 	if m.FSType == "tmpfs" {
 		f.Why = "When none is left, no file can be created, however much memory is free."
-		f.Do[1] = Step{"raise the limit", []string{"mount -o remount,nr_inodes=NUMBER " + word(m.Point)}}
+		f.Do[1] = step("raise the limit", "mount -o remount,nr_inodes=NUMBER "+word(m.Point))
 	}
 
 	c.find(f)
@@ -201,10 +201,10 @@ func (c *Report) findFullZpools(ctx context.Context) error {
 				Why: "ZFS never overwrites in place. In a full pool each write searches longer for space and gets smaller " +
 					"pieces: syncs and transaction groups slow down long before the pool is full, and files written then stay " +
 					"fragmented.",
-				Do: []Step{{"find what takes the space: snapshots, and objects that Pando keeps",
-					[]string{"zfs list -r -o space " + word(name), "zfs list -t snapshot -s used -r " + word(name),
-						"pando gc --explain"}},
-					{"or add disks", []string{"zpool add " + word(name) + " DISK"}}},
+				Do: []Step{step("find what takes the space: snapshots, and objects that Pando keeps",
+					"zfs list -r -o space "+word(name), "zfs list -t snapshot -s used -r "+word(name),
+					"pando gc --explain"),
+					step("or add disks", "zpool add "+word(name)+" DISK")},
 			})
 		}
 
@@ -303,8 +303,8 @@ func overcommittedPool(p *PoolFacts, file string, st *unix.Stat_t, avail int64) 
 		Why: "When the filesystem below is full, writes in the pool fail with I/O errors, in all volumes at once, and " +
 			"its filesystem may become read-only.",
 		Do: []Step{
-			{"free space on the filesystem of the file, or move the file to a larger one", []string{"df -h " + word(file)}},
-			{"return the unused space of the pool", []string{"fstrim " + word(p.Data)}},
+			step("free space on the filesystem of the file, or move the file to a larger one", "df -h "+word(file)),
+			step("return the unused space of the pool", "fstrim "+word(p.Data)),
 		},
 	}
 }
@@ -327,7 +327,7 @@ func (t *thin) overcommitted() Finding {
 			figure("free", "free space below", Bytes, t.avail)},
 		Why: "This is normal for thin volumes and clones if the space is monitored: when it runs out, writes fail in all " +
 			"of them at once.",
-		Do: []Step{{"monitor the free space", []string{"df -h " + word(t.files[0])}}},
+		Do: []Step{step("monitor the free space", "df -h "+word(t.files[0]))},
 	}
 }
 

@@ -112,8 +112,8 @@ func (c *Report) findDroppedBarriers(m mounted) {
 		Measured: []Figure{words("option", "mount option", option), words("source", "on", m.Source)},
 		Why: "fsync() returns before the data is on disk, and so does the journal: a power failure can not only lose the " +
 			"last writes, but damage the filesystem itself. Benchmarks of syncs measure the cache.",
-		Do: []Step{{"enable flushes, and remove the option from /etc/fstab or from the service that mounts it",
-			[]string{m.command("mount -o remount,barrier %s", word(m.Point))}}},
+		Do: []Step{step("enable flushes, and remove the option from /etc/fstab or from the service that mounts it",
+			m.command("mount -o remount,barrier %s", word(m.Point)))},
 	}
 
 	// Without a volatile cache, nothing is lost yet.
@@ -276,9 +276,9 @@ func (c *Report) findDisabledSyncs(ctx context.Context, p *PoolFacts) error {
 				"seconds later. The pool itself stays consistent, but databases lose transactions that they have confirmed, and " +
 				"benchmarks of syncs measure memory.",
 			Do: []Step{
-				{"enable syncs again; if that is too slow, add a log device instead",
-					[]string{"zfs inherit sync " + word(s.dataset)}},
-				{"check the new value: a parent may disable syncs, too", []string{"zfs get -r sync " + word(s.dataset)}},
+				step("enable syncs again; if that is too slow, add a log device instead",
+					"zfs inherit sync "+word(s.dataset)),
+				step("check the new value: a parent may disable syncs, too", "zfs get -r sync "+word(s.dataset)),
 			},
 		})
 	}
@@ -341,8 +341,8 @@ func (c *Report) findNoCacheFlush() {
 			Measured: []Figure{words("parameter", p.name, value)},
 			Why: "This is safe only if the cache of every disk of every pool survives a power failure. It applies to all " +
 				"pools of this host.",
-			Do: []Step{{"turn it off, and remove it from /etc/modprobe.d",
-				[]string{"echo 0 > " + path, "grep -r " + p.name + " /etc/modprobe.d"}}},
+			Do: []Step{step("turn it off, and remove it from /etc/modprobe.d",
+				"echo 0 > "+path, "grep -r "+p.name+" /etc/modprobe.d")},
 		})
 	}
 }
