@@ -66,13 +66,10 @@ func newVolArgs(fd int64, flags uint64, name string) (*volArgs, error) {
 
 func volIoctl(call string, dir *os.File, req uintptr, fd int64, flags uint64, name string) error {
 	a, err := newVolArgs(fd, flags, name)
-	if err == nil {
-		err = ioctl(dir, req, unsafe.Pointer(a))
-	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", call, err)
 	}
-	return nil
+	return ioctl(dir, call, req, unsafe.Pointer(a))
 }
 
 // SubvolCreate makes an empty subvolume called name in dir. It is not durable
@@ -109,10 +106,7 @@ func SubvolDestroyID(f *os.File, id uint64) error {
 	var a volArgs
 	binary.NativeEndian.PutUint64(a[16:], btrfsSubvolSpecByID)
 	binary.NativeEndian.PutUint64(a[btrfsVolNameOffset:], id)
-	if err := ioctl(f, btrfsIocSnapDestroyV2, unsafe.Pointer(&a)); err != nil {
-		return fmt.Errorf("BTRFS_IOC_SNAP_DESTROY_V2 %d: %w", id, err)
-	}
-	return nil
+	return ioctl(f, fmt.Sprintf("BTRFS_IOC_SNAP_DESTROY_V2 %d", id), btrfsIocSnapDestroyV2, unsafe.Pointer(&a))
 }
 
 // SubvolInfo describes a subvolume.
@@ -132,8 +126,8 @@ type SubvolInfo struct {
 // SubvolInfoOf describes the subvolume that f is in. It needs no privileges.
 func SubvolInfoOf(f *os.File) (SubvolInfo, error) {
 	var b [504]byte // struct btrfs_ioctl_get_subvol_info_args
-	if err := ioctl(f, btrfsIocGetSubvolInfo, unsafe.Pointer(&b)); err != nil {
-		return SubvolInfo{}, fmt.Errorf("BTRFS_IOC_GET_SUBVOL_INFO: %w", err)
+	if err := ioctl(f, "BTRFS_IOC_GET_SUBVOL_INFO", btrfsIocGetSubvolInfo, unsafe.Pointer(&b)); err != nil {
+		return SubvolInfo{}, err
 	}
 
 	const treeID, flags, uuid, parentUUID, receivedUUID, ctransid, otransid, otime = 0, 288, 296, 312, 328, 344, 352, 392
@@ -151,8 +145,8 @@ func SubvolInfoOf(f *os.File) (SubvolInfo, error) {
 // A change commits a transaction. Files that are open for writing stay writable.
 func SubvolSetReadOnly(f *os.File, readOnly bool) error {
 	var flags uint64
-	if err := ioctl(f, btrfsIocGetFlags, unsafe.Pointer(&flags)); err != nil {
-		return fmt.Errorf("BTRFS_IOC_SUBVOL_GETFLAGS: %w", err)
+	if err := ioctl(f, "BTRFS_IOC_SUBVOL_GETFLAGS", btrfsIocGetFlags, unsafe.Pointer(&flags)); err != nil {
+		return err
 	}
 
 	if flags&btrfsSubvolReadOnly != 0 == readOnly {
@@ -160,11 +154,7 @@ func SubvolSetReadOnly(f *os.File, readOnly bool) error {
 	}
 
 	flags ^= btrfsSubvolReadOnly
-	if err := ioctl(f, btrfsIocSetFlags, unsafe.Pointer(&flags)); err != nil {
-		return fmt.Errorf("BTRFS_IOC_SUBVOL_SETFLAGS: %w", err)
-	}
-
-	return nil
+	return ioctl(f, "BTRFS_IOC_SUBVOL_SETFLAGS", btrfsIocSetFlags, unsafe.Pointer(&flags))
 }
 
 // SubvolChild is a subvolume directly inside another.
@@ -222,8 +212,8 @@ func subvolInodePath(f *os.File, tree, ino uint64) (string, error) {
 	var b [btrfsArgBytes]byte // struct btrfs_ioctl_ino_lookup_args
 	binary.NativeEndian.PutUint64(b[0:], tree)
 	binary.NativeEndian.PutUint64(b[8:], ino)
-	if err := ioctl(f, btrfsIocInoLookup, unsafe.Pointer(&b)); err != nil {
-		return "", fmt.Errorf("BTRFS_IOC_INO_LOOKUP: %w", err)
+	if err := ioctl(f, "BTRFS_IOC_INO_LOOKUP", btrfsIocInoLookup, unsafe.Pointer(&b)); err != nil {
+		return "", err
 	}
 
 	path := unix.ByteSliceToString(b[16:])
@@ -249,10 +239,7 @@ func BtrfsDeleting(f *os.File) (bool, error) {
 // BtrfsSync makes the whole filesystem that f is on durable and wakes the
 // thread that frees the space of destroyed subvolumes.
 func BtrfsSync(f *os.File) error {
-	if err := ioctl(f, btrfsIocSync, nil); err != nil {
-		return fmt.Errorf("BTRFS_IOC_SYNC: %w", err)
-	}
-	return nil
+	return ioctl(f, "BTRFS_IOC_SYNC", btrfsIocSync, nil)
 }
 
 // BtrfsDeviceBytes returns how many bytes of device number id (counted from 1) the btrfs that f
@@ -261,8 +248,8 @@ func BtrfsSync(f *os.File) error {
 func BtrfsDeviceBytes(f *os.File, id uint64) (total, allocated int64, err error) {
 	var b [btrfsArgBytes]byte // devid, uuid[16], bytes_used, total_bytes, ...
 	binary.NativeEndian.PutUint64(b[0:], id)
-	if err := ioctl(f, btrfsIocDevInfo, unsafe.Pointer(&b)); err != nil {
-		return 0, 0, fmt.Errorf("BTRFS_IOC_DEV_INFO: %w", err)
+	if err := ioctl(f, "BTRFS_IOC_DEV_INFO", btrfsIocDevInfo, unsafe.Pointer(&b)); err != nil {
+		return 0, 0, err
 	}
 	return int64(binary.NativeEndian.Uint64(b[32:])), int64(binary.NativeEndian.Uint64(b[24:])), nil
 }
@@ -272,12 +259,9 @@ func BtrfsDeviceBytes(f *os.File, id uint64) (total, allocated int64, err error)
 func BtrfsScrubbing(f *os.File, id uint64) (bool, error) {
 	var b [1024]byte // devid, start, end, flags, progress
 	binary.NativeEndian.PutUint64(b[0:], id)
-	err := ioctl(f, btrfsIocScrubProgress, unsafe.Pointer(&b))
+	err := ioctl(f, "BTRFS_IOC_SCRUB_PROGRESS", btrfsIocScrubProgress, unsafe.Pointer(&b))
 	if errors.Is(err, unix.ENOTCONN) {
 		return false, nil
 	}
-	if err != nil {
-		return false, fmt.Errorf("BTRFS_IOC_SCRUB_PROGRESS: %w", err)
-	}
-	return true, nil
+	return err == nil, err
 }

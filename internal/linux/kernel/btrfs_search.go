@@ -3,7 +3,6 @@ package kernel
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"os"
 	"unsafe"
 
@@ -67,8 +66,8 @@ func btrfsSearch(
 		u32(60, to.typ)
 		u32(64, ^uint32(0)) // nr_items
 		u64(104, btrfsSearchBuffer)
-		if err := ioctl(f, btrfsIocTreeSearchV2, unsafe.Pointer(&b[0])); err != nil {
-			return fmt.Errorf("BTRFS_IOC_TREE_SEARCH_V2: %w", err)
+		if err := ioctl(f, "BTRFS_IOC_TREE_SEARCH_V2", btrfsIocTreeSearchV2, unsafe.Pointer(&b[0])); err != nil {
+			return err
 		}
 
 		n := binary.NativeEndian.Uint32(b[64:])

@@ -97,10 +97,7 @@ func SubvolSetReceived(f *os.File, uuid [16]byte, transID uint64) error {
 	var b [200]byte
 	copy(b[:], uuid[:])
 	binary.NativeEndian.PutUint64(b[16:], transID)
-	if err := ioctl(f, btrfsIocSetReceived, unsafe.Pointer(&b)); err != nil {
-		return fmt.Errorf("BTRFS_IOC_SET_RECEIVED_SUBVOL: %w", err)
-	}
-	return nil
+	return ioctl(f, "BTRFS_IOC_SET_RECEIVED_SUBVOL", btrfsIocSetReceived, unsafe.Pointer(&b))
 }
 
 // BtrfsReceivedCount returns how many subvolumes of the filesystem that f is on are
@@ -152,11 +149,6 @@ func BtrfsEncodedWrite(f *os.File, offset int64, e BtrfsEncoded, data []byte) er
 		compression: e.Compression, encryption: e.Encryption,
 	}
 
-	err := ioctl(f, btrfsIocEncodedWrite, unsafe.Pointer(&a))
-	runtime.KeepAlive(data)
-	if err != nil {
-		return fmt.Errorf("BTRFS_IOC_ENCODED_WRITE: %w", err)
-	}
-
-	return nil
+	defer runtime.KeepAlive(data)
+	return ioctl(f, "BTRFS_IOC_ENCODED_WRITE", btrfsIocEncodedWrite, unsafe.Pointer(&a))
 }

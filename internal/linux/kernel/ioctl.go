@@ -30,9 +30,13 @@ const (
 	xfsIocFSGEOM    = 0x8100587e // _IOR('X', 126, struct xfs_fsop_geom)
 )
 
-func ioctl(f *os.File, req uintptr, arg unsafe.Pointer) error {
+// ioctl makes a call, which errors name.
+func ioctl(f *os.File, name string, req uintptr, arg unsafe.Pointer) error {
 	defer runtime.KeepAlive(f)
-	return fdIoctl(int(f.Fd()), req, arg)
+	if err := fdIoctl(int(f.Fd()), req, arg); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
 }
 
 // Reflink makes dst share all blocks of src (FICLONE). Both are regular files
@@ -55,8 +59,8 @@ type trimRange struct{ start, len, minlen uint64 }
 // (with ext4, 8 MiB or more).
 func Trim(dir *os.File, minLen int64) (int64, error) {
 	r := trimRange{len: ^uint64(0), minlen: uint64(minLen)}
-	if err := ioctl(dir, fsIocFITRIM, unsafe.Pointer(&r)); err != nil {
-		return 0, fmt.Errorf("FITRIM: %w", err)
+	if err := ioctl(dir, "FITRIM", fsIocFITRIM, unsafe.Pointer(&r)); err != nil {
+		return 0, err
 	}
 	return int64(r.len), nil
 }
@@ -64,18 +68,12 @@ func Trim(dir *os.File, minLen int64) (int64, error) {
 // Freeze suspends writes to the filesystem that dir is on, and leaves it clean on
 // its device, until Thaw. EBUSY: it is already frozen.
 func Freeze(dir *os.File) error {
-	if err := ioctl(dir, fsIocFIFREEZE, nil); err != nil {
-		return fmt.Errorf("FIFREEZE: %w", err)
-	}
-	return nil
+	return ioctl(dir, "FIFREEZE", fsIocFIFREEZE, nil)
 }
 
 // Thaw undoes Freeze. EINVAL: the filesystem is not frozen.
 func Thaw(dir *os.File) error {
-	if err := ioctl(dir, fsIocFITHAW, nil); err != nil {
-		return fmt.Errorf("FITHAW: %w", err)
-	}
-	return nil
+	return ioctl(dir, "FITHAW", fsIocFITHAW, nil)
 }
 
 // GrowExt4 enlarges the mounted ext4 that dir is on to size bytes. It cannot shrink a
@@ -89,14 +87,12 @@ func GrowExt4(dir *os.File, size int64) error {
 	}
 
 	blocks := uint64(size / int64(st.Bsize))
-	if err := ioctl(dir, ext4IocResizeFS, unsafe.Pointer(&blocks)); err != nil {
-		if errors.Is(err, unix.EPERM) {
-			return fmt.Errorf("EXT4_IOC_RESIZE_FS needs the capability CAP_SYS_RESOURCE: %w", err)
-		}
-		return fmt.Errorf("EXT4_IOC_RESIZE_FS: %w", err)
+	err := ioctl(dir, "EXT4_IOC_RESIZE_FS", ext4IocResizeFS, unsafe.Pointer(&blocks))
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("EXT4_IOC_RESIZE_FS needs the capability CAP_SYS_RESOURCE: %w", unix.EPERM)
 	}
 
-	return nil
+	return err
 }
 
 type xfsGrowData struct {
@@ -127,11 +123,7 @@ func GrowXFS(dir *os.File, size int64) error {
 	}
 
 	g := xfsGrowData{newBlocks: uint64(want), imaxpct: imaxpct}
-	if err := ioctl(dir, xfsIocFSGROWFS, unsafe.Pointer(&g)); err != nil {
-		return fmt.Errorf("XFS_IOC_FSGROWFSDATA: %w", err)
-	}
-
-	return nil
+	return ioctl(dir, "XFS_IOC_FSGROWFSDATA", xfsIocFSGROWFS, unsafe.Pointer(&g))
 }
 
 // XFSSectorBytes returns the sector size of the mounted XFS that dir is on: the unit in

@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"encoding/binary"
-	"fmt"
 	"os"
 	"unsafe"
 )
@@ -13,8 +12,8 @@ const xfsGeomReflink = 1 << 20
 // xfsGeometry returns the struct xfs_fsop_geom of the mounted XFS that dir is on: blocksize u32, rtextsize,
 // agblocks, agcount, logblocks, sectsize, inodesize, imaxpct, datablocks u64 and more. ENOTTY on other filesystems.
 func xfsGeometry(dir *os.File) (geom [256]byte, err error) {
-	if err := ioctl(dir, xfsIocFSGEOM, unsafe.Pointer(&geom[0])); err != nil {
-		return geom, fmt.Errorf("XFS_IOC_FSGEOMETRY: %w", err)
+	if err := ioctl(dir, "XFS_IOC_FSGEOMETRY", xfsIocFSGEOM, unsafe.Pointer(&geom[0])); err != nil {
+		return geom, err
 	}
 	return geom, nil
 }

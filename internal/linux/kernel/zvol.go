@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"fmt"
 	"os"
 	"unsafe"
 
@@ -16,8 +15,8 @@ const blkZName = 0x8100127d
 // the device of a zvol.
 func ZvolName(dev *os.File) (string, error) {
 	var name [256]byte
-	if err := ioctl(dev, blkZName, unsafe.Pointer(&name)); err != nil {
-		return "", fmt.Errorf("BLKZNAME: %w", err)
+	if err := ioctl(dev, "BLKZNAME", blkZName, unsafe.Pointer(&name)); err != nil {
+		return "", err
 	}
 	return unix.ByteSliceToString(name[:]), nil
 }
