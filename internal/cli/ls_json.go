@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"io"
 	"strconv"
@@ -119,24 +120,9 @@ func appendText(b []byte, s string) []byte {
 }
 
 func marshalText(s string) ([]byte, error) {
-	var w jsonLine
+	var w bytes.Buffer
 	enc := json.NewEncoder(&w)
 	enc.SetEscapeHTML(false)
 	err := enc.Encode(s)
-	return w.trim(), err
-}
-
-// jsonLine collects what an encoder writes, which ends with a newline.
-type jsonLine []byte
-
-func (l *jsonLine) Write(p []byte) (int, error) {
-	*l = append(*l, p...)
-	return len(p), nil
-}
-
-func (l *jsonLine) trim() []byte {
-	if n := len(*l); n > 0 && (*l)[n-1] == '\n' {
-		return (*l)[:n-1]
-	}
-	return *l
+	return bytes.TrimSuffix(w.Bytes(), []byte("\n")), err
 }

@@ -83,8 +83,7 @@ func (a *App) printKeys(keys []replicate.Key) error {
 
 func (a *App) remoteKeyAddCommand() *cobra.Command {
 	var n replicate.NewKey
-	var passphraseFile string
-	var ask bool
+	secret := newSecret{a: a}
 	c := &cobra.Command{
 		Use:   "add REMOTE",
 		Short: "Add a passphrase or an age recipient that can open a remote",
@@ -99,10 +98,8 @@ age recipient, can then open REMOTE and read everything on it.` + "\n\n" + passp
 	f := c.Flags()
 	f.StringVar(&n.Label, "label", "", "call the key `LABEL` (default: passphrase, or the start of the recipient)")
 	f.StringVar(&n.Recipient, "recipient", "", "add this age `RECIPIENT` (age1...)")
-	f.BoolVar(&ask, "passphrase", false, "add a passphrase, and ask for it if no file or variable has it")
-	f.StringVar(&passphraseFile, "passphrase-file", "", "read the passphrase from `FILE` (- for standard input)")
-	c.MarkFlagsMutuallyExclusive("recipient", "passphrase")
-	c.MarkFlagsMutuallyExclusive("recipient", "passphrase-file")
+	f.BoolVar(&secret.ask, "passphrase", false, "add a passphrase, and ask for it if no file or variable has it")
+	secret.flags(c)
 
 	c.RunE = func(c *cobra.Command, args []string) error {
 		r, err := a.findRemote("remote key", args[0])
@@ -111,12 +108,8 @@ age recipient, can then open REMOTE and read everything on it.` + "\n\n" + passp
 		}
 
 		if n.Recipient == "" {
-			if !ask && !passphraseGiven(passphraseFile) {
-				return errs.New(errs.Invalid, "remote key", args[0], "neither a passphrase nor a recipient was given").
-					WithHint("use --passphrase, --passphrase-file FILE or --recipient age1...")
-			}
-			if n.Passphrase, err = a.needPassphrase(c.Context(), "remote key", passphraseFile, "new passphrase for "+r.Name,
-				true); err != nil {
+			what := "new passphrase for " + r.Name
+			if n.Passphrase, err = secret.newPassphrase(c.Context(), "remote key", args[0], what); err != nil {
 				return err
 			}
 		}
@@ -238,6 +231,29 @@ func fileOfKey(files []string, k replicate.Key) string {
 		}
 	}
 	return plain
+}
+
+// newSecret is what the command line says about the passphrase of a new key.
+type newSecret struct {
+	a    *App
+	ask  bool   // --passphrase
+	file string // --passphrase-file
+}
+
+// flags adds --passphrase-file to a command that has --recipient and --passphrase.
+func (s *newSecret) flags(c *cobra.Command) {
+	c.Flags().StringVar(&s.file, "passphrase-file", "", "read the passphrase from `FILE` (- for standard input)")
+	c.MarkFlagsMutuallyExclusive("recipient", "passphrase")
+	c.MarkFlagsMutuallyExclusive("recipient", "passphrase-file")
+}
+
+// newPassphrase returns the passphrase for a key without a recipient. Invalid if none was given.
+func (s *newSecret) newPassphrase(ctx context.Context, op, remote, what string) (string, error) {
+	if !s.ask && !passphraseGiven(s.file) {
+		return "", errs.New(errs.Invalid, op, remote, "neither a passphrase nor a recipient was given").
+			WithHint("use --passphrase, --passphrase-file FILE or --recipient age1...")
+	}
+	return s.a.needPassphrase(ctx, op, s.file, what, true)
 }
 
 // needPassphrase is passphrase, and Invalid if there is none.

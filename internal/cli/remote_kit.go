@@ -7,7 +7,6 @@ import (
 	"os"
 	"time"
 
-	"pando/internal/base/errs"
 	"pando/internal/remote/replicate"
 
 	"github.com/spf13/cobra"
@@ -15,8 +14,7 @@ import (
 
 func (a *App) remoteKeyExportCommand() *cobra.Command {
 	var q replicate.KitRequest
-	var passphraseFile string
-	var ask bool
+	secret := newSecret{a: a}
 	c := &cobra.Command{
 		Use:   "export REMOTE FILE",
 		Short: "Write a recovery kit, for when every host is lost",
@@ -38,11 +36,10 @@ worthless. Write a new kit after ` + "`pando remote key rotate`" + `. Use a kit 
 
 	f := c.Flags()
 	f.StringVar(&q.Recipient, "recipient", "", "encrypt the kit for this age `RECIPIENT` (age1...)")
-	f.BoolVar(&ask, "passphrase", false, "encrypt the kit with a passphrase, and ask for it if no file or variable has it")
-	f.StringVar(&passphraseFile, "passphrase-file", "", "read the passphrase from `FILE` (- for standard input)")
+	f.BoolVar(&secret.ask, "passphrase", false,
+		"encrypt the kit with a passphrase, and ask for it if no file or variable has it")
 	f.BoolVar(&q.Force, "force", false, "overwrite FILE if it exists")
-	c.MarkFlagsMutuallyExclusive("recipient", "passphrase")
-	c.MarkFlagsMutuallyExclusive("recipient", "passphrase-file")
+	secret.flags(c)
 
 	c.RunE = func(c *cobra.Command, args []string) error {
 		q.File, q.Instructions = args[1], kitInstructions
@@ -52,12 +49,8 @@ worthless. Write a new kit after ` + "`pando remote key rotate`" + `. Use a kit 
 		}
 
 		if q.Recipient == "" {
-			if !ask && !passphraseGiven(passphraseFile) {
-				return errs.New(errs.Invalid, "remote key export", args[0], "neither a passphrase nor a recipient was given").
-					WithHint("use --passphrase, --passphrase-file FILE or --recipient age1...")
-			}
 			what := "new passphrase for the recovery kit"
-			if q.Passphrase, err = a.needPassphrase(c.Context(), "remote key export", passphraseFile, what, true); err != nil {
+			if q.Passphrase, err = secret.newPassphrase(c.Context(), "remote key export", args[0], what); err != nil {
 				return err
 			}
 		}

@@ -11,6 +11,8 @@ import (
 	"pando/internal/observe/blockdev"
 )
 
+func (w *watch) addCause(c Cause) { w.report.Causes = append(w.report.Causes, c) }
+
 // addMeasured adds a cause if the share it explains is large enough, and scores it by that share.
 func (w *watch) addMeasured(c Cause) {
 	if c.Share < leastShare {
@@ -18,13 +20,13 @@ func (w *watch) addMeasured(c Cause) {
 	}
 	c.Share = min(1, c.Share)
 	c.Confidence, c.score = Likely, c.Share
-	w.report.Causes = append(w.report.Causes, c)
+	w.addCause(c)
 }
 
 // addPossible adds a cause that is present, but whose share of the time is unknown. Its score is set already.
 func (w *watch) addPossible(c Cause) {
 	c.Share, c.Confidence = -1, Possible
-	w.report.Causes = append(w.report.Causes, c)
+	w.addCause(c)
 }
 
 // causes finds all causes and ranks them.
@@ -100,7 +102,7 @@ func (w *watch) arrival() {
 		return
 	}
 
-	w.report.Causes = append(w.report.Causes, Cause{
+	w.addCause(Cause{
 		Code: "flushes-missing", Share: -1, Confidence: Likely, Title: "syncs return, but hardly a flush reaches " + top +
 			": a power failure may lose synced data",
 		Evidence: []string{line}, score: scoreLie,
@@ -120,7 +122,7 @@ func (w *watch) benchPath() string {
 func (w *watch) failures() {
 	for _, d := range w.report.Devices {
 		if d.Errors > 0 {
-			w.report.Causes = append(w.report.Causes, Cause{
+			w.addCause(Cause{
 				Code: "device-errors", Share: -1, Confidence: Certain, Title: "requests to " + d.Name + " fail",
 				Evidence: []string{fmt.Sprintf("%d failed in %.0f s", d.Errors, w.elapsed.Seconds())},
 				Next:     []string{"`dmesg | grep " + d.Name + "`", "save the data before you look for speed"}, score: scoreErrors,

@@ -74,7 +74,7 @@ func withBarriers(o string) string {
 
 // addLie adds a certain cause: a layer that drops syncs.
 func (w *watch) addLie(code, title string, evidence []string, next ...string) {
-	w.report.Causes = append(w.report.Causes, Cause{Code: code, Share: -1, Confidence: Certain, Title: title,
+	w.addCause(Cause{Code: code, Share: -1, Confidence: Certain, Title: title,
 		Evidence: evidence, Next: next, score: scoreLie})
 }
 
@@ -127,7 +127,7 @@ func (w *watch) nearFull(name string, percent float64, left int64, from float64,
 		evidence = append(evidence, fmt.Sprintf("the fragmentation of its free space is %d %%", z.fragmentation))
 	}
 
-	w.report.Causes = append(w.report.Causes, Cause{
+	w.addCause(Cause{
 		Code: "near-full", Share: -1, Confidence: Possible, Title: name + " is nearly full: finding free space takes " +
 			"longer, and writes are scattered",
 		Evidence: evidence, Next: []string{look, "free some space, or enlarge it"},
@@ -170,7 +170,7 @@ func (w *watch) btrfsMetadata(l stack.Layer) {
 		return
 	}
 
-	w.report.Causes = append(w.report.Causes, Cause{
+	w.addCause(Cause{
 		Code: "metadata-full", Share: -1, Confidence: Possible, Title: l.Name + " has hardly any free space for metadata: " +
 			"syncs wait until some is free",
 		Evidence: []string{fmt.Sprintf("%.0f %% of %d MiB for metadata are used or reserved, and %d MiB of the devices "+
@@ -222,7 +222,7 @@ func (w *watch) fragments(files []string, requestsPerSync float64) {
 				requestsPerSync))
 		}
 
-		w.report.Causes = append(w.report.Causes, c)
+		w.addCause(c)
 	}
 }
 
@@ -301,7 +301,7 @@ func (w *watch) readZFS(ctx context.Context) *zfsFacts {
 					[]string{"sync=disabled (" + r[2] + ")", "a power failure loses the data synced in the last seconds"},
 					"`zfs inherit sync "+l.Dataset+"`, or `zfs set sync=standard "+l.Dataset+"`", "fix this before you look at speed")
 			case r[0] == "logbias" && r[1] == "throughput":
-				w.report.Causes = append(w.report.Causes, Cause{
+				w.addCause(Cause{
 					Code: "logbias", Share: -1, Confidence: Possible, Title: l.Dataset + " has logbias=throughput: its syncs " +
 						"bypass the log devices",
 					Evidence: []string{"logbias=throughput (" + r[2] + ")"}, Next: []string{"`zfs set logbias=latency " +
