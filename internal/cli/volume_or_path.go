@@ -59,7 +59,7 @@ func (a *App) volumeOrPath(ctx context.Context, arg argument, open func(context.
 	switch {
 	case missing == nil:
 		return nil, none, nil
-	case arg.suggestClone && (errs.Is(err, errs.NotFound) || errs.Is(err, errs.Invalid)):
+	case arg.suggestClone && errs.Is(err, errs.NotFound, errs.Invalid):
 		return nil, none, arg.unknown().WithHint("run `pando ls` to list volumes, or clone a golden first: "+
 			"`pando clone %s NAME`", shellWord(arg.text))
 	case errs.Is(err, errs.NotFound):

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -219,8 +220,8 @@ func KindOf(err error) Kind {
 	return Internal
 }
 
-// Is reports whether err is of kind k.
-func Is(err error, k Kind) bool { return err != nil && KindOf(err) == k }
+// Is reports whether err is of one of the kinds.
+func Is(err error, kinds ...Kind) bool { return err != nil && slices.Contains(kinds, KindOf(err)) }
 
 // HintOf returns the innermost hint of err in neutral words, or "". Front ends use their
 // own words, and render [HintIn].

@@ -87,7 +87,7 @@ func (d *Driver) Same(_ context.Context, id, base driver.ObjectID) (bool, error)
 
 // notComparable returns nil for an error that only means that two objects cannot be compared, and err otherwise.
 func notComparable(err error) error {
-	if errs.Is(err, errs.Invalid) || errs.Is(err, errs.Unsupported) {
+	if errs.Is(err, errs.Invalid, errs.Unsupported) {
 		return nil
 	}
 	return err

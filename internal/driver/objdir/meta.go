@@ -370,7 +370,7 @@ func (d *Dir) upgradeOne(id driver.ObjectID, isCommitted bool) (made bool, err e
 	}
 
 	i, err := d.Get(id)
-	if errs.Is(err, errs.Damaged) || errs.Is(err, errs.TooNew) {
+	if errs.Is(err, errs.Damaged, errs.TooNew) {
 		return false, nil // fsck says so
 	}
 	if err != nil {

@@ -348,7 +348,7 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 	}
 
 	// The clone is not what it should be: remove it.
-	if err == nil || errs.Is(err, errs.Canceled) || errs.Is(err, errs.IO) {
+	if err == nil || errs.Is(err, errs.Canceled, errs.IO) {
 		d.destroyAnyway(ctx, id.ID)
 	}
 

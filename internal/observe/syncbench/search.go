@@ -38,7 +38,7 @@ func (b *bench) search(ctx context.Context) (*Target, string, error) {
 			err = b.scratch.layout(ctx, p.files, b.Tracker)
 		}
 		if err != nil {
-			if writers > 1 && (errs.Is(err, errs.Invalid) || errs.Is(err, errs.NoSpace)) {
+			if writers > 1 && errs.Is(err, errs.Invalid, errs.NoSpace) {
 				return t, fmt.Sprintf("the search for a p99 of %s ended at %s: there is no space for more",
 					words(t.P99), errs.Plural(writers/2, "writer")), nil
 			}

@@ -37,7 +37,7 @@ func (r *Remote) keepConfig(rp *repo.Repo) error {
 
 // configLost reports whether an error from opening a repository may mean that its config is missing or damaged.
 func configLost(err error) bool {
-	return errs.Is(err, errs.NotFound) || errs.Is(err, errs.Damaged) || repo.Locked(err)
+	return errs.Is(err, errs.NotFound, errs.Damaged) || repo.Locked(err)
 }
 
 // hintCopy adds a hint to an error from opening a repository if this pool has a copy of its config to restore.

@@ -103,7 +103,7 @@ func readSessions(ctx context.Context, r *repo.Repo) (good, bad []repo.SessionSt
 	var mu sync.Mutex
 	err = eachOf(ctx, ids, func(ctx context.Context, id repo.ID) error {
 		s, err := r.Session(ctx, id)
-		unread := errs.Is(err, errs.Damaged) || errs.Is(err, errs.TooNew)
+		unread := errs.Is(err, errs.Damaged, errs.TooNew)
 		if unread {
 			s, err = r.RawSession(ctx, id)
 		}

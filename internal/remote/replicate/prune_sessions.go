@@ -130,7 +130,7 @@ func (p *pruner) fenceSession(ctx context.Context, s repo.SessionState, all []re
 					continue // it has just been created
 				}
 			}
-			if errs.Is(err, errs.Damaged) || errs.Is(err, errs.TooNew) {
+			if errs.Is(err, errs.Damaged, errs.TooNew) {
 				return false, nil
 			}
 			if err != nil {

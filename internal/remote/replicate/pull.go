@@ -241,7 +241,7 @@ func (p *puller) linkKnownObjects(ctx context.Context, h repo.Head, pt repo.Poin
 		// Find the object by its ID, or by what identifies the point.
 		o, err := p.e.PointByID(ctx, driver.ObjectID(x.Source))
 		switch {
-		case errs.Is(err, errs.NotFound) || errs.Is(err, errs.Invalid):
+		case errs.Is(err, errs.NotFound, errs.Invalid):
 			if again == nil {
 				if again, err = p.objectsOfHead(ctx, h.Name); err != nil {
 					return err
@@ -293,7 +293,7 @@ func (p *puller) objectsOfHead(ctx context.Context, head string) (objectsByIdent
 
 	for _, id := range p.links {
 		o, err := p.e.PointByID(ctx, id)
-		if errs.Is(err, errs.NotFound) || errs.Is(err, errs.Invalid) {
+		if errs.Is(err, errs.NotFound, errs.Invalid) {
 			continue
 		}
 		if err != nil {

@@ -169,7 +169,7 @@ func (p *pusher) destroySnapshot(ctx context.Context, snapshot string) error {
 	if err == nil {
 		err = errors.Join(report.Failed...)
 	}
-	if errs.Is(err, errs.NotFound) || errs.Is(err, errs.InUse) {
+	if errs.Is(err, errs.NotFound, errs.InUse) {
 		return nil
 	}
 

@@ -77,7 +77,7 @@ func (x *repairer) repairTable(ctx context.Context, t repo.Table, packs []repo.M
 	} else {
 		err = x.repo.PutTable(ctx, t, packs)
 	}
-	if errs.Is(err, errs.Exists) || errs.Is(err, errs.Conflict) || errs.Is(err, errs.NotFound) {
+	if errs.Is(err, errs.Exists, errs.Conflict, errs.NotFound) {
 		return nil // another repair or a prune was faster
 	}
 	if err == nil && done {

@@ -378,7 +378,7 @@ func (v *verifier) reportRollbacks(ctx context.Context, all headset) error {
 
 // isUnreadable reports whether err says that an object is missing, damaged, or too new to be read.
 func isUnreadable(err error) bool {
-	return errs.Is(err, errs.Damaged) || errs.Is(err, errs.TooNew) || errs.Is(err, errs.NotFound)
+	return errs.Is(err, errs.Damaged, errs.TooNew, errs.NotFound)
 }
 
 // report adds a problem. It may be called concurrently.

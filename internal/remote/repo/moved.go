@@ -330,7 +330,7 @@ func (r *Repo) readTables(ctx context.Context) (Moved, error) {
 			switch {
 			case errs.Is(err, errs.NotFound):
 				removed = true
-			case errs.Is(err, errs.Damaged) || errs.Is(err, errs.TooNew):
+			case errs.Is(err, errs.Damaged, errs.TooNew):
 				m.Damaged[t] = err
 			case err != nil:
 				return Moved{}, err

@@ -116,7 +116,7 @@ func (r *Repo) putSession(ctx context.Context, s *Session) error {
 
 	s.writes.begun = true
 	if err != nil {
-		if !errs.Is(err, errs.Conflict) && !errs.Is(err, errs.NotFound) {
+		if !errs.Is(err, errs.Conflict, errs.NotFound) {
 			s.writes.unsure = append(s.writes.unsure, sha256.Sum256(object))
 		}
 		return goneIsConflict(err)

@@ -212,7 +212,7 @@ func (t *walk) failWalk(err error) {
 func (t *walk) failIn(d *dir, err error) {
 	// Exists: a directory to which a program writes may list a name twice, so the copy
 	// has it already.
-	if t.spare != nil && (errs.Is(err, errs.Conflict) || errs.Is(err, errs.Exists)) {
+	if t.spare != nil && errs.Is(err, errs.Conflict, errs.Exists) {
 		t.spare(d)
 		return
 	}

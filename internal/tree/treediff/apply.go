@@ -69,7 +69,7 @@ type applier struct {
 // taken reports whether to skip a change that failed with err because, with Keep, its path
 // exists or its directory does not.
 func (a *applier) taken(ch *Change, err error) bool {
-	if !a.o.Keep || !errs.Is(err, errs.Exists) && !errs.Is(err, errs.Conflict) {
+	if !a.o.Keep || !errs.Is(err, errs.Exists, errs.Conflict) {
 		return false
 	}
 	a.mu.Lock()
