@@ -223,6 +223,11 @@ func KindOf(err error) Kind {
 // Is reports whether err is of one of the kinds.
 func Is(err error, kinds ...Kind) bool { return err != nil && slices.Contains(kinds, KindOf(err)) }
 
+// IsAny reports whether err is one of the targets, as errors.Is does.
+func IsAny(err error, targets ...error) bool {
+	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
+}
+
 // HintOf returns the innermost hint of err in neutral words, or "". Front ends use their
 // own words, and render [HintIn].
 func HintOf(err error) string { return HintIn(err).String() }

@@ -378,7 +378,7 @@ func (d *Driver) destroyTree(name string) error {
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return nil
-	case !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EPERM):
+	case !errs.IsAny(err, unix.ENOTEMPTY, unix.EPERM):
 		return err
 	}
 

@@ -128,7 +128,7 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 		}
 
 		// The kernel does not know this version.
-		unknown := errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTO) || errors.Is(err, unix.EOPNOTSUPP)
+		unknown := errs.IsAny(err, unix.EINVAL, unix.EPROTO, unix.EOPNOTSUPP)
 		if unknown && !written && o.Version > 1 {
 			continue
 		}

@@ -81,7 +81,7 @@ func Probe(dir string) error {
 	var f [2]*os.File
 	for i := range f {
 		fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
-		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EISDIR) {
+		if errs.IsAny(err, unix.EOPNOTSUPP, unix.EISDIR) {
 			return unsupported(fmt.Errorf("O_TMPFILE: %w", err))
 		}
 		if err != nil {

@@ -2,7 +2,6 @@ package zfs
 
 import (
 	"context"
-	"errors"
 	"hash/fnv"
 	"io"
 	"os"
@@ -57,7 +56,7 @@ func (d *Driver) lockDevice(ctx context.Context, op string, id driver.ObjectID, 
 	err = w.Until(ctx, func() (bool, error) {
 		again := l
 		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &again)
-		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINTR) {
+		if errs.IsAny(err, unix.EAGAIN, unix.EACCES, unix.EINTR) {
 			return false, nil
 		}
 		return err == nil, errs.Wrap(op, string(id), err)
@@ -98,7 +97,7 @@ func (d *Driver) Activate(ctx context.Context, id driver.ObjectID) (*os.File, er
 	}
 	err = w.Until(ctx, func() (bool, error) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
-		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
+		if errs.IsAny(err, unix.EWOULDBLOCK, unix.EINTR) {
 			return false, nil
 		}
 		return err == nil, errs.Wrap(op, string(id), err)

@@ -99,7 +99,7 @@ func damaged(format string, args ...any) error {
 func (u *unframer) full(b []byte) error {
 	_, err := io.ReadFull(u.r, b)
 	// An error of another kind comes from Pando's own code, and says more.
-	if (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)) && errs.KindOf(err) == errs.Internal {
+	if errs.IsAny(err, io.EOF, io.ErrUnexpectedEOF) && errs.KindOf(err) == errs.Internal {
 		return damaged("it is cut short")
 	}
 	return err

@@ -133,7 +133,7 @@ func unknown(format string, args ...any) error {
 
 // readError returns the error for a failed read. A premature end is Damaged.
 func readError(err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+	if errs.IsAny(err, io.EOF, io.ErrUnexpectedEOF) {
 		if errs.KindOf(err) == errs.Internal { // an error of Pando's is more specific
 			return damaged("unexpected end")
 		}

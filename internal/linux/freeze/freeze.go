@@ -149,7 +149,7 @@ func Do(ctx context.Context, dir *os.File, limit time.Duration, fn func() error)
 		case errors.Is(err, unix.EBUSY):
 			return errs.New(errs.InUse, "freeze", dir.Name(), "%w", ErrFrozen).
 				WithHint("wait until it is thawed, or use %s", errs.Param("no-freeze"))
-		case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOTTY):
+		case errs.IsAny(err, unix.EOPNOTSUPP, unix.ENOTTY):
 			return errs.New(errs.Unsupported, "freeze", dir.Name(), "the filesystem does not support freezing").
 				WithHint("copy it without freezing: %s", errs.Param("no-freeze"))
 		}

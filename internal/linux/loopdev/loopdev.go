@@ -131,7 +131,7 @@ func attachToFree(ctx context.Context, ctl *os.File, image string, cfg *unix.Loo
 				WithHint("create it with `mknod %s b 7 %d`; in a container, share the host's /dev", DevicePath(n), n)
 		}
 
-		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENXIO) && !errors.Is(err, os.ErrNotExist) {
+		if !errs.IsAny(err, unix.EBUSY, unix.ENXIO, os.ErrNotExist) {
 			return nil, errs.Wrap("attach loop device", image, err)
 		}
 
@@ -161,7 +161,7 @@ func lock(image *os.File, readOnly bool) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EACCES):
+	case errs.IsAny(err, unix.EAGAIN, unix.EACCES):
 		return errs.New(errs.InUse, "attach loop device", image.Name(), "already attached")
 	case errors.Is(err, unix.EBADF):
 		return errs.New(errs.Invalid, "attach loop device", image.Name(), "the image is not open for writing")

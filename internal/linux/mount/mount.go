@@ -333,7 +333,7 @@ func unmount(target, known string, patience time.Duration) error {
 			return nil
 		case errors.Is(err, unix.EINTR):
 			continue
-		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
+		case errs.IsAny(err, unix.EINVAL, unix.ENOENT):
 			return &errs.Error{Kind: errs.NotFound, Op: "umount", Ref: known, Err: errors.New("not mounted")}
 		}
 

@@ -1,7 +1,6 @@
 package mount
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,7 +19,7 @@ const maxLinks = 40
 func OpenDir(path string) (*os.File, error) {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &how)
-	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
+	if errs.IsAny(err, unix.ELOOP, unix.ENOTDIR) {
 		return nil, errs.New(errs.Conflict, "open", path, "a component of this path is no longer a directory").
 			WithHint("find out what replaced it, then use the real path of the directory")
 	}

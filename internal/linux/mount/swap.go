@@ -58,8 +58,7 @@ func Swap(parent *os.File, name, beside string) error {
 
 		// Exchange the directories.
 		err = unix.Renameat2(int(here.Fd()), beside, int(here.Fd()), name, unix.RENAME_EXCHANGE)
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EOPNOTSUPP) ||
-			errors.Is(err, unix.ENOSYS) {
+		if errs.IsAny(err, unix.EINVAL, unix.EXDEV, unix.EOPNOTSUPP, unix.ENOSYS) {
 			return errs.New(errs.Unsupported, "replace", dir, "the filesystem of %s cannot exchange two directories: %w",
 				filepath.Dir(dir), err).
 				WithHint("adopt it without %s, and replace the directory with a clone while nothing uses it", errs.Param("replace"))

@@ -48,7 +48,7 @@ func Remove(ctx context.Context, path string) error {
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return nil
-	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
+	case errs.IsAny(err, unix.ENOTDIR, unix.ELOOP):
 		// Not a directory, or a symbolic link: remove only the name.
 		if err := unlink(int(dir.Fd()), name, 0, false); err != nil && !errors.Is(err, unix.ENOENT) {
 			return r.explain(int(dir.Fd()), name, path, err)
@@ -224,7 +224,7 @@ func (r *remover) path(rel string) string {
 // for the user.
 func (r *remover) explain(at int, name, path string, err error) error {
 	switch {
-	case errors.Is(err, unix.EXDEV), errors.Is(err, unix.EBUSY):
+	case errs.IsAny(err, unix.EXDEV, unix.EBUSY):
 		return (&errs.Error{Kind: errs.InUse, Op: opRemove, Ref: path, Err: errors.New("a filesystem is mounted on it")}).
 			WithHint("run `umount %s` and retry", path)
 	case errors.Is(err, unix.EPERM) && at >= 0:

@@ -60,7 +60,7 @@ func udevRuns() bool {
 }
 
 func deviceError(dataset string, err error) error {
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
+	if errs.IsAny(err, fs.ErrNotExist, unix.ENXIO, unix.ENODEV) {
 		return &errs.Error{Kind: errs.NotFound, Op: "open device", Ref: dataset,
 			Err: errors.New("it has no block device at the moment")}
 	}

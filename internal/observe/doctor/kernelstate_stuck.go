@@ -349,7 +349,7 @@ func readKernelLog() (map[string]deviceErrors, error) {
 	buf := make([]byte, 8192)
 	for range 1_000_000 {
 		n, err := unix.Read(fd, buf)
-		if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.EINTR) {
+		if errs.IsAny(err, unix.EPIPE, unix.EINTR) {
 			continue // EPIPE: messages were overwritten
 		}
 		if err != nil || n <= 0 {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"hash/maphash"
 	"math/rand/v2"
@@ -240,7 +239,7 @@ func (p *place) openBelow(path string, flags int) (*os.File, error) {
 		if err == nil {
 			return os.NewFile(uintptr(fd), path), nil
 		}
-		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+		if !errs.IsAny(err, unix.EINTR, unix.EAGAIN) {
 			return nil, err
 		}
 	}

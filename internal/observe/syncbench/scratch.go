@@ -44,7 +44,7 @@ func newScratch(path string) (*scratch, error) {
 		}
 		// Another benchmark that cleans up may take the directory in the moment before
 		// it is locked.
-		if try == 10 || !errors.Is(err, errTaken) && !errors.Is(err, fs.ErrExist) {
+		if try == 10 || !errs.IsAny(err, errTaken, fs.ErrExist) {
 			return nil, errs.Wrap(op, path, err)
 		}
 	}
@@ -104,7 +104,7 @@ func lockDir(dir string) (f *os.File, held bool, err error) {
 	switch {
 	case err == nil, errors.Is(err, unix.EWOULDBLOCK):
 		return nil, false, nil
-	case errors.Is(err, unix.ENOLCK), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP):
+	case errs.IsAny(err, unix.ENOLCK, unix.ENOSYS, unix.EOPNOTSUPP):
 		return nil, false, errNoLocks
 	}
 
@@ -387,7 +387,7 @@ func allocate(f *os.File, size int64) error {
 			return nil
 		case errors.Is(err, unix.EINTR):
 			continue
-		case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS):
+		case errs.IsAny(err, unix.EOPNOTSUPP, unix.ENOSYS):
 			return f.Truncate(size)
 		}
 		return fmt.Errorf("allocate %s: %w", f.Name(), err)

@@ -243,9 +243,9 @@ func open(attr *unix.PerfEventAttr, scope Scope, cpu int, event, filter string) 
 	attr.Size = uint32(unsafe.Sizeof(*attr))
 	fd, err := unix.PerfEventOpen(attr, int(scope), cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
 	switch {
-	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+	case errs.IsAny(err, unix.EACCES, unix.EPERM):
 		return 0, errs.New(errs.Permission, "trace the kernel", event, "perf_event_open: %w", err).WithHint("run it as root")
-	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOENT):
+	case errs.IsAny(err, unix.ENOSYS, unix.EOPNOTSUPP, unix.ENOENT):
 		return 0, errs.New(errs.Unsupported, "trace the kernel", event, "perf_event_open: %w",
 			err).WithHint("use a kernel with CONFIG_PERF_EVENTS")
 	case err != nil:

@@ -756,7 +756,7 @@ func lockRemotes(ctx context.Context, op, dir string) (func(), error) {
 			return func() { _ = f.Close() }, nil
 		}
 
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Since(begun) > 15*time.Second {
+		if !errs.IsAny(err, unix.EWOULDBLOCK, unix.EINTR) || time.Since(begun) > 15*time.Second {
 			_ = f.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {
 				return nil, errs.New(errs.InUse, op, dir, "another pando process is adding or removing a remote").

@@ -127,7 +127,7 @@ func (s *source) explain(err error) error {
 	case errors.As(err, &e):
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		e = errs.New(errs.Damaged, op, "", "the compressed archive is truncated").WithHint(hintTruncated)
-	case errors.Is(err, zstd.ErrWindowSizeExceeded), errors.Is(err, zstd.ErrDecoderSizeExceeded):
+	case errs.IsAny(err, zstd.ErrWindowSizeExceeded, zstd.ErrDecoderSizeExceeded):
 		e = errs.New(errs.Unsupported, op, "", "the compressed archive needs too much memory: %w", err).
 			WithHint("compress it without `--long`, or decompress it first")
 	default:

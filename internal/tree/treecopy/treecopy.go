@@ -212,8 +212,8 @@ func quote(path string) string {
 // exists or has another type now.
 func srcErr(path, call string, err error) error {
 	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR),
-		errors.Is(err, unix.ESTALE), errors.Is(err, unix.ENXIO), errors.Is(err, unix.EINVAL) && call == "readlink":
+	case errs.IsAny(err, unix.ENOENT, unix.ELOOP, unix.ENOTDIR, unix.ESTALE, unix.ENXIO),
+		errors.Is(err, unix.EINVAL) && call == "readlink":
 		e := errs.New(errs.Conflict, op, quote(path), "%s: %w", call, err)
 		return e.WithHint("%s", hintChanged)
 	}

@@ -173,8 +173,7 @@ func (a *applier) moveOut(changes []Change) error {
 		}
 
 		// The path may not exist. With Keep, it may have been in a directory that the other side has replaced.
-		if (a.o.Force || a.o.Keep) && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) ||
-			errors.Is(err, unix.ELOOP)) {
+		if (a.o.Force || a.o.Keep) && errs.IsAny(err, unix.ENOENT, unix.ENOTDIR, unix.ELOOP) {
 			err = nil
 		}
 		if err != nil {

@@ -30,9 +30,7 @@ func failed(path, call string, err error) error {
 
 	path = quote(shown(path))
 	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR),
-		errors.Is(err, unix.ESTALE),
-		errors.Is(err, unix.ENODATA):
+	case errs.IsAny(err, unix.ENOENT, unix.ELOOP, unix.ENOTDIR, unix.ESTALE, unix.ENODATA):
 		return errs.New(errs.Conflict, op, path, "%s: %w: it has just changed", call, err).
 			WithHint("stop the programs that write to it, then retry")
 	}

@@ -228,9 +228,8 @@ func misfit(path string, err error) error {
 		return nil
 	case errors.As(err, &known) && known.Kind != errs.Exists && known.Kind != errs.Internal && known.Kind != errs.NotFound:
 		return err
-	case errors.Is(err, unix.EEXIST), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR),
-		errors.Is(err, unix.ELOOP),
-		errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EXDEV), errors.Is(err, unix.EINVAL):
+	case errs.IsAny(err, unix.EEXIST, unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.EISDIR, unix.ENOTEMPTY,
+		unix.EXDEV, unix.EINVAL):
 		return errs.New(errs.Damaged, opReceive, quote(path), "the stream does not fit the tree: %w", err)
 	}
 

@@ -286,7 +286,7 @@ func (d *decoder) full(b []byte) error {
 
 // isEOF reports whether a stream has ended. An error of Pando's is more specific, and does not count.
 func isEOF(err error) bool {
-	return (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)) && errs.KindOf(err) == errs.Internal
+	return errs.IsAny(err, io.EOF, io.ErrUnexpectedEOF) && errs.KindOf(err) == errs.Internal
 }
 
 // readRecord reads the next record. The last one is of kind kindEnd.

@@ -117,8 +117,7 @@ func readErr(path, call string, err error) error {
 	switch {
 	case err == nil || errors.As(err, &known):
 		return err
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR),
-		errors.Is(err, unix.ESTALE):
+	case errs.IsAny(err, unix.ENOENT, unix.ELOOP, unix.ENOTDIR, unix.ESTALE):
 		return treecopy.Changed(path)
 	}
 	return errs.New(errs.KindOf(err), opSend, quote(path), "%s: %w", call, err)

@@ -278,8 +278,7 @@ func wrapSystemError(op, ref string, err error) error {
 		out.Hint = "mount the remote's filesystem read-write"
 	case out.Kind == errs.Permission:
 		out.Hint = "check the owner and mode of the remote's directory"
-	case errors.Is(err, syscall.ESTALE), errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EINTR),
-		errors.Is(err, syscall.EAGAIN):
+	case errs.IsAny(err, syscall.ESTALE, syscall.ETIMEDOUT, syscall.EINTR, syscall.EAGAIN):
 		// The server was unreachable, or another host has replaced the file.
 		out.Kind = errs.IO
 		return objstore.Transient(out)
@@ -302,7 +301,7 @@ var errDirectory = errors.New("its key is the directory of other objects")
 
 // absent reports whether err says that there is no object with the key.
 func absent(err error) bool {
-	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, errDirectory)
+	return errs.IsAny(err, syscall.ENOENT, syscall.ENOTDIR, errDirectory)
 }
 
 // openObject opens an object and determines its version. If there is no object, absent

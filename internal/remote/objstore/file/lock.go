@@ -103,8 +103,7 @@ func flock(f *os.File, how int) error {
 		switch {
 		case errors.Is(err, syscall.EINTR):
 			continue
-		case errors.Is(err, syscall.ENOLCK), errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.ENOSYS),
-			errors.Is(err, syscall.EINVAL):
+		case errs.IsAny(err, syscall.ENOLCK, syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.EINVAL):
 			return errs.New(errs.Unsupported, "lock remote", f.Name(), "%w", os.NewSyscallError("flock", err)).
 				WithHint("use a filesystem with file locks for the remote; mount NFS without nolock")
 		}

@@ -314,12 +314,12 @@ func (s *Store) placeObject(ctx context.Context, t *tempObject, key string, c ob
 			return nil
 		case errors.Is(err, syscall.ENOENT):
 			err = s.makeDirs(path.Dir(key))
-		case errors.Is(err, syscall.EEXIST), errors.Is(err, syscall.EISDIR):
+		case errs.IsAny(err, syscall.EEXIST, syscall.EISDIR):
 			err = nil // changed without the lock: try again
 		}
 
 		switch {
-		case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EEXIST):
+		case errs.IsAny(err, syscall.ENOTDIR, syscall.EEXIST):
 			return errs.New(errs.Invalid, writing, s.ref(key), "a part of its key is the key of another object")
 		case err != nil:
 			return err

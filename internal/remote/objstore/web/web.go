@@ -152,7 +152,7 @@ func (c *Client) RoundTrip(r *http.Request) (*http.Response, error) {
 	answer, err := c.t.RoundTrip(watchRequest(r))
 	if err != nil {
 		// Some libraries replace errors whose text contains "EOF" by their own text.
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		if errs.IsAny(err, io.EOF, io.ErrUnexpectedEOF) {
 			err = &closedConn{err}
 		}
 		return nil, err
@@ -291,7 +291,7 @@ func ReadBody(ctx context.Context, body io.Reader, length int64) ([]byte, error)
 
 	data := make([]byte, length)
 	if n, err := io.ReadFull(body, data); err != nil {
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		if errs.IsAny(err, io.EOF, io.ErrUnexpectedEOF) {
 			return nil, fmt.Errorf("the answer ended after %d of %d bytes", n, length)
 		}
 		return nil, err
