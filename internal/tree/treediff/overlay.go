@@ -16,23 +16,25 @@ import (
 // overlay merges from both layers, only entries in the upper layer can differ. All others show what they are in the
 // trees: this file neither interprets whiteouts nor follows redirects.
 
-// CompareOverlay compares lower with merged: the overlay of the directories lower and upper, in which upper/ is the
-// only layer above lower. Result is that of Compare without Options.SameOrigin, with Stats.Method "overlay", but
-// CompareOverlay reads only directories that are in upper, were deleted, or are new to their place. So its cost depends
-// on what has changed. Moved and replaced directories are compared entirely.
+// CompareOverlay compares lower with merged, which is an overlay of the directory upper above lower, without further
+// layers. Its result is that of Compare without Options.SameOrigin, with Stats.Method "overlay". It reads only
+// directories that are in upper, or new or deleted in merged, so its cost depends on what has changed. Moved and
+// replaced directories are read entirely. Options.SameOrigin, Younger and Hints have no meaning; SameBlocks suits layers
+// that are on one filesystem.
 //
-// The overlay must be mounted with index=off and metacopy=off, and with redirect_dir=on if upper contains
-// redirects. Nobody may write to it, to upper or to lower until CompareOverlay returns. The process needs
-// CAP_SYS_ADMIN, without which the kernel hides overlay attributes.
+// The overlay must be mounted with index=off and metacopy=off, and with redirect_dir=on if upper contains redirects. It
+// may be in use, but nobody may write to it, to upper or to lower until CompareOverlay returns. The process needs
+// CAP_SYS_ADMIN, because the kernel hides the attributes of overlayfs from others. All names of files in lower must be
+// below lower.
 //
-// Files in lower that overlayfs itself interprets are hidden in merged: devices with the number 0:0, and attributes
-// whose names begin with trusted.overlay. CompareOverlay reports them only where it reads them.
+// Overlayfs hides two things in lower: devices with the number 0:0, and attributes whose names begin with
+// trusted.overlay. These differences are reported only for paths that are read anyway.
 //
-// Without an index, a changed file with several names becomes a file of its own under the name by which it was changed.
-// Options.SameOrigin, Younger and Hints have no meaning here. SameBlocks suits layers on one filesystem.
+// A file in lower with several names becomes a file of its own under the name by which it was changed. If a directory
+// with some of its names was moved, Compare gives the Renamed changes of these names a Link to a name that stayed, but
+// CompareOverlay does not look for it. Such changes consist of nothing but the name.
 //
-// In one detail the result differs from that of Compare: if some names of a file in lower have moved with a directory,
-// and others have not, Change.Link of the moved ones does not name the others. Such changes have nothing but the names.
+// Damaged: upper contains what overlayfs does not write, and cannot show. Permission: the process is not root.
 func CompareOverlay(ctx context.Context, lower, upper, merged *os.File, o Options) (Result, error) {
 	if os.Geteuid() != 0 {
 		return Result{}, errs.New(errs.Permission, op, "", "only root can read the upper layer of an overlay")
@@ -71,12 +73,8 @@ func (u *upperLayer) open(path string) (*os.File, error) {
 		return nil, err
 	}
 
-	// An opaque directory hides the one in the lower layer, and a redirected one is merged with another.
-	for _, name := range []string{"trusted.overlay.opaque", "trusted.overlay.redirect"} {
-		_, err := unix.Fgetxattr(int(f.Fd()), name, nil)
-		if err == unix.ENODATA || err == unix.EOPNOTSUPP {
-			continue
-		}
+	hides, err := hidesLower(f)
+	if err != nil || hides {
 		f.Close()
 		return nil, err
 	}
@@ -85,6 +83,25 @@ func (u *upperLayer) open(path string) (*os.File, error) {
 	defer u.mu.Unlock()
 	u.merged[path] = true
 	return f, nil
+}
+
+// hidesLower reports whether an overlay does not merge a directory of its upper layer with that of the same path in the
+// lower layer: an opaque directory is merged with none, and a redirected one with another.
+func hidesLower(dir *os.File) (bool, error) {
+	for _, name := range []string{"trusted.overlay.opaque", "trusted.overlay.redirect"} {
+		value := make([]byte, 2)
+		n, err := unix.Fgetxattr(int(dir.Fd()), name, value)
+		switch {
+		case err == unix.ENODATA, err == unix.EOPNOTSUPP:
+		case err == nil && name == "trusted.overlay.opaque" && string(value[:n]) == "x": // it contains whiteouts
+		case err == nil, err == unix.ERANGE:
+			return true, nil
+		default:
+			return false, err
+		}
+	}
+
+	return false, nil
 }
 
 func (u *upperLayer) isMerged(path string) bool {
@@ -106,7 +123,7 @@ func (c *comparer) namesInUpper(fu, fa, fb *os.File, path string) (as, bs []tree
 			return nil, nil, err
 		}
 		if bs, err = c.lookUp(bs, fb, e.Name, join(path, e.Name)); err != nil {
-			return nil, nil, err
+			return nil, nil, notShown(join(path, e.Name), err)
 		}
 	}
 
@@ -123,6 +140,18 @@ func (c *comparer) lookUp(list []treewalk.Dirent, at *os.File, name, path string
 		return nil, err
 	}
 	return append(list, treewalk.Dirent{Ino: st.ino, Type: st.fileType(), Name: name}), nil
+}
+
+// notShown returns the error of a file that is in the upper layer, but cannot be looked up in the overlay. Overlayfs
+// refuses attributes that it would not have written itself, and does not even list such files.
+func notShown(path string, err error) error {
+	for _, refused := range []error{unix.EINVAL, unix.EPERM, unix.EACCES, unix.ESTALE} {
+		if errors.Is(err, refused) {
+			return errs.New(errs.Damaged, op, quote(shown(path)), "overlayfs cannot show it: %w: the upper layer is damaged",
+				refused)
+		}
+	}
+	return err
 }
 
 // seenThrough returns what an inode has in common with the same inode seen through an overlay, which is enough to

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"pando/internal/linux/treewalk"
 	"pando/internal/testing/testfs"
 	"pando/internal/testing/treetest"
 	"pando/internal/tree/treecopy"
@@ -73,10 +74,11 @@ func (l *layers) overlay(t *testing.T, lower string) *overlay {
 	return o
 }
 
-func (o *overlay) mount() {
-	o.t.Helper()
-	o.must(unix.Mount("overlay", o.dir, "overlay", 0,
-		"lowerdir="+o.lower+",upperdir="+o.upper+",workdir="+o.work_+","+overlayOptions))
+func (o *overlay) mount() { o.t.Helper(); o.must(o.tryMount()) }
+
+func (o *overlay) tryMount() error {
+	return unix.Mount("overlay", o.dir, "overlay", 0,
+		"lowerdir="+o.lower+",upperdir="+o.upper+",workdir="+o.work_+","+overlayOptions)
 }
 
 // unmount unmounts it, unless that has been done.
@@ -121,7 +123,7 @@ func (o *overlay) check() Result {
 			o.t.Logf("%+v", ch)
 		}
 	}
-	o.must(os.RemoveAll(onto))
+	o.must(treewalk.Remove(o.t.Context(), onto)) // also immutable files
 	return got
 }
 

@@ -16,7 +16,7 @@
 // the same bytes has no changed content.
 //
 // Without Hints, it has to read all directories and stat all files. With Hints, it reads only
-// what may have changed.
+// what may have changed. So does [CompareOverlay], for the layers of an overlay.
 //
 // # What Compare compares
 //
@@ -164,7 +164,7 @@ type Index interface {
 
 // Stats are the costs of a comparison.
 type Stats struct {
-	Method    string // "walk", or Hints.Method
+	Method    string // "walk", "overlay", or Hints.Method
 	DirsRead  int64  // directories, counted in each tree
 	Statted   int64  // calls of stat, counted in each tree
 	FilesRead int64  // pairs of files whose content was compared
