@@ -19,8 +19,8 @@ import (
 // CompareOverlay compares lower with merged, which is an overlay of the directory upper above lower, without further
 // layers. Its result is that of Compare without Options.SameOrigin, with Stats.Method "overlay". It reads only
 // directories that are in upper, or new or deleted in merged, so its cost depends on what has changed. Moved and
-// replaced directories are read entirely. Options.SameOrigin, Younger and Hints have no meaning; SameBlocks suits layers
-// that are on one filesystem.
+// replaced directories are read entirely. Options.SameOrigin, Younger and Hints have no meaning; SameBlocks suits
+// layers that are on one filesystem.
 //
 // The overlay must be mounted with index=off and metacopy=off, and with redirect_dir=on if upper contains redirects. It
 // may be in use, but nobody may write to it, to upper or to lower until CompareOverlay returns. The process needs
