@@ -10,3 +10,6 @@ func ReadLivingTables(ctx context.Context) (*Tables, error) {
 	}
 	return t, err
 }
+
+// OverlayInNamespace is Overlay.Mount as older kernels need it.
+func OverlayInNamespace(o Overlay) (*Detached, error) { return o.inNamespace() }

@@ -54,13 +54,7 @@ func Device(fstype, source string, options []string, readOnly bool) (*Detached, 
 	}
 
 	for _, o := range options {
-		k, v, has := strings.Cut(o, "=")
-		if has {
-			err = unix.FsconfigSetString(fsfd, k, v)
-		} else {
-			err = unix.FsconfigSetFlag(fsfd, k)
-		}
-		if err != nil {
+		if err := setOption(fsfd, o); err != nil {
 			return nil, fail("fsconfig "+o, fsfd, err)
 		}
 	}
@@ -81,6 +75,15 @@ func Device(fstype, source string, options []string, readOnly bool) (*Detached, 
 	}
 
 	return detached(mfd, source), nil
+}
+
+// setOption sets an option of a filesystem that is about to be mounted: "key" or "key=value".
+func setOption(fsfd int, option string) error {
+	key, value, has := strings.Cut(option, "=")
+	if has {
+		return unix.FsconfigSetString(fsfd, key, value)
+	}
+	return unix.FsconfigSetFlag(fsfd, key)
 }
 
 // mountError returns the error of the system call named call, with the messages of the kernel and a hint.

@@ -1,0 +1,195 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+
+	"pando/internal/base/errs"
+
+	"golang.org/x/sys/unix"
+)
+
+// Names of the directories in the root of an Overlay's Upper.
+const (
+	UpperDir = "upper" // what differs from the lower layer
+	WorkDir  = "work"  // empty: overlayfs prepares changes in it
+)
+
+// Overlay describes an overlay mount: the files of Lower, and changes to them in the directory UpperDir of Upper, which
+// also has a directory WorkDir. The overlay keeps both mounted after the caller has closed them.
+type Overlay struct {
+	Lower, Upper *Detached
+	Source       string   // as mount tables show it
+	Options      []string // each "key" or "key=value"
+	ReadOnly     bool     // nothing is written to Upper, which may be read-only and lack WorkDir
+}
+
+// Mount makes the overlay mount, detached. Access times are not updated.
+//
+// Overlayfs takes layers by descriptor, and from detached mounts, since Linux 6.15. On older kernels Mount attaches the
+// layers in a mount namespace that nobody else sees and that ends with the call. Unsupported: the kernel has no
+// overlayfs. Invalid: overlayfs cannot use one of the filesystems in this way.
+func (o Overlay) Mount() (*Detached, error) {
+	m, err := o.byDescriptor()
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EBADF) {
+		return o.inNamespace()
+	}
+	return m, err
+}
+
+// byDescriptor passes the layers to the kernel as descriptors.
+func (o Overlay) byDescriptor() (*Detached, error) {
+	return o.mountWith(func(fsfd int) error {
+		setDir := func(key, name string) error {
+			dir, err := unix.Openat(int(o.Upper.root.Fd()), name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return fmt.Errorf("open %s: %w", name, err)
+			}
+			defer unix.Close(dir)
+			return unix.FsconfigSetFd(fsfd, key, dir)
+		}
+
+		// Of several lower layers the first is the topmost. "lowerdir" takes only text.
+		if o.ReadOnly {
+			if err := setDir("lowerdir+", UpperDir); err != nil {
+				return err
+			}
+		}
+
+		if err := unix.FsconfigSetFd(fsfd, "lowerdir+", int(o.Lower.root.Fd())); err != nil || o.ReadOnly {
+			return err
+		}
+
+		if err := setDir("upperdir", UpperDir); err != nil {
+			return err
+		}
+		return setDir("workdir", WorkDir)
+	})
+}
+
+// mountWith makes the mount, with the layers that setLayers sets.
+func (o Overlay) mountWith(setLayers func(fsfd int) error) (*Detached, error) {
+	defer runtime.KeepAlive(o.Lower)
+	defer runtime.KeepAlive(o.Upper)
+	log := newKernelLog(o.Source)
+	defer log.close()
+
+	fsfd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, mountError("overlay", o.Source, false, "fsopen", err, nil)
+	}
+
+	defer unix.Close(fsfd)
+
+	fail := func(call string, err error) error {
+		return mountError("overlay", o.Source, false, call, err, append(contextMessages(fsfd), log.messages()...))
+	}
+
+	// Set the layers and the options.
+	if err := setLayers(fsfd); err != nil {
+		return nil, fail("set layers", err)
+	}
+
+	for _, s := range append([]string{"source=" + o.Source}, o.Options...) {
+		if err := setOption(fsfd, s); err != nil {
+			return nil, fail("fsconfig "+s, err)
+		}
+	}
+
+	// Mount it.
+	if err := unix.FsconfigCreate(fsfd); err != nil {
+		return nil, fail("fsconfig create", err)
+	}
+
+	attr := unix.MOUNT_ATTR_NOATIME
+	if o.ReadOnly {
+		attr |= unix.MOUNT_ATTR_RDONLY
+	}
+
+	mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, attr)
+	if err != nil {
+		return nil, fail("fsmount", err)
+	}
+
+	return detached(mfd, o.Source), nil
+}
+
+// inNamespace attaches the layers in a mount namespace of a thread of its own, and passes their paths to the kernel.
+// The thread ends with the call, and its namespace with it: the overlay has mounts of its own.
+func (o Overlay) inNamespace() (m *Detached, err error) {
+	err = onOwnThread(func() (err error) {
+		m, err = o.inThisThread()
+		return err
+	})
+	return m, err
+}
+
+// inThisThread is inNamespace in a thread that nothing else will use.
+func (o Overlay) inThisThread() (*Detached, error) {
+	// Leave the mount namespace of the process.
+	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+		return nil, errs.Wrap("mount overlay", o.Source, fmt.Errorf("unshare: %w", err))
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return nil, errs.Wrap("mount overlay", o.Source, fmt.Errorf("make mounts private: %w", err))
+	}
+
+	// Attach the layers below a directory that only this thread sees.
+	scratch, err := attachScratch()
+	if err != nil {
+		return nil, err
+	}
+
+	defer scratch.Close()
+
+	lower, err := attachLayer(scratch, o.Lower, "lower")
+	if err != nil {
+		return nil, errs.Wrap("mount overlay", o.Source, err)
+	}
+	upper, err := attachLayer(scratch, o.Upper, "upper")
+	if err != nil {
+		return nil, errs.Wrap("mount overlay", o.Source, err)
+	}
+
+	paths := map[string]string{"lowerdir": lower, "upperdir": upper + "/" + UpperDir, "workdir": upper + "/" + WorkDir}
+	if o.ReadOnly {
+		paths = map[string]string{"lowerdir": upper + "/" + UpperDir + ":" + lower}
+	}
+
+	return o.mountWith(func(fsfd int) error {
+		for key, path := range paths {
+			if err := unix.FsconfigSetString(fsfd, key, path); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// attachScratch mounts an empty filesystem over the root directory of this thread's namespace, and returns its root.
+// What is below stays reachable: paths begin at the directory that was the root before.
+func attachScratch() (*os.File, error) {
+	m, err := Device("tmpfs", "pando", []string{"mode=700"}, false)
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close()
+	if _, err := m.MoveTo("/"); err != nil {
+		return nil, err
+	}
+	return m.Open()
+}
+
+// attachLayer attaches a mount as a directory of scratch, and returns its path there.
+func attachLayer(scratch *os.File, m *Detached, name string) (path string, err error) {
+	if err := unix.Mkdirat(int(scratch.Fd()), name, 0o700); err != nil {
+		return "", fmt.Errorf("mkdir: %w", err)
+	}
+	err = unix.MoveMount(int(m.root.Fd()), "", int(scratch.Fd()), name, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	if err != nil {
+		return "", fmt.Errorf("move_mount: %w", err)
+	}
+	return fmt.Sprintf("/proc/self/fd/%d/%s", scratch.Fd(), name), nil
+}
