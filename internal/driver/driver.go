@@ -46,10 +46,11 @@ const (
 	Snapshot   Kind = "snapshot"   // immutable point of a volume
 	Generation Kind = "generation" // immutable, numbered, of a golden
 	Scratch    Kind = "scratch"    // being made; garbage once the process that makes it has died
+	Layer      Kind = "layer"      // a generation that was destroyed, and stays because overlays need it
 )
 
 // Immutable reports whether the content of objects of this kind never changes.
-func (k Kind) Immutable() bool { return k == Snapshot || k == Generation }
+func (k Kind) Immutable() bool { return k == Snapshot || k == Generation || k == Layer }
 
 // FS is what a volume holds.
 type FS string
@@ -84,7 +85,10 @@ type Identity struct {
 	CreatedAt  time.Time `json:"at"`
 	ExpiresAt  time.Time `json:"expires,omitzero"`
 	Ephemeral  bool      `json:"eph,omitempty"` // need not survive a reboot; not made durable
-	BootID     string    `json:"boot"`          // of the boot that made it
+	// Lower is not "" for a volume or snapshot that holds only the changes to another object, an immutable one, as
+	// overlayfs stores them (see [Identity.IsOverlay]). That object stays in the pool for as long as anything names it so.
+	Lower  ObjectID `json:"lower,omitempty"`
+	BootID string   `json:"boot"` // of the boot that made it
 
 	Consistency Consistency `json:"cons,omitempty"`   // of a snapshot
 	Pinned      time.Time   `json:"pinned,omitzero"`  // not to be destroyed before; Forever
@@ -101,6 +105,9 @@ type Identity struct {
 	// in the same step.
 	Soon bool `json:"-"`
 }
+
+// IsOverlay reports whether the object is the upper layer of an overlay, which is useful only together with Lower.
+func (id Identity) IsOverlay() bool { return id.Lower != "" }
 
 // Lineage returns the ID by which the snapshots of a volume refer to it. It stays the same when the volume is replaced
 // by a successor (rewind, rebase), which has another ID.
@@ -124,6 +131,9 @@ const (
 
 // IdentityVersion is the version of the identity format that this code writes.
 const IdentityVersion = 2
+
+// LayerVersion is the version of identities with Lower, and of layers, which older versions of Pando must not misread.
+const LayerVersion = 3
 
 // CloneCost says what the time of Clone and Snapshot depends on.
 type CloneCost string

@@ -2,13 +2,19 @@ package driver
 
 import "time"
 
+// WithContentOf returns id as that of an object with the content of another. All that says how content is to be read is
+// copied here, and only here.
+func (id Identity) WithContentOf(other Identity) Identity {
+	id.FS, id.SizeBytes, id.Sector, id.Lower = other.FS, other.SizeBytes, other.Sector, other.Lower
+	return id
+}
+
 // SnapshotOf returns id, the identity of a new object, as that of a snapshot of vol called name.
 func (id Identity) SnapshotOf(vol Identity, name string, worth Consistency) Identity {
 	id.Kind, id.Name, id.Volume, id.Consistency = Snapshot, name, vol.Lineage(), worth
-	id.FS, id.SizeBytes, id.Sector, id.Ephemeral = vol.FS, vol.SizeBytes, vol.Sector, vol.Ephemeral
-	id.Golden, id.Generation = vol.Golden, vol.Generation
+	id.Golden, id.Generation, id.Ephemeral = vol.Golden, vol.Generation, vol.Ephemeral
 	id.Origin, id.OriginID = vol.Name, vol.ID
-	return id
+	return id.WithContentOf(vol)
 }
 
 // Predecessor returns the identity of a volume that another has replaced: it becomes the snapshot called name.

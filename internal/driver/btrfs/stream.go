@@ -221,7 +221,7 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 		return err
 	}
 
-	if id.Kind != driver.Snapshot && id.Kind != driver.Generation {
+	if !id.Kind.Immutable() {
 		return errs.New(errs.Invalid, op, id.Ref(), "a %s cannot be received: only immutable objects can", id.Kind)
 	}
 

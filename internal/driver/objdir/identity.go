@@ -31,8 +31,7 @@ const (
 // Invalid if it is longer than MaxIdentityBytes, or could not be read back.
 func Encode(id driver.Identity, pool string) ([]byte, error) {
 	const op = "write identity"
-	id.Version = driver.IdentityVersion
-	id.Pool = pool
+	id.Version, id.Pool = VersionOf(id), pool
 	b, err := json.Marshal(id)
 	if err != nil {
 		return nil, errs.Wrap(op, string(id.ID), err)
@@ -56,6 +55,15 @@ func Encode(id driver.Identity, pool string) ([]byte, error) {
 	}
 
 	return b, nil
+}
+
+// VersionOf returns the version of the format that an identity needs: the oldest, so that an older Pando can work with
+// as much of a pool as possible.
+func VersionOf(id driver.Identity) int {
+	if id.Lower != "" || id.Kind == driver.Layer {
+		return driver.LayerVersion
+	}
+	return driver.IdentityVersion
 }
 
 // readable reports whether Decode would read an identity back from b, its JSON form,
@@ -83,10 +91,10 @@ func Decode(b []byte) (driver.Identity, error) {
 		return driver.Identity{}, damaged("%w", err)
 	}
 
-	if version > driver.IdentityVersion {
+	if version > driver.LayerVersion {
 		return driver.Identity{}, (&errs.Error{Kind: errs.TooNew,
 			Err: fmt.Errorf("identity of format %d, but this pando supports formats up to %d", version,
-				driver.IdentityVersion)}).
+				driver.LayerVersion)}).
 			WithHint("upgrade pando")
 	}
 
@@ -112,7 +120,7 @@ func Decode(b []byte) (driver.Identity, error) {
 	return i, nil
 }
 
-// current is how an identity of the current version begins, as Encode writes it.
+// current is how most identities begin, as Encode writes them.
 var current = fmt.Appendf(nil, `{"v":%d,`, driver.IdentityVersion)
 
 // versionOf returns the version of an identity. It does not parse an identity in the form that Encode writes: its
@@ -197,12 +205,12 @@ func checkValues(i driver.Identity) error {
 	optional := func(id driver.ObjectID) bool { return id == "" || driver.ValidID(string(id)) }
 	switch {
 	case i.Version < 1, !driver.ValidID(string(i.ID)), i.SizeBytes < 0, i.Generation < 0, i.Keep < 0,
-		!optional(i.Volume), !optional(i.Replaces), !optional(i.OriginID):
+		!optional(i.Volume), !optional(i.Replaces), !optional(i.OriginID), !optional(i.Lower):
 		return damaged("identity with impossible values")
 	}
 
 	switch i.Kind {
-	case driver.Volume, driver.Snapshot, driver.Generation, driver.Scratch:
+	case driver.Volume, driver.Snapshot, driver.Generation, driver.Scratch, driver.Layer:
 	default:
 		return damaged("unknown kind of object %q", i.Kind)
 	}

@@ -395,7 +395,7 @@ func TestDamagedIdentities(t *testing.T) {
 		{"negative version", swap(`"v":2,`, `"v":-1,`), errs.Damaged},
 		{"version as text", swap(`"v":2,`, `"v":"1",`), errs.Damaged},
 		{"version with a fraction", swap(`"v":2,`, `"v":1.5,`), errs.Damaged},
-		{"too new", swap(`"v":2,`, `"v":3,`), errs.TooNew},
+		{"too new", swap(`"v":2,`, `"v":4,`), errs.TooNew},
 		{"another byte", func(s string) string { return strings.Replace(s, "web", "wec", 1) }, errs.Damaged},
 		{"without its checksum", func(s string) string { return s[:len(s)-len(`,"sum":"01234567"}`)] + "}" }, errs.Damaged},
 		{"too new, of another shape", func(string) string {
@@ -410,6 +410,7 @@ func TestDamagedIdentities(t *testing.T) {
 		{"size over 63 bits", swap(`"size":1073741824`, `"size":9223372036854775808`), errs.Damaged},
 		{"negative generation", swap(`"fs":`, `"gen":-1,"fs":`), errs.Damaged},
 		{"path for a volume", swap(`"fs":`, `"vol":"../../etc","fs":`), errs.Damaged},
+		{"path for a lower layer", swap(`"fs":`, `"lower":"../../etc","fs":`), errs.Damaged},
 		{"path for an origin", swap(`"fs":`, `"origin_id":"../../etc","fs":`), errs.Damaged},
 		{"no date", swap(`"at":"2026-03-04T05:06:07.000000008Z"`, `"at":"yesterday"`), errs.Damaged},
 	} {
