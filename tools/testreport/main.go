@@ -61,6 +61,7 @@ func main() {
 		}
 	}
 
+	r.printRaces(os.Stdout)
 	fmt.Printf("\n%s", r.counts())
 	if path := os.Getenv("PANDO_TEST_COUNTS"); path != "" {
 		if err := os.WriteFile(path, []byte(r.counts()), 0o666); err != nil {

@@ -163,3 +163,26 @@ func TestSkipsThatAreAllowed(t *testing.T) {
 		}
 	}
 }
+
+// TestRaces: the report of a data race is printed once more, at the end.
+func TestRaces(t *testing.T) {
+	const run = `{"Action":"run","Package":"pando/a","Test":"TestRace"}
+{"Action":"output","Package":"pando/a","Test":"TestRace","Output":"==================\n"}
+{"Action":"output","Package":"pando/a","Test":"TestRace","Output":"WARNING: DATA RACE\n"}
+{"Action":"output","Package":"pando/a","Test":"TestRace","Output":"Write at 0x00c by goroutine 7:\n"}
+{"Action":"output","Package":"pando/a","Test":"TestRace","Output":"  pando/a.write()\n"}
+{"Action":"output","Package":"pando/a","Test":"TestRace","Output":"==================\n"}
+{"Action":"output","Package":"pando/a","Test":"TestRace","Output":"    testing.go:1: race detected\n"}
+{"Action":"fail","Package":"pando/a","Test":"TestRace"}
+{"Action":"fail","Package":"pando/a","Elapsed":2}
+`
+	r := newReport(false)
+	if err := r.read(strings.NewReader(run)); err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	r.printRaces(&b)
+	if want := "\nDATA RACE\nWrite at 0x00c by goroutine 7:\n  pando/a.write()\n"; b.String() != want {
+		t.Errorf("printed %q, want %q", b.String(), want)
+	}
+}

@@ -18,6 +18,7 @@ type report struct {
 	passed, failed, skipped int                     // tests without subtests
 	skips                   []*skip
 	refused                 []string // tests that were skipped and must not be
+	races                   []string // what the race detector printed
 	times                   []duration
 }
 
@@ -81,7 +82,10 @@ func (r *report) addTest(p *testPackage, e event) {
 	case "output":
 		t.output.WriteString(e.Output)
 		return
-	case "pass", "fail", "skip":
+	case "fail":
+		r.noteRace(t.output.String())
+		t.ended = true
+	case "pass", "skip":
 		t.ended = true
 	default:
 		return
@@ -100,6 +104,15 @@ func (r *report) addTest(p *testPackage, e event) {
 		r.passed++
 	default:
 		r.skip(p, e.Test, name, reason(t.output.String()))
+	}
+}
+
+// noteRace keeps the report of a data race, if there is one. CI shows only the end of a long log, and the report begins
+// with what matters.
+func (r *report) noteRace(output string) {
+	if _, race, ok := strings.Cut(output, "WARNING: DATA RACE\n"); ok {
+		race, _, _ = strings.Cut(race, "\n==================")
+		r.races = append(r.races, race)
 	}
 }
 
@@ -201,6 +214,13 @@ func (r *report) printSkips(w io.Writer) {
 
 	if r.requireAll && len(r.refused) > 0 {
 		fmt.Fprintln(w, "      PANDO_TEST_REQUIRE_ALL=1: this run must not skip what this host can run")
+	}
+}
+
+// printRaces prints the reports of data races.
+func (r *report) printRaces(w io.Writer) {
+	for _, race := range r.races {
+		fmt.Fprintf(w, "\nDATA RACE\n%s\n", strings.TrimRight(race, "\n"))
 	}
 }
 
