@@ -29,7 +29,7 @@ import (
 )
 
 // Version of the schema, in the database's user_version.
-const Version = 4
+const Version = 5
 
 const schema = `
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -42,7 +42,7 @@ CREATE TABLE goldens (
 ) WITHOUT ROWID;
 CREATE TABLE objects (
   id TEXT PRIMARY KEY,
-  kind TEXT NOT NULL,            -- volume, snapshot, generation
+  kind TEXT NOT NULL,            -- volume, snapshot, generation, layer
   name TEXT NOT NULL,            -- of a volume, or of a snapshot within its volume
   golden TEXT NOT NULL,
   generation INTEGER NOT NULL,
@@ -63,13 +63,16 @@ CREATE TABLE objects (
   extents INTEGER NOT NULL,
   measured_at INTEGER NOT NULL,  -- 0: never
   pinned INTEGER NOT NULL DEFAULT 0, -- not to be destroyed before
-  consistency TEXT NOT NULL DEFAULT '' -- of a snapshot: clean, crash
+  consistency TEXT NOT NULL DEFAULT '', -- of a snapshot: clean, crash
+  lower TEXT NOT NULL DEFAULT '' -- of an overlay: the object whose files it changes
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX volume_name ON objects(name) WHERE kind = 'volume';
 CREATE UNIQUE INDEX generation_number ON objects(golden, generation) WHERE kind = 'generation';
 CREATE UNIQUE INDEX snapshot_name ON objects(volume, name) WHERE kind = 'snapshot';
 CREATE INDEX lineage ON objects(volume) WHERE volume <> '';
 CREATE INDEX expiry ON objects(expires_at) WHERE expires_at > 0;
+CREATE INDEX lower_layer ON objects(lower) WHERE lower <> '';
+CREATE INDEX layer_name ON objects(name) WHERE kind = 'layer';
 CREATE TABLE attachments (
   id TEXT PRIMARY KEY,           -- object
   mountpoint TEXT NOT NULL,

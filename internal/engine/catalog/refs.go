@@ -100,6 +100,11 @@ func (t *Tx) RefOf(r Row) string {
 	switch r.Kind {
 	case driver.Generation:
 		return ref.Generation(r.Golden, r.Generation)
+	case driver.Layer:
+		if r.Name != "" {
+			return r.Name // a template
+		}
+		return ref.Generation(r.Golden, r.Generation)
 	case driver.Snapshot:
 		if vol, ok, err := t.LineageHolder(r.Volume); err == nil && ok {
 			return vol.Name + "@" + r.Name

@@ -68,7 +68,7 @@ type Tombstone struct {
 }
 
 const objectColumns = `id, kind, name, golden, generation, volume, fs, size, sector, origin, origin_id, created_at,
- expires_at, ephemeral, boot, used_at, logical, exclusive, shared, extents, measured_at, pinned, consistency`
+ expires_at, ephemeral, boot, used_at, logical, exclusive, shared, extents, measured_at, pinned, consistency, lower`
 
 type scanner interface{ Scan(...any) error }
 
@@ -79,7 +79,7 @@ func scanRow(s scanner) (Row, error) {
 		&r.OriginID,
 		&created, &expires, &r.Ephemeral, &r.BootID, &used,
 		&r.Usage.LogicalBytes, &r.Usage.ExclusiveBytes, &r.Usage.SharedBytes, &r.Usage.Extents, &measured, &pinned,
-		&r.Consistency)
+		&r.Consistency, &r.Lower)
 	r.CreatedAt, r.ExpiresAt, r.UsedAt, r.MeasuredAt, r.Pinned = fromNano(created), fromNano(expires), fromNano(used),
 		fromNano(measured), fromNano(pinned)
 	return r, err
@@ -101,21 +101,34 @@ func fromNano(n int64) time.Time {
 
 // PutObject adds an object. Exists if its name is taken.
 func (t *Tx) PutObject(r Row) error {
-	_, err := t.exec(`INSERT INTO objects (`+objectColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
+	_, err := t.exec(`INSERT INTO objects (`+objectColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
 		r.ID, r.Kind, r.Name, r.Golden, r.Generation, r.Volume, r.FS, r.SizeBytes, r.Sector, r.Origin, r.OriginID,
 		toNano(r.CreatedAt), toNano(r.ExpiresAt), r.Ephemeral, r.BootID, toNano(r.UsedAt),
 		r.Usage.LogicalBytes, r.Usage.ExclusiveBytes, r.Usage.SharedBytes, r.Usage.Extents, toNano(r.MeasuredAt),
-		toNano(r.Pinned), r.Consistency)
+		toNano(r.Pinned), r.Consistency, r.Lower)
 	t.put = append(t.put, r.ID)
 	return err
 }
 
-// DeleteObject removes an object, its mount record, and what is known of it in remotes. Absent is success.
+// DeleteObject removes an object, its mount record, and what is known of it in remotes. If it was the last overlay that
+// needed a layer, a tombstone replaces that, too. Absent is success.
 func (t *Tx) DeleteObject(id driver.ObjectID) error {
-	if _, err := t.exec(`DELETE FROM objects WHERE id = ?`, id); err != nil {
+	var lower driver.ObjectID
+	err := t.queryRow(`DELETE FROM objects WHERE id = ? RETURNING lower`, id).Scan(&lower)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return wrap("write catalogue", t.c.path, err)
+	}
+
+	if lower != "" {
+		if err := t.dropUnusedLayer(lower); err != nil {
+			return err
+		}
+	}
+
+	if _, err := t.exec(`DELETE FROM remote_points WHERE object = ?`, id); err != nil {
 		return err
 	}
-	if _, err := t.exec(`DELETE FROM remote_points WHERE object = ?`, id); err != nil {
+	if _, err := t.exec(`DELETE FROM meta WHERE key = ?`, lowerKey(id)); err != nil {
 		return err
 	}
 	return t.ForgetMount(id)
@@ -219,6 +232,8 @@ func (t *Tx) Rows(kind driver.Kind, fn func(Row) error) error {
 		q += ` WHERE kind = 'generation' ORDER BY golden, generation`
 	case driver.Snapshot:
 		q += ` WHERE kind = 'snapshot' ORDER BY volume, created_at`
+	case driver.Layer:
+		q += ` WHERE kind = 'layer' ORDER BY golden, generation`
 	}
 
 	return t.eachRow(q, args, func(s scanner) error {
@@ -313,6 +328,7 @@ func parseRow(text string) (Row, error) {
 	r.Usage = driver.Usage{LogicalBytes: number(), ExclusiveBytes: number(), SharedBytes: number(), Extents: number()}
 	r.MeasuredAt = moment()
 	r.Pinned, r.Consistency = moment(), driver.Consistency(next())
+	r.Lower = driver.ObjectID(next())
 	if bad == nil && more {
 		bad = errors.New("a row with too many columns")
 	}

@@ -35,6 +35,15 @@ var upgrades = []func(*Tx) error{func(t *Tx) error {
 	return err
 }, func(t *Tx) error {
 	return t.addColumn("remote_heads", "next INTEGER NOT NULL DEFAULT 0")
+}, func(t *Tx) error {
+	if err := t.addColumn("objects", "lower TEXT NOT NULL DEFAULT ''"); err != nil {
+		return err
+	}
+	if _, err := t.exec(`CREATE INDEX IF NOT EXISTS lower_layer ON objects(lower) WHERE lower <> ''`); err != nil {
+		return err
+	}
+	_, err := t.exec(`CREATE INDEX IF NOT EXISTS layer_name ON objects(name) WHERE kind = 'layer'`)
+	return err
 }}
 
 // addColumn adds a column, given as its definition, unless it is there.

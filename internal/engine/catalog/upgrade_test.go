@@ -3,6 +3,7 @@ package catalog
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -46,6 +47,13 @@ func secondCatalog(t *testing.T) string {
 func thirdCatalog(t *testing.T) string {
 	t.Helper()
 	return catalogOf(t, 3, "INSERT INTO remote_heads VALUES ('r', 'v', 'l', 6, 'm', 7)")
+}
+
+// fourthCatalog is a catalogue from before there were overlays, with a volume.
+func fourthCatalog(t *testing.T) string {
+	t.Helper()
+	return catalogOf(t, 4, "INSERT INTO objects VALUES "+
+		"('i', 'volume', 'v', 'g', 1, '', 'ext4', 5, 512, 'g@1', 'o', 6, 0, 0, 'b', 7, 1, 2, 3, 4, 8, 0, '')")
 }
 
 // catalogOf makes a catalogue of a version, whose schema is frozen in testdata.
@@ -240,5 +248,90 @@ func TestNewerCatalogueIsRefused(t *testing.T) {
 	db.Close()
 	if _, err := Open(context.Background(), dir, "p"); !errs.Is(err, errs.TooNew) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestCatalogueWithoutOverlays: the volumes of a catalogue from before there were overlays are none, and overlays can
+// be added.
+func TestCatalogueWithoutOverlays(t *testing.T) {
+	ctx := t.Context()
+	c, err := Open(ctx, fourthCatalog(t), "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.Update(ctx, Durable, func(tx *Tx) error {
+		v, ok, err := tx.Volume("v")
+		if err != nil || !ok || v.IsOverlay() || v.Usage.Extents != 4 {
+			t.Errorf("%+v, %v, %v", v, ok, err)
+		}
+		v.ID, v.Name, v.Lower = "i2", "v2", "o"
+		return tx.PutObject(v)
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestLayers: a generation that overlays need becomes a layer, and goes with the last of them.
+func TestLayers(t *testing.T) {
+	dir := t.TempDir()
+	ctx := t.Context()
+	if err := Create(ctx, dir, "p"); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Open(ctx, dir, "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+
+	row := func(id string, kind driver.Kind, name string, lower driver.ObjectID) Row {
+		return Row{Identity: driver.Identity{ID: driver.ObjectID(id), Kind: kind, Name: name, Golden: "g", Generation: 1,
+			FS: driver.Ext4, Lower: lower}}
+	}
+	state := func(tx *Tx) (kind driver.Kind, tombstone bool) {
+		r, _, err := tx.Object("g1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tombstone, err = tx.HasTombstone("g1"); err != nil {
+			t.Fatal(err)
+		}
+		return r.Kind, tombstone
+	}
+	if err := c.Update(ctx, Durable, func(tx *Tx) error {
+		if err := errors.Join(tx.PutObject(row("g1", driver.Generation, "", "")), tx.PutObject(row("a", driver.Volume, "a",
+			"g1")), tx.PutObject(row("b", driver.Volume, "b", "g1"))); err != nil {
+			return err
+		}
+		if n, err := tx.CountOverlays("g1"); n != 2 || err != nil {
+			t.Errorf("%d overlays: %v", n, err)
+		}
+
+		// A generation stays when its last overlay goes; a layer does not.
+		if err := tx.DeleteObject("a"); err != nil {
+			return err
+		}
+		if err := tx.KeepAsLayer("g1"); err != nil {
+			return err
+		}
+		if kind, dead := state(tx); kind != driver.Layer || dead {
+			t.Errorf("kept as a layer it is a %s, tombstone %v", kind, dead)
+		}
+		if _, ok, err := tx.Generation("g", 1); ok || err != nil {
+			t.Errorf("the layer is still a generation: %v", err)
+		}
+		if err := tx.PutObject(row("g2", driver.Generation, "", "")); err != nil {
+			t.Errorf("another generation cannot have its number: %v", err)
+		}
+		if err := tx.DeleteObject("b"); err != nil {
+			return err
+		}
+		if kind, dead := state(tx); kind != "" || !dead {
+			t.Errorf("without overlays it is a %q, tombstone %v", kind, dead)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
