@@ -21,13 +21,17 @@ VOLUME@SNAPSHOT, or another VOLUME, even while that is in use (see
 either is written to. Neither sees the changes of the other, and they can be
 destroyed in any order.
 
+With --overlay, the volume holds only what differs from the golden. All overlays
+of a golden read one copy of its files in memory, so many of them start fast.
+docs/choosing.md compares them with other volumes.
+
 With --count N, pando creates VOLUME-1 to VOLUME-N: either all of them or none.
 
 With --mount, each new volume is also mounted; ` + "`pando mount --help`" + ` explains
 --dev and --suid.`,
 		Example: `  pando clone web job-17
   pando clone web job-17 --mount /srv/job-17
-  pando clone web agent --count 100 --mount
+  pando clone web agent --count 100 --overlay --mount
   pando clone web@3 old --size 200G --ttl 2h`,
 		ValidArgsFunction: a.completeRefs(1),
 	}, "clone", (*engine.Engine).Clone)
@@ -68,6 +72,10 @@ func (a *App) configureClone(
 		"grow the volume and its filesystem to `SIZE` bytes, for example 200G (default: the size of the origin)")
 	f.StringVar(&ttl, "ttl", "", "destroy the volume after this `DURATION`, for example 2h or 7d (default: never)")
 	f.BoolVar(&q.Ephemeral, "ephemeral", false, "do not wait for the disk; the volume does not survive a reboot")
+	if op == "clone" {
+		f.BoolVar(&q.Overlay, "overlay", false,
+			"hold only what differs from the golden: all its overlays share its files in memory")
+	}
 	rightsFlags(f, &q.May)
 	freezeFlags(f, &q.Freeze)
 

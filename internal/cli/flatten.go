@@ -14,13 +14,16 @@ func (a *App) flattenCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "flatten VOLUME",
 		GroupID: "volumes",
-		Short:   "Copy a ZFS volume in place so that it shares no blocks with others",
-		Long: `Copy VOLUME within the pool and put the copy in its place. A ZFS clone keeps the
+		Short:   "Make a volume independent of its golden: an overlay, or a clone on ZFS",
+		Long: `Replace an overlay by a volume that holds all its files: a clone of its golden,
+with its changes.
+
+On ZFS, copy VOLUME within the pool and put the copy in its place. A ZFS clone keeps the
 blocks of its origin, even after the pool has destroyed the origin;
 ` + "`pando gc --explain`" + ` shows how much space that takes. Flattening reads and
 writes as many bytes as the volume refers to, and prints that number first.
 Other drivers do not tie clones to their origins, so the command does nothing
-there.
+to clones that are not overlays.
 
 The volume must not be mounted. Its snapshots stay as they are. If pando is
 killed before the copy is in place, nothing has changed. If it is killed later,
@@ -52,6 +55,8 @@ it.`,
 				return a.printJSON(out)
 			case !out.Tied:
 				a.printNote("%s is independent already: the %s driver does not tie clones to their origins", args[0], e.Caps().Name)
+			case out.Done && out.WasOverlay:
+				a.printNote("%s is no longer an overlay: it holds all its files", args[0])
 			case out.Done && out.Snapshots > 0:
 				a.printNote("%s no longer shares blocks with other objects; kept %s", args[0],
 					errs.Plural(out.Snapshots, "snapshot"))

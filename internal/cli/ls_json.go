@@ -91,6 +91,8 @@ func appendInfo(b []byte, v *engine.Info) []byte {
 	maybe("expires_at", v.ExpiresAt)
 	key("ephemeral")
 	b = strconv.AppendBool(b, v.Ephemeral)
+	key("overlay")
+	b = strconv.AppendBool(b, v.Overlay)
 	number("size_bytes", v.SizeBytes)
 	number("logical_bytes", v.LogicalBytes)
 	number("exclusive_bytes", v.ExclusiveBytes)

@@ -149,9 +149,18 @@ func (a *App) printDetail(d engine.Detail) error {
 		}
 	}
 
+	layers := ""
+	if l := d.Layers; l != nil {
+		layers = "on " + l.Lower + " (" + formatBytes(l.LowerBytes) + ")"
+		if l.LowerRemoved {
+			layers = "on the removed " + l.Lower + " (" + formatBytes(l.LowerBytes) + "), which stays for its overlays"
+		}
+	}
+
 	a.printFields(
 		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state, "durable", durable,
-		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "consistency", d.Consistency,
+		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "overlay", layers,
+		"consistency", d.Consistency,
 		"keep", keep, "pinned", pinned, "size", sizeText,
 		"logical", formatBytes(d.LogicalBytes), "exclusive", formatBytes(d.ExclusiveBytes),
 		"shared", formatBytes(d.SharedBytes), "tied", tied,

@@ -399,7 +399,8 @@ func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportReques
 		}
 
 		id := e.newIdentity(driver.Volume)
-		id.Name, id.FS, id.SizeBytes, id.Sector = q.ReplaceVolume.String(), origin.FS, origin.SizeBytes, origin.Sector
+		id.Name = q.ReplaceVolume.String()
+		id = id.WithContentOf(origin.Identity)
 		id.Origin, id.OriginID = tx.RefOf(origin), origin.ID
 		id.Golden, id.Generation = origin.Golden, origin.Generation
 		r.row = catalog.Row{Identity: id, UsedAt: time.Now().UTC(), Usage: cloneUsage(e.caps, origin),

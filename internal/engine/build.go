@@ -181,7 +181,7 @@ func (b *build) undoBuild(ctx context.Context) { b.e.ledger.DestroyUnfinished(ct
 // publishGeneration turns the filled scratch volume into a generation, and makes it
 // the current one. Durable on return.
 func (b *build) publishGeneration(ctx context.Context, t *progress.Tracker) (Info, error) {
-	b.gen.FS, b.gen.SizeBytes, b.gen.Sector = b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector
+	b.gen = b.gen.WithContentOf(b.scratch)
 	if b.reads.Row.ID == "" {
 		b.gen.CreatedAt = time.Now().UTC()
 	}
@@ -380,13 +380,17 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 // publishVolume copies the volume that a build reads, and publishes the copy.
 func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracker) (Info, error) {
 	vol := b.reads.Row
-	b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector = vol.FS, vol.SizeBytes, vol.Sector
+	b.scratch = b.scratch.WithContentOf(vol.Identity)
 	b.scratch.Origin, b.scratch.OriginID = vol.Name, vol.ID
 	b.gen.Origin, b.gen.OriginID = vol.Name, vol.ID
 
 	// The generation has the time at which the copy began, not when it ended: later
 	// writes to the volume are not in the generation, and diff relies on that.
 	b.gen.CreatedAt = time.Now().UTC()
+	if vol.IsOverlay() {
+		return e.publishOverlay(ctx, b, t)
+	}
+
 	if err := e.copyLive(ctx, b.reads, b.scratch, false); err != nil {
 		return Info{}, err
 	}

@@ -41,10 +41,12 @@ type CloneRequest struct {
 	SizeBytes int64         // 0: the size of the origin
 	TTL       time.Duration // 0: none
 	Ephemeral bool          // need not survive a reboot, so nothing waits for the disk
+	Overlay   bool          // hold only what differs from the golden, whose files all its overlays share in memory
 	Freeze    Freeze        // of a volume that is in use: whether its writes are stopped
 	Tracker   *progress.Tracker
 
-	op string // in marks; "" is clone
+	op       string      // in marks; "" is clone
+	template catalog.Row // of an overlay: the empty upper layer
 }
 
 const (
@@ -94,14 +96,14 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	}
 
 	// Plan and mark the clones, after the golden's first generation has been built.
-	plans, l, err := e.planClones(ctx, q, names)
+	plans, l, err := e.planClones(ctx, &q, names)
 	if errs.Is(err, errs.NotFound) {
 		waited, werr := e.awaitGolden(ctx, q.From.Name, q.Tracker)
 		if werr != nil {
 			return nil, werr
 		}
 		if waited {
-			plans, l, err = e.planClones(ctx, q, names)
+			plans, l, err = e.planClones(ctx, &q, names)
 		}
 	}
 	if err != nil {
@@ -160,8 +162,17 @@ func cloneNames(q CloneRequest) ([]string, error) {
 }
 
 // planClones decides everything about the clones, reserves their names and marks the work.
-func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string) ([]*clonePlan, content.Live, error) {
+func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string) ([]*clonePlan, content.Live, error) {
 	var l content.Live
+	if p.Overlay {
+		template, err := e.overlayOrigin(ctx, *p)
+		if err != nil {
+			return nil, l, err
+		}
+		p.template = template
+	}
+
+	q := *p
 
 	// Check the user's directories before the transaction: its duration must not depend on them.
 	targets := make([]content.Target, len(names))
@@ -188,6 +199,13 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			return nil, err
 		}
 
+		if q.Overlay {
+			if err := checkOverlayOrigin(q, origin); err != nil {
+				return nil, err
+			}
+			size = q.template.SizeBytes
+		}
+
 		if l, err = e.content.FindLive(tx, origin, q.Freeze); err != nil {
 			return nil, err
 		}
@@ -210,7 +228,12 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			}
 
 			p := &clonePlan{target: targets[i]}
-			p.row = catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, origin), MeasuredAt: origin.MeasuredAt}
+			from := origin
+			if q.Overlay {
+				from = q.template
+			}
+
+			p.row = catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, from), MeasuredAt: from.MeasuredAt}
 			p.mark = catalog.Mark{ID: id.ID, Op: q.op, Name: n, Reads: origin.ID, Mountpoint: targets[i].Path,
 				MadeDir: targets[i].Made, Freezes: l.Freezes()}
 			plans = append(plans, p)
@@ -256,10 +279,15 @@ func (e *Engine) cloneIdentity(
 	q CloneRequest, name string, origin catalog.Row, originRef string, now time.Time,
 ) driver.Identity {
 	id := e.newIdentity(driver.Volume)
-	id.Name, id.FS, id.Sector = name, origin.FS, origin.Sector
+	id = id.WithContentOf(origin.Identity)
+	id.Name = name
 	id.Origin, id.OriginID, id.Ephemeral = originRef, origin.ID, q.Ephemeral
 	id.Soon = q.Mount
 	id.Golden, id.Generation = origin.Golden, origin.Generation
+	if q.Overlay {
+		id = id.WithContentOf(q.template.Identity)
+		id.Lower = origin.ID
+	}
 	if q.TTL > 0 {
 		id.ExpiresAt = now.Add(q.TTL)
 	}
@@ -285,7 +313,7 @@ func cloneUsage(c driver.Caps, origin catalog.Row) driver.Usage {
 
 // cloneSize returns the size of a clone's block device. Invalid, Unsupported.
 func (e *Engine) cloneSize(q CloneRequest, origin catalog.Row) (int64, error) {
-	if q.SizeBytes == 0 {
+	if q.SizeBytes == 0 || q.Overlay {
 		return origin.SizeBytes, nil
 	}
 
@@ -307,6 +335,10 @@ func (e *Engine) cloneSize(q CloneRequest, origin catalog.Row) (int64, error) {
 }
 
 func (e *Engine) makeClones(ctx context.Context, q CloneRequest, l content.Live, plans []*clonePlan) error {
+	if q.Overlay {
+		return e.cloneRest(ctx, q, q.template.ID, q.template, plans)
+	}
+
 	if l.InUse() {
 		// Copy the volume in use once and clone the copy, so that all clones show
 		// the same moment.

@@ -31,7 +31,7 @@ type Destroyed struct {
 	Kind           string `json:"kind"`
 	ExclusiveBytes int64  `json:"exclusive_bytes"`   // when last measured
 	Reclaimed      bool   `json:"reclaimed"`         // the driver has removed it; if not, the next command does
-	HeldBy         string `json:"held_by,omitempty"` // processes that keep the driver from removing it, if known
+	HeldBy         string `json:"held_by,omitempty"` // what keeps it from being removed, if known: processes, overlays
 }
 
 // DestroyReport is the result of Destroy.
@@ -207,6 +207,7 @@ type destroyItem struct {
 	failed error
 	skip   bool          // already destroyed, or no longer to be destroyed
 	left   []catalog.Row // objects that the driver could not remove
+	layers []layerKept   // generations that stay as layers, because overlays need them
 	dev    uint64        // st_dev of the dataset that was mounted
 	heldBy string
 }
@@ -289,6 +290,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 	}
 
 	e.reclaimNow(ctx, going, report)
+	e.reclaimLayers(ctx, going)
 }
 
 // commitDestroy replaces the rows of a batch by tombstones, in one commit. It is durable unless all of them are
@@ -324,7 +326,10 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyItem, report *D
 	start := time.Now()
 	destroyInParallel(going, func(it *destroyItem) {
 		for _, r := range it.rows() {
-			if bounded.Err() != nil {
+			if l := it.layerOf(r); l != nil {
+				it.left = append(it.left, r)
+				l.written = e.matchIdentity(ctx, r.ID) == nil
+			} else if bounded.Err() != nil {
 				it.left = append(it.left, r)
 			} else if err := e.removeObject(bounded, r.ID, it.refOf(r), report.why); err != nil {
 				it.left = append(it.left, r)
@@ -345,6 +350,9 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyItem, report *D
 						return err
 					}
 				}
+				if l := it.layerOf(r); l != nil && !l.written {
+					continue // the next command that finds the mark writes the identity
+				}
 				if err := tx.Unmark(r.ID); err != nil {
 					return err
 				}
@@ -357,9 +365,13 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyItem, report *D
 	// Report them.
 	for _, it := range going {
 		for _, r := range it.rows() {
+			heldBy := it.heldBy
+			if l := it.layerOf(r); l != nil {
+				heldBy = countOf(int64(l.users), "overlay", "overlays")
+			}
 			report.Destroyed = append(report.Destroyed, Destroyed{
 				Ref: it.refOf(r), ID: string(r.ID), Kind: string(r.Kind),
-				ExclusiveBytes: r.Usage.ExclusiveBytes, Reclaimed: !it.isLeft(r), HeldBy: it.heldBy,
+				ExclusiveBytes: r.Usage.ExclusiveBytes, Reclaimed: !it.isLeft(r), HeldBy: heldBy,
 			})
 		}
 	}
@@ -378,6 +390,16 @@ func (e *Engine) refuseUsed(ctx context.Context, items []*destroyItem, o destroy
 	for i, err := range e.content.InUse(ctx, reasonFor(cmp.Or(o.op, "destroy")), volumes) {
 		asked[i].failed = err
 	}
+}
+
+// layerOf returns the layer that the object of a row has become; nil if it has not.
+func (it *destroyItem) layerOf(r catalog.Row) *layerKept {
+	for i := range it.layers {
+		if it.layers[i].id == r.ID {
+			return &it.layers[i]
+		}
+	}
+	return nil
 }
 
 // isLeft reports whether the driver could not remove the object of a row yet.
@@ -536,12 +558,19 @@ func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog
 	}
 
 	e.reclaimNow(ctx, []*destroyItem{it}, &DestroyReport{budget: reclaimBound})
+	e.reclaimLayers(ctx, []*destroyItem{it})
 	return nil
 }
 
-// putTombstones replaces the rows by tombstones.
+// putTombstones replaces the rows by tombstones, except those of generations that overlays need.
 func (it *destroyItem) putTombstones(tx *catalog.Tx) error {
-	for _, r := range it.rows() {
+	going, kept, err := keepLayers(tx, it.rows())
+	if err != nil {
+		return err
+	}
+
+	it.layers = kept
+	for _, r := range going {
 		if err := tx.DeleteObject(r.ID); err != nil {
 			return err
 		}

@@ -190,11 +190,14 @@ type side struct {
 func (s *side) row() catalog.Row { return s.live.Row }
 
 // id returns the object to read: the copy, if there is one.
-func (s *side) id() driver.ObjectID {
+func (s *side) id() driver.ObjectID { return s.identity().ID }
+
+// identity returns that of the object to read.
+func (s *side) identity() driver.Identity {
 	if s.made {
-		return s.copy.ID
+		return s.copy
 	}
-	return s.row().ID
+	return s.row().Identity
 }
 
 // view is a set of objects opened for reading.
@@ -224,7 +227,7 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 
 			s := &side{ref: r, live: l, copy: e.newIdentity(driver.Scratch)}
 			s.copy.Ephemeral = true
-			s.copy.FS, s.copy.Sector, s.copy.SizeBytes = row.FS, row.Sector, row.SizeBytes
+			s.copy = s.copy.WithContentOf(row.Identity)
 			s.copy.Origin, s.copy.OriginID = tx.RefOf(row), row.ID
 			v.sides = append(v.sides, s)
 			marks = append(marks, catalog.Mark{ID: s.copy.ID, Op: opLook, Reads: row.ID, Freezes: l.Freezes()})
@@ -240,7 +243,7 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 	for _, s := range v.sides {
 		l := s.live
 		hasFiles := l.Row.FS == driver.Ext4 || l.Row.FS == driver.XFS
-		if !hasFiles && (!l.InUse() || !e.caps.Atomic) {
+		if !hasFiles && (!l.InUse() || !e.caps.Atomic && !l.Row.IsOverlay()) {
 			continue
 		}
 		if err := e.copyLive(ctx, l, s.copy, false); err != nil {
@@ -263,6 +266,9 @@ func (v *view) close(ctx context.Context) {
 
 // withRoot calls fn with the root of a side's files, mounted read-only.
 func (v *view) withRoot(ctx context.Context, s *side, fn func(root *os.File) error) error {
+	if s.row().IsOverlay() {
+		return v.e.content.WithOverlay(ctx, s.identity(), true, func(r content.OverlayRoots) error { return fn(r.Merged) })
+	}
 	if s.row().FS.IsImage() {
 		return v.e.content.WithImage(ctx, s.id(), content.ImageOptions{}, fn)
 	}
@@ -271,6 +277,10 @@ func (v *view) withRoot(ctx context.Context, s *side, fn func(root *os.File) err
 
 // compareSides compares the files of two sides.
 func (v *view) compareSides(ctx context.Context, a, b *side, times bool, t *progress.Tracker) (treediff.Result, error) {
+	if b.row().Lower == a.row().ID {
+		return v.compareWithLower(ctx, b, times, t)
+	}
+
 	o, done, release, err := v.imageHints(ctx, a, b)
 	if err != nil {
 		return treediff.Result{}, err
@@ -284,7 +294,7 @@ func (v *view) compareSides(ctx context.Context, a, b *side, times bool, t *prog
 	o.Times, o.Progress = times, t.Add
 	var res treediff.Result
 	err = v.withRoots(ctx, func(roots []*os.File) (err error) {
-		if !a.row().FS.IsImage() {
+		if !a.row().FS.IsImage() && !a.row().IsOverlay() && !b.row().IsOverlay() {
 			if err := v.treeHints(ctx, a, b, roots[0], roots[1], &o); err != nil {
 				return err
 			}
@@ -293,6 +303,17 @@ func (v *view) compareSides(ctx context.Context, a, b *side, times bool, t *prog
 		return err
 	}, a, b)
 
+	return res, err
+}
+
+// compareWithLower compares an overlay with the golden that it is on. It reads only what was changed.
+func (v *view) compareWithLower(
+	ctx context.Context, s *side, times bool, t *progress.Tracker,
+) (res treediff.Result, err error) {
+	err = v.e.content.WithOverlay(ctx, s.identity(), true, func(r content.OverlayRoots) (err error) {
+		res, err = treediff.CompareOverlay(ctx, r.Lower, r.Upper, r.Merged, treediff.Options{Times: times, Progress: t.Add})
+		return err
+	})
 	return res, err
 }
 
@@ -313,6 +334,10 @@ func (v *view) withRoots(ctx context.Context, fn func(roots []*os.File) error, s
 // the same. The images stay open until release is called.
 func (v *view) imageHints(ctx context.Context, a, b *side) (o treediff.Options, done bool, release func(), err error) {
 	release = func() {}
+	if a.row().IsOverlay() || b.row().IsOverlay() {
+		return o, false, release, nil // their files are not all in their images
+	}
+
 	_, since, same, err := v.e.commonOrigin(ctx, a.row(), b.row())
 	if err != nil {
 		return o, false, release, err

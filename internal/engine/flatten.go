@@ -24,19 +24,21 @@ type FlattenRequest struct {
 // Flatten is the result of Engine.Flatten.
 type Flatten struct {
 	Info
-	// this driver ties volumes to their origins; if not, there is nothing to do
-	Tied      bool    `json:"tied"`
-	CostBytes int64   `json:"cost_bytes"` // bytes to read and to write
-	FreeBytes int64   `json:"free_bytes"` // in the pool, before
-	Done      bool    `json:"done"`       // the volume has been copied and replaced
-	Snapshots int     `json:"snapshots"`  // of the volume, which stay as they are
-	Seconds   float64 `json:"duration_seconds"`
+	// this driver ties volumes to their origins, or the volume is an overlay; if not, there is nothing to do
+	Tied       bool    `json:"tied"`
+	CostBytes  int64   `json:"cost_bytes"`  // bytes to read and to write
+	FreeBytes  int64   `json:"free_bytes"`  // in the pool, before
+	WasOverlay bool    `json:"was_overlay"` // the volume was an overlay, and now holds all its files itself
+	Done       bool    `json:"done"`        // the volume has been copied and replaced
+	Snapshots  int     `json:"snapshots"`   // of the volume, which stay as they are
+	Seconds    float64 `json:"duration_seconds"`
 }
 
 // Flatten makes a volume independent: it copies the volume, and replaces it with the
 // copy, which shares no block with any other object, in one commit. From then on no
 // destroyed object is kept because of this volume. If the driver does not tie volumes
-// to their origins, there is nothing to do. Durable on return. NotFound, InUse (it is
+// to their origins, there is nothing to do. An overlay becomes a volume that holds all its
+// files, as if it had been cloned from its golden without Overlay. Durable on return. NotFound, InUse (it is
 // mounted), NoSpace.
 func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error) {
 	ctx, end := e.ledger.Begin(ctx)
@@ -57,7 +59,7 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 			return row, row, err
 		}
 		l, err := e.content.FindLive(tx, row, FreezeIfNeeded)
-		if err == nil && l.InUse() && tied && !q.DryRun {
+		if err == nil && l.InUse() && (tied || row.IsOverlay()) && !q.DryRun {
 			err = errs.New(errs.InUse, opFlatten, name, "the volume is mounted at %s", l.Record.Mountpoint).
 				WithHint("unmount it first with %s", errs.Run("umount", name))
 		}
@@ -77,7 +79,9 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 	}
 
 	out.Info = volumeInfo(vol, e.caps.Name, "")
-	if !tied {
+	out.WasOverlay = vol.IsOverlay()
+	out.Tied = tied || out.WasOverlay
+	if !out.Tied {
 		return out, nil
 	}
 
@@ -88,7 +92,7 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 	}
 
 	out.FreeBytes = s.FreeBytes
-	if out.CostBytes, err = fl.FlattenCost(ctx, vol.ID); err != nil {
+	if out.CostBytes, err = e.flattenCost(ctx, fl, vol); err != nil {
 		return out, err
 	}
 
@@ -113,6 +117,27 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 	return out, nil
 }
 
+// flattenCost returns how many bytes a flatten reads and writes, at most.
+func (e *Engine) flattenCost(ctx context.Context, fl driver.Flattener, vol catalog.Row) (int64, error) {
+	if !vol.IsOverlay() {
+		return fl.FlattenCost(ctx, vol.ID)
+	}
+
+	cost := vol.Usage.LogicalBytes
+	if !e.caps.Sharing { // a copy of the golden as well
+		var lower catalog.Row
+		if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+			lower, _, err = tx.Object(vol.Lower)
+			return err
+		}); err != nil {
+			return 0, err
+		}
+		cost += lower.Usage.LogicalBytes
+	}
+
+	return cost, nil
+}
+
 // replaceByCopy replaces a volume with an independent copy, and destroys its previous
 // object.
 func (e *Engine) replaceByCopy(
@@ -125,6 +150,10 @@ func (e *Engine) replaceByCopy(
 
 	// Only the blocks differ: the volume keeps its origin.
 	s.next.Origin, s.next.OriginID = s.vol.Origin, s.vol.OriginID
+	if s.vol.IsOverlay() {
+		return e.replaceOverlay(ctx, s, q)
+	}
+
 	q.Tracker.Start("copying", 0, 0)
 	last := int64(0)
 	err := fl.Flatten(ctx, s.vol.ID, s.draft(), func(done, total int64) {

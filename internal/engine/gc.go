@@ -290,6 +290,8 @@ func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 			k.Why = append(k.Why, "a snapshot stays as long as its volume")
 		case driver.Generation:
 			k.Why = append(k.Why, whyGeneration(u, r)...)
+		case driver.Layer:
+			k.Why = append(k.Why, u.whyLayer(r))
 		}
 
 		if n := clones[r.ID]; n > 0 && e.caps.Sharing {
@@ -317,6 +319,20 @@ func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 	return append(out, ties...), err
 }
 
+// whyLayer explains why a layer stays.
+func (u *uses) whyLayer(r catalog.Row) errs.Message {
+	n := 0
+	for _, x := range u.rows {
+		if x.Lower == r.ID {
+			n++
+		}
+	}
+	if n == 0 {
+		return "the empty upper layer that overlays are cloned from"
+	}
+	return errs.Messagef("removed, and stays because %s need it", countOf(int64(n), "overlay", "overlays"))
+}
+
 // refs returns the references of all rows.
 func (u *uses) refs() map[driver.ObjectID]string {
 	volumes := map[driver.ObjectID]string{}
@@ -328,10 +344,10 @@ func (u *uses) refs() map[driver.ObjectID]string {
 
 	out := make(map[driver.ObjectID]string, len(u.rows))
 	for _, r := range u.rows {
-		switch r.Kind {
-		case driver.Generation:
+		switch {
+		case r.Kind == driver.Generation, r.Kind == driver.Layer && r.Name == "":
 			out[r.ID] = ref.Generation(r.Golden, r.Generation)
-		case driver.Snapshot:
+		case r.Kind == driver.Snapshot:
 			out[r.ID] = volumes[r.Volume] + "@" + r.Name
 		default:
 			out[r.ID] = r.Name

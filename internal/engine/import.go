@@ -167,7 +167,7 @@ func (e *Engine) buildImport(ctx context.Context, q ImportRequest, src *source) 
 		return Imported{}, err
 	}
 
-	b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector = id.FS, id.SizeBytes, id.Sector
+	b.scratch = b.scratch.WithContentOf(id)
 	b.gen.Origin = "" // a source is not a reference
 	out, err := e.fillScratch(ctx, b, src, q)
 	if err == nil {

@@ -33,6 +33,7 @@ type Info struct {
 	LastUsedAt     time.Time  `json:"last_used_at"`
 	ExpiresAt      *time.Time `json:"expires_at"`
 	Ephemeral      bool       `json:"ephemeral"`
+	Overlay        bool       `json:"overlay"`         // it holds only what differs from its golden
 	SizeBytes      int64      `json:"size_bytes"`      // of the block device; 0: as large as the pool
 	LogicalBytes   int64      `json:"logical_bytes"`   // space that a full copy would use
 	ExclusiveBytes int64      `json:"exclusive_bytes"` // space that destroying it would return
@@ -58,7 +59,7 @@ func rowInfo(r catalog.Row, driverName string) Info {
 	i := Info{
 		Name: r.Name, ID: string(r.ID), Kind: string(r.Kind), FS: string(r.FS), Driver: driverName, State: stateIdle,
 		Origin: r.Origin, Golden: r.Golden, Generation: r.Generation,
-		CreatedAt: r.CreatedAt, LastUsedAt: r.UsedAt, Ephemeral: r.Ephemeral,
+		CreatedAt: r.CreatedAt, LastUsedAt: r.UsedAt, Ephemeral: r.Ephemeral, Overlay: r.IsOverlay(),
 		SizeBytes: r.SizeBytes, LogicalBytes: r.Usage.LogicalBytes, ExclusiveBytes: r.Usage.ExclusiveBytes,
 		SharedBytes: r.Usage.SharedBytes, Extents: r.Usage.Extents, Consistency: string(r.Consistency),
 	}
@@ -296,6 +297,8 @@ type Detail struct {
 	TiedBytes int64 `json:"tied_bytes,omitempty"`
 
 	Key *driver.Key `json:"key,omitempty"` // key of the pool's filesystem; nil: not encrypted
+
+	Layers *Layers `json:"layers,omitempty"` // of an overlay
 }
 
 // Show describes the object that a reference names, measured now. It first flushes the
@@ -330,6 +333,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 		d.Key = &k
 	}
 
+	d.Layers = s.layers
 	if s.row.Kind != driver.Generation && s.row.Golden != "" {
 		d.Base = ref.Generation(s.row.Golden, s.row.Generation)
 	}
@@ -368,6 +372,7 @@ type shown struct {
 	golden catalog.Golden
 	gens   []catalog.Row // of a golden, if Show was asked for all of it
 	snaps  []catalog.Row // of a volume
+	layers *Layers       // of an overlay
 }
 
 // readShown reads what the catalogue has about an object. NotFound.
@@ -375,6 +380,12 @@ func (e *Engine) readShown(ctx context.Context, r ref.Ref) (s shown, err error) 
 	err = e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		if s.row, err = tx.Resolve("show", r); err != nil {
 			return err
+		}
+
+		if s.row.IsOverlay() {
+			if s.layers, err = layersOf(tx, s.row); err != nil {
+				return err
+			}
 		}
 
 		switch s.row.Kind {

@@ -104,6 +104,7 @@ type rebase struct {
 	q                 RebaseRequest
 	s                 *succession
 	vol, base, target catalog.Row
+	from              catalog.Row // the object that the successor is cloned from: target, or the template of an overlay
 }
 
 // findVolume finds the volume and both generations.
@@ -194,11 +195,15 @@ func (r *rebase) reapplyChanges(ctx context.Context, out *Rebased) error {
 	}
 
 	t.Start("reapplying the volume's changes", int64(len(changes)), 0)
-	if err := e.drv.Clone(ctx, r.target.ID, r.s.draft()); err != nil {
+	if err := r.chooseOrigin(ctx); err != nil {
 		return err
 	}
 
-	if r.s.next.SizeBytes > r.target.SizeBytes {
+	if err := e.drv.Clone(ctx, r.from.ID, r.s.draft()); err != nil {
+		return err
+	}
+
+	if r.s.next.SizeBytes > r.from.SizeBytes {
 		if err := e.growInside(ctx, catalog.Row{Identity: r.s.next}); err != nil {
 			return err
 		}
@@ -274,7 +279,7 @@ func (r *rebase) addVolume(ctx context.Context, v *view) (*side, error) {
 	}
 
 	s.copy.Ephemeral = true
-	s.copy.FS, s.copy.Sector, s.copy.SizeBytes = r.vol.FS, r.vol.Sector, r.vol.SizeBytes
+	s.copy = s.copy.WithContentOf(r.vol.Identity)
 	s.copy.Origin, s.copy.OriginID = r.vol.Name, r.vol.ID
 	err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		return tx.Mark(catalog.Mark{ID: s.copy.ID, Op: opLook})
@@ -286,6 +291,21 @@ func (r *rebase) addVolume(ctx context.Context, v *view) (*side, error) {
 	v.sides = append(v.sides, s)
 	s.made = true
 	return s, e.drv.Clone(ctx, r.vol.ID, s.copy)
+}
+
+// chooseOrigin decides what the successor is cloned from: an overlay stays one.
+func (r *rebase) chooseOrigin(ctx context.Context) (err error) {
+	r.from = r.target
+	if !r.vol.IsOverlay() {
+		return nil
+	}
+	if r.from, err = r.e.template(ctx, r.target.FS, r.vol.SizeBytes, r.q.Tracker); err != nil {
+		return err
+	}
+	next := r.s.next.WithContentOf(r.from.Identity)
+	next.Lower = r.target.ID
+	r.s.next = next
+	return nil
 }
 
 // inSuccessor calls fn with the root of the successor's files. Everything that fn has
@@ -305,12 +325,18 @@ func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) 
 		return errs.Wrap(opRebase, r.q.Volume.String(), err)
 	}
 
-	if !r.s.next.FS.IsImage() {
+	switch {
+	case r.s.next.IsOverlay():
+		err := e.content.WithOverlay(ctx, r.s.draft(), false, func(o content.OverlayRoots) error { return sync(o.Merged) })
+		if err != nil || r.s.next.Ephemeral || !r.s.next.FS.IsImage() {
+			return err
+		}
+	case !r.s.next.FS.IsImage():
 		return e.content.WithTree(ctx, id, false, sync)
-	}
-
-	if err := e.content.WithImage(ctx, id, content.ImageOptions{}, sync); err != nil || r.s.next.Ephemeral {
-		return err
+	default:
+		if err := e.content.WithImage(ctx, id, content.ImageOptions{}, sync); err != nil || r.s.next.Ephemeral {
+			return err
+		}
 	}
 
 	return e.content.WithPath(ctx, id, func(path string) error {

@@ -41,7 +41,8 @@ func (s *succession) claim(ctx context.Context, look func(*catalog.Tx) (vol, ori
 		n := fresh
 		n.Name, n.Volume, n.Replaces = vol.Name, vol.Lineage(), vol.ID
 		n.Before = "before-" + s.op + "-" + timestampName(time.Now())
-		n.FS, n.Sector, n.SizeBytes = origin.FS, origin.Sector, max(vol.SizeBytes, origin.SizeBytes)
+		n = n.WithContentOf(origin.Identity)
+		n.SizeBytes = max(vol.SizeBytes, origin.SizeBytes)
 		n.Origin, n.OriginID = tx.RefOf(origin), origin.ID
 		n.Golden, n.Generation = origin.Golden, origin.Generation
 		n.CreatedAt, n.ExpiresAt, n.Pinned, n.Ephemeral = vol.CreatedAt, vol.ExpiresAt, vol.Pinned, vol.Ephemeral

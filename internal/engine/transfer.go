@@ -114,6 +114,10 @@ func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 }
 
 func (e *Engine) pointOf(tx *catalog.Tx, row catalog.Row) (Point, error) {
+	if err := refuseOverlay(opPush, row, tx.RefOf(row)); err != nil {
+		return Point{}, err
+	}
+
 	p := Point{
 		ID: row.ID, Ref: tx.RefOf(row), Name: row.Name, FS: row.FS, SizeBytes: row.SizeBytes, Sector: row.Sector,
 		CreatedAt: row.CreatedAt, Consistency: row.Consistency,

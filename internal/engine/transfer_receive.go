@@ -420,7 +420,7 @@ func (r *receive) makeAndCommit(ctx context.Context) (Info, error) {
 	unchanged := false
 	if r.volume.ID != "" {
 		v := &r.volume
-		v.FS, v.SizeBytes, v.Sector = r.point.FS, r.point.SizeBytes, r.point.Sector
+		*v = v.WithContentOf(r.point)
 		draft := *v
 		if r.next != nil {
 			r.next.next = *v

@@ -15,7 +15,8 @@ import (
 func (r *receive) makeImagePoint(ctx context.Context) error {
 	e, q := r.e, r.q
 	draft := e.newIdentity(driver.Scratch)
-	draft.ID, draft.FS, draft.SizeBytes, draft.Sector = r.point.ID, r.point.FS, r.point.SizeBytes, r.point.Sector
+	draft = draft.WithContentOf(r.point)
+	draft.ID = r.point.ID
 
 	// Until it is the point, it is worthless after a power loss; and it is written to
 	// at once.

@@ -30,7 +30,7 @@ func (r *receive) planInside(room pool.Space) {
 func (r *receive) makeTreeImagePoint(ctx context.Context) error {
 	e, q := r.e, r.q
 	d := r.draft
-	d.FS, d.SizeBytes, d.Sector = r.point.FS, r.point.SizeBytes, r.point.Sector
+	d = d.WithContentOf(r.point)
 	d.Ephemeral, d.Soon = true, true // until it is the point, it is worthless after a power loss
 	var err error
 	if q.Base != "" {

@@ -130,7 +130,7 @@ var table = map[string]layer{
 	// What makes the bytes of objects reachable: it keeps no records but those that it is given.
 	"internal/engine/content": {
 		imports: []string{"internal/engine/mountpoint", "internal/engine/pool", "internal/engine/catalog", "internal/driver",
-			"{linux}", "{base}"},
+			"internal/tree/treecopy", "{linux}", "{base}"},
 	},
 
 	"internal/engine/mountpoint": {imports: []string{"internal/driver", "internal/base/errs", "internal/linux/kernel",

@@ -107,6 +107,8 @@ func (v *poolView) deriveWants() {
 			}
 		case driver.Snapshot:
 			v.refs[id] = cmp.Or(names[r.Volume], string(r.Volume)) + "@" + r.Name
+		case driver.Layer:
+			v.refs[id] = cmp.Or(r.Name, "layer "+string(id)) // a removed golden's name may be in use again
 		default:
 			v.refs[id] = r.Name
 		}
@@ -384,6 +386,7 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 		ref.Generation(got.Golden, got.Generation), ref.Generation(want.Golden, want.Generation))
 	add("vol", got.Volume == want.Volume, got.Volume, want.Volume)
 	add("fs", got.FS == want.FS, got.FS, want.FS)
+	add("lower", got.Lower == want.Lower, got.Lower, want.Lower)
 	add("size", got.SizeBytes == want.SizeBytes, got.SizeBytes, want.SizeBytes)
 
 	// Rows of earlier versions have no sector size, and their identities have no `since`.
@@ -460,7 +463,12 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 				"turn it into a volume")
 			f.fix = func(ctx context.Context) (string, error) { return c.fixOrphan(ctx, r) }
 			out = append(out, f)
-		case r.Kind != driver.Snapshot && r.Kind != driver.Volume && r.Kind != driver.Generation, !driver.ValidID(string(id)):
+		case r.IsOverlay() && v.rows[r.Lower].ID == "":
+			f.describe(sevError, "lower-missing", errs.Messagef("the golden that it is an overlay on, object %s, is missing",
+				string(r.Lower)), byHandRebuild)
+			out = append(out, f)
+		case r.Kind != driver.Snapshot && r.Kind != driver.Volume && r.Kind != driver.Generation && r.Kind != driver.Layer,
+			!driver.ValidID(string(id)):
 			f.describe(sevError, "catalogue", errs.Messagef("a row of kind %q and ID %q", string(r.Kind), string(id)),
 				byHandRebuild)
 			out = append(out, f)
@@ -607,9 +615,10 @@ func (c *fsck) compareLoopDevices(ctx context.Context, v *poolView) ([]Finding, 
 	}
 
 	var out []Finding
+	lowers := content.MountedLowers(v.rows, v.mountRecords)
 	for _, b := range loops {
 		id, ours := images[inode{b.Dev, b.Ino}]
-		if a, ok := v.mountRecords[id]; !ours || v.busy[id] || ok && a.Loop == b.Index {
+		if a, ok := v.mountRecords[id]; !ours || v.busy[id] || ok && a.Loop == b.Index || lowers[id] {
 			continue
 		}
 		f := Finding{Ref: v.refs[id], ID: string(id)}
@@ -634,8 +643,9 @@ func (c *fsck) activeDevices(ctx context.Context, a driver.Activator, v *poolVie
 	}
 
 	var out []Finding
+	lowers := content.MountedLowers(v.rows, v.mountRecords)
 	for _, id := range active {
-		if _, has := v.mountRecords[id]; has || v.busy[id] {
+		if _, has := v.mountRecords[id]; has || v.busy[id] || lowers[id] {
 			continue
 		}
 		f := Finding{Ref: v.refs[id], ID: string(id)}

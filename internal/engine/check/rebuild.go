@@ -46,6 +46,7 @@ func Rebuild(ctx context.Context, p *pool.Pool, d driver.Driver) (*Rebuilt, erro
 
 	// Read the identities, and remove incomplete objects.
 	var whole []driver.Identity
+	var err error
 	for o, err := range d.List(ctx) {
 		switch {
 		case err != nil:
@@ -67,6 +68,9 @@ func Rebuild(ctx context.Context, p *pool.Pool, d driver.Driver) (*Rebuilt, erro
 		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
 	})
 	whole = leaveOutTwins(whole, r)
+	if whole, err = dropUnusedLayers(ctx, d, whole, r); err != nil {
+		return nil, err
+	}
 	if err := settleIdentities(ctx, d, whole, r); err != nil {
 		return nil, err
 	}
@@ -157,6 +161,30 @@ func writeCatalog(
 	}
 
 	return nil
+}
+
+// dropUnusedLayers destroys the layers that no overlay needs any more, and returns the other objects.
+func dropUnusedLayers(
+	ctx context.Context, d driver.Driver, whole []driver.Identity, r *Rebuilt,
+) ([]driver.Identity, error) {
+	used := map[driver.ObjectID]bool{}
+	for _, id := range whole {
+		used[id.Lower] = true
+	}
+
+	out := whole[:0:0]
+	for _, id := range whole {
+		if id.Kind != driver.Layer || used[id.ID] || id.Golden == "" { // those without a golden are templates
+			out = append(out, id)
+			continue
+		}
+		if err := d.Destroy(ctx, id.ID); err != nil {
+			return nil, err
+		}
+		r.Garbage++
+	}
+
+	return out, nil
 }
 
 // settleIdentities finishes the operations that identities show to be unfinished: a volume that was replaced becomes a

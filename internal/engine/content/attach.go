@@ -40,6 +40,8 @@ func (acc *Access) Mount(ctx context.Context, row catalog.Row, t Target) (catalo
 	}
 
 	switch {
+	case row.IsOverlay():
+		return acc.mountOverlay(ctx, row, a, what, t)
 	case what.Tree != "":
 		return acc.mountTree(a, what, t)
 	case what.Source != "":
@@ -194,9 +196,16 @@ func (acc *Access) Unmount(ctx context.Context, why Reason, row catalog.Row, a c
 		return acc.RemoveTarget(ctx, row.Name, a)
 	}
 
+	if row.IsOverlay() {
+		if err := acc.unmountOverlay(ctx, why, row, a, w, stays); err != nil {
+			return err
+		}
+		return acc.RemoveTarget(ctx, row.Name, a)
+	}
+
 	// Unmount it. A copy of the mount in a namespace that is just being made may end soon: then try once more.
 	copied, err := acc.unmountFilesystem(ctx, why, row, &a, w, stays)
-	if copied && !why.Gentle && acc.waitCopiesGone(ctx, a, w) {
+	if copied && !why.Gentle && acc.waitCopiesGone(ctx, row, a, w) {
 		_, err = acc.unmountFilesystem(ctx, why, row, &a, w, stays)
 	}
 	if err != nil {
@@ -289,6 +298,11 @@ func Trim(dir string) {
 		return
 	}
 	defer f.Close()
+	trimRoot(f)
+}
+
+// trimRoot is Trim for an open root directory.
+func trimRoot(f *os.File) {
 	waitDeletedFreed(f)
 	_, _ = kernel.Trim(f, trimMinBytes)
 }

@@ -36,6 +36,12 @@ type Records interface {
 	// TellLostWrites records that the user has been told of them.
 	TellLostWrites(ctx context.Context, a catalog.MountRecord, l catalog.Lost) error
 
+	// LowerLoop returns the loop device that a lower layer was last attached to. It may have another file by now.
+	LowerLoop(ctx context.Context, id driver.ObjectID) (index int, known bool, err error)
+
+	// SetLowerLoop records the loop device that a lower layer is attached to.
+	SetLowerLoop(ctx context.Context, id driver.ObjectID, index int) error
+
 	// NoteLostWrites records that writes were lost now.
 	NoteLostWrites(ctx context.Context, a catalog.MountRecord, l catalog.Loss) error
 }

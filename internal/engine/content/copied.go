@@ -24,7 +24,7 @@ func (acc *Access) OwnMountState(row catalog.Row, a catalog.MountRecord) State {
 // keeps no files in the pool has no such copies.
 func (acc *Access) isOriginals(row catalog.Row, a catalog.MountRecord) bool {
 	w, err := acc.attachmentOf(context.Background(), row)
-	if err != nil || w.Block || w.Image+w.Tree == "" {
+	if err != nil || w.Block || w.Image+w.Tree == "" || row.IsOverlay() && w.Tree != "" {
 		return false
 	}
 

@@ -69,7 +69,7 @@ func (acc *Access) treeState(row catalog.Row, a catalog.MountRecord) State {
 	if errs.Is(err, errs.NotFound) {
 		return NotMounted
 	}
-	if err != nil || w.Tree == "" {
+	if err != nil || w.Tree == "" && !row.IsOverlay() {
 		return HeldElsewhere // its driver would have to run a program to tell more
 	}
 
@@ -78,7 +78,7 @@ func (acc *Access) treeState(row catalog.Row, a catalog.MountRecord) State {
 		return HeldElsewhere
 	}
 
-	if found, err := mountsOf(t, a, w); err != nil || len(found) > 0 || !t.Complete() {
+	if found, err := mountsOf(t, row, a, w); err != nil || len(found) > 0 || !t.Complete() {
 		return HeldElsewhere
 	}
 
@@ -86,15 +86,22 @@ func (acc *Access) treeState(row catalog.Row, a catalog.MountRecord) State {
 }
 
 // mountsOf finds where a volume is mounted, other than at the place in its mount record.
-func mountsOf(t *mount.Tables, a catalog.MountRecord, w driver.Attachment) ([]mount.Holder, error) {
+func mountsOf(
+	t *mount.Tables, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
+) ([]mount.Holder, error) {
 	q := mount.Query{Tree: w.Tree}
+	if row.IsOverlay() {
+		q = mount.Query{Dev: t.DeviceOf("overlay", overlaySource(row.ID))}
+	}
 	if ns, err := kernel.MountNamespace(); err == nil && ns == a.MountNS {
 		q.At = a.Mountpoint
 	}
 
-	if w.Tree == "" && w.Image != "" {
+	switch {
+	case row.IsOverlay(), w.Tree != "":
+	case w.Image != "":
 		q.Dev = deviceOf(a, w)
-	} else if w.Tree == "" { // mounted by name
+	default: // mounted by name
 		if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil && m.Root && m.ID == a.MountID {
 			q.Dev = m.Dev
 		}
@@ -176,7 +183,7 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 			if used, err = acc.imageAttached(v.Row.ID); err != nil && !errs.Is(err, errs.NotFound) {
 				out[i] = err
 			}
-		case image && (!why.Gentle || v.Record.MountID == 0):
+		case image && !v.Row.IsOverlay() && (!why.Gentle || v.Record.MountID == 0):
 		case v.HasRecord && v.Record.MountID == 0 && !image: // a symbolic link
 			if why.Gentle {
 				users, _ := mount.TreeUsers(ctx, w.Tree, false)
@@ -191,12 +198,12 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 					continue
 				}
 			}
-			found, err := mountsOf(t, v.Record, w)
+			found, err := mountsOf(t, v.Row, v.Record, w)
 			if err != nil {
 				out[i] = err
 				continue
 			}
-			used = len(found) > 0 && (why.Gentle || !acc.waitCopiesGone(ctx, v.Record, w))
+			used = len(found) > 0 && (why.Gentle || !acc.waitCopiesGone(ctx, v.Row, v.Record, w))
 		}
 
 		if used {
@@ -246,13 +253,15 @@ func (acc *Access) releaseUnheld(
 
 // waitCopiesGone waits a moment for the copies of a mount in other namespaces to end, as those of a container that is
 // just being started do.
-func (acc *Access) waitCopiesGone(ctx context.Context, a catalog.MountRecord, w driver.Attachment) bool {
+func (acc *Access) waitCopiesGone(
+	ctx context.Context, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
+) bool {
 	for end := time.Now().Add(copyPatience); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(copyPoll) {
 		t, err := mount.ReadTables(ctx)
 		if err != nil {
 			return false
 		}
-		if found, err := mountsOf(t, a, w); err == nil && len(found) == 0 {
+		if found, err := mountsOf(t, row, a, w); err == nil && len(found) == 0 {
 			return true
 		}
 	}

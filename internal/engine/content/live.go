@@ -130,6 +130,10 @@ func (acc *Access) copyLive(ctx context.Context, l Live, id driver.Identity, imm
 			return err
 		}
 		return simple()
+	case l.Row.IsOverlay() && !acc.caps.Atomic:
+		return errs.New(errs.InUse, "copy", l.Row.Name, "the %s driver cannot copy an overlay that is mounted",
+			acc.caps.Name).
+			WithHint("unmount it first with %s", errs.Run("umount", l.Row.Name))
 	case canLive && !acc.caps.Atomic:
 		return lc.CopyLive(ctx, l.Row.ID, id, immutable, nil)
 	}
@@ -267,7 +271,7 @@ func (acc *Access) flushBeforeCopy(ctx context.Context, l Live) error {
 // openMounted opens the root of the filesystem in an image that is mounted, also
 // if that is in another mount namespace.
 func (acc *Access) openMounted(ctx context.Context, l Live) (*os.File, func(), error) {
-	if l.state == Mounted {
+	if l.state == Mounted && !l.Row.IsOverlay() { // an overlay cannot be frozen: its upper layer can
 		f, err := os.Open(l.Record.Mountpoint)
 		if err != nil {
 			return nil, nil, errs.Wrap("freeze", l.Row.Name, err)

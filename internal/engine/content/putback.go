@@ -71,7 +71,8 @@ func (acc *Access) restoreFrozen(
 func (acc *Access) openFrozen(
 	ctx context.Context, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
 ) *mount.Detached {
-	if w.Image == "" || !filesystemStays(row.FS, deviceOf(a, w)) {
+	// An overlay cannot be mounted again while its upper layer is in use.
+	if w.Image == "" || row.IsOverlay() || !filesystemStays(row.FS, deviceOf(a, w)) {
 		return nil
 	}
 

@@ -52,13 +52,27 @@ func (acc *Access) StrayDevices(ctx context.Context, rows map[driver.ObjectID]ca
 		return nil, err
 	}
 
+	lowers := MountedLowers(rows, records)
 	for _, id := range active {
-		if _, has := records[id]; !has {
+		if _, has := records[id]; !has && !lowers[id] {
 			strays = append(strays, StrayDevice{ID: id})
 		}
 	}
 
 	return strays, nil
+}
+
+// MountedLowers returns the lower layers of overlays that have a mount record: their block devices are theirs.
+func MountedLowers(
+	rows map[driver.ObjectID]catalog.Row, records map[driver.ObjectID]catalog.MountRecord,
+) map[driver.ObjectID]bool {
+	out := map[driver.ObjectID]bool{}
+	for id := range records {
+		if lower := rows[id].Lower; lower != "" {
+			out[lower] = true
+		}
+	}
+	return out
 }
 
 // strayLoops is StrayDevices where images are files.
@@ -78,10 +92,10 @@ func (acc *Access) strayLoops(ctx context.Context, rows map[driver.ObjectID]cata
 		return nil, nil
 	}
 
-	images := acc.imagesByFile(ctx, rows)
+	images, lowers := acc.imagesByFile(ctx, rows), MountedLowers(rows, records)
 	for _, b := range loops {
 		id, ours := images[fileID{b.Dev, b.Ino}]
-		if a, has := records[id]; !ours || has && a.Loop == b.Index {
+		if a, has := records[id]; !ours || has && a.Loop == b.Index || lowers[id] {
 			continue
 		}
 		strays = append(strays, StrayDevice{ID: id, loop: &b})

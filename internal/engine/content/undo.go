@@ -32,6 +32,13 @@ func (acc *Access) undoMount(ctx context.Context, m catalog.Mark, name string) e
 
 	at, err := kernel.MountAt(unix.AT_FDCWD, m.Mountpoint)
 	mounted := err == nil && at.Root
+	if mounted && isOverlayAt(m.ID, m.Mountpoint) {
+		if err := acc.unmountQuietly(m.Mountpoint, at.ID); err != nil {
+			return err
+		}
+		mounted = false
+	}
+
 	if w.Tree != "" {
 		var st unix.Stat_t
 		if err := unix.Stat(w.Tree, &st); err != nil || !mounted || st.Dev != at.Dev || st.Ino != at.Ino {

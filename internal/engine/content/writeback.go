@@ -42,10 +42,14 @@ func writeBack(root *os.File, raw bool) (u unwritten) {
 }
 
 // writeBackMounted is writeBack for a volume that is mounted in this namespace.
-func (acc *Access) writeBackMounted(a catalog.MountRecord) unwritten {
+func (acc *Access) writeBackMounted(ctx context.Context, row catalog.Row, a catalog.MountRecord) unwritten {
 	raw := a.MountID == 0
 	if raw && a.Loop < 0 && a.Dev == 0 {
 		return unwritten{} // a link to a tree, which umount does not remove
+	}
+
+	if row.IsOverlay() {
+		return acc.writeBackUpper(ctx, row, a)
 	}
 
 	root, err := os.Open(a.Mountpoint)
@@ -64,10 +68,37 @@ func (acc *Access) writeBackMounted(a catalog.MountRecord) unwritten {
 	return writeBack(root, raw)
 }
 
+// writeBackUpper is writeBackMounted for an overlay, which does not report the failures of its upper layer.
+func (acc *Access) writeBackUpper(ctx context.Context, row catalog.Row, a catalog.MountRecord) unwritten {
+	w, err := acc.drv.Attachment(ctx, row.ID)
+	if err != nil {
+		return unwritten{} // unmounted and destroyed by hand
+	}
+
+	m, err := acc.reopenUpper(ctx, row, a, w)
+	if errs.Is(err, errs.NotFound) {
+		return unwritten{} // unmounted by hand
+	}
+	if err != nil {
+		return unwritten{cause: err, stopped: true}
+	}
+
+	defer m.Close()
+
+	root, err := m.Open()
+	if err != nil {
+		return unwritten{cause: err, stopped: true}
+	}
+
+	defer root.Close()
+
+	return writeBack(root, false)
+}
+
 // UmountWriteBack makes sure that unmounting a volume does not lose data in silence. It fails once if data was lost
 // since the volume was mounted, whichever process noticed first; the next time it warns.
 func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catalog.MountRecord) error {
-	u := acc.writeBackMounted(a)
+	u := acc.writeBackMounted(ctx, row, a)
 	if u.cause == nil {
 		u.cause = acc.syncIfNearlyFull(ctx, row)
 	}
@@ -118,7 +149,7 @@ func warnLost(ctx context.Context, l Live) {
 
 // FlushToMeasure writes back the data of a mounted volume, so that it counts when the volume is measured.
 func (acc *Access) FlushToMeasure(ctx context.Context, row catalog.Row, a catalog.MountRecord) {
-	u := acc.writeBackMounted(a)
+	u := acc.writeBackMounted(ctx, row, a)
 	if u.cause == nil {
 		return
 	}

@@ -1,0 +1,340 @@
+package content
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"pando/internal/base/errs"
+	"pando/internal/driver"
+	"pando/internal/engine/catalog"
+	"pando/internal/linux/kernel"
+	"pando/internal/linux/loopdev"
+	"pando/internal/linux/mount"
+	"pando/internal/tree/treecopy"
+
+	"golang.org/x/sys/unix"
+)
+
+// An overlay is mounted from two layers: its own object, the upper layer, which holds what programs change, and the
+// generation that it was cloned from, the lower layer, which nothing changes. All overlays on one generation mount it
+// from the same block device, so the kernel gives them one instance of its filesystem, and with that one page cache.
+// Nothing is mounted anywhere but at the overlay's own mount point, so nothing is left when the last overlay goes.
+
+// OverlayOptions are the mount options of overlays. index and metacopy stay off because they tie the upper layer to
+// the inodes of the lower one, which a rebase or a pull replaces. redirect_dir lets programs rename directories of the
+// lower layer; xino gives all files inode numbers that stay the same. The syncs of an ephemeral overlay end at once.
+func OverlayOptions(ephemeral bool) []string {
+	options := []string{"index=off", "metacopy=off", "redirect_dir=on", "xino=on"}
+	if ephemeral {
+		options = append(options, "volatile")
+	}
+	return options
+}
+
+// overlaySource returns what mount tables show as the source of an overlay: by that it is recognized.
+func overlaySource(id driver.ObjectID) string { return "pando:" + string(id) }
+
+// mountOverlay mounts an overlay, whose upper layer what describes, at t.
+func (acc *Access) mountOverlay(
+	ctx context.Context, row catalog.Row, a catalog.MountRecord, what driver.Attachment, t Target,
+) (catalog.MountRecord, error) {
+	if t.link {
+		return a, errs.New(errs.Permission, "mount", row.Name, "mounting an overlay needs root").WithHint("run it as root")
+	}
+
+	upper, err := acc.mountUpper(ctx, row, &a, what)
+	if err != nil {
+		return a, acc.blameFull(ctx, err)
+	}
+
+	defer upper.Close()
+
+	lower, err := acc.mountLower(ctx, row.Lower)
+	if err != nil {
+		return a, err
+	}
+
+	defer lower.Close()
+
+	if err := prepareUpper(ctx, lower, upper); err != nil {
+		return a, acc.blameFull(ctx, err)
+	}
+
+	m, err := mount.Overlay{Lower: lower, Upper: upper, Source: overlaySource(row.ID),
+		Options: OverlayOptions(row.Ephemeral)}.Mount()
+	if err != nil {
+		return a, acc.blameFull(ctx, err)
+	}
+
+	defer m.Close()
+
+	return a, acc.placeMount(m, &a, t)
+}
+
+// mountUpper mounts the filesystem of an upper layer, detached, and notes its block device in a.
+func (acc *Access) mountUpper(
+	ctx context.Context, row catalog.Row, a *catalog.MountRecord, what driver.Attachment,
+) (*mount.Detached, error) {
+	switch {
+	case what.Tree != "":
+		return mount.Tree(what.Tree, false)
+	case what.Source != "":
+		m, err := mount.Device(what.Type, what.Source, what.Options, false)
+		return m, acc.blameKey(ctx, row.ID, what.Source, err)
+	}
+
+	dev, err := acc.openDevice(ctx, row.ID, what, loopdev.Options{DirectIO: !dropsSyncs(row, what)})
+	if err != nil {
+		return nil, err
+	}
+
+	defer dev.close() // by then a mount holds the device, or it disappears
+
+	a.Loop, a.Dev, a.Ino = dev.loop, dev.dev, dev.ino
+	return mount.Device(string(what.FS), dev.path, mountOptions(row, what), false)
+}
+
+// mountLower mounts a lower layer read-only, detached.
+func (acc *Access) mountLower(ctx context.Context, id driver.ObjectID) (*mount.Detached, error) {
+	what, err := acc.drv.Attachment(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+
+	switch {
+	case what.Tree != "":
+		return mount.Tree(what.Tree, true)
+	case what.Source != "":
+		m, err := mount.Device(what.Type, what.Source, what.Options, true)
+		return m, acc.blameKey(ctx, id, what.Source, err)
+	}
+
+	// Nothing may be written to the device, not even a log that is replayed: a generation has none.
+	options := append([]string{lowerOption(what.FS)}, what.Options...)
+	if what.Block {
+		dev, err := acc.activateDevice(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		defer dev.Close()
+		return mount.Device(string(what.FS), dev.Name(), options, true)
+	}
+
+	dev, err := acc.holdLowerDevice(ctx, id, what)
+	if err != nil {
+		return nil, err
+	}
+
+	defer dev.Close() // by then the mount holds the device
+
+	return mount.Device(string(what.FS), dev.Name(), options, true)
+}
+
+// lowerOption returns the mount option that keeps a filesystem from replaying its log.
+func lowerOption(fs driver.FS) string {
+	if fs == driver.XFS {
+		return "norecovery"
+	}
+	return "noload"
+}
+
+// holdLowerDevice opens the loop device of a lower layer, which it attaches unless another overlay has done that. The
+// lock lasts until the device is open: two processes must not attach a device each.
+func (acc *Access) holdLowerDevice(
+	ctx context.Context, id driver.ObjectID, what driver.Attachment,
+) (*os.File, error) {
+	unlock, err := acc.lockByte(ctx, byteLock{
+		op: "mount", ref: string(id), file: "lowers", id: id, what: "the lower layer", limit: lowerWait})
+	if err != nil {
+		return nil, err
+	}
+
+	defer unlock()
+
+	// Use the device that another overlay has attached, if it is still there.
+	index, known, err := acc.records.LowerLoop(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if known {
+		if b, err := loopdev.Lookup(index); err == nil && acc.isImage(id, b) {
+			if f, err := b.Hold(); err == nil {
+				return f, nil
+			}
+		}
+	}
+
+	// Attach one, and record it.
+	image, err := os.Open(what.Image)
+	if err != nil {
+		return nil, errs.Wrap("mount", what.Image, err)
+	}
+
+	defer image.Close()
+
+	d, err := loopdev.Attach(ctx, image, loopdev.Options{ReadOnly: true, DirectIO: true, SectorBytes: what.SectorBytes})
+	if err != nil {
+		return nil, err
+	}
+
+	defer d.Close()
+
+	if err := acc.records.SetLowerLoop(ctx, id, d.Index); err != nil {
+		return nil, err
+	}
+
+	b, err := loopdev.Lookup(d.Index)
+	if err != nil {
+		return nil, err
+	}
+	return b.Hold()
+}
+
+// prepareUpper gives the root directory of an overlay the attributes of the lower one, before the overlay is mounted
+// for the first time: later ones are the user's. The kernel makes a directory in WorkDir at the first mount.
+func prepareUpper(ctx context.Context, lower, upper *mount.Detached) error {
+	to, err := upper.Open()
+	if err != nil {
+		return err
+	}
+
+	defer to.Close()
+
+	if err := forgetVolatile(to); err != nil {
+		return err
+	}
+
+	if unused, err := isUnused(to); err != nil || !unused {
+		return err
+	}
+
+	from, err := lower.Open()
+	if err != nil {
+		return err
+	}
+
+	defer from.Close()
+
+	if err := treecopy.CopyAttributes(ctx, from, "", to, mount.UpperDir); err != nil {
+		return err
+	}
+	return dropOverlayAttributes(to, mount.UpperDir)
+}
+
+// isUnused reports whether an upper layer, given its root, was never mounted.
+func isUnused(root *os.File) (bool, error) {
+	var st unix.Stat_t
+	err := unix.Fstatat(int(root.Fd()), filepath.Join(mount.WorkDir, "work"), &st, unix.AT_SYMLINK_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) {
+		return true, nil
+	}
+	return false, errs.Wrap("mount", root.Name(), err)
+}
+
+// forgetVolatile removes the marker by which overlayfs refuses to mount an upper layer again that was mounted volatile:
+// its files may be incomplete after a power loss, which an ephemeral volume does not survive, and copies of one are
+// synced.
+func forgetVolatile(root *os.File) error {
+	marker := filepath.Join(mount.WorkDir, "work", "incompat")
+	for _, name := range []string{filepath.Join(marker, "volatile"), marker} {
+		err := unix.Unlinkat(int(root.Fd()), name, unix.AT_REMOVEDIR)
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
+			return errs.Wrap("mount", root.Name(), err)
+		}
+	}
+	return nil
+}
+
+// dropOverlayAttributes removes the attributes that overlayfs gives a meaning, which the files of a user may have.
+func dropOverlayAttributes(dir *os.File, name string) error {
+	path := filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), name)
+	for _, attribute := range []string{"opaque", "redirect", "origin", "impure", "nlink", "metacopy", "uuid"} {
+		err := unix.Lremovexattr(path, "trusted.overlay."+attribute)
+		if err != nil && !errors.Is(err, unix.ENODATA) && !errors.Is(err, unix.EOPNOTSUPP) {
+			return errs.Wrap("mount", dir.Name(), err)
+		}
+	}
+	return nil
+}
+
+// reopenUpper mounts the upper layer of a mounted overlay once more, detached: the overlay itself cannot be frozen,
+// trimmed, or asked which writes failed. It is the same instance of the filesystem.
+func (acc *Access) reopenUpper(
+	ctx context.Context, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
+) (*mount.Detached, error) {
+	switch {
+	case w.Tree != "":
+		return mount.Tree(w.Tree, false)
+	case w.Source != "":
+		return mount.Device(w.Type, w.Source, w.Options, false)
+	}
+	return acc.remountDetached(ctx, row, a, w, true)
+}
+
+// overlayDevice returns the st_dev of a mounted overlay, wherever it is mounted; 0 if it is mounted nowhere, as far as
+// can be seen.
+func (acc *Access) overlayDevice(a catalog.MountRecord) uint64 {
+	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil && m.Root && m.ID == a.MountID {
+		return m.Dev
+	}
+	t, err := acc.tables.recentTables()
+	if err != nil {
+		return 0
+	}
+	return t.DeviceOf("overlay", overlaySource(a.ID))
+}
+
+// isOverlayAt reports whether the overlay on an object is what is mounted at path.
+func isOverlayAt(id driver.ObjectID, path string) bool {
+	table, err := mount.Table("self")
+	if err != nil {
+		return false
+	}
+	e, ok := mount.At(table, path)
+	return ok && e.FSType == "overlay" && e.Source == overlaySource(id)
+}
+
+// unmountOverlay unmounts an overlay. Unlike a filesystem in an image it cannot be mounted again while something holds
+// it: two overlays with one upper layer would destroy it. So InUse has looked for copies of the mount before.
+func (acc *Access) unmountOverlay(
+	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment, stays bool,
+) error {
+	dev := acc.overlayDevice(a)
+	if stays && w.Image != "" {
+		acc.trimUpper(ctx, row, a, w)
+	}
+
+	err := acc.unmountAt(a.Mountpoint, a.MountID, why.Gentle)
+	if errs.Is(err, errs.InUse) {
+		return acc.holdersError(ctx, why, row, a, w, dev)
+	}
+	if err != nil && !errs.Is(err, errs.NotFound) {
+		return err
+	}
+
+	if w.Image == "" {
+		return nil
+	}
+
+	free, err := acc.releaseUnheld(ctx, row, a, w, dev, !stays)
+	if err != nil || free {
+		return err
+	}
+	return acc.holdersError(ctx, why, row, a, w, dev)
+}
+
+// trimUpper returns free space of an upper layer to the pool.
+func (acc *Access) trimUpper(ctx context.Context, row catalog.Row, a catalog.MountRecord, w driver.Attachment) {
+	m, err := acc.reopenUpper(ctx, row, a, w)
+	if err != nil {
+		return // it costs space, not data
+	}
+	defer m.Close()
+	_ = withRoot(m, func(root *os.File) error {
+		trimRoot(root)
+		return nil
+	})
+}

@@ -1,0 +1,407 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
+	"pando/internal/driver"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
+	"pando/internal/linux/mount"
+	"pando/internal/tree/treediff"
+
+	"golang.org/x/sys/unix"
+)
+
+// An overlay holds only what differs from its lower layer, a generation: see content/overlay.go for how it is mounted.
+// Its object is cloned from an empty one, the template, which is made once for each size.
+
+// opTemplate is the operation of marks on a template that is being made.
+const opTemplate = "template"
+
+// overlayOrigin returns the generation that an overlay clone is made from, and the template of its upper layer.
+// Invalid: the reference does not name a generation. Unsupported: a raw image has no files.
+func (e *Engine) overlayOrigin(ctx context.Context, q CloneRequest) (template catalog.Row, err error) {
+	var origin catalog.Row
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		origin, err = tx.Resolve(q.op, q.From)
+		return err
+	}); err != nil {
+		return template, err
+	}
+
+	if _, own := e.drv.(driver.Activator); own {
+		return template, errs.New(errs.Unsupported, q.op, q.From.String(), "the %s driver does not support overlays yet",
+			e.caps.Name).
+			WithHint("remove %s", errs.Param("overlay"))
+	}
+
+	if err := checkOverlayOrigin(q, origin); err != nil {
+		return template, err
+	}
+
+	size := origin.SizeBytes
+	if q.SizeBytes > 0 {
+		size = roundUp(q.SizeBytes)
+	}
+	return e.template(ctx, origin.FS, size, q.Tracker)
+}
+
+// checkOverlayOrigin returns an error if no overlay can be made from an object.
+func checkOverlayOrigin(q CloneRequest, origin catalog.Row) error {
+	switch {
+	case origin.Kind != driver.Generation:
+		return errs.New(errs.Invalid, q.op, q.From.String(), "an overlay needs a golden, and this is a %s",
+			kindName(origin.Kind)).
+			WithHint("publish it first with %s, or remove %s", errs.Run("golden publish", "GOLDEN", q.From.Name),
+				errs.Param("overlay"))
+	case origin.FS == driver.None:
+		return errs.New(errs.Unsupported, q.op, q.From.String(), "a raw golden has no files to lay changes over").
+			WithHint("remove %s", errs.Param("overlay"))
+	case q.SizeBytes > 0 && !origin.FS.IsImage():
+		return errs.New(errs.Unsupported, q.op, q.From.String(), "%s volumes have no size of their own", origin.FS).
+			WithHint("remove %s", errs.Param("size"))
+	}
+	return nil
+}
+
+// refuseOverlay returns an error for a verb that does not work on overlays.
+func refuseOverlay(op string, row catalog.Row, reference string) error {
+	if !row.IsOverlay() {
+		return nil
+	}
+	return errs.New(errs.Unsupported, op, reference, "it is an overlay on %s, which this command does not support yet",
+		ref.Generation(row.Golden, row.Generation)).
+		WithHint("use a volume that was cloned without %s", errs.Param("overlay"))
+}
+
+// template returns the empty upper layer of a size, which it makes if there is none. lower is the kind of the lower
+// layer.
+func (e *Engine) template(
+	ctx context.Context, lower driver.FS, size int64, t *progress.Tracker,
+) (row catalog.Row, err error) {
+	fs := driver.Native
+	if lower.IsImage() {
+		fs = driver.Ext4
+	} else {
+		size = 0
+	}
+
+	name := fmt.Sprintf("upper layer %s %d", fs, size)
+	var ok bool
+	find := func() error {
+		return e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+			row, ok, err = tx.Template(name)
+			return err
+		})
+	}
+
+	if err := find(); err != nil || ok {
+		return row, err
+	}
+
+	// Make it, unless another process does.
+	unlock, _, err := e.lockGolden(ctx, name, nil)
+	if err != nil {
+		return row, err
+	}
+
+	defer unlock()
+
+	if err := find(); err != nil || ok {
+		return row, err
+	}
+
+	return e.makeTemplate(ctx, name, fs, size, t)
+}
+
+// makeTemplate makes an empty upper layer. Durable on return.
+func (e *Engine) makeTemplate(
+	ctx context.Context, name string, fs driver.FS, size int64, t *progress.Tracker,
+) (catalog.Row, error) {
+	b := &build{e: e, op: opTemplate, scratch: e.newIdentity(driver.Scratch), gen: e.newIdentity(driver.Layer)}
+	b.scratch.Ephemeral, b.scratch.FS, b.scratch.SizeBytes = true, fs, size
+	b.gen.Name, b.gen.FS, b.gen.SizeBytes = name, fs, size
+	b.ids = []driver.ObjectID{b.scratch.ID, b.gen.ID}
+	if err := e.ledger.Claim(ctx, opTemplate, false, func(*catalog.Tx) ([]catalog.Mark, error) {
+		return []catalog.Mark{{ID: b.scratch.ID, Op: opTemplate}, {ID: b.gen.ID, Op: opTemplate}}, nil
+	}); err != nil {
+		return catalog.Row{}, err
+	}
+
+	row, err := b.fillTemplate(ctx, t)
+	if err != nil {
+		b.undoBuild(ctx)
+		return row, errs.Wrap("make the upper layer of", name, err)
+	}
+
+	return row, nil
+}
+
+// fillTemplate makes the object of a template, and records it.
+func (b *build) fillTemplate(ctx context.Context, t *progress.Tracker) (catalog.Row, error) {
+	e := b.e
+	if err := e.drv.Create(ctx, b.scratch); err != nil {
+		return catalog.Row{}, err
+	}
+
+	err := e.fillTree(ctx, b.scratch, func(root *os.File) error {
+		for _, dir := range []string{mount.UpperDir, mount.WorkDir} {
+			if err := unix.Mkdirat(int(root.Fd()), dir, 0o755); err != nil {
+				return errs.Wrap("make directory", dir, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return catalog.Row{}, err
+	}
+
+	if err := b.makeGeneration(ctx, t); err != nil {
+		return catalog.Row{}, err
+	}
+
+	row, err := b.measureGeneration(ctx)
+	if err != nil {
+		return catalog.Row{}, err
+	}
+
+	return row, e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+		if err := tx.PutObject(row); err != nil {
+			return err
+		}
+		for _, id := range b.ids {
+			if err := tx.Unmark(id); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Layers describes an overlay. Its JSON form is stable.
+type Layers struct {
+	Lower        string   `json:"lower"` // reference of the generation whose files it changes
+	LowerID      string   `json:"lower_id"`
+	LowerRemoved bool     `json:"lower_removed"` // it was removed, and stays in the pool for its overlays
+	LowerBytes   int64    `json:"lower_bytes"`   // space that a full copy of it would use
+	Options      []string `json:"options"`       // of the overlay mount
+}
+
+// layersOf describes the layers of an overlay.
+func layersOf(tx *catalog.Tx, row catalog.Row) (*Layers, error) {
+	lower, ok, err := tx.Object(row.Lower)
+	if err != nil {
+		return nil, err
+	}
+	l := &Layers{LowerID: string(row.Lower), LowerRemoved: !ok || lower.Kind == driver.Layer,
+		LowerBytes: lower.Usage.LogicalBytes, Options: content.OverlayOptions(row.Ephemeral)}
+	if ok {
+		l.Lower = tx.RefOf(lower)
+	}
+	return l, nil
+}
+
+// layerKept is a generation that has become a layer.
+type layerKept struct {
+	id      driver.ObjectID
+	users   int  // overlays that need it
+	written bool // its identity in the pool says so
+}
+
+// keepLayers makes those of the generations that overlays need layers, in the transaction that removes them from their
+// golden, and returns the others, which are to be removed.
+func keepLayers(tx *catalog.Tx, rows []catalog.Row) (going []catalog.Row, kept []layerKept, err error) {
+	for _, r := range rows {
+		users := 0
+		if r.Kind == driver.Generation {
+			if users, err = tx.CountOverlays(r.ID); err != nil {
+				return nil, nil, err
+			}
+		}
+		if users == 0 {
+			going = append(going, r)
+			continue
+		}
+		if err := tx.KeepAsLayer(r.ID); err != nil {
+			return nil, nil, err
+		}
+		kept = append(kept, layerKept{id: r.ID, users: users})
+	}
+
+	return going, kept, nil
+}
+
+// reclaimLayers removes the layers that nothing needs any more since overlays were destroyed. What takes too long is
+// left to the next command.
+func (e *Engine) reclaimLayers(ctx context.Context, destroyed []*destroyItem) {
+	lowers := map[driver.ObjectID]bool{}
+	for _, it := range destroyed {
+		for _, r := range it.rows() {
+			if r.IsOverlay() {
+				lowers[r.Lower] = true
+			}
+		}
+	}
+
+	if len(lowers) == 0 {
+		return
+	}
+
+	var going []catalog.Tombstone
+	ctx = context.WithoutCancel(ctx)
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		all, err := tx.Unreclaimed(0)
+		going = slices.DeleteFunc(all, func(b catalog.Tombstone) bool { return !lowers[b.ID] })
+		return err
+	}); err == nil {
+		e.ledger.Reclaim(ctx, going)
+	}
+}
+
+// publishOverlay publishes the overlay that a build reads: a clone of its golden, with its changes.
+func (e *Engine) publishOverlay(ctx context.Context, b *build, t *progress.Tracker) (Info, error) {
+	vol := b.reads.Row
+
+	// Copy the upper layer, so that the overlay can be used and changed in the meantime.
+	upper, err := e.copyUpper(ctx, b)
+	if err != nil {
+		return Info{}, err
+	}
+
+	defer e.ledger.DestroyUnfinished(context.WithoutCancel(ctx), upper.ID)
+
+	// Clone the golden, and repeat the changes in the clone.
+	var lower catalog.Row
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		lower, _, err = tx.Object(vol.Lower)
+		return err
+	}); err != nil {
+		return Info{}, err
+	}
+
+	b.scratch = b.scratch.WithContentOf(lower.Identity)
+	if err := e.drv.Clone(ctx, vol.Lower, b.scratch); err != nil {
+		return Info{}, err
+	}
+
+	if err := e.applyOverlay(ctx, upper, b.scratch, t); err != nil {
+		return Info{}, err
+	}
+
+	return b.publishGeneration(ctx, t)
+}
+
+// applyOverlay repeats the changes of an overlay, whose upper layer nobody uses, in a clone of its lower layer.
+func (e *Engine) applyOverlay(ctx context.Context, upper, onto driver.Identity, t *progress.Tracker) error {
+	return e.content.WithOverlay(ctx, upper, true, func(r content.OverlayRoots) error {
+		t.Start("finding the changes", 0, 0)
+		res, err := treediff.CompareOverlay(ctx, r.Lower, r.Upper, r.Merged, treediff.Options{Times: true, Progress: t.Add})
+		if err != nil {
+			return err
+		}
+
+		t.Start("applying the changes", int64(len(res.Changes)), 0)
+		return e.inScratch(ctx, onto, func(root *os.File) error {
+			return treediff.Apply(ctx, res.Changes, r.Merged, root, treediff.ApplyOptions{Progress: t.Add})
+		})
+	})
+}
+
+// replaceOverlay replaces an overlay by a volume that holds all its files: a clone of its golden, with its changes. The
+// succession has been claimed.
+func (e *Engine) replaceOverlay(ctx context.Context, s *succession, q FlattenRequest) (catalog.Row, error) {
+	err := func() error {
+		var lower catalog.Row
+		if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+			lower, _, err = tx.Object(s.vol.Lower)
+			return err
+		}); err != nil {
+			return err
+		}
+
+		size := max(s.vol.SizeBytes, lower.SizeBytes)
+		s.next = s.next.WithContentOf(lower.Identity)
+		s.next.SizeBytes = size
+		if err := e.drv.Clone(ctx, lower.ID, s.draft()); err != nil {
+			return err
+		}
+
+		if size > lower.SizeBytes {
+			if err := e.growInside(ctx, catalog.Row{Identity: s.next}); err != nil {
+				return err
+			}
+		}
+
+		if err := e.applyOverlay(ctx, s.vol.Identity, s.next, q.Tracker); err != nil {
+			return err
+		}
+
+		if !s.next.Ephemeral {
+			if err := e.syncContent(ctx, s.next); err != nil {
+				return err
+			}
+		}
+
+		return s.commit(ctx)
+	}()
+	if err != nil {
+		e.ledger.DestroyUnfinished(ctx, s.next.ID)
+		_ = e.ledger.Unmark(ctx, s.vol.ID)
+		return catalog.Row{}, errs.Wrap(opFlatten, q.Volume.String(), err)
+	}
+
+	e.dropPredecessor(ctx, s)
+	return s.row, nil
+}
+
+// syncContent makes what was written to an object that is not mounted durable.
+func (e *Engine) syncContent(ctx context.Context, id driver.Identity) error {
+	if !id.FS.IsImage() {
+		return e.content.WithTree(ctx, id.ID, false, func(root *os.File) error {
+			return errs.Wrap("sync", root.Name(), unix.Syncfs(int(root.Fd())))
+		})
+	}
+
+	return e.content.WithPath(ctx, id.ID, func(path string) error {
+		f, err := os.Open(path)
+		if err != nil {
+			return errs.Wrap("sync", path, err)
+		}
+		defer f.Close()
+		return errs.Wrap("sync", path, f.Sync())
+	})
+}
+
+// copyUpper copies the upper layer of the overlay that a build reads, at one moment. The caller destroys the copy.
+func (e *Engine) copyUpper(ctx context.Context, b *build) (driver.Identity, error) {
+	vol := b.reads.Row
+	id := e.newIdentity(driver.Scratch).WithContentOf(vol.Identity)
+	id.Ephemeral = true
+	id.Origin, id.OriginID = vol.Name, vol.ID
+	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		return tx.Mark(catalog.Mark{ID: id.ID, Op: opLook})
+	}); err != nil {
+		return id, err
+	}
+
+	if err := e.copyLive(ctx, b.reads, id, false); err != nil {
+		e.ledger.DestroyUnfinished(ctx, id.ID)
+		return id, err
+	}
+
+	return id, nil
+}
+
+// inScratch calls fn with the root of the files of a scratch object, which is not an overlay.
+func (e *Engine) inScratch(ctx context.Context, id driver.Identity, fn func(root *os.File) error) error {
+	if id.FS.IsImage() {
+		return e.content.WithImage(ctx, id.ID, content.ImageOptions{}, fn)
+	}
+	return e.content.WithTree(ctx, id.ID, false, fn)
+}

@@ -1,0 +1,433 @@
+package engine_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/engine"
+	"pando/internal/engine/check"
+	"pando/internal/linux/loopdev"
+	"pando/internal/linux/mount"
+	"pando/internal/testing/testfs"
+
+	"golang.org/x/sys/unix"
+)
+
+// overlay makes an overlay clone.
+func overlay(t *testing.T, e *engine.Engine, from, name string, mount bool) engine.Info {
+	t.Helper()
+	out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: from}, Name: ref.MustName(name),
+		Mount: mount, Overlay: true})
+	if err != nil {
+		t.Fatalf("%v (hint: %s)", err, errs.HintOf(err))
+	}
+	return out[0]
+}
+
+// overlayPools calls fn with a pool of each driver that has a golden g.
+func overlayPools(t *testing.T, fn func(t *testing.T, e *engine.Engine)) {
+	for name, p := range map[string]struct {
+		dir  func(t *testing.T) string
+		init engine.InitRequest
+	}{
+		"reflink":  {func(t *testing.T) string { return testfs.XFS(t, 1<<30) }, engine.InitRequest{Driver: "reflink"}},
+		"btrfs":    {func(t *testing.T) string { return testfs.Btrfs(t, 1<<30) }, engine.InitRequest{Driver: "btrfs"}},
+		"plain":    {func(t *testing.T) string { return testfs.Ext4(t, 1<<30) }, engine.InitRequest{Driver: "plain"}},
+		"embedded": {func(t *testing.T) string { return testfs.Ext4(t, 2<<30) }, engine.InitRequest{SizeBytes: 1 << 30}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newPool(t, p.dir(t), p.init)
+			src := t.TempDir()
+			for path, text := range map[string]string{"file": "content", "sub/a": "a", "sub/b": "b", "gone": "x"} {
+				if err := os.MkdirAll(filepath.Dir(filepath.Join(src, path)), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(src, path), []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := errors.Join(os.Chmod(src, 0o751), os.Chown(src, 7, 8)); err != nil {
+				t.Fatal(err)
+			}
+			importTree(t, e, "g", src)
+			fn(t, e)
+		})
+	}
+}
+
+// contentOf returns the files below a directory, by path.
+func contentOf(t *testing.T, dir string) string {
+	t.Helper()
+	out, err := exec.Command("sh", "-c", `cd "$0" && find . -type f | sort | while read f; do echo "$f=$(cat "$f")"; done`,
+		dir).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.ReplaceAll(string(out), "\n", " ")
+}
+
+const lowerContent = "./file=content ./gone=x ./sub/a=a ./sub/b=b "
+
+// changeOverlay writes, removes and renames in a mounted overlay.
+func changeOverlay(t *testing.T, dir string) (content string) {
+	t.Helper()
+	if err := errors.Join(
+		os.WriteFile(filepath.Join(dir, "new"), []byte("new"), 0o600),
+		os.WriteFile(filepath.Join(dir, "file"), []byte("changed"), 0o600),
+		os.Remove(filepath.Join(dir, "gone")),
+		os.Rename(filepath.Join(dir, "sub"), filepath.Join(dir, "dir")),
+	); err != nil {
+		t.Fatal(err)
+	}
+	return "./dir/a=a ./dir/b=b ./file=changed ./new=new "
+}
+
+// wantClean wants fsck and gc to find nothing.
+func wantClean(t *testing.T, e *engine.Engine) {
+	t.Helper()
+	r, err := engine.Fsck(t.Context(), e.Dir(), check.Request{}, drivers)
+	if err != nil || len(r.Findings) > 0 {
+		t.Errorf("fsck: %+v %v", r.Findings, err)
+	}
+	g, err := e.GC(t.Context(), true)
+	if err != nil || g.Garbage > 0 || len(g.Missing) > 0 || len(g.Warnings) > 0 {
+		t.Errorf("gc: %+v %v", g, err)
+	}
+}
+
+// TestOverlay goes through the life of an overlay: two of one golden, changed, unmounted, copied, rewound, destroyed.
+func TestOverlay(t *testing.T) {
+	overlayPools(t, func(t *testing.T, e *engine.Engine) {
+		ctx := t.Context()
+		a, b := overlay(t, e, "g", "a", true), overlay(t, e, "g", "b", true)
+		if !a.Overlay || a.Origin != "g@1" || a.Golden != "g" {
+			t.Errorf("%+v", a)
+		}
+		if got := contentOf(t, a.Mountpoint); got != lowerContent {
+			t.Errorf("a new overlay has %q", got)
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(a.Mountpoint, &st); err != nil || st.Mode&0o7777 != 0o755 && st.Mode&0o7777 != 0o751 {
+			t.Errorf("the root has mode %o: %v", st.Mode, err)
+		}
+
+		changed := changeOverlay(t, a.Mountpoint)
+		if got := contentOf(t, b.Mountpoint); got != lowerContent {
+			t.Errorf("the neighbour has %q", got)
+		}
+		if err := os.Chmod(a.Mountpoint, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		wantClean(t, e)
+
+		// What was changed is there after the next mount, the mode of the root included.
+		if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName("a")}); err != nil {
+			t.Fatal(err)
+		}
+		again, err := e.Mount(ctx, engine.MountRequest{Volume: ref.MustName("a")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := contentOf(t, again.Mountpoint); got != changed {
+			t.Errorf("after an umount it has %q", got)
+		}
+		if err := unix.Stat(again.Mountpoint, &st); err != nil || st.Mode&0o7777 != 0o700 {
+			t.Errorf("the root has mode %o after an umount: %v", st.Mode&0o7777, err)
+		}
+
+		// Copies of it have its content: a snapshot, a fork, and the volume after a rewind.
+		if e.Caps().Name == "plain" {
+			_, err := e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName("a"), Name: ref.MustName("s")})
+			if !errs.Is(err, errs.InUse) || errs.HintOf(err) == "" {
+				t.Errorf("a snapshot of a mounted overlay: %v", err)
+			}
+			if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName("a")}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName("a"), Name: ref.MustName("s")}); err != nil {
+			t.Fatal(err)
+		}
+		var d []string
+		diff, err := e.Diff(ctx, engine.DiffRequest{A: ref.Ref{Name: "g"}, B: ref.Ref{Name: "a", At: "s"}})
+		for _, c := range diff.Changes {
+			d = append(d, c.Op+" "+string(c.Path))
+		}
+		want := []string{"modified .", "added dir", "added dir/a", "added dir/b", "modified file", "deleted gone",
+			"added new", "deleted sub", "deleted sub/a", "deleted sub/b"}
+		if err != nil || !slices.Equal(d, want) || diff.Method != "overlay" {
+			t.Errorf("the differences are %q by %s: %v", d, diff.Method, err)
+		}
+		pub, err := e.Publish(ctx, engine.PublishRequest{Golden: ref.MustName("g"), Volume: ref.MustName("a")})
+		if err != nil || pub.Generation != 2 {
+			t.Errorf("publish: %+v %v", pub, err)
+		}
+		direct := clone(t, e, "g", "direct", true)
+		if got := contentOf(t, direct.Mountpoint); got != changed || direct.Overlay {
+			t.Errorf("the published generation has %q", got)
+		}
+		destroy(t, e, "direct")
+		fork := clone(t, e, "a", "fork", true)
+		if got := contentOf(t, fork.Mountpoint); got != changed || !fork.Overlay {
+			t.Errorf("the fork has %q", got)
+		}
+		if err := os.Remove(filepath.Join(fork.Mountpoint, "new")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.Rewind(ctx, engine.RewindRequest{Volume: ref.MustName("a"), Snapshot: ref.MustName("s"),
+			Detach: true}); err != nil {
+			t.Fatal(err)
+		}
+		if again, err = e.Mount(ctx, engine.MountRequest{Volume: ref.MustName("a")}); err != nil {
+			t.Fatal(err)
+		}
+		if got := contentOf(t, again.Mountpoint); got != changed || !again.Overlay {
+			t.Errorf("after a rewind it has %q", got)
+		}
+		wantClean(t, e)
+
+		// It moves to another generation with its changes.
+		if err := os.WriteFile(filepath.Join(b.Mountpoint, "own"), []byte("own"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName("b")}); err != nil {
+			t.Fatal(err)
+		}
+		re, err := e.Rebase(ctx, engine.RebaseRequest{Volume: ref.MustName("b"), Onto: ref.Ref{Name: "g"}})
+		if err != nil || re.Base != "g@1" || !re.Overlay {
+			t.Errorf("rebase: %+v %v", re, err)
+		}
+		if b, err = e.Mount(ctx, engine.MountRequest{Volume: ref.MustName("b")}); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := contentOf(t, b.Mountpoint), changed+"./own=own "; got != want {
+			t.Errorf("after a rebase it has %q, want %q", got, want)
+		}
+		if _, err := e.RemoveGolden(ctx, ref.Ref{Name: "g", At: "1"}); err != nil {
+			t.Error(err)
+		}
+		if got, want := contentOf(t, b.Mountpoint), changed+"./own=own "; got != want {
+			t.Errorf("without its old golden it has %q, want %q", got, want)
+		}
+		wantClean(t, e)
+
+		// Flattened, it holds all files itself.
+		if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName("b")}); err != nil {
+			t.Fatal(err)
+		}
+		flat, err := e.Flatten(ctx, engine.FlattenRequest{Volume: ref.MustName("b")})
+		if err != nil || !flat.Done || flat.Overlay {
+			t.Fatalf("flatten: %+v %v", flat, err)
+		}
+		if b, err = e.Mount(ctx, engine.MountRequest{Volume: ref.MustName("b")}); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := contentOf(t, b.Mountpoint), changed+"./own=own "; got != want {
+			t.Errorf("flattened it has %q, want %q", got, want)
+		}
+		wantClean(t, e)
+		destroy(t, e, "a", "b", "fork")
+		wantClean(t, e)
+	})
+}
+
+// TestOverlaysShareLowerLayer: all overlays of one generation read one filesystem, attached once, however they were
+// mounted.
+func TestOverlaysShareLowerLayer(t *testing.T) {
+	e := newPool(t, testfs.XFS(t, 1<<30), engine.InitRequest{Driver: "reflink"})
+	importTree(t, e, "g", source(t))
+	before, err := loopdev.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	const n = 8
+	var g sync.WaitGroup
+	devices := make([]uint64, n)
+	for i := range n {
+		g.Go(func() {
+			own, err := engine.Open(t.Context(), e.Dir(), drivers)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer own.Close()
+			out, err := own.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"},
+				Name: ref.MustName(fmt.Sprint("v", i)), Mount: true, Overlay: true})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			var st unix.Stat_t
+			if err := unix.Stat(filepath.Join(out[0].Mountpoint, "file"), &st); err != nil {
+				t.Error(err)
+			}
+			devices[i] = st.Ino
+		})
+	}
+	g.Wait()
+
+	after, err := loopdev.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := len(after) - len(before); got != n+1 {
+		t.Errorf("%d overlays have %d loop devices, want one each and one for their golden", n, got)
+	}
+	destroy(t, e, "v*")
+	wantClean(t, e)
+	if left, err := loopdev.List(); err != nil || len(left) != len(before) {
+		t.Errorf("%d loop devices are left of %d: %v", len(left), len(before), err)
+	}
+}
+
+// TestGoldenOfOverlaysRemoved: a golden can be removed at any time. What overlays need stays until the last of them is
+// gone, even if the catalogue was rebuilt in between.
+func TestGoldenOfOverlaysRemoved(t *testing.T) {
+	for _, rebuilt := range []bool{false, true} {
+		t.Run(fmt.Sprint("rebuilt ", rebuilt), func(t *testing.T) {
+			overlayPools(t, func(t *testing.T, e *engine.Engine) {
+				ctx := t.Context()
+				overlay(t, e, "g", "a", false)
+				b := overlay(t, e, "g", "b", true)
+				changed := changeOverlay(t, b.Mountpoint)
+				r, err := e.RemoveGolden(ctx, ref.Ref{Name: "g"})
+				if err != nil || len(r.Failed) > 0 || len(r.Destroyed) != 1 || r.Destroyed[0].HeldBy != "2 overlays" {
+					t.Fatalf("%+v %v", r, err)
+				}
+				if all, err := e.Goldens(ctx); err != nil || len(all) > 0 {
+					t.Errorf("there are still goldens: %+v %v", all, err)
+				}
+				if _, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("c"),
+					Overlay: true}); !errs.Is(err, errs.NotFound) {
+					t.Errorf("a clone of the removed golden: %v", err)
+				}
+				wantClean(t, e)
+
+				if rebuilt {
+					if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName("b")}); err != nil {
+						t.Fatal(err)
+					}
+					if _, err := engine.Rebuild(ctx, e.Dir(), drivers); err != nil {
+						t.Fatal(err)
+					}
+					again := open(t, e.Dir())
+					defer again.Close()
+					e = again
+					if all, err := e.Goldens(ctx); err != nil || len(all) > 0 {
+						t.Errorf("the rebuild brought the golden back: %+v %v", all, err)
+					}
+					if b, err = e.Mount(ctx, engine.MountRequest{Volume: ref.MustName("b")}); err != nil {
+						t.Fatal(err)
+					}
+				}
+
+				// Another golden of that name has nothing to do with it.
+				importTree(t, e, "g", source(t))
+				wantClean(t, e)
+				destroy(t, e, "a")
+				if got := contentOf(t, b.Mountpoint); got != changed {
+					t.Errorf("the overlay has %q", got)
+				}
+				d, err := e.Show(ctx, ref.Ref{Name: "b"})
+				if err != nil || d.Layers == nil || !d.Layers.LowerRemoved || d.Layers.Lower != "g@1" {
+					t.Errorf("%+v %v", d.Layers, err)
+				}
+
+				// The last one takes it away.
+				objects, err := e.Pool(ctx, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				destroy(t, e, "b")
+				now, err := e.Pool(ctx, false)
+				if err != nil || now.TrashObjects != 0 || now.PhysicalBytes >= objects.PhysicalBytes {
+					t.Errorf("before the last overlay went: %+v\nthen: %+v %v", objects, now, err)
+				}
+				wantClean(t, e)
+			})
+		})
+	}
+}
+
+// TestOverlayRefused: what overlays cannot be made from or used for is refused with a hint, and changes nothing.
+func TestOverlayRefused(t *testing.T) {
+	e := newPool(t, testfs.XFS(t, 1<<30), engine.InitRequest{Driver: "reflink"})
+	ctx := t.Context()
+	importTree(t, e, "g", source(t))
+	clone(t, e, "g", "v", false)
+	overlay(t, e, "g", "o", false)
+	if _, err := e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName("o"), Name: ref.MustName("s")}); err != nil {
+		t.Fatal(err)
+	}
+	for what, err := range map[string]error{
+		"of a volume": func() error {
+			_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "v"}, Name: ref.MustName("w"), Overlay: true})
+			return err
+		}(),
+		"push": func() error {
+			_, err := e.Point(ctx, ref.Ref{Name: "o", At: "s"})
+			return err
+		}(),
+	} {
+		if !errs.Is(err, errs.Invalid) && !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	wantClean(t, e)
+}
+
+// TestOverlayHeldInNamespace: a mount namespace that keeps a copy of the mount keeps an overlay from being unmounted
+// and destroyed.
+func TestOverlayHeldInNamespace(t *testing.T) {
+	overlayPools(t, func(t *testing.T, e *engine.Engine) {
+		v := overlay(t, e, "g", "v", true)
+		cmd := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-c", "echo; read x")
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer in.Close()
+		if _, err := out.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+
+		if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); !errs.Is(err, errs.InUse) {
+			t.Errorf("umount: %v", err)
+		}
+		r, err := e.Destroy(t.Context(), toDestroy("v"))
+		if err != nil || len(r.Failed) != 1 || !errs.Is(r.Failed[0], errs.InUse) {
+			t.Errorf("destroy: %+v %v", r, err)
+		}
+		table, err := mount.Table("self")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at, ok := mount.At(table, v.Mountpoint); !ok || at.FSType != "overlay" {
+			t.Errorf("it is no longer mounted: %+v", at)
+		}
+
+		in.Close()
+		_ = cmd.Wait() // read fails at the end of its input
+		if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); err != nil {
+			t.Error(err)
+		}
+		wantClean(t, e)
+	})
+}
