@@ -5,6 +5,7 @@ package crash
 import (
 	"database/sql"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"pando/internal/driver/drivertest"
 	"pando/internal/driver/objdir"
 	"pando/internal/linux/kernel"
+	"pando/internal/linux/mount"
 	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
@@ -63,9 +65,15 @@ func (w *world) check() {
 		w.t.Errorf("LEAK: objects %v\nrows %v", ids, rows)
 	}
 	w.checkIdentities(column, said)
-	for _, m := range column("SELECT mountpoint FROM attachments WHERE mount_id <> 0 AND loop >= 0") {
+	for _, m := range column("SELECT mountpoint FROM attachments JOIN objects USING (id) " +
+		"WHERE mount_id <> 0 AND loop >= 0 AND lower = ''") {
 		if frozen(w.t, m) {
 			w.t.Errorf("LEAK: the filesystem at %s is frozen", m)
+		}
+	}
+	for _, n := range column("SELECT loop FROM attachments JOIN objects USING (id) WHERE loop >= 0 AND lower <> ''") {
+		if frozenUpper(w.t, "/dev/loop"+n) {
+			w.t.Errorf("LEAK: the upper layer on loop device %s is frozen", n)
 		}
 	}
 
@@ -82,6 +90,7 @@ func (w *world) check() {
 		w.t.Errorf("LEAK: mount points %v, mounted %v", points, mounted)
 	}
 	attached := column("SELECT mountpoint FROM attachments")
+	lowers := column("SELECT DISTINCT lower FROM attachments JOIN objects USING (id) WHERE lower <> ''")
 	var loops, mounts []string
 	for _, leak := range testfs.Leaks(w.dir, 0) {
 		switch {
@@ -104,8 +113,8 @@ func (w *world) check() {
 	if len(mounts) != len(attached) {
 		w.t.Errorf("LEAK: mounts %v, attachments %v", mounts, attached)
 	}
-	if w.kind.name == "reflink" && len(loops) != len(attached) {
-		w.t.Errorf("LEAK: loop devices %v, attachments %v", loops, attached)
+	if w.kind.name == "reflink" && len(loops) != len(attached)+len(lowers) {
+		w.t.Errorf("LEAK: loop devices %v, attachments %v, lower layers %v", loops, attached, lowers)
 	}
 }
 
@@ -175,6 +184,22 @@ func frozen(t testing.TB, path string) bool {
 		t.Fatal(err)
 	}
 	return false
+}
+
+// frozenUpper is frozen for the upper layer of an overlay, which is mounted nowhere but in the overlay.
+func frozenUpper(t testing.TB, device string) bool {
+	t.Helper()
+	m, err := mount.Device("ext4", device, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	dir, err := m.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	return frozen(t, fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 }
 
 func isMounted(t testing.TB, path string) bool {

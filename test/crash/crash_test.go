@@ -295,7 +295,7 @@ var operations = []operation{
 		prepare: func(*world) {}},
 }
 
-func init() { operations = append(operations, lifecycle...) }
+func init() { operations = slices.Concat(operations, lifecycle, overlays) }
 
 func (w *world) gone(pattern string) {
 	w.t.Helper()

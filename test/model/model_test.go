@@ -66,6 +66,7 @@ type volume struct {
 	gen     int
 	mounted bool
 	pinned  bool
+	overlay bool
 	snaps   map[string]*snapshot
 }
 
@@ -217,8 +218,8 @@ func (m *model) run(ops int) {
 	m.t.Logf("%d operations in %v: %v; free space at the start %d MiB, at the end %d MiB", ops, took.Round(time.Second),
 		m.counts, start.FreeBytes>>20, end.FreeBytes>>20)
 	for _, verb := range []string{"import", "clone", "fork", "mount", "umount", "write", "snapshot", "rewind", "destroy",
-		"destroy snapshot",
-		"publish", "diff", "rebase", "keep", "golden rm", "pin", "prune", "gc", "reopen", "refused", "went back"} {
+		"destroy snapshot", "publish", "diff", "rebase", "keep", "golden rm", "pin", "prune", "gc", "reopen", "refused",
+		"went back", "clone overlay"} {
 		if ops >= 2000 && m.counts[verb] == 0 {
 			m.errorf("no %s was done: this run shows nothing of it", verb)
 		}
@@ -394,6 +395,9 @@ func (m *model) compare() {
 		vol := m.volumes[i.Name]
 		if vol == nil {
 			continue
+		}
+		if i.Overlay != vol.overlay {
+			m.errorf("%s: overlay %v, wanted %v", i.Name, i.Overlay, vol.overlay)
 		}
 		if i.Mounted() != vol.mounted || (i.PinnedUntil != nil) != vol.pinned || i.Origin != vol.origin ||
 			i.Golden != vol.golden || i.Generation != vol.gen {

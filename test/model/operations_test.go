@@ -13,6 +13,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/driver/zfs"
 	"pando/internal/engine"
 )
 
@@ -52,7 +53,7 @@ func (m *model) text() string {
 
 // origin chooses what to clone: any kind of thing.
 func (m *model) origin() (string, *snapshot) {
-	if v := pick(m, m.volumes); v != "" && m.r.IntN(3) == 0 {
+	if v := pick(m, m.volumes); v != "" && m.r.IntN(3) == 0 && !m.volumes[v].cannotBeCopied(m) {
 		vol := m.volumes[v]
 		if s := pick(m, vol.snaps); s != "" && m.r.IntN(2) == 0 {
 			return v + "@" + s, vol.snaps[s]
@@ -74,9 +75,15 @@ func (m *model) clone() {
 	if err != nil {
 		m.fatal(err)
 	}
-	name, mount := m.fresh("v"), m.r.IntN(3) == 0
-	m.note("clone", "%s %s mount=%v", from, name, mount)
-	out, err := m.e.Clone(m.t.Context(), engine.CloneRequest{From: r, Name: ref.MustName(name), Mount: mount})
+	golden := m.goldens[r.Name] != nil
+	name, mount, overlay := m.fresh("v"), m.r.IntN(3) == 0, golden && m.e.Caps().Name != zfs.Name && m.r.IntN(3) == 0
+	verb := "clone"
+	if overlay {
+		verb = "clone overlay"
+	}
+	m.note(verb, "%s %s mount=%v", from, name, mount)
+	out, err := m.e.Clone(m.t.Context(), engine.CloneRequest{From: r, Name: ref.MustName(name), Mount: mount,
+		Overlay: overlay})
 	m.must(err)
 	if err == nil && r.At == "" && m.goldens[from] != nil {
 		from = ref.Generation(from, m.goldens[from].current)
@@ -84,8 +91,11 @@ func (m *model) clone() {
 	if err == nil && out[0].Origin != from {
 		m.errorf("origin %s", out[0].Origin)
 	}
+	if o := m.volumes[r.Name]; o != nil {
+		overlay = o.overlay
+	}
 	m.volumes[name] = &volume{content: maps.Clone(c.content), origin: from, golden: c.golden, gen: c.gen, mounted: mount,
-		snaps: map[string]*snapshot{}}
+		overlay: overlay, snaps: map[string]*snapshot{}}
 }
 
 // freeze chooses whether the writes to a volume are stopped while it is copied.
@@ -99,10 +109,17 @@ func (m *model) fork(v string, vol *volume) {
 	m.note("fork", "%s %s freeze=%v", v, name, freeze)
 	_, err := m.e.Fork(m.t.Context(), engine.CloneRequest{From: ref.Ref{Name: v}, Name: ref.MustName(name),
 		Freeze: freeze})
+	if vol.cannotBeCopied(m) {
+		m.refused(errs.InUse, err)
+		return
+	}
 	m.must(err)
 	m.volumes[name] = &volume{content: maps.Clone(vol.content), origin: v, golden: vol.golden, gen: vol.gen,
-		snaps: map[string]*snapshot{}}
+		overlay: vol.overlay, snaps: map[string]*snapshot{}}
 }
+
+// cannotBeCopied: a driver that copies files one by one does not copy an overlay that is mounted.
+func (v *volume) cannotBeCopied(m *model) bool { return v.overlay && v.mounted && !m.atomic }
 
 // write changes files of a volume that is mounted.
 func (m *model) write(v string, vol *volume) {
@@ -134,6 +151,10 @@ func (m *model) snapshot(v string, vol *volume) {
 	m.note("snapshot", "%s %s freeze=%v", v, name, freeze)
 	info, err := m.e.Snapshot(m.t.Context(), engine.SnapshotRequest{Volume: ref.MustName(v), Name: ref.MustName(name),
 		Freeze: freeze})
+	if vol.cannotBeCopied(m) {
+		m.refused(errs.InUse, err)
+		return
+	}
 	m.must(err)
 	want := "clean"
 	if vol.mounted && freeze == engine.FreezeNever {
@@ -183,6 +204,10 @@ func (m *model) diff(v string, vol *volume) {
 	m.must(err)
 	m.note("diff", "%s %s", other, v)
 	d, err := m.e.Diff(m.t.Context(), engine.DiffRequest{A: a, B: ref.Ref{Name: v}})
+	if vol.cannotBeCopied(m) {
+		m.refused(errs.InUse, err)
+		return
+	}
 	m.must(err)
 	if err != nil {
 		return
@@ -336,6 +361,10 @@ func (m *model) publish(v string, vol *volume) {
 		Force: force})
 	if stale && !force {
 		m.refused(errs.Conflict, err)
+		return
+	}
+	if vol.cannotBeCopied(m) {
+		m.refused(errs.InUse, err)
 		return
 	}
 	m.must(err)
