@@ -91,7 +91,7 @@ func mountsOf(
 ) ([]mount.Holder, error) {
 	q := mount.Query{Tree: w.Tree}
 	if row.IsOverlay() {
-		q = mount.Query{Dev: t.DeviceOf("overlay", overlaySource(row.ID))}
+		q = mount.Query{Dev: t.OverlayDevice(overlayName(row.ID))}
 	}
 	if ns, err := kernel.MountNamespace(); err == nil && ns == a.MountNS {
 		q.At = a.Mountpoint

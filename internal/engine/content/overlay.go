@@ -34,8 +34,8 @@ func OverlayOptions(ephemeral bool) []string {
 	return options
 }
 
-// overlaySource returns what mount tables show as the source of an overlay: by that it is recognized.
-func overlaySource(id driver.ObjectID) string { return "pando:" + string(id) }
+// overlayName returns the name of an overlay in mount tables: by that it is recognized.
+func overlayName(id driver.ObjectID) string { return "pando:" + string(id) }
 
 // mountOverlay mounts an overlay, whose upper layer what describes, at t.
 func (acc *Access) mountOverlay(
@@ -63,7 +63,7 @@ func (acc *Access) mountOverlay(
 		return a, acc.blameFull(ctx, err)
 	}
 
-	m, err := mount.Overlay{Lower: lower, Upper: upper, Source: overlaySource(row.ID),
+	m, err := mount.Overlay{Lower: lower, Upper: upper, Name: overlayName(row.ID), UpperPath: upperPath(a, what),
 		Options: OverlayOptions(row.Ephemeral)}.Mount()
 	if err != nil {
 		return a, acc.blameFull(ctx, err)
@@ -72,6 +72,14 @@ func (acc *Access) mountOverlay(
 	defer m.Close()
 
 	return a, acc.placeMount(m, &a, t)
+}
+
+// upperPath returns where the upper layer of an overlay is: a block device, or a directory; "" if it has no path.
+func upperPath(a catalog.MountRecord, what driver.Attachment) string {
+	if a.Loop >= 0 {
+		return loopdev.DevicePath(a.Loop)
+	}
+	return what.Tree
 }
 
 // mountUpper mounts the filesystem of an upper layer, detached, and notes its block device in a.
@@ -284,7 +292,7 @@ func (acc *Access) overlayDevice(a catalog.MountRecord) uint64 {
 	if err != nil {
 		return 0
 	}
-	return t.DeviceOf("overlay", overlaySource(a.ID))
+	return t.OverlayDevice(overlayName(a.ID))
 }
 
 // isOverlayAt reports whether the overlay on an object is what is mounted at path.
@@ -294,7 +302,8 @@ func isOverlayAt(id driver.ObjectID, path string) bool {
 		return false
 	}
 	e, ok := mount.At(table, path)
-	return ok && e.FSType == "overlay" && e.Source == overlaySource(id)
+	name, _ := mount.SplitOverlaySource(e.Source)
+	return ok && e.FSType == "overlay" && name == overlayName(id)
 }
 
 // unmountOverlay unmounts an overlay. Unlike a filesystem in an image it cannot be mounted again while something holds

@@ -106,7 +106,7 @@ func withMerged(
 		}
 	}
 
-	m, err := mount.Overlay{Lower: lower, Upper: upper, Source: "pando", Options: OverlayOptions(false),
+	m, err := mount.Overlay{Lower: lower, Upper: upper, Name: "pando", Options: OverlayOptions(false),
 		ReadOnly: readOnly}.Mount()
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strings"
 
 	"pando/internal/base/errs"
 
@@ -21,10 +22,30 @@ const (
 // also has a directory WorkDir. The overlay keeps both mounted after the caller has closed them.
 type Overlay struct {
 	Lower, Upper *Detached
-	Source       string   // as mount tables show it
+	Name         string   // by which mount tables show it: see OverlaySource
+	UpperPath    string   // absolute: block device or directory that has Upper, for those who read mount tables; or ""
 	Options      []string // each "key" or "key=value"
 	ReadOnly     bool     // nothing is written to Upper, which may be read-only and lack WorkDir
 }
+
+// OverlaySource returns the source of an overlay in mount tables. The kernel shows only where UpperDir is within Upper,
+// and not where that is: so the source says it, behind an @.
+func OverlaySource(name, upperPath string) string {
+	if upperPath == "" {
+		return name
+	}
+	return name + "@" + upperPath
+}
+
+// SplitOverlaySource is the reverse of OverlaySource. upperPath is "" for a source of another form.
+func SplitOverlaySource(source string) (name, upperPath string) {
+	if name, path, ok := strings.Cut(source, "@/"); ok {
+		return name, "/" + path
+	}
+	return source, ""
+}
+
+func (o Overlay) source() string { return OverlaySource(o.Name, o.UpperPath) }
 
 // Mount makes the overlay mount, detached. Access times are not updated.
 //
@@ -73,18 +94,18 @@ func (o Overlay) byDescriptor() (*Detached, error) {
 func (o Overlay) mountWith(setLayers func(fsfd int) error) (*Detached, error) {
 	defer runtime.KeepAlive(o.Lower)
 	defer runtime.KeepAlive(o.Upper)
-	log := newKernelLog(o.Source)
+	log := newKernelLog(o.source())
 	defer log.close()
 
 	fsfd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
-		return nil, mountError("overlay", o.Source, false, "fsopen", err, nil)
+		return nil, mountError("overlay", o.source(), false, "fsopen", err, nil)
 	}
 
 	defer unix.Close(fsfd)
 
 	fail := func(call string, err error) error {
-		return mountError("overlay", o.Source, false, call, err, append(contextMessages(fsfd), log.messages()...))
+		return mountError("overlay", o.source(), false, call, err, append(contextMessages(fsfd), log.messages()...))
 	}
 
 	// Set the layers and the options.
@@ -92,7 +113,7 @@ func (o Overlay) mountWith(setLayers func(fsfd int) error) (*Detached, error) {
 		return nil, fail("set layers", err)
 	}
 
-	for _, s := range append([]string{"source=" + o.Source}, o.Options...) {
+	for _, s := range append([]string{"source=" + o.source()}, o.Options...) {
 		if err := setOption(fsfd, s); err != nil {
 			return nil, fail("fsconfig "+s, err)
 		}
@@ -113,7 +134,7 @@ func (o Overlay) mountWith(setLayers func(fsfd int) error) (*Detached, error) {
 		return nil, fail("fsmount", err)
 	}
 
-	return detached(mfd, o.Source), nil
+	return detached(mfd, o.source()), nil
 }
 
 // inNamespace attaches the layers in a mount namespace of a thread of its own, and passes their paths to the kernel.
@@ -130,10 +151,10 @@ func (o Overlay) inNamespace() (m *Detached, err error) {
 func (o Overlay) inThisThread() (*Detached, error) {
 	// Leave the mount namespace of the process.
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
-		return nil, errs.Wrap("mount overlay", o.Source, fmt.Errorf("unshare: %w", err))
+		return nil, errs.Wrap("mount overlay", o.source(), fmt.Errorf("unshare: %w", err))
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return nil, errs.Wrap("mount overlay", o.Source, fmt.Errorf("make mounts private: %w", err))
+		return nil, errs.Wrap("mount overlay", o.source(), fmt.Errorf("make mounts private: %w", err))
 	}
 
 	// Attach the layers below a directory that only this thread sees.
@@ -146,11 +167,11 @@ func (o Overlay) inThisThread() (*Detached, error) {
 
 	lower, err := attachLayer(scratch, o.Lower, "lower")
 	if err != nil {
-		return nil, errs.Wrap("mount overlay", o.Source, err)
+		return nil, errs.Wrap("mount overlay", o.source(), err)
 	}
 	upper, err := attachLayer(scratch, o.Upper, "upper")
 	if err != nil {
-		return nil, errs.Wrap("mount overlay", o.Source, err)
+		return nil, errs.Wrap("mount overlay", o.source(), err)
 	}
 
 	paths := map[string]string{"lowerdir": lower, "upperdir": upper + "/" + UpperDir, "workdir": upper + "/" + WorkDir}

@@ -53,7 +53,7 @@ func TestOverlay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			lower, upper, lowerDir, upperDir := layers(t)
-			m, err := make(mount.Overlay{Lower: lower, Upper: upper, Source: "pando:test",
+			m, err := make(mount.Overlay{Lower: lower, Upper: upper, Name: "pando:test", UpperPath: upperDir,
 				Options: []string{"index=off", "metacopy=off", "redirect_dir=on", "xino=on"}})
 			if err != nil {
 				t.Fatal(err)
@@ -88,7 +88,7 @@ func TestOverlay(t *testing.T) {
 				t.Errorf("the upper layer has %q: %v", b, err)
 			}
 			b, err := os.ReadFile("/proc/self/mountinfo")
-			if err != nil || !strings.Contains(string(b), " - overlay pando:test ") {
+			if err != nil || !strings.Contains(string(b), " - overlay pando:test@"+upperDir+" ") {
 				t.Errorf("the mount table does not name the source: %v\n%s", err, b)
 			}
 
@@ -113,7 +113,7 @@ func sameReadOnly(t *testing.T, make func(mount.Overlay) (*mount.Detached, error
 		t.Fatal(err)
 	}
 	defer upper.Close()
-	m, err := make(mount.Overlay{Lower: lower, Upper: upper, Source: "pando:test", ReadOnly: true,
+	m, err := make(mount.Overlay{Lower: lower, Upper: upper, Name: "pando:test", ReadOnly: true,
 		Options: []string{"index=off", "metacopy=off", "redirect_dir=on", "xino=on"}})
 	if err != nil {
 		t.Fatal(err)
@@ -140,7 +140,7 @@ func TestOverlayRefused(t *testing.T) {
 	if err := os.Remove(filepath.Join(upperDir, mount.WorkDir)); err != nil {
 		t.Fatal(err)
 	}
-	_, err := mount.Overlay{Lower: lower, Upper: upper, Source: "pando:test"}.Mount()
+	_, err := mount.Overlay{Lower: lower, Upper: upper, Name: "pando:test"}.Mount()
 	wantKind(t, err, errs.NotFound)
 
 	// Overlayfs does not take an upper layer that is read-only.
@@ -148,7 +148,7 @@ func TestOverlayRefused(t *testing.T) {
 	if err := unix.Mount("", upperDir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		t.Fatal(err)
 	}
-	if m, err := (mount.Overlay{Lower: lower, Upper: upper, Source: "pando:test"}).Mount(); err == nil {
+	if m, err := (mount.Overlay{Lower: lower, Upper: upper, Name: "pando:test"}).Mount(); err == nil {
 		m.Close()
 		t.Error("a read-only upper layer was taken")
 	}

@@ -204,11 +204,11 @@ func (t *Tables) Mounts(q Query) ([]Holder, error) {
 	return append(s.processes, s.others...), nil
 }
 
-// DeviceOf returns the st_dev of a mounted filesystem with this type and source, 0 if there is none.
-func (t *Tables) DeviceOf(fstype, source string) uint64 {
+// OverlayDevice returns the st_dev of a mounted overlay with this name, 0 if there is none.
+func (t *Tables) OverlayDevice(name string) uint64 {
 	for _, v := range t.views {
 		for _, m := range v.table {
-			if m.fstype == fstype && m.source == source {
+			if n, _ := SplitOverlaySource(m.source); m.fstype == "overlay" && n == name {
 				return m.dev
 			}
 		}

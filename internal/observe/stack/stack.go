@@ -220,7 +220,9 @@ func (b *builder) addPath(path string, depth int) {
 		b.hide("%s is a FUSE program (%s): only the program knows the layers below", m.FSType, m.Source)
 	case Overlay:
 		upper := option(m.Super, "upperdir")
-		if upper == "" {
+		if _, path := mount.SplitOverlaySource(m.Source); path != "" {
+			b.addUpper(path, depth+1)
+		} else if upper == "" {
 			b.hide("an overlay without an upper directory is read-only")
 		} else if _, err := os.Stat(upper); err != nil {
 			b.hide("the upper directory of the overlay is not visible from here: %s", upper)
@@ -230,6 +232,28 @@ func (b *builder) addPath(path string, depth int) {
 	default:
 		b.addFilesystem(&b.stack.Layers[len(b.stack.Layers)-1], path, depth+1)
 	}
+}
+
+// addUpper adds what has the upper layer of an overlay: a block device, whose filesystem is mounted nowhere else, or a
+// directory.
+func (b *builder) addUpper(path string, depth int) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		b.hide("the upper layer of the overlay is not visible from here: %s", path)
+		return
+	}
+
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		b.addPath(path, depth)
+		return
+	}
+
+	d, err := blockdev.Lookup(st.Rdev)
+	if err != nil {
+		b.hide("%s: %v", path, err)
+		return
+	}
+	b.addDevice(d, depth, "")
 }
 
 // option returns the value of an option in a list.

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"pando/internal/base/errs"
+	"pando/internal/linux/mount"
 	"pando/internal/observe/stack"
 	"pando/internal/testing/testfs"
 
@@ -218,6 +219,39 @@ func TestElsewhere(t *testing.T) {
 	if s := of(t, lower); !strings.Contains(s.Hidden, "without an upper directory") {
 		t.Errorf("%+v", s)
 	}
+}
+
+// TestOverlayOfDetachedLayers: the source of a mount says where an upper layer is that is mounted nowhere else.
+func TestOverlayOfDetachedLayers(t *testing.T) {
+	needRoot(t)
+	base := testfs.New(t, "ext4", 64<<20)
+	for _, d := range []string{mount.UpperDir, mount.WorkDir} {
+		if err := os.Mkdir(filepath.Join(base.Dir(), d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lower, err := mount.Tree(t.TempDir(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lower.Close()
+	upper, err := mount.Device("ext4", "/dev/"+base.Device(), nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer upper.Close()
+	m, err := mount.Overlay{Lower: lower, Upper: upper, Name: "test", UpperPath: "/dev/" + base.Device()}.Mount()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	merged := t.TempDir()
+	if _, err := m.MoveTo(merged); err != nil {
+		t.Fatal(err)
+	}
+	m.Close()
+	defer unmount(t, merged)
+	want(t, of(t, merged), []string{"overlay overlay on " + merged, "loop " + base.Device()}, filepath.Dir(base.Dir()))
 }
 
 func TestFUSE(t *testing.T) {
