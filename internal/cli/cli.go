@@ -282,6 +282,9 @@ func (a *App) printWarning(format string, args ...any) {
 
 // printJSON prints the one JSON value of a command. Errors are those of printf.
 func (a *App) printJSON(v any) error {
+	if a.unprinted != nil {
+		return a.unprinted
+	}
 	enc := json.NewEncoder(a.Stdout)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")

@@ -130,6 +130,10 @@ func (t *table) row(cells ...string) { t.rows = append(t.rows, cells) }
 
 // flush writes the rows, in large pieces: there may be tens of thousands.
 func (t *table) flush() error {
+	if t.a.unprinted != nil {
+		return t.a.unprinted
+	}
+
 	var widths []int
 	for _, row := range t.rows {
 		for i, cell := range row {

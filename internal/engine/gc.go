@@ -330,7 +330,7 @@ func (u *uses) whyLayer(r catalog.Row) errs.Message {
 	if n == 0 {
 		return "the empty upper layer that overlays are cloned from"
 	}
-	return errs.Messagef("removed, and stays because %s need it", countOf(int64(n), "overlay", "overlays"))
+	return errs.Messagef("removed, and stays for %s", countOf(int64(n), "overlay", "overlays"))
 }
 
 // refs returns the references of all rows.

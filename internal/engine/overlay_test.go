@@ -392,6 +392,43 @@ func TestOverlayRefused(t *testing.T) {
 	wantClean(t, e)
 }
 
+// TestOverlayUnmountedLazily: an overlay that was unmounted by hand while a program is in it is neither mounted again
+// nor destroyed before the program has left it: two overlays with one upper layer would destroy it.
+func TestOverlayUnmountedLazily(t *testing.T) {
+	overlayPools(t, func(t *testing.T, e *engine.Engine) {
+		v := overlay(t, e, "g", "v", true)
+		inside, err := os.Open(v.Mountpoint)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer inside.Close()
+		if err := unix.Unmount(v.Mountpoint, unix.MNT_DETACH); err != nil {
+			t.Fatal(err)
+		}
+
+		again := engine.MountRequest{Volume: ref.MustName("v")}
+		if _, err := e.Mount(t.Context(), again); !errs.Is(err, errs.InUse) {
+			t.Errorf("mount: %v", err)
+		}
+		r, err := e.Destroy(t.Context(), toDestroy("v"))
+		if err != nil || len(r.Failed) != 1 || !errs.Is(r.Failed[0], errs.InUse) {
+			t.Errorf("destroy: %+v %v", r, err)
+		}
+		if e.Caps().Name == "plain" {
+			_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s")})
+			if !errs.Is(err, errs.InUse) {
+				t.Errorf("snapshot: %v", err)
+			}
+		}
+
+		inside.Close()
+		if _, err := e.Mount(t.Context(), again); err != nil {
+			t.Errorf("mount after the program has left it: %v", err)
+		}
+		wantClean(t, e)
+	})
+}
+
 // TestOverlayHeldInNamespace: a mount namespace that keeps a copy of the mount keeps an overlay from being unmounted
 // and destroyed.
 func TestOverlayHeldInNamespace(t *testing.T) {

@@ -147,6 +147,8 @@ func (acc *Access) MountState(row catalog.Row, a catalog.MountRecord) State {
 			return Mounted
 		}
 		return state
+	case row.IsOverlay() && acc.upperInUse(row):
+		return HeldElsewhere // unmounted by hand, while programs use it
 	case before, sameNS:
 		return NotMounted
 	}

@@ -295,6 +295,35 @@ func (acc *Access) overlayDevice(a catalog.MountRecord) uint64 {
 	return t.OverlayDevice(overlayName(a.ID))
 }
 
+// upperInUse reports whether an overlay that is mounted somewhere, or whose files are open, uses an upper layer that is
+// a tree. If that cannot be determined, it counts as in use. An image is in use as long as its block device exists.
+func (acc *Access) upperInUse(row catalog.Row) bool {
+	what, err := acc.drv.Attachment(context.Background(), row.ID)
+	if errs.Is(err, errs.NotFound) || err == nil && what.Tree == "" {
+		return false
+	}
+	if err != nil {
+		return true
+	}
+
+	var upper [2]*mount.Detached
+	for i := range upper {
+		if upper[i], err = mount.Tree(what.Tree, false); err != nil {
+			return true
+		}
+		defer upper[i].Close()
+	}
+
+	lower, err := acc.mountLower(context.Background(), row.Lower)
+	if err != nil {
+		return true
+	}
+	defer lower.Close()
+
+	used, err := mount.Overlay{Lower: lower, Upper: upper[0], Name: "pando"}.UpperInUse(upper[1])
+	return used || err != nil
+}
+
 // isOverlayAt reports whether the overlay on an object is what is mounted at path.
 func isOverlayAt(id driver.ObjectID, path string) bool {
 	table, err := mount.Table("self")
@@ -325,6 +354,9 @@ func (acc *Access) unmountOverlay(
 	}
 
 	if w.Image == "" {
+		if acc.upperInUse(row) {
+			return acc.holdersError(ctx, why, row, a, w, dev)
+		}
 		return nil
 	}
 

@@ -1,6 +1,7 @@
 package mount
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -26,6 +27,8 @@ type Overlay struct {
 	UpperPath    string   // absolute: block device or directory that has Upper, for those who read mount tables; or ""
 	Options      []string // each "key" or "key=value"
 	ReadOnly     bool     // nothing is written to Upper, which may be read-only and lack WorkDir
+
+	otherWork *Detached // has the work directory in place of Upper: see UpperInUse
 }
 
 // OverlaySource returns the source of an overlay in mount tables. The kernel shows only where UpperDir is within Upper,
@@ -60,11 +63,32 @@ func (o Overlay) Mount() (*Detached, error) {
 	return m, err
 }
 
+// UpperInUse reports whether another overlay has the same upper directory, even one that was unmounted but whose files
+// are in use. Two of them destroy each other's changes. upperAgain is another mount of what Upper mounts. It changes
+// nothing but the kernel's log.
+//
+// With an index, which an overlay that is mounted does not need to have, overlayfs refuses an upper directory in use
+// before it looks at the work directory, which here is in another mount, and which it refuses then (ovl_get_upper and
+// ovl_get_workdir in fs/overlayfs/super.c).
+func (o Overlay) UpperInUse(upperAgain *Detached) (bool, error) {
+	o.Options, o.otherWork = []string{"index=on"}, upperAgain
+	m, err := o.Mount()
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return true, nil
+	case errors.Is(err, unix.EINVAL):
+		return false, nil
+	case err == nil:
+		return false, m.Close()
+	}
+	return false, err
+}
+
 // byDescriptor passes the layers to the kernel as descriptors.
 func (o Overlay) byDescriptor() (*Detached, error) {
 	return o.mountWith(func(fsfd int) error {
-		setDir := func(key, name string) error {
-			dir, err := unix.Openat(int(o.Upper.root.Fd()), name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		setDir := func(key string, in *Detached, name string) error {
+			dir, err := unix.Openat(int(in.root.Fd()), name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 			if err != nil {
 				return fmt.Errorf("open %s: %w", name, err)
 			}
@@ -74,7 +98,7 @@ func (o Overlay) byDescriptor() (*Detached, error) {
 
 		// Of several lower layers the first is the topmost. "lowerdir" takes only text.
 		if o.ReadOnly {
-			if err := setDir("lowerdir+", UpperDir); err != nil {
+			if err := setDir("lowerdir+", o.Upper, UpperDir); err != nil {
 				return err
 			}
 		}
@@ -83,10 +107,10 @@ func (o Overlay) byDescriptor() (*Detached, error) {
 			return err
 		}
 
-		if err := setDir("upperdir", UpperDir); err != nil {
+		if err := setDir("upperdir", o.Upper, UpperDir); err != nil {
 			return err
 		}
-		return setDir("workdir", WorkDir)
+		return setDir("workdir", cmp.Or(o.otherWork, o.Upper), WorkDir)
 	})
 }
 
@@ -174,7 +198,14 @@ func (o Overlay) inThisThread() (*Detached, error) {
 		return nil, errs.Wrap("mount overlay", o.source(), err)
 	}
 
-	paths := map[string]string{"lowerdir": lower, "upperdir": upper + "/" + UpperDir, "workdir": upper + "/" + WorkDir}
+	work := upper
+	if o.otherWork != nil {
+		if work, err = attachLayer(scratch, o.otherWork, "work"); err != nil {
+			return nil, errs.Wrap("mount overlay", o.source(), err)
+		}
+	}
+
+	paths := map[string]string{"lowerdir": lower, "upperdir": upper + "/" + UpperDir, "workdir": work + "/" + WorkDir}
 	if o.ReadOnly {
 		paths = map[string]string{"lowerdir": upper + "/" + UpperDir + ":" + lower}
 	}

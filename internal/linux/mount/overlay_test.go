@@ -62,6 +62,11 @@ func TestOverlay(t *testing.T) {
 			lower.Close()
 			upper.Close()
 
+			// Another overlay with the same upper directory would destroy this one.
+			if used, err := upperInUse(t, lowerDir, upperDir); err != nil || !used {
+				t.Errorf("the upper directory of a mounted overlay is in use: %v, %v", used, err)
+			}
+
 			// Nothing of it is in the namespace of the test before it is attached.
 			if b, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(b), "pando:test") {
 				t.Errorf("the mount table has it: %v", err)
@@ -92,12 +97,39 @@ func TestOverlay(t *testing.T) {
 				t.Errorf("the mount table does not name the source: %v\n%s", err, b)
 			}
 
-			if err := mount.Unmount(target); err != nil {
+			// It is in use even when it is unmounted, as long as something has it open.
+			f, err := os.Open(target)
+			if err != nil {
 				t.Fatal(err)
+			}
+			defer f.Close()
+			if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
+				t.Fatal(err)
+			}
+			if used, err := upperInUse(t, lowerDir, upperDir); err != nil || !used {
+				t.Errorf("the upper directory of an overlay that is held is in use: %v, %v", used, err)
+			}
+			f.Close()
+			if used, err := upperInUse(t, lowerDir, upperDir); err != nil || used {
+				t.Errorf("afterwards it is in use: %v, %v", used, err)
 			}
 			sameReadOnly(t, make, lowerDir, upperDir)
 		})
 	}
+}
+
+func upperInUse(t *testing.T, lowerDir, upperDir string) (bool, error) {
+	t.Helper()
+	var all [3]*mount.Detached
+	for i, dir := range []string{lowerDir, upperDir, upperDir} {
+		m, err := mount.Tree(dir, i == 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		all[i] = m
+	}
+	return mount.Overlay{Lower: all[0], Upper: all[1], Name: "pando:probe"}.UpperInUse(all[2])
 }
 
 // sameReadOnly wants the layers of TestOverlay to be the same files again, mounted read-only.
