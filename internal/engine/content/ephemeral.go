@@ -3,7 +3,6 @@ package content
 import (
 	"context"
 	"os"
-	"slices"
 
 	"pando/internal/base/errs"
 	"pando/internal/driver"
@@ -19,14 +18,6 @@ import (
 
 // dropsSyncs reports whether a volume is mounted so that its syncs do not wait for the disk.
 func dropsSyncs(row catalog.Row, w driver.Attachment) bool { return row.Ephemeral && len(w.NoSync) > 0 }
-
-// mountOptions returns the options with which a volume's filesystem is mounted.
-func mountOptions(row catalog.Row, w driver.Attachment) []string {
-	if !dropsSyncs(row, w) {
-		return w.Options
-	}
-	return append(slices.Clone(w.Options), w.NoSync...)
-}
 
 // SyncImage waits until everything that was written to an object's image file is on the disk. What a mounted filesystem
 // still has in memory is not part of that. It does nothing for an object of another shape: drivers without image files

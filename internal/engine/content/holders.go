@@ -3,6 +3,7 @@ package content
 import (
 	"context"
 	"fmt"
+
 	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/driver"
@@ -148,6 +149,9 @@ func lowerOption(fs driver.FS) string {
 	}
 	return "noload"
 }
+
+// lowerWait is how long a command waits for others that attach the lower layer of an overlay.
+const lowerWait = time.Minute
 
 // holdLowerDevice opens the loop device of a lower layer, which it attaches unless another overlay has done that. The
 // lock lasts until the device is open: two processes must not attach a device each.

@@ -26,7 +26,6 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/waiting"
 	"pando/internal/driver"
 	"pando/internal/linux/durable"
 	"pando/internal/linux/kernel"
@@ -449,37 +448,6 @@ func (p *Pool) WaitFreed(ctx context.Context, patience time.Duration) (Space, er
 	}
 
 	return least, err
-}
-
-// lockLimit is how long Lock waits: the holder of the lock may have to compare a large pool with its catalogue.
-var lockLimit = time.Minute
-
-// Lock keeps other processes from making, mounting or removing the pool. InUse, with the holders of the lock, after a
-// minute.
-func Lock(ctx context.Context, dir string) (unlock func(), err error) {
-	path := filepath.Join(dir, "lock")
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, errs.Wrap("lock pool", dir, err)
-	}
-
-	w := waiting.Wait{
-		Op: "lock pool", Ref: dir, What: "the lock of the pool", Limit: lockLimit,
-		Holders: func() []waiting.Process { return waiting.LockHolders(path, 0) },
-	}
-	err = w.Until(ctx, func() (bool, error) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
-			return false, nil
-		}
-		return err == nil, errs.Wrap("lock pool", dir, err)
-	})
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-
-	return func() { f.Close() }, nil
 }
 
 // Sync makes the names in the pool's directory durable.

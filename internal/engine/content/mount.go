@@ -401,3 +401,11 @@ func deviceOf(a catalog.MountRecord, w driver.Attachment) uint64 {
 	}
 	return 0
 }
+
+// mountOptions returns the options with which a volume's filesystem is mounted.
+func mountOptions(row catalog.Row, w driver.Attachment) []string {
+	if !dropsSyncs(row, w) {
+		return w.Options
+	}
+	return append(slices.Clone(w.Options), w.NoSync...)
+}
