@@ -147,7 +147,7 @@ func (acc *Access) MountState(row catalog.Row, a catalog.MountRecord) State {
 			return Mounted
 		}
 		return state
-	case row.IsOverlay() && acc.upperInUse(row):
+	case row.IsOverlay() && acc.upperStaysInUse(row, releaseGrace):
 		return HeldElsewhere // unmounted by hand, while programs use it
 	case before, sameNS:
 		return NotMounted

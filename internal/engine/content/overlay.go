@@ -299,6 +299,19 @@ func (acc *Access) overlayDevice(a catalog.MountRecord) uint64 {
 	return t.OverlayDevice(overlayName(a.ID))
 }
 
+// upperStaysInUse reports whether the upper layer of an overlay, a tree, is still in use after a time: the kernel may
+// release it a moment after the umount.
+func (acc *Access) upperStaysInUse(row catalog.Row, most time.Duration) bool {
+	end := time.Now().Add(most)
+	for wait := time.Millisecond; acc.upperInUse(row); wait *= 2 {
+		if time.Now().After(end) {
+			return true
+		}
+		time.Sleep(wait)
+	}
+	return false
+}
+
 // upperInUse reports whether an overlay that is mounted somewhere, or whose files are open, uses an upper layer that is
 // a tree. If that cannot be determined, it counts as in use. An image is in use as long as its block device exists.
 func (acc *Access) upperInUse(row catalog.Row) bool {
@@ -358,7 +371,7 @@ func (acc *Access) unmountOverlay(
 	}
 
 	if w.Image == "" {
-		if acc.upperInUse(row) {
+		if acc.upperStaysInUse(row, copyPatience) {
 			return acc.holdersError(ctx, why, row, a, w, dev)
 		}
 		return nil
