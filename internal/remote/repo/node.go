@@ -442,6 +442,7 @@ func (n NodeAt) checkMatches(node *Node) error {
 
 // nodeWait is a node that is being read, or has been read.
 type nodeWait struct {
+	at   NodeAt // as it was first requested
 	done chan struct{}
 	node ReadNode
 	err  error
@@ -479,7 +480,7 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 		c.clock++
 		w := c.known[n.Frame]
 		if w == nil {
-			w = &nodeWait{done: make(chan struct{})}
+			w = &nodeWait{at: n, done: make(chan struct{})}
 			c.known[n.Frame] = w
 			todo, mine = append(todo, n), append(mine, w)
 		}
@@ -518,8 +519,16 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 			return nil, w.err
 		}
 
+		// Another call may have requested this frame as a different node, which it may not be.
 		out[i] = w.node
-		if n := w.node.Node; n != nil { // another call may have requested this frame as a different node
+		switch n := w.node.Node; {
+		case n == nil && w.at != nodes[i]:
+			again, err := c.repo.ReadNodes(ctx, nodes[i:i+1])
+			if err != nil {
+				return nil, err
+			}
+			out[i] = again[0]
+		case n != nil:
 			if err := nodes[i].checkMatches(n); err != nil {
 				out[i] = ReadNode{Err: errs.Wrap("read node", frameRef(nodes[i].Frame), err)}
 			}
