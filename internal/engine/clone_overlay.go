@@ -385,7 +385,7 @@ func (e *Engine) copyUpper(ctx context.Context, b *build) (driver.Identity, erro
 	id.Ephemeral = true
 	id.Origin, id.OriginID = vol.Name, vol.ID
 	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
-		return tx.Mark(catalog.Mark{ID: id.ID, Op: opLook})
+		return tx.Mark(catalog.Mark{ID: id.ID, Op: opLook, Reads: vol.ID}) // clean-up thaws what it reads
 	}); err != nil {
 		return id, err
 	}

@@ -35,6 +35,22 @@ var overlays = []operation{
 		command: func(*world) []string { return []string{"fork", "v", "v2", "--mount"} },
 		prepare: func(w *world) { w.gone("v2"); w.overlayThere("v") },
 		want:    func(before string) string { return before + "volume v2 from v mounted at /mnt/v2\n" }},
+	{name: "overlay-publish-mounted", root: true, every: 24, all: true,
+		command: func(*world) []string {
+			return []string{"golden", "publish", "g2", "base2", "--freeze", "--no-progress"}
+		},
+		prepare: func(w *world) {
+			w.goldenGone("g2")
+			w.overlayThere("base2")
+			w.scribble("base2")
+			if w.kind.name == "plain" { // it does not copy an overlay that is mounted
+				w.pando("umount", "base2")
+			}
+		},
+		want: func(before string) string {
+			lines := strings.SplitAfterN(before, "\n", 2)
+			return lines[0] + "golden g2@1 of 1\n" + lines[1]
+		}},
 	{name: "overlay-golden-rm", root: true, every: 2,
 		command: func(*world) []string { return []string{"golden", "rm", "g2"} },
 		prepare: func(w *world) { w.overlayOnly("g2", "v") },
