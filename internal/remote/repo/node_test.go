@@ -140,6 +140,14 @@ func TestNodeIsWhatWasSaid(t *testing.T) {
 				t.Errorf("from a cache: %+v, %v", got[0].Node, got[0].Err)
 			}
 		}
+
+		// One request does not hide the node that another one, in the same call, describes rightly.
+		both, err := r.NewNodeCache(8).Read(ctx, []NodeAt{less, right})
+		must(t, err)
+		if !errs.Is(both[0].Err, errs.Damaged) || both[1].Err != nil {
+			t.Errorf("of two requests: %v, %v", both[0].Err, both[1].Err)
+		}
+
 		gone := right
 		gone.Frame.Segment.N++
 		got, err := r.ReadNodes(ctx, []NodeAt{gone, right})
