@@ -276,69 +276,90 @@ func (e *Engine) publishOverlay(ctx context.Context, b *build, t *progress.Track
 
 	defer e.ledger.DestroyUnfinished(context.WithoutCancel(ctx), upper.ID)
 
-	// Clone the golden, and repeat the changes in the clone.
-	var lower catalog.Row
-	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		lower, _, err = tx.Object(vol.Lower)
-		return err
-	}); err != nil {
-		return Info{}, err
-	}
-
-	b.scratch = b.scratch.WithContentOf(lower.Identity)
-	if err := e.drv.Clone(ctx, vol.Lower, b.scratch); err != nil {
-		return Info{}, err
-	}
-
-	if err := e.applyOverlay(ctx, upper, b.scratch, t); err != nil {
+	b.scratch, err = e.cloneWithChanges(ctx, vol, upper, b.scratch, t)
+	if err != nil {
 		return Info{}, err
 	}
 
 	return b.publishGeneration(ctx, t)
 }
 
-// applyOverlay repeats the changes of an overlay, whose upper layer nobody uses, in a clone of its lower layer.
-func (e *Engine) applyOverlay(ctx context.Context, upper, onto driver.Identity, t *progress.Tracker) error {
-	return e.content.WithOverlay(ctx, upper, true, func(r content.OverlayRoots) error {
+// cloneWithChanges makes the object id, which is no overlay: a clone of the golden under the overlay vol, with the
+// changes of the upper layer upper, which nobody uses. It returns the identity, completed. An image is as large
+// as the golden, or larger if the changes do not fit.
+func (e *Engine) cloneWithChanges(
+	ctx context.Context, vol catalog.Row, upper, id driver.Identity, t *progress.Tracker,
+) (driver.Identity, error) {
+	var lower catalog.Row
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		lower, _, err = tx.Object(vol.Lower)
+		return err
+	}); err != nil {
+		return id, err
+	}
+
+	id = id.WithContentOf(lower.Identity)
+	err := e.content.WithOverlay(ctx, upper, true, func(r content.OverlayRoots) error {
 		t.Start("finding the changes", 0, 0)
 		res, err := treediff.CompareOverlay(ctx, r.Lower, r.Upper, r.Merged, treediff.Options{Times: true, Progress: t.Add})
 		if err != nil {
 			return err
 		}
 
+		// Clone the golden, with room for the changes.
+		missing, err := missingRoom(r.Lower, res.Changes)
+		if err != nil {
+			return err
+		}
+
+		if id.FS.IsImage() {
+			id.SizeBytes = roundUp(lower.SizeBytes + missing)
+		}
+
+		draft := id
+		draft.Kind = driver.Scratch
+		if err := e.drv.Clone(ctx, lower.ID, draft); err != nil {
+			return err
+		}
+
+		if id.SizeBytes > lower.SizeBytes {
+			if err := e.growInside(ctx, catalog.Row{Identity: draft}); err != nil {
+				return err
+			}
+		}
+
+		// Repeat the changes in it.
 		t.Start("applying the changes", int64(len(res.Changes)), 0)
-		return e.inScratch(ctx, onto, func(root *os.File) error {
+		return e.inScratch(ctx, draft, func(root *os.File) error {
 			return treediff.Apply(ctx, res.Changes, r.Merged, root, treediff.ApplyOptions{Progress: t.Add})
 		})
 	})
+	return id, err
+}
+
+// missingRoom returns by how many bytes a filesystem is too small for changes to it. It counts no space that changes
+// free, and allows for metadata.
+func missingRoom(root *os.File, changes []treediff.Change) (int64, error) {
+	const eachFile, spare = 8 << 10, 4 << 20
+	var need int64
+	for _, c := range changes {
+		need += c.ChangedBytes + eachFile
+	}
+	need += need/16 + spare
+
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(root.Fd()), &st); err != nil {
+		return 0, errs.Wrap("measure", root.Name(), err)
+	}
+	return max(0, need-int64(st.Bavail)*st.Bsize), nil
 }
 
 // replaceOverlay replaces an overlay by a volume that holds all its files: a clone of its golden, with its changes. The
 // succession has been claimed.
 func (e *Engine) replaceOverlay(ctx context.Context, s *succession, q FlattenRequest) (catalog.Row, error) {
 	err := func() error {
-		var lower catalog.Row
-		if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-			lower, _, err = tx.Object(s.vol.Lower)
-			return err
-		}); err != nil {
-			return err
-		}
-
-		size := max(s.vol.SizeBytes, lower.SizeBytes)
-		s.next = s.next.WithContentOf(lower.Identity)
-		s.next.SizeBytes = size
-		if err := e.drv.Clone(ctx, lower.ID, s.draft()); err != nil {
-			return err
-		}
-
-		if size > lower.SizeBytes {
-			if err := e.growInside(ctx, catalog.Row{Identity: s.next}); err != nil {
-				return err
-			}
-		}
-
-		if err := e.applyOverlay(ctx, s.vol.Identity, s.next, q.Tracker); err != nil {
+		var err error
+		if s.next, err = e.cloneWithChanges(ctx, s.vol, s.vol.Identity, s.next, q.Tracker); err != nil {
 			return err
 		}
 

@@ -365,6 +365,44 @@ func TestGoldenOfOverlaysRemoved(t *testing.T) {
 	}
 }
 
+// TestOverlayLargerThanGolden: an overlay can hold more than its golden has room for, and what becomes of it has all.
+func TestOverlayLargerThanGolden(t *testing.T) {
+	e := newPool(t, testfs.XFS(t, 2<<30), engine.InitRequest{Driver: "reflink"})
+	ctx := t.Context()
+	q := engine.ImportRequest{Name: ref.MustName("g"), Source: source(t), SizeBytes: 64 << 20}
+	if _, err := e.Import(ctx, q); err != nil {
+		t.Fatal(err)
+	}
+	out, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v"), Mount: true,
+		Overlay: true, SizeBytes: 512 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const size = 200 << 20
+	if err := os.WriteFile(filepath.Join(out[0].Mountpoint, "large"), make([]byte, size), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Publish(ctx, engine.PublishRequest{Golden: ref.MustName("g"), Volume: ref.MustName("v")}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName("v")}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Flatten(ctx, engine.FlattenRequest{Volume: ref.MustName("v")}); err != nil {
+		t.Fatal(err)
+	}
+	flat, err := e.Mount(ctx, engine.MountRequest{Volume: ref.MustName("v")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range []engine.Info{flat, clone(t, e, "g", "w", true)} {
+		if st, err := os.Stat(filepath.Join(v.Mountpoint, "large")); err != nil || st.Size() != size {
+			t.Errorf("%s has %+v: %v", v.Name, st, err)
+		}
+	}
+	wantClean(t, e)
+}
+
 // TestOverlayRefused: what overlays cannot be made from or used for is refused with a hint, and changes nothing.
 func TestOverlayRefused(t *testing.T) {
 	e := newPool(t, testfs.XFS(t, 1<<30), engine.InitRequest{Driver: "reflink"})
