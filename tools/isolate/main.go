@@ -44,9 +44,10 @@ import (
 const insideVariable = "PANDO_TEST_INSIDE"
 
 var (
-	// hostPIDs are packages that compare PIDs with those in events of the kernel, which are the host's.
-	hostPIDs = []string{"cmd/pando", "internal/observe/diagnose", "internal/observe/doctor", "internal/observe/iostat",
-		"internal/observe/proof", "internal/observe/syncbench"}
+	// hostPIDs are packages that compare PIDs with those in events of the kernel, which are the host's, or that ask for
+	// all mount namespaces, which the kernel lists only to the host's processes.
+	hostPIDs = []string{"cmd/pando", "internal/linux/mount", "internal/observe/diagnose", "internal/observe/doctor",
+		"internal/observe/iostat", "internal/observe/proof", "internal/observe/syncbench"}
 
 	// hostDisk are packages whose tests are about a disk.
 	hostDisk = []string{"internal/observe/diagnose", "internal/observe/doctor", "internal/observe/iostat",

@@ -156,7 +156,7 @@ type Volume struct {
 }
 
 // InUse finds the volumes that are in use in a way that an umount would not notice in time, and changes nothing. It
-// reads all mount tables once for all of them. It returns one error for each, nil or InUse.
+// reads all mount tables at most once for all of them. It returns one error for each, nil or InUse.
 //
 //   - The mounts of trees do not know each other: unmounting one of them and removing the tree succeeds while another
 //     namespace has a copy.
@@ -191,6 +191,7 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 			}
 		case v.HasRecord && acc.MountState(v.Row, v.Record) == HeldElsewhere:
 			used = true
+		case len(volumes) <= fewVolumes && v.Row.IsOverlay() && v.HasRecord && mountedOnce(ctx, v.Record):
 		default:
 			if t == nil {
 				if t, err = mount.ReadTables(ctx); err != nil {
@@ -212,6 +213,20 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 	}
 
 	return out
+}
+
+// fewVolumes are so few that counting the copies of each mount costs less than reading mount tables.
+const fewVolumes = 4
+
+// mountedOnce reports whether an overlay is mounted where its record says, and nowhere else. If that cannot be
+// determined quickly, it reports false.
+func mountedOnce(ctx context.Context, a catalog.MountRecord) bool {
+	m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint)
+	if err != nil || !m.Root || !m.Unique || m.ID != a.MountID {
+		return false
+	}
+	n, err := mount.CountCopies(ctx, m.Dev, m.ID)
+	return err == nil && n == 0
 }
 
 // usedError explains why a volume is in use, even one without a mount record.

@@ -75,6 +75,17 @@ func (t *Tables) Complete() bool { return t.complete }
 // readListed reads the tables of the namespaces that the kernel lists. It reports whether the
 // kernel lists them and every table was read.
 func (t *Tables) readListed(ctx context.Context) bool {
+	all := true
+	listed := forOtherNamespaces(ctx, func(f *os.File, _ uint64) bool {
+		all = t.visit(f) && all
+		return true
+	})
+	return listed && all
+}
+
+// forOtherNamespaces calls fn with the file and the ID of each mount namespace but our own, until it returns false. It
+// reports whether the kernel lists namespaces, and fn saw them all.
+func forOtherNamespaces(ctx context.Context, fn func(f *os.File, id uint64) bool) bool {
 	own, err := os.Open("/proc/self/ns/mnt")
 	if err != nil {
 		return false
@@ -82,10 +93,10 @@ func (t *Tables) readListed(ctx context.Context) bool {
 
 	defer own.Close()
 
-	all := true
 	for _, request := range []uintptr{nsMntGetNext, nsMntGetPrev} {
-		for at := own; ctx.Err() == nil; {
-			next, err := adjacentNamespace(at, request)
+		at := own
+		for ctx.Err() == nil {
+			next, id, err := adjacentNamespace(at, request)
 			if at != own {
 				at.Close()
 			}
@@ -95,15 +106,17 @@ func (t *Tables) readListed(ctx context.Context) bool {
 			if err != nil {
 				return false
 			}
-			if !t.visit(next) {
-				all = false
+
+			if !fn(next, id) {
+				next.Close()
+				return false
 			}
 
 			at = next
 		}
 	}
 
-	return all && ctx.Err() == nil
+	return ctx.Err() == nil
 }
 
 // visit reads the table of the namespace whose file is f.
@@ -120,18 +133,19 @@ func (t *Tables) visit(f *os.File) bool {
 	return true
 }
 
-// adjacentNamespace opens the next or previous mount namespace, as request says. ENOENT: there is none.
-func adjacentNamespace(of *os.File, request uintptr) (*os.File, error) {
+// adjacentNamespace opens the next or previous mount namespace, as request says, and tells its ID. ENOENT: there is
+// none.
+func adjacentNamespace(of *os.File, request uintptr) (*os.File, uint64, error) {
 	info := struct {
 		size, mounts uint32
 		id           uint64
 	}{size: 16}
 	fd, _, e := unix.Syscall(unix.SYS_IOCTL, of.Fd(), request, uintptr(unsafe.Pointer(&info)))
 	if e != 0 {
-		return nil, e
+		return nil, 0, e
 	}
 	unix.CloseOnExec(int(fd))
-	return os.NewFile(fd, "mount namespace"), nil
+	return os.NewFile(fd, "mount namespace"), info.id, nil
 }
 
 // readLiving reads the tables that processes see in other namespaces, and the tables of namespaces that
