@@ -42,6 +42,8 @@ type Config struct {
 	Rounds  int           // of copies, imports and phases of the neighbour
 	Tail    time.Duration // how long to wait for writing to end, at most
 	Idle    time.Duration // of each phase in which the neighbour is alone
+	Overlay bool          // measure overlays instead of other clones
+	Mounted bool          // mount the volumes that fill the pool
 	Keep    bool          // leave the golden and the volumes
 	Tracker *progress.Tracker
 }
@@ -223,7 +225,7 @@ func (r *run) describe(ctx context.Context) error {
 
 	r.rep.Host = HostReport{CPUs: runtime.NumCPU(), MemoryBytes: int64(si.Totalram) * int64(si.Unit),
 		Kernel: unix.ByteSliceToString(u.Release[:])}
-	r.rep.Clones, r.rep.Rounds = r.Clones, r.Rounds
+	r.rep.Clones, r.rep.Rounds, r.rep.Overlay, r.rep.Mounted = r.Clones, r.Rounds, r.Overlay, r.Mounted
 	return nil
 }
 
@@ -312,7 +314,8 @@ func (r *run) mountSource(ctx context.Context) error {
 // clone makes and mounts a volume as an embedding program would, and returns
 // where.
 func (r *run) clone(ctx context.Context, name string) (string, error) {
-	infos, err := r.eng.Clone(ctx, engine.CloneRequest{From: r.golden, Name: ref.MustName(name), Mount: true})
+	infos, err := r.eng.Clone(ctx, engine.CloneRequest{From: r.golden, Name: ref.MustName(name), Mount: true,
+		Overlay: r.Overlay})
 	if err != nil {
 		return "", err
 	}
@@ -344,14 +347,33 @@ func (r *run) openGolden(ctx context.Context) error {
 		return err
 	}
 
-	f, err := newFloor(r.att, filepath.Join(r.scratch.inner, imagesName), r.scratch.outer, r.scratch.dataset)
-	if err != nil {
+	open := r.openFloor
+	if r.Overlay {
+		open = r.openOverlayFloor
+	}
+	if r.floor, err = open(ctx); err != nil {
 		r.rep.NoFloor = err.Error()
-		return nil
+	}
+	return nil
+}
+
+func (r *run) openFloor(context.Context) (floor, error) {
+	return newFloor(r.att, filepath.Join(r.scratch.inner, imagesName), r.scratch.outer, r.scratch.dataset)
+}
+
+// openOverlayFloor opens the floor of overlays, which copies the upper layer of an overlay that stays until the end.
+func (r *run) openOverlayFloor(ctx context.Context) (floor, error) {
+	empty, err := r.eng.Clone(ctx, engine.CloneRequest{From: r.golden, Name: ref.MustName(r.name("empty")), Overlay: true})
+	if err != nil {
+		return nil, err
 	}
 
-	r.floor = f
-	return nil
+	upper, err := r.drv.Attachment(ctx, driver.ObjectID(empty[0].ID))
+	if err != nil {
+		return nil, err
+	}
+
+	return newOverlayFloor(ctx, r.att, upper, filepath.Join(r.scratch.inner, imagesName), r.scratch.outer)
 }
 
 // fill makes volumes until the pool holds n.
@@ -362,7 +384,7 @@ func (r *run) fill(ctx context.Context, n int) error {
 	}
 
 	from := r.golden
-	if n > have && r.eng.Caps().CloneCost == driver.CostData {
+	if n > have && r.eng.Caps().CloneCost == driver.CostData && !r.Overlay {
 		// Full copies of the golden would fill the disk: small ones count as much.
 		if from, err = r.tiny(ctx); err != nil {
 			return err
@@ -374,7 +396,8 @@ func (r *run) fill(ctx context.Context, n int) error {
 	for have < n {
 		batch := min(fillBatch, n-have)
 		name := r.name("fill" + itoa(len(r.fillers)))
-		if _, err := r.eng.Clone(ctx, engine.CloneRequest{From: from, Name: ref.MustName(name), Count: batch}); err != nil {
+		if _, err := r.eng.Clone(ctx, engine.CloneRequest{From: from, Name: ref.MustName(name), Count: batch,
+			Mount: r.Mounted, Overlay: r.Overlay}); err != nil {
 			return err
 		}
 		r.fillers = append(r.fillers, name)

@@ -29,6 +29,8 @@ type host struct {
 	bin  string
 	pool string
 	tmp  string
+
+	layers int // objects without a name that may stay
 }
 
 func newHost(t *testing.T, dir string, init ...string) *host {
@@ -106,7 +108,8 @@ func (h *host) clean() {
 			h.t.Errorf("left behind: %s", v.Name)
 		}
 	}
-	if objects := entries(h.t, filepath.Join(h.pool, "data/objects")); len(objects) > 2*(len(vols)+len(goldens)) {
+	objects := entries(h.t, filepath.Join(h.pool, "data/objects"))
+	if len(objects) > 2*(len(vols)+len(goldens)+h.layers) {
 		h.t.Errorf("left behind: some of %v", objects)
 	}
 	// Only the pool itself may be mounted.
@@ -178,7 +181,11 @@ func complete(t *testing.T, r *bench.Report, missing ...string) {
 			t.Errorf("%s: %+v", c.Line, c)
 		}
 	}
-	check("commands", names, []string{"pando version", "pando clone GOLDEN VOLUME --mount", "pando ls", "pando ls --json",
+	clone := "pando clone GOLDEN VOLUME --mount"
+	if r.Overlay {
+		clone += " --overlay"
+	}
+	check("commands", names, []string{"pando version", clone, "pando ls", "pando ls --json",
 		"pando show VOLUME", "pando destroy VOLUME"})
 	if len(r.Series) != 3 || r.Series[0].Volumes != 10 || r.Series[1].Volumes < 13 || r.Series[2].Volumes != 10 {
 		t.Errorf("series %+v", r.Series)
@@ -353,6 +360,32 @@ func (h *host) startUntil(part string) *exec.Cmd {
 			h.t.Fatalf("no %q came: %s", part, cmd.Stderr)
 		case <-time.After(5 * time.Millisecond):
 		}
+	}
+}
+
+// TestBenchOverlays: overlays have a raw floor, in images and in trees, and volumes that fill the pool can be mounted.
+func TestBenchOverlays(t *testing.T) {
+	needRoot(t)
+	notShort(t)
+	for _, pool := range []struct {
+		driver string
+		dir    func() string
+		absent []string // figures that such pools do not have
+	}{
+		{"reflink", func() string { return testfs.XFS(t, 2<<30) }, nil},
+		{"plain", func() string { return testfs.Ext4(t, 1<<30) }, []string{bench.OpReflink, bench.WhileReflink,
+			bench.WhileSnapped, bench.WhileFrozen, bench.WhileThawed}},
+	} {
+		t.Run(pool.driver, func(t *testing.T) {
+			h := newHost(t, pool.dir(), "--driver", pool.driver)
+			h.layers = 1 // overlays begin as a copy of it
+			r := h.bench("--files", "60", "--overlay", "--mounted")
+			complete(t, r, pool.absent...)
+			h.clean()
+			if !r.Overlay || !r.Mounted {
+				t.Errorf("overlay %v, mounted %v", r.Overlay, r.Mounted)
+			}
+		})
 	}
 }
 

@@ -130,37 +130,45 @@ type imageFloor struct {
 func (f *imageFloor) image(i int) string { return filepath.Join(f.dir, strconv.Itoa(i)+".img") }
 
 func (f *imageFloor) clone(ctx context.Context, i int, step func(string)) error {
-	img, err := f.copy(i)
-	if err != nil {
-		return err
-	}
-
-	defer img.Close()
-
-	step("FICLONE")
-	if err := img.Sync(); err != nil {
-		return err
-	}
-
-	if err := f.f.Sync(); err != nil {
-		return err
-	}
-
-	step("fsync of file and directory")
-	dev, err := configureLoop(ctx, img, f.sector)
+	dev, err := f.device(ctx, i, step)
 	if err != nil {
 		return err
 	}
 
 	defer dev.Close()
 
-	step("LOOP_CONFIGURE")
 	mfd, err := mountDevice(f.fs, dev.Name(), f.options)
 	if err != nil {
 		return err
 	}
 
 	return f.finish(ctx, i, mfd, "mount", step)
+}
+
+// device makes copy i, durably, and a block device of it.
+func (f *imageFloor) device(ctx context.Context, i int, step func(string)) (*os.File, error) {
+	img, err := f.copy(i)
+	if err != nil {
+		return nil, err
+	}
+
+	defer img.Close()
+
+	step("FICLONE")
+	if err := img.Sync(); err != nil {
+		return nil, err
+	}
+
+	if err := f.f.Sync(); err != nil {
+		return nil, err
+	}
+
+	step("fsync of file and directory")
+	dev, err := configureLoop(ctx, img, f.sector)
+	if err == nil {
+		step("LOOP_CONFIGURE")
+	}
+	return dev, err
 }
 
 func (f *imageFloor) copy(i int) (*os.File, error) {

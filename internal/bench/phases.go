@@ -412,14 +412,14 @@ func (r *run) commands(ctx context.Context) error {
 	name := r.name("command")
 	lines := [][]string{
 		{"version"},
-		{"clone", r.golden.String(), name, "--mount"},
+		{"clone", r.golden.String(), name, "--mount", "--overlay=" + strconv.FormatBool(r.Overlay)},
 		{"ls"},
 		{"ls", "--json"},
 		{"show", shown},
 		{"destroy", name},
 	}
 
-	labels := []string{"pando version", "pando clone GOLDEN VOLUME --mount", "pando ls", "pando ls --json",
+	labels := []string{"pando version", r.rep.cloneCommand(), "pando ls", "pando ls --json",
 		"pando show VOLUME", "pando destroy VOLUME"}
 	type figures struct {
 		wall      Sample

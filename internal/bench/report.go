@@ -8,6 +8,8 @@ type Report struct {
 	Source     SourceReport `json:"source"`
 	Clones     int          `json:"clones"`
 	Rounds     int          `json:"rounds"`
+	Overlay    bool         `json:"overlay"`                      // clones are overlays
+	Mounted    bool         `json:"mounted"`                      // the volumes that fill the pool are mounted
 	NoFloor    string       `json:"floor_not_measured,omitempty"` // why there is no raw floor
 	Operations []Operation  `json:"operations"`
 	Series     []Series     `json:"series"`

@@ -14,6 +14,7 @@ const (
 	maxFlatness       = 1.2
 	maxDestroyRatio   = 1.3
 	maxCloneCommand   = 0.020
+	maxOverlayCommand = 0.015
 	maxLsCommand      = 0.025
 	maxCommandRSS     = 40 << 20
 	maxImportRSS      = 200 << 20
@@ -188,9 +189,20 @@ func (r *Report) judgeDurable() {
 	r.target("a clone is on the disk when it returns", AtLeast, minFlushes, Count, at, flushes, reason)
 }
 
+// cloneCommand is the command that clones.
+func (r *Report) cloneCommand() string {
+	if r.Overlay {
+		return "pando clone GOLDEN VOLUME --mount --overlay"
+	}
+	return "pando clone GOLDEN VOLUME --mount"
+}
+
 func (r *Report) judgeCommands() {
 	var rss int64
-	volumes := 0
+	volumes, clone := 0, maxCloneCommand
+	if r.Overlay {
+		clone = maxOverlayCommand
+	}
 	for i := range r.Commands {
 		rss = max(rss, r.Commands[i].MaxRSS)
 		volumes = r.Commands[i].Volumes
@@ -201,7 +213,7 @@ func (r *Report) judgeCommands() {
 		target float64
 		want   int
 	}{
-		{"pando clone GOLDEN VOLUME --mount", maxCloneCommand, 1000},
+		{r.cloneCommand(), clone, 1000},
 		{"pando ls", maxLsCommand, 1000},
 		{"pando ls --json", maxLsJSONCommand, 47000},
 		{"pando show VOLUME", maxShowCommand, 47000},

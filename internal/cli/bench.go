@@ -65,6 +65,8 @@ next ` + "`pando bench clone`" + ` removes what is left; --clean does only that.
 	f.IntVar(&q.Files, "files", 10_000, "create `N` files if there is no argument")
 	f.DurationVar(&q.Tail, "tail", time.Minute, "wait at most this `DURATION` for writes to end after an operation")
 	f.DurationVar(&q.Idle, "idle", 3*time.Second, "measure the neighbour alone for this `DURATION` in each phase")
+	f.BoolVar(&q.Overlay, "overlay", false, "clone with --overlay, and compare with bare mounts of overlayfs")
+	f.BoolVar(&q.Mounted, "mounted", false, "mount the volumes that fill the pool")
 	f.BoolVar(&q.Keep, "keep", false, "keep the golden and the volumes")
 	f.BoolVar(&clean, "clean", false, "only remove leftovers of killed runs")
 
