@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"pando/internal/base/errs"
 	"pando/internal/driver"
@@ -146,13 +147,19 @@ var noise = []string{
 }
 
 // prompt is a question that e2fsck asks, and answers itself.
-var prompt = regexp.MustCompile(`[.]?(^|\s+)\w[\w ]*\? no\s*$`)
+var prompt = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`[.]?(^|\s+)\w[\w ]*\? no\s*$`)
+})
 
 // summary is how e2fsck ends: what is used of the filesystem.
-var summary = regexp.MustCompile(`^\d+/\d+ files \(.* blocks$`)
+var summary = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^\d+/\d+ files \(.* blocks$`)
+})
 
 // address is a code address in the output of xfs_repair, which differs every time.
-var address = regexp.MustCompile(` at 0x[0-9a-f]+\b`)
+var address = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(` at 0x[0-9a-f]+\b`)
+})
 
 // tellingLines removes lines from a program's output that say nothing, and parts that differ every time, such as the
 // path of the image.
@@ -160,9 +167,9 @@ func tellingLines(out, path string) string {
 	var lines []string
 	out = strings.ReplaceAll(strings.ReplaceAll(out, path+": ", ""), path, "the image")
 	for l := range strings.Lines(out) {
-		l = strings.TrimSpace(address.ReplaceAllString(prompt.ReplaceAllString(l, ""), ""))
+		l = strings.TrimSpace(address().ReplaceAllString(prompt().ReplaceAllString(l, ""), ""))
 		saysNothing := slices.ContainsFunc(noise, func(n string) bool { return strings.HasPrefix(l, n) })
-		if l == "" || summary.MatchString(l) || saysNothing {
+		if l == "" || summary().MatchString(l) || saysNothing {
 			continue
 		}
 		if len(lines) == maxTellingLines {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"sync"
 
 	"pando/internal/base/errs"
 	"pando/internal/linux/kernel"
@@ -16,11 +17,13 @@ import (
 // mountLink matches where the links in MountDir lead: to the block device of a raw volume,
 // or to the tree of one that is not mounted. The pool may have been somewhere else when
 // the link was made.
-var mountLink = regexp.MustCompile(`^(/dev/(loop[0-9]+|zd[0-9]+|zvol/.+)|/.*/data/objects/[0-9a-v]{26}\.[a-z]+)$`)
+var mountLink = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(/dev/(loop[0-9]+|zd[0-9]+|zvol/.+)|/.*/data/objects/[0-9a-v]{26}\.[a-z]+)$`)
+})
 
 // IsMountLink reports whether a symbolic link in MountDir that says to is one that Pando
 // makes.
-func IsMountLink(to string) bool { return mountLink.MatchString(to) }
+func IsMountLink(to string) bool { return mountLink().MatchString(to) }
 
 // OnlyMountPoints fails if MountDir holds something at which removing the pool would stop: neither a link of Pando's,
 // nor an empty directory, nor one on which something is mounted. InUse.

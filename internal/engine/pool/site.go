@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 
 	"pando/internal/base/errs"
 	"pando/internal/linux/mount"
@@ -16,7 +17,9 @@ import (
 )
 
 // objectFile matches paths in the directory where a pool keeps its objects.
-var objectFile = regexp.MustCompile(`(^|/)objects/[0-9a-v]{26}\.[a-z]+(/|$)`)
+var objectFile = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(^|/)objects/[0-9a-v]{26}\.[a-z]+(/|$)`)
+})
 
 // checkSite refuses a directory that cannot hold a pool: one of another user, who could go on changing its content, and
 // one in another pool or in a volume of one, which would take this pool away with itself. The directory may be missing.
@@ -84,13 +87,13 @@ func volumeAt(path string) string {
 	if !ok {
 		return ""
 	}
-	if objectFile.MatchString(on.Root) {
+	if objectFile().MatchString(on.Root) {
 		return on.Point
 	}
 
 	if loop, ok := strings.CutPrefix(on.Source, "/dev/loop"); ok {
 		file, err := os.ReadFile("/sys/block/loop" + loop + "/loop/backing_file")
-		if err == nil && objectFile.Match(bytes.TrimSpace(file)) {
+		if err == nil && objectFile().Match(bytes.TrimSpace(file)) {
 			return on.Point
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"pando/internal/base/errs"
@@ -325,10 +326,14 @@ func xfsDown(ctx context.Context, n mount.Namespace, m mount.Entry) bool {
 }
 
 // ioErrorLine matches "I/O error, dev loop7, sector 0 op 0x0:(READ) flags ...".
-var ioErrorLine = regexp.MustCompile(`I/O error, dev ([^, ]+), sector ([0-9]+)(?: op 0x[0-9a-f]+:\(([A-Z_]+)\))?`)
+var ioErrorLine = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`I/O error, dev ([^, ]+), sector ([0-9]+)(?: op 0x[0-9a-f]+:\(([A-Z_]+)\))?`)
+})
 
 // attachedLine matches the kernel's message when a file is attached to a loop device.
-var attachedLine = regexp.MustCompile(`^(loop[0-9]+): detected capacity change from 0 to `)
+var attachedLine = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(loop[0-9]+): detected capacity change from 0 to `)
+})
 
 // deviceErrors sums up the errors of one device in the kernel's log.
 type deviceErrors struct {
@@ -365,12 +370,12 @@ func readKernelLog() (map[string]deviceErrors, error) {
 func noteRecord(out map[string]deviceErrors, record string) {
 	head, text, _ := strings.Cut(record, ";")
 	text, _, _ = strings.Cut(text, "\n")
-	if m := attachedLine.FindStringSubmatch(text); m != nil {
+	if m := attachedLine().FindStringSubmatch(text); m != nil {
 		delete(out, m[1]) // earlier errors concern another file
 		return
 	}
 
-	m := ioErrorLine.FindStringSubmatch(text)
+	m := ioErrorLine().FindStringSubmatch(text)
 	if m == nil {
 		return
 	}

@@ -8,6 +8,7 @@ import (
 	"html/template"
 	"math"
 	"strings"
+	"sync"
 
 	"pando/internal/base/errs"
 	"pando/internal/observe/proof"
@@ -16,18 +17,21 @@ import (
 //go:embed report.html.tmpl
 var pageText string
 
-var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
-	"seconds": secondsText, "bytes": bytesText, "count": countText, "rate": rateText, "inc": func(i int) int {
-		return i + 1
-	},
-	"prose":  prose,
-	"plural": errs.Plural, "sentence": sentence,
-	"resultClass": func(r proof.Result) string {
-		return map[proof.Result]string{proof.OK: "ok", proof.Fail: "fail", proof.NotNeeded: "none",
-			proof.Unknown: "unknown"}[r]
-	},
-	"indent": func(depth int) int { return min(max(depth, 0), 12) * 14 },
-}).Parse(pageText))
+// pageTemplate parses when it is first used, so that other commands do not wait for it.
+var pageTemplate = sync.OnceValue(func() *template.Template {
+	return template.Must(template.New("report").Funcs(template.FuncMap{
+		"seconds": secondsText, "bytes": bytesText, "count": countText, "rate": rateText, "inc": func(i int) int {
+			return i + 1
+		},
+		"prose":  prose,
+		"plural": errs.Plural, "sentence": sentence,
+		"resultClass": func(r proof.Result) string {
+			return map[proof.Result]string{proof.OK: "ok", proof.Fail: "fail", proof.NotNeeded: "none",
+				proof.Unknown: "unknown"}[r]
+		},
+		"indent": func(depth int) int { return min(max(depth, 0), 12) * 14 },
+	}).Parse(pageText))
+})
 
 // page is what the template shows.
 type page struct {
@@ -122,7 +126,7 @@ func HTML(r *Report) ([]byte, error) {
 	}
 
 	var b bytes.Buffer
-	if err := pageTemplate.Execute(&b, p); err != nil {
+	if err := pageTemplate().Execute(&b, p); err != nil {
 		return nil, errs.Wrap("write the page", "", err)
 	}
 

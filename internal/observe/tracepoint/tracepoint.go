@@ -113,7 +113,9 @@ func Lookup(name string) (*Event, error) {
 	return e, nil
 }
 
-var fieldLine = regexp.MustCompile(`^\s*field:(.*?)(\w+)(\[\d*\])?;\s*offset:(\d+);\s*size:(\d+);\s*signed:([01]);`)
+var fieldLine = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^\s*field:(.*?)(\w+)(\[\d*\])?;\s*offset:(\d+);\s*size:(\d+);\s*signed:([01]);`)
+})
 
 func parseFormat(text string) (*Event, error) {
 	e := &Event{Fields: map[string]Field{}}
@@ -127,7 +129,7 @@ func parseFormat(text string) (*Event, error) {
 			continue
 		}
 
-		m := fieldLine.FindStringSubmatch(line)
+		m := fieldLine().FindStringSubmatch(line)
 		if m == nil {
 			continue
 		}
