@@ -149,17 +149,18 @@ func (a *App) printDetail(d engine.Detail) error {
 		}
 	}
 
-	layers := ""
+	layers, options := "", ""
 	if l := d.Layers; l != nil {
 		layers = "on " + l.Lower + " (" + formatBytes(l.LowerBytes) + ")"
 		if l.LowerRemoved {
 			layers = "on the removed " + l.Lower + " (" + formatBytes(l.LowerBytes) + "), which stays for its overlays"
 		}
+		options = explainOptions(l.Options)
 	}
 
 	a.printFields(
 		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state, "durable", durable,
-		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "overlay", layers,
+		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "overlay", layers, "options", options,
 		"consistency", d.Consistency,
 		"keep", keep, "pinned", pinned, "size", sizeText,
 		"logical", formatBytes(d.LogicalBytes), "exclusive", formatBytes(d.ExclusiveBytes),
@@ -229,4 +230,28 @@ func (a *App) printPool(p engine.PoolInfo) {
 		}, ", "),
 		"sharing", saved, "trash", trash, "ties", ties,
 	)
+}
+
+// whyOptions says what mount options of overlays are for.
+var whyOptions = map[string]string{
+	"index=off":       "so that rebase can replace the golden",
+	"metacopy=off":    "so that rebase can replace the golden",
+	"redirect_dir=on": "so that directories of the golden can be renamed",
+	"xino=on":         "so that inode numbers stay the same",
+	"volatile":        "so that syncs return at once",
+}
+
+// explainOptions joins mount options, each with its reason; the reason of several in a row stands behind the last.
+func explainOptions(options []string) string {
+	var b strings.Builder
+	for i, o := range options {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(o)
+		if why := whyOptions[o]; why != "" && (i+1 == len(options) || whyOptions[options[i+1]] != why) {
+			b.WriteString(" (" + why + ")")
+		}
+	}
+	return b.String()
 }

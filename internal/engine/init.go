@@ -413,9 +413,9 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 		return err
 	}
 
-	if len(rows) > 0 && !force {
+	if n := countNamed(rows); n > 0 && !force {
 		return errs.New(errs.InUse, "deinit", dir, "the pool still holds %s",
-			countOf(int64(len(rows)), "volume, snapshot or generation", "volumes, snapshots and generations")).
+			countOf(n, "volume, snapshot or generation", "volumes, snapshots and generations")).
 			WithHint("destroy them first, or remove everything with %s", errs.Run("deinit", errs.Param("force")))
 	}
 
@@ -468,6 +468,16 @@ func (e *Engine) deinitRows(ctx context.Context) ([]doomed, error) {
 	}
 
 	return rows, nil
+}
+
+// countNamed counts the rows of what users made: no layers, which are there only for overlays.
+func countNamed(rows []doomed) (n int64) {
+	for _, r := range rows {
+		if r.row.Kind != driver.Layer {
+			n++
+		}
+	}
+	return n
 }
 
 // destroyAll destroys rows, which are all that the catalogue has, then what a sweep finds, and then, if forced, the
