@@ -32,25 +32,7 @@ func benchVolumes(b *testing.B) int {
 // benchPool makes a pool in a file, with a golden called g. It is removed at the end.
 func benchPool(b *testing.B) *engine.Engine {
 	b.Helper()
-	if os.Geteuid() != 0 {
-		b.Skip("SKIPPED: needs root")
-	}
-	dir := filepath.Join(b.TempDir(), "pool")
-	if _, err := engine.Init(b.Context(), engine.InitRequest{Dir: dir, SizeBytes: 20 << 30}, drivers); err != nil {
-		b.Fatal(err)
-	}
-
-	e, err := engine.Open(b.Context(), dir, drivers)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		e.Close()
-		if _, err := engine.Deinit(context.Background(), dir, true, drivers); err != nil {
-			b.Errorf("deinit: %v", err)
-		}
-	})
-
+	e := emptyBenchPool(b, engine.InitRequest{Dir: filepath.Join(b.TempDir(), "pool"), SizeBytes: 20 << 30})
 	src := b.TempDir()
 	if err := os.WriteFile(filepath.Join(src, "file"), make([]byte, 1<<20), 0o644); err != nil {
 		b.Fatal(err)
@@ -59,6 +41,29 @@ func benchPool(b *testing.B) *engine.Engine {
 		SizeBytes: 256 << 20}); err != nil {
 		b.Fatal(err)
 	}
+	return e
+}
+
+// emptyBenchPool makes a pool, which is removed at the end.
+func emptyBenchPool(b *testing.B, q engine.InitRequest) *engine.Engine {
+	b.Helper()
+	if os.Geteuid() != 0 {
+		b.Skip("SKIPPED: needs root")
+	}
+	if _, err := engine.Init(b.Context(), q, drivers); err != nil {
+		b.Fatal(err)
+	}
+
+	e, err := engine.Open(b.Context(), q.Dir, drivers)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		e.Close()
+		if _, err := engine.Deinit(context.Background(), q.Dir, true, drivers); err != nil {
+			b.Errorf("deinit: %v", err)
+		}
+	})
 	return e
 }
 

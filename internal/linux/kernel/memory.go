@@ -12,6 +12,7 @@ type Memory struct {
 	Total, Available   int64
 	Dirty, Writeback   int64 // waiting to be written, and being written
 	Slab, SReclaimable int64 // of the kernel's own objects: all, and what it can free
+	Cached             int64 // of files
 }
 
 // ReadMemory reads /proc/meminfo.
@@ -37,6 +38,7 @@ func ReadMemory() (Memory, error) {
 		Total: bytes(m.MemTotalBytes), Available: bytes(m.MemAvailableBytes),
 		Dirty: bytes(m.DirtyBytes), Writeback: bytes(m.WritebackBytes),
 		Slab: bytes(m.SlabBytes), SReclaimable: bytes(m.SReclaimableBytes),
+		Cached: bytes(m.CachedBytes),
 	}, nil
 }
 
