@@ -74,7 +74,7 @@ func (a *App) configureClone(
 	f.BoolVar(&q.Ephemeral, "ephemeral", false, "do not wait for the disk; the volume does not survive a reboot")
 	if op == "clone" {
 		f.BoolVar(&q.Overlay, "overlay", false,
-			"hold only what differs from the golden: all its overlays share its files in memory")
+			"hold only what differs from the golden: all its overlays share its files in memory (default: as the golden says)")
 	}
 	rightsFlags(f, &q.May)
 	freezeFlags(f, &q.Freeze)
@@ -89,6 +89,7 @@ func (a *App) configureClone(
 		}
 
 		q.Mount = c.Flags().Changed("mount")
+		q.GoldenDecides = op == "clone" && !c.Flags().Changed("overlay")
 		if (q.May.Dev || q.May.SUID) && !q.Mount {
 			return errs.New(errs.Invalid, op, args[1], "--dev and --suid need --mount").
 				WithHint("add --mount, or remove --dev and --suid and pass them to `pando mount`")

@@ -23,6 +23,7 @@ unless the command names another (GOLDEN@N).`,
 		a.goldenLsCommand(),
 		a.goldenShowCommand(),
 		a.goldenKeepCommand(),
+		a.goldenSetCommand(),
 		a.goldenRmCommand(),
 	)
 

@@ -43,6 +43,7 @@ func (a *App) goldenImportCommand() *cobra.Command {
 		Long:  goldenImportHelp,
 		Example: `  pando golden import go /usr/local/go
   docker export c1 | pando golden import rootfs -
+  pando golden import toolchain /opt/toolchain --overlay
   pando golden import vm disk.img
   pando golden import disk /dev/vg/whole-disk --fs none
   pando golden import cache /var/cache/golden --adopt --replace --as cache-live`,
@@ -62,6 +63,7 @@ func (a *App) goldenImportCommand() *cobra.Command {
 		"`SIZE` of each volume in bytes, for example 64G (default: 32G, or more for large trees)")
 	f.BoolVar(&q.Update, "update", false, "create the next generation of an existing golden")
 	keepFlag(f, &keep)
+	overlay := overlayPolicyFlag(c, "import")
 	f.BoolVar(&q.Force, "force", false, "import an image even if it is truncated, damaged or in use")
 	f.BoolVar(&q.Adopt, "adopt", false, "import a directory in use, and copy files again that change during the import")
 	f.BoolVar(&q.Replace, "replace", false,
@@ -100,6 +102,10 @@ func (a *App) goldenImportCommand() *cobra.Command {
 		}
 
 		if q.Keep, err = parseKeep("import", keep); err != nil {
+			return err
+		}
+
+		if q.Overlay, err = overlay(); err != nil {
 			return err
 		}
 

@@ -7,6 +7,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/driver"
 	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
@@ -16,6 +17,7 @@ import (
 func (a *App) goldenPublishCommand() *cobra.Command {
 	var q engine.PublishRequest
 	var keep string
+	var overlay func() (*driver.OverlayPolicy, error)
 	c := &cobra.Command{
 		Use:   "publish GOLDEN VOLUME",
 		Short: "Create the next generation of a golden from a volume",
@@ -44,6 +46,10 @@ VOLUME was cloned from, so that it cannot undo what others have published.
 				return err
 			}
 
+			if q.Overlay, err = overlay(); err != nil {
+				return err
+			}
+
 			stop := a.showProgress(&q.Tracker)
 			out, err := e.Publish(ctx, q)
 			stop()
@@ -63,6 +69,7 @@ VOLUME was cloned from, so that it cannot undo what others have published.
 	freezeFlags(f, &q.Freeze)
 	f.BoolVar(&q.Force, "force", false, "publish even if GOLDEN has a newer generation than the origin of VOLUME")
 	keepFlag(f, &keep)
+	overlay = overlayPolicyFlag(c, "publish")
 	return c
 }
 

@@ -45,6 +45,7 @@ func (a *App) runCommand() *cobra.Command {
 
 	c.Flags().BoolVar(&q.Keep, "keep", false, "keep the volume, and unmount it when the command ends")
 	c.Flags().StringVar(&name, "name", "", "call the volume `NAME` (default: a generated name)")
+	c.Flags().BoolVar(&q.Overlay, "overlay", false, "use an overlay, as with `pando clone` (default: as the golden says)")
 	rightsFlags(c.Flags(), &q.May)
 	c.Flags().SetInterspersed(true)
 
@@ -58,6 +59,7 @@ func (a *App) runCommand() *cobra.Command {
 				WithHint("run `pando run %s -- COMMAND`", args[0])
 		}
 
+		q.GoldenDecides = !c.Flags().Changed("overlay")
 		if name != "" {
 			if q.Name, err = ref.ParseName("clone", name); err != nil {
 				return err

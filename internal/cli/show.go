@@ -99,6 +99,11 @@ func (a *App) printDetail(d engine.Detail) error {
 		tied = formatBytes(d.TiedBytes) + " of destroyed objects, kept for others (`pando gc --explain`)"
 	}
 
+	policy := map[string]string{
+		"never":   "never (`pando golden set` can allow it)",
+		"default": "the default for clones",
+	}[d.OverlayPolicy]
+
 	keep := ""
 	if d.Keep > 0 {
 		keep = errs.Plural(d.Keep, "generation")
@@ -162,7 +167,7 @@ func (a *App) printDetail(d engine.Detail) error {
 		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state, "durable", durable,
 		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "overlay", layers, "options", options,
 		"consistency", d.Consistency,
-		"keep", keep, "pinned", pinned, "size", sizeText,
+		"keep", keep, "overlays", policy, "pinned", pinned, "size", sizeText,
 		"logical", formatBytes(d.LogicalBytes), "exclusive", formatBytes(d.ExclusiveBytes),
 		"shared", formatBytes(d.SharedBytes), "tied", tied,
 		"key", key, "measured", measured,

@@ -90,12 +90,14 @@ type Identity struct {
 	Lower  ObjectID `json:"lower,omitempty"`
 	BootID string   `json:"boot"` // of the boot that made it
 
-	Consistency Consistency `json:"cons,omitempty"`   // of a snapshot
-	Pinned      time.Time   `json:"pinned,omitzero"`  // not to be destroyed before; Forever
-	Keep        int         `json:"keep,omitempty"`   // of the current generation: how many its golden keeps; 0: all
-	Since       time.Time   `json:"since,omitzero"`   // of a generation: when its golden was made, if that was not with it
-	Replaces    ObjectID    `json:"repl,omitempty"`   // of a volume: the object that was it before, now a snapshot
-	Before      string      `json:"before,omitempty"` // name of that snapshot
+	Consistency Consistency `json:"cons,omitempty"`  // of a snapshot
+	Pinned      time.Time   `json:"pinned,omitzero"` // not to be destroyed before; Forever
+	Keep        int         `json:"keep,omitempty"`  // of the current generation: how many its golden keeps; 0: all
+	// of the current generation: whether clones of its golden are overlays
+	Overlay  OverlayPolicy `json:"overlay,omitempty"`
+	Since    time.Time     `json:"since,omitzero"`   // of a generation: when its golden was made, if that was not with it
+	Replaces ObjectID      `json:"repl,omitempty"`   // of a volume: the object that was it before, now a snapshot
+	Before   string        `json:"before,omitempty"` // name of that snapshot
 
 	// Extra are fields that a newer version of Pando has written, as JSON without the
 	// braces around it: they are kept when an identity is replaced.

@@ -105,11 +105,12 @@ type build struct {
 // buildRequest describes the generation to build.
 type buildRequest struct {
 	op, name  string
-	reads     *catalog.Row // volume that it is published from; nil: imported
-	mustBeNew bool         // the golden must not exist
-	force     bool         // publish even if reads is based on an older generation
-	freeze    Freeze       // if reads is in use: whether its writes are stopped
-	keep      *int         // generations to keep from now on; nil: as before
+	reads     *catalog.Row          // volume that it is published from; nil: imported
+	mustBeNew bool                  // the golden must not exist
+	force     bool                  // publish even if reads is based on an older generation
+	freeze    Freeze                // if reads is in use: whether its writes are stopped
+	keep      *int                  // generations to keep from now on; nil: as before
+	overlay   *driver.OverlayPolicy // of the golden from now on; nil: as before
 }
 
 // startBuild reserves the number of the next generation of a golden and marks
@@ -141,10 +142,13 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 		if q.keep != nil {
 			g.Keep = *q.keep
 		}
+		if q.overlay != nil {
+			g.Overlay = *q.overlay
+		}
 
 		// Number the generation, and mark it and the scratch volume.
 		b.golden, b.fresh = g, !exists
-		b.gen.Golden, b.gen.Generation, b.gen.Keep = name, g.Next, g.Keep
+		b.gen.Golden, b.gen.Generation, b.gen.Keep, b.gen.Overlay = name, g.Next, g.Keep, g.Overlay
 		marks := []catalog.Mark{{ID: b.scratch.ID, Op: op, Name: name}, {ID: b.gen.ID, Op: op}}
 		if q.reads != nil {
 			row, ok, err := tx.Object(q.reads.ID)
@@ -311,9 +315,10 @@ func (e *Engine) recordBase(ctx context.Context, id driver.ObjectID) {
 type PublishRequest struct {
 	Golden  ref.Name // created if it does not exist
 	Volume  ref.Name
-	Freeze  Freeze // if it is in use: whether its writes are stopped
-	Force   bool   // publish even if the volume is based on an older generation
-	Keep    *int   // of the golden: newest generations to keep from now on, 0: all; nil: as before
+	Freeze  Freeze                // if it is in use: whether its writes are stopped
+	Force   bool                  // publish even if the volume is based on an older generation
+	Keep    *int                  // of the golden: newest generations to keep from now on, 0: all; nil: as before
+	Overlay *driver.OverlayPolicy // of the golden from now on; nil: as before
 	Tracker *progress.Tracker
 }
 
@@ -363,7 +368,7 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 	defer unlock()
 
 	b, err := e.startBuild(ctx, buildRequest{op: opPublish, name: golden, reads: &vol, force: q.Force, freeze: q.Freeze,
-		keep: q.Keep})
+		keep: q.Keep, overlay: q.Overlay})
 	if err != nil {
 		return Published{}, err
 	}

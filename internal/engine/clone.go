@@ -42,8 +42,11 @@ type CloneRequest struct {
 	TTL       time.Duration // 0: none
 	Ephemeral bool          // need not survive a reboot, so nothing waits for the disk
 	Overlay   bool          // hold only what differs from the golden, whose files all its overlays share in memory
-	Freeze    Freeze        // of a volume that is in use: whether its writes are stopped
-	Tracker   *progress.Tracker
+
+	// GoldenDecides makes clones overlays, without Overlay, if that is the default of their golden, and possible.
+	GoldenDecides bool
+	Freeze        Freeze // of a volume that is in use: whether its writes are stopped
+	Tracker       *progress.Tracker
 
 	op       string      // in marks; "" is clone
 	template catalog.Row // of an overlay: the empty upper layer
@@ -164,6 +167,10 @@ func cloneNames(q CloneRequest) ([]string, error) {
 // planClones decides everything about the clones, reserves their names and marks the work.
 func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string) ([]*clonePlan, content.Live, error) {
 	var l content.Live
+	if err := e.decideOverlay(ctx, p); err != nil {
+		return nil, l, err
+	}
+
 	if p.Overlay {
 		template, err := e.overlayOrigin(ctx, *p)
 		if err != nil {

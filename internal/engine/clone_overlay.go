@@ -52,6 +52,44 @@ func (e *Engine) overlayOrigin(ctx context.Context, q CloneRequest) (template ca
 	return e.template(ctx, origin.FS, size, q.Tracker)
 }
 
+// decideOverlay applies the policy of the golden that clones are made from. Invalid: it never has overlays.
+func (e *Engine) decideOverlay(ctx context.Context, q *CloneRequest) error {
+	if !q.Overlay && !q.GoldenDecides {
+		return nil
+	}
+
+	if err := e.cat.LostError(); err != nil {
+		return err // the golden may be among what was lost
+	}
+
+	return e.cat.View(ctx, func(tx *catalog.Tx) error {
+		origin, err := tx.Resolve(q.op, q.From)
+		if err != nil || origin.Kind != driver.Generation {
+			return err
+		}
+
+		g, _, err := tx.Golden(origin.Golden)
+		if err != nil {
+			return err
+		}
+
+		if q.Overlay && g.Overlay == driver.OverlayNever {
+			return errs.New(errs.Invalid, q.op, q.From.String(), "this golden is not for overlays").
+				WithHint("remove %s, or allow them with %s", errs.Param("overlay"),
+					errs.Run("golden set", g.Name, "overlay=allowed"))
+		}
+
+		q.Overlay = q.Overlay || g.Overlay == driver.OverlayDefault && e.canOverlay(*q, origin)
+		return nil
+	})
+}
+
+// canOverlay reports whether overlays can be made from an object, here and by this user.
+func (e *Engine) canOverlay(q CloneRequest, origin catalog.Row) bool {
+	_, own := e.drv.(driver.Activator)
+	return !own && os.Geteuid() == 0 && checkOverlayOrigin(q, origin) == nil
+}
+
 // checkOverlayOrigin returns an error if no overlay can be made from an object.
 func checkOverlayOrigin(q CloneRequest, origin catalog.Row) error {
 	switch {

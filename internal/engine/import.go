@@ -32,13 +32,14 @@ const defaultVolumeBytes = 32 << 30
 // ImportRequest says what to import.
 type ImportRequest struct {
 	Name      ref.Name
-	Source    string    // a directory, an archive, a disk image, or "-"
-	Stdin     io.Reader // what "-" stands for
-	FS        driver.FS // "": the driver's default for trees, the filesystem found inside for images
-	SizeBytes int64     // 0: large enough
-	Update    bool      // make the next generation of an existing golden
-	Force     bool      // import an image as is, even incomplete or damaged, or a block device in use
-	Keep      *int      // of the golden: newest generations to keep from now on, 0: all; nil: as before
+	Source    string                // a directory, an archive, a disk image, or "-"
+	Stdin     io.Reader             // what "-" stands for
+	FS        driver.FS             // "": the driver's default for trees, the filesystem found inside for images
+	SizeBytes int64                 // 0: large enough
+	Update    bool                  // make the next generation of an existing golden
+	Force     bool                  // import an image as is, even incomplete or damaged, or a block device in use
+	Keep      *int                  // of the golden: newest generations to keep from now on, 0: all; nil: as before
+	Overlay   *driver.OverlayPolicy // of the golden from now on; nil: as before
 	Tracker   *progress.Tracker
 
 	Adopt         bool     // Source is a directory that a live system uses: copy again what changes
@@ -162,7 +163,8 @@ func (e *Engine) buildImport(ctx context.Context, q ImportRequest, src *source) 
 	}
 
 	name := q.Name.String()
-	b, err := e.startBuild(ctx, buildRequest{op: opImport, name: name, mustBeNew: !q.Update, keep: q.Keep})
+	b, err := e.startBuild(ctx, buildRequest{op: opImport, name: name, mustBeNew: !q.Update, keep: q.Keep,
+		overlay: q.Overlay})
 	if err != nil {
 		return Imported{}, err
 	}

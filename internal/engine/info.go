@@ -281,14 +281,16 @@ func (e *Engine) recordUsage(ctx context.Context, rows []catalog.Row) error {
 // Detail is what Show reports.
 type Detail struct {
 	Info
-	OriginID    string `json:"origin_id"`
-	Base        string `json:"base"`           // of a volume or snapshot: the generation it descends from, if any
-	Keep        int    `json:"keep,omitempty"` // of a golden: generations that it keeps, 0: all
-	CloneCost   string `json:"clone_cost"`     // what the time of a clone depends on: constant, extents, data
-	Generations []Info `json:"generations,omitempty"`
-	Snapshots   []Info `json:"snapshots,omitempty"`
-	Durable     bool   `json:"durable"`        // survives a reboot
-	Held        bool   `json:"held,omitempty"` // still mounted, but not where Pando mounted it
+	OriginID string `json:"origin_id"`
+	Base     string `json:"base"`           // of a volume or snapshot: the generation it descends from, if any
+	Keep     int    `json:"keep,omitempty"` // of a golden: generations that it keeps, 0: all
+	// of a golden: whether clones are overlays: never, default, allowed
+	OverlayPolicy string `json:"overlay_policy,omitempty"`
+	CloneCost     string `json:"clone_cost"` // what the time of a clone depends on: constant, extents, data
+	Generations   []Info `json:"generations,omitempty"`
+	Snapshots     []Info `json:"snapshots,omitempty"`
+	Durable       bool   `json:"durable"`        // survives a reboot
+	Held          bool   `json:"held,omitempty"` // still mounted, but not where Pando mounted it
 
 	// How long copying this volume may stop its writers while it is mounted, in seconds, if noticeable.
 	StallSeconds float64 `json:"stall_seconds,omitempty"`
@@ -417,7 +419,7 @@ func (d *Detail) describeGolden(row catalog.Row, golden catalog.Golden, gens []c
 		}
 		d.Generations = append(d.Generations, generationInfo(g, golden, driverName))
 	}
-	d.Keep = golden.Keep
+	d.Keep, d.OverlayPolicy = golden.Keep, golden.Overlay.String()
 }
 
 // GoldenInfo is a row of Goldens.
@@ -425,6 +427,8 @@ type GoldenInfo struct {
 	Info
 	Generations int `json:"generations"` // that exist
 	Volumes     int `json:"volumes"`     // cloned from any of these generations
+
+	OverlayPolicy string `json:"overlay_policy"` // whether clones are overlays: never, default, allowed
 }
 
 // Goldens lists the goldens by name, each with its current generation.
@@ -454,7 +458,7 @@ func (e *Engine) Goldens(ctx context.Context) ([]GoldenInfo, error) {
 			out[i].Generations++
 			if g := byName[r.Golden]; g.Current == r.Generation {
 				n := out[i].Generations
-				out[i] = GoldenInfo{Info: generationInfo(r, g, e.caps.Name), Generations: n}
+				out[i] = GoldenInfo{Info: generationInfo(r, g, e.caps.Name), Generations: n, OverlayPolicy: g.Overlay.String()}
 			}
 			return nil
 		}); err != nil {

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"pando/internal/base/errs"
@@ -165,7 +166,7 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 	}
 
 	switch {
-	case m.Op == opPin, m.Op == opKeep, m.Op == opRewind, m.Op == opRebase, m.Op == opFlatten, m.Op == opPull:
+	case slices.Contains([]string{opPin, opKeep, opSet, opRewind, opRebase, opFlatten, opPull}, m.Op):
 		if err := e.matchIdentity(ctx, m.ID); err != nil {
 			return err
 		}

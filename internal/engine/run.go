@@ -23,6 +23,10 @@ type RunRequest struct {
 	Name    ref.Name // of the volume; zero: generated
 	Keep    bool     // keep the volume after the program has ended, unmounted
 	May     Rights   // of the mount
+	Overlay bool     // as in CloneRequest
+
+	GoldenDecides bool // as in CloneRequest
+
 	Command []string
 	Env     []string // of the program, in addition to PANDO_VOLUME, PANDO_MOUNT and PWD; it inherits no others
 	Signals run.Signals
@@ -78,7 +82,7 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	}
 
 	infos, err := e.Clone(ctx, CloneRequest{From: q.From, Name: q.Name, Mount: true, May: q.May, Ephemeral: !q.Keep,
-		Tracker: q.Tracker, op: opRun})
+		Overlay: q.Overlay, GoldenDecides: q.GoldenDecides, Tracker: q.Tracker, op: opRun})
 	if err != nil {
 		return RunResult{}, err
 	}

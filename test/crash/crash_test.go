@@ -169,7 +169,11 @@ func (w *world) peek() string {
 		w.t.Fatal(err)
 	}
 	for _, g := range goldens {
-		fmt.Fprintf(&b, "golden %s@%d of %d\n", g.Name, g.Generation, g.Generations)
+		fmt.Fprintf(&b, "golden %s@%d of %d", g.Name, g.Generation, g.Generations)
+		if g.OverlayPolicy != "allowed" {
+			fmt.Fprintf(&b, " overlays %s", g.OverlayPolicy)
+		}
+		b.WriteString("\n")
 	}
 
 	volumes, err := e.Volumes(w.t.Context(), false)

@@ -70,6 +70,14 @@ var lifecycle = []operation{
 			w.pando("golden", "publish", "g2", "base", "--no-progress")
 		},
 		want: func(before string) string { return strings.Replace(before, "golden g2@2 of 2", "golden g2@2 of 1", 1) }},
+	{name: "golden-set", command: func(*world) []string { return []string{"golden", "set", "g2", "overlay=never"} },
+		prepare: func(w *world) {
+			w.goldenGone("g2")
+			w.pando("golden", "publish", "g2", "base", "--no-progress")
+		},
+		want: func(before string) string {
+			return strings.Replace(before, "golden g2@1 of 1", "golden g2@1 of 1 overlays never", 1)
+		}},
 	{name: "destroy-with-snapshots", command: func(*world) []string { return []string{"destroy", "base2"} },
 		prepare: func(w *world) {
 			w.gone("base2*")

@@ -3,6 +3,7 @@ package objdir_test
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -57,6 +58,12 @@ var golden = map[string]driver.Identity{
 		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
 		Keep: 3, Since: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
 	},
+	"never-overlay": {
+		ID: "0000000000000000000000007g", Kind: driver.Generation, Golden: "db", Generation: 2, FS: driver.Ext4,
+		SizeBytes: 1 << 30, Sector: 512, Origin: "job", OriginID: "0000000000000000000000001g",
+		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
+		Overlay: driver.OverlayNever,
+	},
 	"pinned": {
 		ID: "0000000000000000000000003g", Kind: driver.Snapshot, Name: "s", Golden: "web", Generation: 7,
 		Volume: "0123456789abcdefghijklmnog", FS: driver.Native,
@@ -98,7 +105,11 @@ func TestGoldenFiles(t *testing.T) {
 	for version := 1; version <= driver.LayerVersion; version++ {
 		dir := fmt.Sprintf("testdata/v%d", version)
 		golden, newest := golden, version >= driver.IdentityVersion
-		if version == driver.LayerVersion {
+		switch version {
+		case 1:
+			golden = maps.Clone(golden)
+			delete(golden, "never-overlay") // is newer
+		case driver.LayerVersion:
 			golden = layered
 		}
 		if newest && os.Getenv("PANDO_UPDATE") != "" {

@@ -29,7 +29,7 @@ import (
 )
 
 // Version of the schema, in the database's user_version.
-const Version = 5
+const Version = 6
 
 const schema = `
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -38,7 +38,8 @@ CREATE TABLE goldens (
   current INTEGER NOT NULL,      -- generation that clones are made from
   next INTEGER NOT NULL,         -- number of the next generation: numbers are not reused
   created_at INTEGER NOT NULL,   -- nanoseconds since 1970
-  keep INTEGER NOT NULL DEFAULT 0 -- newest generations that a publish leaves, 0: all
+  keep INTEGER NOT NULL DEFAULT 0, -- newest generations that a publish leaves, 0: all
+  overlay TEXT NOT NULL DEFAULT '' -- whether clones are overlays: never, default, '' if the user decides
 ) WITHOUT ROWID;
 CREATE TABLE objects (
   id TEXT PRIMARY KEY,

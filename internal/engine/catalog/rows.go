@@ -29,6 +29,7 @@ type Golden struct {
 	Next      int // number that the next generation gets
 	CreatedAt time.Time
 	Keep      int // newest generations that a publish leaves, 0: all
+	Overlay   driver.OverlayPolicy
 }
 
 // MountRecord says where a volume is mounted, or was: the kernel decides whether it still is.
@@ -394,8 +395,8 @@ func (t *Tx) eachRow(q string, args []any, fn func(scanner) error) error {
 func (t *Tx) Golden(name string) (Golden, bool, error) {
 	g := Golden{Name: name}
 	var created int64
-	err := t.queryRow(`SELECT current, next, created_at, keep FROM goldens WHERE name = ?`, name).Scan(&g.Current, &g.Next,
-		&created, &g.Keep)
+	err := t.queryRow(`SELECT current, next, created_at, keep, overlay FROM goldens WHERE name = ?`, name).
+		Scan(&g.Current, &g.Next, &created, &g.Keep, &g.Overlay)
 	if errors.Is(err, sql.ErrNoRows) {
 		return Golden{}, false, nil
 	}
@@ -406,11 +407,11 @@ func (t *Tx) Golden(name string) (Golden, bool, error) {
 // Goldens lists all goldens in order of name.
 func (t *Tx) Goldens() ([]Golden, error) {
 	var out []Golden
-	err := t.eachRow(`SELECT name, current, next, created_at, keep FROM goldens ORDER BY name`, nil,
+	err := t.eachRow(`SELECT name, current, next, created_at, keep, overlay FROM goldens ORDER BY name`, nil,
 		func(s scanner) error {
 			var g Golden
 			var created int64
-			err := s.Scan(&g.Name, &g.Current, &g.Next, &created, &g.Keep)
+			err := s.Scan(&g.Name, &g.Current, &g.Next, &created, &g.Keep, &g.Overlay)
 			g.CreatedAt = fromNano(created)
 			out = append(out, g)
 			return wrap("read catalogue", t.c.path, err)
@@ -420,9 +421,9 @@ func (t *Tx) Goldens() ([]Golden, error) {
 
 // PutGolden adds a golden or replaces its row.
 func (t *Tx) PutGolden(g Golden) error {
-	_, err := t.exec(`INSERT INTO goldens (name, current, next, created_at, keep) VALUES (?,?,?,?,?)
-		ON CONFLICT (name) DO UPDATE SET current=excluded.current, next=excluded.next, keep=excluded.keep`, g.Name, g.Current,
-		g.Next, toNano(g.CreatedAt), g.Keep)
+	_, err := t.exec(`INSERT INTO goldens (name, current, next, created_at, keep, overlay) VALUES (?,?,?,?,?,?)
+		ON CONFLICT (name) DO UPDATE SET current=excluded.current, next=excluded.next, keep=excluded.keep,
+		overlay=excluded.overlay`, g.Name, g.Current, g.Next, toNano(g.CreatedAt), g.Keep, g.Overlay)
 	return err
 }
 

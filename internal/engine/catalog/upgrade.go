@@ -44,6 +44,8 @@ var upgrades = []func(*Tx) error{func(t *Tx) error {
 	}
 	_, err := t.exec(`CREATE INDEX IF NOT EXISTS layer_name ON objects(name) WHERE kind = 'layer'`)
 	return err
+}, func(t *Tx) error {
+	return t.addColumn("goldens", "overlay TEXT NOT NULL DEFAULT ''")
 }}
 
 // addColumn adds a column, given as its definition, unless it is there.

@@ -100,7 +100,7 @@ func (v *poolView) deriveWants() {
 			v.refs[id] = ref.Generation(r.Golden, r.Generation)
 			g := v.goldens[r.Golden]
 			if g.Current == r.Generation {
-				want.Keep = g.Keep
+				want.Keep, want.Overlay = g.Keep, g.Overlay
 			}
 			if !g.CreatedAt.IsZero() && !g.CreatedAt.Equal(r.CreatedAt) {
 				want.Since = g.CreatedAt
@@ -400,7 +400,9 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 	add("cons", got.Consistency == want.Consistency, got.Consistency, want.Consistency)
 	add("pinned", got.Pinned.Equal(want.Pinned), got.Pinned, want.Pinned)
 	if g := v.goldens[want.Golden]; want.Kind == driver.Generation && g.Current == want.Generation {
-		add("keep", got.Keep == want.Keep, got.Keep, want.Keep) // older ones keep the value of when they were current
+		// Older ones keep the values of when they were current.
+		add("keep", got.Keep == want.Keep, got.Keep, want.Keep)
+		add("overlay", got.Overlay == want.Overlay, got.Overlay, want.Overlay)
 	}
 
 	since := got.Since.IsZero() || got.Since.Equal(want.Since) || got.Since.Equal(want.CreatedAt)

@@ -318,13 +318,14 @@ func (c *fsck) fixGolden(ctx context.Context, v *poolView, name string) (string,
 		for _, r := range gens {
 			id := r.Identity
 			if o := v.objects[r.ID]; o.Whole {
-				id.Keep, id.Since = o.Identity.Keep, o.Identity.Since // what the golden's row would say
+				was := o.Identity // what the golden's row would say
+				id.Keep, id.Overlay, id.Since = was.Keep, was.Overlay, was.Since
 			}
 			addGeneration(&g, id)
 		}
 
 		if known {
-			g.Keep, g.CreatedAt = was.Keep, was.CreatedAt
+			g.Keep, g.Overlay, g.CreatedAt = was.Keep, was.Overlay, was.CreatedAt
 		}
 
 		if done = "set"; g == was {

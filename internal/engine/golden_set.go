@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 
 	"pando/internal/base/errs"
@@ -10,7 +11,7 @@ import (
 	"pando/internal/engine/catalog"
 )
 
-const opKeep = "keep"
+const opKeep, opSet = "keep", "set"
 
 // KeepRequest says how many generations a golden is to keep.
 type KeepRequest struct {
@@ -18,19 +19,33 @@ type KeepRequest struct {
 	Generations int // the newest; 0: all
 }
 
-// Keep sets how many of its newest generations a golden keeps, and removes older ones
-// unless they are pinned. It returns those that it removed. NotFound, Invalid.
+// Keep is SetGolden of how many generations are kept.
 func (e *Engine) Keep(ctx context.Context, q KeepRequest) ([]string, error) {
+	return e.SetGolden(ctx, SetRequest{Golden: q.Golden, Keep: &q.Generations, op: opKeep})
+}
+
+// SetRequest says how to change the properties of a golden. Those that are nil stay.
+type SetRequest struct {
+	Golden  ref.Name
+	Keep    *int // newest generations that it keeps; 0: all
+	Overlay *driver.OverlayPolicy
+
+	op string // of Keep
+}
+
+// SetGolden changes properties of a golden, and removes generations that it no longer keeps, unless they are pinned. It
+// returns those that it removed. Durable on return. NotFound, Invalid.
+func (e *Engine) SetGolden(ctx context.Context, q SetRequest) ([]string, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
-	golden, n := q.Golden.String(), q.Generations
-	if n < 0 {
-		return nil, errs.New(errs.Invalid, opKeep, golden, "the number of generations must not be negative (got %d)", n).
+	op, golden := cmp.Or(q.op, opSet), q.Golden.String()
+	if q.Keep != nil && *q.Keep < 0 {
+		return nil, errs.New(errs.Invalid, op, golden, "the number of generations must not be negative (got %d)", *q.Keep).
 			WithHint("use 0 to keep all generations, 1 to keep only the current one")
 	}
 
-	if err := e.needRoot(opKeep, golden); err != nil {
+	if err := e.needRoot(op, golden); err != nil {
 		return nil, err
 	}
 
@@ -41,36 +56,48 @@ func (e *Engine) Keep(ctx context.Context, q KeepRequest) ([]string, error) {
 
 	defer unlock()
 
-	if err := e.changeRow(ctx, opKeep, func(tx *catalog.Tx) (driver.ObjectID, error) {
-		g, ok, err := tx.Golden(golden)
-		if err != nil {
-			return "", err
-		}
-
-		if !ok {
-			return "", errs.New(errs.NotFound, opKeep, golden, "no golden has this name").
-				WithHint("list goldens with %s", errs.Run("golden ls"))
-		}
-
-		row, ok, err := tx.Generation(golden, g.Current)
-		if err == nil && !ok {
-			err = errs.New(errs.Damaged, opKeep, golden, "generation %d is missing from the catalogue", g.Current).
-				WithHint("check the pool with %s", errs.Run("fsck"))
-		}
-
-		return row.ID, err
+	if err := e.changeRow(ctx, op, func(tx *catalog.Tx) (driver.ObjectID, error) {
+		return currentGeneration(tx, op, golden)
 	}, func(tx *catalog.Tx) error {
 		g, _, err := tx.Golden(golden)
 		if err != nil {
 			return err
 		}
-		g.Keep = n
+
+		if q.Keep != nil {
+			g.Keep = *q.Keep
+		}
+		if q.Overlay != nil {
+			g.Overlay = *q.Overlay
+		}
 		return tx.PutGolden(g)
 	}); err != nil {
 		return nil, err
 	}
 
 	return e.removeOldGenerations(ctx, golden)
+}
+
+// currentGeneration returns the object of a golden's current generation, which holds the properties of the golden.
+// NotFound, Damaged.
+func currentGeneration(tx *catalog.Tx, op, golden string) (driver.ObjectID, error) {
+	g, ok, err := tx.Golden(golden)
+	if err != nil {
+		return "", err
+	}
+
+	if !ok {
+		return "", errs.New(errs.NotFound, op, golden, "no golden has this name").
+			WithHint("list goldens with %s", errs.Run("golden ls"))
+	}
+
+	row, ok, err := tx.Generation(golden, g.Current)
+	if err == nil && !ok {
+		err = errs.New(errs.Damaged, op, golden, "generation %d is missing from the catalogue", g.Current).
+			WithHint("check the pool with %s", errs.Run("fsck"))
+	}
+
+	return row.ID, err
 }
 
 // removeOldGenerations removes the generations that the golden's retention does not keep,
