@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AtLeast reports whether the running kernel is Linux major.minor or newer. Use it only for faults of older kernels that
-// no system call shows: distributions add features to old versions.
+// AtLeast reports whether the running kernel is Linux major.minor or newer. Use it only for faults of older kernels
+// that no system call shows: distributions add features to old versions.
 func AtLeast(major, minor int) bool {
 	var u unix.Utsname
 	if unix.Uname(&u) != nil {
