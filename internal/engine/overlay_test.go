@@ -467,6 +467,24 @@ func TestOverlayUnmountedLazily(t *testing.T) {
 	})
 }
 
+// TestOverlayHolderNamed: who has a file of an overlay open is named when it cannot be unmounted.
+func TestOverlayHolderNamed(t *testing.T) {
+	overlayPools(t, func(t *testing.T, e *engine.Engine) {
+		v := overlay(t, e, "g", "v", true)
+		f, err := os.Create(filepath.Join(v.Mountpoint, "held"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+
+		_, err = e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")})
+		want := fmt.Sprintf("held by pid %d ", os.Getpid())
+		if !errs.Is(err, errs.InUse) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	})
+}
+
 // TestOverlayHeldInNamespace: a mount namespace that keeps a copy of the mount keeps an overlay from being unmounted
 // and destroyed.
 func TestOverlayHeldInNamespace(t *testing.T) {

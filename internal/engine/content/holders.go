@@ -27,7 +27,7 @@ func (acc *Access) holdersError(
 		dev = deviceOf(a, w)
 	}
 
-	holders, herr := mount.Holders(ctx, holdersQuery(a, w, dev))
+	holders, herr := mount.Holders(ctx, holdersQuery(row, a, w, dev))
 	msg := "it is in use"
 	if len(holders) > 0 {
 		msg += ": " + mount.FormatHolders(holders)
@@ -36,12 +36,16 @@ func (acc *Access) holdersError(
 		msg += fmt.Sprintf(" (not everything could be looked at: %v)", herr)
 	}
 
-	return errs.New(errs.InUse, why.Op, row.Name, "%s", msg).WithHint("end what holds it, then try again")
+	err := errs.New(errs.InUse, why.Op, row.Name, "%s", msg)
+	if row.IsOverlay() && len(holders) == 0 {
+		return err.WithHint("end the programs that have files of it open, perhaps since `umount --lazy`, then try again")
+	}
+	return err.WithHint("end what holds it, then try again")
 }
 
-// holdersQuery returns the query for the holders of a mounted volume.
-func holdersQuery(a catalog.MountRecord, w driver.Attachment, dev uint64) mount.Query {
-	if w.Tree != "" {
+// holdersQuery returns the query for the holders of a mounted volume. The files of an overlay are not those of its tree.
+func holdersQuery(row catalog.Row, a catalog.MountRecord, w driver.Attachment, dev uint64) mount.Query {
+	if w.Tree != "" && !(row.IsOverlay() && dev != 0) {
 		return mount.Query{Tree: w.Tree, At: a.Mountpoint}
 	}
 	return mount.Query{Dev: dev, At: a.Mountpoint}
@@ -65,7 +69,7 @@ func (acc *Access) Holders(ctx context.Context, row catalog.Row, a catalog.Mount
 		return ""
 	}
 
-	q := holdersQuery(a, w, dev)
+	q := holdersQuery(row, a, w, dev)
 	holders, _ := mount.Holders(ctx, q) // those that could be found
 	if len(holders) == 0 {
 		return ""
