@@ -18,6 +18,7 @@ import (
 	"pando/internal/linux/loopdev"
 	"pando/internal/linux/mount"
 	"pando/internal/testing/testfs"
+	"pando/internal/testing/treetest"
 
 	"golang.org/x/sys/unix"
 )
@@ -59,7 +60,9 @@ func overlayPools(t *testing.T, fn func(t *testing.T, e *engine.Engine)) {
 				t.Fatal(err)
 			}
 			importTree(t, e, "g", src)
+			kept := treetest.KeepImmutable(t, e.Dir())
 			fn(t, e)
+			kept.Check(t)
 		})
 	}
 }

@@ -27,6 +27,7 @@ import (
 	"pando/internal/driver/zfs"
 	"pando/internal/engine"
 	"pando/internal/testing/testfs"
+	"pando/internal/testing/treetest"
 )
 
 // defaultOps is the number of random operations, fullOps that with PANDO_TEST_FULL;
@@ -98,6 +99,7 @@ type model struct {
 	wrong   []string // what errorf and fatal said
 	counts  map[string]int
 	serial  int
+	kept    *treetest.Kept // generations and layers; not on ZFS
 }
 
 func TestRandomOperations(t *testing.T) {
@@ -140,6 +142,7 @@ func TestRandomOperations(t *testing.T) {
 				t.Fatal(err)
 			}
 			m.open()
+			m.kept = treetest.KeepImmutable(t, m.dir)
 			defer m.explain(seed, ops)
 			defer func() {
 				m.e.Close()
@@ -438,6 +441,8 @@ func (m *model) compare() {
 			m.errorf("snapshots of %s %v, wanted %v", v, snaps, want)
 		}
 	}
+	m.kept.Check(m.t)
+
 	// What is immutable is looked at through a clone: one of each kind.
 	if v := pick(m, m.volumes); v != "" {
 		if s := pick(m, m.volumes[v].snaps); s != "" {

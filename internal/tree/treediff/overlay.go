@@ -142,6 +142,14 @@ func (c *comparer) lookUp(list []treewalk.Dirent, at *os.File, name, path string
 	return append(list, treewalk.Dirent{Ino: st.ino, Type: st.fileType(), Name: name}), nil
 }
 
+// isHidden reports whether a file cannot be looked up although its directory lists it. That is how an overlay shows
+// files of its lower layer that look like whiteouts, in directories that are only in that layer.
+func isHidden(dir *os.File, e treewalk.Dirent) bool {
+	var st unix.Stat_t
+	return (e.Type == unix.DT_CHR || e.Type == unix.DT_REG) &&
+		unix.Fstatat(int(dir.Fd()), e.Name, &st, unix.AT_SYMLINK_NOFOLLOW) == unix.ENOENT
+}
+
 // notShown returns the error of a file that is in the upper layer, but cannot be looked up in the overlay. Overlayfs
 // refuses attributes that it would not have written itself, and does not even list such files.
 func notShown(path string, err error) error {

@@ -304,11 +304,16 @@ func (c *comparer) visit(rootA *os.File, rel string, fb *os.File, pathA, pathB s
 	return subdirs, err
 }
 
+// readNames returns the entries of a directory, sorted, without those that an overlay lists but hides.
 func (c *comparer) readNames(f *os.File, path string) ([]treewalk.Dirent, error) {
 	c.dirsRead.Add(1)
 	entries, err := treewalk.ReadDirents(f)
 	if err != nil {
 		return nil, failed(path, "getdents", err)
+	}
+
+	if c.upper != nil {
+		entries = slices.DeleteFunc(entries, func(e treewalk.Dirent) bool { return isHidden(f, e) })
 	}
 	slices.SortFunc(entries, func(x, y treewalk.Dirent) int { return strings.Compare(x.Name, y.Name) })
 	return entries, nil
