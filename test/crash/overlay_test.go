@@ -51,6 +51,41 @@ var overlays = []operation{
 			lines := strings.SplitAfterN(before, "\n", 2)
 			return lines[0] + "golden g2@1 of 1\n" + lines[1]
 		}},
+	{name: "overlay-snapshot", root: true, every: 3,
+		command: func(*world) []string { return []string{"snapshot", "base2", "s"} },
+		prepare: func(w *world) {
+			w.overlayThere("base2")
+			w.noSnapshots("base2")
+			w.scribble("base2")
+			if w.kind.name == "plain" {
+				w.pando("umount", "base2")
+			}
+		},
+		want: beforeVolumes("snapshot base2@s clean\n")},
+	{name: "overlay-rebase", root: true, every: 6,
+		command: func(*world) []string { return []string{"rebase", "base", "g@2", "--no-progress"} },
+		prepare: func(w *world) {
+			if !strings.Contains(w.peek(), "golden g@2") {
+				w.pando(append(w.importArgs("g"), "--update")...)
+			}
+			w.gone("base")
+			w.pando("clone", "g@1", "base", "--overlay")
+			w.scribble("base")
+			w.pando("umount", "base")
+		},
+		want: func(before string) string {
+			after := beforeVolumes("snapshot base@before-rebase clean\n")(before)
+			return strings.Replace(after, "volume base from g@1 ", "volume base from g@2 ", 1)
+		}},
+	{name: "overlay-flatten", root: true, every: 6,
+		command: func(*world) []string { return []string{"flatten", "v", "--no-progress"} },
+		prepare: func(w *world) {
+			w.gone("v")
+			w.pando("clone", "g", "v", "--overlay")
+			w.scribble("v")
+			w.pando("umount", "v")
+		},
+		want: func(before string) string { return before }}, // what it reads is the same
 	{name: "overlay-golden-rm", root: true, every: 2,
 		command: func(*world) []string { return []string{"golden", "rm", "g2"} },
 		prepare: func(w *world) { w.overlayOnly("g2", "v") },
