@@ -37,6 +37,7 @@ type Config struct {
 	TempDir string        // where a tree is made if there is no source
 	Source  string        // a directory, or a golden; "": a generated tree
 	Files   int           // in a generated tree
+	Bytes   int64         // of its data, about; 0: as usual for source code
 	Clones  int           // made one by one, of each kind
 	Volumes int           // that the pool holds when the large figures are taken
 	Rounds  int           // of copies, imports and phases of the neighbour
@@ -279,7 +280,7 @@ func (r *run) generate(ctx context.Context) (err error) {
 		return errs.Wrap("bench", r.source, err)
 	}
 
-	if err := generate(ctx, r.source, r.Files, r.Tracker); err != nil {
+	if err := generate(ctx, r.source, r.Files, r.Bytes, r.Tracker); err != nil {
 		return err
 	}
 
@@ -363,17 +364,21 @@ func (r *run) openFloor(context.Context) (floor, error) {
 
 // openOverlayFloor opens the floor of overlays, which copies the upper layer of an overlay that stays until the end.
 func (r *run) openOverlayFloor(ctx context.Context) (floor, error) {
-	empty, err := r.eng.Clone(ctx, engine.CloneRequest{From: r.golden, Name: ref.MustName(r.name("empty")), Overlay: true})
-	if err != nil {
-		return nil, err
-	}
-
-	upper, err := r.drv.Attachment(ctx, driver.ObjectID(empty[0].ID))
+	upper, err := r.emptyUpper(ctx)
 	if err != nil {
 		return nil, err
 	}
 
 	return newOverlayFloor(ctx, r.att, upper, filepath.Join(r.scratch.inner, imagesName), r.scratch.outer)
+}
+
+// emptyUpper makes an overlay that nothing uses, and describes its upper layer.
+func (r *run) emptyUpper(ctx context.Context) (driver.Attachment, error) {
+	empty, err := r.eng.Clone(ctx, engine.CloneRequest{From: r.golden, Name: ref.MustName(r.name("empty")), Overlay: true})
+	if err != nil {
+		return driver.Attachment{}, err
+	}
+	return r.drv.Attachment(ctx, driver.ObjectID(empty[0].ID))
 }
 
 // fill makes volumes until the pool holds n.

@@ -104,7 +104,7 @@ func TestGenerate(t *testing.T) {
 	sums := [2]int64{}
 	for i := range sums {
 		dir := t.TempDir()
-		if err := generate(context.Background(), dir, 450, nil); err != nil {
+		if err := generate(context.Background(), dir, 450, 0, nil); err != nil {
 			t.Fatal(err)
 		}
 		files, bytes, err := readTree(context.Background(), dir, nil)
@@ -124,7 +124,7 @@ func TestGenerate(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := generate(ctx, t.TempDir(), 10, nil); err != context.Canceled {
+	if err := generate(ctx, t.TempDir(), 10, 0, nil); err != context.Canceled {
 		t.Errorf("cancelled: %v", err)
 	}
 }

@@ -327,12 +327,17 @@ func TestBenchOnLoopBackedPool(t *testing.T) {
 	})
 }
 
-// startUntil starts a benchmark and returns once it has made something whose
+// startUntil starts a benchmark of clones and returns once it has made something whose
 // name begins with that of the run and then part.
 func (h *host) startUntil(part string) *exec.Cmd {
 	h.t.Helper()
-	cmd := h.command(append([]string{"bench", "clone", "--files", "60"},
+	return h.startCommandUntil(part, append([]string{"bench", "clone", "--files", "60"},
 		append(small, "--clones", "20", "--idle", "5s")...)...)
+}
+
+func (h *host) startCommandUntil(part string, args ...string) *exec.Cmd {
+	h.t.Helper()
+	cmd := h.command(args...)
 	cmd.Stderr = &bytes.Buffer{}
 	if err := cmd.Start(); err != nil {
 		h.t.Fatal(err)

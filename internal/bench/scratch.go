@@ -42,7 +42,8 @@ const (
 //	TMPDIR/pando-bench-xyz  the generated tree, if there is one
 //
 // on ZFS the dataset bench-xyz, mounted on the second, and bench-xyz-N for copies of the
-// floor, and volumes and goldens whose names begin with bench-xyz.
+// floor, in Docker the image bench-xyz and containers bench-xyz-N, and volumes and goldens
+// whose names begin with bench-xyz.
 type scratch struct {
 	name    string
 	outer   string
@@ -122,7 +123,7 @@ func tryLock(outer string) (*os.File, error) {
 // remove takes everything of the run away but its volumes and goldens: mounts,
 // copies, trees, directories. The caller holds the lock.
 func (s *scratch) remove(ctx context.Context) error {
-	var all []error
+	all := []error{s.removeContainers(ctx)}
 	mounts := filepath.Join(s.outer, mountsName)
 	entries, err := os.ReadDir(mounts)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -15,15 +15,21 @@ import (
 
 const (
 	filesADir   = 20
-	medianBytes = 3600      // of a generated file
-	maxBytes    = 256 << 10 //
-	sizeSpread  = 1.3       // standard deviation of the logarithm of sizes
+	medianBytes = 3600 // of a generated file
+	meanBytes   = 8 << 10
+	maxBytes    = 256 << 10
+	sizeSpread  = 1.3 // standard deviation of the logarithm of sizes
 )
 
 // generate makes a tree of n files in dir, sized like source code: most of a few
-// KiB, some much larger, 8 KiB on average, 20 in a directory. The same n gives
-// the same tree.
-func generate(ctx context.Context, dir string, n int, t *progress.Tracker) error {
+// KiB, some much larger, 8 KiB on average, 20 in a directory. With bytes, sizes are
+// scaled so that all of them have about that. The same n and bytes give the same tree.
+func generate(ctx context.Context, dir string, n int, bytes int64, t *progress.Tracker) error {
+	scale := 1.0
+	if bytes > 0 {
+		scale = float64(bytes) / (float64(n) * meanBytes)
+	}
+
 	rng := rand.New(rand.NewPCG(1, uint64(n)))
 	text := make([]byte, 2*maxBytes)
 	for i := range text {
@@ -42,7 +48,7 @@ func generate(ctx context.Context, dir string, n int, t *progress.Tracker) error
 			}
 		}
 
-		size := min(int(medianBytes*math.Exp(rng.NormFloat64()*sizeSpread)), maxBytes)
+		size := min(int(scale*medianBytes*math.Exp(rng.NormFloat64()*sizeSpread)), maxBytes)
 		path := filepath.Join(dir, generatedDir(i), fmt.Sprintf("file%d.txt", i%filesADir))
 		if err := os.WriteFile(path, text[rng.IntN(maxBytes):][:size], 0o644); err != nil {
 			return errs.Wrap("bench", path, err)
@@ -64,6 +70,11 @@ func generatedDir(i int) string {
 // bytes of their data.
 func readTree(ctx context.Context, dir string, t *progress.Tracker) (files, bytes int64, err error) {
 	t.Start("reading the source once", 0, 0)
+	return readFiles(ctx, dir, t)
+}
+
+// readFiles is readTree, as part of another stage.
+func readFiles(ctx context.Context, dir string, t *progress.Tracker) (files, bytes int64, err error) {
 	buf := make([]byte, 1<<20)
 	err = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil {

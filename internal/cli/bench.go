@@ -16,12 +16,13 @@ func (a *App) benchCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "bench",
 		GroupID: "tools",
-		Short:   "Measure clones, reclaim, replication and syncs on this host",
+		Short:   "Measure clones, sessions, reclaim, replication and syncs on this host",
 		Args:    cobra.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(a.benchCloneCommand(), a.benchReclaimCommand(), a.benchReplicateCommand(), a.benchSyncCommand(),
-		a.benchReportCommand(), a.benchCompareCommand(), a.benchExecCommand())
+		a.benchDensityCommand(), a.benchReportCommand(), a.benchCompareCommand(), a.benchExecCommand(),
+		a.benchWaitCommand())
 	return c
 }
 

@@ -12,7 +12,9 @@ type Memory struct {
 	Total, Available   int64
 	Dirty, Writeback   int64 // waiting to be written, and being written
 	Slab, SReclaimable int64 // of the kernel's own objects: all, and what it can free
-	Cached             int64 // of files
+	Cached             int64 // of files, and Shmem
+	Buffers            int64 // cached from block devices: metadata of filesystems
+	Shmem              int64 // of tmpfs and shared memory
 }
 
 // ReadMemory reads /proc/meminfo.
@@ -38,7 +40,7 @@ func ReadMemory() (Memory, error) {
 		Total: bytes(m.MemTotalBytes), Available: bytes(m.MemAvailableBytes),
 		Dirty: bytes(m.DirtyBytes), Writeback: bytes(m.WritebackBytes),
 		Slab: bytes(m.SlabBytes), SReclaimable: bytes(m.SReclaimableBytes),
-		Cached: bytes(m.CachedBytes),
+		Cached: bytes(m.CachedBytes), Buffers: bytes(m.BuffersBytes), Shmem: bytes(m.ShmemBytes),
 	}, nil
 }
 
