@@ -258,13 +258,13 @@ func Features(ctx context.Context, pool string) (map[string]string, error) {
 	return out, nil
 }
 
-// Patiently calls fn until it does not return InUse, for up to limit: other processes,
-// such as probes of udev, may hold a dataset for a moment.
+// Patiently calls fn until it does not fail because something is [Busy], for up to limit: other
+// processes, such as probes of udev, may hold a dataset for a moment.
 func Patiently(ctx context.Context, limit time.Duration, fn func() error) error {
 	deadline := time.Now().Add(limit)
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
 		err := fn()
-		if !errs.Is(err, errs.InUse) || time.Now().Add(wait).After(deadline) {
+		if !Is(err, Busy) || time.Now().Add(wait).After(deadline) {
 			return err
 		}
 		select {

@@ -2,12 +2,14 @@ package zfs_test
 
 import (
 	"context"
+	"errors"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/linux/run"
 	"pando/internal/linux/zfs"
 )
 
@@ -101,7 +103,10 @@ func TestTimeout(t *testing.T) {
 
 func TestPatiently(t *testing.T) {
 	calls := 0
-	busy := errs.New(errs.InUse, "x", "", "busy")
+	said := func(stderr string) error {
+		return zfs.Classify("destroy", &run.Failure{Err: errors.New("exit status 1"), Stderr: stderr})
+	}
+	busy := said("cannot destroy 'tank/a': dataset is busy")
 	err := zfs.Patiently(t.Context(), 10*time.Second, func() error {
 		if calls++; calls < 3 {
 			return busy
@@ -114,12 +119,17 @@ func TestPatiently(t *testing.T) {
 	if err := zfs.Patiently(t.Context(), time.Millisecond, func() error { return busy }); !errs.Is(err, errs.InUse) {
 		t.Errorf("%v", err)
 	}
-	calls = 0
-	if err := zfs.Patiently(t.Context(), time.Hour, func() error {
-		calls++
-		return errs.New(errs.NotFound, "x", "", "gone")
-	}); !errs.Is(err, errs.NotFound) || calls != 1 {
-		t.Errorf("%v after %d calls", err, calls)
+	for kind, lasting := range map[errs.Kind]error{
+		errs.NotFound: said("cannot open 'tank/a': dataset does not exist"),
+		errs.InUse:    said("cannot destroy 'tank/a': filesystem has children"),
+	} {
+		calls = 0
+		if err := zfs.Patiently(t.Context(), time.Hour, func() error {
+			calls++
+			return lasting
+		}); !errs.Is(err, kind) || calls != 1 {
+			t.Errorf("%v after %d calls", err, calls)
+		}
 	}
 }
 
