@@ -57,7 +57,7 @@ func (o Overlay) source() string { return OverlaySource(o.Name, o.UpperPath) }
 // overlayfs. Invalid: overlayfs cannot use one of the filesystems in this way.
 func (o Overlay) Mount() (*Detached, error) {
 	m, err := o.byDescriptor()
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EBADF) {
+	if errs.IsAny(err, unix.EINVAL, unix.EBADF, unix.EOPNOTSUPP) { // the last before Linux 6.5
 		return o.inNamespace()
 	}
 	return m, err
