@@ -243,6 +243,39 @@ func TestOverlay(t *testing.T) {
 	})
 }
 
+// TestOverlayEphemeral: an ephemeral overlay, which the kernel marks as one that lost its syncs, can be mounted again, and
+// so can its copies.
+func TestOverlayEphemeral(t *testing.T) {
+	overlayPools(t, func(t *testing.T, e *engine.Engine) {
+		ctx := t.Context()
+		out, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v"), Mount: true,
+			Overlay: true, Ephemeral: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed := changeOverlay(t, out[0].Mountpoint)
+		if e.Caps().Name != "plain" {
+			if got := contentOf(t, clone(t, e, "v", "live", true).Mountpoint); got != changed {
+				t.Errorf("a copy of it while it is mounted has %q", got)
+			}
+		}
+		if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName("v")}); err != nil {
+			t.Fatal(err)
+		}
+		if got := contentOf(t, clone(t, e, "v", "copy", true).Mountpoint); got != changed {
+			t.Errorf("a copy of it has %q", got)
+		}
+		again, err := e.Mount(ctx, engine.MountRequest{Volume: ref.MustName("v")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := contentOf(t, again.Mountpoint); got != changed {
+			t.Errorf("after an umount it has %q", got)
+		}
+		wantClean(t, e)
+	})
+}
+
 // TestOverlaysShareLowerLayer: all overlays of one generation read one filesystem, attached once, however they were
 // mounted.
 func TestOverlaysShareLowerLayer(t *testing.T) {

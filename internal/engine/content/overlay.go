@@ -250,14 +250,8 @@ func isUnused(root *os.File) (bool, error) {
 // its files may be incomplete after a power loss, which an ephemeral volume does not survive, and copies of one are
 // synced.
 func forgetVolatile(root *os.File) error {
-	marker := filepath.Join(mount.WorkDir, "work", "incompat")
-	for _, name := range []string{filepath.Join(marker, "volatile"), marker} {
-		err := unix.Unlinkat(int(root.Fd()), name, unix.AT_REMOVEDIR)
-		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
-			return errs.Wrap("mount", root.Name(), err)
-		}
-	}
-	return nil
+	marker := filepath.Join("/proc/self/fd", strconv.Itoa(int(root.Fd())), mount.WorkDir, "work", "incompat")
+	return errs.Wrap("mount", root.Name(), os.RemoveAll(marker)) // incompat/volatile/dirty, and nothing else
 }
 
 // dropOverlayAttributes removes the attributes that overlayfs gives a meaning, which the files of a user may have.
