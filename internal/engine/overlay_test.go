@@ -356,11 +356,19 @@ func TestGoldenOfOverlaysRemoved(t *testing.T) {
 				wantClean(t, e)
 
 				if rebuilt {
+					// It is unmounted wherever it is: nothing would know of it.
 					if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName("b")}); err != nil {
+						t.Fatal(err)
+					}
+					elsewhere := t.TempDir()
+					if _, err := e.Mount(ctx, engine.MountRequest{Volume: ref.MustName("b"), Dir: elsewhere}); err != nil {
 						t.Fatal(err)
 					}
 					if _, err := engine.Rebuild(ctx, e.Dir(), drivers); err != nil {
 						t.Fatal(err)
+					}
+					if left, err := os.ReadDir(elsewhere); err != nil || len(left) > 0 {
+						t.Errorf("it is still mounted, with %v: %v", left, err)
 					}
 					again := open(t, e.Dir())
 					defer again.Close()

@@ -48,6 +48,10 @@ func DetachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 		}
 	}
 
+	if err := unmountOverlays(ctx, d); err != nil {
+		return err
+	}
+
 	if err := unmountTrees(ctx, d); err != nil {
 		return err
 	}
@@ -84,6 +88,19 @@ func DetachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 	}
 
 	return nil
+}
+
+// unmountOverlays unmounts the overlays on objects wherever this namespace has them. Their layers are mounted nowhere
+// else.
+func unmountOverlays(ctx context.Context, d driver.Driver) error {
+	return unmountWhere(func(m mount.Entry) bool {
+		id, ok := content.OverlayID(m)
+		if !ok {
+			return false
+		}
+		_, err := d.Attachment(ctx, id)
+		return err == nil // else it is another pool's, or nothing that a row will be made of
+	})
 }
 
 // unmountTrees unmounts the trees of objects wherever this namespace has them.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"pando/internal/base/errs"
@@ -35,8 +36,18 @@ func OverlayOptions(ephemeral bool) []string {
 	return options
 }
 
+// overlayPrefix begins the names of overlays in mount tables.
+const overlayPrefix = "pando:"
+
 // overlayName returns the name of an overlay in mount tables: by that it is recognized.
-func overlayName(id driver.ObjectID) string { return "pando:" + string(id) }
+func overlayName(id driver.ObjectID) string { return overlayPrefix + string(id) }
+
+// OverlayID returns the object on which a mount is an overlay, maybe one of another pool.
+func OverlayID(m mount.Entry) (id driver.ObjectID, ok bool) {
+	name, _ := mount.SplitOverlaySource(m.Source)
+	text, ok := strings.CutPrefix(name, overlayPrefix)
+	return driver.ObjectID(text), ok && m.FSType == "overlay" && driver.ValidID(text)
+}
 
 // mountOverlay mounts an overlay, whose upper layer what describes, at t.
 func (acc *Access) mountOverlay(
@@ -342,8 +353,8 @@ func isOverlayAt(id driver.ObjectID, path string) bool {
 		return false
 	}
 	e, ok := mount.At(table, path)
-	name, _ := mount.SplitOverlaySource(e.Source)
-	return ok && e.FSType == "overlay" && name == overlayName(id)
+	on, overlay := OverlayID(e)
+	return ok && overlay && on == id
 }
 
 // unmountOverlay unmounts an overlay. Unlike a filesystem in an image it cannot be mounted again while something holds
