@@ -171,14 +171,6 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 		return nil, l, err
 	}
 
-	if p.Overlay {
-		template, err := e.overlayOrigin(ctx, *p)
-		if err != nil {
-			return nil, l, err
-		}
-		p.template = template
-	}
-
 	q := *p
 
 	// Check the user's directories before the transaction: its duration must not depend on them.

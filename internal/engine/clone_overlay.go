@@ -12,7 +12,6 @@ import (
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/content"
-	"pando/internal/linux/mount"
 	"pando/internal/tree/treediff"
 
 	"golang.org/x/sys/unix"
@@ -35,14 +34,17 @@ func (e *Engine) overlayOrigin(ctx context.Context, q CloneRequest) (template ca
 		return template, err
 	}
 
-	if _, own := e.drv.(driver.Activator); own {
-		return template, errs.New(errs.Unsupported, q.op, q.From.String(), "the %s driver does not support overlays yet",
-			e.caps.Name).
-			WithHint("remove %s", errs.Param("overlay"))
-	}
-
 	if err := checkOverlayOrigin(q, origin); err != nil {
 		return template, err
+	}
+
+	// The upper layer has the pool's key, or none.
+	if k, err := e.Key(ctx, origin.ID); err != nil {
+		return template, err
+	} else if k.Own {
+		return template, errs.New(errs.Unsupported, q.op, q.From.String(),
+			"it has an encryption key of its own (%s), under which the changes of an overlay would not be", k.Root).
+			WithHint("remove %s", errs.Param("overlay"))
 	}
 
 	size := origin.SizeBytes
@@ -52,8 +54,26 @@ func (e *Engine) overlayOrigin(ctx context.Context, q CloneRequest) (template ca
 	return e.template(ctx, origin.FS, size, q.Tracker)
 }
 
-// decideOverlay applies the policy of the golden that clones are made from. Invalid: it never has overlays.
+// decideOverlay decides whether clones are overlays, and finds their template. With GoldenDecides they are not where
+// the pool has none.
 func (e *Engine) decideOverlay(ctx context.Context, q *CloneRequest) error {
+	asked := q.Overlay
+	if err := e.applyOverlayPolicy(ctx, q); err != nil || !q.Overlay {
+		return err
+	}
+
+	template, err := e.overlayOrigin(ctx, *q)
+	if !asked && errs.Is(err, errs.Unsupported) {
+		q.Overlay = false
+		return nil
+	}
+
+	q.template = template
+	return err
+}
+
+// applyOverlayPolicy applies the policy of the golden that clones are made from. Invalid: it never has overlays.
+func (e *Engine) applyOverlayPolicy(ctx context.Context, q *CloneRequest) error {
 	if !q.Overlay && !q.GoldenDecides {
 		return nil
 	}
@@ -79,15 +99,14 @@ func (e *Engine) decideOverlay(ctx context.Context, q *CloneRequest) error {
 					errs.Run("golden set", g.Name, "overlay=allowed"))
 		}
 
-		q.Overlay = q.Overlay || g.Overlay == driver.OverlayDefault && e.canOverlay(*q, origin)
+		q.Overlay = q.Overlay || g.Overlay == driver.OverlayDefault && canOverlay(*q, origin)
 		return nil
 	})
 }
 
-// canOverlay reports whether overlays can be made from an object, here and by this user.
-func (e *Engine) canOverlay(q CloneRequest, origin catalog.Row) bool {
-	_, own := e.drv.(driver.Activator)
-	return !own && os.Geteuid() == 0 && checkOverlayOrigin(q, origin) == nil
+// canOverlay reports whether this user can make overlays from an object, as far as the object decides.
+func canOverlay(q CloneRequest, origin catalog.Row) bool {
+	return os.Geteuid() == 0 && checkOverlayOrigin(q, origin) == nil
 }
 
 // checkOverlayOrigin returns an error if no overlay can be made from an object.
@@ -175,7 +194,7 @@ func (e *Engine) makeTemplate(
 	row, err := b.fillTemplate(ctx, t)
 	if err != nil {
 		b.undoBuild(ctx)
-		return row, errs.Wrap("make the upper layer of", name, err)
+		return row, errs.Wrap("make", name, err)
 	}
 
 	return row, nil
@@ -188,15 +207,11 @@ func (b *build) fillTemplate(ctx context.Context, t *progress.Tracker) (catalog.
 		return catalog.Row{}, err
 	}
 
-	err := e.fillTree(ctx, b.scratch, func(root *os.File) error {
-		for _, dir := range []string{mount.UpperDir, mount.WorkDir} {
-			if err := unix.Mkdirat(int(root.Fd()), dir, 0o755); err != nil {
-				return errs.Wrap("make directory", dir, err)
-			}
-		}
-		return nil
-	})
-	if err != nil {
+	if err := e.content.TryUpper(ctx, b.scratch); err != nil {
+		return catalog.Row{}, err
+	}
+
+	if err := e.fillTree(ctx, b.scratch, content.MakeUpper); err != nil {
 		return catalog.Row{}, err
 	}
 

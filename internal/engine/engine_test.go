@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -18,6 +19,7 @@ import (
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
+	"pando/internal/driver"
 	"pando/internal/driver/btrfs"
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
@@ -79,8 +81,14 @@ func source(t *testing.T) string {
 
 func importTree(t *testing.T, e *engine.Engine, name, src string) {
 	t.Helper()
-	q := engine.ImportRequest{Name: ref.MustName(name), Source: src}
-	if e.Caps().FS[0].IsImage() {
+	importAs(t, e, name, src, "")
+}
+
+// importAs is importTree with the kind of its volumes; "": the default.
+func importAs(t *testing.T, e *engine.Engine, name, src string, fs driver.FS) {
+	t.Helper()
+	q := engine.ImportRequest{Name: ref.MustName(name), Source: src, FS: fs}
+	if cmp.Or(fs, e.Caps().FS[0]).IsImage() {
 		q.SizeBytes = 256 << 20
 	}
 	if _, err := e.Import(t.Context(), q); err != nil {

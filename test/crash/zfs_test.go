@@ -36,11 +36,15 @@ func init() {
 // drawSome is one of the operations that have the most of ZFS in them; with
 // PANDO_TEST_FULL, or a pattern that names one, all.
 func drawSome(all []operation) []operation {
-	all = slices.DeleteFunc(slices.Clone(all), func(o operation) bool { return strings.HasPrefix(o.name, "overlay-") })
-	if everything() {
-		return all // ZFS has no overlays yet
+	most := []string{"clone-mount", "destroy-mounted", "snapshot-mounted", "overlay-clone-mount",
+		"overlay-destroy-mounted"}
+	if !testfs.ZFSHasOverlays() {
+		overlay := func(o operation) bool { return strings.HasPrefix(o.name, "overlay-") }
+		all, most = slices.DeleteFunc(slices.Clone(all), overlay), most[:3]
 	}
-	most := []string{"clone-mount", "destroy-mounted", "snapshot-mounted"}
+	if everything() {
+		return all
+	}
 	one := most[faulttest.Seed()%uint64(len(most))]
 	return slices.DeleteFunc(slices.Clone(all), func(o operation) bool { return o.name != one })
 }

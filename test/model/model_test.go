@@ -85,21 +85,22 @@ type golden struct {
 }
 
 type model struct {
-	t       *testing.T
-	r       *rand.Rand
-	e       *engine.Engine
-	dir     string // of the pool
-	fs      driver.FS
-	source  string
-	atomic  bool
-	volumes map[string]*volume
-	goldens map[string]*golden
-	history []string
-	saved   []byte   // the catalogue as it was some time ago
-	wrong   []string // what errorf and fatal said
-	counts  map[string]int
-	serial  int
-	kept    *treetest.Kept // generations and layers; not on ZFS
+	t        *testing.T
+	r        *rand.Rand
+	e        *engine.Engine
+	dir      string // of the pool
+	fs       driver.FS
+	source   string
+	atomic   bool
+	overlays bool // this kind of pool has them
+	volumes  map[string]*volume
+	goldens  map[string]*golden
+	history  []string
+	saved    []byte   // the catalogue as it was some time ago
+	wrong    []string // what errorf and fatal said
+	counts   map[string]int
+	serial   int
+	kept     *treetest.Kept // generations and layers; not on ZFS
 }
 
 func TestRandomOperations(t *testing.T) {
@@ -135,7 +136,7 @@ func TestRandomOperations(t *testing.T) {
 				pool.init.Dataset = testfs.ZFS(t, 4<<30) + "/pando"
 			}
 			m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), dir: filepath.Join(dir, "pool"), fs: pool.fs,
-				source:  t.TempDir(),
+				source: t.TempDir(), overlays: pool.fs != driver.Native || testfs.ZFSHasOverlays(),
 				volumes: map[string]*volume{}, goldens: map[string]*golden{}, counts: map[string]int{}}
 			pool.init.Dir = m.dir
 			if _, err := engine.Init(t.Context(), pool.init, drivers); err != nil {

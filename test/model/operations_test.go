@@ -13,7 +13,6 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
-	"pando/internal/driver/zfs"
 	"pando/internal/engine"
 )
 
@@ -76,7 +75,7 @@ func (m *model) clone() {
 		m.fatal(err)
 	}
 	golden := m.goldens[r.Name] != nil
-	name, mount, overlay := m.fresh("v"), m.r.IntN(3) == 0, golden && m.e.Caps().Name != zfs.Name && m.r.IntN(3) == 0
+	name, mount, overlay := m.fresh("v"), m.r.IntN(3) == 0, golden && m.overlays && m.r.IntN(3) == 0
 	verb := "clone"
 	if overlay {
 		verb = "clone overlay"

@@ -41,6 +41,13 @@ func TestEncrypted(t *testing.T) {
 	h.zfs("change-key", "-i", h.dataset+"/"+d.ID)
 	h.pando("fork", "v", "w")
 
+	// What an overlay changes has the pool's key, which must be that of its golden.
+	h.json(&d, "show", "g@1")
+	own := h.dataset + "/" + d.ID
+	h.zfs("change-key", "-o", "keyformat=passphrase", "-o", "keylocation=file://"+filepath.Join(h.tmp, "key"), own)
+	h.fails(exitUnsupported, "--overlay", "clone", "g", "o", "--overlay")
+	h.zfs("change-key", "-i", own)
+
 	// Without the key nothing can be used, and nothing is lost.
 	h.zfs("unload-key", h.zpool+"/secret")
 	h.fails(exitPermission, "zfs load-key", "mount", "v")

@@ -22,9 +22,10 @@ func TestMain(m *testing.M) {
 
 // Exit codes.
 const (
-	exitNotFound   = 3
-	exitInUse      = 5
-	exitPermission = 7
+	exitNotFound    = 3
+	exitInUse       = 5
+	exitPermission  = 7
+	exitUnsupported = 8
 )
 
 // host is a machine with a pool on ZFS.

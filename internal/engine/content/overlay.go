@@ -57,7 +57,7 @@ func (acc *Access) mountOverlay(
 		return a, errs.New(errs.Permission, "mount", row.Name, "mounting an overlay needs root").WithHint("run it as root")
 	}
 
-	upper, err := acc.mountUpper(ctx, row, &a, what)
+	upper, err := acc.mountUpper(ctx, row, &a, what, false)
 	if err != nil {
 		return a, acc.blameFull(ctx, err)
 	}
@@ -69,6 +69,7 @@ func (acc *Access) mountOverlay(
 		return a, err
 	}
 
+	defer acc.releaseLower(ctx, row.Identity) // it stays if the overlay is mounted
 	defer lower.Close()
 
 	if err := prepareUpper(ctx, lower, upper); err != nil {
@@ -88,22 +89,26 @@ func (acc *Access) mountOverlay(
 
 // upperPath returns where the upper layer of an overlay is: a block device, or a directory; "" if it has no path.
 func upperPath(a catalog.MountRecord, what driver.Attachment) string {
-	if a.Loop >= 0 {
+	switch {
+	case a.Loop >= 0:
 		return loopdev.DevicePath(a.Loop)
+	case what.Block:
+		return what.Image
 	}
 	return what.Tree
 }
 
-// mountUpper mounts the filesystem of an upper layer, detached, and notes its block device in a.
+// mountUpper mounts the filesystem of an upper layer, detached, and notes its block device in a. With readOnly nothing
+// is written to a tree. A dataset is mounted in one way for all: a read-only mount fails while another mount, even one
+// that the kernel is about to drop, is not.
 func (acc *Access) mountUpper(
-	ctx context.Context, row catalog.Row, a *catalog.MountRecord, what driver.Attachment,
+	ctx context.Context, row catalog.Row, a *catalog.MountRecord, what driver.Attachment, readOnly bool,
 ) (*mount.Detached, error) {
 	switch {
 	case what.Tree != "":
-		return mount.Tree(what.Tree, false)
+		return mount.Tree(what.Tree, readOnly)
 	case what.Source != "":
-		m, err := mount.Device(what.Type, what.Source, what.Options, false)
-		return m, acc.blameKey(ctx, row.ID, what.Source, err)
+		return acc.mountLayer(ctx, row.ID, what, what.ReadOnly)
 	}
 
 	dev, err := acc.openDevice(ctx, row.ID, what, loopdev.Options{DirectIO: !dropsSyncs(row, what)})
@@ -114,7 +119,23 @@ func (acc *Access) mountUpper(
 	defer dev.close() // by then a mount holds the device, or it disappears
 
 	a.Loop, a.Dev, a.Ino = dev.loop, dev.dev, dev.ino
-	return mount.Device(string(what.FS), dev.path, mountOptions(row, what), false)
+	return mount.Device(string(what.FS), dev.path, mountOptions(row, what), what.Block && what.ReadOnly)
+}
+
+// mountLayer mounts a layer that the kernel knows by its name, detached. ZFS refuses to mount a dataset while another
+// process is mounting it for the first time or unmounting it for the last (zpl_mount_impl of OpenZFS): so it retries
+// for a while.
+func (acc *Access) mountLayer(
+	ctx context.Context, id driver.ObjectID, what driver.Attachment, readOnly bool,
+) (*mount.Detached, error) {
+	end := time.Now().Add(layerWait)
+	for {
+		m, err := mount.Device(what.Type, what.Source, what.Options, readOnly)
+		if !errors.Is(err, unix.EBUSY) || ctx.Err() != nil || time.Now().After(end) {
+			return m, acc.blameKey(ctx, id, what.Source, err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
 }
 
 // mountLower mounts a lower layer read-only, detached.
@@ -128,8 +149,7 @@ func (acc *Access) mountLower(ctx context.Context, id driver.ObjectID) (*mount.D
 	case what.Tree != "":
 		return mount.Tree(what.Tree, true)
 	case what.Source != "":
-		m, err := mount.Device(what.Type, what.Source, what.Options, true)
-		return m, acc.blameKey(ctx, id, what.Source, err)
+		return acc.mountLayer(ctx, id, what, true)
 	}
 
 	// Nothing may be written to the device, not even a log that is replayed: a generation has none.
@@ -153,6 +173,18 @@ func (acc *Access) mountLower(ctx context.Context, id driver.ObjectID) (*mount.D
 	return mount.Device(string(what.FS), dev.Name(), options, true)
 }
 
+// releaseLower removes the driver's own block device of the lower layer of an overlay, unless another overlay uses it.
+// One that is left is harmless: gc removes it.
+func (acc *Access) releaseLower(ctx context.Context, id driver.Identity) {
+	a, own := acc.drv.(driver.Activator)
+	if !own || !id.FS.IsImage() {
+		return
+	}
+	if held, err := a.Held(ctx, id.Lower); err == nil && !held {
+		_ = a.Deactivate(context.WithoutCancel(ctx), id.Lower)
+	}
+}
+
 // lowerOption returns the mount option that keeps a filesystem from replaying its log.
 func lowerOption(fs driver.FS) string {
 	if fs == driver.XFS {
@@ -160,6 +192,9 @@ func lowerOption(fs driver.FS) string {
 	}
 	return "noload"
 }
+
+// layerWait is how long a layer may be busy, with many processes that mount it at once on a slow machine.
+const layerWait = 5 * time.Second
 
 // lowerWait is how long a command waits for others that attach the lower layer of an overlay.
 const lowerWait = time.Minute
@@ -304,7 +339,7 @@ func (acc *Access) overlayDevice(a catalog.MountRecord) uint64 {
 	return t.OverlayDevice(overlayName(a.ID))
 }
 
-// upperStaysInUse reports whether the upper layer of an overlay, a tree, is still in use after a time: the kernel may
+// upperStaysInUse reports whether the upper layer of an overlay, no image, is still in use after a time: the kernel may
 // release it a moment after the umount.
 func (acc *Access) upperStaysInUse(row catalog.Row, most time.Duration) bool {
 	end := time.Now().Add(most)
@@ -318,25 +353,27 @@ func (acc *Access) upperStaysInUse(row catalog.Row, most time.Duration) bool {
 }
 
 // upperInUse reports whether an overlay that is mounted somewhere, or whose files are open, uses an upper layer that is
-// a tree. If that cannot be determined, it counts as in use. An image is in use as long as its block device exists.
+// no image. If that cannot be determined, it counts as in use. An image is in use as long as its block device exists.
 func (acc *Access) upperInUse(row catalog.Row) bool {
-	what, err := acc.drv.Attachment(context.Background(), row.ID)
-	if errs.Is(err, errs.NotFound) || err == nil && what.Tree == "" {
+	if row.FS.IsImage() {
 		return false
 	}
+
+	ctx := context.Background()
+	what, err := acc.drv.Attachment(ctx, row.ID)
 	if err != nil {
-		return true
+		return !errs.Is(err, errs.NotFound)
 	}
 
 	var upper [2]*mount.Detached
 	for i := range upper {
-		if upper[i], err = mount.Tree(what.Tree, false); err != nil {
+		if upper[i], err = acc.mountUpper(ctx, row, &catalog.MountRecord{}, what, false); err != nil {
 			return true
 		}
 		defer upper[i].Close()
 	}
 
-	lower, err := acc.mountLower(context.Background(), row.Lower)
+	lower, err := acc.mountLower(ctx, row.Lower)
 	if err != nil {
 		return true
 	}
@@ -383,10 +420,11 @@ func (acc *Access) unmountOverlay(
 	}
 
 	free, err := acc.releaseUnheld(ctx, row, a, w, dev, !stays)
-	if err != nil || free {
-		return err
+	if err == nil && !free {
+		return acc.holdersError(ctx, why, row, a, w, dev)
 	}
-	return acc.holdersError(ctx, why, row, a, w, dev)
+	acc.releaseLower(ctx, row.Identity)
+	return err
 }
 
 // trimUpper returns free space of an upper layer to the pool.

@@ -32,6 +32,7 @@ func (acc *Access) WithOverlay(
 	}
 
 	err = acc.withLayers(ctx, id, what, readOnly, fn)
+	acc.releaseLower(ctx, id)
 
 	// Wait until the block device of the upper layer is gone. That of the lower one may be in use by other overlays.
 	if what.Image == "" {
@@ -53,14 +54,7 @@ func (acc *Access) withLayers(
 	ctx context.Context, id driver.Identity, what driver.Attachment, readOnly bool, fn func(OverlayRoots) error,
 ) error {
 	// Mount the layers.
-	var a catalog.MountRecord
-	var upper *mount.Detached
-	var err error
-	if what.Tree != "" {
-		upper, err = mount.Tree(what.Tree, readOnly)
-	} else {
-		upper, err = acc.mountUpper(ctx, catalog.Row{Identity: id}, &a, what)
-	}
+	upper, err := acc.mountUpper(ctx, catalog.Row{Identity: id}, &catalog.MountRecord{}, what, readOnly)
 	if err != nil {
 		return err
 	}

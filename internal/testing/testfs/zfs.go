@@ -94,6 +94,12 @@ func needZFS(t testing.TB) {
 	}
 }
 
+// ZFSHasOverlays reports whether overlayfs can keep changes in the datasets of this OpenZFS, which it can since 2.2.
+func ZFSHasOverlays() bool {
+	b, err := os.ReadFile("/sys/module/zfs/version")
+	return err == nil && !strings.HasPrefix(string(b), "2.1.")
+}
+
 // Name is the pool's name, which is that of its root dataset, too.
 func (p *Zpool) Name() string { return p.name }
 
