@@ -43,7 +43,8 @@ func (acc *Access) holdersError(
 	return err.WithHint("end what holds it, then try again")
 }
 
-// holdersQuery returns the query for the holders of a mounted volume. The files of an overlay are not those of its tree.
+// holdersQuery returns the query for the holders of a mounted volume. The files of an overlay are not those of its
+// tree.
 func holdersQuery(row catalog.Row, a catalog.MountRecord, w driver.Attachment, dev uint64) mount.Query {
 	if w.Tree != "" && !(row.IsOverlay() && dev != 0) {
 		return mount.Query{Tree: w.Tree, At: a.Mountpoint}
