@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -119,7 +120,17 @@ func (acc *Access) mountUpper(
 	defer dev.close() // by then a mount holds the device, or it disappears
 
 	a.Loop, a.Dev, a.Ino = dev.loop, dev.dev, dev.ino
-	return mount.Device(string(what.FS), dev.path, mountOptions(row, what), what.Block && what.ReadOnly)
+	return mount.Device(string(what.FS), dev.path, upperOptions(row, what), what.Block && what.ReadOnly)
+}
+
+// upperOptions returns the options with which the filesystem of an upper layer is mounted. An upper layer holds little:
+// without them ext4 reads its block bitmaps in advance, 1 MiB of memory for 32 GiB (since Linux 5.9).
+func upperOptions(row catalog.Row, what driver.Attachment) []string {
+	options := mountOptions(row, what)
+	if what.FS == driver.Ext4 {
+		options = append(slices.Clone(options), "no_prefetch_block_bitmaps")
+	}
+	return options
 }
 
 // mountLayer mounts a layer that the kernel knows by its name, detached. ZFS refuses to mount a dataset while another
