@@ -288,7 +288,7 @@ var fsckFaults = []struct {
 	{name: "golden-current", code: "golden-current", spoil: func(b *broken) { b.sql("UPDATE goldens SET current = 5") }},
 	{name: "golden-next", code: "golden-next", spoil: func(b *broken) { b.sql("UPDATE goldens SET next = 2") }},
 	{name: "golden-empty", code: "golden-empty", spoil: func(b *broken) {
-		b.sql("INSERT INTO goldens VALUES ('empty', 1, 2, 3, 0)")
+		b.sql("INSERT INTO goldens (name, current, next, created_at) VALUES ('empty', 1, 2, 3)")
 	}},
 	{name: "two-of-a-name", code: "catalogue", left: true, spoil: func(b *broken) {
 		b.sql("UPDATE objects SET name = 'g' WHERE name = 'w'")

@@ -56,6 +56,12 @@ func fourthCatalog(t *testing.T) string {
 		"('i', 'volume', 'v', 'g', 1, '', 'ext4', 5, 512, 'g@1', 'o', 6, 0, 0, 'b', 7, 1, 2, 3, 4, 8, 0, '')")
 }
 
+// fifthCatalog is a catalogue whose goldens did not decide about overlays.
+func fifthCatalog(t *testing.T) string {
+	t.Helper()
+	return catalogOf(t, 5, "INSERT INTO goldens VALUES ('g', 4, 5, 7, 6)")
+}
+
 // catalogOf makes a catalogue of a version, whose schema is frozen in testdata.
 func catalogOf(t *testing.T, version int, rows ...string) string {
 	t.Helper()
@@ -267,6 +273,36 @@ func TestCatalogueWithoutOverlays(t *testing.T) {
 		}
 		v.ID, v.Name, v.Lower = "i2", "v2", "o"
 		return tx.PutObject(v)
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCatalogueWithoutPolicies: goldens of a catalogue that had no policies for overlays allow them, and can get one.
+func TestCatalogueWithoutPolicies(t *testing.T) {
+	ctx := t.Context()
+	c, err := Open(ctx, fifthCatalog(t), "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.Update(ctx, Durable, func(tx *Tx) error {
+		g, ok, err := tx.Golden("g")
+		if err != nil || !ok || g.Overlay != driver.OverlayAllowed || g.Keep != 6 {
+			t.Errorf("%+v, %v, %v", g, ok, err)
+		}
+		g.Overlay = driver.OverlayNever
+		return tx.PutGolden(g)
+	}); err != nil {
+		t.Fatal(err)
+	}
+
+	if err := c.View(ctx, func(tx *Tx) error {
+		all, err := tx.Goldens()
+		if err != nil || len(all) != 1 || all[0].Overlay != driver.OverlayNever {
+			t.Errorf("%+v, %v", all, err)
+		}
+		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
