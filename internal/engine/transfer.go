@@ -79,7 +79,8 @@ func (e *Engine) PointByID(ctx context.Context, id driver.ObjectID) (Point, erro
 	return p, err
 }
 
-// Points lists the points of a volume or golden, the oldest first. NotFound.
+// Points lists the points of a volume or golden, the oldest first. Those that cannot be pushed are left out: snapshots
+// of overlays, which a volume may keep from before it was flattened. NotFound.
 func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 	name := volume.String()
 	var out []Point
@@ -99,7 +100,14 @@ func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 			}
 		}
 
+		if err != nil {
+			return err
+		}
+
 		for _, row := range rows {
+			if row.IsOverlay() {
+				continue
+			}
 			p, err := e.pointOf(tx, row)
 			if err != nil {
 				return err
@@ -107,7 +115,7 @@ func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 			out = append(out, p)
 		}
 
-		return err
+		return nil
 	})
 
 	return out, err

@@ -12,7 +12,6 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
-	"pando/internal/driver"
 	"pando/internal/driver/btrfs"
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
@@ -45,7 +44,7 @@ func (w *world) importDir(name string, fill func(dir string)) {
 	}
 	defer os.RemoveAll(src)
 	fill(src)
-	q := engine.ImportRequest{Name: ref.MustName(name), Source: src, FS: driver.Native}
+	q := engine.ImportRequest{Name: ref.MustName(name), Source: src} // in the kind of filesystem that the driver prefers
 	if _, err := w.e.Import(w.t.Context(), q); err != nil {
 		w.t.Fatal(err)
 	}

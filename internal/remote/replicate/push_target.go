@@ -21,6 +21,12 @@ func (p *pusher) takeSnapshot(ctx context.Context, name string, j *journal) (eng
 		return engine.Point{}, err
 	}
 
+	// Refuse what cannot be pushed before there is a snapshot of it, which nothing would remove. A volume is no point,
+	// and therefore Invalid.
+	if _, err := p.e.Point(ctx, vol.Ref()); err != nil && !errs.Is(err, errs.Invalid) {
+		return engine.Point{}, err
+	}
+
 	for {
 		at := ref.MustName(pushName(time.Now()))
 		snap := vol.At(at)
