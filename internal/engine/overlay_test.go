@@ -3,10 +3,12 @@ package engine_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -448,6 +450,40 @@ func TestGoldenOfOverlaysRemoved(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestOverlayWithEqualNumbers: on btrfs, where both layers are subvolumes of one filesystem, an overlay shows new files
+// under inode numbers that its golden's files have too. They are not taken for names of one file.
+func TestOverlayWithEqualNumbers(t *testing.T) {
+	overlayPools(t, func(t *testing.T, e *engine.Engine) {
+		const files = 40
+		src := t.TempDir()
+		mustAll(t, os.Mkdir(filepath.Join(src, "d"), 0o755))
+		for i := range files {
+			mustAll(t, os.WriteFile(filepath.Join(src, "d", strconv.Itoa(i)), []byte("golden"), 0o644))
+		}
+		importTree(t, e, "many", src)
+
+		v := overlay(t, e, "many", "v", true)
+		mustAll(t, os.Rename(filepath.Join(v.Mountpoint, "d"), filepath.Join(v.Mountpoint, "moved")))
+		for i := range files {
+			mustAll(t, os.WriteFile(filepath.Join(v.Mountpoint, "new"+strconv.Itoa(i)), []byte("change"), 0o644))
+		}
+		want := shownFiles(t, v.Mountpoint)
+
+		if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName("many"),
+			Volume: ref.MustName("v")}); err != nil {
+			t.Fatal(err)
+		}
+		if got := shownFiles(t, clone(t, e, "many", "next", true).Mountpoint); !maps.Equal(got, want) {
+			t.Errorf("what was published has %q,\nwant %q", got, want)
+		}
+		wantClean(t, e)
+		destroy(t, e, "v", "next")
+	})
 }
 
 // TestOverlayLargerThanGolden: an overlay can hold more than its golden has room for, and what becomes of it has all.

@@ -133,6 +133,13 @@ func typeOf(dt uint8) Type {
 	return File
 }
 
+// itself returns what tells an inode of a tree to which nobody writes from all others in it. Its number is not enough:
+// an overlay whose layers are subvolumes of one btrfs shows two files under one number.
+func (i inode) itself() inode {
+	i.mount, i.generation = false, generation{}
+	return i
+}
+
 // unchanged reports whether two inodes of the same object have the same metadata, which proves that the
 // object has not changed. A change time at or after the time after, unless that is zero, proves nothing.
 func unchanged(a, b *inode, after time.Time) bool {

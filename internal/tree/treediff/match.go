@@ -53,10 +53,6 @@ func (n *node) where() where {
 	return where{dir: n.dir, name: n.name}
 }
 
-type inodeKey struct {
-	dev, ino uint64
-}
-
 // match finds out what happened to the lost and gained names, and reports it.
 func (c *comparer) match() error {
 	if c.o.SameOrigin && (c.o.Hints == nil || c.o.Hints.Index == nil) {
@@ -299,16 +295,16 @@ func flatten(roots []*node) []*node {
 
 // objects collects the names of each inode with add. It returns objects by inode number, if that is trusted.
 func objects(ns []*node, add func(*object, *node)) map[uint64]*object {
-	all := map[inodeKey]*object{}
+	all := map[inode]*object{}
 	trusted := map[uint64]*object{}
 	for _, n := range ns {
 		if n.obj != nil {
 			continue // a moved directory
 		}
 
-		k := inodeKey{n.st.dev, n.st.ino}
+		k := n.st.itself()
 		o := all[k]
-		if o == nil || n.typ == unix.DT_DIR { // an overlay can show one directory twice
+		if o == nil || n.typ == unix.DT_DIR || n.st.nlink < 2 { // an overlay can show one directory twice
 			o = &object{}
 			all[k] = o
 		}
