@@ -46,6 +46,9 @@ for server in gofakes3 versitygw fakegcs; do
     echo "test.sh: could not build $server; tests that need it will say so" >&2
 done
 
+# What the tests ask of Go's modules is fetched here: as root, they have no network.
+go list -m all >/dev/null || echo "test.sh: could not list all modules; the test of tools/sbom may say so" >&2
+
 # Longest first, so that no processor idles at the end; those that measure the disk, one at a time, between the others.
 # Not from Go's cache, which does not see kernel and disks. Vet belongs to lint; without symbols programs link faster.
 order=(./test/crash ./test/remotechaos ./internal/observe/syncbench ./internal/remote/replicate ./internal/engine ./internal/observe/diagnose ./test/model

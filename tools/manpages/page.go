@@ -239,7 +239,7 @@ func verbatim(b *bytes.Buffer, lines []string) {
 	}
 	b.WriteString(".PP\n.RS 4\n.nf\n")
 	for _, l := range lines {
-		b.WriteString(escape(l[min(max(margin, 0), len(l)):]) + "\n")
+		b.WriteString(withCode(l[min(max(margin, 0), len(l)):]) + "\n")
 	}
 	b.WriteString(".fi\n.RE\n")
 }
