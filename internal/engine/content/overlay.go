@@ -272,6 +272,10 @@ func prepareUpper(ctx context.Context, lower, upper *mount.Detached) error {
 
 	defer to.Close()
 
+	if err := checkUpper(to, mount.UpperDir, mount.WorkDir, usedDir); err != nil {
+		return err
+	}
+
 	if err := forgetVolatile(to); err != nil {
 		return err
 	}
@@ -293,10 +297,37 @@ func prepareUpper(ctx context.Context, lower, upper *mount.Detached) error {
 	return dropOverlayAttributes(to, mount.UpperDir)
 }
 
+// usedDir is the directory that the kernel makes in an upper layer at the first mount.
+const usedDir = mount.WorkDir + "/work"
+
+// checkUpper checks that the names in the root of an upper layer are directories. One that comes from elsewhere may have
+// links to other files of this host in their place.
+func checkUpper(root *os.File, names ...string) error {
+	for _, name := range names {
+		var st unix.Stat_t
+		err := unix.Fstatat(int(root.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		if err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			err = unix.ENOTDIR
+		}
+		if errors.Is(err, unix.ENOENT) && name == usedDir {
+			continue // it was never mounted
+		}
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+			return errs.New(errs.Damaged, "mount", root.Name(),
+				"this is not the upper layer of an overlay: %s: %w", name, err).
+				WithHint("rewind the volume to an older snapshot, or pull an older point of it")
+		}
+		if err != nil {
+			return errs.Wrap("mount", root.Name(), err)
+		}
+	}
+	return nil
+}
+
 // isUnused reports whether an upper layer, given its root, was never mounted.
 func isUnused(root *os.File) (bool, error) {
 	var st unix.Stat_t
-	err := unix.Fstatat(int(root.Fd()), filepath.Join(mount.WorkDir, "work"), &st, unix.AT_SYMLINK_NOFOLLOW)
+	err := unix.Fstatat(int(root.Fd()), usedDir, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if errors.Is(err, unix.ENOENT) {
 		return true, nil
 	}
@@ -307,8 +338,12 @@ func isUnused(root *os.File) (bool, error) {
 // its files may be incomplete after a power loss, which an ephemeral volume does not survive, and copies of one are
 // synced.
 func forgetVolatile(root *os.File) error {
-	marker := filepath.Join("/proc/self/fd", strconv.Itoa(int(root.Fd())), mount.WorkDir, "work", "incompat")
-	return errs.Wrap("mount", root.Name(), os.RemoveAll(marker)) // incompat/volatile/dirty, and nothing else
+	inside, err := os.OpenRoot(filepath.Join("/proc/self/fd", strconv.Itoa(int(root.Fd())))) // follows no link to outside
+	if err != nil {
+		return errs.Wrap("mount", root.Name(), err)
+	}
+	defer inside.Close()
+	return errs.Wrap("mount", root.Name(), inside.RemoveAll(usedDir+"/incompat")) // has only volatile/dirty
 }
 
 // dropOverlayAttributes removes the attributes that overlayfs gives a meaning, which the files of a user may have.

@@ -79,6 +79,10 @@ func (acc *Access) withLayers(
 func withMerged(
 	ctx context.Context, lower, upper *mount.Detached, low, up *os.File, readOnly bool, fn func(OverlayRoots) error,
 ) error {
+	if err := checkUpper(up, mount.UpperDir); err != nil {
+		return err
+	}
+
 	fd, err := unix.Openat(int(up.Fd()), mount.UpperDir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return errs.Wrap("open", up.Name(), err)

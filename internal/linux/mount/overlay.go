@@ -206,6 +206,13 @@ func (o Overlay) inThisThread() (*Detached, error) {
 	}
 
 	paths := map[string]string{"lowerdir": lower, "upperdir": upper + "/" + UpperDir, "workdir": work + "/" + WorkDir}
+	if err := refuseLinks(paths["upperdir"]); err != nil {
+		return nil, err
+	}
+	if err := refuseLinks(paths["workdir"]); err != nil && !o.ReadOnly {
+		return nil, err
+	}
+
 	if o.ReadOnly {
 		paths = map[string]string{"lowerdir": upper + "/" + UpperDir + ":" + lower}
 	}
@@ -218,6 +225,16 @@ func (o Overlay) inThisThread() (*Detached, error) {
 		}
 		return nil
 	})
+}
+
+// refuseLinks returns an error if a path does not end at a directory. Nobody else can change what this thread sees.
+func refuseLinks(path string) error {
+	var st unix.Stat_t
+	err := unix.Lstat(path, &st)
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		err = unix.ENOTDIR
+	}
+	return errs.Wrap("mount overlay", path, err)
 }
 
 // attachScratch mounts an empty filesystem over the root directory of this thread's namespace, and returns its root.
