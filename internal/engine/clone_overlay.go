@@ -8,7 +8,6 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
-	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/content"
@@ -38,13 +37,8 @@ func (e *Engine) overlayOrigin(ctx context.Context, q CloneRequest) (template ca
 		return template, err
 	}
 
-	// The upper layer has the pool's key, or none.
-	if k, err := e.Key(ctx, origin.ID); err != nil {
+	if err := e.checkUpperKey(ctx, q.op, q.From.String(), origin.ID); err != nil {
 		return template, err
-	} else if k.Own {
-		return template, errs.New(errs.Unsupported, q.op, q.From.String(),
-			"it has an encryption key of its own (%s), under which the changes of an overlay would not be", k.Root).
-			WithHint("remove %s", errs.Param("overlay"))
 	}
 
 	size := origin.SizeBytes
@@ -52,6 +46,18 @@ func (e *Engine) overlayOrigin(ctx context.Context, q CloneRequest) (template ca
 		size = roundUp(q.SizeBytes)
 	}
 	return e.template(ctx, origin.FS, size, q.Tracker)
+}
+
+// checkUpperKey refuses an overlay on a golden with a key of its own: the upper layer has the pool's key, or none.
+// Unsupported.
+func (e *Engine) checkUpperKey(ctx context.Context, op, reference string, lower driver.ObjectID) error {
+	k, err := e.Key(ctx, lower)
+	if err != nil || !k.Own {
+		return err
+	}
+	return errs.New(errs.Unsupported, op, reference,
+		"the golden has an encryption key of its own (%s), under which the changes of an overlay would not be", k.Root).
+		WithHint("clone the golden without %s", errs.Param("overlay"))
 }
 
 // decideOverlay decides whether clones are overlays, and finds their template. With GoldenDecides they are not where
@@ -125,16 +131,6 @@ func checkOverlayOrigin(q CloneRequest, origin catalog.Row) error {
 			WithHint("remove %s", errs.Param("size"))
 	}
 	return nil
-}
-
-// refuseOverlay returns an error for a verb that does not work on overlays.
-func refuseOverlay(op string, row catalog.Row, reference string) error {
-	if !row.IsOverlay() {
-		return nil
-	}
-	return errs.New(errs.Unsupported, op, reference, "it is an overlay on %s, which this command does not support yet",
-		ref.Generation(row.Golden, row.Generation)).
-		WithHint("use a volume that was cloned without %s", errs.Param("overlay"))
 }
 
 // template returns the empty upper layer of a size, which it makes if there is none. lower is the kind of the lower

@@ -530,17 +530,15 @@ func TestOverlayRefused(t *testing.T) {
 	ctx := t.Context()
 	importTree(t, e, "g", source(t))
 	clone(t, e, "g", "v", false)
-	overlay(t, e, "g", "o", false)
-	if _, err := e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName("o"), Name: ref.MustName("s")}); err != nil {
-		t.Fatal(err)
-	}
 	for what, err := range map[string]error{
 		"of a volume": func() error {
 			_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "v"}, Name: ref.MustName("w"), Overlay: true})
 			return err
 		}(),
-		"push": func() error {
-			_, err := e.Point(ctx, ref.Ref{Name: "o", At: "s"})
+		"of a snapshot": func() error {
+			snapshot(t, e, "v", "s")
+			q := engine.CloneRequest{From: ref.Ref{Name: "v", At: "s"}, Name: ref.MustName("w"), Overlay: true}
+			_, err := e.Clone(ctx, q)
 			return err
 		}(),
 	} {

@@ -30,7 +30,8 @@ const (
 	opPull = "pull"
 )
 
-// Point is one immutable state: a snapshot of a volume, or a generation of a golden.
+// Point is one immutable state: a snapshot of a volume, or a generation of a golden, maybe one that was removed while
+// overlays needed it.
 type Point struct {
 	ID          driver.ObjectID
 	Ref         string          // "web@3", "job@before"
@@ -48,6 +49,19 @@ type Point struct {
 	OriginID  driver.ObjectID // of the origin; it may no longer exist
 	BaseRef   string          // of a snapshot: the generation that it descends from, "web@3"; "" if none
 	BaseID    driver.ObjectID // of the base; "" if it no longer exists
+	LowerID   driver.ObjectID // of the generation that it is an overlay on; "" if it is none
+}
+
+// IsOverlay reports whether the point holds only the changes to its lower layer.
+func (p Point) IsOverlay() bool { return p.LowerID != "" }
+
+// AsLayer returns a generation as the only one of a golden of its own, whose name no other has.
+func (p Point) AsLayer() Point {
+	const suffix, idLength = ".layer-", 8
+	name := p.Volume[:min(len(p.Volume), ref.MaxNameBytes-len(suffix)-idLength)]
+	p.Volume = strings.TrimRight(name, ".") + suffix + strings.ToLower(string(p.ID[:idLength]))
+	p.Lineage = p.ID
+	return p
 }
 
 // Point describes a snapshot or generation; the name of a golden stands for its current
@@ -79,8 +93,7 @@ func (e *Engine) PointByID(ctx context.Context, id driver.ObjectID) (Point, erro
 	return p, err
 }
 
-// Points lists the points of a volume or golden, the oldest first. Those that cannot be pushed are left out: snapshots
-// of overlays, which a volume may keep from before it was flattened. NotFound.
+// Points lists the points of a volume or golden, the oldest first. NotFound.
 func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 	name := volume.String()
 	var out []Point
@@ -105,9 +118,6 @@ func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 		}
 
 		for _, row := range rows {
-			if row.IsOverlay() {
-				continue
-			}
 			p, err := e.pointOf(tx, row)
 			if err != nil {
 				return err
@@ -122,13 +132,9 @@ func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 }
 
 func (e *Engine) pointOf(tx *catalog.Tx, row catalog.Row) (Point, error) {
-	if err := refuseOverlay(opPush, row, tx.RefOf(row)); err != nil {
-		return Point{}, err
-	}
-
 	p := Point{
 		ID: row.ID, Ref: tx.RefOf(row), Name: row.Name, FS: row.FS, SizeBytes: row.SizeBytes, Sector: row.Sector,
-		CreatedAt: row.CreatedAt, Consistency: row.Consistency,
+		CreatedAt: row.CreatedAt, Consistency: row.Consistency, LowerID: row.Lower,
 	}
 	switch row.Kind {
 	case driver.Generation:
@@ -143,6 +149,12 @@ func (e *Engine) pointOf(tx *catalog.Tx, row catalog.Row) (Point, error) {
 		p.Volume, p.Name, p.Golden = row.Golden, itoa(row.Generation), true
 		p.Lineage = e.goldenLineage(g)
 		p.OriginRef, p.OriginID = row.Origin, row.OriginID
+	case driver.Layer:
+		p.Name, p.Golden = itoa(row.Generation), true
+		var err error
+		if p.Volume, p.Lineage, err = e.goldenOfRemoved(tx, row); err != nil {
+			return p, err
+		}
 	case driver.Snapshot:
 		vol, ok, err := tx.LineageHolder(row.Volume)
 		if err != nil {
@@ -174,6 +186,25 @@ func (e *Engine) pointOf(tx *catalog.Tx, row catalog.Row) (Point, error) {
 	}
 
 	return p, nil
+}
+
+// goldenOfRemoved returns the golden that a removed generation is pushed as a part of: its own, or, if that was removed
+// as well, one that is only for this generation, because another golden may have the name by now.
+func (e *Engine) goldenOfRemoved(tx *catalog.Tx, row catalog.Row) (name string, lineage driver.ObjectID, err error) {
+	g, ok, err := tx.Golden(row.Golden)
+	if err != nil {
+		return "", "", err
+	}
+
+	if ok && row.Generation < g.Next && !row.CreatedAt.Before(g.CreatedAt) {
+		_, taken, err := tx.Generation(row.Golden, row.Generation)
+		if err != nil || !taken {
+			return row.Golden, e.goldenLineage(g), err
+		}
+	}
+
+	alone := Point{ID: row.ID, Volume: row.Golden}.AsLayer()
+	return alone.Volume, alone.Lineage, nil
 }
 
 // goldenLineage returns the lineage of a golden. It differs between goldens that have had

@@ -49,6 +49,10 @@ type ReceiveRequest struct {
 	BaseGolden     string
 	BaseGeneration int
 
+	// Lower is the generation that volume and snapshot are overlays on: then the content is their upper layer. It may
+	// have been removed, and stay for other overlays. "": they are no overlays.
+	Lower driver.ObjectID
+
 	// Exactly one of Image and Stream is set. Image writes the differences from Base; it
 	// may use the Target concurrently until it returns. Stream is the output of
 	// SendStream with the differences from Base, or with Tree that of SendTree.
@@ -77,7 +81,7 @@ type Target interface {
 // volume, the snapshot with SnapshotOnly, or the generation. Durable on return. Receive
 // does not check the content: its provider must know that it is right. Exists, NotFound
 // (Base, or the volume with Update), Invalid (Base is larger, or the request contradicts
-// itself), InUse (with Update: the volume is mounted), NoSpace, Unsupported (FS, Stream),
+// itself), InUse (with Update: the volume is mounted), NoSpace, Unsupported (FS, Stream, Lower),
 // and the errors of Image or Stream.
 func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
@@ -93,6 +97,10 @@ func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
 	}
 
 	if err := e.pool.Admit(ctx, opPull, r.ref, q.NeedBytes); err != nil {
+		return Info{}, err
+	}
+
+	if err := r.prepareLower(ctx); err != nil {
 		return Info{}, err
 	}
 
@@ -128,6 +136,7 @@ type receive struct {
 	kind   driver.Kind
 	ref    string
 	base   catalog.Row     // zero if there is none
+	lower  catalog.Row     // of an overlay
 	point  driver.Identity // the snapshot or generation
 	volume driver.Identity // its ID is "" if no volume is made
 	next   *succession     // of Update of a volume
@@ -157,6 +166,8 @@ func (r *receive) checkRequest() error {
 		return bad("a generation cannot have a snapshot name")
 	case q.Golden && q.SnapshotOnly:
 		return bad("a golden has no snapshots")
+	case q.Golden && q.Lower != "":
+		return bad("a golden cannot be an overlay")
 	case q.Update && q.SnapshotOnly:
 		return bad("updating a volume and adding only a snapshot to it cannot be combined")
 	case (q.Image == nil) == (q.Stream == nil):
@@ -220,9 +231,13 @@ func (r *receive) planWork(ctx context.Context) error {
 			return nil, err
 		}
 
+		reads, err := r.planLower(tx)
+		if err != nil {
+			return nil, err
+		}
+
 		marks := []catalog.Mark{{ID: p.ID, Op: opPull, Name: r.ref, Reads: q.Base}}
 		var more []catalog.Mark
-		var err error
 		r.draft = r.e.newIdentity(driver.Scratch)
 		_, inPlace := r.e.drv.(driver.Finisher)
 		if inPlace = inPlace || r.inside; inPlace {
@@ -239,6 +254,8 @@ func (r *receive) planWork(ctx context.Context) error {
 		if q.Tree && !inPlace {
 			more = append(more, catalog.Mark{ID: r.draft.ID, Op: opPull})
 		}
+
+		more = append(more, reads...)
 
 		r.made = []driver.ObjectID{p.ID}
 		for _, m := range more {
@@ -397,10 +414,12 @@ func (e *Engine) notMounted(tx *catalog.Tx, vol catalog.Row) error {
 		WithHint("unmount it first with %s", errs.Run("umount", vol.Name))
 }
 
-// baseGeneration returns the generation that the point descends from: that of the request,
-// or else of Base, or else of the object before. A rebuild would find the same one.
+// baseGeneration returns the generation that the point descends from: its lower layer, or that of the request, or else
+// of Base, or else of the object before. A rebuild would find the same one.
 func (r *receive) baseGeneration(before catalog.Row) (golden string, generation int) {
 	switch {
+	case r.lower.ID != "":
+		return r.lower.Golden, r.lower.Generation
 	case r.q.BaseGolden != "":
 		return r.q.BaseGolden, r.q.BaseGeneration
 	case r.base.Golden != "":
@@ -568,7 +587,7 @@ func (r *receive) commitGeneration(ctx context.Context, row catalog.Row) (Info, 
 func (r *receive) volumeUnchanged(ctx context.Context) (bool, error) {
 	e, vol := r.e, r.next.vol
 	if r.base.Kind != driver.Snapshot || r.base.Volume != vol.Lineage() || !e.caps.Sharing || !vol.FS.IsImage() ||
-		vol.SizeBytes != r.base.SizeBytes {
+		vol.SizeBytes != r.base.SizeBytes || vol.Lower != r.base.Lower {
 		return false, nil
 	}
 

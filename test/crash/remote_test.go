@@ -194,6 +194,35 @@ func (v *travel) nothingOver() {
 	}
 }
 
+// forget removes volumes from the remote, if they are there.
+func (v *travel) forget(names ...string) {
+	v.t.Helper()
+	for _, n := range names {
+		if _, err := v.a.try("remote", "delete", "nas", n); err != nil &&
+			!strings.Contains(err.Error(), "no volume with this name") && !strings.Contains(err.Error(), "has been removed") {
+			v.t.Fatal(err)
+		}
+	}
+}
+
+// pushThin pushes an overlay on g, which is the only point of its volume then.
+func (v *travel) pushThin() {
+	v.t.Helper()
+	v.forget("thin")
+	v.a.gone("thin")
+	v.a.pando("clone", "g", "thin", "--overlay")
+	v.write(v.a, "thin")
+	v.a.pando("push", "thin", "--to", "nas")
+}
+
+// sameOnBoth mounts a volume in both pools, and wants it to show the same.
+func (v *travel) sameOnBoth(volume string) {
+	v.t.Helper()
+	v.a.pando("mount", volume)
+	v.b.pando("mount", volume)
+	v.a.sameTree(filepath.Join(v.a.dir, "mnt", volume), filepath.Join(v.b.dir, "mnt", volume))
+}
+
 // transport is a verb under test that changes a remote, or reads it.
 type transport struct {
 	name    string
@@ -232,12 +261,7 @@ var transports = []transport{
 		}},
 	{name: "push-clone", pool: onA, command: []string{"push", "fresh", "--to", "nas", "--no-progress"},
 		prepare: func(v *travel) {
-			for _, n := range []string{"fresh", "h"} {
-				if _, err := v.a.try("remote", "delete", "nas", n); err != nil &&
-					!strings.Contains(err.Error(), "no volume with this name") && !strings.Contains(err.Error(), "has been removed") {
-					v.t.Fatal(err)
-				}
-			}
+			v.forget("fresh", "h")
 			v.a.gone("fresh")
 			v.a.goldenGone("h")
 			v.a.pando("golden", "publish", "h", "base", "--no-progress")
@@ -250,6 +274,42 @@ var transports = []transport{
 		middle: func(before, after string) bool { // the golden goes first
 			return after == strings.Replace(before, "g of a: 1\n", "g of a: 1\nh of a: 1\n", 1)
 		}},
+	{name: "push-overlay", pool: onA, command: []string{"push", "thin", "--to", "nas", "--no-progress"},
+		prepare: func(v *travel) {
+			v.forget("thin", "h")
+			v.a.gone("thin")
+			v.a.goldenGone("h")
+			v.a.pando("golden", "publish", "h", "base", "--no-progress")
+			v.a.pando("clone", "h", "thin", "--overlay")
+			v.write(v.a, "thin")
+		},
+		want: func(before string) string {
+			return strings.Replace(before, "g of a: 1\n", "g of a: 1\nh of a: 1\nthin of a: push\n", 1)
+		},
+		middle: func(before, after string) bool { // the golden goes first
+			return after == strings.Replace(before, "g of a: 1\n", "g of a: 1\nh of a: 1\n", 1)
+		}},
+	{name: "pull-overlay", pool: onB, command: []string{"pull", "nas", "thin", "--no-progress"},
+		prepare: func(v *travel) {
+			v.pushThin()
+			v.b.gone("thin")
+			v.b.goldenGone("g")
+		},
+		want: func(before string) string {
+			return before + "golden g@1 of 1\nvolume thin from g@1 idle at \n"
+		},
+		middle: func(before, after string) bool { return after == before+"golden g@1 of 1\n" },
+		after:  func(v *travel) { v.sameOnBoth("thin") }},
+	{name: "pull-overlay-update", pool: onB, command: []string{"pull", "nas", "thin", "--update", "--no-progress"},
+		prepare: func(v *travel) {
+			v.pushThin()
+			v.b.gone("thin")
+			v.b.pando("pull", "nas", "thin")
+			v.write(v.a, "thin")
+			v.a.pando("push", "thin")
+		},
+		want:  updated,
+		after: func(v *travel) { v.sameOnBoth("thin") }},
 	{name: "pull", pool: onB, command: []string{"pull", "nas", "base", "--as", "base2", "--no-progress"},
 		prepare: func(v *travel) { v.b.gone("base2"); v.b.goldenGone("g") },
 		want: func(before string) string {
@@ -272,9 +332,7 @@ var transports = []transport{
 		},
 		want: updated,
 		after: func(v *travel) {
-			v.a.pando("mount", "base")
-			v.b.pando("mount", "base")
-			v.a.sameTree(filepath.Join(v.a.dir, "mnt", "base"), filepath.Join(v.b.dir, "mnt", "base"))
+			v.sameOnBoth("base")
 		}},
 	{name: "remote-prune", pool: onA, command: []string{"remote", "prune", "nas", "--keep-last", "1"},
 		prepare: func(v *travel) { v.onePoint(); v.write(v.a, "base"); v.a.pando("push", "base") },
@@ -293,9 +351,7 @@ var transports = []transport{
 			}
 			v.b.gone("base")
 			v.b.pando("pull", "nas", "base")
-			v.a.pando("mount", "base")
-			v.b.pando("mount", "base")
-			v.a.sameTree(filepath.Join(v.a.dir, "mnt", "base"), filepath.Join(v.b.dir, "mnt", "base"))
+			v.sameOnBoth("base")
 		}},
 	{name: "key-rotate", pool: onA, command: []string{"remote", "key", "rotate", "nas"},
 		prepare: func(*travel) {},
@@ -354,7 +410,8 @@ var transports = []transport{
 // updated is a state in which the pool b has brought base to the newest point.
 func updated(before string) string {
 	rest, b, _ := strings.Cut(before, "\nb\n")
-	return rest + "\nb\n" + strings.Replace(b, "volume base from g@1 ", "volume base from base@push ", 1)
+	b = strings.Replace(b, "volume base from g@1 ", "volume base from base@push ", 1)
+	return rest + "\nb\n" + strings.Replace(b, "volume thin from g@1 ", "volume thin from thin@push ", 1)
 }
 
 // taken is a state in which the pool b writes base.

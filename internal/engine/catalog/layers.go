@@ -19,6 +19,14 @@ func (t *Tx) CountOverlays(id driver.ObjectID) (n int, err error) {
 	return n, wrap("read catalogue", t.c.path, err)
 }
 
+// WasGeneration reports whether r is a generation that was removed while overlays needed it, and not a template.
+func (r Row) WasGeneration() bool { return r.Kind == driver.Layer && r.Golden != "" }
+
+// OverlayOn returns one of the overlays on an object, if there is one.
+func (t *Tx) OverlayOn(id driver.ObjectID) (Row, bool, error) {
+	return t.findRow(`lower = ? LIMIT 1`, id)
+}
+
 // KeepAsLayer makes a generation a layer, which has no name.
 func (t *Tx) KeepAsLayer(id driver.ObjectID) error {
 	_, err := t.exec(`UPDATE objects SET kind = ?, pinned = 0, expires_at = 0 WHERE id = ?`, driver.Layer, id)

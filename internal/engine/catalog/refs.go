@@ -114,7 +114,8 @@ func (t *Tx) RefOf(r Row) string {
 	return r.Name
 }
 
-// ResolvePoint finds a snapshot or generation by its ID. NotFound; Invalid if it is a volume.
+// ResolvePoint finds a snapshot, generation, or layer that was a generation, by its ID. NotFound; Invalid if it is
+// another object.
 func (t *Tx) ResolvePoint(op string, id driver.ObjectID) (Row, error) {
 	row, ok, err := t.Object(id)
 	switch {
@@ -123,7 +124,7 @@ func (t *Tx) ResolvePoint(op string, id driver.ObjectID) (Row, error) {
 	case !ok:
 		return row, errs.New(errs.NotFound, op, string(id), "there is no such object").
 			WithHint("it may have been destroyed; list volumes with %s", errs.Run("ls"))
-	case row.Kind != driver.Snapshot && row.Kind != driver.Generation:
+	case row.Kind != driver.Snapshot && row.Kind != driver.Generation && !row.WasGeneration():
 		return row, errs.New(errs.Invalid, op, t.RefOf(row), "it is a %s, which is not immutable", string(row.Kind))
 	}
 	return row, nil

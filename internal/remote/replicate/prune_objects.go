@@ -226,8 +226,8 @@ func (n *need) addUses(m *repo.Manifest) {
 		}
 	}
 	n.marks.addManifest(m)
-	if m.Content.Chained() {
-		n.addManifest(m.Parent)
+	for _, id := range m.Needs() {
+		n.addManifest(id)
 	}
 }
 
@@ -257,7 +257,7 @@ func (n *need) neededBytes(s repo.Segment, size, used int64) int64 {
 }
 
 // needsOfScene reads the manifests that must stay, and returns them with the segments that they name:
-// manifests in heads, those that sessions pin, and the parents of streams among them.
+// manifests in heads, those that sessions pin, and those that these need.
 func (p *pruner) needsOfScene(ctx context.Context, now scene) (need, error) {
 	n := need{manifests: map[repo.ID]bool{}, segments: map[repo.Segment]int64{}, marks: newMarker(p.repo)}
 	p.Tracker.Start("reading manifests", 0, 0)

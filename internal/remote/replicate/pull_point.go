@@ -52,6 +52,12 @@ func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d de
 		}
 	}
 
+	if m.IsOverlay() {
+		if q.Lower, err = p.restoreLower(ctx, &m, depth); err != nil {
+			return engine.Info{}, err
+		}
+	}
+
 	var base *repo.Manifest
 	if m.Content == repo.Block {
 		if base, q.Base, err = p.chooseBase(ctx, h, pt, &m, depth); err != nil {
@@ -407,7 +413,8 @@ func (p *puller) canClone(ctx context.Context, id driver.ObjectID, b, m *repo.Ma
 		return false
 	}
 	o, err := p.e.PointByID(ctx, id)
-	return err == nil && o.FS.IsImage() && o.SizeBytes == b.SizeBytes && (m.Sector == 0 || o.Sector == m.Sector)
+	return err == nil && o.FS.IsImage() && o.IsOverlay() == m.IsOverlay() && o.SizeBytes == b.SizeBytes &&
+		(m.Sector == 0 || o.Sector == m.Sector)
 }
 
 // findOrigin finds what a point was cloned from on the remote, and pins it. If it is not there, findOrigin adds a note
@@ -542,20 +549,10 @@ func (p *puller) restoreParent(
 		return "", err
 	}
 
-	pt := repo.Point{
-		Name: pm.Point, Manifest: pm.ID, Content: pm.Content, FS: pm.FS, SizeBytes: pm.SizeBytes, CreatedAt: pm.CreatedAt,
-		Consistency: pm.Consistency, Parent: pm.Parent,
-	}
-	if pm.Origin != nil {
-		pt.OriginRef, pt.OriginVol, pt.OriginID = pm.Origin.Ref, pm.Origin.Volume, pm.Origin.Manifest
-	}
-
 	// A parent in another volume is an origin.
+	pt := pointFrom(&pm, 0)
 	if pm.Volume != h.Name {
-		oh, _, err := p.repo.Head(ctx, pm.Volume)
-		if errs.Is(err, errs.NotFound) {
-			oh, err = repo.Head{Name: pm.Volume}, nil
-		}
+		oh, err := p.headOfNeeded(ctx, pm.Volume, false)
 		if err == nil {
 			err = p.restoreOrigin(ctx, oh, pt, depth+1)
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"pando/internal/base/errs"
@@ -36,6 +37,7 @@ type pointPush struct {
 	// Of one attempt.
 	resume        *repo.SessionState // session of the interrupted push that this one resumes
 	base          base
+	lower         base // of an overlay: its lower layer on the remote
 	origin        *repo.Origin
 	content       contentPush
 	merge         bool // of an image: only the differences from the base are read
@@ -199,6 +201,10 @@ func (x *pointPush) tryBase(ctx context.Context) error {
 		return err
 	}
 
+	if err := x.findLower(ctx); err != nil {
+		return err
+	}
+
 	// 9. Open the content, and compare it with the base as far as that is cheap.
 	unchanged, err := x.content.openContent(ctx)
 	defer x.content.closeContent()
@@ -267,6 +273,12 @@ func (x *pointPush) finishIfThere(ctx context.Context) (bool, error) {
 		return false, err
 	}
 
+	if x.pt.IsOverlay() && !missing.any() {
+		if missing, err = x.p.findLost(ctx, at.OriginID); err != nil {
+			return false, err
+		}
+	}
+
 	if missing.any() || x.p.q.Full || x.p.needsOtherForm(at) {
 		x.lostSegments = len(missing.segments)
 		return false, x.p.preparePushAgain(ctx, x, at)
@@ -333,14 +345,16 @@ func (x *pointPush) findBase(ctx context.Context) error {
 func (x *pointPush) journalPlan() error {
 	if x.resume != nil {
 		x.session = x.resume.Session
-		return nil
+		return nil // its session pins what the plan names
 	}
 
 	x.session = x.p.repo.NewSession(repo.Push, []string{x.name}, x.p.me)
 	x.session.Token = repo.NewID()
 	id := x.base.point.Manifest
-	if !id.IsZero() {
-		x.session.Pins = []repo.ID{id}
+	for _, b := range []base{x.base, x.lower} {
+		if pin := b.point.Manifest; !pin.IsZero() && !slices.Contains(x.session.Pins, pin) {
+			x.session.Pins = append(x.session.Pins, pin)
+		}
 	}
 
 	return x.j.replacePlan(plan{
@@ -374,6 +388,9 @@ func (x *pointPush) confirmBase(ctx, gctx context.Context) error {
 	}
 
 	head, listed, err := x.p.confirmListed(gctx, x, x.base)
+	if err == nil && listed {
+		listed, err = x.confirmLower(gctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -397,6 +414,10 @@ func (x *pointPush) putManifest(ctx context.Context) (*repo.Manifest, error) {
 
 	if err := x.content.describeManifest(m); err != nil {
 		return nil, err
+	}
+
+	if x.pt.IsOverlay() {
+		m.MarkOverlay()
 	}
 
 	x.wroteManifest = true

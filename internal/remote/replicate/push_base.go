@@ -50,6 +50,7 @@ type base struct {
 	point  repo.Point
 	head   string                // that lists it; "": there is no base
 	object driver.ObjectID       // local object of the point; "": none, so it can only be compared with
+	lower  driver.ObjectID       // that the object is an overlay on; "": on none
 	newest bool                  // it is the newest point of the head that is pushed to
 	lost   map[repo.Segment]bool // its segments that are missing or damaged
 }
@@ -62,8 +63,9 @@ func (b base) ref() string {
 	return b.head + "@" + b.point.Name
 }
 
-// newestKnown finds the newest point of a head whose object is in this pool.
-func (p *pusher) newestKnown(ctx context.Context, h headState, l links, content repo.Content) (base, bool, error) {
+// newestKnown finds the newest point of a head whose object is in this pool and can be the base: of the same kind.
+func (x *pointPush) newestKnown(ctx context.Context, h headState) (base, bool, error) {
+	p, l, content := x.p, x.links, x.content.contentKind()
 	newest, _, err := newestOf(ctx, p.repo, h.Head)
 	if err != nil {
 		return base{}, false, err
@@ -80,31 +82,31 @@ func (p *pusher) newestKnown(ctx context.Context, h headState, l links, content 
 	}
 
 	// Return the first point whose object exists.
-	for x, err := range newestFirst(ctx, p.repo, h.Head, linked, nil) {
+	for at, err := range newestFirst(ctx, p.repo, h.Head, linked, nil) {
 		if err != nil {
 			return base{}, false, err
 		}
-		if x.Content != content {
+		if at.Content != content {
 			continue
 		}
 
-		id, ok := l.object[x.Manifest]
-		if !ok && h.Writer.Pool == p.me.Pool && x.Seq >= first {
-			id = driver.ObjectID(x.Source) // pushed from this pool; the link may be lost
+		id, ok := l.object[at.Manifest]
+		if !ok && h.Writer.Pool == p.me.Pool && at.Seq >= first {
+			id = driver.ObjectID(at.Source) // pushed from this pool; the link may be lost
 		}
 		if id == "" {
 			continue
 		}
 
-		if _, err := p.e.PointByID(ctx, id); err == nil {
-			return base{point: x, head: h.Name, object: id, newest: x.Seq == newest.Seq}, true, nil
+		if o, err := p.e.PointByID(ctx, id); err == nil && o.IsOverlay() == x.pt.IsOverlay() {
+			return base{point: at, head: h.Name, object: id, lower: o.LowerID, newest: at.Seq == newest.Seq}, true, nil
 		}
 	}
 
 	return base{}, false, nil
 }
 
-// findInHead finds the point of a local object in a head.
+// findInHead finds the point of a local object in a head. content "" stands for any.
 func (p *pusher) findInHead(
 	ctx context.Context, h headState, l links, id driver.ObjectID, content repo.Content,
 ) (base, bool, error) {
@@ -113,12 +115,13 @@ func (p *pusher) findInHead(
 		return base{}, false, nil
 	}
 	x, ok, err := findPoint(ctx, p.repo, h.Head, pagesNear(pt.CreatedAt), func(x repo.Point) bool {
-		return x.Content == content && (x.Source == string(id) || slices.Contains(l.manifest[id], x.Manifest))
+		is := x.Source == string(id) || slices.Contains(l.manifest[id], x.Manifest)
+		return is && (content == "" || x.Content == content)
 	})
 	if !ok || err != nil {
 		return base{}, false, err
 	}
-	return base{point: x, head: h.Name, object: id}, true, nil
+	return base{point: x, head: h.Name, object: id, lower: pt.LowerID}, true, nil
 }
 
 // chooseBase chooses the base: the newest known point of the same head; otherwise what the volume was cloned from, or
@@ -127,9 +130,14 @@ func (p *pusher) findInHead(
 // descends from a point on the remote.
 func (x *pointPush) chooseBase(ctx context.Context) (b base, origin *repo.Origin, err error) {
 	// Use the newest known point of the same head.
-	p, pt, h, l, content := x.p, x.pt, x.head, x.links, x.content.contentKind()
-	if b, ok, err := p.newestKnown(ctx, h, l, content); ok || err != nil {
+	p, pt, h, content := x.p, x.pt, x.head, x.content.contentKind()
+	if b, ok, err := x.newestKnown(ctx, h); ok || err != nil {
 		return b, originOf(b.point), err
+	}
+
+	if pt.IsOverlay() {
+		b, err := x.upperBase(ctx)
+		return b, nil, err // findLower sets the origin
 	}
 
 	// Use the origin, or the point that shares most.
@@ -205,7 +213,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 		if err != nil {
 			return base{}, err
 		}
-		if b, ok, err := p.newestKnown(ctx, was, l, content); ok || err != nil {
+		if b, ok, err := x.newestKnown(ctx, was); ok || err != nil {
 			return b, err
 		}
 	}

@@ -17,7 +17,7 @@ import (
 func (c *imageContent) isIdle() (bool, error) {
 	b, img := c.base, c.img
 	if !c.merge || !c.tookSnapshot || c.resume != nil || !b.newest || b.head != c.name ||
-		b.point.SizeBytes != img.SizeBytes {
+		b.point.SizeBytes != img.SizeBytes || b.lower != c.pt.LowerID {
 		return false, nil
 	}
 
@@ -48,7 +48,7 @@ func (p *pusher) isIdleTree(ctx context.Context, x *pointPush, b base) (bool, er
 
 // mayBeIdle reports whether nothing needs to be pushed if a tree is the same as its base.
 func (p *pusher) mayBeIdle(x *pointPush, b base) bool {
-	return x.tookSnapshot && b.newest && b.head == x.name && b.object != "" && !p.q.Full
+	return x.tookSnapshot && b.newest && b.head == x.name && b.object != "" && b.lower == x.pt.LowerID && !p.q.Full
 }
 
 // errChanged ends the comparison of two trees at the first difference.

@@ -149,6 +149,8 @@ type pusher struct {
 	nodes *repo.NodeCache        // nodes of maps; nil: none was read
 	chain map[repo.ID]chainLink  // links of the manifests that were read; nil: none
 
+	intact map[repo.ID]bool // lower layers of overlays that were found to be complete
+
 	pushed []Pushed // so far, goldens before their clones
 }
 

@@ -227,19 +227,33 @@ func (x *repairer) readUnnamedManifests(ctx context.Context, heads headset) erro
 
 	slices.Sort(x.out.Lost)
 
-	// A stream also needs all its parents.
+	// Points also need other points.
 	for id, m := range x.manifests {
-		for p, depth := m, 0; x.whole[id] && p.Content.Chained() && !p.Parent.IsZero() && !named[p.Parent]; depth++ {
-			parent := x.manifests[p.Parent]
-			if parent == nil || !x.whole[p.Parent] || depth > len(x.manifests) {
-				x.whole[id] = false
-				break
-			}
-			p = parent
-		}
+		x.whole[id] = x.whole[id] && x.hasNeeds(m, named)
 	}
 
 	return err
+}
+
+// hasNeeds reports whether all manifests that m needs, directly or through others, are named by a head or complete.
+func (x *repairer) hasNeeds(m *repo.Manifest, named map[repo.ID]bool) bool {
+	seen := map[repo.ID]bool{m.ID: true}
+	for todo := m.Needs(); len(todo) > 0; {
+		id := todo[0]
+		todo = todo[1:]
+		if named[id] || seen[id] {
+			continue
+		}
+
+		seen[id] = true
+		need := x.manifests[id]
+		if need == nil || !x.whole[id] {
+			return false
+		}
+		todo = append(todo, need.Needs()...)
+	}
+
+	return true
 }
 
 // hasSegments reports whether all segments of a manifest exist, and are at least as long as the manifest needs. It does

@@ -196,7 +196,7 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 
 	v := &verifier{
 		repo: rp, VerifyRequest: q, number: map[repo.Segment]uint32{}, sizes: map[repo.Segment]uint32{},
-		named: map[repo.ID]bool{}, chained: map[repo.ID][]owner{},
+		named: map[repo.ID]bool{}, needing: map[repo.ID][]owner{},
 		memory: semaphore.NewWeighted(pagesInMemory), expectations: expectations{dir: q.scratch, limit: expectedInMemory},
 		unreadableNodes: map[repo.NodeRef]string{}, faults: map[expected]string{}, findings: map[findingKey]*finding{},
 		spoilt: map[string]string{},
@@ -239,9 +239,10 @@ type verifier struct {
 	number          map[repo.Segment]uint32 // their place in segments
 	sizes           map[repo.Segment]uint32 // of segments, as the manifests of their sessions say, needed or not
 	expectations    expectations
-	parents         []checked                   // of streams, to look at
-	chained         map[repo.ID][]owner         // streams, by the manifest that they are the difference from
-	named           map[repo.ID]bool            // manifests that heads or streams name
+	needed          []checked                   // points that only others need, to look at
+	also            map[repo.ID]bool            // those that were in needed
+	needing         map[repo.ID][]owner         // points, by each manifest that they need: see Manifest.Needs
+	named           map[repo.ID]bool            // manifests that heads or other manifests name
 	listed          map[repo.Segment]int64      // bytes of segments that are there; of moved ones, those that they had
 	moved           map[repo.Segment]repo.Place // segments that are in packs
 	packsRead       map[repo.Pack]bool
@@ -277,6 +278,8 @@ func (v *verifier) runVerify(ctx context.Context) error {
 	if err := v.checkPoints(ctx); err != nil {
 		return err
 	}
+
+	v.warnOfLostOrigins()
 
 	// List all objects, and compare segments with what is expected of them.
 	v.Tracker.Start("listing objects", 0, 0)
@@ -463,18 +466,18 @@ func (v *verifier) concludeProblems(ctx context.Context) error {
 
 // reread is what heads say at the end of a verification.
 type reread struct {
-	named       map[repo.ID]bool   // manifests of points, and their parents
+	named       map[repo.ID]bool   // manifests of points, and those that these need
 	readable    map[string]bool    // heads, by object
 	older       map[string]bool    // heads that are older than remembered
 	tokens      map[string]repo.ID // of heads
 	unreadPages map[string]bool    // pages of points that cannot be read
 }
 
-// rereadHeads reads the heads again, and the manifests of parents that no head names.
+// rereadHeads reads the heads again, and the manifests that no head names but others need.
 func (v *verifier) rereadHeads(ctx context.Context) (reread, error) {
 	now := reread{named: map[repo.ID]bool{}, readable: map[string]bool{}, older: map[string]bool{},
 		tokens: map[string]repo.ID{}, unreadPages: map[string]bool{}}
-	var streams []repo.ID
+	var needed []repo.ID
 	for id, err := range v.repo.HeadIDs(ctx) {
 		if err != nil {
 			return now, err
@@ -499,7 +502,7 @@ func (v *verifier) rereadHeads(ctx context.Context) (reread, error) {
 			}
 			now.named[pt.Manifest] = true
 			if pt.Content.Chained() {
-				streams = append(streams, pt.Parent)
+				needed = append(needed, pt.Parent)
 			}
 		}
 
@@ -508,17 +511,23 @@ func (v *verifier) rereadHeads(ctx context.Context) (reread, error) {
 		}
 	}
 
-	// Parents of streams are needed, too.
-	for len(streams) > 0 {
-		id := streams[0]
-		if streams = streams[1:]; id.IsZero() || now.named[id] {
+	// Points that are still listed need others, too.
+	for id, by := range v.needing {
+		if slices.ContainsFunc(by, func(o owner) bool { return now.named[o.manifest] }) {
+			needed = append(needed, id)
+		}
+	}
+
+	for len(needed) > 0 {
+		id := needed[0]
+		if needed = needed[1:]; id.IsZero() || now.named[id] {
 			continue
 		}
 		now.named[id] = true
 		m, err := v.repo.Manifest(ctx, id)
 		switch {
 		case err == nil:
-			streams = append(streams, m.Parent)
+			needed = append(needed, m.Needs()...)
 		case !isUnreadable(err):
 			return now, err
 		}

@@ -7,15 +7,16 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// A stream can be read only with all its parents. So a fault of one stream affects all that follow it in its chain.
+// A stream can be read only with all its parents, and an overlay only with its lower layer. So a fault of one point
+// affects all that need it.
 
-// blameChains adds the points that follow in chains to the findings and problems of manifests and segments. It adds
-// only points whose manifests are in named.
+// blameChains adds the points that need others to the findings and problems of manifests and segments. It adds only
+// points whose manifests are in named.
 func (v *verifier) blameChains(named map[repo.ID]bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 
-	if len(v.chained) == 0 {
+	if len(v.needing) == 0 {
 		return
 	}
 
@@ -56,11 +57,11 @@ func (v *verifier) blameChains(named map[repo.ID]bool) {
 	}
 }
 
-// followers returns the streams that need a manifest as a direct or indirect parent. The caller holds the lock.
+// followers returns the points that need a manifest, directly or through others. The caller holds the lock.
 func (v *verifier) followers(id repo.ID, named map[repo.ID]bool) (out []owner) {
 	seen := map[repo.ID]bool{id: true}
 	for todo := []repo.ID{id}; len(todo) > 0; {
-		next := v.chained[todo[0]]
+		next := v.needing[todo[0]]
 		todo = todo[1:]
 		for _, o := range next {
 			if named[o.manifest] && !seen[o.manifest] {

@@ -30,8 +30,8 @@ func (o owner) problem(object string, format string, args ...any) Problem {
 		manifest: o.manifest}
 }
 
-// checked is a point to check, with its description in the head. There may be millions. The parent of a stream may not
-// be in any head: then it has no description.
+// checked is a point to check, with its description in the head. There may be millions. A point that others need may
+// not be in any head: then it has no description.
 type checked struct {
 	owner
 	parent repo.ID
@@ -102,7 +102,7 @@ func (v *verifier) ageOf(id repo.ID) (age, bool) {
 
 // planSpans records the manifests that heads name, and divides the points of the checked volumes into spans.
 func (v *verifier) planSpans(ctx context.Context, heads []repo.Head) error {
-	v.ages, v.sibling = map[repo.ID]int64{}, map[repo.ID]repo.ID{}
+	v.ages, v.sibling, v.also = map[repo.ID]int64{}, map[repo.ID]repo.ID{}, map[repo.ID]bool{}
 	for _, h := range heads {
 		all := !h.Gone && (len(v.Names) == 0 || slices.Contains(v.Names, h.Name))
 		points := make([]checked, 0, h.Count())
@@ -153,7 +153,7 @@ func (v *verifier) reportPageFaults(h repo.Head, bad []*pageFault, asked bool) {
 	}
 }
 
-// noteOrigins warns about points whose origin is gone, and records the oldest clone of each origin.
+// noteOrigins records the oldest clone of each origin.
 func (v *verifier) noteOrigins() {
 	for _, s := range v.spans {
 		for _, pt := range s.points {
@@ -162,13 +162,23 @@ func (v *verifier) noteOrigins() {
 				continue
 			}
 			v.addSibling(origin.id, pt.manifest)
-			if !v.named[origin.id] && len(v.out.Warnings) < maxProblems {
-				v.out.Warnings = append(v.out.Warnings, Problem{Volume: pt.volume, Point: pt.point,
-					Message: fmt.Sprintf(
-						"its origin %s is no longer on the remote: the point can be pulled, but will not share data with its origin",
-						origin.ref,
-					)})
+		}
+	}
+}
+
+// warnOfLostOrigins warns about points whose origin is gone. Those that overlays need are known by now, and are there.
+func (v *verifier) warnOfLostOrigins() {
+	for _, s := range v.spans {
+		for _, pt := range s.points {
+			if pt.said == nil || pt.said.origin.id.IsZero() || v.named[pt.said.origin.id] ||
+				len(v.out.Warnings) >= maxProblems {
+				continue
 			}
+			v.out.Warnings = append(v.out.Warnings, Problem{Volume: pt.volume, Point: pt.point,
+				Message: fmt.Sprintf(
+					"its origin %s is no longer on the remote: the point can be pulled, but will not share data with its origin",
+					pt.said.origin.ref,
+				)})
 		}
 	}
 }
@@ -200,10 +210,10 @@ func (v *verifier) checkPoints(ctx context.Context) error {
 		return err
 	}
 
-	// Then check parents of streams that no head names.
-	for len(v.parents) > 0 {
-		todo := v.parents
-		v.parents = nil
+	// Then check those that others need.
+	for len(v.needed) > 0 {
+		todo := v.needed
+		v.needed = nil
 		err := eachOf(ctx, todo, func(ctx context.Context, c checked) error {
 			return v.checkSpan(ctx, span{points: []checked{c}})
 		})
@@ -240,6 +250,7 @@ func (v *verifier) checkSpan(ctx context.Context, s span) error {
 		}
 
 		v.noteUses(&m)
+		v.noteNeeds(c.owner, &m)
 		if m.Content.Chained() {
 			err = v.checkStream(c.owner, &m)
 		} else {
@@ -284,19 +295,25 @@ func (v *verifier) baseOf(ctx context.Context, before repo.ID, m *repo.Manifest)
 	return nil, nil
 }
 
+// noteNeeds notes which other manifests a point needs, and lets them be checked, too: it may be that no head names
+// them, or only one that was not to be checked.
+func (v *verifier) noteNeeds(o owner, m *repo.Manifest) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, id := range m.Needs() {
+		v.needing[id] = append(v.needing[id], o)
+		v.named[id] = true
+		if _, planned := v.ages[id]; !planned && !v.also[id] {
+			v.also[id] = true
+			v.needed = append(v.needed, checked{owner: o.withManifest(id)})
+		}
+	}
+}
+
 // checkStream notes what a stream expects.
 func (v *verifier) checkStream(o owner, m *repo.Manifest) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if !m.Parent.IsZero() {
-		v.chained[m.Parent] = append(v.chained[m.Parent], o)
-	}
-
-	if !m.Parent.IsZero() && !v.named[m.Parent] {
-		v.named[m.Parent] = true
-		v.parents = append(v.parents, checked{owner: o.withManifest(m.Parent)})
-	}
-
 	all := make([]expected, 0, min(len(m.Stream), 4096))
 	for _, f := range m.Stream {
 		if all = append(all, v.expectFrame(f, 0, f.Plain, repo.Sum{})); len(all) == cap(all) {

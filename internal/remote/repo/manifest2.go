@@ -18,8 +18,50 @@ const (
 	maxExtensionBytes = 1 << 20 // of all of them
 )
 
+// overlayExtension marks the manifest of an overlay. It is critical, because programs that do not know it would take
+// the upper layer of an overlay for the files of a volume, and would delete the lower layer.
+const overlayExtension = "overlay"
+
 // knownExtensions lists the extensions that this package supports.
-var knownExtensions = map[string]bool{}
+var knownExtensions = map[string]bool{overlayExtension: true}
+
+// MarkOverlay makes m the manifest of an overlay: its content holds only the changes to its Origin, which must stay as
+// long as m.
+func (m *Manifest) MarkOverlay() {
+	m.Version = 2
+	m.Extensions = append(m.Extensions, Extension{Name: overlayExtension, Critical: true})
+}
+
+// IsOverlay reports whether the content of m holds only the changes to its Origin.
+func (m *Manifest) IsOverlay() bool {
+	return slices.ContainsFunc(m.Extensions, func(x Extension) bool { return x.Name == overlayExtension })
+}
+
+// Needs returns the manifests without which nothing can be restored from m: those that its stream is the difference
+// from, and that it is an overlay on. These need others in turn.
+func (m *Manifest) Needs() (out []ID) {
+	if m.Content.Chained() && !m.Parent.IsZero() {
+		out = append(out, m.Parent)
+	}
+	if m.IsOverlay() {
+		out = append(out, m.Origin.Manifest)
+	}
+	return out
+}
+
+// checkOverlay checks what the manifest of an overlay must have.
+func (m *Manifest) checkOverlay() error {
+	i := slices.IndexFunc(m.Extensions, func(x Extension) bool { return x.Name == overlayExtension })
+	switch {
+	case i < 0:
+		return nil
+	case !m.Extensions[i].Critical || len(m.Extensions[i].Data) > 0:
+		return damaged("extension %q is not as this version knows it", overlayExtension)
+	case m.Origin == nil || m.Origin.Manifest.IsZero() || m.Origin.Manifest == m.ID:
+		return damaged("it is an overlay, but names no origin that it is an overlay on")
+	}
+	return checkName(m.Origin.Volume)
+}
 
 // checkVersion checks the fields that exist in only one of the versions.
 func (m *Manifest) checkVersion() error {
@@ -55,7 +97,7 @@ func (m *Manifest) checkVersion() error {
 		}
 	}
 
-	return nil
+	return m.checkOverlay()
 }
 
 func checkExtensionName(name string) error {

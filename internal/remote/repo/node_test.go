@@ -6,6 +6,7 @@ import (
 	"math"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -193,6 +194,9 @@ func TestExtensions(t *testing.T) {
 	if err != nil || len(m.Extensions) != 2 || string(m.Extensions[0].Data) != "b" {
 		t.Errorf("%+v, %v", m, err)
 	}
+	if m.IsOverlay() || len(m.Needs()) > 0 {
+		t.Errorf("%+v needs %v", m, m.Needs())
+	}
 	_, err = put(Extension{Name: "a"}, Extension{Name: "future", Critical: true})
 	kind(t, err, errs.TooNew)
 	if errs.HintOf(err) == "" || !strings.Contains(err.Error(), "future") {
@@ -209,6 +213,50 @@ func TestExtensions(t *testing.T) {
 	old := g.empty
 	old.ID, old.Version, old.Extensions = NewID(), 1, []Extension{{Name: "a"}}
 	kind(t, r.PutManifest(ctx, old), errs.Invalid)
+}
+
+// The manifest of an overlay needs that of its lower layer, which it must name.
+func TestOverlayManifests(t *testing.T) {
+	ctx := t.Context()
+	g, r, _ := golden2(t)
+	lower := Origin{Ref: "web@1", Volume: "web", Manifest: NewID()}
+	put := func(m Manifest, change func(m *Manifest)) (Manifest, error) {
+		m.ID, m.Extensions, m.Origin, m.Parent = NewID(), nil, &lower, ID{}
+		m.MarkOverlay()
+		if change != nil {
+			change(&m)
+		}
+		if err := r.PutManifest(ctx, m); err != nil {
+			return m, err
+		}
+		return r.Manifest(ctx, m.ID)
+	}
+
+	parent := NewID()
+	for _, m := range []Manifest{g.block, g.stream, g.empty} {
+		got, err := put(m, func(m *Manifest) { m.Parent = parent })
+		want := []ID{lower.Manifest}
+		if m.Content.Chained() {
+			want = []ID{parent, lower.Manifest}
+		}
+		if err != nil || got.Version != 2 || !got.IsOverlay() || !slices.Equal(got.Needs(), want) {
+			t.Errorf("%+v needs %v, %v", got, got.Needs(), err)
+		}
+	}
+
+	for what, change := range map[string]func(m *Manifest){
+		"no origin":           func(m *Manifest) { m.Origin = nil },
+		"an unnamed origin":   func(m *Manifest) { m.Origin = &Origin{Ref: "web@1", Volume: "web"} },
+		"no head":             func(m *Manifest) { m.Origin = &Origin{Manifest: lower.Manifest} },
+		"itself":              func(m *Manifest) { m.Origin = &Origin{Volume: "web", Manifest: m.ID} },
+		"that may be ignored": func(m *Manifest) { m.Extensions[0].Critical = false },
+		"with content":        func(m *Manifest) { m.Extensions[0].Data = []byte{1} },
+		"in version 1":        func(m *Manifest) { m.Version = 1 },
+	} {
+		if _, err := put(g.empty, change); !errs.Is(err, errs.Invalid) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
 }
 
 // What says that much comes costs no memory for that.

@@ -91,7 +91,8 @@ type Use struct {
 	Size  uint32 // bytes of the object; 0: unknown
 }
 
-// Extension is information about a point that this version of the format does not define.
+// Extension is information about a point beyond the fields of its manifest. See [Manifest.MarkOverlay] for the one that
+// this version of the format defines.
 type Extension struct {
 	Name     string // a-z, 0-9, dots and hyphens, at most 64 bytes
 	Critical bool   // a reader that does not support it must not use the manifest

@@ -1,0 +1,230 @@
+package replicate
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"pando/internal/base/errs"
+	"pando/internal/engine"
+	"pando/internal/remote/repo"
+)
+
+// An overlay is pushed as what differs from its lower layer, a generation, which is pushed first if it is not on the
+// remote. The manifest of the overlay names it, and a prune keeps it for as long.
+
+// upperBase finds the base of an overlay of whose volume nothing is on the remote: the overlay that it was cloned from.
+// The result has no head if there is none.
+func (x *pointPush) upperBase(ctx context.Context) (base, error) {
+	from, err := x.p.e.PointByID(ctx, x.pt.OriginID)
+	if errs.Is(err, errs.NotFound, errs.Invalid) || err == nil && !from.IsOverlay() {
+		return base{}, nil
+	}
+	if err != nil {
+		return base{}, err
+	}
+
+	name, _, _ := strings.Cut(from.Ref, "@")
+	h, err := x.p.readHead(ctx, name)
+	if isUnreadable(err) { // damage of another volume must not prevent this push
+		return base{}, nil
+	}
+	if err != nil {
+		return base{}, err
+	}
+
+	b, _, err := x.p.findInHead(ctx, h, x.links, from.ID, x.content.contentKind())
+	return b, err
+}
+
+// findLower finds the lower layer of an overlay on the remote, and makes it the origin of the point. It pushes the
+// lower layer if it is missing there, or damaged. Errors: errStale if the interrupted push had another one.
+func (x *pointPush) findLower(ctx context.Context) error {
+	x.lower = base{}
+	if !x.pt.IsOverlay() {
+		return nil
+	}
+
+	lower, err := x.p.e.PointByID(ctx, x.pt.LowerID)
+	if err != nil {
+		return err
+	}
+
+	for _, find := range []func(context.Context, engine.Point) (base, error){x.intactLower, x.lowerOfBase, x.pushLower} {
+		if x.lower.head == "" {
+			if x.lower, err = find(ctx, lower); err != nil {
+				return err
+			}
+		}
+	}
+
+	if x.resume != nil && (x.origin == nil || x.origin.Manifest != x.lower.point.Manifest) {
+		return errStale
+	}
+
+	x.origin = &repo.Origin{Ref: x.lower.ref(), Volume: x.lower.head, Manifest: x.lower.point.Manifest}
+	return nil
+}
+
+// intactLower finds the lower layer on the remote. The result has no head if it is not there, if some of it is missing,
+// or if it is not in the form that the request asks for.
+func (x *pointPush) intactLower(ctx context.Context, lower engine.Point) (base, error) {
+	p := x.p
+	b, head, err := x.lowerOnRemote(ctx, lower)
+	if err != nil || b.head == "" || p.needsOtherForm(b.point) {
+		return base{}, err
+	}
+
+	if p.intact[b.point.Manifest] { // of another overlay
+		return b, nil
+	}
+
+	missing, err := p.findLost(ctx, b.point.Manifest)
+	if err != nil || missing.any() {
+		return base{}, err
+	}
+
+	if p.intact == nil {
+		p.intact = map[repo.ID]bool{}
+	}
+	p.intact[b.point.Manifest] = true
+	return b, p.finishOriginPush(ctx, b, head)
+}
+
+// lowerOnRemote finds the lower layer in the heads that may list it: that of its golden, those that it was pushed to
+// or pulled from, and the one that holds only this generation.
+func (x *pointPush) lowerOnRemote(ctx context.Context, lower engine.Point) (base, headState, error) {
+	p := x.p
+	searched := map[string]bool{x.name: true}
+	search := func(name string) (base, headState, error) {
+		if searched[name] {
+			return base{}, headState{}, nil
+		}
+
+		searched[name] = true
+		h, err := p.readHead(ctx, name)
+		if isUnreadable(err) {
+			return base{}, h, nil // the lower layer is pushed to another
+		}
+		if err != nil {
+			return base{}, h, err
+		}
+		b, _, err := p.findInHead(ctx, h, x.links, lower.ID, "")
+		return b, h, err
+	}
+
+	if b, h, err := search(lower.Volume); err != nil || b.head != "" {
+		return b, h, err
+	}
+
+	for _, id := range x.links.manifest[lower.ID] {
+		m, err := p.repo.Manifest(ctx, id)
+		if isUnreadable(err) {
+			continue
+		}
+		if err != nil {
+			return base{}, headState{}, err
+		}
+		if b, h, err := search(m.Volume); err != nil || b.head != "" {
+			return b, h, err
+		}
+	}
+
+	return search(lower.AsLayer().Volume)
+}
+
+// lowerOfBase returns the lower layer if the base is an overlay on it, too: it is there as long as the base, although
+// no head lists it any more. The result has no head if not.
+func (x *pointPush) lowerOfBase(ctx context.Context, lower engine.Point) (base, error) {
+	p := x.p
+	if x.base.head == "" || x.base.lower != lower.ID {
+		return base{}, nil
+	}
+
+	m, err := p.repo.Manifest(ctx, x.base.point.Manifest)
+	if isUnreadable(err) || err == nil && !m.IsOverlay() {
+		return base{}, nil
+	}
+	if err != nil {
+		return base{}, err
+	}
+
+	l, err := p.repo.Manifest(ctx, m.Origin.Manifest)
+	if isUnreadable(err) {
+		return base{}, nil
+	}
+	if err != nil {
+		return base{}, err
+	}
+
+	missing, err := p.findLost(ctx, l.ID)
+	if err != nil || missing.any() {
+		return base{}, err
+	}
+
+	at := pointFrom(&l, 0)
+	if p.needsOtherForm(at) {
+		return base{}, nil
+	}
+	return base{point: at, head: l.Volume, object: lower.ID}, nil
+}
+
+// pushLower pushes the lower layer to the head of its golden, or, if this pool may not write that or the generation
+// does not fit into it, to one of its own.
+func (x *pointPush) pushLower(ctx context.Context, lower engine.Point) (base, error) {
+	// A removed generation exists as long as the overlay.
+	release, err := x.p.e.HoldPoint(ctx, x.pt.ID)
+	if err != nil {
+		return base{}, err
+	}
+
+	defer release()
+
+	for _, as := range []engine.Point{lower, lower.AsLayer()} {
+		if as.Volume == x.name {
+			continue
+		}
+
+		var h headState
+		h, err = x.p.pushOrigin(ctx, as, h)
+		if errs.Is(err, errs.Conflict, errs.Exists, errs.Damaged) && as.Volume != lower.AsLayer().Volume {
+			x.note = fmt.Sprintf("its golden %s was pushed as %s, because it cannot be pushed as %s: %v",
+				lower.Ref, lower.AsLayer().Volume, as.Volume, err)
+			continue
+		}
+		if err != nil {
+			return base{}, err
+		}
+
+		if x.links, err = x.p.loadLinks(ctx); err != nil {
+			return base{}, err
+		}
+
+		b, ok, err := x.p.findInHead(ctx, h, x.links, lower.ID, "")
+		if err != nil || ok {
+			return b, err
+		}
+	}
+
+	return base{}, errs.New(errs.Conflict, opPush, x.pt.Ref, "its golden %s was removed from the remote again and again",
+		lower.Ref).WithHint("run the push again")
+}
+
+// confirmLower reports whether the lower layer, which is pinned by now, is still listed. One that is not listed has a
+// number of 0, and is there because the base is.
+func (x *pointPush) confirmLower(ctx context.Context) (bool, error) {
+	if x.lower.head == "" || x.lower.point.Seq == 0 {
+		return true, nil
+	}
+
+	h, err := x.p.readHead(ctx, x.lower.head)
+	if err != nil {
+		return false, err
+	}
+
+	listed, err := headLists(ctx, x.p.repo, h.Head, x.lower.point)
+	if !listed {
+		delete(x.p.intact, x.lower.point.Manifest)
+	}
+	return listed, err
+}
