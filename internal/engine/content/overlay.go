@@ -300,8 +300,8 @@ func prepareUpper(ctx context.Context, lower, upper *mount.Detached) error {
 // usedDir is the directory that the kernel makes in an upper layer at the first mount.
 const usedDir = mount.WorkDir + "/work"
 
-// checkUpper checks that the names in the root of an upper layer are directories. One that comes from elsewhere may have
-// links to other files of this host in their place.
+// checkUpper checks that the names in the root of an upper layer are directories. One that comes from elsewhere may
+// have links to other files of this host in their place.
 func checkUpper(root *os.File, names ...string) error {
 	for _, name := range names {
 		var st unix.Stat_t
