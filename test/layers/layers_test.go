@@ -55,7 +55,7 @@ var groups = map[string][]string{
 	"{base}": in("base", "errs", "ref", "progress", "waiting", "warnings"),
 	"{linux}": in("linux", "kernel", "loopdev", "mount", "extent", "run", "zfs", "fsprobe", "treewalk", "freeze",
 		"durable",
-		"btrfsstream"),
+		"btrfsstream", "qcow2"),
 	"{tree}": in("tree", "treecopy", "treediff", "treestream"),
 	// Facts about devices and paths, which others of the district build upon.
 	"{facts}": in("observe", "blockdev", "stack", "tracepoint", "proof"),
@@ -195,6 +195,7 @@ var table = map[string]layer{
 		"internal/observe/tracepoint", "internal/base/errs", "internal/linux/mount", "internal/linux/zfs"}},
 
 	"internal/linux/durable": {},
+	"internal/linux/qcow2":   {},
 	"internal/linux/freeze":  {imports: []string{"internal/base/errs", "internal/linux/kernel"}},
 	"internal/tree/treecopy": {imports: []string{"internal/base/errs", "internal/linux/kernel",
 		"internal/linux/treewalk"}},
