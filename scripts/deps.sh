@@ -38,6 +38,7 @@ need make make
 [ -s /etc/ssl/certs/ca-certificates.crt ] || packages+=(ca-certificates)
 if [ "$what" = all ]; then
   need mkfs.btrfs btrfs-progs
+  need qemu-img qemu-utils
   need setfacl acl
   need setfattr attr
   need zstd zstd

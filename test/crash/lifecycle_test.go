@@ -41,6 +41,10 @@ var lifecycle = []operation{
 		want:    rewound, middle: rewoundUnmounted},
 	{name: "diff-mounted", command: func(*world) []string { return []string{"diff", "g@1", "base"} },
 		prepare: func(w *world) { w.scribble("base") }},
+	{name: "export-mounted", every: 2, command: func(w *world) []string {
+		return []string{"export", "base", filepath.Join(w.source, "..", "exported.tar"), "--force", "--no-progress"}
+	},
+		prepare: func(w *world) { w.scribble("base") }},
 	{name: "rebase", every: 2, command: func(*world) []string {
 		return []string{"rebase", "base", "g@2", "--no-progress"}
 	},

@@ -1,0 +1,393 @@
+package engine
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
+	"pando/internal/driver"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/check"
+	"pando/internal/linux/durable"
+	"pando/internal/tree/treecopy"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+const opExport = "export"
+
+// ExportFormat is what an exported file is.
+type ExportFormat string
+
+// The formats.
+const (
+	ExportTar     ExportFormat = "tar"
+	ExportTarZstd ExportFormat = "tar.zst"
+	ExportRaw     ExportFormat = "raw"
+	ExportQcow2   ExportFormat = "qcow2"
+)
+
+// ExportFormats lists the formats.
+var ExportFormats = []ExportFormat{ExportTar, ExportTarZstd, ExportRaw, ExportQcow2}
+
+// exportSuffixes are the ends of file names that stand for formats.
+var exportSuffixes = []struct {
+	suffix string
+	format ExportFormat
+}{
+	{".tar", ExportTar}, {".tar.zst", ExportTarZstd}, {".tzst", ExportTarZstd},
+	{".raw", ExportRaw}, {".img", ExportRaw}, {".qcow2", ExportQcow2},
+}
+
+// ExportRequest says what to export, and to which file.
+type ExportRequest struct {
+	From    ref.Ref      // a volume, even in use, a snapshot or a generation
+	File    string       // "-": Stdout
+	Stdout  io.Writer    // what "-" stands for
+	Format  ExportFormat // "": by the end of the file's name
+	Replace bool         // an existing file
+	Freeze  Freeze       // of a volume in use: whether its writes are stopped
+	Tracker *progress.Tracker
+}
+
+// Exported is the result of Export. Its JSON form is stable.
+type Exported struct {
+	Ref       string             `json:"ref"`
+	File      string             `json:"file"` // absolute, or "-"
+	Format    ExportFormat       `json:"format"`
+	Files     int64              `json:"files"`      // of an archive; each of several names of a file counts
+	Bytes     int64              `json:"bytes"`      // of data, without holes
+	FileBytes int64              `json:"file_bytes"` // length of the file
+	NotKept   []treecopy.NotKept `json:"not_kept,omitempty"`
+	Warnings  []errs.Message     `json:"warnings,omitempty"` // what the format cannot store
+}
+
+// Export writes a volume, snapshot or generation to a file: its files as a tar archive, or its block device as an
+// image. Import makes the same content of it. A volume is exported from a private copy of one moment, which programs
+// that use it do not notice (a pool whose driver cannot do that copies again what changes). The file appears under its
+// name when it is complete and durable; after an error or an interruption there is none, and an existing file is as
+// before. Nothing in the pool changes. NotFound, Exists, Invalid, Unsupported, InUse, NoSpace, Conflict, Permission.
+func (e *Engine) Export(ctx context.Context, q ExportRequest) (Exported, error) {
+	ctx, end := e.ledger.Begin(ctx)
+	defer end()
+
+	out := Exported{Ref: q.From.String(), File: q.File}
+	if err := e.needRoot(opExport, out.Ref); err != nil {
+		return out, err
+	}
+
+	if err := e.checkExport(ctx, &q); err != nil {
+		return out, err
+	}
+
+	out.Format = q.Format
+	x, err := e.openExport(ctx, q, &out)
+	if err != nil {
+		return out, err
+	}
+
+	defer x.view.close(ctx)
+
+	// Write to standard output, or to a file that gets its name at the end.
+	if q.File == "-" {
+		return out, errs.Wrap(opExport, out.Ref, x.write(ctx, &counted{w: q.Stdout, n: &out.FileBytes}))
+	}
+
+	f, err := durable.Create(q.File)
+	if err != nil {
+		return out, errs.Wrap(opExport, q.File, err)
+	}
+
+	defer f.Discard()
+	out.File = q.File
+	if q.Format == ExportRaw {
+		err = x.writeSparse(ctx, f.File)
+	} else {
+		err = x.write(ctx, &counted{w: f, n: &out.FileBytes})
+	}
+
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err == nil {
+		err = f.Commit(q.Replace)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return out, existsError(q.File)
+	}
+
+	return out, errs.Wrap(opExport, out.Ref, err)
+}
+
+// checkExport checks a request before anything is done, and makes its file absolute and its format known.
+func (e *Engine) checkExport(ctx context.Context, q *ExportRequest) error {
+	if q.File == "" {
+		return errs.New(errs.Invalid, opExport, `""`, "the file name is empty").
+			WithHint("name a file, or - for standard output")
+	}
+
+	if err := q.findFormat(); err != nil {
+		return err
+	}
+
+	if q.File != "-" {
+		if err := e.checkExportFile(q); err != nil {
+			return err
+		}
+	}
+
+	return e.cat.View(ctx, func(tx *catalog.Tx) error {
+		row, err := tx.Resolve(opExport, q.From)
+		if err != nil {
+			return err
+		}
+		return checkFormat(row, q.From.String(), q.Format)
+	})
+}
+
+// findFormat decides the format. Invalid.
+func (q *ExportRequest) findFormat() error {
+	switch {
+	case q.Format != "":
+		if slices.Contains(ExportFormats, q.Format) {
+			return nil
+		}
+		return errs.New(errs.Invalid, opExport, string(q.Format), "unknown format").
+			WithHint("choose tar, tar.zst, raw or qcow2")
+	case q.File == "-":
+		return errs.New(errs.Invalid, opExport, "-", "standard output has no file name that tells the format").
+			WithHint("add %s, or tar.zst, raw or qcow2", errs.Param("format", "tar"))
+	}
+
+	for _, s := range exportSuffixes {
+		if strings.HasSuffix(q.File, s.suffix) {
+			q.Format = s.format
+			return nil
+		}
+	}
+
+	return errs.New(errs.Invalid, opExport, q.File, "the file name does not tell the format").
+		WithHint("let it end with .tar, .tar.zst, .raw, .img or .qcow2, or add %s", errs.Param("format", "tar"))
+}
+
+// checkExportFile checks that a file can be made, outside the pool. Invalid, Exists, NotFound.
+func (e *Engine) checkExportFile(q *ExportRequest) error {
+	abs, err := filepath.Abs(q.File)
+	if err != nil {
+		return errs.Wrap(opExport, q.File, err)
+	}
+
+	// Resolve the directory, but replace a symbolic link itself.
+	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
+	if errors.Is(err, fs.ErrNotExist) {
+		return errs.New(errs.NotFound, opExport, q.File, "its directory does not exist").
+			WithHint("create it with `mkdir -p %s`", errs.ShellWord(filepath.Dir(abs)))
+	}
+	if err != nil {
+		return errs.Wrap(opExport, q.File, err)
+	}
+
+	abs = filepath.Join(dir, filepath.Base(abs))
+	pool, err := filepath.EvalSymlinks(e.pool.Dir)
+	if err != nil {
+		return errs.Wrap(opExport, q.File, err)
+	}
+	if strings.HasPrefix(abs, pool+"/") {
+		return errs.New(errs.Invalid, opExport, q.File, "it is inside the pool").
+			WithHint("choose a directory outside %s", e.pool.Dir)
+	}
+
+	st, err := os.Lstat(abs)
+	switch {
+	case err == nil && !st.Mode().IsRegular() && (st.IsDir() || q.Replace):
+		return errs.New(errs.Invalid, opExport, q.File, "it exists, and is not a regular file").
+			WithHint("name another file, or write to standard output with -")
+	case err == nil && !q.Replace:
+		return existsError(q.File)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return errs.Wrap(opExport, q.File, err)
+	}
+
+	q.File = abs
+	return nil
+}
+
+func existsError(file string) error {
+	return errs.New(errs.Exists, opExport, file, "the file already exists").
+		WithHint("name another file, or replace it with %s", errs.Param("force"))
+}
+
+// checkFormat checks that an object can be written in a format. Invalid, Unsupported.
+func checkFormat(row catalog.Row, name string, format ExportFormat) error {
+	image := format == ExportRaw || format == ExportQcow2
+	switch {
+	case !image && row.FS == driver.None:
+		return errs.New(errs.Invalid, opExport, name, "a raw volume has no files that a tar archive could hold").
+			WithHint("export its block device with %s", errs.Param("format", "raw"))
+	case image && row.IsOverlay():
+		return errs.New(errs.Unsupported, opExport, name, "an overlay has no image with all its files").
+			WithHint("export its files with %s", errs.Param("format", "tar"))
+	case image && !row.FS.IsImage():
+		return errs.New(errs.Unsupported, opExport, name, "it is a tree of files, not an image").
+			WithHint("export its files with %s; imported into a pool of the reflink driver, they become an image",
+				errs.Param("format", "tar"))
+	}
+	return nil
+}
+
+// export is an object opened to be exported.
+type export struct {
+	e    *Engine
+	q    ExportRequest
+	view *view
+	side *side
+	out  *Exported
+}
+
+// openExport finds the object, and keeps it from being destroyed. A volume is copied first: programs may go on using
+// it, and it can be mounted and destroyed in the meantime.
+func (e *Engine) openExport(ctx context.Context, q ExportRequest, out *Exported) (*export, error) {
+	q.Tracker.Start("copying", 0, 0)
+	v, err := e.openSides(ctx, opExport, q.Freeze, q.From)
+	if err != nil {
+		return nil, err
+	}
+
+	x := &export{e: e, q: q, view: v, side: v.sides[0], out: out}
+	if err := x.copyVolume(ctx); err != nil {
+		v.close(ctx)
+		return nil, errs.Wrap(opExport, out.Ref, err)
+	}
+
+	return x, nil
+}
+
+// copyVolume makes the private copy of a volume. A driver that copies all data does so only if the volume is in use.
+func (x *export) copyVolume(ctx context.Context) error {
+	e, s := x.e, x.side
+	if s.row().Kind != driver.Volume {
+		return nil
+	}
+
+	if !s.made && (s.live.InUse() || e.caps.Atomic) {
+		if !e.caps.Sharing {
+			if err := e.pool.Admit(ctx, opExport, x.out.Ref, s.row().Usage.LogicalBytes); err != nil {
+				return err
+			}
+		}
+		if err := e.copyLive(ctx, s.live, s.copy, false); err != nil {
+			return err
+		}
+		s.made = true
+	}
+
+	// Replay the log of the copy, so that the image is clean.
+	if row := s.row(); x.q.Format == ExportRaw || x.q.Format == ExportQcow2 {
+		if s.made && row.FS != driver.None {
+			if wrong, err := check.Replay(ctx, e.content, s.id(), row.FS); err != nil {
+				return err
+			} else if wrong != "" {
+				return errs.New(errs.Damaged, opExport, x.out.Ref, "%s", wrong).
+					WithHint("check it with %s", errs.Run("fsck"))
+			}
+		}
+	}
+
+	// From now on only the copy is needed, except the lower layer of an overlay.
+	if !s.made || s.row().IsOverlay() {
+		return nil
+	}
+
+	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		if err := tx.Unmark(s.copy.ID); err != nil {
+			return err
+		}
+		return tx.Mark(catalog.Mark{ID: s.copy.ID, Op: opLook})
+	})
+}
+
+// write writes the object to w.
+func (x *export) write(ctx context.Context, w io.Writer) error {
+	w = &untilDone{ctx, w}
+	switch x.q.Format {
+	case ExportRaw:
+		return x.writeRaw(ctx, w)
+	case ExportQcow2:
+		return x.writeQcow2(ctx, w)
+	case ExportTarZstd:
+		z, err := zstd.NewWriter(w)
+		if err != nil {
+			return err
+		}
+		if err := x.writeTar(ctx, z); err != nil {
+			z.Reset(nil) // what it holds is not written
+			return err
+		}
+		return z.Close()
+	}
+	return x.writeTar(ctx, w)
+}
+
+// writeTar writes the files as a tar archive.
+func (x *export) writeTar(ctx context.Context, w io.Writer) error {
+	x.q.Tracker.Start("exporting", 0, x.side.row().Usage.LogicalBytes)
+	buffered := bufio.NewWriterSize(w, 1<<20)
+	err := x.view.withRoot(ctx, x.side, func(root *os.File) error {
+		totals, err := treecopy.WriteTar(ctx, buffered, root,
+			treecopy.Options{Unprivileged: os.Geteuid() != 0, Progress: x.q.Tracker.Add})
+		x.out.Files, x.out.Bytes, x.out.NotKept = totals.Files, totals.Bytes, totals.NotKept
+		x.out.Warnings = append(skippedMessages(totals.Skipped), tarLossMessages(totals.NotKept)...)
+		return err
+	})
+	if err == nil {
+		err = buffered.Flush()
+	}
+	return err
+}
+
+// tarLossMessages describes what a tar archive cannot store.
+func tarLossMessages(all []treecopy.NotKept) []errs.Message {
+	var out []errs.Message
+	for _, n := range all {
+		what := countOf(n.Count, "file has", "files have") + " the property " + n.What + ", which a tar archive cannot store"
+		if n.What == treecopy.LostSockets {
+			what = countOf(n.Count, "socket was skipped", "sockets were skipped") + ": tar has no type for them"
+		}
+		out = append(out, errs.Messagef("%s, for example %s", what, n.Example))
+	}
+	return out
+}
+
+// untilDone writes to w until the context ends.
+type untilDone struct {
+	ctx context.Context
+	w   io.Writer
+}
+
+func (u *untilDone) Write(p []byte) (int, error) {
+	if err := u.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return u.w.Write(p)
+}
+
+// counted counts what is written to w.
+type counted struct {
+	w io.Writer
+	n *int64
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	*c.n += int64(n)
+	return n, err
+}

@@ -1,0 +1,288 @@
+package engine_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/engine"
+	"pando/internal/testing/treetest"
+
+	"golang.org/x/sys/unix"
+)
+
+// smallTree makes a tree with everything that tar can store, without the largest files.
+func smallTree(t *testing.T, dir string) {
+	t.Helper()
+	must(t, os.Mkdir(dir, 0o755))
+	treetest.Build(t, dir)
+	must(t, os.Remove(filepath.Join(dir, "sparse", "huge")))
+	must(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.Type()&os.ModeSocket != 0 {
+			err = os.Remove(path)
+		}
+		return err
+	}))
+}
+
+func export(t *testing.T, e *engine.Engine, from, file string) engine.Exported {
+	t.Helper()
+	out, err := e.Export(t.Context(), engine.ExportRequest{From: reference(t, from), File: file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// importFrom imports a file into a golden, and returns where a clone of it is mounted.
+func importFrom(t *testing.T, e *engine.Engine, name, file string) string {
+	t.Helper()
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName(name), Source: file}); err != nil {
+		t.Fatalf("importing %s: %v", file, err)
+	}
+	return clone(t, e, name, name+"-clone", true).Mountpoint
+}
+
+// TestExportRoundTrip: what is exported can be imported again, and is the same.
+func TestExportRoundTrip(t *testing.T) {
+	eachKind(t, func(t *testing.T, e *engine.Engine, top string) {
+		src := filepath.Join(top, "src")
+		smallTree(t, src)
+		q := engine.ImportRequest{Name: ref.MustName("g"), Source: src}
+		if e.Caps().FS[0].IsImage() {
+			q.SizeBytes = 128 << 20
+		}
+		if _, err := e.Import(t.Context(), q); err != nil {
+			t.Fatal(err)
+		}
+
+		// A volume in use, whose last changes are only in memory.
+		v := clone(t, e, "g", "v", true)
+		must(t, os.WriteFile(filepath.Join(v.Mountpoint, "new"), []byte("text"), 0o640))
+		before := objects(t, e)
+		formats := []string{"a.tar", "b.tar.zst", "c.tzst"}
+		if e.Caps().FS[0].IsImage() {
+			formats = append(formats, "d.raw", "e.img", "f.qcow2")
+		}
+
+		for _, name := range formats {
+			file := filepath.Join(top, name)
+			out := export(t, e, "v", file)
+			st, err := os.Stat(file)
+			if err != nil || st.Size() != out.FileBytes || st.Mode().Perm() != 0o600 || out.Bytes == 0 ||
+				(out.Files > 0) != (name[0] <= 'c') || len(out.Warnings) > 0 {
+				t.Errorf("%s: %+v, %v, %v", name, out, st, err)
+			}
+			if after := objects(t, e); len(after) != len(before) {
+				t.Errorf("%s left %v", name, after)
+			}
+
+			if filepath.Ext(name) == ".qcow2" {
+				file = fromQcow2(t, file)
+			}
+			got := importFrom(t, e, "from"+name[:1], file)
+			treetest.Compare(t, v.Mountpoint, got, treetest.RootMode|treetest.Holes)
+			destroy(t, e, "from"+name[:1]+"-clone")
+			if _, err := e.RemoveGolden(t.Context(), reference(t, "from"+name[:1])); err != nil {
+				t.Fatal(err)
+			}
+		}
+
+		// A generation, to standard output.
+		var b bytes.Buffer
+		out, err := e.Export(t.Context(), engine.ExportRequest{From: reference(t, "g@1"), File: "-", Stdout: &b,
+			Format: engine.ExportTarZstd})
+		if err != nil || out.FileBytes != int64(b.Len()) || out.File != "-" {
+			t.Errorf("%+v, %d bytes, %v", out, b.Len(), err)
+		}
+		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("piped"), Source: "-",
+			Stdin: &b}); err != nil {
+			t.Fatal(err)
+		}
+		treetest.Compare(t, src, clone(t, e, "piped", "p", true).Mountpoint, treetest.RootMode|treetest.Holes)
+	})
+}
+
+// fromQcow2 checks an image with QEMU's program, and converts it to a raw one.
+func fromQcow2(t *testing.T, file string) string {
+	t.Helper()
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		t.Skip("SKIPPED: qemu-img is not installed")
+	}
+	for _, args := range [][]string{{"check", "-f", "qcow2", file}, {"convert", "-f", "qcow2", "-O", "raw", file,
+		file + ".raw"}} {
+		if out, err := exec.Command("qemu-img", args...).CombinedOutput(); err != nil {
+			t.Fatalf("qemu-img %v: %v: %s", args, err, out)
+		}
+	}
+	return file + ".raw"
+}
+
+// TestExportRawVolume: the image of a raw volume is the same, as a file, through a pipe, and as qcow2.
+func TestExportRawVolume(t *testing.T) {
+	oneKind(t, func(t *testing.T, e *engine.Engine, top string) {
+		rawGolden(t, e, "disk", 16<<20)
+		want, err := os.ReadFile(imageFile(t, e, "disk"))
+		must(t, err)
+		clone(t, e, "disk", "idle", false)
+		clone(t, e, "disk", "attached", true)
+		for _, from := range []string{"disk@1", "idle", "attached"} {
+			file := filepath.Join(top, from+".img")
+			export(t, e, from, file)
+			export(t, e, from, filepath.Join(top, from+".qcow2"))
+			var pipe bytes.Buffer
+			_, err := e.Export(t.Context(), engine.ExportRequest{From: reference(t, from), File: "-", Stdout: &pipe,
+				Format: engine.ExportRaw})
+			must(t, err)
+			for _, f := range []string{file, fromQcow2(t, filepath.Join(top, from+".qcow2"))} {
+				if got, err := os.ReadFile(f); err != nil || !bytes.Equal(got, want) {
+					t.Errorf("%s differs (%v)", f, err)
+				}
+			}
+			if !bytes.Equal(pipe.Bytes(), want) {
+				t.Errorf("%s: the pipe got something else", from)
+			}
+		}
+	})
+}
+
+// TestExportRefuses: a refused export makes no file, changes none, and leaves nothing in the pool.
+func TestExportRefuses(t *testing.T) {
+	eachKind(t, func(t *testing.T, e *engine.Engine, top string) {
+		image := e.Caps().FS[0].IsImage()
+		src := filepath.Join(top, "src")
+		must(t, os.Mkdir(src, 0o755), os.WriteFile(filepath.Join(src, "file"), []byte("text"), 0o600))
+		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src}); err != nil {
+			t.Fatal(err)
+		}
+		clone(t, e, "g", "v", false)
+		out := filepath.Join(top, "out")
+		must(t, os.Mkdir(out, 0o755), os.WriteFile(filepath.Join(out, "old.tar"), []byte("old"), 0o600),
+			os.Symlink("old.tar", filepath.Join(out, "link.tar")))
+		before := objects(t, e)
+
+		type refusal struct {
+			from, file string
+			format     engine.ExportFormat
+			force      bool
+			kind       errs.Kind
+			hint       string
+		}
+		cases := []refusal{
+			{from: "none", file: "a.tar", kind: errs.NotFound},
+			{from: "v@none", file: "a.tar", kind: errs.NotFound},
+			{from: "v", file: "old.tar", kind: errs.Exists, hint: "force"},
+			{from: "v", file: "link.tar", kind: errs.Exists},
+			{from: "v", file: "link.tar", force: true, kind: errs.Invalid},
+			{from: "v", file: "", format: "tar", kind: errs.Invalid, hint: "standard output"},
+			{from: "v", file: "a.zip", kind: errs.Invalid, hint: ".tar.zst"},
+			{from: "v", file: "a.tar", format: "zip", kind: errs.Invalid, hint: "qcow2"},
+			{from: "v", file: "-", kind: errs.Invalid, hint: "format"},
+			{from: "v", file: "missing/a.tar", kind: errs.NotFound, hint: "mkdir -p"},
+			{from: "v", file: e.Dir() + "/a.tar", kind: errs.Invalid, hint: "outside"},
+		}
+		if image {
+			rawGolden(t, e, "disk", 1<<20)
+			before = objects(t, e)
+			cases = append(cases, refusal{from: "disk", file: "a.tar", kind: errs.Invalid, hint: "raw"})
+		} else {
+			cases = append(cases, refusal{from: "v", file: "a.raw", kind: errs.Unsupported, hint: "tar"},
+				refusal{from: "v", file: "a.qcow2", kind: errs.Unsupported, hint: "reflink"})
+		}
+
+		for _, c := range cases {
+			file := c.file
+			if !filepath.IsAbs(file) && file != "-" {
+				file = filepath.Join(out, file)
+			}
+			_, err := e.Export(t.Context(), engine.ExportRequest{From: reference(t, c.from), File: file, Format: c.format,
+				Replace: c.force, Stdout: failing{}})
+			if !errs.Is(err, c.kind) || !strings.Contains(errs.HintOf(err), c.hint) {
+				t.Errorf("%+v: %v (hint %q)", c, err, errs.HintOf(err))
+			}
+		}
+
+		// Errors of writing, and interruptions.
+		_, err := e.Export(t.Context(), engine.ExportRequest{From: reference(t, "v"), File: "-", Stdout: failing{},
+			Format: engine.ExportTarZstd})
+		if !errors.Is(err, errFailing) {
+			t.Errorf("a failing writer: %v", err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err = e.Export(ctx, engine.ExportRequest{From: reference(t, "v"), File: filepath.Join(out, "a.tar")})
+		if err == nil {
+			t.Error("an interrupted export succeeds")
+		}
+
+		entries, err := os.ReadDir(out)
+		old, rerr := os.ReadFile(filepath.Join(out, "old.tar"))
+		if err != nil || rerr != nil || len(entries) != 2 || string(old) != "old" {
+			t.Errorf("left %v, %q", entries, old)
+		}
+		if after := objects(t, e); len(after) != len(before) {
+			t.Errorf("left %v", after)
+		}
+
+		// With force, the file is replaced.
+		_, err = e.Export(t.Context(), engine.ExportRequest{From: reference(t, "v"), File: filepath.Join(out, "old.tar"),
+			Replace: true})
+		must(t, err)
+		b, err := os.ReadFile(filepath.Join(importFrom(t, e, "again", filepath.Join(out, "old.tar")), "file"))
+		if err != nil || string(b) != "text" {
+			t.Errorf("%q, %v", b, err)
+		}
+	})
+}
+
+var errFailing = errors.New("no more")
+
+// failing is a writer that fails.
+type failing struct{}
+
+func (failing) Write([]byte) (int, error) { return 0, errFailing }
+
+// TestExportOfOverlay: the files of an overlay are exported, with those of its lower layer.
+func TestExportOfOverlay(t *testing.T) {
+	oneKind(t, func(t *testing.T, e *engine.Engine, top string) {
+		src := filepath.Join(top, "src")
+		must(t, os.Mkdir(src, 0o755), os.WriteFile(filepath.Join(src, "lower"), []byte("l"), 0o600))
+		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src}); err != nil {
+			t.Fatal(err)
+		}
+		out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("o"), Mount: true,
+			Overlay: true})
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(out[0].Mountpoint, "upper"), []byte("u"), 0o600))
+		export(t, e, "o", filepath.Join(top, "o.tar"))
+		treetest.Compare(t, out[0].Mountpoint, importFrom(t, e, "again", filepath.Join(top, "o.tar")), treetest.RootMode)
+		_, err = e.Export(t.Context(), engine.ExportRequest{From: reference(t, "o"), File: filepath.Join(top, "o.raw")})
+		if !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+// TestExportOfSockets: sockets are skipped, and a warning says so.
+func TestExportOfSockets(t *testing.T) {
+	oneKind(t, func(t *testing.T, e *engine.Engine, top string) {
+		src := filepath.Join(top, "src")
+		must(t, os.Mkdir(src, 0o755), unix.Mknod(filepath.Join(src, "a"), unix.S_IFSOCK|0o600, 0),
+			unix.Mknod(filepath.Join(src, "b"), unix.S_IFSOCK|0o600, 0))
+		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src}); err != nil {
+			t.Fatal(err)
+		}
+		out := export(t, e, "g", filepath.Join(top, "g.tar"))
+		const want = "2 sockets were skipped: tar has no type for them, for example a"
+		if len(out.Warnings) != 1 || out.Warnings[0].String() != want || len(out.NotKept) != 1 || out.Files != 0 {
+			t.Errorf("%+v", out)
+		}
+	})
+}
