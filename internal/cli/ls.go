@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"pando/internal/base/errs"
@@ -14,6 +15,7 @@ import (
 
 func (a *App) lsCommand() *cobra.Command {
 	var tree, exact bool
+	var s lsSelection
 	c := &cobra.Command{
 		Use:     "ls",
 		Aliases: []string{"list"},
@@ -22,50 +24,114 @@ func (a *App) lsCommand() *cobra.Command {
 		Long: `List the volumes. EXCLUSIVE is the space that destroying the volume returns;
 SHARED is the space that it shares with other objects. For pools with more than
 64 volumes, and for volumes that are trees, both are the last measured values
-(from creation, umount or show); --exact measures every volume now.`,
+(from creation, umount or show); --exact measures every volume now.
+
+--filter lists only some volumes. KEY is a column:
+
+  name, origin, fs, state, mountpoint, id, golden    a name, or a pattern: 'agent-*'
+  logical, exclusive, shared, size                   a size: '>1G', '<64M', 0
+  generation, extents                                a number: 3, '>100'
+  created, used, measured, expires, pinned           an age: '>2h', '<7d'; true, false
+  ephemeral, overlay                                 true, false
+
+Volumes must match one of the filters of each KEY. An age is the distance from
+now: 'expires=<1h' lists volumes that expire within the next hour, pinned=true
+those that are pinned. Quote patterns, < and > for the shell.
+
+--sort orders by any of these columns, and --columns shows them.`,
+		Example: "  pando ls --filter 'name=agent-*' --filter state=mounted\n" +
+			"  pando ls --sort exclusive:desc --columns name,exclusive,used\n" +
+			"  pando ls -q --filter 'used=>7d'",
 		Args: cobra.NoArgs,
 	}
 
 	c.Flags().BoolVar(&tree, "tree", false, "show clones below their origins, with the goldens")
 	c.Flags().BoolVar(&exact, "exact", false, "measure the space of every volume now")
 
-	c.RunE = a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
-		vols, err := e.Volumes(ctx, exact)
+	s.addFlags(c)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		view, err := s.parse(time.Now())
 		if err != nil {
 			return err
 		}
 
-		switch {
-		case a.json:
-			return a.written(writeInfos(a.Stdout, vols))
-		case tree:
-			goldens, err := e.Goldens(ctx)
-			if err != nil {
-				return err
-			}
-			return a.printTree(goldens, vols)
-		case a.quiet:
-			for _, v := range vols {
-				a.printf("%s\n", v.Name)
-			}
-			return nil
-		case len(vols) == 0:
-			a.printNote("no volumes; create one with `pando clone GOLDEN VOLUME`")
-			return nil
+		if err := a.checkLsFlags(c, tree); err != nil {
+			return err
 		}
 
-		return a.printVolumes(vols)
-	})
+		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+			return a.ls(ctx, e, view, tree, exact)
+		})(c, args)
+	}
 
 	return c
 }
 
-func (a *App) printVolumes(vols []engine.Info) error {
-	t := a.table("NAME", "ORIGIN", "FS", "STATE", "LOGICAL", "EXCLUSIVE", "SHARED", "CREATED", "MOUNTPOINT")
-	for _, v := range vols {
-		t.row(v.Name, orDash(v.Origin), v.FS, stateWords(v), formatBytes(v.LogicalBytes), formatBytes(v.ExclusiveBytes),
-			formatBytes(v.SharedBytes), formatAge(v.CreatedAt), orDash(v.Mountpoint))
+// checkLsFlags refuses flags that have no effect together.
+func (a *App) checkLsFlags(c *cobra.Command, tree bool) error {
+	columns := c.Flags().Changed("columns")
+	switch {
+	case tree && !a.json && (columns || c.Flags().Changed("filter") || c.Flags().Changed("sort")):
+		return errs.New(errs.Invalid, "ls", "--tree", "the tree shows all volumes in an order of its own").
+			WithHint("remove --tree, or --filter, --sort and --columns")
+	case columns && a.json:
+		return errs.New(errs.Invalid, "ls", "--columns", "JSON always has all fields").WithHint("remove --columns")
+	case columns && a.quiet:
+		return errs.New(errs.Invalid, "ls", "--columns", "-q prints only names").WithHint("remove -q or --columns")
 	}
+	return nil
+}
+
+// ls prints the volumes that a view selects.
+func (a *App) ls(ctx context.Context, e *engine.Engine, view *lsView, tree, exact bool) error {
+	all, err := e.Volumes(ctx, exact)
+	if err != nil {
+		return err
+	}
+
+	some := len(all) > 0
+	vols := view.apply(all)
+
+	switch {
+	case a.json:
+		return a.written(writeInfos(a.Stdout, vols))
+	case tree:
+		goldens, err := e.Goldens(ctx)
+		if err != nil {
+			return err
+		}
+		return a.printTree(goldens, vols)
+	case a.quiet:
+		for _, v := range vols {
+			a.printf("%s\n", v.Name)
+		}
+		return nil
+	case len(vols) == 0 && some:
+		a.printNote("no volume matches the filters")
+		return nil
+	case len(vols) == 0:
+		a.printNote("no volumes; create one with `pando clone GOLDEN VOLUME`")
+		return nil
+	}
+
+	return a.printVolumes(vols, view.columns)
+}
+
+func (a *App) printVolumes(vols []engine.Info, columns []column) error {
+	var heads []string
+	for _, c := range columns {
+		heads = append(heads, strings.ToUpper(c.name))
+	}
+
+	t := a.table(heads...)
+	for i := range vols {
+		cells := make([]string, len(columns))
+		for j := range columns {
+			cells[j] = columns[j].cell(&vols[i])
+		}
+		t.row(cells...)
+	}
+
 	return t.flush()
 }
 
