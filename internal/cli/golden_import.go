@@ -32,7 +32,12 @@ With --adopt, SOURCE is a directory that programs are using. pando copies files
 again that change during the copy, until it has a copy of a single point in
 time, and fails if the directory does not stop changing. --replace then puts a
 mounted volume of the golden in the directory's place, in one step, and keeps
-the old directory beside it.`
+the old directory beside it.
+
+With --preset, the golden has no files that its clones must not share, such as
+the identity of a Docker engine. A preset is a file of rules, which also say how
+to find a process that still runs on SOURCE: then the import fails (in_use).
+SOURCE is not changed. docker is for the data-root of a stopped dockerd.`
 
 func (a *App) goldenImportCommand() *cobra.Command {
 	var q engine.ImportRequest
@@ -46,6 +51,7 @@ func (a *App) goldenImportCommand() *cobra.Command {
   pando golden import toolchain /opt/toolchain --overlay
   pando golden import vm disk.img
   pando golden import disk /dev/vg/whole-disk --fs none
+  pando golden import images /srv/docker --preset docker
   pando golden import cache /var/cache/golden --adopt --replace --as cache-live`,
 		Args: cobra.ExactArgs(2),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -64,6 +70,7 @@ func (a *App) goldenImportCommand() *cobra.Command {
 	f.BoolVar(&q.Update, "update", false, "create the next generation of an existing golden")
 	keepFlag(f, &keep)
 	overlay := overlayPolicyFlag(c, "import")
+	presetFlag(c, &q.Preset)
 	f.BoolVar(&q.Force, "force", false, "import an image even if it is truncated, damaged or in use")
 	f.BoolVar(&q.Adopt, "adopt", false, "import a directory in use, and copy files again that change during the import")
 	f.BoolVar(&q.Replace, "replace", false,
@@ -134,6 +141,7 @@ func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.Impor
 	}
 
 	a.noteRemoved(out.Removed)
+	a.noteCleaned(q.Preset, out.Cleaned)
 	if out.Waited {
 		a.printNote("another pando process was already importing it; this is its result")
 	} else if out.Files > 0 {

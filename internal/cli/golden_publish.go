@@ -29,8 +29,14 @@ that later clones are fast; all other blocks stay shared.
 
 Publishing fails (conflict) if GOLDEN has a newer generation than the one that
 VOLUME was cloned from, so that it cannot undo what others have published.
---force publishes anyway.`,
-		Example:           "  pando golden publish web job-17\n  pando golden publish web job-17 --keep 5",
+--force publishes anyway.
+
+With --preset, the generation has no files that clones must not share. A volume
+with a process that the preset's rules find, such as dockerd, is refused
+(in_use). VOLUME is not changed.`,
+		Example: `  pando golden publish web job-17
+  pando golden publish web job-17 --keep 5
+  pando golden publish images session-3 --preset docker`,
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeRefs(2),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
@@ -61,6 +67,7 @@ VOLUME was cloned from, so that it cannot undo what others have published.
 			}
 
 			a.noteRemoved(out.Removed)
+			a.noteCleaned(q.Preset, out.Cleaned)
 			return a.printf("%s\n", ref.Generation(out.Golden, out.Generation))
 		}),
 	}
@@ -69,8 +76,23 @@ VOLUME was cloned from, so that it cannot undo what others have published.
 	freezeFlags(f, &q.Freeze)
 	f.BoolVar(&q.Force, "force", false, "publish even if GOLDEN has a newer generation than the origin of VOLUME")
 	keepFlag(f, &keep)
+	presetFlag(c, &q.Preset)
 	overlay = overlayPolicyFlag(c, "publish")
 	return c
+}
+
+// presetFlag adds the flag --preset.
+func presetFlag(c *cobra.Command, name *string) {
+	c.Flags().StringVar(name, "preset", "",
+		"leave out what clones must not share, by `PRESET`: docker, or the path of a file of rules")
+	_ = c.RegisterFlagCompletionFunc("preset", cobra.FixedCompletions(engine.Presets(), cobra.ShellCompDirectiveDefault))
+}
+
+// noteCleaned tells what a preset left out of a golden.
+func (a *App) noteCleaned(preset string, paths []string) {
+	if len(paths) > 0 {
+		a.printNote("left out by preset %s: %s", preset, strings.Join(paths, ", "))
+	}
 }
 
 func keepFlag(f *pflag.FlagSet, keep *string) {

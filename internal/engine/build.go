@@ -16,6 +16,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/content"
+	"pando/internal/engine/preset"
 
 	"golang.org/x/sys/unix"
 )
@@ -100,6 +101,7 @@ type build struct {
 	gen     driver.Identity   // the generation that it becomes
 	ids     []driver.ObjectID // marked
 	reads   content.Live      // the volume that it is published from
+	preset  *preset.Rules     // what its content must not have; nil: no rules
 }
 
 // buildRequest describes the generation to build.
@@ -319,6 +321,7 @@ type PublishRequest struct {
 	Force   bool                  // publish even if the volume is based on an older generation
 	Keep    *int                  // of the golden: newest generations to keep from now on, 0: all; nil: as before
 	Overlay *driver.OverlayPolicy // of the golden from now on; nil: as before
+	Preset  string                // see ImportRequest
 	Tracker *progress.Tracker
 }
 
@@ -326,6 +329,7 @@ type PublishRequest struct {
 type Published struct {
 	Info
 	Removed []string `json:"removed,omitempty"` // older generations, by the golden's retention
+	Cleaned []string `json:"cleaned,omitempty"` // what the preset left out of the golden, relative to its root
 }
 
 // Publish makes the next generation of a golden from a volume, which may be in
@@ -343,6 +347,11 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 
 	golden := q.Golden.String()
 	if err := e.needRoot(opPublish, golden); err != nil {
+		return Published{}, err
+	}
+
+	rules, err := loadPreset(opPublish, golden, q.Preset, &q.Overlay)
+	if err != nil {
 		return Published{}, err
 	}
 
@@ -373,17 +382,19 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 		return Published{}, err
 	}
 
-	info, err := e.publishVolume(ctx, b, q.Tracker)
+	b.preset = rules
+	out, err := e.publishVolume(ctx, b, q.Tracker)
 	if err != nil {
 		b.undoBuild(ctx)
 		return Published{}, errs.Wrap(opPublish, golden, err)
 	}
 
-	return Published{info, e.removeOldOrWarn(ctx, golden)}, nil
+	out.Removed = e.removeOldOrWarn(ctx, golden)
+	return out, nil
 }
 
 // publishVolume copies the volume that a build reads, and publishes the copy.
-func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracker) (Info, error) {
+func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracker) (out Published, err error) {
 	vol := b.reads.Row
 	b.scratch = b.scratch.WithContentOf(vol.Identity)
 	b.scratch.Origin, b.scratch.OriginID = vol.Name, vol.ID
@@ -392,32 +403,45 @@ func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracke
 	// The generation has the time at which the copy began, not when it ended: later
 	// writes to the volume are not in the generation, and diff relies on that.
 	b.gen.CreatedAt = time.Now().UTC()
+	if err := b.checkOwner(ctx); err != nil {
+		return out, err
+	}
+
 	if vol.IsOverlay() {
 		return e.publishOverlay(ctx, b, t)
 	}
 
 	if err := e.copyLive(ctx, b.reads, b.scratch, false); err != nil {
-		return Info{}, err
+		return out, err
+	}
+
+	if err := b.checkOwner(ctx); err != nil { // in case it has started since
+		return out, err
 	}
 
 	// Only the copy is needed from here on: release the volume.
 	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		return tx.StopReading(b.scratch.ID)
 	}); err != nil {
-		return Info{}, err
+		return out, err
 	}
 
-	if vol.FS == driver.Ext4 || vol.FS == driver.XFS {
+	switch {
+	case vol.FS == driver.Ext4 || vol.FS == driver.XFS:
 		// Mounting replays the log once instead of in every clone, and trimming
 		// keeps deleted data out of the golden.
-		err := e.content.WithImage(ctx, b.scratch.ID, content.ImageOptions{}, func(root *os.File) error {
+		err = e.content.WithImage(ctx, b.scratch.ID, content.ImageOptions{}, func(root *os.File) error {
+			out.Cleaned, err = b.clean(ctx, root)
 			content.Trim("/proc/self/fd/" + itoa(int(root.Fd())))
-			return nil
+			return err
 		})
-		if err != nil {
-			return Info{}, err
-		}
+	default:
+		out.Cleaned, err = b.cleanScratch(ctx)
+	}
+	if err != nil {
+		return out, err
 	}
 
-	return b.publishGeneration(ctx, t)
+	out.Info, err = b.publishGeneration(ctx, t)
+	return out, err
 }

@@ -314,23 +314,31 @@ func (e *Engine) reclaimLayers(ctx context.Context, destroyed []*destroyItem) {
 }
 
 // publishOverlay publishes the overlay that a build reads: a clone of its golden, with its changes.
-func (e *Engine) publishOverlay(ctx context.Context, b *build, t *progress.Tracker) (Info, error) {
+func (e *Engine) publishOverlay(ctx context.Context, b *build, t *progress.Tracker) (out Published, err error) {
 	vol := b.reads.Row
 
 	// Copy the upper layer, so that the overlay can be used and changed in the meantime.
 	upper, err := e.copyUpper(ctx, b)
 	if err != nil {
-		return Info{}, err
+		return out, err
 	}
 
 	defer e.ledger.DestroyUnfinished(context.WithoutCancel(ctx), upper.ID)
+	if err := b.checkOwner(ctx); err != nil { // in case it has started since
+		return out, err
+	}
 
 	b.scratch, err = e.cloneWithChanges(ctx, vol, upper, b.scratch, t)
 	if err != nil {
-		return Info{}, err
+		return out, err
 	}
 
-	return b.publishGeneration(ctx, t)
+	if out.Cleaned, err = b.cleanScratch(ctx); err != nil {
+		return out, err
+	}
+
+	out.Info, err = b.publishGeneration(ctx, t)
+	return out, err
 }
 
 // cloneWithChanges makes the object id, which is no overlay: a clone of the golden under the overlay vol, with the

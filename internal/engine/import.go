@@ -19,6 +19,7 @@ import (
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/content"
 	"pando/internal/engine/pool"
+	"pando/internal/engine/preset"
 	"pando/internal/linux/fsprobe"
 	"pando/internal/tree/treecopy"
 
@@ -42,6 +43,9 @@ type ImportRequest struct {
 	Overlay   *driver.OverlayPolicy // of the golden from now on; nil: as before
 	Tracker   *progress.Tracker
 
+	// Preset names rules for what the golden must not have of its source, or is a path of such rules: see package preset.
+	Preset string
+
 	Adopt         bool     // Source is a directory that a live system uses: copy again what changes
 	Replace       bool     // with Adopt: replace Source with a volume of the golden
 	ReplaceVolume ref.Name // its name; zero: Name followed by -live
@@ -56,6 +60,9 @@ type Imported struct {
 	Warnings []errs.Message `json:"warnings,omitempty"`    // parts of the source that could not be kept or checked
 	Source   string         `json:"source_kind,omitempty"` // directory, tar, image
 	Removed  []string       `json:"removed,omitempty"`     // older generations, by the golden's retention
+
+	// Cleaned lists what the preset left out of the golden, relative to its root.
+	Cleaned []string `json:"cleaned,omitempty"`
 
 	// NotKept counts what the volume's filesystem cannot store of the source. Warnings lists it as text.
 	NotKept []treecopy.NotKept `json:"not_kept,omitempty"`
@@ -79,6 +86,7 @@ type source struct {
 	alloc  int64 // bytes that the tree needs at least; 0: unknown
 	probed fsprobe.Result
 	stamp  *treecopy.Stamp // of a directory that is adopted
+	preset *preset.Rules   // nil: none
 
 	resolved bool // path is resolved: refuse to follow symbolic links while copying
 
@@ -119,6 +127,10 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 	defer src.close()
 
 	if err := e.checkAdopt(ctx, &q, src); err != nil {
+		return Imported{}, err
+	}
+
+	if err := e.checkPreset(&q, src); err != nil {
 		return Imported{}, err
 	}
 
@@ -171,7 +183,11 @@ func (e *Engine) buildImport(ctx context.Context, q ImportRequest, src *source) 
 
 	b.scratch = b.scratch.WithContentOf(id)
 	b.gen.Origin = "" // a source is not a reference
+	b.preset = src.preset
 	out, err := e.fillScratch(ctx, b, src, q)
+	if err == nil {
+		err = src.checkUnused(q.Source) // in case its owner has started since
+	}
 	if err == nil {
 		err = e.flushBeforeSealing(ctx, b.scratch.ID)
 	}
@@ -432,7 +448,11 @@ func (e *Engine) fillScratch(ctx context.Context, b *build, src *source, q Impor
 			return Imported{}, err
 		}
 		b.scratch.FS = kind
-		return e.fillImage(ctx, b, src, q)
+		out, err := e.fillImage(ctx, b, src, q)
+		if err == nil {
+			out.Cleaned, err = b.cleanScratch(ctx)
+		}
+		return out, err
 	}
 
 	if err := e.drv.Create(ctx, b.scratch); err != nil {
@@ -466,7 +486,12 @@ func (e *Engine) fillScratch(ctx context.Context, b *build, src *source, q Impor
 		return err
 	}
 
-	err := e.fillTree(ctx, b.scratch, put)
+	err := e.fillTree(ctx, b.scratch, func(root *os.File) (err error) {
+		if err = put(root); err == nil {
+			out.Cleaned, err = b.clean(ctx, root)
+		}
+		return err
+	})
 	out.Files, out.Bytes, out.Warnings = totals.Files, totals.Bytes, skippedMessages(totals.Skipped)
 	out.NotKept, out.Warnings = totals.NotKept, append(out.Warnings, lossMessages(totals.NotKept)...)
 	return out, err

@@ -287,6 +287,12 @@ var operations = []operation{
 		return []string{"golden", "publish", "g2", "base", "--no-progress"}
 	},
 		prepare: func(w *world) { w.goldenGone("g2") }},
+	{name: "import-preset", command: func(w *world) []string { return append(w.importArgs("g2"), "--preset", w.rules()) },
+		prepare: func(w *world) { w.goldenGone("g2") }, every: 2},
+	{name: "publish-preset", command: func(w *world) []string {
+		return []string{"golden", "publish", "g2", "base", "--no-progress", "--preset", w.rules()}
+	},
+		prepare: func(w *world) { w.goldenGone("g2") }, every: 2},
 	{name: "golden-rm", command: func(*world) []string { return []string{"golden", "rm", "g2"} },
 		prepare: func(w *world) {
 			if !strings.Contains(w.pando("golden", "ls", "-q"), "g2\n") {
@@ -300,6 +306,16 @@ var operations = []operation{
 }
 
 func init() { operations = slices.Concat(operations, lifecycle, overlays) }
+
+// rules returns the path of a preset that removes something from the small tree.
+func (w *world) rules() string {
+	w.t.Helper()
+	path := filepath.Join(filepath.Dir(w.source), "small.rules")
+	if err := os.WriteFile(path, []byte("needs sub\nlocked a\nunmounted\nremove sub\n"), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	return path
+}
 
 func (w *world) gone(pattern string) {
 	w.t.Helper()
@@ -475,7 +491,7 @@ func (w *world) outcome(op operation, before string) string {
 		return strings.Replace(before, vol+"idle at \n", "", 1)
 	case "destroy-mounted":
 		return strings.Replace(before, vol+"mounted at /mnt/v\n", "", 1)
-	case "import", "publish", "adopt", "adopt-replace":
+	case "import", "import-preset", "publish", "publish-preset", "adopt", "adopt-replace":
 		if op.name == "adopt-replace" {
 			before += "volume g2-live from g2@1 mounted at " + w.live() + "\n"
 		}

@@ -110,10 +110,14 @@ var table = map[string]layer{
 	},
 	"internal/engine": {
 		imports: []string{"internal/engine/check", "internal/engine/content", "internal/engine/ledger",
-			"internal/engine/mountpoint", "internal/engine/pool", "internal/engine/catalog", "internal/driver", "{tree}",
-			"{linux}", "{base}"},
+			"internal/engine/mountpoint", "internal/engine/pool", "internal/engine/catalog", "internal/engine/preset",
+			"internal/driver", "{tree}", "{linux}", "{base}"},
 		tests: []string{"{drivers}"},
 	},
+
+	// What clones of a program's directory must not share.
+	"internal/engine/preset": {imports: []string{"internal/driver", "internal/linux/mount", "internal/linux/treewalk",
+		"internal/base/errs", "internal/base/waiting"}},
 
 	// What is wrong with a pool, and mending it.
 	"internal/engine/check": {

@@ -287,7 +287,12 @@ func (acc *Access) openMounted(ctx context.Context, l Live) (*os.File, func(), e
 		return f, func() { f.Close() }, nil
 	}
 
-	// The same block device again is the same filesystem.
+	return acc.mountAgain(ctx, l)
+}
+
+// mountAgain mounts the filesystem in an image that is mounted a second time, where nobody sees it, and opens its root.
+// The same block device again is the same filesystem.
+func (acc *Access) mountAgain(ctx context.Context, l Live) (*os.File, func(), error) {
 	w, err := acc.drv.Attachment(ctx, l.Row.ID)
 	if err != nil {
 		return nil, nil, err
@@ -311,6 +316,31 @@ func (acc *Access) openMounted(ctx context.Context, l Live) (*os.File, func(), e
 	}
 
 	return f, func() { f.Close(); m.Close() }, nil
+}
+
+// WithMounted calls fn with the root of the files of a volume in use, as its users see them, even if another filesystem
+// is mounted over it. It does nothing if the volume is not in use.
+func (acc *Access) WithMounted(ctx context.Context, l Live, fn func(root *os.File) error) error {
+	if !l.InUse() {
+		return nil
+	}
+
+	if l.mounted() && !l.Row.IsOverlay() {
+		root, done, err := acc.mountAgain(ctx, l)
+		if err != nil {
+			return err
+		}
+		defer done()
+		return fn(root)
+	}
+
+	// The files of a tree, or of an overlay, are where it is mounted.
+	root, err := os.Open(l.Record.Mountpoint)
+	if err != nil {
+		return errs.Wrap("open", l.Row.Name, err)
+	}
+	defer root.Close()
+	return fn(root)
 }
 
 // reopenDevice is the block device that a volume's image is attached as, open until
