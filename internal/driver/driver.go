@@ -269,6 +269,14 @@ type Rewriter interface {
 	SetIdentity(ctx context.Context, id Identity) error
 }
 
+// Resizer is a driver whose images can get another size.
+type Resizer interface {
+	// Resize makes the image of a volume exactly size bytes long, even while it is attached; the block device stays as it
+	// is. The new part reads as zeros. Making it shorter is for undoing an earlier call: nothing may use what is cut off.
+	// The identity stays as it is. Idempotent. NotFound, NoSpace. Durable on return.
+	Resize(ctx context.Context, id ObjectID, size int64) error
+}
+
 // Committer is a driver that can note beside an object that it is in the catalogue, at
 // almost no cost: it does not wait for the disk, and a power loss soon after may lose
 // the note. The note stays when the identity is replaced.

@@ -2,9 +2,7 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -15,11 +13,8 @@ import (
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/content"
 	"pando/internal/engine/ledger"
-	"pando/internal/linux/kernel"
-	"pando/internal/linux/run"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 )
 
 // cloneWorkers is the number of clones made at the same time. Clones of one origin
@@ -467,26 +462,7 @@ func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePla
 
 // growInside grows the filesystem in a volume's image to the size of the image.
 func (e *Engine) growInside(ctx context.Context, row catalog.Row) error {
-	if row.FS == driver.None {
-		return nil
-	}
-
-	err := e.content.WithImage(ctx, row.ID, content.ImageOptions{}, func(root *os.File) error {
-		if row.FS == driver.XFS {
-			return kernel.GrowXFS(root, row.SizeBytes)
-		}
-		return kernel.GrowExt4(root, row.SizeBytes)
-	})
-	if row.FS == driver.Ext4 && errors.Is(err, unix.EPERM) {
-		// Root in a container often lacks the capability to grow a mounted ext4.
-		// The image is unmounted now, so resize2fs can do it.
-		err = e.content.WithPath(ctx, row.ID, func(path string) error {
-			_, err := run.Program(ctx, "resize2fs", "-f", path)
-			return err
-		})
-	}
-
-	return err
+	return e.content.GrowImage(ctx, row.ID, row.FS, row.SizeBytes)
 }
 
 func (e *Engine) commitClones(ctx context.Context, q CloneRequest, origin catalog.Row, plans []*clonePlan) error {

@@ -170,6 +170,10 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 		if err := e.matchIdentity(ctx, m.ID); err != nil {
 			return err
 		}
+	case m.Op == opResize:
+		if err := e.matchSize(ctx, m.ID, true); err != nil {
+			return err
+		}
 	case row.Kind == driver.Layer: // a generation that was removed while overlays needed it
 		if err := e.matchIdentity(ctx, m.ID); err != nil {
 			return err

@@ -197,8 +197,8 @@ func (w *world) peek() string {
 		if v.PinnedUntil != nil {
 			pinned = "pinned "
 		}
-		fmt.Fprintf(&b, "volume %s from %s %s%s at %s\n", v.Name, v.Origin, pinned, v.State,
-			strings.TrimPrefix(v.Mountpoint, w.dir))
+		fmt.Fprintf(&b, "volume %s from %s %s%s at %s%s\n", v.Name, v.Origin, pinned, v.State,
+			strings.TrimPrefix(v.Mountpoint, w.dir), w.resized(v))
 	}
 	return b.String()
 }

@@ -140,6 +140,7 @@ func Run(t *testing.T, target Target) {
 	some("Identity", testIdentity)
 	some("SetIdentity", testRewriter)
 	some("Inspect", testInspector)
+	some("Resize", testResizer)
 	some("Finish", testFinisher)
 	some("Live", testLive)
 	some("Batch", testBatch)

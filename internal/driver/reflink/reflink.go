@@ -38,6 +38,7 @@ var (
 	_ driver.Driver   = (*Driver)(nil)
 	_ driver.Sealer   = (*Driver)(nil)
 	_ driver.Rewriter = (*Driver)(nil)
+	_ driver.Resizer  = (*Driver)(nil)
 	_ driver.Syncer   = (*Driver)(nil)
 	_ driver.Opener   = Open
 	_ driver.Batcher  = (*Driver)(nil)
@@ -298,6 +299,28 @@ func (d *Driver) Destroy(_ context.Context, id driver.ObjectID) error {
 		return errs.Wrap("destroy", string(id), err)
 	}
 	return nil
+}
+
+// Resize implements driver.Resizer.
+func (d *Driver) Resize(_ context.Context, id driver.ObjectID, size int64) error {
+	f, err := os.OpenFile(d.dir.Data(id), os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errs.New(errs.NotFound, "resize", string(id), "no such object in the pool")
+	}
+	if err != nil {
+		return errs.Wrap("resize", string(id), err)
+	}
+
+	defer f.Close()
+	st, err := f.Stat()
+	if err == nil && st.Size() != size {
+		err = f.Truncate(size)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+
+	return errs.Wrap("resize", string(id), err)
 }
 
 // Usage implements driver.Driver. Its cost is that of reading the extents.

@@ -1,0 +1,48 @@
+package cli
+
+import (
+	"context"
+
+	"pando/internal/base/ref"
+	"pando/internal/engine"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) resizeCommand() *cobra.Command {
+	var q engine.ResizeRequest
+	return &cobra.Command{
+		Use:     "resize VOLUME SIZE",
+		GroupID: "volumes",
+		Short:   "Enlarge a volume, even while it is in use",
+		Long: `Enlarge the block device of VOLUME to SIZE, for example 64G, and the filesystem
+on it. VOLUME may be mounted: programs see more free space, and need not stop.
+Space is used only when it is written to. A volume cannot shrink.
+
+Snapshots and goldens keep their size. A rewind to a smaller snapshot keeps the
+size of the volume. Volumes that are trees (drivers btrfs and plain) share the
+space of the pool and have no size; overlays can be resized after a flatten.`,
+		Example:           "  pando resize job-17 64G",
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: a.completeVolumes(1),
+		RunE: func(c *cobra.Command, args []string) (err error) {
+			if q.Volume, err = ref.ParseName("resize", args[0]); err != nil {
+				return err
+			}
+			if q.SizeBytes, err = parseSize("resize", args[1]); err != nil {
+				return err
+			}
+
+			return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+				stop := a.showProgress(&q.Tracker)
+				out, err := e.Resize(ctx, q)
+				stop()
+				if err != nil {
+					return err
+				}
+				return a.printResult(out, "", "%s  %s -> %s\n", out.Name, formatBytes(out.BeforeBytes),
+					formatBytes(out.SizeBytes))
+			})(c, args)
+		},
+	}
+}
