@@ -9,6 +9,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/driver"
 	"pando/internal/driver/plain"
 	driverzfs "pando/internal/driver/zfs"
 	"pando/internal/engine"
@@ -137,5 +138,75 @@ func TestPushMixedZFS(t *testing.T) {
 	zdo(t, "load-key", "-L", "file://"+key, d.Key.Root)
 	if got, want := w.files("back"), c.files("v"); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestPushOverlaysZFS: overlays on datasets and on zvols are pushed as what they change, and pulled as overlays, in the
+// native form between pools of ZFS, and the portable one between all.
+func TestPushOverlaysZFS(t *testing.T) {
+	zpool := testfs.ZFS(t, 1<<30)
+	for _, c := range []struct {
+		fs       driver.FS
+		to       string
+		portable bool
+	}{
+		{driver.Native, driverzfs.Name, false},
+		{driver.Ext4, driverzfs.Name, false},
+		{driver.Native, plain.Name, true},
+	} {
+		t.Run(string(c.fs)+"-"+c.to, func(t *testing.T) {
+			if c.fs == driver.Native && !testfs.ZFSHasOverlays() {
+				t.Skip("does not apply: overlayfs cannot use datasets of OpenZFS before 2.2")
+			}
+			w := worldOf(t, zfsEngine(t, zpool+"/from"), "file:"+filepath.Join(t.TempDir(), "remote"))
+			var o *world
+			if c.to == plain.Name {
+				o = w.otherIn(t, testfs.Ext4(t, 400<<20), plain.Name)
+			} else {
+				o = w.otherOf(t, zfsEngine(t, zpool+"/to"))
+			}
+
+			src := t.TempDir()
+			for _, name := range []string{"changed", "gone", "kept"} {
+				writeFile(t, src, name, name)
+			}
+			q := engine.ImportRequest{Name: ref.MustName("g"), Source: src, FS: c.fs, SizeBytes: 64 * mib}
+			if c.fs == driver.Native {
+				q.SizeBytes = 0
+			}
+			if _, err := w.e.Import(t.Context(), q); err != nil {
+				t.Fatal(err)
+			}
+			w.overlay("g", "v")
+			push := func() {
+				t.Helper()
+				q := PushRequest{Refs: []ref.Ref{{Name: "v"}}, Portable: c.portable}
+				if _, err := Push(t.Context(), w.e, w.r, q); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i := range 3 {
+				w.edits("v", func(dir string) {
+					writeFile(t, dir, "changed", strings.Repeat("changed", i+1))
+					_ = os.Remove(filepath.Join(dir, "gone"))
+				})
+				push()
+				o.pull("v", PullRequest{Update: i > 0})
+				sameOverlay(w, o, "v", "g@1")
+			}
+
+			// Without a golden in any of the three places.
+			w.removeGolden("g")
+			o.removeGolden("g")
+			w.forget("g")
+			w.edits("v", func(dir string) { writeFile(t, dir, "changed", "again") })
+			push()
+			if _, err := w.tryPrune(PruneRequest{}); err != nil {
+				t.Fatal(err)
+			}
+			w.whole()
+			o.pull("v", PullRequest{Update: true})
+			sameOverlay(w, o, "v", "g@1")
+		})
 	}
 }
