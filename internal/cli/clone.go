@@ -25,6 +25,9 @@ With --overlay, the volume holds only what differs from the golden. All overlays
 of a golden read one copy of its files in memory, so many of them start fast.
 docs/choosing.md compares them with other volumes.
 
+Of a golden that was imported from git, --git-ref checks out a branch, tag or
+commit in the new volume, and fetches what the golden does not have of it.
+
 With --count N, pando creates VOLUME-1 to VOLUME-N: either all of them or none.
 
 With --mount, each new volume is also mounted; ` + "`pando mount --help`" + ` explains
@@ -32,6 +35,7 @@ With --mount, each new volume is also mounted; ` + "`pando mount --help`" + ` ex
 		Example: `  pando clone web job-17
   pando clone web job-17 --mount /srv/job-17
   pando clone web agent --count 100 --overlay --mount
+  pando clone repo fix-123 --git-ref release-2 --mount
   pando clone web@3 old --size 200G --ttl 2h`,
 		ValidArgsFunction: a.completeRefs(1),
 	}, "clone", (*engine.Engine).Clone)
@@ -63,6 +67,7 @@ func (a *App) configureClone(
 ) *cobra.Command {
 	var q engine.CloneRequest
 	var sizeFlag, ttl string
+	var at gitRef
 	c.Args = cobra.ExactArgs(2)
 	f := c.Flags()
 	f.IntVar(&q.Count, "count", 0, "create `N` volumes, VOLUME-1 to VOLUME-N, at most 100,000 (default: one, VOLUME)")
@@ -75,6 +80,7 @@ func (a *App) configureClone(
 	if op == "clone" {
 		f.BoolVar(&q.Overlay, "overlay", false,
 			"hold only what differs from the golden: all its overlays share its files in memory (default: as the golden says)")
+		at.addFlags(f)
 	}
 	rightsFlags(f, &q.May)
 	freezeFlags(f, &q.Freeze)
@@ -111,9 +117,17 @@ func (a *App) configureClone(
 			}
 		}
 
+		if err := at.check(args[0]); err != nil {
+			return err
+		}
+
 		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			stop := a.showProgress(&q.Tracker)
-			out, err := run(e, ctx, q)
+			err := at.prepare(ctx, e, &q)
+			var out []engine.Info
+			if err == nil {
+				out, err = run(e, ctx, q)
+			}
 			stop()
 			if err != nil {
 				return err

@@ -20,6 +20,7 @@ unless the command names another (GOLDEN@N).`,
 	c.AddCommand(
 		a.goldenImportCommand(),
 		a.goldenPublishCommand(),
+		a.goldenRefreshCommand(),
 		a.goldenLsCommand(),
 		a.goldenShowCommand(),
 		a.goldenKeepCommand(),

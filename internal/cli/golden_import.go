@@ -28,6 +28,9 @@ damaged, or from a block device in use.
 If two imports of one name run at once, one does the work; the other waits and
 returns the same golden. An interrupted import leaves nothing behind.
 
+With --git, SOURCE is the URL of a git repository. The golden holds all branches
+and tags, and the default branch is checked out; docs/git.md explains more.
+
 With --adopt, SOURCE is a directory that programs are using. pando copies files
 again that change during the copy, until it has a copy of a single point in
 time, and fails if the directory does not stop changing. --replace then puts a
@@ -42,6 +45,7 @@ SOURCE is not changed. docker is for the data-root of a stopped dockerd.`
 func (a *App) goldenImportCommand() *cobra.Command {
 	var q engine.ImportRequest
 	var fs, sizeFlag, keep, as string
+	var repository gitSource
 	c := &cobra.Command{
 		Use:   "import NAME SOURCE",
 		Short: "Create a golden from a directory, an archive or a disk image",
@@ -50,6 +54,7 @@ func (a *App) goldenImportCommand() *cobra.Command {
   docker export c1 | pando golden import rootfs -
   pando golden import toolchain /opt/toolchain --overlay
   pando golden import vm disk.img
+  pando golden import repo https://github.com/git/git --git
   pando golden import disk /dev/vg/whole-disk --fs none
   pando golden import images /srv/docker --preset docker
   pando golden import cache /var/cache/golden --adopt --replace --as cache-live`,
@@ -76,6 +81,7 @@ func (a *App) goldenImportCommand() *cobra.Command {
 	f.BoolVar(&q.Replace, "replace", false,
 		"with --adopt: replace SOURCE with a mounted volume of the golden, and keep the old directory beside it")
 	f.StringVar(&as, "as", "", "with --replace: call the volume `VOLUME` (default: NAME-live)")
+	repository.addFlags(f)
 	_ = c.RegisterFlagCompletionFunc("fs", cobra.FixedCompletions([]string{"native", "ext4", "xfs", "none"},
 		cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
@@ -116,7 +122,14 @@ func (a *App) goldenImportCommand() *cobra.Command {
 			return err
 		}
 
+		if err := repository.check(f, q.Source); err != nil {
+			return err
+		}
+
 		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+			if repository.is {
+				return a.importGit(ctx, e, repository, q)
+			}
 			return a.importGolden(ctx, e, q)
 		})(c, args)
 	}

@@ -99,12 +99,8 @@ func (a *App) pushCommand() *cobra.Command {
 
 		var period time.Duration
 		if c.Flags().Changed("every") {
-			if period, err = parseTTL("push", every); err != nil {
+			if period, err = parseEvery("push", every); err != nil {
 				return err
-			}
-			if period < time.Second {
-				return errs.New(errs.Invalid, "push", every, "--every must be at least 1s (got %s)", every).
-					WithHint("use for example --every 10s")
 			}
 			q.Checks = &replicate.Checks{Every: checkEvery}
 			return a.pushEvery(c.Context(), to, q, period)

@@ -22,12 +22,12 @@ func TestBackoff(t *testing.T) {
 		{time.Second, 2, 2 * time.Second},
 		{time.Second, 5, 16 * time.Second},
 		{time.Minute, 4, 8 * time.Minute},
-		{time.Minute, 5, maxPushBackoff},
-		{time.Minute, 1 << 40, maxPushBackoff},
+		{time.Minute, 5, maxBackoff},
+		{time.Minute, 1 << 40, maxBackoff},
 		{time.Hour, 1, time.Hour}, // never sooner than asked for
 		{time.Hour, 9, time.Hour},
 	} {
-		if got := pushBackoff(c.period, c.failed); got != c.want {
+		if got := backoff(c.period, c.failed); got != c.want {
 			t.Errorf("after %d failures, each %v: %v, wanted %v", c.failed, c.period, got, c.want)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
+	"pando/internal/source/git"
 
 	"github.com/spf13/cobra"
 )
@@ -167,7 +168,7 @@ func (a *App) printDetail(d engine.Detail) error {
 		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state, "durable", durable,
 		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "overlay", layers, "options", options,
 		"consistency", d.Consistency,
-		"keep", keep, "overlays", policy, "pinned", pinned, "size", sizeText,
+		"source", git.Describe(d.Source), "keep", keep, "overlays", policy, "pinned", pinned, "size", sizeText,
 		"logical", formatBytes(d.LogicalBytes), "exclusive", formatBytes(d.ExclusiveBytes),
 		"shared", formatBytes(d.SharedBytes), "tied", tied,
 		"key", key, "measured", measured,

@@ -90,14 +90,13 @@ type Identity struct {
 	Lower  ObjectID `json:"lower,omitempty"`
 	BootID string   `json:"boot"` // of the boot that made it
 
-	Consistency Consistency `json:"cons,omitempty"`  // of a snapshot
-	Pinned      time.Time   `json:"pinned,omitzero"` // not to be destroyed before; Forever
-	Keep        int         `json:"keep,omitempty"`  // of the current generation: how many its golden keeps; 0: all
-	// of the current generation: whether clones of its golden are overlays
-	Overlay  OverlayPolicy `json:"overlay,omitempty"`
-	Since    time.Time     `json:"since,omitzero"`   // of a generation: when its golden was made, if that was not with it
-	Replaces ObjectID      `json:"repl,omitempty"`   // of a volume: the object that was it before, now a snapshot
-	Before   string        `json:"before,omitempty"` // name of that snapshot
+	Consistency      Consistency `json:"cons,omitempty"`  // of a snapshot
+	Pinned           time.Time   `json:"pinned,omitzero"` // not to be destroyed before; Forever
+	GoldenProperties             // of the current generation
+	// of a generation: when its golden was made, if that was not with it
+	Since    time.Time `json:"since,omitzero"`
+	Replaces ObjectID  `json:"repl,omitempty"`   // of a volume: the object that was it before, now a snapshot
+	Before   string    `json:"before,omitempty"` // name of that snapshot
 
 	// Extra are fields that a newer version of Pando has written, as JSON without the
 	// braces around it: they are kept when an identity is replaced.
@@ -133,6 +132,14 @@ const (
 
 // IdentityVersion is the version of the identity format that this code writes.
 const IdentityVersion = 2
+
+// GoldenProperties are the properties of a golden that users set. The identity of its current generation holds them;
+// older generations keep those of when they were current.
+type GoldenProperties struct {
+	Keep    int           `json:"keep,omitempty"` // newest generations that a publish or pull leaves; 0: all
+	Overlay OverlayPolicy `json:"overlay,omitempty"`
+	Source  string        `json:"source,omitempty"` // what a refresh makes new generations from, as JSON; "": nothing
+}
 
 // LayerVersion is the version of identities with Lower, and of layers, which older versions of Pando must not misread.
 const LayerVersion = 3

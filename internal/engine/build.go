@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"hash/fnv"
@@ -113,6 +114,7 @@ type buildRequest struct {
 	freeze    Freeze                // if reads is in use: whether its writes are stopped
 	keep      *int                  // generations to keep from now on; nil: as before
 	overlay   *driver.OverlayPolicy // of the golden from now on; nil: as before
+	source    *string               // of the golden from now on; nil: as before
 }
 
 // startBuild reserves the number of the next generation of a golden and marks
@@ -147,10 +149,13 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 		if q.overlay != nil {
 			g.Overlay = *q.overlay
 		}
+		if q.source != nil {
+			g.Source = *q.source
+		}
 
 		// Number the generation, and mark it and the scratch volume.
 		b.golden, b.fresh = g, !exists
-		b.gen.Golden, b.gen.Generation, b.gen.Keep, b.gen.Overlay = name, g.Next, g.Keep, g.Overlay
+		b.gen.Golden, b.gen.Generation, b.gen.GoldenProperties = name, g.Next, g.GoldenProperties
 		marks := []catalog.Mark{{ID: b.scratch.ID, Op: op, Name: name}, {ID: b.gen.ID, Op: op}}
 		if q.reads != nil {
 			row, ok, err := tx.Object(q.reads.ID)
@@ -322,6 +327,8 @@ type PublishRequest struct {
 	Keep    *int                  // of the golden: newest generations to keep from now on, 0: all; nil: as before
 	Overlay *driver.OverlayPolicy // of the golden from now on; nil: as before
 	Preset  string                // see ImportRequest
+	Source  *string               // of the golden from now on: see driver.GoldenProperties; nil: as before
+	From    string                // origin of the generation, for users; "": the volume
 	Tracker *progress.Tracker
 }
 
@@ -377,13 +384,13 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 	defer unlock()
 
 	b, err := e.startBuild(ctx, buildRequest{op: opPublish, name: golden, reads: &vol, force: q.Force, freeze: q.Freeze,
-		keep: q.Keep, overlay: q.Overlay})
+		keep: q.Keep, overlay: q.Overlay, source: q.Source})
 	if err != nil {
 		return Published{}, err
 	}
 
 	b.preset = rules
-	out, err := e.publishVolume(ctx, b, q.Tracker)
+	out, err := e.publishVolume(ctx, b, q)
 	if err != nil {
 		b.undoBuild(ctx)
 		return Published{}, errs.Wrap(opPublish, golden, err)
@@ -394,11 +401,11 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 }
 
 // publishVolume copies the volume that a build reads, and publishes the copy.
-func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracker) (out Published, err error) {
-	vol := b.reads.Row
+func (e *Engine) publishVolume(ctx context.Context, b *build, q PublishRequest) (out Published, err error) {
+	vol, t := b.reads.Row, q.Tracker
 	b.scratch = b.scratch.WithContentOf(vol.Identity)
 	b.scratch.Origin, b.scratch.OriginID = vol.Name, vol.ID
-	b.gen.Origin, b.gen.OriginID = vol.Name, vol.ID
+	b.gen.Origin, b.gen.OriginID = cmp.Or(q.From, vol.Name), vol.ID
 
 	// The generation has the time at which the copy began, not when it ended: later
 	// writes to the volume are not in the generation, and diff relies on that.

@@ -43,9 +43,17 @@ type CloneRequest struct {
 	Freeze        Freeze // of a volume that is in use: whether its writes are stopped
 	Tracker       *progress.Tracker
 
+	// Prepare is called with each clone before it exists for others, and with the directory where it is mounted for that
+	// time. If it fails, or this process is killed, there is no clone. It may be called concurrently.
+	Prepare func(ctx context.Context, name, dir string) error
+
 	op       string      // in marks; "" is clone
-	template catalog.Row // of an overlay: the empty upper layer
+	template catalog.Row // of an overlay: the empty upper layer; of an empty volume: what it is cloned from
+	empty    bool        // make an empty volume instead of a clone of From
 }
+
+// mounts reports whether the clones are mounted while they are made.
+func (q CloneRequest) mounts() bool { return q.Mount || q.Prepare != nil }
 
 const (
 	opClone = "clone"
@@ -162,7 +170,7 @@ func cloneNames(q CloneRequest) ([]string, error) {
 // planClones decides everything about the clones, reserves their names and marks the work.
 func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string) ([]*clonePlan, content.Live, error) {
 	var l content.Live
-	if err := e.decideOverlay(ctx, p); err != nil {
+	if err := e.decideTemplate(ctx, p); err != nil {
 		return nil, l, err
 	}
 
@@ -178,7 +186,7 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 
 	var plans []*clonePlan
 	err := e.ledger.Claim(ctx, q.op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
-		origin, err := tx.Resolve(q.op, q.From)
+		origin, originRef, err := q.resolveOrigin(tx)
 		if err != nil {
 			return nil, err
 		}
@@ -213,9 +221,9 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 				return nil, err
 			}
 
-			id := e.cloneIdentity(q, n, origin, tx.RefOf(origin), now)
+			id := e.cloneIdentity(q, n, origin, originRef, now)
 			id.SizeBytes = size
-			if q.Mount && q.MountDir == "" {
+			if q.mounts() && q.MountDir == "" {
 				if targets[i], err = e.content.CheckTarget("clone", n, origin.FS, "", q.May); err != nil {
 					return nil, err
 				}
@@ -238,6 +246,29 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 	})
 
 	return plans, l, err
+}
+
+// decideTemplate finds what an overlay or an empty volume is cloned from.
+func (e *Engine) decideTemplate(ctx context.Context, q *CloneRequest) error {
+	if !q.empty {
+		return e.decideOverlay(ctx, q)
+	}
+
+	fs := e.caps.FS[0]
+	s, err := e.pool.Space(ctx)
+	if err == nil {
+		q.template, err = e.template(ctx, emptyVolume, fs, imageBytes(s, 0), q.Tracker)
+	}
+	return err
+}
+
+// resolveOrigin returns what clones are made from, and its reference; an empty volume has none.
+func (q CloneRequest) resolveOrigin(tx *catalog.Tx) (row catalog.Row, reference string, err error) {
+	if q.empty {
+		return q.template, "", nil
+	}
+	row, err = tx.Resolve(q.op, q.From)
+	return row, tx.RefOf(row), err
 }
 
 // checkCloneTargets checks the mount points of clones in a directory that the user has named, and returns them in
@@ -282,6 +313,9 @@ func (e *Engine) cloneIdentity(
 		id = id.WithContentOf(q.template.Identity)
 		id.Lower = origin.ID
 	}
+	if q.empty {
+		id.OriginID = ""
+	}
 	if q.TTL > 0 {
 		id.ExpiresAt = now.Add(q.TTL)
 	}
@@ -307,7 +341,7 @@ func cloneUsage(c driver.Caps, origin catalog.Row) driver.Usage {
 
 // cloneSize returns the size of a clone's block device. Invalid, Unsupported.
 func (e *Engine) cloneSize(q CloneRequest, origin catalog.Row) (int64, error) {
-	if q.SizeBytes == 0 || q.Overlay {
+	if q.SizeBytes == 0 || q.Overlay || q.empty {
 		return origin.SizeBytes, nil
 	}
 
@@ -344,7 +378,7 @@ func (e *Engine) makeClones(ctx context.Context, q CloneRequest, l content.Live,
 			return err
 		}
 		defer q.Tracker.Add(1, 0)
-		return e.readyClone(ctx, l.Row, first, q.Mount)
+		return e.readyClone(ctx, l.Row, first, q)
 	}
 
 	// Durable clones share blocks that must be on the disk.
@@ -386,7 +420,7 @@ func (e *Engine) cloneRest(
 	}
 
 	return forClones(ctx, plans, func(ctx context.Context, p *clonePlan) error {
-		return e.readyClone(ctx, origin, p, q.Mount)
+		return e.readyClone(ctx, origin, p, q)
 	})
 }
 
@@ -439,15 +473,15 @@ func cloneError(err error, p *clonePlan) error {
 	return err
 }
 
-// readyClone grows and mounts a clone before it is recorded.
-func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePlan, mountIt bool) error {
+// readyClone grows, mounts and prepares a clone before it is recorded.
+func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePlan, q CloneRequest) error {
 	if p.row.SizeBytes > origin.SizeBytes {
 		if err := e.growInside(ctx, p.row); err != nil {
 			return err
 		}
 	}
 
-	if !mountIt {
+	if !q.mounts() {
 		return nil
 	}
 
@@ -457,7 +491,19 @@ func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePla
 	}
 
 	p.att = a
-	return nil
+	if q.Prepare == nil {
+		return nil
+	}
+
+	if err := q.Prepare(ctx, p.row.Name, a.Mountpoint); err != nil || q.Mount {
+		return err
+	}
+
+	err = e.content.Unmount(ctx, reasonFor("clone"), p.row, a, true)
+	if err == nil {
+		p.att = catalog.MountRecord{}
+	}
+	return err
 }
 
 // growInside grows the filesystem in a volume's image to the size of the image.

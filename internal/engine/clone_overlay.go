@@ -17,7 +17,8 @@ import (
 )
 
 // An overlay holds only what differs from its lower layer, a generation: see content/overlay.go for how it is mounted.
-// Its object is cloned from an empty one, the template, which is made once for each size.
+// Its object is cloned from an empty one, the template, which is made once for each size. Empty volumes have templates,
+// too.
 
 // opTemplate is the operation of marks on a template that is being made.
 const opTemplate = "template"
@@ -45,7 +46,7 @@ func (e *Engine) overlayOrigin(ctx context.Context, q CloneRequest) (template ca
 	if q.SizeBytes > 0 {
 		size = roundUp(q.SizeBytes)
 	}
-	return e.template(ctx, origin.FS, size, q.Tracker)
+	return e.upperTemplate(ctx, origin.FS, size, q.Tracker)
 }
 
 // checkUpperKey refuses an overlay on a golden with a key of its own: the upper layer has the pool's key, or none.
@@ -133,19 +134,34 @@ func checkOverlayOrigin(q CloneRequest, origin catalog.Row) error {
 	return nil
 }
 
-// template returns the empty upper layer of a size, which it makes if there is none. lower is the kind of the lower
-// layer.
-func (e *Engine) template(
+// templateKind is what a template is for.
+type templateKind string
+
+const (
+	upperLayer  templateKind = "upper layer"
+	emptyVolume templateKind = "empty volume"
+)
+
+// upperTemplate returns the empty upper layer of a size for overlays on a generation with the filesystem lower.
+func (e *Engine) upperTemplate(
 	ctx context.Context, lower driver.FS, size int64, t *progress.Tracker,
-) (row catalog.Row, err error) {
+) (catalog.Row, error) {
 	fs := driver.Native
 	if lower.IsImage() {
 		fs = driver.Ext4
-	} else {
+	}
+	return e.template(ctx, upperLayer, fs, size, t)
+}
+
+// template returns the template of a kind and size, which it makes if there is none.
+func (e *Engine) template(
+	ctx context.Context, kind templateKind, fs driver.FS, size int64, t *progress.Tracker,
+) (row catalog.Row, err error) {
+	if !fs.IsImage() {
 		size = 0
 	}
 
-	name := fmt.Sprintf("upper layer %s %d", fs, size)
+	name := fmt.Sprintf("%s %s %d", kind, fs, size)
 	var ok bool
 	find := func() error {
 		return e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
@@ -170,12 +186,12 @@ func (e *Engine) template(
 		return row, err
 	}
 
-	return e.makeTemplate(ctx, name, fs, size, t)
+	return e.makeTemplate(ctx, kind, name, fs, size, t)
 }
 
-// makeTemplate makes an empty upper layer. Durable on return.
+// makeTemplate makes a template. Durable on return.
 func (e *Engine) makeTemplate(
-	ctx context.Context, name string, fs driver.FS, size int64, t *progress.Tracker,
+	ctx context.Context, kind templateKind, name string, fs driver.FS, size int64, t *progress.Tracker,
 ) (catalog.Row, error) {
 	b := &build{e: e, op: opTemplate, scratch: e.newIdentity(driver.Scratch), gen: e.newIdentity(driver.Layer)}
 	b.scratch.Ephemeral, b.scratch.FS, b.scratch.SizeBytes = true, fs, size
@@ -187,7 +203,7 @@ func (e *Engine) makeTemplate(
 		return catalog.Row{}, err
 	}
 
-	row, err := b.fillTemplate(ctx, t)
+	row, err := b.fillTemplate(ctx, kind, t)
 	if err != nil {
 		b.undoBuild(ctx)
 		return row, errs.Wrap("make", name, err)
@@ -197,17 +213,21 @@ func (e *Engine) makeTemplate(
 }
 
 // fillTemplate makes the object of a template, and records it.
-func (b *build) fillTemplate(ctx context.Context, t *progress.Tracker) (catalog.Row, error) {
+func (b *build) fillTemplate(ctx context.Context, kind templateKind, t *progress.Tracker) (catalog.Row, error) {
 	e := b.e
 	if err := e.drv.Create(ctx, b.scratch); err != nil {
 		return catalog.Row{}, err
 	}
 
-	if err := e.content.TryUpper(ctx, b.scratch); err != nil {
-		return catalog.Row{}, err
+	fill := func(*os.File) error { return nil }
+	if kind == upperLayer {
+		fill = content.MakeUpper
+		if err := e.content.TryUpper(ctx, b.scratch); err != nil {
+			return catalog.Row{}, err
+		}
 	}
 
-	if err := e.fillTree(ctx, b.scratch, content.MakeUpper); err != nil {
+	if err := e.fillTree(ctx, b.scratch, fill); err != nil {
 		return catalog.Row{}, err
 	}
 

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
 	"runtime"
 	"time"
 
@@ -285,12 +286,13 @@ type Detail struct {
 	Base     string `json:"base"`           // of a volume or snapshot: the generation it descends from, if any
 	Keep     int    `json:"keep,omitempty"` // of a golden: generations that it keeps, 0: all
 	// of a golden: whether clones are overlays: never, default, allowed
-	OverlayPolicy string `json:"overlay_policy,omitempty"`
-	CloneCost     string `json:"clone_cost"` // what the time of a clone depends on: constant, extents, data
-	Generations   []Info `json:"generations,omitempty"`
-	Snapshots     []Info `json:"snapshots,omitempty"`
-	Durable       bool   `json:"durable"`        // survives a reboot
-	Held          bool   `json:"held,omitempty"` // still mounted, but not where Pando mounted it
+	OverlayPolicy string          `json:"overlay_policy,omitempty"`
+	Source        json.RawMessage `json:"source,omitempty"` // of a golden: what a refresh makes new generations from
+	CloneCost     string          `json:"clone_cost"`       // what the time of a clone depends on: constant, extents, data
+	Generations   []Info          `json:"generations,omitempty"`
+	Snapshots     []Info          `json:"snapshots,omitempty"`
+	Durable       bool            `json:"durable"`        // survives a reboot
+	Held          bool            `json:"held,omitempty"` // still mounted, but not where Pando mounted it
 
 	// How long copying this volume may stop its writers while it is mounted, in seconds, if noticeable.
 	StallSeconds float64 `json:"stall_seconds,omitempty"`
@@ -419,7 +421,7 @@ func (d *Detail) describeGolden(row catalog.Row, golden catalog.Golden, gens []c
 		}
 		d.Generations = append(d.Generations, generationInfo(g, golden, driverName))
 	}
-	d.Keep, d.OverlayPolicy = golden.Keep, golden.Overlay.String()
+	d.Keep, d.OverlayPolicy, d.Source = golden.Keep, golden.Overlay.String(), sourceJSON(golden)
 }
 
 // GoldenInfo is a row of Goldens.
@@ -429,6 +431,8 @@ type GoldenInfo struct {
 	Volumes     int `json:"volumes"`     // cloned from any of these generations
 
 	OverlayPolicy string `json:"overlay_policy"` // whether clones are overlays: never, default, allowed
+
+	Source json.RawMessage `json:"source,omitempty"` // what a refresh makes new generations from
 }
 
 // Goldens lists the goldens by name, each with its current generation.
@@ -458,7 +462,8 @@ func (e *Engine) Goldens(ctx context.Context) ([]GoldenInfo, error) {
 			out[i].Generations++
 			if g := byName[r.Golden]; g.Current == r.Generation {
 				n := out[i].Generations
-				out[i] = GoldenInfo{Info: generationInfo(r, g, e.caps.Name), Generations: n, OverlayPolicy: g.Overlay.String()}
+				out[i] = GoldenInfo{Info: generationInfo(r, g, e.caps.Name), Generations: n,
+					OverlayPolicy: g.Overlay.String(), Source: sourceJSON(g)}
 			}
 			return nil
 		}); err != nil {

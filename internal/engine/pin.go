@@ -177,7 +177,7 @@ func wholeIdentity(tx *catalog.Tx, r catalog.Row) (driver.Identity, error) {
 			return id, err
 		}
 		if ok && g.Current == r.Generation {
-			id.Keep, id.Overlay = g.Keep, g.Overlay
+			id.GoldenProperties = g.GoldenProperties
 		}
 		if ok && !g.CreatedAt.Equal(r.CreatedAt) {
 			id.Since = g.CreatedAt

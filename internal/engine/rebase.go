@@ -299,7 +299,7 @@ func (r *rebase) chooseOrigin(ctx context.Context) (err error) {
 	if !r.vol.IsOverlay() {
 		return nil
 	}
-	if r.from, err = r.e.template(ctx, r.target.FS, r.vol.SizeBytes, r.q.Tracker); err != nil {
+	if r.from, err = r.e.upperTemplate(ctx, r.target.FS, r.vol.SizeBytes, r.q.Tracker); err != nil {
 		return err
 	}
 	next := r.s.next.WithContentOf(r.from.Identity)

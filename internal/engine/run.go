@@ -26,6 +26,10 @@ type RunRequest struct {
 	Overlay bool     // as in CloneRequest
 
 	GoldenDecides bool // as in CloneRequest
+	Empty         bool // run it in an empty volume instead of a clone of From
+
+	// Do is called with the mounted clone, instead of running Command.
+	Do func(ctx context.Context, vol Info) error
 
 	Command []string
 	Env     []string // of the program, in addition to PANDO_VOLUME, PANDO_MOUNT and PWD; it inherits no others
@@ -62,19 +66,9 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
-	if len(q.Command) == 0 {
-		return RunResult{}, errs.New(errs.Invalid, opRun, q.From.String(), "no command to run").
-			WithHint("add a command: %s", errs.Run("run", q.From, "--", "COMMAND"))
-	}
-
-	// A path is a path inside the clone. Search for a bare name as a shell would, in
-	// the PATH that the program gets, before anything is created.
-	path := q.Command[0]
-	if !strings.Contains(path, "/") {
-		var err error
-		if path, err = run.Find(path, q.Env); err != nil {
-			return RunResult{}, errs.New(errs.NotFound, opRun, q.Command[0], "no such program")
-		}
+	do, err := q.whatToDo()
+	if err != nil {
+		return RunResult{}, err
 	}
 
 	if q.Name.IsZero() {
@@ -82,7 +76,7 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	}
 
 	infos, err := e.Clone(ctx, CloneRequest{From: q.From, Name: q.Name, Mount: true, May: q.May, Ephemeral: !q.Keep,
-		Overlay: q.Overlay, GoldenDecides: q.GoldenDecides, Tracker: q.Tracker, op: opRun})
+		Overlay: q.Overlay, GoldenDecides: q.GoldenDecides, Tracker: q.Tracker, op: opRun, empty: q.Empty})
 	if err != nil {
 		return RunResult{}, err
 	}
@@ -93,11 +87,34 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	runErr := ctx.Err() // a signal that arrived before the program started
 	keep := q.Keep && runErr == nil
 	if runErr == nil {
-		result.Exit, runErr = runIn(q, path, vol)
+		result.Exit, runErr = do(ctx, vol)
 	}
 
 	result.Ran = runErr == nil
 	return result, errors.Join(runErr, e.endRun(context.WithoutCancel(ctx), keep, &result, driver.ObjectID(vol.ID)))
+}
+
+// whatToDo returns what to do in the clone, and with which exit status that ends. Invalid, NotFound.
+func (q RunRequest) whatToDo() (func(context.Context, Info) (int, error), error) {
+	switch {
+	case q.Do != nil:
+		return func(ctx context.Context, vol Info) (int, error) { return 0, q.Do(ctx, vol) }, nil
+	case len(q.Command) == 0:
+		return nil, errs.New(errs.Invalid, opRun, q.From.String(), "no command to run").
+			WithHint("add a command: %s", errs.Run("run", q.From, "--", "COMMAND"))
+	}
+
+	// A path is a path inside the clone. Search for a bare name as a shell would, in the PATH that the program gets,
+	// before anything is created.
+	path := q.Command[0]
+	if !strings.Contains(path, "/") {
+		var err error
+		if path, err = run.Find(path, q.Env); err != nil {
+			return nil, errs.New(errs.NotFound, opRun, q.Command[0], "no such program")
+		}
+	}
+
+	return func(_ context.Context, vol Info) (int, error) { return runIn(q, path, vol) }, nil
 }
 
 // endRun unmounts the volume of a run that has ended and, unless keep is set, destroys

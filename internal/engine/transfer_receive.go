@@ -327,7 +327,7 @@ func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
 	p.Golden, p.Generation = q.Volume.String(), q.Generation
 	p.Origin, p.OriginID = q.OriginRef, q.OriginID
 	if q.Generation > g.Current {
-		p.Keep, p.Overlay = g.Keep, g.Overlay
+		p.GoldenProperties = g.GoldenProperties
 	}
 
 	r.spare = r.e.newIdentity(r.kind)

@@ -42,6 +42,8 @@ var districts = map[string]struct {
 		[]string{"tree", "linux", "base"}},
 	"remote": {"volumes in object stores: the planner, the format, the stores",
 		[]string{"engine", "driver", "linux", "base"}},
+	"source": {"goldens that other programs fill and refresh, such as git: use cases above a pool",
+		[]string{"engine", "driver", "linux", "base"}},
 	"observe": {"what storage does, measured or watched: it knows paths and devices, never pools",
 		[]string{"linux", "tree", "base"}},
 	"tree":    {"files below a directory: copied, compared, sent; no pools, no images", []string{"linux", "base"}},
@@ -81,7 +83,8 @@ var table = map[string]layer{
 
 	// Front ends: the only ones that print.
 	"internal/cli": {
-		imports: []string{"internal/engine", "internal/engine/check", "internal/remote/replicate", "internal/bench",
+		imports: []string{"internal/engine", "internal/engine/check", "internal/remote/replicate", "internal/source/git",
+			"internal/bench",
 			"internal/observe/syncbench", "internal/observe/diagnose", "internal/observe/iostat", "internal/observe/doctor",
 			"internal/engine/pool", "internal/driver", "{base}"},
 		tests: []string{"{drivers}"},
@@ -107,6 +110,10 @@ var table = map[string]layer{
 			"{base}",
 		},
 		tests: []string{"{drivers}"},
+	},
+	"internal/source/git": {
+		imports: []string{"internal/engine", "internal/driver", "internal/linux/run", "{base}"},
+		tests:   []string{"{drivers}"},
 	},
 	"internal/engine": {
 		imports: []string{"internal/engine/check", "internal/engine/content", "internal/engine/ledger",

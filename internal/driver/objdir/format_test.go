@@ -56,13 +56,13 @@ var golden = map[string]driver.Identity{
 		ID: "0000000000000000000000002g", Kind: driver.Generation, Golden: "web", Generation: 7, FS: driver.XFS,
 		SizeBytes: 1 << 40, Sector: 512,
 		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
-		Keep: 3, Since: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
+		GoldenProperties: driver.GoldenProperties{Keep: 3}, Since: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
 	},
 	"never-overlay": {
 		ID: "0000000000000000000000007g", Kind: driver.Generation, Golden: "db", Generation: 2, FS: driver.Ext4,
 		SizeBytes: 1 << 30, Sector: 512, Origin: "job", OriginID: "0000000000000000000000001g",
 		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
-		Overlay: driver.OverlayNever,
+		GoldenProperties: driver.GoldenProperties{Overlay: driver.OverlayNever},
 	},
 	"pinned": {
 		ID: "0000000000000000000000003g", Kind: driver.Snapshot, Name: "s", Golden: "web", Generation: 7,

@@ -29,7 +29,7 @@ import (
 )
 
 // Version of the schema, in the database's user_version.
-const Version = 6
+const Version = 7
 
 const schema = `
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -39,7 +39,8 @@ CREATE TABLE goldens (
   next INTEGER NOT NULL,         -- number of the next generation: numbers are not reused
   created_at INTEGER NOT NULL,   -- nanoseconds since 1970
   keep INTEGER NOT NULL DEFAULT 0, -- newest generations that a publish leaves, 0: all
-  overlay TEXT NOT NULL DEFAULT '' -- whether clones are overlays: never, default, '' if the user decides
+  overlay TEXT NOT NULL DEFAULT '', -- whether clones are overlays: never, default, '' if the user decides
+  source TEXT NOT NULL DEFAULT '' -- what a refresh makes new generations from, as JSON
 ) WITHOUT ROWID;
 CREATE TABLE objects (
   id TEXT PRIMARY KEY,

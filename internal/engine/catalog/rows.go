@@ -28,8 +28,7 @@ type Golden struct {
 	Current   int // generation
 	Next      int // number that the next generation gets
 	CreatedAt time.Time
-	Keep      int // newest generations that a publish leaves, 0: all
-	Overlay   driver.OverlayPolicy
+	driver.GoldenProperties
 }
 
 // MountRecord says where a volume is mounted, or was: the kernel decides whether it still is.
@@ -395,8 +394,8 @@ func (t *Tx) eachRow(q string, args []any, fn func(scanner) error) error {
 func (t *Tx) Golden(name string) (Golden, bool, error) {
 	g := Golden{Name: name}
 	var created int64
-	err := t.queryRow(`SELECT current, next, created_at, keep, overlay FROM goldens WHERE name = ?`, name).
-		Scan(&g.Current, &g.Next, &created, &g.Keep, &g.Overlay)
+	err := t.queryRow(`SELECT current, next, created_at, keep, overlay, source FROM goldens WHERE name = ?`, name).
+		Scan(&g.Current, &g.Next, &created, &g.Keep, &g.Overlay, &g.Source)
 	if errors.Is(err, sql.ErrNoRows) {
 		return Golden{}, false, nil
 	}
@@ -407,11 +406,11 @@ func (t *Tx) Golden(name string) (Golden, bool, error) {
 // Goldens lists all goldens in order of name.
 func (t *Tx) Goldens() ([]Golden, error) {
 	var out []Golden
-	err := t.eachRow(`SELECT name, current, next, created_at, keep, overlay FROM goldens ORDER BY name`, nil,
+	err := t.eachRow(`SELECT name, current, next, created_at, keep, overlay, source FROM goldens ORDER BY name`, nil,
 		func(s scanner) error {
 			var g Golden
 			var created int64
-			err := s.Scan(&g.Name, &g.Current, &g.Next, &created, &g.Keep, &g.Overlay)
+			err := s.Scan(&g.Name, &g.Current, &g.Next, &created, &g.Keep, &g.Overlay, &g.Source)
 			g.CreatedAt = fromNano(created)
 			out = append(out, g)
 			return wrap("read catalogue", t.c.path, err)
@@ -421,9 +420,10 @@ func (t *Tx) Goldens() ([]Golden, error) {
 
 // PutGolden adds a golden or replaces its row.
 func (t *Tx) PutGolden(g Golden) error {
-	_, err := t.exec(`INSERT INTO goldens (name, current, next, created_at, keep, overlay) VALUES (?,?,?,?,?,?)
+	_, err := t.exec(`INSERT INTO goldens (name, current, next, created_at, keep, overlay, source) VALUES (?,?,?,?,?,?,?)
 		ON CONFLICT (name) DO UPDATE SET current=excluded.current, next=excluded.next, keep=excluded.keep,
-		overlay=excluded.overlay`, g.Name, g.Current, g.Next, toNano(g.CreatedAt), g.Keep, g.Overlay)
+		overlay=excluded.overlay, source=excluded.source`,
+		g.Name, g.Current, g.Next, toNano(g.CreatedAt), g.Keep, g.Overlay, g.Source)
 	return err
 }
 

@@ -62,6 +62,12 @@ func fifthCatalog(t *testing.T) string {
 	return catalogOf(t, 5, "INSERT INTO goldens VALUES ('g', 4, 5, 7, 6)")
 }
 
+// sixthCatalog is a catalogue whose goldens had no sources.
+func sixthCatalog(t *testing.T) string {
+	t.Helper()
+	return catalogOf(t, 6, "INSERT INTO goldens VALUES ('g', 4, 5, 7, 6, 'never')")
+}
+
 // catalogOf makes a catalogue of a version, whose schema is frozen in testdata.
 func catalogOf(t *testing.T, version int, rows ...string) string {
 	t.Helper()
@@ -300,6 +306,38 @@ func TestCatalogueWithoutPolicies(t *testing.T) {
 	if err := c.View(ctx, func(tx *Tx) error {
 		all, err := tx.Goldens()
 		if err != nil || len(all) != 1 || all[0].Overlay != driver.OverlayNever {
+			t.Errorf("%+v, %v", all, err)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCatalogueWithoutSources: goldens of a catalogue that had no sources can get one, and keep what they had.
+func TestCatalogueWithoutSources(t *testing.T) {
+	ctx := t.Context()
+	c, err := Open(ctx, sixthCatalog(t), "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	want := driver.GoldenProperties{Keep: 6, Overlay: driver.OverlayNever}
+	if err := c.Update(ctx, Durable, func(tx *Tx) error {
+		g, ok, err := tx.Golden("g")
+		if err != nil || !ok || g.GoldenProperties != want {
+			t.Errorf("%+v, %v, %v", g, ok, err)
+		}
+		g.Source = "{}"
+		return tx.PutGolden(g)
+	}); err != nil {
+		t.Fatal(err)
+	}
+
+	want.Source = "{}"
+	if err := c.View(ctx, func(tx *Tx) error {
+		all, err := tx.Goldens()
+		if err != nil || len(all) != 1 || all[0].GoldenProperties != want {
 			t.Errorf("%+v, %v", all, err)
 		}
 		return nil

@@ -100,7 +100,7 @@ func (v *poolView) deriveWants() {
 			v.refs[id] = ref.Generation(r.Golden, r.Generation)
 			g := v.goldens[r.Golden]
 			if g.Current == r.Generation {
-				want.Keep, want.Overlay = g.Keep, g.Overlay
+				want.GoldenProperties = g.GoldenProperties
 			}
 			if !g.CreatedAt.IsZero() && !g.CreatedAt.Equal(r.CreatedAt) {
 				want.Since = g.CreatedAt
@@ -403,6 +403,7 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 		// Older ones keep the values of when they were current.
 		add("keep", got.Keep == want.Keep, got.Keep, want.Keep)
 		add("overlay", got.Overlay == want.Overlay, got.Overlay, want.Overlay)
+		add("source", got.Source == want.Source, got.Source, want.Source)
 	}
 
 	since := got.Since.IsZero() || got.Since.Equal(want.Since) || got.Since.Equal(want.CreatedAt)

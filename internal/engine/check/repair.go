@@ -319,13 +319,13 @@ func (c *fsck) fixGolden(ctx context.Context, v *poolView, name string) (string,
 			id := r.Identity
 			if o := v.objects[r.ID]; o.Whole {
 				was := o.Identity // what the golden's row would say
-				id.Keep, id.Overlay, id.Since = was.Keep, was.Overlay, was.Since
+				id.GoldenProperties, id.Since = was.GoldenProperties, was.Since
 			}
 			addGeneration(&g, id)
 		}
 
 		if known {
-			g.Keep, g.Overlay, g.CreatedAt = was.Keep, was.Overlay, was.CreatedAt
+			g.GoldenProperties, g.CreatedAt = was.GoldenProperties, was.CreatedAt
 		}
 
 		if done = "set"; g == was {

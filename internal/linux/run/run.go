@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -85,6 +86,21 @@ func Program(ctx context.Context, name string, args ...string) ([]byte, error) {
 
 // Output is Program, but also returns standard error, even if the program succeeds.
 func Output(ctx context.Context, name string, args ...string) (_, _ []byte, err error) {
+	return Options{}.Output(ctx, name, args...)
+}
+
+// Options says in which surroundings a program runs.
+type Options struct {
+	Dir string   // working directory; "": that of this process
+	Env []string // its environment, as of exec.Cmd; nil: that of this process
+
+	// OnLine is called with each line that the program writes to standard error, even one that ends with a carriage
+	// return, as soon as it is written. It must return soon.
+	OnLine func(line string)
+}
+
+// Output is Output with these options.
+func (o Options) Output(ctx context.Context, name string, args ...string) (_, _ []byte, err error) {
 	runtime.LockOSThread() // see Pipe
 	defer runtime.UnlockOSThread()
 
@@ -94,7 +110,11 @@ func Output(ctx context.Context, name string, args ...string) (_, _ []byte, err 
 	}
 
 	var stdout bytes.Buffer
-	cmd.Stdout = &stdout
+	cmd.Stdout, cmd.Dir, cmd.Env = &stdout, o.Dir, o.Env
+	if o.OnLine != nil {
+		cmd.Stderr = io.MultiWriter(stderr, &lines{on: o.OnLine})
+	}
+
 	if err := cmd.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		if ctx.Err() != nil {
 			return nil, nil, errs.Wrap(name, "", ctx.Err())
@@ -109,6 +129,26 @@ func Output(ctx context.Context, name string, args ...string) (_, _ []byte, err 
 	}
 
 	return stdout.Bytes(), stderr.Bytes(), nil
+}
+
+// lines calls on with each line that is written to it.
+type lines struct {
+	on   func(string)
+	rest []byte // of a line that has not ended
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.rest = append(l.rest, b...)
+	for {
+		i := bytes.IndexAny(l.rest, "\r\n")
+		if i < 0 {
+			return len(b), nil
+		}
+		if i > 0 {
+			l.on(string(l.rest[:i]))
+		}
+		l.rest = l.rest[i+1:]
+	}
 }
 
 // LastLines joins the last n lines of the output of a program that are not empty, for an error.
