@@ -223,7 +223,7 @@ func (m *model) run(ops int) {
 		m.counts, start.FreeBytes>>20, end.FreeBytes>>20)
 	for _, verb := range []string{"import", "clone", "fork", "mount", "umount", "write", "snapshot", "rewind", "destroy",
 		"destroy snapshot", "publish", "diff", "rebase", "keep", "golden rm", "pin", "prune", "gc", "reopen", "refused",
-		"went back", "clone overlay"} {
+		"went back", "clone overlay", "resize", "export"} {
 		if ops >= 2000 && m.counts[verb] == 0 {
 			m.errorf("no %s was done: this run shows nothing of it", verb)
 		}
@@ -382,6 +382,10 @@ func (m *model) step() {
 		m.saveCatalogue()
 	case n < 982:
 		m.goBack()
+	case n < 986:
+		m.resize(v, vol)
+	case n < 990:
+		m.export(v, vol)
 	default:
 		m.nonsense(v, vol)
 	}
