@@ -22,9 +22,9 @@ FILE, in the format that its name tells, or --format:
   raw      its block device (.raw, .img); holes stay holes
   qcow2    its block device in QEMU's format (.qcow2), only what is in use
 
-` + "`pando golden import NAME FILE`" + ` makes the same content of an archive or a raw
-image. Tar has no type for sockets; pando skips them and says so. Only pools
-with images (driver reflink, zvols of zfs) can write raw and qcow2.
+` + "`pando golden import NAME FILE`" + ` makes the same content of it. Tar has no
+type for sockets; pando skips them and says so. Only pools with images (driver
+reflink, zvols of zfs) can write raw and qcow2.
 
 A volume may be in use: pando exports a private copy of one moment, as a
 snapshot would be. In pools without reflinks (driver plain), pando copies files

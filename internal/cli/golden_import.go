@@ -19,8 +19,9 @@ standard input. The import keeps owners, modes, times, links, extended
 attributes, ACLs, holes and device nodes. The root directory of the golden has
 mode 0755.
 
-An image must contain a complete and undamaged ext4 or XFS. pando checks its
-superblock and size, then the filesystem in the copy (e2fsck -n, xfs_repair -n).
+An image (raw or qcow2, also compressed, but without a backing file) must
+contain a complete and undamaged ext4 or XFS. pando checks its superblock and
+size, then the filesystem in the copy (e2fsck -n, xfs_repair -n).
 A log left by a crash is replayed in the copy. With --fs none, any image becomes
 a raw block volume. --force imports an image without these checks: truncated,
 damaged, or from a block device in use.

@@ -12,6 +12,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/testing/treetest"
 
@@ -85,7 +86,7 @@ func TestExportRoundTrip(t *testing.T) {
 			}
 
 			if filepath.Ext(name) == ".qcow2" {
-				file = fromQcow2(t, file)
+				fromQcow2(t, file) // checks it
 			}
 			got := importFrom(t, e, "from"+name[:1], file)
 			treetest.Compare(t, v.Mountpoint, got, treetest.RootMode|treetest.Holes)
@@ -283,6 +284,70 @@ func TestExportOfSockets(t *testing.T) {
 		const want = "2 sockets were skipped: tar has no type for them, for example a"
 		if len(out.Warnings) != 1 || out.Warnings[0].String() != want || len(out.NotKept) != 1 || out.Files != 0 {
 			t.Errorf("%+v", out)
+		}
+	})
+}
+
+// TestImportQcow2: what QEMU writes is imported as the disk in it; what is damaged, or only a part of a disk, is refused.
+func TestImportQcow2(t *testing.T) {
+	oneKind(t, func(t *testing.T, e *engine.Engine, top string) {
+		if _, err := exec.LookPath("qemu-img"); err != nil {
+			t.Skip("SKIPPED: qemu-img is not installed")
+		}
+		disk := imageSource(t, "ext4")
+		qemu := func(args ...string) {
+			t.Helper()
+			if out, err := exec.Command("qemu-img", args...).CombinedOutput(); err != nil {
+				t.Fatalf("qemu-img %v: %v: %s", args, err, out)
+			}
+		}
+		bring := func(name, file string, fs driver.FS) (engine.Imported, error) {
+			t.Helper()
+			return e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName(name), Source: file, FS: fs})
+		}
+
+		good := filepath.Join(top, "good.qcow2")
+		qemu("convert", "-c", "-f", "raw", "-O", "qcow2", disk, good)
+		want, err := os.ReadFile(disk)
+		must(t, err)
+		for name, fs := range map[string]driver.FS{"ext4": "", "raw": driver.None} {
+			out, err := bring(name, good, fs)
+			if err != nil || len(out.Warnings) > 0 || out.SizeBytes != int64(len(want)) {
+				t.Fatalf("%+v, %v", out, err)
+			}
+			if got, err := os.ReadFile(imageFile(t, e, name)); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%s: the golden is another (%v)", name, err)
+			}
+		}
+
+		// A truncated image, one with a backing file, and one of a disk with partitions.
+		st, err := os.Stat(good)
+		must(t, err)
+		short := filepath.Join(top, "short.qcow2")
+		part := filepath.Join(top, "part.qcow2")
+		table := filepath.Join(top, "table")
+		must(t, exec.Command("cp", good, short).Run(), os.Truncate(short, st.Size()/2),
+			os.WriteFile(table, append(make([]byte, 512), "EFI PART"...), 0o600), os.Truncate(table, 1<<20))
+		qemu("create", "-f", "qcow2", "-F", "qcow2", "-b", good, part)
+		qemu("convert", "-f", "raw", "-O", "qcow2", table, table+".qcow2")
+		before := objects(t, e)
+		for _, c := range []struct {
+			file string
+			kind errs.Kind
+			hint string
+		}{
+			{short, errs.Damaged, "qemu-img check"}, {part, errs.Invalid, "qemu-img convert"},
+			{table + ".qcow2", errs.Invalid, "losetup"},
+		} {
+			if _, err := bring("refused", c.file, ""); !errs.Is(err, c.kind) || !strings.Contains(errs.HintOf(err), c.hint) {
+				t.Errorf("%s: %v (hint %q)", c.file, err, errs.HintOf(err))
+			}
+		}
+		if after := objects(t, e); len(after) != len(before) {
+			t.Errorf("left %v", after)
+		}
+		if _, err := bring("table", table+".qcow2", driver.None); err != nil {
+			t.Error(err)
 		}
 	})
 }

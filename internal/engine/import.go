@@ -21,6 +21,7 @@ import (
 	"pando/internal/engine/pool"
 	"pando/internal/engine/preset"
 	"pando/internal/linux/fsprobe"
+	"pando/internal/linux/qcow2"
 	"pando/internal/tree/treecopy"
 
 	"golang.org/x/sys/unix"
@@ -78,10 +79,11 @@ type Imported struct {
 type source struct {
 	kind   string // "directory", "tar", "image"
 	path   string
-	r      io.Reader   // tar
-	head   *headReader // below r, of standard input
-	f      *os.File    // image
-	bytes  int64       // of data; 0: unknown
+	r      io.Reader     // tar
+	head   *headReader   // below r, of standard input
+	f      *os.File      // image
+	disk   *qcow2.Reader // image: the disk in f, if f is not the disk itself
+	bytes  int64         // of data; 0: unknown
 	files  int64
 	alloc  int64 // bytes that the tree needs at least; 0: unknown
 	probed fsprobe.Result
@@ -381,7 +383,10 @@ func planImage(id *driver.Identity, q ImportRequest, src *source) error {
 	}
 
 	id.SizeBytes = max(id.SizeBytes, roundUp(q.SizeBytes))
-	src.alloc = allocatedBytes(src.f)
+	if src.alloc == 0 {
+		src.alloc = allocatedBytes(src.f)
+	}
+
 	return nil
 }
 
@@ -502,7 +507,7 @@ func (e *Engine) fillImage(ctx context.Context, b *build, src *source, q ImportR
 	q.Tracker.Start("copying", 0, src.alloc)
 	out := Imported{Warnings: src.warnings}
 	err := e.content.WithPath(ctx, b.scratch.ID, func(path string) (err error) {
-		out.Bytes, err = copyImage(ctx, src.f, path, src.bytes, q.Tracker)
+		out.Bytes, err = copyImage(ctx, src, path, q.Tracker)
 		return err
 	})
 	if err != nil || q.Force || b.scratch.FS == driver.None {

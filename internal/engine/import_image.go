@@ -16,6 +16,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/engine/check"
 	"pando/internal/linux/fsprobe"
+	"pando/internal/linux/qcow2"
 	"pando/internal/tree/treecopy"
 
 	"golang.org/x/sys/unix"
@@ -82,7 +83,49 @@ func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *sour
 	}
 
 	s.kind = "image"
-	return s, e.checkImage(s, q)
+	if !device {
+		if err := s.openDisk(q.FS); err != nil {
+			return nil, errs.Wrap(opImport, q.Source, err)
+		}
+	}
+
+	return s, damagedDisk(e.checkImage(s, q))
+}
+
+// openDisk opens the disk in a qcow2 image. Other files are disks themselves, and so are qcow2 images that Pando cannot
+// read: checkImage refuses them, with a hint, or imports the file as it is. Damaged.
+func (s *source) openDisk(fs driver.FS) error {
+	disk, err := qcow2.Open(s.f, s.bytes)
+	switch {
+	case errors.Is(err, qcow2.ErrNotQcow2), errors.Is(err, qcow2.ErrUnsupported), err != nil && fs == driver.None:
+		return nil
+	case err != nil:
+		return damagedDisk(err)
+	}
+
+	data, err := disk.DataBytes()
+	if err != nil {
+		return damagedDisk(err)
+	}
+
+	s.disk, s.bytes, s.alloc = disk, disk.Size(), max(data, 1)
+	return nil
+}
+
+// damagedDisk gives an error of package qcow2 a kind.
+func damagedDisk(err error) error {
+	if !errors.Is(err, qcow2.ErrDamaged) {
+		return err
+	}
+	return (&errs.Error{Kind: errs.Damaged, Err: err}).WithHint("check a copy with `qemu-img check`, or download it again")
+}
+
+// content reads the image, which s.bytes is the size of.
+func (s *source) content() io.ReaderAt {
+	if s.disk != nil {
+		return s.disk
+	}
+	return s.f
 }
 
 // decompressors are the commands that undo each compression.
@@ -106,7 +149,7 @@ func refuseCompressed(f *os.File, name string) error {
 // filesystem of a type that volumes can have. With --fs none it accepts any content, and
 // with --force even an incomplete or damaged filesystem; s.warnings say so.
 func (e *Engine) checkImage(s *source, q ImportRequest) (err error) {
-	if s.probed, err = fsprobe.Probe(s.f, s.bytes); err != nil {
+	if s.probed, err = fsprobe.Probe(s.content(), s.bytes); err != nil {
 		return err
 	}
 
@@ -183,7 +226,7 @@ func checkRaw(s *source, q ImportRequest) (wrong, err error) {
 			WithHint("copy or download it again, or import it with %s, which pads it with zeros to a multiple of 4 KiB",
 				errs.Param("force")), nil
 	}
-	c, err := fsprobe.Identify(s.f, s.bytes)
+	c, err := fsprobe.Identify(s.content(), s.bytes)
 	if err == nil && (c.Class == fsprobe.VirtualDisk || c.Class == fsprobe.SparseImage) {
 		s.warnings = append(s.warnings, errs.Messagef("it is %s: the volume holds this file, not the disk in it", c.Phrase))
 	}
@@ -193,7 +236,7 @@ func checkRaw(s *source, q ImportRequest) (wrong, err error) {
 // refuseUnknown refuses an image that contains neither ext4 nor XFS, with a hint about
 // how to import its content.
 func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
-	c, err := fsprobe.Identify(s.f, s.bytes)
+	c, err := fsprobe.Identify(s.content(), s.bytes)
 	if err != nil {
 		return err
 	}
@@ -230,6 +273,13 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 		hint = "unpack it, and import the directory"
 	}
 
+	// Other programs need the disk as a file of its own.
+	if s.disk != nil {
+		what = "the disk in it: " + what
+		hint = fmt.Sprintf("convert it with `qemu-img convert -f qcow2 -O raw %s %s`, attach that with `losetup -r -P -f "+
+			"--show`, and mount and import what is on it", file, errs.ShellWord(q.Source+".raw"))
+	}
+
 	refused := errs.New(errs.Invalid, opImport, q.Source, "%s", what)
 	if raw {
 		return refused.WithHint("%s; to import any content as a raw block volume, use %s", hint, errs.Param("fs", "none"))
@@ -239,7 +289,8 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 }
 
 // acceptedSources is the hint that lists what can be imported.
-const acceptedSources = "give a directory, a tar archive (plain, gzip or zstd), or an image of ext4 or XFS"
+const acceptedSources = "give a directory, a tar archive (plain, gzip or zstd), or an image of ext4 or XFS (raw or " +
+	"qcow2)"
 
 // checkCopied checks the filesystem in the copy of an image; the source is never
 // written to. A log that was not replayed is left by a crash, and is not damage: the
@@ -319,7 +370,8 @@ func refuseDamaged(q ImportRequest, fs, wrong, detail string) error {
 
 // copyImage copies the data of a disk image without its holes, and returns the number
 // of bytes copied. Conflict if the image changed in the meantime.
-func copyImage(ctx context.Context, src *os.File, path string, size int64, t *progress.Tracker) (int64, error) {
+func copyImage(ctx context.Context, s *source, path string, t *progress.Tracker) (int64, error) {
+	src := s.f
 	dst, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
 		return 0, errs.Wrap(opImport, path, err)
@@ -332,7 +384,12 @@ func copyImage(ctx context.Context, src *os.File, path string, size int64, t *pr
 		return 0, errs.Wrap(opImport, src.Name(), err)
 	}
 
-	copied, err := copyData(ctx, dst, src, size, t)
+	var copied int64
+	if s.disk != nil {
+		copied, err = copyDisk(ctx, dst, s, t)
+	} else {
+		copied, err = copyData(ctx, dst, src, s.bytes, t)
+	}
 	if err != nil {
 		return copied, err
 	}
@@ -353,6 +410,25 @@ func copyImage(ctx context.Context, src *os.File, path string, size int64, t *pr
 	}
 
 	return copied, errs.Wrap(opImport, src.Name(), err)
+}
+
+// copyDisk copies the disk in a qcow2 image without its holes and zeros, and returns the number of bytes that it read.
+func copyDisk(ctx context.Context, dst *os.File, s *source, t *progress.Tracker) (copied int64, err error) {
+	err = s.disk.Each(func(off int64, data []byte) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+
+		copied += int64(len(data))
+		t.Add(0, int64(len(data)))
+		if allZero(data) {
+			return nil
+		}
+
+		_, err := dst.WriteAt(data, off)
+		return errs.Wrap(opImport, dst.Name(), err)
+	})
+	return copied, errs.Wrap(opImport, s.f.Name(), damagedDisk(err))
 }
 
 // copyData copies the data of an image without its holes and zeros, and returns the number of bytes that it read.

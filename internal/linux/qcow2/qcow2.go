@@ -1,4 +1,4 @@
-// Package qcow2 writes disk images in QEMU's format qcow2 (docs/interop/qcow2.rst of QEMU), version 3.
+// Package qcow2 reads and writes disk images in QEMU's format qcow2 (docs/interop/qcow2.rst of QEMU), version 3.
 package qcow2
 
 import (
