@@ -53,6 +53,9 @@ if [ "$what" = all ]; then
   need sfdisk fdisk
   need losetup mount
   need groff groff-base
+  need dockerd docker.io
+  # Newer releases have the client in a package of its own.
+  have docker || ! apt-cache show docker-cli >/dev/null 2>&1 || packages+=(docker-cli)
 fi
 # With the emulation of Debian 12's own qemu, 7.2, a third of the guests crash.
 qemu_is_good() {

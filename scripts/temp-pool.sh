@@ -118,6 +118,9 @@ stop_programs() {
   wait
 }
 
+# on_exit runs when all programs have ended: a script may define it anew.
+on_exit() { :; }
+
 # clean_up STATUS: more signals do not disturb it, not even one that bash has
 # already noted down, to be handled in the next subshell.
 clean_up() {
@@ -132,6 +135,7 @@ clean_up() {
     printf '\n%s: %s: cleaning up\n' "$me" "$([ "$status" -gt 128 ] && echo interrupted || echo failed)" >&2 || true
   fi
   stop_programs 2>/dev/null
+  on_exit
   if remove_pool; then
     quietly rm -rf --one-file-system "$top" || true
   fi

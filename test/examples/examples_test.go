@@ -1,0 +1,277 @@
+// Package examples runs what is in examples/, with real programs.
+package examples
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"pando/internal/testing/testfs"
+)
+
+var pando string // the binary
+
+func TestMain(m *testing.M) { os.Exit(testfs.WithProgram(&pando, m.Run)) }
+
+const warmStart = "../../examples/docker-warm-start/run.sh"
+
+// needDocker skips a test where it cannot start an engine.
+func needDocker(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: an engine needs root: run the tests as root")
+	}
+	for _, p := range []string{"dockerd", "docker", "containerd", "runc", "unshare"} {
+		if _, err := exec.LookPath(p); err != nil {
+			t.Skipf("SKIPPED: %v: run make deps", err)
+		}
+	}
+}
+
+// TestDockerWarmStart runs the example. Its times are only printed, but the bytes that sessions write must not grow
+// with the images.
+func TestDockerWarmStart(t *testing.T) {
+	needDocker(t)
+	out, err := command(t, nil, warmStart).CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	for _, want := range []string{
+		`dockerd \(pid \d+\) is running on it, and keeps volumes/metadata.db locked`,
+		`left out by preset docker: containers, network, swarm, tmp`,
+		`original [\d.]+ s, clone [\d.]+ s: [\d.]+x \(medians of 9\)`,
+		`left out by preset docker: build-succeeded, `,
+		`the next session has: extra\n.*: shell\n.*: tools\n`,
+		`destroyed cloned-5\n.*destroyed next\n`,
+		`Left behind: nothing`,
+	} {
+		if !regexp.MustCompile(want).Match(out) {
+			t.Errorf("it does not print %q", want)
+		}
+	}
+
+	if cloned, copied := mib(t, out, "pando clone"), mib(t, out, "cp -a of a data-root"); cloned > copied/4 {
+		t.Errorf("a clone took %v MiB, and a copy %v", cloned, copied)
+	}
+}
+
+// mib reads the last column of a row of the table.
+func mib(t *testing.T, out []byte, row string) float64 {
+	t.Helper()
+	m := regexp.MustCompile(row + ` .* ([\d.]+) MiB\n`).FindSubmatch(out)
+	if m == nil {
+		t.Fatalf("there is no row %q", row)
+	}
+	f, err := strconv.ParseFloat(string(m[1]), 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// TestDockerWarmStartInterrupted stops the example while its engines run. It leaves nothing behind.
+func TestDockerWarmStartInterrupted(t *testing.T) {
+	needDocker(t)
+	for _, at := range []string{"A golden of its data-root", "engines at once, until"} {
+		t.Run(at[:strings.IndexByte(at, ' ')], func(t *testing.T) { interrupt(t, at) })
+	}
+}
+
+// interrupt runs the example until it has printed some words, and ends it with SIGTERM.
+func interrupt(t *testing.T, at string) {
+	var out bytes.Buffer
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	cmd := command(t, nil, warmStart)
+	cmd.Stdout, cmd.Stderr = w, w
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+
+	w.Close()
+	defer r.Close()
+	buf := make([]byte, 4096)
+	for sent := false; ; {
+		n, err := r.Read(buf)
+		out.Write(buf[:n])
+		if err != nil {
+			break
+		}
+		if !sent && strings.Contains(out.String(), at) {
+			sent = true
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+		}
+	}
+
+	err = cmd.Wait()
+	t.Logf("%v: %s", err, out.String())
+	if cmd.ProcessState.ExitCode() != 143 || !strings.Contains(out.String(), "Left behind: nothing") {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// killed starts an engine on the volume, and a container that never ends.
+const killed = `
+mkdir "$1"
+unshare --mount --propagation slave --pid --fork --kill-child --mount-proc \
+  sh -c 'mkdir -p /run/containerd && mount -t tmpfs none /run/containerd && exec "$@"' sh \
+  dockerd --data-root "$PANDO_MOUNT" --exec-root /run/containerd/docker --pidfile "$1/pid" --host "unix://$1/s" \
+  --cgroup-parent "$2" --bridge=none --iptables=false >"$1/log" 2>&1 &
+until docker -H "unix://$1/s" version >/dev/null 2>&1; do kill -0 $! || exit 1; sleep 0.05; done
+tar -C "$3" -c . | docker -H "unix://$1/s" import - shell >/dev/null || exit 1
+docker -H "unix://$1/s" run --detach --network none shell /bin/sleep 1000 >/dev/null || exit 1
+echo running
+wait
+`
+
+// TestDockerKilled kills pando, the engine and its container at once. gc finds everything that is left.
+func TestDockerKilled(t *testing.T) {
+	needDocker(t)
+	dir := workDir(t)
+	group := "pando-killed-" + strconv.Itoa(os.Getpid())
+	t.Cleanup(func() { removeGroups(group) })
+	env := []string{"PANDO_POOL=" + filepath.Join(dir, "pool")}
+	must := func(args ...string) string {
+		t.Helper()
+		out, err := command(t, env, pando, args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("pando %s: %v: %s", strings.Join(args, " "), err, out)
+		}
+		return string(out)
+	}
+
+	source := filepath.Join(dir, "source")
+	if err := os.MkdirAll(filepath.Join(source, "volumes"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+
+	must("init", "--size", "1G")
+	must("golden", "import", "images", source, "--preset", "docker")
+
+	// Start it in a process group of its own.
+	cmd := command(t, env, pando, "run", "images", "--", "bash", "-c", killed, "bash", filepath.Join(dir, "e"), group,
+		shellRoot(t))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+
+	line := make([]byte, 8)
+	_, err = stdout.Read(line)
+	kerr := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	_ = cmd.Wait() // it was killed
+	if err != nil || kerr != nil || string(line) != "running\n" {
+		log, _ := os.ReadFile(filepath.Join(dir, "e/log"))
+		t.Fatalf("no container runs: %q, %v, %v: %s", line, err, kerr, log)
+	}
+
+	waitForEnd(t, filepath.Join(dir, "e"))
+	t.Log(must("gc"))
+	if out := must("ls", "--json"); strings.TrimSpace(out) != "[]" {
+		t.Errorf("volumes are left: %s", out)
+	}
+
+	if out := must("golden", "import", "images", source, "--preset", "docker", "--update", "-q"); out != "images@2\n" {
+		t.Errorf("the next import: %s", out)
+	}
+
+	must("fsck")
+	must("deinit", "--force")
+}
+
+// waitForEnd waits until no process has the directory in its command line: SIGKILL takes a moment.
+func waitForEnd(t *testing.T, dir string) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		left := ""
+		files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+		for _, f := range files {
+			if b, err := os.ReadFile(f); err == nil && bytes.Contains(b, []byte(dir)) {
+				left = string(b)
+			}
+		}
+		if left == "" {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("still running: %q", left)
+		}
+	}
+}
+
+// shellRoot makes the root directory of an image with a program that waits.
+func shellRoot(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	cmd := exec.Command("bash", "-ec", `
+		mkdir bin; cp -L "$(type -P sleep)" bin
+		ldd bin/sleep | grep -o '/[^ ):]*' | while read -r f; do install -D "$f" ".$f"; done`)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return dir
+}
+
+// workDir returns a directory that must be empty of mounts, devices and processes in the end. Its path is short enough
+// for sockets below it.
+func workDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	testfs.LeakCheck(t, dir)
+	return dir
+}
+
+// command makes a command that works in a directory of its own on an image of 64 MiB.
+func command(t *testing.T, env []string, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = append(os.Environ(), append(env, "PANDO="+pando)...)
+	if name != warmStart {
+		return cmd
+	}
+
+	source := t.TempDir()
+	content := make([]byte, 64<<20)
+	_, _ = rand.Read(content) // it never fails
+	if err := os.WriteFile(filepath.Join(source, "file"), content, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Env = append(cmd.Env, "WARM_SOURCE="+source, "WARM_DIR="+workDir(t))
+	return cmd
+}
+
+// removeGroups removes the control groups of containers that were killed.
+func removeGroups(name string) {
+	_ = exec.Command("find", "/sys/fs/cgroup", "-depth", "-type", "d", "-path", "*/"+name+"*", "-exec", "rmdir", "{}",
+		"+").Run() // what is left are empty groups
+}
