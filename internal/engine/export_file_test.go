@@ -288,7 +288,8 @@ func TestExportOfSockets(t *testing.T) {
 	})
 }
 
-// TestImportQcow2: what QEMU writes is imported as the disk in it; what is damaged, or only a part of a disk, is refused.
+// TestImportQcow2: what QEMU writes is imported as the disk in it; what is damaged, or only a part of a disk, is
+// refused.
 func TestImportQcow2(t *testing.T) {
 	oneKind(t, func(t *testing.T, e *engine.Engine, top string) {
 		if _, err := exec.LookPath("qemu-img"); err != nil {
