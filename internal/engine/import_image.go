@@ -276,8 +276,8 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 	// Other programs need the disk as a file of its own.
 	if s.disk != nil {
 		what = "the disk in it: " + what
-		hint = fmt.Sprintf("convert it with `qemu-img convert -f qcow2 -O raw %s %s`, attach the result with `losetup -r -P -f`, "+
-			"and mount and import what is on it", file, errs.ShellWord(q.Source+".raw"))
+		hint = fmt.Sprintf("convert it with `qemu-img convert -f qcow2 -O raw %s %s`, attach the result with "+
+			"`losetup -r -P -f`, and mount and import what is on it", file, errs.ShellWord(q.Source+".raw"))
 	}
 
 	refused := errs.New(errs.Invalid, opImport, q.Source, "%s", what)
