@@ -127,9 +127,17 @@ func (b *build) cleanScratch(ctx context.Context) (removed []string, err error) 
 		return nil, nil
 	}
 
-	err = b.e.inScratch(ctx, b.scratch, func(root *os.File) error {
+	clean := func(root *os.File) error {
 		removed, err = b.clean(ctx, root)
 		return err
-	})
+	}
+
+	if !b.scratch.FS.IsImage() {
+		err = b.e.content.WithTree(ctx, b.scratch.ID, false, clean)
+		return removed, err
+	}
+
+	// The object of an imported image does not know yet which filesystem is in it.
+	err = b.e.content.WithImage(ctx, b.scratch.ID, content.ImageOptions{FS: b.scratch.FS}, clean)
 	return removed, err
 }
