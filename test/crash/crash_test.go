@@ -305,7 +305,7 @@ var operations = []operation{
 		prepare: func(*world) {}},
 }
 
-func init() { operations = slices.Concat(operations, lifecycle, overlays) }
+func init() { operations = slices.Concat(operations, lifecycle, overlays, gits) }
 
 // rules returns the path of a preset that removes something from the small tree.
 func (w *world) rules() string {
