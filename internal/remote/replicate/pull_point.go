@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
@@ -479,19 +480,11 @@ func (p *puller) restoreOrigin(ctx context.Context, h repo.Head, pt repo.Point, 
 // pulled from the same head, otherwise under a name that ends in the remote's name.
 func (p *puller) chooseDest(ctx context.Context, h repo.Head, pt repo.Point) (dest, error) {
 	for i := 0; ; i++ {
-		name := h.Name
-		switch {
-		case i == 1:
-			name = h.Name + "." + p.remote
-		case i > 1:
-			name = fmt.Sprintf("%s.%s-%d", h.Name, p.remote, i)
-		}
-
 		// Check that the name is valid, and not the one that the pull needs itself.
-		free, err := ref.ParseName(opPull, name)
+		free, err := ref.ParseName(opPull, p.nameOfNeeded(h.Name, i))
 		if err != nil || i > 1000 {
 			return dest{}, errs.New(errs.Exists, opPull, h.Name, "found no free name for the origin of the volume").
-				WithHint("free the name %s, or pull without the origin with %s", h.Name, errs.Param("no-origin"))
+				WithHint("free the name %s", h.Name)
 		}
 
 		if free == p.local {
@@ -517,6 +510,22 @@ func (p *puller) chooseDest(ctx context.Context, h repo.Head, pt repo.Point) (de
 			return dest{name: free, golden: h.Golden, exists: true}, nil
 		}
 	}
+}
+
+// nameOfNeeded returns the i-th name that a point that another point needs can have here: its own, or one that ends in
+// the remote's name. A long name is cut.
+func (p *puller) nameOfNeeded(name string, i int) string {
+	if i == 0 {
+		return name
+	}
+
+	suffix := "." + p.remote[:min(len(p.remote), ref.MaxNameBytes/2)]
+	if i > 1 {
+		suffix += fmt.Sprintf("-%d", i)
+	}
+
+	name = name[:min(len(name), ref.MaxNameBytes-len(suffix))]
+	return strings.TrimRight(name, ".") + suffix // no name contains ".."
 }
 
 // sharesHistory reports whether a local point is linked to a point of a head, so that both belong to one history.

@@ -153,6 +153,33 @@ func TestOverlayOutlivesItsGoldenOnRemotes(t *testing.T) {
 	}
 }
 
+// TestPullOverlayBesideItsGoldensName: a golden with the longest name, or with a point at its end, is restored beside
+// another that has its name.
+func TestPullOverlayBesideItsGoldensName(t *testing.T) {
+	long := strings.Repeat("g", ref.MaxNameBytes)
+	for name, golden := range map[string]string{"short": "g", "point": "g.", "long": long} {
+		t.Run(name, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(randomSeed(t), 23))
+			w := worldOn(t, overlayPools[plain.Name](t), plain.Name, "file:"+filepath.Join(t.TempDir(), "remote"))
+			o := w.otherIn(t, overlayPools[plain.Name](t), plain.Name)
+			o.importDir(golden, smallFile)
+
+			w.overlayGolden(golden, r)
+			w.overlay(golden, "v")
+			w.change("v", r)
+			w.push("v")
+			out, err := o.tryPull("v", PullRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(out.Origins) != 1 || !strings.HasSuffix(out.Origins[0], "."+o.r.Name+"@1") {
+				t.Fatalf("restored %q", out.Origins)
+			}
+			sameOverlay(w, o, "v", out.Origins[0])
+		})
+	}
+}
+
 // TestPushRebasedOverlay: a rebase changes the golden of an overlay, and maybe nothing else: that travels, too.
 func TestPushRebasedOverlay(t *testing.T) {
 	for _, driver := range slices.Sorted(maps.Keys(overlayPools)) {
