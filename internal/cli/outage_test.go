@@ -104,7 +104,7 @@ func TestOutageLines(t *testing.T) {
 func TestRounds(t *testing.T) {
 	var out strings.Builder
 	a := &App{Stderr: &out}
-	var f failedRounds
+	f := failedRounds{doing: "pushing"}
 	wrong := errors.New("wrong")
 	for range 100 {
 		a.reportRound(&f, wrong, time.Minute)

@@ -272,6 +272,7 @@ type replacement struct {
 	old, place *mountpoint.Place // of dir and aside
 	oldDir     mountpoint.Inode  // what is at dir
 	bare       *os.File          // the directory created at aside
+	from       catalog.Row       // that the volume is cloned from
 	row        catalog.Row
 	att        catalog.MountRecord
 	recorded   bool // steps 1-3 are done
@@ -388,6 +389,11 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 // planReplace reserves the name and marks the work (step 1).
 func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportRequest, out *Imported) error {
 	from := ref.Ref{Name: out.Golden, At: itoa(out.Generation)}
+	clone := CloneRequest{From: from, Name: q.ReplaceVolume, GoldenDecides: true, op: opAdopt}
+	if err := e.decideOverlay(ctx, &clone); err != nil {
+		return err
+	}
+
 	return e.ledger.Claim(ctx, opAdopt, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		origin, err := tx.Resolve(opAdopt, from)
 		if err != nil {
@@ -398,13 +404,14 @@ func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportReques
 			return nil, err
 		}
 
-		id := e.newIdentity(driver.Volume)
-		id.Name = q.ReplaceVolume.String()
-		id = id.WithContentOf(origin.Identity)
-		id.Origin, id.OriginID = tx.RefOf(origin), origin.ID
-		id.Golden, id.Generation = origin.Golden, origin.Generation
-		r.row = catalog.Row{Identity: id, UsedAt: time.Now().UTC(), Usage: cloneUsage(e.caps, origin),
-			MeasuredAt: origin.MeasuredAt}
+		r.from = origin
+		if clone.Overlay {
+			r.from = clone.template
+		}
+
+		now := time.Now().UTC()
+		id := e.cloneIdentity(clone, q.ReplaceVolume.String(), origin, tx.RefOf(origin), now)
+		r.row = catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, r.from), MeasuredAt: r.from.MeasuredAt}
 		r.aside = asidePath(r.dir, id.ID)
 		return []catalog.Mark{{ID: id.ID, Op: opAdopt, Name: id.Name, Reads: origin.ID, Mountpoint: r.aside, MadeDir: true}},
 			nil
@@ -413,7 +420,7 @@ func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportReques
 
 // exchange does steps 2 to 5, and returns the directory's last stamp.
 func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*treecopy.Stamp, error) {
-	if err := e.drv.Clone(ctx, r.row.OriginID, r.row.Identity); err != nil {
+	if err := e.drv.Clone(ctx, r.from.ID, r.row.Identity); err != nil {
 		return nil, err
 	}
 
