@@ -13,9 +13,31 @@ import (
 // An overlay is pushed as what differs from its lower layer, a generation, which is pushed first if it is not on the
 // remote. The manifest of the overlay names it, and a prune keeps it for as long.
 
-// upperBase finds the base of an overlay of whose volume nothing is on the remote: the overlay that it was cloned from.
-// The result has no head if there is none.
+// upperBase finds the base of an overlay of whose volume nothing is on the remote under this name: the volume under its
+// own name, the overlay that it was cloned from, or, of an image, the overlay that shares most with it. The result has
+// no head if there is none.
 func (x *pointPush) upperBase(ctx context.Context) (base, error) {
+	if x.pt.Volume != x.name {
+		h, err := x.p.readHead(ctx, x.pt.Volume)
+		if err == nil {
+			b, ok, err := x.newestKnown(ctx, h)
+			if ok || err != nil {
+				return b, err
+			}
+		} else if !isUnreadable(err) { // damage of another volume must not prevent this push
+			return base{}, err
+		}
+	}
+
+	b, err := x.upperOfOrigin(ctx)
+	if b.head != "" || err != nil || x.content.contentKind() != repo.Block {
+		return b, err
+	}
+	return x.nearestBase(ctx, base{})
+}
+
+// upperOfOrigin finds the overlay that an overlay was cloned from. The result has no head if there is none.
+func (x *pointPush) upperOfOrigin(ctx context.Context) (base, error) {
 	from, err := x.p.e.PointByID(ctx, x.pt.OriginID)
 	if errs.Is(err, errs.NotFound, errs.Invalid) || err == nil && !from.IsOverlay() {
 		return base{}, nil

@@ -243,6 +243,49 @@ func TestPushFork(t *testing.T) {
 	}
 }
 
+// TestPushRelatedOverlay: what an overlay shares with another one on the remote is not sent again: with itself under
+// another name, and, of an image, with the volume that it was forked from, and with what was pulled under another name.
+func TestPushRelatedOverlay(t *testing.T) {
+	for _, driver := range slices.Sorted(maps.Keys(overlayPools)) {
+		t.Run(driver, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(randomSeed(t), 24))
+			w := worldOn(t, overlayPools[driver](t), driver, "file:"+filepath.Join(t.TempDir(), "remote"))
+			w.overlayGolden("g", r)
+			w.overlay("g", "v")
+			w.edits("v", func(dir string) {
+				f, err := os.Create(dir + "/much")
+				must(t, err)
+				noise(t, f, 5, 0, 20*mib)
+				must(t, f.Close())
+			})
+			w.push("v")
+			push := func(w *world, volume, as string) {
+				t.Helper()
+				out, err := Push(t.Context(), w.e, w.r, PushRequest{Refs: []ref.Ref{refs(t, volume)},
+					As: ref.MustName(as)})
+				if err != nil || len(out) != 1 || out[0].UploadedBytes > 2*mib || out[0].Origin != "g@1" {
+					t.Errorf("pushed %s as %s: %+v, %v", volume, as, out, err)
+				}
+			}
+
+			push(w, "v", "other-name")
+			o := w.otherIn(t, overlayPools[driver](t), driver)
+			o.pull("other-name", PullRequest{As: ref.MustName("v")})
+			sameOverlay(w, o, "v", "g@1")
+			if driver != reflink.Name {
+				return // trees are differences only from what they descend from
+			}
+
+			push(o, "v", "pulled")
+			w.clone("v", "fork")
+			push(w, "fork", "fork")
+			o.pull("fork", PullRequest{})
+			sameOverlay(w, o, "fork", "g@1")
+			w.whole()
+		})
+	}
+}
+
 // TestPushRepairsLowerLayers: a push sends a lower layer again that the remote has lost, and then the overlay, which
 // names the lost one. A verify names both.
 func TestPushRepairsLowerLayers(t *testing.T) {

@@ -120,7 +120,7 @@ func (p *pusher) listCandidates(
 			continue
 		case err != nil:
 			return nil, err
-		case x.FS.IsImage() != pt.FS.IsImage():
+		case x.FS.IsImage() != pt.FS.IsImage(), x.IsOverlay() != pt.IsOverlay():
 			continue
 		}
 
