@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// gits are the verbs of goldens that come from git. The program git writes to a volume in the meantime, and must be gone
-// with pando.
+// gits are the verbs of goldens that come from git. The program git writes to a volume in the meantime, and must be
+// gone with pando.
 var gits = []operation{
 	{name: "git-import", root: true, every: 40,
 		command: func(w *world) []string {
