@@ -486,6 +486,48 @@ func TestOverlayWithEqualNumbers(t *testing.T) {
 	})
 }
 
+// TestImportOfOverlayWithEqualNumbers: on btrfs, an overlay can show a file of the golden and another under one inode
+// number. An import of the mounted overlay does not join them, even if both have several names.
+func TestImportOfOverlayWithEqualNumbers(t *testing.T) {
+	overlayPools(t, func(t *testing.T, e *engine.Engine) {
+		const files = 40
+		make := func(dir, name, text string) {
+			mustAll(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644),
+				os.Link(filepath.Join(dir, name), filepath.Join(dir, name+"-again")))
+		}
+		src := t.TempDir()
+		for i := range files {
+			make(src, strconv.Itoa(i), "golden")
+		}
+		importTree(t, e, "many", src)
+		made, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "many"}, Name: ref.MustName("v"),
+			Mount: true, MountDir: filepath.Join(t.TempDir(), "v"), Overlay: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := made[0]
+		for i := range files {
+			make(v.Mountpoint, "new"+strconv.Itoa(i), "change")
+		}
+		want := shownFiles(t, v.Mountpoint)
+
+		importTree(t, e, "again", v.Mountpoint)
+		w := clone(t, e, "again", "w", true)
+		if got := shownFiles(t, w.Mountpoint); !maps.Equal(got, want) {
+			t.Errorf("what was imported has %q,\nwant %q", got, want)
+		}
+		for _, name := range []string{"7", "new7"} {
+			var one, two unix.Stat_t
+			mustAll(t, unix.Stat(filepath.Join(w.Mountpoint, name), &one),
+				unix.Stat(filepath.Join(w.Mountpoint, name+"-again"), &two))
+			if one.Ino != two.Ino || one.Nlink != 2 {
+				t.Errorf("%s is not one file any more: %+v, %+v", name, one, two)
+			}
+		}
+		destroy(t, e, "v", "w")
+	})
+}
+
 // TestOverlayLargerThanGolden: an overlay can hold more than its golden has room for, and what becomes of it has all.
 func TestOverlayLargerThanGolden(t *testing.T) {
 	e := newPool(t, testfs.XFS(t, 2<<30), engine.InitRequest{Driver: "reflink"})

@@ -73,6 +73,8 @@ func copyTree(ctx context.Context, src string, dst *os.File, opt Options, spare 
 		return Totals{}, err
 	}
 
+	c.links.overlay = isOverlay(root.src)
+
 	// Copy the tree, then set flags and the attributes of the root.
 	root.flags = readFlags(root.src)
 	root.dst, c.staged = stage.fd, stage.name != "" // from now on, the walk owns the descriptor
@@ -402,8 +404,9 @@ func (s *setter) mknod(o object, mode uint32, rdev uint64, path func() string) e
 // entry when it has seen all names of the file. There may be half a million entries, so
 // they are small.
 type links struct {
-	mu sync.Mutex
-	m  map[Inode]link
+	mu      sync.Mutex
+	m       map[Inode]link
+	overlay bool // see linkID
 }
 
 type link struct {
@@ -417,7 +420,7 @@ type link struct {
 // is still being copied.
 func (l *links) create(d *dir, name string, st *unix.Stat_t, makeIt func() error) (linked bool, err error) {
 	// Create the first name.
-	id := inode(st)
+	id := linkID(st, l.overlay)
 	l.mu.Lock()
 	first, ok := l.m[id]
 	if !ok {

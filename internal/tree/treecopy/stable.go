@@ -154,6 +154,7 @@ func copyChanged(
 		return Totals{}, err
 	}
 
+	u.links.overlay = isOverlay(root.src)
 	var st unix.Stat_t
 	if root.dst, err = openRoot(dst); err == nil {
 		if err = unix.Fstat(root.dst, &st); err != nil {

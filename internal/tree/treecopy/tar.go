@@ -34,7 +34,7 @@ func WriteTar(ctx context.Context, w io.Writer, root *os.File, opt Options) (Tot
 
 	t := &tarrer{
 		ctx: ctx, out: tarWriter{w: w}, root: root, n: newCounters(opt), attrs: NewAttributeReader(opt),
-		links: map[Inode]string{}, buf: make([]byte, bufferSize),
+		links: map[Inode]string{}, overlay: isOverlay(int(root.Fd())), buf: make([]byte, bufferSize),
 	}
 	err := t.putDir("")
 	if err == nil {
@@ -61,13 +61,14 @@ func tarErr(err error) error {
 
 // tarrer is one run of WriteTar.
 type tarrer struct {
-	ctx   context.Context
-	out   tarWriter
-	root  *os.File
-	n     *counters
-	attrs *AttributeReader
-	links map[Inode]string // the first names of files with several names
-	buf   []byte
+	ctx     context.Context
+	out     tarWriter
+	root    *os.File
+	n       *counters
+	attrs   *AttributeReader
+	links   map[Inode]string // the first names of files with several names
+	overlay bool             // see linkID
+	buf     []byte
 }
 
 // putDir writes a directory and everything below it.
@@ -149,12 +150,13 @@ func (t *tarrer) putFile(dir *os.File, name, path string) error {
 
 	// Another name of an earlier file has no attributes of its own.
 	if st.Nlink > 1 {
-		if first, ok := t.links[inode(&st)]; ok {
+		id := linkID(&st, t.overlay)
+		if first, ok := t.links[id]; ok {
 			t.n.addProgress(1, 0)
 			return t.out.putHeader(tarEntry{name: path, link: first, typ: typeLink, mode: st.Mode, uid: st.Uid, gid: st.Gid,
 				mtime: st.Mtim, atime: st.Atim})
 		}
-		t.links[inode(&st)] = path
+		t.links[id] = path
 	}
 
 	if st.Mode&unix.S_IFMT == unix.S_IFREG {

@@ -3,6 +3,8 @@ package treecopy
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"hash/fnv"
 	"runtime"
 	"slices"
 	"strings"
@@ -565,6 +567,24 @@ func openNoAtime(at int, name string, flags int) (int, error) {
 		fd, err = retry(func() (int, error) { return unix.Openat(at, name, flags, 0) })
 	}
 	return fd, err
+}
+
+// linkID returns what all names of a file have in common, and no other file has. An overlay whose layers are subvolumes
+// of one btrfs shows files of both under one inode number, so in overlays the rest of the inode counts, too.
+func linkID(st *unix.Stat_t, overlay bool) Inode {
+	id := inode(st)
+	if overlay {
+		h := fnv.New64a()
+		fmt.Fprint(h, st.Ctim, st.Mtim, st.Size, st.Mode, st.Uid, st.Gid, st.Nlink, st.Rdev)
+		id.Dev ^= h.Sum64()
+	}
+	return id
+}
+
+// isOverlay reports whether an open directory is in an overlay, as far as can be found out.
+func isOverlay(fd int) bool {
+	var st unix.Statfs_t
+	return unix.Fstatfs(fd, &st) == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC
 }
 
 func inode(st *unix.Stat_t) Inode { return Inode{Dev: uint64(st.Dev), Ino: st.Ino} }
