@@ -61,6 +61,14 @@ func (p *pusher) findLost(ctx context.Context, id repo.ID) (lost, error) {
 			return out, err
 		}
 
+		if m.Content.Chained() && m.IsOverlay() {
+			// A pull restores it as an overlay, to apply the differences to it.
+			if whole, err := p.lowerIsWhole(ctx, m.Origin.Manifest); err != nil || !whole {
+				out.manifest = true
+				return out, err
+			}
+		}
+
 		p.base = &m
 		p.noteChainLink(&m)
 		if err := p.addMissing(ctx, &m, out.segments); err != nil {

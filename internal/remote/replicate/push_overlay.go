@@ -85,6 +85,9 @@ func (x *pointPush) findLower(ctx context.Context) error {
 	}
 
 	x.origin = &repo.Origin{Ref: x.lower.ref(), Volume: x.lower.head, Manifest: x.lower.point.Manifest}
+	if x.base.point.OriginID != x.lower.point.Manifest {
+		x.base.newest = false // perhaps its lower layer is lost: the volume does not count as unchanged
+	}
 	return nil
 }
 
@@ -97,20 +100,28 @@ func (x *pointPush) intactLower(ctx context.Context, lower engine.Point) (base, 
 		return base{}, err
 	}
 
-	if p.intact[b.point.Manifest] { // of another overlay
-		return b, nil
+	if whole, err := p.lowerIsWhole(ctx, b.point.Manifest); err != nil || !whole {
+		return base{}, err
+	}
+	return b, p.finishOriginPush(ctx, b, head)
+}
+
+// lowerIsWhole reports whether a lower layer is complete on the remote, and remembers if it is.
+func (p *pusher) lowerIsWhole(ctx context.Context, manifest repo.ID) (bool, error) {
+	if p.intact[manifest] {
+		return true, nil
 	}
 
-	missing, err := p.findLost(ctx, b.point.Manifest)
+	missing, err := p.findLost(ctx, manifest)
 	if err != nil || missing.any() {
-		return base{}, err
+		return false, err
 	}
 
 	if p.intact == nil {
 		p.intact = map[repo.ID]bool{}
 	}
-	p.intact[b.point.Manifest] = true
-	return b, p.finishOriginPush(ctx, b, head)
+	p.intact[manifest] = true
+	return true, nil
 }
 
 // lowerOnRemote finds the lower layer in the heads that may list it: that of its golden, those that it was pushed to

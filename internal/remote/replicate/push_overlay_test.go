@@ -319,6 +319,39 @@ func TestPushRepairsLowerLayers(t *testing.T) {
 	sameOverlay(w, o, "v", "g@1")
 }
 
+// TestPushWithLostLowerLayer: after the loss of a lower layer, the next push makes a point that can be pulled, whether
+// the overlay has changed or not, and so does a verify with repair, in place of the damaged point.
+func TestPushWithLostLowerLayer(t *testing.T) {
+	for _, driver := range slices.Sorted(maps.Keys(overlayPools)) {
+		for _, how := range []string{"same", "changed", "repair"} {
+			t.Run(driver+"-"+how, func(t *testing.T) {
+				r := rand.New(rand.NewPCG(randomSeed(t), 25))
+				w := worldOn(t, overlayPools[driver](t), driver, "file:"+filepath.Join(t.TempDir(), "remote"))
+				w.overlayGolden("g", r)
+				w.overlay("g", "v")
+				w.change("v", r)
+				golden := w.push("v")[0]
+				must(t, w.store.Delete(t.Context(), "manifests/"+golden.Manifest))
+
+				switch how {
+				case "same":
+					w.push("v")
+				case "changed":
+					w.change("v", r)
+					w.push("v")
+				case "repair":
+					v, err := VerifyRepair(t.Context(), w.e, w.r, VerifyRequest{})
+					must(t, err)
+					must(t, v.Err())
+				}
+				o := w.otherIn(t, overlayPools[driver](t), driver)
+				o.pull("v", PullRequest{})
+				sameOverlay(w, o, "v", "g@1")
+			})
+		}
+	}
+}
+
 // TestPushFlattened: a volume that was an overlay is pushed and pulled as others, although it keeps snapshots from
 // before.
 func TestPushFlattened(t *testing.T) {
