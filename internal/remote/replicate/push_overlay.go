@@ -21,7 +21,8 @@ func (x *pointPush) upperBase(ctx context.Context) (base, error) {
 		h, err := x.p.readHead(ctx, x.pt.Volume)
 		if err == nil {
 			b, ok, err := x.newestKnown(ctx, h)
-			if ok || err != nil {
+			itself := b.object == x.pt.ID && x.content.contentKind().Chained() // nothing is a difference from itself
+			if err != nil || ok && !itself {
 				return b, err
 			}
 		} else if !isUnreadable(err) { // damage of another volume must not prevent this push

@@ -268,6 +268,13 @@ func TestPushRelatedOverlay(t *testing.T) {
 				}
 			}
 
+			// A snapshot that is there already under the volume's own name, too.
+			w.snapshot("v", "s")
+			for _, as := range []string{"v", "again"} {
+				_, err := Push(t.Context(), w.e, w.r, PushRequest{Refs: []ref.Ref{refs(t, "v@s")}, As: ref.MustName(as)})
+				must(t, err)
+			}
+
 			push(w, "v", "other-name")
 			o := w.otherIn(t, overlayPools[driver](t), driver)
 			o.pull("other-name", PullRequest{As: ref.MustName("v")})
