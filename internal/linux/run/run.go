@@ -9,6 +9,7 @@ import (
 	"io"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,6 +25,7 @@ var packages = map[string]string{
 	"xfs_repair": "xfsprogs",
 	"mkfs.btrfs": "btrfs-progs",
 	"git":        "git",
+	"git-lfs":    "git-lfs",
 	"fio":        "fio",
 	"zfs":        "zfsutils-linux",
 	"zpool":      "zfsutils-linux",
@@ -92,7 +94,7 @@ func Output(ctx context.Context, name string, args ...string) (_, _ []byte, err 
 // Options says in which surroundings a program runs.
 type Options struct {
 	Dir string   // working directory; "": that of this process
-	Env []string // its environment, as of exec.Cmd; nil: that of this process
+	Env []string // its environment, as of exec.Cmd, but with LC_ALL=C; nil: that of this process
 
 	// OnLine is called with each line that the program writes to standard error, even one that ends with a carriage
 	// return, as soon as it is written. It must return soon.
@@ -110,7 +112,10 @@ func (o Options) Output(ctx context.Context, name string, args ...string) (_, _ 
 	}
 
 	var stdout bytes.Buffer
-	cmd.Stdout, cmd.Dir, cmd.Env = &stdout, o.Dir, o.Env
+	cmd.Stdout, cmd.Dir = &stdout, o.Dir
+	if o.Env != nil {
+		cmd.Env = append(slices.Clone(o.Env), "LC_ALL=C")
+	}
 	if o.OnLine != nil {
 		cmd.Stderr = io.MultiWriter(stderr, &lines{on: o.OnLine})
 	}
