@@ -280,6 +280,9 @@ func TestWorkspaceErrors(t *testing.T) {
 	wrong(errs.Invalid, "", importOf(Source{URL: w.source().URL, Prepare: "true", PrepareKey: []string{"../a"}}))
 	wrong(errs.NotFound, "", importOf(Source{URL: "file://" + w.up + "-none"}))
 	wrong(errs.NotFound, "", importOf(Source{URL: "file://" + empty}))
+	if _, err := exec.LookPath("git-lfs"); err != nil {
+		wrong(errs.Unsupported, "apt-get install git-lfs", importOf(Source{URL: w.source().URL, LFS: true}))
+	}
 	wrong(errs.IO, "", importOf(Source{URL: w.source().URL, Prepare: "echo reason >&2; exit 3"}))
 	wrong(errs.Exists, "golden refresh", func() error {
 		_, err := Import(t.Context(), w.e, ImportRequest{Golden: ref.MustName("g"), Source: w.source()})

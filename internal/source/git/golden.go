@@ -184,8 +184,14 @@ type maker struct {
 
 // run fills a volume from the source, publishes it, and destroys it.
 func (m *maker) run(ctx context.Context) (Made, error) {
-	if _, err := run.Look("git"); err != nil {
-		return Made{}, err
+	programs := []string{"git"}
+	if m.source.LFS {
+		programs = append(programs, "git-lfs")
+	}
+	for _, name := range programs {
+		if _, err := run.Look(name); err != nil {
+			return Made{}, errs.Wrap(m.op, m.golden.String(), err)
+		}
 	}
 
 	_, err := m.e.Run(ctx, engine.RunRequest{From: m.golden.Ref(), Empty: m.fresh, Do: m.fill, Tracker: m.tracker})
