@@ -38,12 +38,8 @@ func (g *gitRef) prepare(ctx context.Context, e *engine.Engine, q *engine.CloneR
 	if g.revision == "" {
 		return nil
 	}
-	golden, err := ref.ParseName("clone", q.From.Name)
-	if err == nil {
-		q.Prepare, err = git.Checkout(ctx, e, git.CheckoutRequest{Golden: golden, Revision: g.revision, Offline: g.offline,
-			Env: os.Environ(), Tracker: q.Tracker})
-	}
-	return err
+	at := git.CheckoutRequest{Revision: g.revision, Offline: g.offline, Env: os.Environ(), Tracker: q.Tracker}
+	return git.Checkout(ctx, e, at, q)
 }
 
 // gitSource are the flags of golden import that describe a repository.

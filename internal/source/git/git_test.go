@@ -120,9 +120,8 @@ func (w *world) tryClone(name, revision string, offline bool) (string, error) {
 	w.t.Helper()
 	q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName(name), Mount: true}
 	if revision != "" {
-		var err error
-		if q.Prepare, err = Checkout(w.t.Context(), w.e, CheckoutRequest{Golden: ref.MustName("g"), Revision: revision,
-			Offline: offline, Env: os.Environ()}); err != nil {
+		at := CheckoutRequest{Revision: revision, Offline: offline, Env: os.Environ()}
+		if err := Checkout(w.t.Context(), w.e, at, &q); err != nil {
 			return "", err
 		}
 	}
@@ -417,6 +416,7 @@ func TestPublishedBySessions(t *testing.T) {
 	for _, hook := range []string{"post-checkout", "reference-transaction", "post-index-change", "post-merge"} {
 		must(t, os.Symlink(evil, filepath.Join(dir, ".git", "hooks", hook)))
 	}
+	must(t, os.MkdirAll(filepath.Join(dir, ".git", "modules", "evil"), 0o755))
 	must(t, os.WriteFile(filepath.Join(dir, ".git", "info", "attributes"), []byte("* filter=x\n"), 0o644))
 	must(t, os.WriteFile(filepath.Join(dir, ".git", "objects", "info", "alternates"), []byte(w.up+"/.git/objects\n"),
 		0o644))
@@ -429,6 +429,15 @@ func TestPublishedBySessions(t *testing.T) {
 	w.is(w.clone("at", "trunk"), two)
 	w.refresh()
 	w.is(w.clone("after", ""), two)
+
+	// The current generation is made here by now, and that of the session still is not.
+	q := engine.CloneRequest{From: ref.Ref{Name: "g", At: "2"}, Name: ref.MustName("older"), Mount: true}
+	must(t, Checkout(t.Context(), w.e, CheckoutRequest{Revision: "trunk", Env: os.Environ()}, &q))
+	older, err := w.e.Clone(t.Context(), q)
+	must(t, err)
+	if _, err := os.Stat(filepath.Join(older[0].Mountpoint, ".git", "modules")); err == nil {
+		t.Error("repositories of submodules of a session were trusted")
+	}
 	if b, err := os.ReadFile(ran); err == nil {
 		t.Errorf("it ran:\n%s", b)
 	}

@@ -2,6 +2,7 @@ package git
 
 import (
 	"context"
+	"strconv"
 	"strings"
 
 	"pando/internal/base/errs"
@@ -76,7 +77,7 @@ func Import(ctx context.Context, e *engine.Engine, q ImportRequest) (Made, error
 	default:
 		was, err := ParseSource(opImport, q.Golden.String(), text)
 		m.fresh = err != nil || was.URL != q.Source.URL // nothing of another repository stays
-		m.trusted = madeHere(current, q.Source)
+		m.from, m.trusted = generation(current), madeHere(current, q.Source)
 		m.force = true
 	}
 
@@ -111,47 +112,60 @@ func Refresh(ctx context.Context, e *engine.Engine, q RefreshRequest) (Made, err
 	}
 
 	m := &maker{e: e, op: opRefresh, golden: q.Golden, source: source, env: q.Env, tracker: q.Tracker,
-		trusted: madeHere(current, source)}
+		from: generation(current), trusted: madeHere(current, source)}
 	return m.run(ctx)
 }
 
 // CheckoutRequest says what to check out in clones of a golden.
 type CheckoutRequest struct {
-	Golden   ref.Name
 	Revision string   // a branch, tag, commit, or other reference of the repository
 	Offline  bool     // fetch nothing
 	Env      []string // as in ImportRequest
 	Tracker  *progress.Tracker
 }
 
-// Checkout returns what prepares clones of a golden so that they are at a branch, tag or commit of its repository, for
-// engine.CloneRequest.Prepare. Of that, it fetches only what is missing. Invalid (the golden does not come from git),
-// NotFound.
-func Checkout(
-	ctx context.Context, e *engine.Engine, q CheckoutRequest,
-) (func(ctx context.Context, name, dir string) error, error) {
-	golden, revision := q.Golden, q.Revision
+// Checkout makes a request one for clones that are at a branch, tag or commit of the repository that their golden comes
+// from. Of that, they fetch only what is missing. Invalid (the golden does not come from git), NotFound.
+func Checkout(ctx context.Context, e *engine.Engine, q CheckoutRequest, clones *engine.CloneRequest) error {
+	golden, err := ref.ParseName(opCheckout, clones.From.Name)
+	if err != nil {
+		return err
+	}
+
 	text, current, err := e.GoldenSource(ctx, golden)
 	if err != nil {
-		return nil, err
+		return err
 	}
 
 	source, err := ParseSource(opCheckout, golden.String(), text)
 	if err != nil {
-		return nil, err
+		return err
 	}
 
+	revision := q.Revision
 	if strings.HasPrefix(revision, "-") || strings.ContainsAny(revision, " ~^:?*[\\") || revision == "" {
-		return nil, errs.New(errs.Invalid, opCheckout, revision, "not the name of a branch, tag or commit")
+		return errs.New(errs.Invalid, opCheckout, revision, "not the name of a branch, tag or commit")
 	}
 
-	return func(ctx context.Context, name, dir string) error {
+	// Only of the current generation is it known who made it, and another may be published at any time.
+	if clones.From.At == "" {
+		clones.From = generation(current)
+	}
+	trusted := clones.From == generation(current) && madeHere(current, source)
+
+	clones.Prepare = func(ctx context.Context, name, dir string) error {
 		r := &repository{op: opCheckout, name: name, dir: dir, source: source, env: q.Env, tracker: q.Tracker}
-		if err := r.makeSafe(ctx, madeHere(current, source)); err != nil {
+		if err := r.makeSafe(ctx, trusted); err != nil {
 			return err
 		}
 		return r.checkout(ctx, revision, q.Offline)
-	}, nil
+	}
+	return nil
+}
+
+// generation returns the reference of a generation.
+func generation(g engine.Info) ref.Ref {
+	return ref.Ref{Name: g.Golden, At: strconv.Itoa(g.Generation)}
 }
 
 // commitMark separates the URL from the commit in the origin of a generation.
@@ -171,6 +185,7 @@ type maker struct {
 	e       *engine.Engine
 	op      string
 	golden  ref.Name
+	from    ref.Ref // the generation to begin with, unless fresh
 	source  Source
 	env     []string
 	fresh   bool // begin with an empty directory
@@ -194,7 +209,7 @@ func (m *maker) run(ctx context.Context) (Made, error) {
 		}
 	}
 
-	_, err := m.e.Run(ctx, engine.RunRequest{From: m.golden.Ref(), Empty: m.fresh, Do: m.fill, Tracker: m.tracker})
+	_, err := m.e.Run(ctx, engine.RunRequest{From: m.from, Empty: m.fresh, Do: m.fill, Tracker: m.tracker})
 	m.out.URL = m.source.URL
 	return m.out, err
 }
