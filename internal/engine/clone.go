@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"pando/internal/engine/ledger"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 )
 
 // cloneWorkers is the number of clones made at the same time. Clones of one origin
@@ -495,7 +497,7 @@ func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePla
 		return nil
 	}
 
-	if err := q.Prepare(ctx, p.row.Name, a.Mountpoint); err != nil || q.Mount {
+	if err := e.prepareClone(ctx, p, q); err != nil || q.Mount {
 		return err
 	}
 
@@ -504,6 +506,21 @@ func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePla
 		p.att = catalog.MountRecord{}
 	}
 	return err
+}
+
+// prepareClone calls Prepare with a mounted clone. What that has written is durable on return, unless the clone is
+// ephemeral.
+func (e *Engine) prepareClone(ctx context.Context, p *clonePlan, q CloneRequest) error {
+	dir, err := os.Open(p.att.Mountpoint)
+	if err != nil {
+		return errs.Wrap(q.op, p.row.Name, err)
+	}
+	defer dir.Close()
+
+	if err := q.Prepare(ctx, p.row.Name, p.att.Mountpoint); err != nil || q.Ephemeral {
+		return err
+	}
+	return errs.Wrap(q.op, p.row.Name, unix.Syncfs(int(dir.Fd())))
 }
 
 // growInside grows the filesystem in a volume's image to the size of the image.
