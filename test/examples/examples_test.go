@@ -204,7 +204,8 @@ func TestDockerKilled(t *testing.T) {
 	must("deinit", "--force")
 }
 
-// waitForEnd waits until no process has the directory in its command line: SIGKILL takes a moment.
+// waitForEnd waits until no process has the directory in its command line: SIGKILL takes a moment. The kernel tells the
+// end of processes only to those that know their numbers, and others may be forked in the meantime.
 func waitForEnd(t *testing.T, dir string) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {

@@ -137,8 +137,8 @@ func (r *repository) create(ctx context.Context) error {
 }
 
 // configure replaces the configuration of the repository, which a session may have changed, with what its source says.
-// Files have other inode numbers and times in each clone, so git is told to look at sizes and times of modification
-// only: otherwise it would read all files again.
+// In some clones, files have other inode numbers. With these settings, git compares only the size and the modification
+// time of a file. Otherwise it would read all files again.
 func (r *repository) configure(ctx context.Context) error {
 	if err := r.refuseTraps(); err != nil {
 		return err
