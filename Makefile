@@ -1,14 +1,14 @@
 # Pando: `make` lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test test-race test-all test-zfs test-dist lint bench dist ci clean
+.PHONY: help deps build demo test test-race test-all test-zfs test-dist lint openapi python-client bench dist ci clean
 
 # Runs a command with a Go that can build this.
 WITH_GO := scripts/go.sh
 VERSION = $(or $(shell git describe --always --dirty 2>/dev/null),dev)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## install what is missing to build, test and lint (Debian, Ubuntu)
 	@scripts/deps.sh all
@@ -42,6 +42,12 @@ test-dist: ## build the packages twice, compare them, and install them into a cl
 
 lint: ## check format, vet, staticcheck, shellcheck, layers, lengths
 	@scripts/lint.sh
+
+openapi: ## write api/openapi.json, which describes the HTTP API of pando serve
+	PANDO_UPDATE=1 $(WITH_GO) go test ./internal/front/service -count=1 -run 'TestDocument$$'
+
+python-client: ## write the parts of clients/python that follow from api/openapi.json
+	scripts/python.sh python clients/python/generate.py
 
 bench: build ## measure clones against cp on this host (as root)
 	@scripts/bench.sh $(BENCHFLAGS)

@@ -43,17 +43,38 @@ if [ "$what" = all ]; then
   need setfattr attr
   need zstd zstd
   need sqlite3 sqlite3
+  need git-lfs git-lfs
+  # Debian keeps its programs out of PATH.
+  compgen -G '/usr/lib/postgresql/*/bin/pg_amcheck' >/dev/null || need pg_amcheck postgresql
   need shellcheck shellcheck
+  need sudo sudo
+  need jq jq
   need fio fio
   need stress-ng stress-ng
   # The tests of the system's Python: a package for each of its versions.
   /usr/bin/python3 -c 'import test.test_os' 2>/dev/null || packages+=(python3 '^libpython3\.[0-9]+-testsuite$')
   need strace strace
+  need busybox busybox-static
+  need bwrap bubblewrap
+  need newuidmap uidmap
   need gcc gcc
   need sfdisk fdisk
   need losetup mount
   need groff groff-base
+  need openssl openssl
+  need flock util-linux
+  # clients/python is tested in an environment of its own: scripts/python.sh makes it.
+  python3 -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || packages+=(python3-venv)
+  # It installs the conformance suite of the Model Context Protocol: scripts/node.sh.
+  need npm npm
+  need systemctl systemd
+  need nsenter util-linux
   need dockerd docker.io
+  # Its server and promtool check the metrics: 19 MB to download. Debian starts the server, on port 9090.
+  need promtool prometheus
+  # The web page is tested in a real browser; npm fetches what checks that it is accessible (scripts/axe.sh).
+  need chromium chromium
+  need npm npm
   # Newer releases have the client in a package of its own.
   have docker || ! apt-cache show docker-cli >/dev/null 2>&1 || packages+=(docker-cli)
 fi
@@ -64,6 +85,23 @@ qemu_is_good() {
   [ "${version:-0}" -ge 8 ]
 }
 backport=()
+vm='' # what examples/vm boots can be made here
+if [ "$what" = all ] && [ "$(uname -m)" = x86_64 ] && have apt-get && have dpkg-deb; then
+  vm=1
+  qemu_is_good || backport+=(qemu-system-x86)
+fi
+download_vm() {
+  [ -z "$vm" ] || "$root/examples/vm/guest.sh" --download || say 'continuing without a guest for examples/vm'
+}
+download_node() {
+  [ "$what" != all ] || "$root/scripts/node.sh" true || say 'continuing without the conformance suite of the Model Context Protocol'
+}
+download_python() {
+  [ "$what" != all ] || "$root/scripts/python.sh" true || say 'continuing without an environment for clients/python'
+}
+download_axe() {
+  [ "$what" != all ] || "$root/scripts/axe.sh" >/dev/null || say 'continuing without axe-core for test/web'
+}
 if [ "$what" = zfsvm ]; then
   for p in apt-get dpkg-deb; do have $p || give_up "missing: $p. The guest is made of packages of Debian 12, on Debian"; done
   [ "$(uname -m)" = x86_64 ] || give_up "this is $(uname -m): the guest is made on x86_64 only"
@@ -102,6 +140,10 @@ fi
 go=''
 "$root/scripts/go.sh" true 2>/dev/null || go=1
 if [ ${#packages[@]} -eq 0 ] && [ ${#backport[@]} -eq 0 ] && [ -z "$go" ]; then
+  download_vm
+  download_python
+  download_node
+  download_axe
   exit 0
 fi
 
@@ -171,3 +213,7 @@ fi
 if [ -n "$go" ] && ! "$root/scripts/go.sh" true; then
   give_up "there is no package of Go 1.21 or newer here: install Go from https://go.dev/dl/ into /usr/local/go, then try again"
 fi
+download_vm
+download_python
+download_node
+download_axe

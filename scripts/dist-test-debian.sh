@@ -51,6 +51,8 @@ case $1 in
     bash -ec '. /usr/share/bash-completion/completions/pando; complete -p pando'
     grep -q '^#compdef pando' /usr/share/zsh/vendor-completions/_pando
     grep -q 'complete -c pando' /usr/share/fish/vendor_completions.d/pando.fish
+    getent group pando || die 'there is no group pando'
+    [ -e /usr/lib/systemd/system/pando.socket ] || die 'there are no units'
     pando __complete golden '' 2>/dev/null | grep -q ^import || die 'completion does not know golden import'
     ;;
 
@@ -71,6 +73,16 @@ case $1 in
     pando deinit
     rm -r /srv/web
     [ ! -e /var/lib/pando ] || die 'deinit left /var/lib/pando'
+
+    # Without systemd, the socket gets the group that the package has made.
+    pando init
+    mkdir -p /run/pando
+    pando serve &
+    until [ -S /run/pando/pando.sock ]; do sleep 0.1; done
+    same "$(stat -c '%G %a' /run/pando/pando.sock)" 'pando 660' 'the socket'
+    kill $!
+    wait $!
+    pando deinit
     if grep pando /proc/self/mountinfo; then die 'this is still mounted'; fi
     ;;
 

@@ -118,7 +118,14 @@ same_files() {
   for f in '-rwxr-xr-x bin/pando' '-rw-r--r-- share/man/man1/pando-golden-import.1.gz' \
     '-rw-r--r-- share/man/man7/pando-exit-codes.7.gz' '-rw-r--r-- share/doc/pando/copyright' \
     '-rw-r--r-- share/bash-completion/completions/pando' '-rw-r--r-- share/zsh/site-functions/_pando' \
-    '-rw-r--r-- share/fish/vendor_completions.d/pando.fish'; do
+    '-rw-r--r-- share/fish/vendor_completions.d/pando.fish' \
+    '-rwxr-xr-x share/pando/ci/pando-ci' '-rwxr-xr-x share/pando/ci/github/job-started.sh' \
+    '-rwxr-xr-x share/pando/ci/gitlab/prepare' '-rwxr-xr-x share/pando/ci/buildkite/pre-exit' \
+    '-rwxr-xr-x share/pando/ci/shell/job.sh' '-rw-r--r-- share/pando/ci/example.conf' \
+    '-rw-r--r-- share/pando/prometheus/alerts.yml' '-rw-r--r-- share/pando/prometheus/prometheus.yml' \
+    '-rw-r--r-- share/pando/grafana/pando.json' \
+    '-rw-r--r-- lib/systemd/system/pando.service' '-rw-r--r-- lib/systemd/system/pando.socket' \
+    '-rw-r--r-- lib/sysusers.d/pando.conf'; do
     grep -qxF -- "$f" "$tmp/files.tar" || { echo "missing: $f"; return 1; }
   done
 }
@@ -192,11 +199,12 @@ rpm_in_empty_root() {
   local r=$tmp/rpm package
   package=$(file "$native" rpm)
   mkdir -p "$r"
-  # The root is empty: there is nothing that it could depend on.
-  rpm --root "$r" --nosignature -i --nodeps "$package" || return
+  # The root is empty: there is nothing that it could depend on, and no shell for the scripts.
+  rpm --root "$r" --nosignature -i --nodeps --noscripts "$package" || return
+  rpm -qp --nosignature --scripts "$package" | grep -F 'systemd-sysusers pando.conf' || return
   rpm --root "$r" -V --nodeps pando || return
   "$r/usr/bin/pando" version || return
-  rpm --root "$r" -e --nodeps pando || return
+  rpm --root "$r" -e --nodeps --noscripts pando || return
   if find "$r" -path "$r/var/lib/rpm" -prune -o -iname '*pando*' -print | grep .; then
     echo 'this is left'
     return 1

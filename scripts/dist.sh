@@ -69,6 +69,20 @@ mkdir -p "$share"/{bash-completion/completions,zsh/site-functions,fish/vendor_co
 go run ./tools/manpages -version "$PACKAGE_VERSION" -date "$day" "$share/man"
 gzip -9n "$share"/man/man*/*
 
+# The hooks for CI, without what measures them.
+mkdir -p "$share/pando"
+cp -r examples/ci "$share/pando/ci"
+rm "$share/pando/ci/run.sh" "$share/pando/ci/README.md"
+cp -r contrib/prometheus contrib/grafana "$share/pando/"
+rm "$share/pando/prometheus/alerts_test.yml"
+chmod -R u=rwX,go=rX "$share/pando"
+
+# The units of the service.
+lib=$tmp/lib
+mkdir -p "$lib"/{systemd/system,sysusers.d}
+cp contrib/systemd/pando.{service,socket} "$lib/systemd/system/"
+cp contrib/systemd/pando.sysusers "$lib/sysusers.d/pando.conf"
+
 go build -o "$tmp/host/" ./cmd/pando ./tools/sbom
 "$tmp/host/pando" completion bash >"$share/bash-completion/completions/pando"
 "$tmp/host/pando" completion zsh >"$share/zsh/site-functions/_pando"
@@ -93,6 +107,8 @@ for arch in amd64 arm64; do
   CGO_ENABLED=0 GOOS=linux GOARCH=$arch GOAMD64=v1 GOARM64=v8.0 GOEXPERIMENT='' GOFLAGS='-trimpath -buildvcs=false -mod=readonly' \
     go build -ldflags "-s -w -buildid= -X main.version=$version" -o "$tree/bin/pando" ./cmd/pando
   cp -r "$share" "$tree/share"
+  cp -r "$lib" "$tree/lib"
+  cp -r scripts/package "$tmp/$arch/package"
   sbom -version "$PACKAGE_VERSION" -sbom "$tmp/out/$name.cdx.json" -notices "$tmp/notices" "$tree/bin/pando"
   {
     printf 'Pando is licensed under the Apache License 2.0:\n\n'

@@ -23,13 +23,13 @@ if [ -n "${RACE:-}" ]; then
   # Not of SQLite and of compression, which are slow enough and not ours. -short leaves out what shows no races.
   race=(-race -short -gcflags='modernc.org/...=-race=false' -gcflags='github.com/klauspost/...=-race=false')
   export CGO_ENABLED=1
-  [ $# -gt 0 ] || set -- ./internal/engine ./internal/engine/catalog ./internal/remote/replicate ./internal/remote/repo ./internal/remote/objstore/...
+  [ $# -gt 0 ] || set -- ./internal/engine ./internal/engine/catalog ./internal/linux/treewalk ./internal/remote/replicate ./internal/remote/repo ./internal/remote/objstore/... ./internal/front/...
 fi
 [ $# -gt 0 ] || set -- ./...
 
 # More than processors: packages wait for disks and timers.
 at_once=${AT_ONCE:-$(($(nproc) + 1))}
-timeout=15m # less than CI gives the whole run, so that what hangs says where
+timeout=25m # less than CI gives the whole run, so that what hangs says where
 [ -z "${PANDO_TEST_FULL:-}" ] || timeout=3h
 
 top=$(mktemp -d "${TMPDIR:-/tmp}/pando-make-test.XXXXXX")
@@ -45,6 +45,13 @@ for server in gofakes3 versitygw fakegcs; do
   GOFLAGS='-mod=readonly -trimpath -buildvcs=false' go -C test/servers tool -n "$server" >/dev/null ||
     echo "test.sh: could not build $server; tests that need it will say so" >&2
 done
+GOFLAGS='-mod=readonly -trimpath -buildvcs=false' go -C test/browser tool -n browser >/dev/null ||
+  echo 'test.sh: could not build what drives a browser; tests that need it will say so' >&2
+for runner in buildkite=github.com/buildkite/agent/v3 gitlab=pando/test/runners/gitlab; do
+  GOFLAGS='-mod=readonly -trimpath -buildvcs=false' \
+    go -C "test/runners/${runner%%=*}" tool -n "${runner#*=}" >/dev/null ||
+    echo "test.sh: could not build the runner ${runner%%=*}; tests that need it will say so" >&2
+done
 
 # What the tests ask of Go's modules is fetched here: as root, they have no network.
 go list -m all >/dev/null || echo "test.sh: could not list all modules; the test of tools/sbom may say so" >&2
@@ -52,15 +59,29 @@ go list -m all >/dev/null || echo "test.sh: could not list all modules; the test
 # Longest first, so that no processor idles at the end; those that measure the disk, one at a time, between the others.
 # Not from Go's cache, which does not see kernel and disks. Vet belongs to lint; without symbols programs link faster.
 order=(./test/crash ./test/remotechaos ./internal/observe/syncbench ./internal/remote/replicate ./internal/engine ./internal/observe/diagnose ./test/model
-  ./internal/bench ./internal/observe/proof ./internal/cli ./cmd/pando ./internal/tree/treecopy ./internal/observe/iostat ./internal/driver/... ./internal/observe/doctor)
+  ./test/python ./internal/bench ./internal/observe/proof ./internal/cli ./cmd/pando ./internal/tree/treecopy ./internal/observe/iostat ./internal/driver/... ./internal/observe/doctor)
 [ "$*" = ./... ] || order=()
 rm -f out/events.json out/usage.json
 status=0
 read -ra more <<<"${TESTFLAGS:-}"
+# The tests are a job of their own: bash runs a trap only when what it waits for lets it, and a run whose make was killed
+# would go on. What the signal ends cleans up first: see tools/isolate.
+# shellcheck disable=SC2317 # a trap calls it
+end_tests() {
+  trap '' HUP INT TERM
+  kill -TERM -- "-$tests" 2>/dev/null || true
+  for _ in $(seq 300); do kill -0 -- "-$tests" 2>/dev/null || break; sleep 0.1; done
+  exit 130
+}
+set -m
 PANDO_TEST_BINARY=$top/pando PANDO_TEST_USAGE=$PWD/out/usage.json \
   nice -n 10 scripts/go.sh go run "$GOTESTSUM" --format pkgname-and-test-fails --hide-summary skipped,failed,output --jsonfile out/events.json -- \
   -count=1 -p "$at_once" -vet=off -ldflags='-s -w' -timeout "$timeout" -exec "$top/isolate" \
-  "${race[@]}" ${RUN:+-run "$RUN"} "${more[@]}" "${order[@]}" "$@" || status=$?
+  "${race[@]}" ${RUN:+-run "$RUN"} "${more[@]}" "${order[@]}" "$@" &
+tests=$!
+set +m
+trap end_tests HUP INT TERM
+wait "$tests" || status=$?
 
 "$top/testreport" -usage out/usage.json out/events.json || status=$?
 exit "$status"

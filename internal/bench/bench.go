@@ -57,6 +57,12 @@ const (
 	maxCommands = 20 // runs of each command
 )
 
+// Usual values of Config.
+const (
+	UsualTail = time.Minute
+	UsualIdle = 3 * time.Second
+)
+
 // Limits of Config.
 const (
 	MaxClones  = 10_000

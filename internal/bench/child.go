@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -40,7 +41,7 @@ func Measure(ctx context.Context, argv []string) (Use, error) {
 	}
 
 	cmd := exec.CommandContext(ctx, path, argv[1:]...)
-	gentle(cmd)
+	defer gentle(cmd)()
 	cmd.Env = append(cmd.Environ(), "LC_ALL=C")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -68,17 +69,21 @@ func Measure(ctx context.Context, argv []string) (Use, error) {
 }
 
 // gentle makes the program end when this process does or its context ends, with
-// time to clean up, and not by a Ctrl-C that is meant for this process.
-func gentle(cmd *exec.Cmd) {
+// time to clean up, and not by a Ctrl-C that is meant for this process. The caller calls what it returns when the
+// program has ended: until then the goroutine stays on its thread, as the kernel ends the program with the thread that
+// started it.
+func gentle(cmd *exec.Cmd) (ended func()) {
+	runtime.LockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setpgid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = time.Minute
+	return runtime.UnlockOSThread
 }
 
 // child runs a program through a process of its own: `PROGRAM bench exec -- ARGV`.
 func (r *run) child(ctx context.Context, argv ...string) (Use, error) {
 	cmd := exec.CommandContext(ctx, r.Program, append([]string{"bench", "exec", "--"}, argv...)...)
-	gentle(cmd)
+	defer gentle(cmd)()
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
@@ -112,7 +117,7 @@ func (r *run) pando(ctx context.Context, args ...string) (Use, error) {
 // output runs a command of this program on the pool and returns what it prints.
 func (r *run) output(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, r.Program, append([]string{"--pool", r.eng.Dir(), "--no-progress"}, args...)...)
-	gentle(cmd)
+	defer gentle(cmd)()
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()

@@ -47,7 +47,7 @@ func (p *pandoContender) pando(ctx context.Context, pool string, args ...string)
 // it fails.
 func program(ctx context.Context, dir, path string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, path, args...)
-	gentle(cmd)
+	defer gentle(cmd)()
 	cmd.Dir = dir
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

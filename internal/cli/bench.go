@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"os"
-	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/bench"
@@ -64,8 +63,8 @@ next ` + "`pando bench clone`" + ` removes what is left; --clean does only that.
 	f.IntVar(&q.Volumes, "volumes", 1000, "measure again with `N` volumes in the pool")
 	f.IntVar(&q.Rounds, "rounds", 3, "repeat copies, imports and measurements of the neighbour `N` times")
 	f.IntVar(&q.Files, "files", 10_000, "create `N` files if there is no argument")
-	f.DurationVar(&q.Tail, "tail", time.Minute, "wait at most this `DURATION` for writes to end after an operation")
-	f.DurationVar(&q.Idle, "idle", 3*time.Second, "measure the neighbour alone for this `DURATION` in each phase")
+	f.DurationVar(&q.Tail, "tail", bench.UsualTail, "wait at most this `DURATION` for writes to end after an operation")
+	f.DurationVar(&q.Idle, "idle", bench.UsualIdle, "measure the neighbour alone for this `DURATION` in each phase")
 	f.BoolVar(&q.Overlay, "overlay", false, "clone with --overlay, and compare with bare mounts of overlayfs")
 	f.BoolVar(&q.Mounted, "mounted", false, "mount the volumes that fill the pool")
 	f.BoolVar(&q.Keep, "keep", false, "keep the golden and the volumes")

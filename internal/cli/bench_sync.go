@@ -39,7 +39,7 @@ run. Directories need no pool. The benchmark removes its files at the end, even
 if it is interrupted; while it runs, it needs as much space as they take
 (--list, --size).
 
-The default is one run of 60 s, which covers several cycles of writeback and of
+The default is one run of two minutes, which covers several cycles of writeback and of
 transaction groups. Runs differ, so use --runs 3 or more for reports that you
 want to compare with ` + "`pando bench compare`" + `. Other work of the host at the same
 time is measured as well. --quick (5 s) shows whether syncs reach the disk,
@@ -70,7 +70,7 @@ func (a *App) benchSyncCommand() *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&q.profile, "profile", "postgres", "write and sync as this `PROFILE` does (--list prints all)")
 	f.BoolVar(&q.list, "list", false, "list the profiles and what they model, and measure nothing")
-	f.StringVar(&q.length, "time", "", "measure for this `DURATION` in each run (default 60s, or 5s with --quick)")
+	f.StringVar(&q.length, "time", "", "measure for this `DURATION` in each run (default 2m, or 5s with --quick)")
 	f.IntVar(&q.runs, "runs", 1, "measure `N` times; 3 or more, to compare reports")
 	f.BoolVar(&q.quick, "quick", false, "measure for 5 s whether syncs reach the disk, without a verdict on speed")
 	f.IntVar(&q.writers, "writers", 0, "write with `N` writers at once (default: as in the profile)")
@@ -118,15 +118,11 @@ func (a *App) benchSyncCommand() *cobra.Command {
 func (q *syncFlags) config(c *cobra.Command) (out syncbench.Config, err error) {
 	const op = "bench sync"
 	out = syncbench.Config{Profile: q.profile, Runs: q.runs, Quick: q.quick, Writers: q.writers}
-	known := false
-	for _, p := range syncbench.Profiles() {
-		known = known || p.Name == q.profile
+	if err := syncbench.CheckProfile(op, q.profile); err != nil {
+		return out, err
 	}
 
 	switch {
-	case !known:
-		return out, errs.New(errs.Invalid, op, q.profile, "unknown profile").
-			WithHint("%s", suggestProfile(q.profile))
 	case q.runs < 1:
 		return out, errs.New(errs.Invalid, op, "", "--runs must be between 1 and %d (got %d)", syncbench.MaxRuns, q.runs).
 			WithHint("use 1, or 3 or more to compare reports")
@@ -157,33 +153,6 @@ func (q *syncFlags) config(c *cobra.Command) (out syncbench.Config, err error) {
 	}
 
 	return out, nil
-}
-
-// suggestProfile is a hint for a name that is none.
-func suggestProfile(name string) string {
-	var names []string
-	best := ""
-	for _, p := range syncbench.Profiles() {
-		names = append(names, p.Name)
-		if best == "" && name != "" && (strings.HasPrefix(p.Name, strings.ToLower(name)) ||
-			strings.HasPrefix(strings.ToLower(name), p.Name)) {
-			best = p.Name
-		}
-	}
-
-	hint := "the profiles are " + strings.Join(names, ", ") + "; run `pando bench sync --list` to describe them"
-	for _, alias := range [][2]string{{"mysql", "innodb"}, {"maria", "innodb"}, {"pg", "postgres"}, {"psql", "postgres"},
-		{"sqlite", "sqlite-full"}} {
-		if best == "" && strings.HasPrefix(strings.ToLower(name), alias[0]) {
-			best = alias[1]
-		}
-	}
-
-	if best != "" {
-		return "did you mean " + best + "? " + strings.ToUpper(hint[:1]) + hint[1:]
-	}
-
-	return hint
 }
 
 // benchSync measures a directory or a volume, and prints what it has found.
@@ -258,7 +227,7 @@ func (a *App) syncTarget(ctx context.Context, args []string) (to syncTarget, don
 
 	to = syncTarget{path: v.Mountpoint, volume: word}
 	if found.Ephemeral {
-		to.notDurable = word + " is an ephemeral volume: a reboot removes it, so its syncs buy nothing"
+		to.notDurable = syncbench.EphemeralIs(word)
 	}
 
 	return to, func() error {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -21,6 +22,8 @@ import (
 	"pando/internal/base/warnings"
 	"pando/internal/engine"
 	"pando/internal/engine/pool"
+	"pando/internal/front/service"
+	"pando/internal/front/viaservice"
 
 	"github.com/spf13/cobra"
 )
@@ -33,7 +36,13 @@ type App struct {
 	Stdout  io.Writer
 	Stderr  io.Writer
 
-	dir        string
+	dir     string
+	socket  string // of --socket
+	verb    string // path of the command, without pando
+	service string // socket of the service that this command uses; "": it opens the pool itself
+
+	socketChosen bool // by --socket or PANDO_SOCKET, so that service is not the one of the host
+
 	json       bool
 	quiet      bool
 	noProgress bool
@@ -41,6 +50,8 @@ type App struct {
 	exit       int   // exit code of a command that succeeded but must not exit with 0
 	unprinted  error // the first error of writing the result
 	outage     *outage
+
+	onHangup *atomic.Pointer[func()] // what SIGHUP does; none: it ends the command
 }
 
 // Main runs the program and returns its exit code. Call it before anything else: this process may be a
@@ -48,12 +59,33 @@ type App struct {
 func Main(drivers engine.Drivers, version string) int {
 	engine.Helper(os.Args)
 	a := &App{Drivers: drivers, Version: version, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+
 	// The first signal asks the work to stop and clean up. A second one, at least 1 s later, ends the process as
 	// usual. The delay is needed because timeout(1) sends each signal twice: to the process and to its group.
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
+	ctx, stopHangups := a.endOnHangup(ctx)
+	defer stopHangups()
+	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, func() { stop(); stopHangups() }) })
 	return a.Run(ctx, os.Args[1:])
+}
+
+// endOnHangup returns a context that SIGHUP ends, unless onHangup says what else it does.
+func (a *App) endOnHangup(ctx context.Context) (_ context.Context, stop func()) {
+	a.onHangup = &atomic.Pointer[func()]{}
+	ctx, cancel := context.WithCancel(ctx)
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGHUP)
+	go func() {
+		for range c {
+			if fn := a.onHangup.Load(); fn != nil {
+				(*fn)()
+				continue
+			}
+			cancel()
+		}
+	}()
+	return ctx, func() { signal.Stop(c) }
 }
 
 // Run runs one command line and returns its exit code.
@@ -111,6 +143,8 @@ writable clone of it in milliseconds, and destroy the clone just as fast.`,
 	// Flags of all commands.
 	f := root.PersistentFlags()
 	f.StringVar(&a.dir, "pool", "", "use the pool in `DIR` (default $PANDO_POOL, or "+pool.DefaultDir+")")
+	f.StringVar(&a.socket, "socket", "", "use the pool of the service that listens on the unix socket `PATH` "+
+		"(default $PANDO_SOCKET; without root, "+service.DefaultSocket+")")
 	f.BoolVar(&a.json, "json", false, "print the result as JSON on standard output, and errors as JSON on standard error")
 	f.BoolVarP(&a.quiet, "quiet", "q", false, "print only names, or nothing; hide notes and progress")
 	f.BoolVar(&a.noProgress, "no-progress", false, "do not show progress")
@@ -120,7 +154,8 @@ writable clone of it in milliseconds, and destroy the clone just as fast.`,
 			return errs.New(errs.Invalid, c.CommandPath(), "", "--pool must not be empty").
 				WithHint("remove --pool, or name the directory of a pool")
 		}
-		return nil
+		c.SetContext(engine.ActAs(c.Context(), actor(c)))
+		return a.chooseService(c)
 	}
 
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
@@ -138,12 +173,15 @@ writable clone of it in milliseconds, and destroy the clone just as fast.`,
 	)
 
 	root.AddCommand(
-		a.cloneCommand(), a.forkCommand(), a.runCommand(), a.mountCommand(), a.umountCommand(), a.lsCommand(),
+		a.cloneCommand(), a.forkCommand(), a.runCommand(), a.shellCommand(), a.mountCommand(), a.umountCommand(),
+		a.lsCommand(),
 		a.showCommand(), a.diffCommand(), a.rebaseCommand(), a.flattenCommand(), a.destroyCommand(),
-		a.snapshotCommand(), a.rewindCommand(), a.resizeCommand(), a.exportCommand(), a.pinCommand(), a.unpinCommand(),
-		a.goldenCommand(),
+		a.snapshotCommand(), a.rewindCommand(), a.resizeCommand(), a.renameCommand(), a.labelCommand(), a.exportCommand(),
+		a.pinCommand(), a.unpinCommand(),
+		a.goldenCommand(), a.buildCommand(),
 		a.remoteCommand(), a.pushCommand(), a.pullCommand(), a.verifyCommand(),
-		a.initCommand(), a.deinitCommand(), a.gcCommand(), a.pruneCommand(), a.fsckCommand(),
+		a.initCommand(), a.deinitCommand(), a.poolCommand(), a.gcCommand(), a.pruneCommand(), a.fsckCommand(),
+		a.historyCommand(), a.serveCommand(), a.serviceCommand(), a.mcpCommand(), a.uiCommand(),
 		a.doctorCommand(), a.diagnoseCommand(), a.iostatCommand(), a.benchCommand(), a.versionCommand(), a.exitCodesTopic(),
 	)
 
@@ -191,6 +229,9 @@ func (a *App) openPool(ctx context.Context) (*engine.Engine, error) {
 		options = append(options, engine.ShortLived)
 	}
 
+	if err := a.needsPool(); err != nil {
+		return nil, err
+	}
 	e, err := engine.Open(ctx, a.poolDir(), a.Drivers, options...)
 	if err != nil {
 		return nil, err
@@ -330,6 +371,7 @@ type jsonError struct {
 		Ref     string    `json:"ref"`
 		Message string    `json:"message"`
 		Hint    string    `json:"hint"`
+		Service string    `json:"service,omitempty"` // socket of the service that has reported it
 	} `json:"error"`
 }
 
@@ -341,12 +383,19 @@ func (a *App) printError(err error) {
 		if errors.As(err, &e) {
 			j.Error.Op, j.Error.Ref = e.Op, e.Ref
 		}
+		if via, ok := errors.AsType[*viaservice.Error](err); ok {
+			j.Error.Service = via.Socket
+		}
 		b, _ := json.Marshal(j) // strings only
 		fmt.Fprintf(a.Stderr, "%s\n", b)
 		return
 	}
 
-	fmt.Fprintf(a.Stderr, "pando: %v\n", err)
+	if via, ok := errors.AsType[*viaservice.Error](err); ok {
+		fmt.Fprintf(a.Stderr, "pando: the service at %s says: %v\n", via.Socket, err)
+	} else {
+		fmt.Fprintf(a.Stderr, "pando: %v\n", err)
+	}
 	if hint := hintOf(err); hint != "" {
 		fmt.Fprintf(a.Stderr, "hint: %s\n", hint)
 	}

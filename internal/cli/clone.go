@@ -31,14 +31,24 @@ commit in the new volume, and fetches what the golden does not have of it.
 With --count N, pando creates VOLUME-1 to VOLUME-N: either all of them or none.
 
 With --mount, each new volume is also mounted; ` + "`pando mount --help`" + ` explains
---dev and --suid.`,
+--dev and --suid.
+
+With --owner, each new volume belongs to a user: its mount shows the files of
+root as that user's, and is nosuid and nodev. Nothing on disk changes, and
+snapshots and goldens made from it have the old owners. It is mounted below
+/run/pando/UID, which only the user can enter, unless --mount names a directory.
+
+With --label, each new volume gets labels (` + "`pando label --help`" + `). Those of REF are
+not copied.`,
 		Example: `  pando clone web job-17
   pando clone web job-17 --mount /srv/job-17
   pando clone web agent --count 100 --overlay --mount
   pando clone repo fix-123 --git-ref release-2 --mount
-  pando clone web@3 old --size 200G --ttl 2h`,
+  pando clone web@3 old --size 200G --ttl 2h
+  pando clone web job-19 --label team=search --label ticket=4711
+  eval "$(pando clone web job-18 --mount --shell)"; cd "$PANDO_MOUNT"`,
 		ValidArgsFunction: a.completeRefs(1),
-	}, "clone", (*engine.Engine).Clone)
+	}, "clone", calls.Clone)
 }
 
 func (a *App) forkCommand() *cobra.Command {
@@ -58,16 +68,17 @@ change during the copy. If the volume does not stop changing, the fork fails
 (conflict).`,
 		Example:           "  pando fork agent-1 agent-1b --mount\n  pando fork db db-copy --no-freeze",
 		ValidArgsFunction: a.completeVolumes(1),
-	}, "fork", (*engine.Engine).Fork)
+	}, "fork", calls.Fork)
 }
 
 // configureClone adds to a command what clone and fork have in common.
 func (a *App) configureClone(
-	c *cobra.Command, op string, run func(*engine.Engine, context.Context, engine.CloneRequest) ([]engine.Info, error),
+	c *cobra.Command, op string, run func(calls, context.Context, engine.CloneRequest) ([]engine.Info, error),
 ) *cobra.Command {
 	var q engine.CloneRequest
 	var sizeFlag, ttl string
 	var at gitRef
+	var shell bool
 	c.Args = cobra.ExactArgs(2)
 	f := c.Flags()
 	f.IntVar(&q.Count, "count", 0, "create `N` volumes, VOLUME-1 to VOLUME-N, at most 100,000 (default: one, VOLUME)")
@@ -84,6 +95,9 @@ func (a *App) configureClone(
 	}
 	rightsFlags(f, &q.May)
 	freezeFlags(f, &q.Freeze)
+	shellFlag(c, &shell)
+	labels := a.labelFlag(c, op, "each volume")
+	owner := ownerFlag(c, op)
 
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if q.From, err = ref.Parse(op, args[0]); err != nil {
@@ -94,6 +108,11 @@ func (a *App) configureClone(
 			return err
 		}
 
+		many := c.Flags().Changed("count")
+		if err := a.checkShell(op, shell, many); err != nil {
+			return err
+		}
+
 		q.Mount = c.Flags().Changed("mount")
 		q.GoldenDecides = op == "clone" && !c.Flags().Changed("overlay")
 		if (q.May.Dev || q.May.SUID) && !q.Mount {
@@ -101,7 +120,7 @@ func (a *App) configureClone(
 				WithHint("add --mount, or remove --dev and --suid and pass them to `pando mount`")
 		}
 
-		if c.Flags().Changed("count") && q.Count < 1 {
+		if many && q.Count < 1 {
 			return errs.New(errs.Invalid, op, args[1], "--count must be at least 1 (got %d)", q.Count)
 		}
 
@@ -117,11 +136,19 @@ func (a *App) configureClone(
 			}
 		}
 
+		if q.Labels, err = labels(); err != nil {
+			return err
+		}
+
+		if q.Owner, err = owner(); err != nil {
+			return err
+		}
+
 		if err := at.check(args[0]); err != nil {
 			return err
 		}
 
-		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+		return a.withCalls(func(ctx context.Context, e calls, _ []string) error {
 			stop := a.showProgress(&q.Tracker)
 			err := at.prepare(ctx, e, &q)
 			var out []engine.Info
@@ -132,7 +159,11 @@ func (a *App) configureClone(
 			if err != nil {
 				return err
 			}
-			return a.printClones(out, c.Flags().Changed("count"))
+			if shell {
+				a.printShell(out[0])
+				return nil
+			}
+			return a.printClones(out, many)
 		})(c, args)
 	}
 

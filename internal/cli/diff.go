@@ -53,7 +53,7 @@ The exit code is 0 whether or not there are differences. ` + "`-q`" + ` prints p
 			return err
 		}
 
-		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+		return a.withCalls(func(ctx context.Context, e calls, _ []string) error {
 			stop := a.showProgress(&q.Tracker)
 			out, err := e.Diff(ctx, q)
 			stop()

@@ -102,6 +102,8 @@ func (a *App) doctorCommand() *cobra.Command {
 				"--only must not be empty").WithHint("run `pando doctor --list` to list the checks")
 		case list:
 			return a.printChecks()
+		case zpool && a.socketChosen:
+			return a.needsPool()
 		case zpool:
 			return a.doctorZFS(c.Context(), q, d)
 		}

@@ -7,20 +7,13 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/engine"
+	"pando/internal/front/viaservice"
 	"pando/internal/observe/doctor"
 )
 
 // doctorHost examines the host and the pool.
 func (a *App) doctorHost(ctx context.Context, q doctor.HostRequest) error {
-	facts, err := a.poolFacts(ctx)
-	if err != nil {
-		return err
-	}
-
-	q.Pool, q.Words = facts, commandLine{}
-	stop := a.showProgress(&q.Tracker)
-	e, err := doctor.Examine(ctx, q)
-	stop()
+	e, err := a.examine(ctx, q)
 	if err != nil {
 		return err
 	}
@@ -33,6 +26,28 @@ func (a *App) doctorHost(ctx context.Context, q doctor.HostRequest) error {
 	}
 
 	return a.printExamination(e)
+}
+
+// examine runs the checks, or has the service that the user has chosen run them. Without a choice, a user who is not
+// root examines what this user can see: the service of the host examines it for root only.
+func (a *App) examine(ctx context.Context, q doctor.HostRequest) (*doctor.Examination, error) {
+	if a.service != "" && a.socketChosen {
+		p, err := viaservice.Open(a.service)
+		if err != nil {
+			return nil, err
+		}
+		defer p.Close()
+		defer a.showProgress(&q.Tracker)()
+		return p.Doctor(ctx, q)
+	}
+
+	facts, err := a.poolFacts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	q.Pool, q.Words = facts, errs.CommandLine{}
+	defer a.showProgress(&q.Tracker)()
+	return doctor.Examine(ctx, q)
 }
 
 // poolFacts looks at the pool without touching it. That there is none is an error only

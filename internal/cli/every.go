@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/front/schedule"
 	"pando/internal/remote/replicate"
 )
 
@@ -34,7 +35,7 @@ func (a *App) repeat(
 				return a.allButLast(err)
 			}
 			failed++
-			wait = backoff(period, failed)
+			wait = schedule.Backoff(period, max(period, maxBackoff), failed)
 		} else {
 			failed = 0
 			wait -= time.Since(start)
@@ -94,17 +95,6 @@ func (a *App) reportRound(f *failedRounds, err error, wait time.Duration) {
 		every := formatSpan(max(wait, maxBackoff))
 		a.warnRound(a.allButLast(err), "retrying at least every "+every+", and reporting when "+f.doing+" works again")
 	}
-}
-
-// backoff returns how long to wait after n consecutive failed rounds.
-func backoff(period time.Duration, n int) time.Duration {
-	wait := period
-	for range n - 1 {
-		if wait *= 2; wait >= maxBackoff {
-			break
-		}
-	}
-	return max(min(wait, maxBackoff), period)
 }
 
 // failsForever reports whether repeating the command cannot help.

@@ -79,7 +79,7 @@ func (a *App) exportCommand() *cobra.Command {
 			}
 		}
 
-		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+		return a.withCalls(func(ctx context.Context, e calls, _ []string) error {
 			return a.export(ctx, e, q)
 		})(c, args)
 	}
@@ -100,7 +100,7 @@ func (a *App) checkExportStdout() error {
 	return nil
 }
 
-func (a *App) export(ctx context.Context, e *engine.Engine, q engine.ExportRequest) error {
+func (a *App) export(ctx context.Context, e calls, q engine.ExportRequest) error {
 	stop := a.showProgress(&q.Tracker)
 	out, err := e.Export(ctx, q)
 	stop()

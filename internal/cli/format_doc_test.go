@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"pando/internal/driver"
+	"pando/internal/engine"
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/pool"
 )
@@ -36,18 +37,23 @@ func TestFormatsAreDocumented(t *testing.T) {
 	var fields func(title, prefix string, typ reflect.Type)
 	fields = func(title, prefix string, typ reflect.Type) {
 		for i := range typ.NumField() {
+			if typ.Field(i).Anonymous && typ.Field(i).Tag == "" {
+				fields(title, prefix, typ.Field(i).Type) // its fields are written as if they were the outer one's
+				continue
+			}
 			name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
 			if name == "-" {
 				continue // is not written
 			}
 			has(title, prefix+name)
-			if sub := typ.Field(i).Type; sub.Kind() == reflect.Pointer {
+			if sub := typ.Field(i).Type; sub.Kind() == reflect.Pointer && strings.HasPrefix(sub.Elem().PkgPath(), "pando/") {
 				fields(title, prefix+name+".", sub.Elem())
 			}
 		}
 	}
 	fields("pool.json", "", reflect.TypeFor[pool.Config]())
 	fields("Identities", "", reflect.TypeFor[driver.Identity]())
+	fields("The history", "", reflect.TypeFor[engine.HistoryEvent]())
 
 	dir := t.TempDir()
 	if err := catalog.Create(t.Context(), dir, string(driver.NewID())); err != nil {

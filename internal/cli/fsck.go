@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
@@ -8,6 +9,7 @@ import (
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 	"pando/internal/engine/check"
+	"pando/internal/front/viaservice"
 
 	"github.com/spf13/cobra"
 )
@@ -48,7 +50,7 @@ not count as problems: the next command or gc takes care of them.`,
 		}
 
 		stop := a.showProgress(&q.Tracker)
-		r, err := engine.Fsck(c.Context(), a.poolDir(), q, a.Drivers)
+		r, err := a.fsck(c.Context(), q)
 		stop()
 		if err != nil {
 			return err
@@ -62,6 +64,19 @@ not count as problems: the next command or gc takes care of them.`,
 	}
 
 	return c
+}
+
+// fsck checks the pool, or has the service check it.
+func (a *App) fsck(ctx context.Context, q check.Request) (*check.Report, error) {
+	if a.service == "" {
+		return engine.Fsck(ctx, a.poolDir(), q, a.Drivers)
+	}
+	p, err := viaservice.Open(a.service)
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	return p.Fsck(ctx, q)
 }
 
 // printFsck prints the findings and, on standard error, a summary.

@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"context"
 	"fmt"
+	"strings"
 
 	"pando/internal/base/errs"
 	"pando/internal/engine"
@@ -16,8 +18,9 @@ func (a *App) gcCommand() *cobra.Command {
 		GroupID: "pool",
 		Short:   "Remove garbage, and return free space",
 		Long: `Remove destroyed objects, incomplete objects of processes that died, expired
-volumes, and generations that their golden no longer keeps; detach stray loop
-devices; and return the free space of a pool in a sparse file to the filesystem
+volumes, generations that their golden no longer keeps, and directories that an
+interrupted golden import --remove-old was deleting; detach stray loop devices;
+and return the free space of a pool in a sparse file to the filesystem
 below. Every pando command does the urgent part of this work within a time
 limit; gc checks everything and takes the time it needs. It never removes
 objects that it does not recognise, and reports them instead.
@@ -28,7 +31,7 @@ mounted, which process holds it in which mount namespace, or what was cloned
 from it.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			e, err := engine.Open(c.Context(), a.poolDir(), a.Drivers, engine.ShortLived)
+			e, err := a.openForGC(c.Context())
 			if err != nil {
 				return err
 			}
@@ -44,6 +47,18 @@ from it.`,
 	c.Flags().BoolVar(&explain, "explain", false,
 		"list how much space each removed object returns, and why every other object stays")
 	return c
+}
+
+// openForGC connects to the service, or opens the pool without maintenance, which is what gc does.
+func (a *App) openForGC(ctx context.Context) (calls, error) {
+	if a.service != "" {
+		return a.openCalls(ctx)
+	}
+	e, err := engine.Open(ctx, a.poolDir(), a.Drivers, engine.ShortLived)
+	if err != nil {
+		return nil, err // not an interface that holds nil
+	}
+	return e, nil
 }
 
 func (a *App) printGC(r *engine.GCReport, explain bool) error {
@@ -88,6 +103,7 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 		"removed", fmt.Sprintf("%s, %d destroyed earlier", errs.Plural(r.Garbage, "incomplete object"),
 			r.Reclaimed),
 		"expired", expired, "untied", untied,
+		"deleted", strings.Join(r.OldDirs, ", "),
 		"detached", fmt.Sprintf("%s, removed %s", errs.Plural(r.Loops, "block device"),
 			errs.Plural(r.StaleMounts, "stale attachment")),
 		"returned", formatBytes(r.FreedBytes)+" in the pool",

@@ -34,9 +34,13 @@ func (g *gitRef) check(from string) error {
 }
 
 // prepare makes q check out the revision.
-func (g *gitRef) prepare(ctx context.Context, e *engine.Engine, q *engine.CloneRequest) error {
+func (g *gitRef) prepare(ctx context.Context, c calls, q *engine.CloneRequest) error {
 	if g.revision == "" {
 		return nil
+	}
+	e, err := opened(c, "clone", q.From.String())
+	if err != nil {
+		return err
 	}
 	at := git.CheckoutRequest{Revision: g.revision, Offline: g.offline, Env: os.Environ(), Tracker: q.Tracker}
 	return git.Checkout(ctx, e, at, q)
@@ -76,7 +80,7 @@ func (g *gitSource) check(f *pflag.FlagSet, source string) error {
 		return nil
 	}
 
-	for _, name := range []string{"fs", "size", "force", "adopt", "replace", "as"} {
+	for _, name := range []string{"fs", "size", "force", "adopt", "replace", "as", "remove-old"} {
 		if f.Changed(name) {
 			return bad("--git and --%s cannot be combined", name)
 		}
@@ -88,10 +92,14 @@ func (g *gitSource) check(f *pflag.FlagSet, source string) error {
 }
 
 // importGit imports a repository.
-func (a *App) importGit(ctx context.Context, e *engine.Engine, g gitSource, q engine.ImportRequest) error {
+func (a *App) importGit(ctx context.Context, c calls, g gitSource, q engine.ImportRequest) error {
+	e, err := opened(c, "import", q.Name.String())
+	if err != nil {
+		return err
+	}
 	g.source.URL = q.Source
 	m := git.ImportRequest{Golden: q.Name, Source: g.source, Env: os.Environ(), Update: q.Update, Keep: q.Keep,
-		Overlay: q.Overlay}
+		Overlay: q.Overlay, Labels: q.Labels}
 	stop := a.showProgress(&m.Tracker)
 	out, err := git.Import(ctx, e, m)
 	stop()

@@ -20,6 +20,8 @@ unless the command names another (GOLDEN@N).`,
 	c.AddCommand(
 		a.goldenImportCommand(),
 		a.goldenPublishCommand(),
+		a.goldenBuildCommand(),
+		a.goldenLogCommand(),
 		a.goldenRefreshCommand(),
 		a.goldenLsCommand(),
 		a.goldenShowCommand(),

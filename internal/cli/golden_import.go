@@ -38,6 +38,11 @@ time, and fails if the directory does not stop changing. --replace then puts a
 mounted volume of the golden in the directory's place, in one step, and keeps
 the old directory beside it.
 
+With --remove-old, pando deletes the imported directory when the golden is
+complete, or with --replace the old directory. It refuses if a process uses the
+directory, or if it has changed since it was copied. If the deletion is
+interrupted, the same command or gc continues it.
+
 With --preset, the golden has no files that its clones must not share, such as
 the identity of a Docker engine. A preset is a file of rules, which also say how
 to find a process that still runs on SOURCE: then the import fails (in_use).
@@ -76,11 +81,14 @@ func (a *App) goldenImportCommand() *cobra.Command {
 	f.BoolVar(&q.Update, "update", false, "create the next generation of an existing golden")
 	keepFlag(f, &keep)
 	overlay := overlayPolicyFlag(c, "import")
+	labels := a.labelFlag(c, "import", "the golden")
 	presetFlag(c, &q.Preset)
 	f.BoolVar(&q.Force, "force", false, "import an image even if it is truncated, damaged or in use")
 	f.BoolVar(&q.Adopt, "adopt", false, "import a directory in use, and copy files again that change during the import")
 	f.BoolVar(&q.Replace, "replace", false,
 		"with --adopt: replace SOURCE with a mounted volume of the golden, and keep the old directory beside it")
+	f.BoolVar(&q.RemoveOld, "remove-old", false,
+		"delete the imported directory, or with --replace the old one, when the golden is complete and nothing uses it")
 	f.StringVar(&as, "as", "", "with --replace: call the volume `VOLUME` (default: NAME-live)")
 	repository.addFlags(f)
 	_ = c.RegisterFlagCompletionFunc("fs", cobra.FixedCompletions([]string{"native", "ext4", "xfs", "none"},
@@ -123,11 +131,17 @@ func (a *App) goldenImportCommand() *cobra.Command {
 			return err
 		}
 
+		added, err := labels()
+		if err != nil {
+			return err
+		}
+		q.Labels = added.Map()
+
 		if err := repository.check(f, q.Source); err != nil {
 			return err
 		}
 
-		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+		return a.withCalls(func(ctx context.Context, e calls, _ []string) error {
 			if repository.is {
 				return a.importGit(ctx, e, repository, q)
 			}
@@ -138,7 +152,7 @@ func (a *App) goldenImportCommand() *cobra.Command {
 	return c
 }
 
-func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.ImportRequest) error {
+func (a *App) importGolden(ctx context.Context, e calls, q engine.ImportRequest) error {
 	stop := a.showProgress(&q.Tracker)
 	out, err := e.Import(ctx, q)
 	stop()
@@ -169,6 +183,12 @@ func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.Impor
 
 	if out.Replaced != "" {
 		a.printNote("%s is now volume %s; the old directory is %s", out.Replaced, out.Volume, out.Aside)
+	}
+
+	switch {
+	case out.OldRemoved != "":
+		a.printNote("removed %s", out.OldRemoved)
+	case out.Aside != "":
 		a.printNote("remove the old directory when it is no longer needed: rm -rf %s", shellWord(out.Aside))
 	}
 

@@ -3,8 +3,6 @@ package cli
 import (
 	"context"
 
-	"pando/internal/engine"
-
 	"github.com/spf13/cobra"
 )
 
@@ -16,7 +14,7 @@ func (a *App) goldenLsCommand() *cobra.Command {
 		Long: `List the goldens with their current generation, how many generations each keeps,
 and how many volumes were cloned from it.`,
 		Args: cobra.NoArgs,
-		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+		RunE: a.withCalls(func(ctx context.Context, e calls, _ []string) error {
 			goldens, err := e.Goldens(ctx)
 			if err != nil {
 				return err

@@ -18,6 +18,7 @@ func (a *App) goldenPublishCommand() *cobra.Command {
 	var q engine.PublishRequest
 	var keep string
 	var overlay func() (*driver.OverlayPolicy, error)
+	var labels func() (driver.Labels, error)
 	c := &cobra.Command{
 		Use:   "publish GOLDEN VOLUME",
 		Short: "Create the next generation of a golden from a volume",
@@ -39,7 +40,7 @@ with a process that the preset's rules find, such as dockerd, is refused
   pando golden publish images session-3 --preset docker`,
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeRefs(2),
-		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
+		RunE: a.withCalls(func(ctx context.Context, e calls, args []string) (err error) {
 			if q.Golden, err = ref.ParseName("publish", args[0]); err != nil {
 				return err
 			}
@@ -55,6 +56,12 @@ with a process that the preset's rules find, such as dockerd, is refused
 			if q.Overlay, err = overlay(); err != nil {
 				return err
 			}
+
+			added, err := labels()
+			if err != nil {
+				return err
+			}
+			q.Labels = added.Map()
 
 			stop := a.showProgress(&q.Tracker)
 			out, err := e.Publish(ctx, q)
@@ -78,6 +85,7 @@ with a process that the preset's rules find, such as dockerd, is refused
 	keepFlag(f, &keep)
 	presetFlag(c, &q.Preset)
 	overlay = overlayPolicyFlag(c, "publish")
+	labels = a.labelFlag(c, "publish", "the golden")
 	return c
 }
 

@@ -41,7 +41,7 @@ is published again:
 				return err
 			}
 
-			return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+			return a.withCalls(func(ctx context.Context, e calls, _ []string) error {
 				return a.setGolden(ctx, e, q)
 			})(c, args)
 		},
@@ -89,7 +89,7 @@ func parseOverlayPolicy(op, s string) (*driver.OverlayPolicy, error) {
 	return &p, err
 }
 
-func (a *App) setGolden(ctx context.Context, e *engine.Engine, q engine.SetRequest) error {
+func (a *App) setGolden(ctx context.Context, e calls, q engine.SetRequest) error {
 	removed, err := e.SetGolden(ctx, q)
 	if err != nil {
 		return err

@@ -5,7 +5,6 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
-	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
 )
@@ -18,7 +17,7 @@ func (a *App) goldenShowCommand() *cobra.Command {
 measured now.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeGoldens,
-		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
+		RunE: a.withCalls(func(ctx context.Context, e calls, args []string) error {
 			r, err := ref.Parse("golden show", args[0])
 			if err != nil {
 				return err

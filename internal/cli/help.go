@@ -106,35 +106,48 @@ func (a *App) completeNames(n int, goldens, volumes bool) completer {
 			return nil, cobra.ShellCompDirectiveDefault
 		}
 
-		ctx := c.Context()
-		if ctx == nil {
-			ctx = context.Background()
-		}
-
-		e, err := a.openReadOnly(ctx)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-
-		defer e.Close()
-
-		var out []string
-		if goldens {
-			if gs, err := e.Goldens(ctx); err == nil {
-				for _, g := range gs {
-					out = append(out, g.Name)
+		return a.completeWords(c, func(ctx context.Context, e calls) (out []string, _ error) {
+			if goldens {
+				if gs, err := e.Goldens(ctx); err == nil {
+					for _, g := range gs {
+						out = append(out, g.Name)
+					}
 				}
 			}
-		}
 
-		if volumes {
-			if names, err := e.VolumeNames(ctx); err == nil {
-				out = append(out, names...)
+			if volumes {
+				if names, err := e.VolumeNames(ctx); err == nil {
+					out = append(out, names...)
+				}
 			}
-		}
 
-		return out, cobra.ShellCompDirectiveNoFileComp
+			return out, nil
+		})
 	}
+}
+
+// completeWords completes what list finds in the pool, which it opens for reading only.
+func (a *App) completeWords(
+	c *cobra.Command, list func(context.Context, calls) ([]string, error),
+) ([]string, cobra.ShellCompDirective) {
+	ctx := c.Context()
+	if ctx == nil {
+		ctx = context.Background()
+	}
+
+	e, err := a.readCalls(ctx, c)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+
+	defer e.Close()
+
+	out, err := list(ctx, e)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+
+	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
 // completeSnapshots completes the snapshots of the volume that is the first
@@ -154,7 +167,7 @@ func (a *App) completeSnapshots(c *cobra.Command, args []string, word string) ([
 		ctx = context.Background()
 	}
 
-	e, err := a.openReadOnly(ctx)
+	e, err := a.readCalls(ctx, c)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

@@ -33,13 +33,18 @@ SHARED is the space that it shares with other objects. For pools with more than
   generation, extents                                a number: 3, '>100'
   created, used, measured, expires, pinned           an age: '>2h', '<7d'; true, false
   ephemeral, overlay                                 true, false
+  labels                                             all labels, as they are shown
+  label                                              a label, or its key: 'team=s*',
+                                                     team; it is not a column
 
-Volumes must match one of the filters of each KEY. An age is the distance from
-now: 'expires=<1h' lists volumes that expire within the next hour, pinned=true
-those that are pinned. Quote patterns, < and > for the shell.
+Volumes must match one of the filters of each KEY, and of each key of a label.
+An age is the distance from now: 'expires=<1h' lists volumes that expire within
+the next hour, pinned=true those that are pinned. Quote patterns, < and > for
+the shell.
 
---sort orders by any of these columns, and --columns shows them.`,
+--sort orders by any of the columns, and --columns shows them.`,
 		Example: "  pando ls --filter 'name=agent-*' --filter state=mounted\n" +
+			"  pando ls --filter label=team=search --columns name,labels\n" +
 			"  pando ls --sort exclusive:desc --columns name,exclusive,used\n" +
 			"  pando ls -q --filter 'used=>7d'",
 		Args: cobra.NoArgs,
@@ -59,7 +64,7 @@ those that are pinned. Quote patterns, < and > for the shell.
 			return err
 		}
 
-		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+		return a.withCalls(func(ctx context.Context, e calls, _ []string) error {
 			return a.ls(ctx, e, view, tree, exact)
 		})(c, args)
 	}
@@ -83,7 +88,7 @@ func (a *App) checkLsFlags(c *cobra.Command, tree bool) error {
 }
 
 // ls prints the volumes that a view selects.
-func (a *App) ls(ctx context.Context, e *engine.Engine, view *lsView, tree, exact bool) error {
+func (a *App) ls(ctx context.Context, e calls, view *lsView, tree, exact bool) error {
 	all, err := e.Volumes(ctx, exact)
 	if err != nil {
 		return err
@@ -139,6 +144,9 @@ func (a *App) printVolumes(vols []engine.Info, columns []column) error {
 // something uses it.
 func stateWords(v engine.Info) string {
 	words := v.State
+	if v.Sandboxed {
+		words += " in a sandbox"
+	}
 	if v.ExpiresAt != nil && v.PinnedUntil == nil && v.ExpiresAt.Before(time.Now()) {
 		words += ", expired"
 	}
@@ -240,6 +248,9 @@ func volumeWords(v engine.Info) string {
 	}
 	if v.Ephemeral {
 		s += ", ephemeral"
+	}
+	if v.Sandboxed {
+		s += ", mounted in a sandbox"
 	}
 	if v.Mounted() {
 		s += ", mounted at " + v.Mountpoint

@@ -4,10 +4,12 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"strconv"
 	"time"
 
+	"pando/internal/driver"
 	"pando/internal/engine"
 )
 
@@ -101,7 +103,34 @@ func appendInfo(b []byte, v *engine.Info) []byte {
 	maybe("measured_at", v.MeasuredAt)
 	maybe("pinned_until", v.PinnedUntil)
 	text("consistency", v.Consistency)
+	key("labels")
+	b = appendLabels(b, v.Labels)
+	if v.Owner != nil {
+		key("owner")
+		b = appendOwner(b, v.Owner)
+	}
+	if v.Sandboxed {
+		key("sandboxed")
+		b = append(b, "true"...)
+	}
 	return b
+}
+
+// appendOwner appends an owner as an object in the third level.
+func appendOwner(b []byte, o *driver.Owner) []byte {
+	return fmt.Appendf(b, "{\n      \"uid\": %d,\n      \"gid\": %d\n    }", o.UID, o.GID)
+}
+
+// appendLabels appends labels as an object in the third level.
+func appendLabels(b []byte, labels driver.Labels) []byte {
+	text := labels.Text()
+	if text == "" {
+		return append(b, "{}"...)
+	}
+
+	var w bytes.Buffer
+	_ = json.Indent(&w, []byte(text), "    ", "  ") // labels are JSON
+	return append(b, w.Bytes()...)
 }
 
 // appendText appends a string of JSON. Names need no escapes; a mount point may.

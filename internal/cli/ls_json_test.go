@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/remote/replicate"
 )
@@ -18,6 +19,13 @@ func TestWriteInfos(t *testing.T) {
 		pool := []string{"", "web", "web@3", "/var/lib/pando/mnt/a b", "/srv/\"x\"", `/a\b`, "/ä/ö", "/new\nline", "/<a>&",
 			"/bad\xffutf8", "/\u2028"}
 		return pool[rng.IntN(len(pool))]
+	}
+	labels := []string{"", `{"a":"b"}`, `{"a/b":"","c":"<\"é\\> & {}"}`}
+	owner := func() *driver.Owner {
+		if rng.IntN(2) == 0 {
+			return nil
+		}
+		return &driver.Owner{UID: rng.Uint32(), GID: rng.Uint32()}
 	}
 	at := func() time.Time { return time.Unix(rng.Int64N(1<<33), rng.Int64N(1e9)).UTC() }
 	maybe := func() *time.Time {
@@ -35,7 +43,8 @@ func TestWriteInfos(t *testing.T) {
 				Generation: rng.IntN(9), Mountpoint: text(), CreatedAt: at(), LastUsedAt: at(), ExpiresAt: maybe(),
 				Ephemeral: rng.IntN(2) == 0,
 				SizeBytes: rng.Int64(), LogicalBytes: rng.Int64(), ExclusiveBytes: rng.Int64(), SharedBytes: rng.Int64(),
-				Extents: rng.Int64(), MeasuredAt: maybe(),
+				Extents: rng.Int64(), MeasuredAt: maybe(), Labels: driver.StoredLabels(labels[rng.IntN(len(labels))]),
+				Owner: owner(), Sandboxed: rng.IntN(2) == 0,
 			})
 		}
 		var want, got bytes.Buffer

@@ -20,6 +20,7 @@ func rightsFlags(f *pflag.FlagSet, may *engine.Rights) {
 
 func (a *App) mountCommand() *cobra.Command {
 	var may engine.Rights
+	var shell bool
 	c := &cobra.Command{
 		Use:     "mount VOLUME [DIR]",
 		GroupID: "volumes",
@@ -37,7 +38,11 @@ data. Only root can reach the place below the pool.`,
 			"rootfs /srv/rootfs",
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeVolumes(1),
-		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
+		RunE: a.withCalls(func(ctx context.Context, e calls, args []string) error {
+			if err := a.checkShell("mount", shell, false); err != nil {
+				return err
+			}
+
 			volume, err := ref.ParseName("mount", args[0])
 			if err != nil {
 				return err
@@ -53,10 +58,15 @@ data. Only root can reach the place below the pool.`,
 				return err
 			}
 
+			if shell {
+				a.printShell(v)
+				return nil
+			}
 			return a.printResult(v, v.Mountpoint, "%s  mounted at %s\n", v.Name, v.Mountpoint)
 		}),
 	}
 
 	rightsFlags(c.Flags(), &may)
+	shellFlag(c, &shell)
 	return c
 }

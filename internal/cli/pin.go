@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"pando/internal/base/ref"
-	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
 )
@@ -26,7 +25,7 @@ of --for has passed, or with ` + "`pando unpin`" + `.`,
 
 	c.Flags().StringVar(&span, "for", "", "pin for this `DURATION`, for example 2h or 7d (default: until unpinned)")
 
-	c.RunE = a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
+	c.RunE = a.withCalls(func(ctx context.Context, e calls, args []string) error {
 		r, err := ref.Parse("pin", args[0])
 		if err != nil {
 			return err
@@ -68,7 +67,7 @@ func (a *App) unpinCommand() *cobra.Command {
 REF is not pinned.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeRefs(1),
-		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
+		RunE: a.withCalls(func(ctx context.Context, e calls, args []string) error {
 			r, err := ref.Parse("unpin", args[0])
 			if err != nil {
 				return err

@@ -68,8 +68,8 @@ func (a *App) showLines(t *progress.Tracker, done <-chan struct{}, line func(pro
 			if s.Stage != stage {
 				start, stage = time.Now().Add(-lineInterval), s.Stage
 			}
-			if s.Stalled != nil && a.lasting {
-				continue // pushEvery reports it once
+			if s.Stage == "" && s.Stalled == nil || s.Stalled != nil && a.lasting {
+				continue // nothing goes on, or pushEvery reports it once
 			}
 			fmt.Fprintln(a.Stderr, line(s, time.Since(start)))
 		}
@@ -192,6 +192,8 @@ func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {
 			}
 
 			if s.Stage == "" {
+				clear()
+				bar = nil
 				continue
 			}
 

@@ -16,7 +16,8 @@ const pruneHelp = `Remove volumes with their snapshots, least recently used firs
 that are not current and have no clones. pando removes objects until --keep-free
 of the pool is free, and only those that --older-than and --idle allow; without
 --keep-free, it removes all of those. Without any of these options, it keeps 10
-% of the pool free.
+% of the pool free. --label restricts all of this to volumes with a label, and
+to generations of goldens with it.
 
 Pinned and mounted objects stay, and objects that a command is working on. A
 volume counts as used when it is created, cloned, mounted, unmounted or run in.
@@ -41,6 +42,7 @@ func (a *App) pruneCommand() *cobra.Command {
 		"remove objects until this `PERCENT` of the pool is free, for example 20% (default: 10% without other options)")
 	f.StringVar(&olderThan, "older-than", "", "remove only objects created more than this `DURATION` ago, for example 7d")
 	f.StringVar(&idle, "idle", "", "remove only objects last used more than this `DURATION` ago, for example 24h")
+	labels := a.selectorFlag(c, "prune", "remove only objects with the label `KEY[=VALUE]` (repeatable)")
 	f.BoolVar(&q.DryRun, "dry-run", false, "list what would be removed, and change nothing")
 
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
@@ -66,11 +68,15 @@ func (a *App) pruneCommand() *cobra.Command {
 			}
 		}
 
+		if q.Labels, err = labels(); err != nil {
+			return err
+		}
+
 		if !f.Changed("keep-free") && !f.Changed("older-than") && !f.Changed("idle") {
 			q.KeepFreePercent = 10
 		}
 
-		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+		return a.withCalls(func(ctx context.Context, e calls, _ []string) error {
 			stop := a.showProgress(&q.Tracker)
 			r, err := e.Prune(ctx, q)
 			stop()
@@ -126,6 +132,9 @@ func (a *App) printPrune(q engine.PruneRequest, r *engine.PruneReport) error {
 		young := ""
 		if q.Idle > 0 || q.OlderThan > 0 {
 			young = ", or too recent"
+		}
+		if !q.Labels.IsZero() {
+			young += ", or do not have the label " + q.Labels.String()
 		}
 		a.printWarning("%s of the pool is free, less than the requested %s: "+
 			"all other objects are pinned, mounted, or the current generation of a golden%s",

@@ -9,6 +9,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/remote/replicate"
 
@@ -58,10 +59,16 @@ func (a *App) pullCommand() *cobra.Command {
 		"receive at most this many `BYTES` per second, for example 50M (default: no limit)")
 	f.BoolVar(&lazy, "lazy", false, "not supported yet")
 	_ = f.MarkHidden("lazy")
+	labels := a.labelFlag(c, "pull", "the volume or golden")
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if lazy {
 			return errs.New(errs.Unsupported, "pull", args[1], "--lazy is not supported yet").
 				WithHint("remove --lazy to pull the whole volume")
+		}
+
+		added, err := labels()
+		if err != nil {
+			return err
 		}
 
 		if q.Ref, err = ref.Parse("pull", args[1]); err != nil {
@@ -80,34 +87,54 @@ func (a *App) pullCommand() *cobra.Command {
 			}
 		}
 
-		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
-			r, err := a.findRemote("pull", args[0])
+		return a.withCalls(func(ctx context.Context, e calls, _ []string) error {
+			r, err := a.remoteOf(ctx, e, "pull", args[0])
 			if err != nil {
 				return err
 			}
 
 			stop := a.showProgress(&q.Tracker)
-			out, err := replicate.Pull(ctx, e, r, q)
+			out, err := r.Pull(ctx, q)
 			stop()
 			if err != nil {
 				return err
 			}
 
-			var merr error
+			more := labelPulled(ctx, e, &out.Info, added)
 			if c.Flags().Changed("mount") {
+				var merr error
 				out.Info, merr = mountPulled(ctx, e, out.Info, mount)
+				more = errors.Join(more, merr)
 			}
 
-			return errors.Join(a.printPulled(r.Name, out), merr)
+			return errors.Join(a.printPulled(r.Name(), out), more)
 		})(c, args)
 	}
 
 	return c
 }
 
+// labelPulled adds labels to what was pulled; a generation has those of its golden.
+func labelPulled(ctx context.Context, e calls, v *engine.Info, labels driver.Labels) error {
+	if labels == (driver.Labels{}) {
+		return nil
+	}
+
+	r, err := ref.Parse("label", v.Name)
+	if err != nil {
+		return err
+	}
+
+	out, err := e.SetLabels(ctx, engine.LabelRequest{Ref: r, Set: labels.Map()})
+	if err == nil {
+		v.Labels = out.Labels
+	}
+	return err
+}
+
 // mountPulled mounts a volume that was pulled. One that is mounted there already
 // stays so.
-func mountPulled(ctx context.Context, e *engine.Engine, v engine.Info, dir string) (engine.Info, error) {
+func mountPulled(ctx context.Context, e calls, v engine.Info, dir string) (engine.Info, error) {
 	if v.Kind != "volume" {
 		return v, errs.New(errs.Invalid, "mount", v.Name, "pulled, but a %s cannot be mounted", v.Kind).
 			WithHint("clone it: `pando clone %s NEW --mount`", v.Name)

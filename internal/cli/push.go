@@ -156,10 +156,9 @@ func parseRate(op, s string) (int64, error) {
 	return n, nil
 }
 
-// pushRound opens the pool and the remote, and pushes once. What was pushed
-// before an error is returned with it.
+// pushRound opens the pool and the remote, and pushes once. What was pushed before an error is returned with it.
 func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest) (out []replicate.Pushed, err error) {
-	e, err := a.openPool(ctx)
+	e, err := a.openCalls(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -169,17 +168,17 @@ func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest)
 	ctx, tell := a.collectWarnings(ctx)
 	defer tell()
 
-	r, err := a.findRemote("push", to)
-	if err != nil {
-		return nil, err
-	}
-
 	if !a.json {
 		q.Warn = func(text string) { a.printNote("%s", text) }
 	}
 
+	remote, err := a.remoteOf(ctx, e, "push", to)
+	if err != nil {
+		return nil, err
+	}
+
 	stop := a.showProgress(&q.Tracker)
-	out, err = replicate.Push(ctx, e, r, q)
+	out, err = remote.Push(ctx, q)
 	stop()
 	if err != nil && ctx.Err() != nil {
 		err = &errs.Error{Kind: errs.Canceled, Op: "push",

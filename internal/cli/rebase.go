@@ -33,7 +33,7 @@ func (a *App) rebaseCommand() *cobra.Command {
 		Example:           "  pando rebase job-17 web\n  pando rebase job-17 web@5 --theirs",
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeRefs(2),
-		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
+		RunE: a.withCalls(func(ctx context.Context, e calls, args []string) (err error) {
 			if q.Volume, err = ref.ParseName("rebase", args[0]); err != nil {
 				return err
 			}

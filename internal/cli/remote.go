@@ -2,12 +2,12 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/front/viaservice"
 	"pando/internal/remote/replicate"
 
 	"github.com/spf13/cobra"
@@ -41,27 +41,33 @@ uploaded: the operator of the storage sees neither contents nor names.`,
 	return c
 }
 
-// findRemote finds a findRemote by its name; "" is the only one. NotFound, Invalid.
+// findRemote finds a remote by its name; "" is the only one. NotFound, Invalid.
 func (a *App) findRemote(op, name string) (*replicate.Remote, error) {
-	if name != "" {
-		if err := ref.CheckName(op, name); err != nil {
-			return nil, err
-		}
-		r, err := a.loadRemote(name)
-		return r, a.hintKnownRemotes(err)
-	}
-
-	all, err := replicate.List(a.poolDir())
+	name, err := chooseRemote(op, name, func() ([]string, error) { return replicate.List(a.poolDir()) })
 	if err != nil {
 		return nil, err
+	}
+	return a.loadRemote(name)
+}
+
+// chooseRemote returns the name of a remote: the given one, or for "" the only one that list returns. NotFound,
+// Invalid.
+func chooseRemote(op, name string, list func() ([]string, error)) (string, error) {
+	if name != "" {
+		return name, ref.CheckName(op, name)
+	}
+
+	all, err := list()
+	if err != nil {
+		return "", err
 	}
 
 	switch len(all) {
 	case 0:
-		return nil, errs.New(errs.NotFound, op, "", "this pool has no remote").
+		return "", errs.New(errs.NotFound, op, "", "this pool has no remote").
 			WithHint("add one with `pando remote add NAME URL`")
 	case 1:
-		return a.loadRemote(all[0])
+		return all[0], nil
 	}
 
 	how := "choose one"
@@ -69,35 +75,49 @@ func (a *App) findRemote(op, name string) (*replicate.Remote, error) {
 		how = "choose one with --to"
 	}
 
-	return nil, errs.New(errs.Invalid, op, "", "this pool has %d remotes and none was chosen", len(all)).
+	return "", errs.New(errs.Invalid, op, "", "this pool has %d remotes and none was chosen", len(all)).
 		WithHint("%s: %s", how, strings.Join(all, ", "))
 }
 
-// hintKnownRemotes adds the names of existing remotes to the error about one that does not exist.
-func (a *App) hintKnownRemotes(err error) error {
-	if !errs.Is(err, errs.NotFound) {
-		return err
-	}
-	var known *errs.Error
-	all, lerr := replicate.List(a.poolDir())
-	if lerr != nil || len(all) == 0 || !errors.As(err, &known) || known.Op != "open remote" {
-		return err
-	}
-	out := *known
-	out.Hint = errs.Messagef("use one of the remotes of this pool: %s", strings.Join(all, ", "))
-	return &out
-}
-
 // completeRemotes completes the name of a remote, once.
-func (a *App) completeRemotes(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (a *App) completeRemotes(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	all, err := replicate.List(a.poolDir())
+	all, err := a.remoteNames(c)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
 	return all, cobra.ShellCompDirectiveNoFileComp
+}
+
+// remoteNames returns the names of the remotes, for completion.
+func (a *App) remoteNames(c *cobra.Command) ([]string, error) {
+	p, err := a.serviceOf(c)
+	if err != nil {
+		return nil, err
+	}
+	if p == nil {
+		return replicate.List(a.poolDir())
+	}
+	defer p.Close()
+	return p.Remotes(contextOf(c))
+}
+
+// serviceOf connects to the service that a command goes through; nil: none. The caller closes it.
+func (a *App) serviceOf(c *cobra.Command) (*viaservice.Pool, error) {
+	if err := a.chooseService(c); err != nil || a.service == "" { // completion has not chosen it
+		return nil, err
+	}
+	return viaservice.Open(a.service)
+}
+
+// contextOf returns the context of a command; completion of some shells has none.
+func contextOf(c *cobra.Command) context.Context {
+	if ctx := c.Context(); ctx != nil {
+		return ctx
+	}
+	return context.Background()
 }
 
 // completionTime limits how long completion waits for a remote.
@@ -113,13 +133,22 @@ func (a *App) completeOnRemote(n int) completer {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 
-		ctx := c.Context()
-		if ctx == nil {
-			ctx = context.Background()
-		}
-
-		ctx, cancel := context.WithTimeout(ctx, completionTime)
+		ctx, cancel := context.WithTimeout(contextOf(c), completionTime)
 		defer cancel()
+
+		// A service tells the names of volumes, and not those of their points.
+		p, err := a.serviceOf(c)
+		if err == nil && p != nil {
+			defer p.Close()
+			names, err := p.OnRemote(ctx, args[0])
+			if err != nil {
+				return nil, cobra.ShellCompDirectiveError
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		}
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
 
 		r, err := a.loadRemote(args[0])
 		if err != nil {

@@ -33,7 +33,7 @@ that. --force forgets the remote anyway.`,
 			q.Name, q.Access = args[0], access
 			out, err := replicate.Forget(ctx, e, q)
 			if err != nil {
-				return a.hintKnownRemotes(err)
+				return err
 			}
 
 			if out.KeyError != nil {

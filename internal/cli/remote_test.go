@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/front/schedule"
 	"pando/internal/remote/replicate"
 
 	"github.com/spf13/pflag"
@@ -27,7 +28,7 @@ func TestBackoff(t *testing.T) {
 		{time.Hour, 1, time.Hour}, // never sooner than asked for
 		{time.Hour, 9, time.Hour},
 	} {
-		if got := backoff(c.period, c.failed); got != c.want {
+		if got := schedule.Backoff(c.period, max(c.period, maxBackoff), c.failed); got != c.want {
 			t.Errorf("after %d failures, each %v: %v, wanted %v", c.failed, c.period, got, c.want)
 		}
 	}

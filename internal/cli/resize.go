@@ -33,7 +33,7 @@ space of the pool and have no size; overlays can be resized after a flatten.`,
 				return err
 			}
 
-			return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+			return a.withCalls(func(ctx context.Context, e calls, _ []string) error {
 				stop := a.showProgress(&q.Tracker)
 				out, err := e.Resize(ctx, q)
 				stop()

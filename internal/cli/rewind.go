@@ -26,7 +26,7 @@ change under them. With --detach, pando unmounts it first, which fails if
 something uses it, and mounts it again afterwards.`,
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeSnapshots,
-		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
+		RunE: a.withCalls(func(ctx context.Context, e calls, args []string) error {
 			q, err := rewindRequest(args[0], args[1])
 			if err != nil {
 				return err

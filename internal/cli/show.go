@@ -31,7 +31,7 @@ how much space sharing saves.`,
 
 	c.Flags().BoolVar(&exact, "exact", false, "for the pool: measure every object in it now")
 
-	c.RunE = a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
+	c.RunE = a.withCalls(func(ctx context.Context, e calls, args []string) error {
 		if len(args) == 0 {
 			p, err := e.Pool(ctx, exact)
 			if err != nil {
@@ -166,9 +166,11 @@ func (a *App) printDetail(d engine.Detail) error {
 
 	a.printFields(
 		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state, "durable", durable,
-		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "overlay", layers, "options", options,
+		"mountpoint", d.Mountpoint, "origin", d.Origin, "build key", d.BuildKey, "base", base, "overlay", layers,
+		"options", options,
 		"consistency", d.Consistency,
-		"source", git.Describe(d.Source), "keep", keep, "overlays", policy, "pinned", pinned, "size", sizeText,
+		"source", git.Describe(d.Source), "keep", keep, "overlays", policy, "pinned", pinned,
+		"labels", d.Labels.String(), "owner", ownerName(d.Owner), "size", sizeText,
 		"logical", formatBytes(d.LogicalBytes), "exclusive", formatBytes(d.ExclusiveBytes),
 		"shared", formatBytes(d.SharedBytes), "tied", tied,
 		"key", key, "measured", measured,
@@ -226,15 +228,18 @@ func (a *App) printPool(p engine.PoolInfo) {
 			p.SavedRatio)
 	}
 
+	holds := ""
+	if p.ID != "" { // a service tells its users only how much room there is
+		holds = fmt.Sprintf("%s with %s, %s (%d mounted), %s", errs.Plural(p.Goldens, "golden"),
+			errs.Plural(p.Generations, "generation"), errs.Plural(p.Volumes, "volume"), p.Mounted,
+			errs.Plural(p.Snapshots, "snapshot"))
+	}
+
 	a.printFields(
-		"pool", p.Dir, "driver", p.Driver, "why", p.Why, "backing", backing,
+		"pool", p.Dir, "service", a.service, "driver", p.Driver, "why", p.Why, "backing", backing,
 		"room", fmt.Sprintf("%s free of %s (new clones need %.4g %% free)", formatBytes(p.FreeBytes),
 			formatBytes(p.TotalBytes), p.MinFreePercent),
-		"holds", strings.Join([]string{
-			errs.Plural(p.Goldens, "golden") + " with " + errs.Plural(p.Generations, "generation"),
-			errs.Plural(p.Volumes, "volume") + " (" + fmt.Sprint(p.Mounted) + " mounted)", errs.Plural(p.Snapshots, "snapshot"),
-		}, ", "),
-		"sharing", saved, "trash", trash, "ties", ties,
+		"holds", holds, "sharing", saved, "trash", trash, "ties", ties,
 	)
 }
 

@@ -23,7 +23,7 @@ full, umount fails and VOLUME stays mounted, so that you can copy the data
 elsewhere. Running umount a second time discards it.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeVolumes(1),
-		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
+		RunE: a.withCalls(func(ctx context.Context, e calls, args []string) error {
 			volume, err := ref.ParseName("umount", args[0])
 			if err != nil {
 				return err

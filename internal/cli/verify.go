@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 
 	"pando/internal/base/errs"
@@ -68,31 +69,17 @@ func (a *App) verifyCommand() *cobra.Command {
 		}
 
 		q.Names = args
-		r, err := a.findRemote("verify", name)
-		if err != nil {
-			return err
-		}
-
 		ctx, tell := a.collectWarnings(c.Context())
 		defer tell()
 
-		if e, err := a.openPool(ctx); err != nil && repair {
+		r, done, err := a.remoteToVerify(ctx, name, repair)
+		if err != nil {
 			return err
-		} else if err != nil {
-			a.printWarning("cannot detect lists of points that were restored to older versions, because this pool cannot be "+
-				"opened: %v", err)
-		} else {
-			defer e.Close()
-			q.Pool = e
 		}
+		defer done()
 
-		var out *replicate.Verified
 		stop := a.showProgress(&q.Tracker)
-		if repair {
-			out, err = replicate.VerifyRepair(ctx, q.Pool, r, q)
-		} else {
-			out, err = replicate.Verify(ctx, r, q)
-		}
+		out, err := r.Verify(ctx, q, repair)
 		stop()
 		if err != nil {
 			return err
@@ -108,6 +95,37 @@ func (a *App) verifyCommand() *cobra.Command {
 	}
 
 	return c
+}
+
+// remoteToVerify finds a remote that is to be verified. Its data can be verified even if the pool cannot be opened. The
+// caller calls done.
+func (a *App) remoteToVerify(ctx context.Context, name string, repair bool) (_ remoteCalls, done func(), err error) {
+	if a.service != "" {
+		e, err := a.openCalls(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		r, err := a.remoteOf(ctx, e, "verify", name)
+		if err != nil {
+			e.Close()
+		}
+		return r, e.Close, err
+	}
+
+	r, err := a.findRemote("verify", name)
+	if err != nil {
+		return nil, nil, err
+	}
+	e, err := a.openPool(ctx)
+	switch {
+	case err != nil && repair:
+		return nil, nil, err
+	case err != nil:
+		a.printWarning("cannot detect lists of points that were restored to older versions, because this pool cannot be "+
+			"opened: %v", err)
+		return ownRemote{nil, r}, func() {}, nil
+	}
+	return ownRemote{e, r}, e.Close, nil
 }
 
 func (a *App) printVerified(v *replicate.Verified, percent float64) error {

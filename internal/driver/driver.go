@@ -87,14 +87,20 @@ type Identity struct {
 	Ephemeral  bool      `json:"eph,omitempty"` // need not survive a reboot; not made durable
 	// Lower is not "" for a volume or snapshot that holds only the changes to another object, an immutable one, as
 	// overlayfs stores them (see [Identity.IsOverlay]). That object stays in the pool for as long as anything names it so.
-	Lower  ObjectID `json:"lower,omitempty"`
-	BootID string   `json:"boot"` // of the boot that made it
+	Lower ObjectID `json:"lower,omitempty"`
+	// UserXattr is set for an overlay whose marks overlayfs keeps in attributes that a user may write (user.overlay.*),
+	// and not in those of root (trusted.overlay.*). Mounted in the other way it shows files that were deleted.
+	UserXattr bool   `json:"userxattr,omitempty"`
+	Owner     Owner  `json:"owner,omitzero"`
+	BootID    string `json:"boot"` // of the boot that made it
 
 	Consistency      Consistency `json:"cons,omitempty"`  // of a snapshot
 	Pinned           time.Time   `json:"pinned,omitzero"` // not to be destroyed before; Forever
-	GoldenProperties             // of the current generation
+	GoldenProperties             // of the current generation; of other objects only Labels
 	// of a generation: when its golden was made, if that was not with it
 	Since    time.Time `json:"since,omitzero"`
+	Build    Build     `json:"build,omitzero"`   // of a generation that a command has built
+	Request  Request   `json:"req,omitzero"`     // that made it, for its repetitions; zero: it had no key
 	Replaces ObjectID  `json:"repl,omitempty"`   // of a volume: the object that was it before, now a snapshot
 	Before   string    `json:"before,omitempty"` // name of that snapshot
 
@@ -139,10 +145,14 @@ type GoldenProperties struct {
 	Keep    int           `json:"keep,omitempty"` // newest generations that a publish or pull leaves; 0: all
 	Overlay OverlayPolicy `json:"overlay,omitempty"`
 	Source  string        `json:"source,omitempty"` // what a refresh makes new generations from, as JSON; "": nothing
+	Labels  Labels        `json:"labels,omitzero"`  // volumes and snapshots, too, have labels of their own here
 }
 
 // LayerVersion is the version of identities with Lower, and of layers, which older versions of Pando must not misread.
 const LayerVersion = 3
+
+// UserXattrVersion is the version of identities with UserXattr, the newest one.
+const UserXattrVersion = 4
 
 // CloneCost says what the time of Clone and Snapshot depends on.
 type CloneCost string
@@ -261,6 +271,14 @@ type Driver interface {
 // Snapshot, and is as durable.
 type Sealer interface {
 	Seal(ctx context.Context, from ObjectID, id Identity, progress func(done, total int64)) error
+}
+
+// Resealer is a Sealer that can do it later. Reseal stores the content of an immutable object in as few extents as Seal
+// would, in its place: the object has the same content at every moment, even if the process is killed, and may be read
+// and cloned in the meantime. progress is as that of Seal. It returns whether it has changed anything. NotFound,
+// NoSpace.
+type Resealer interface {
+	Reseal(ctx context.Context, id ObjectID, progress func(done, total int64)) (bool, error)
 }
 
 // Finisher is a driver for which a snapshot is a copy: Finish turns the volume that has id.ID, which is not mounted,

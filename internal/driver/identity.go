@@ -5,7 +5,8 @@ import "time"
 // WithContentOf returns id as that of an object with the content of another. All that says how content is to be read is
 // copied here, and only here.
 func (id Identity) WithContentOf(other Identity) Identity {
-	id.FS, id.SizeBytes, id.Sector, id.Lower = other.FS, other.SizeBytes, other.Sector, other.Lower
+	id.FS, id.SizeBytes, id.Sector = other.FS, other.SizeBytes, other.Sector
+	id.Lower, id.UserXattr = other.Lower, other.UserXattr
 	return id
 }
 
@@ -22,5 +23,6 @@ func (id Identity) Predecessor(name string) Identity {
 	out := id.SnapshotOf(id, name, Clean)
 	out.Origin, out.OriginID = id.Origin, id.OriginID
 	out.Pinned, out.ExpiresAt, out.Replaces, out.Before = time.Time{}, time.Time{}, "", ""
+	out.Labels, out.Owner, out.Request = Labels{}, Owner{}, Request{} // the other volume has them
 	return out
 }

@@ -81,6 +81,12 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 			WithHint("add %s, or remove %s", errs.Param("adopt"), errs.Param("replace"))
 	}
 
+	if q.RemoveOld {
+		if err := e.checkRemoveOld(ctx, q, src); err != nil {
+			return err
+		}
+	}
+
 	if !q.Adopt {
 		return nil
 	}
@@ -94,19 +100,13 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 		return nil
 	}
 
-	// Nobody else may decide which directory is replaced.
-	dir, err := mount.Resolve(q.Source)
-	if err != nil {
+	if err := e.resolveOwn(q, src); err != nil {
 		return err
 	}
-	if dir != src.path { // it was resolved earlier, by rules that trust everybody
-		return content.MovedError(src.path)
-	}
-
-	src.resolved = true
 
 	// Choose a name for the volume, and check that it is free.
 	if q.ReplaceVolume.IsZero() {
+		var err error
 		if q.ReplaceVolume, err = ref.ParseName(opAdopt, q.Name.String()+"-live"); err != nil { // too long
 			return err
 		}
@@ -127,7 +127,20 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 		return err
 	}
 
-	return e.checkUnused(ctx, src.path)
+	return e.checkUnused(ctx, src.path, "replace")
+}
+
+// resolveOwn resolves the source again: nobody else may decide which directory is replaced or removed.
+func (e *Engine) resolveOwn(q *ImportRequest, src *source) error {
+	dir, err := mount.Resolve(q.Source)
+	if err != nil {
+		return err
+	}
+	if dir != src.path { // it was resolved earlier, by rules that trust everybody
+		return content.MovedError(src.path)
+	}
+	src.resolved = true
+	return nil
 }
 
 // checkReplace refuses a directory that a volume cannot replace.
@@ -137,46 +150,8 @@ func (e *Engine) checkReplace(dir string) error {
 			WithHint("run it as root, or remove %s", errs.Param("replace"))
 	}
 
-	if dir == "/" {
-		return errs.New(errs.Invalid, opAdopt, dir, "the root directory cannot be replaced")
-	}
-
-	if len(filepath.Base(dir))+len(asideInfix)+asideIDLength > unix.NAME_MAX {
-		return errs.New(errs.Invalid, opAdopt, dir, "its name is too long to append %s for the old content",
-			asideInfix)
-	}
-
-	if err := e.content.CheckOutside(opAdopt, dir); err != nil {
+	if err := e.checkMovable(dir, "replace"); err != nil {
 		return err
-	}
-
-	// The exchange renames the directory, so that must be possible.
-	m, err := kernel.MountAt(unix.AT_FDCWD, dir)
-	if err != nil {
-		return errs.Wrap(opAdopt, dir, err)
-	}
-
-	if m.Root {
-		return errs.New(errs.Invalid, opAdopt, dir, "it is a mount point, which cannot be renamed").
-			WithHint("remove %s; after the import, unmount the directory and mount a clone there", errs.Param("replace"))
-	}
-
-	for _, d := range []string{dir, filepath.Dir(dir)} {
-		if kernel.IsImmutable(unix.AT_FDCWD, d) {
-			return errs.New(errs.Permission, opAdopt, dir,
-				"%s is immutable or append-only, so the directory cannot be renamed", d).
-				WithHint("run `chattr -ia %s`, or remove %s", errs.ShellWord(d), errs.Param("replace"))
-		}
-	}
-
-	below, err := mount.Below(dir)
-	if err != nil {
-		return err
-	}
-
-	if len(below) > 0 {
-		return errs.New(errs.InUse, opAdopt, dir, "%s is mounted below it", below[0]).
-			WithHint("unmount it first with `umount %s`, or remove %s", errs.ShellWord(below[0]), errs.Param("replace"))
 	}
 
 	// After a crash, finishAdopt tells old from new by which directory is empty.
@@ -188,6 +163,52 @@ func (e *Engine) checkReplace(dir string) error {
 	if !full {
 		return errs.New(errs.Invalid, opAdopt, dir, "the directory is empty: there is nothing to replace").
 			WithHint("mount a volume there with %s", errs.Run("mount", "VOLUME", dir))
+	}
+
+	return nil
+}
+
+// checkMovable refuses a directory that cannot be renamed to ASIDE. Hints name the flag that asked for it.
+func (e *Engine) checkMovable(dir, flag string) error {
+	if dir == "/" {
+		return errs.New(errs.Invalid, opAdopt, dir, "the root directory cannot be replaced or removed")
+	}
+
+	if len(filepath.Base(dir))+len(asideInfix)+asideIDLength > unix.NAME_MAX {
+		return errs.New(errs.Invalid, opAdopt, dir, "its name is too long to append %s for the old content",
+			asideInfix)
+	}
+
+	if err := e.content.CheckOutside(opAdopt, dir); err != nil {
+		return err
+	}
+
+	m, err := kernel.MountAt(unix.AT_FDCWD, dir)
+	if err != nil {
+		return errs.Wrap(opAdopt, dir, err)
+	}
+
+	if m.Root {
+		return errs.New(errs.Invalid, opAdopt, dir, "it is a mount point, which cannot be renamed").
+			WithHint("remove %s; after the import, unmount the directory and mount a clone there", errs.Param(flag))
+	}
+
+	for _, d := range []string{dir, filepath.Dir(dir)} {
+		if kernel.IsImmutable(unix.AT_FDCWD, d) {
+			return errs.New(errs.Permission, opAdopt, dir,
+				"%s is immutable or append-only, so the directory cannot be renamed", d).
+				WithHint("run `chattr -ia %s`, or remove %s", errs.ShellWord(d), errs.Param(flag))
+		}
+	}
+
+	below, err := mount.Below(dir)
+	if err != nil {
+		return err
+	}
+
+	if len(below) > 0 {
+		return errs.New(errs.InUse, opAdopt, dir, "%s is mounted below it", below[0]).
+			WithHint("unmount it first with `umount %s`, or remove %s", errs.ShellWord(below[0]), errs.Param(flag))
 	}
 
 	return nil
@@ -205,8 +226,8 @@ func hasEntries(dir string) (bool, error) {
 }
 
 // checkUnused refuses a directory that processes use: they would keep using the
-// old one. The InUse error names them.
-func (e *Engine) checkUnused(ctx context.Context, dir string) error {
+// old one. The InUse error names them, and its hint the flag that needs the directory unused.
+func (e *Engine) checkUnused(ctx context.Context, dir, flag string) error {
 	users, err := mount.TreeUsers(ctx, dir, false)
 	if err == nil || errs.Is(err, errs.Permission) && len(users) == 0 {
 		// A bind mount of it, in this namespace or another.
@@ -226,7 +247,7 @@ func (e *Engine) checkUnused(ctx context.Context, dir string) error {
 
 	return errs.New(errs.InUse, opAdopt, dir, "it is in use: %s", mount.FormatHolders(users)).
 		WithHint("stop the programs that use it, which would keep using the old directory, or remove %s",
-			errs.Param("replace"))
+			errs.Param(flag))
 }
 
 // changedError adds the programs that write to a source to the error that says
@@ -462,7 +483,7 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 			WithHint("stop the programs that write to it"))
 	}
 
-	if err := e.checkUnused(ctx, r.dir); err != nil {
+	if err := e.checkUnused(ctx, r.dir, "replace"); err != nil {
 		return nil, err
 	}
 

@@ -178,25 +178,7 @@ func TestReplaceRefuses(t *testing.T) {
 	eachKind(t, func(t *testing.T, e *engine.Engine, top string) {
 		dir := liveTree(t, top)
 		beside := filepath.Dir(dir)
-		hold := func(script string, args ...string) (end func()) {
-			t.Helper()
-			cmd := exec.Command("sh", append([]string{"-c", script}, args...)...)
-			in, err := cmd.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			out, err := cmd.StdoutPipe()
-			if err == nil {
-				err = cmd.Start()
-			}
-			if err == nil {
-				_, err = out.Read(make([]byte, 1))
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			return func() { in.Close(); _ = cmd.Wait() }
-		}
+		hold := func(script, dir string) (end func()) { t.Helper(); return hold(t, script, dir) }
 		for _, c := range []struct {
 			name string
 			make func() (undo func())
@@ -314,4 +296,27 @@ func TestAdoptImmutable(t *testing.T) {
 			}
 		}
 	})
+}
+
+// hold starts a shell that runs a script with dir as $0, waits until it prints something, and returns what ends it.
+func hold(t *testing.T, script, dir string) (end func()) {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", script, dir)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err == nil {
+		_, err = out.Read(make([]byte, 1))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	return func() { in.Close(); _ = cmd.Wait() }
 }

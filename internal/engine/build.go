@@ -29,30 +29,28 @@ import (
 func (e *Engine) lockGolden(
 	ctx context.Context, name string, t *progress.Tracker,
 ) (unlock func(), waited bool, err error) {
-	path := filepath.Join(e.pool.Dir, "locks", "goldens")
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	return e.lockBuilding(ctx, name, name, func() { t.Start("waiting for another process to build "+name, 0, 0) })
+}
+
+// lockBuilding is lockGolden of a thing that has the name for users, and is locked by key. It calls wait each time when
+// another process has the lock.
+func (e *Engine) lockBuilding(
+	ctx context.Context, name, key string, wait func(),
+) (unlock func(), waited bool, err error) {
+	f, lock, err := e.openLock(key)
 	if err != nil {
 		return nil, false, errs.Wrap("lock golden", name, err)
 	}
-
-	// Lock the byte that the name leads to.
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(name))
-	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(h.Sum64() >> 2), Len: 1}
 	w := waiting.Wait{
 		Op: "lock golden", Ref: name, What: "golden " + name + ", which is being built",
-		Holders: func() []waiting.Process { return waiting.LockHolders(path, lock.Start) },
+		Holders: func() []waiting.Process { return waiting.LockHolders(f.Name(), lock.Start) },
 	}
 	err = w.Until(ctx, func() (bool, error) {
-		l := lock
-		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &l)
-		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
-			return err == nil, errs.Wrap("lock golden", name, err)
-		}
-		if !waited {
-			t.Start("waiting for another process to build "+name, 0, 0)
+		if ok, err := lockByte(f, lock); ok || err != nil {
+			return ok, errs.Wrap("lock golden", name, err)
 		}
 		waited = true
+		wait()
 		return false, nil
 	})
 	if err != nil {
@@ -63,6 +61,37 @@ func (e *Engine) lockGolden(
 	return func() { f.Close() }, waited, nil
 }
 
+// tryLock locks a key if nobody has it.
+func (e *Engine) tryLock(key string) (unlock func(), ok bool, err error) {
+	f, lock, err := e.openLock(key)
+	if err != nil {
+		return nil, false, errs.Wrap("lock", key, err)
+	}
+	if ok, err := lockByte(f, lock); !ok {
+		f.Close()
+		return nil, false, errs.Wrap("lock", key, err)
+	}
+	return func() { f.Close() }, true, nil
+}
+
+// openLock opens the file of locks, and chooses the byte of it that a key leads to.
+func (e *Engine) openLock(key string) (*os.File, unix.Flock_t, error) {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(key))
+	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(h.Sum64() >> 2), Len: 1}
+	f, err := os.OpenFile(filepath.Join(e.pool.Dir, "locks", "goldens"), os.O_CREATE|os.O_RDWR, 0o600)
+	return f, lock, err
+}
+
+// lockByte locks a byte of a file until the file is closed, and reports false if another one has it.
+func lockByte(f *os.File, lock unix.Flock_t) (bool, error) {
+	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock)
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINTR) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // awaitGolden waits while the first generation of a golden is being built, and
 // reports whether it waited.
 func (e *Engine) awaitGolden(ctx context.Context, name string, t *progress.Tracker) (bool, error) {
@@ -70,7 +99,7 @@ func (e *Engine) awaitGolden(ctx context.Context, name string, t *progress.Track
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		marks, err := tx.BlockingMarks("", name, false)
 		for _, m := range marks {
-			building = building || m.Op == opImport || m.Op == opPublish || m.Op == opPull
+			building = building || m.Op == opImport || m.Op == opPublish || m.Op == opBuild || m.Op == opPull
 		}
 		return err
 	})
@@ -103,6 +132,8 @@ type build struct {
 	ids     []driver.ObjectID // marked
 	reads   content.Live      // the volume that it is published from
 	preset  *preset.Rules     // what its content must not have; nil: no rules
+
+	unsealed bool // it is to be sealed later
 }
 
 // buildRequest describes the generation to build.
@@ -115,6 +146,7 @@ type buildRequest struct {
 	keep      *int                  // generations to keep from now on; nil: as before
 	overlay   *driver.OverlayPolicy // of the golden from now on; nil: as before
 	source    *string               // of the golden from now on; nil: as before
+	labels    map[string]string     // added to those of the golden
 }
 
 // startBuild reserves the number of the next generation of a golden and marks
@@ -123,10 +155,16 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 	op, name := q.op, q.name
 	b := &build{e: e, op: op, scratch: e.newIdentity(driver.Scratch), gen: e.newIdentity(driver.Generation)}
 
+	b.gen.Request = requestIn(ctx)
+
 	// A scratch volume is worthless after a power loss, so nothing waits for the disk.
 	b.scratch.Ephemeral = true
 	b.ids = []driver.ObjectID{b.scratch.ID, b.gen.ID}
 	err := e.ledger.Claim(ctx, op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		if err := firstOf(ctx, tx, op); err != nil {
+			return nil, err
+		}
+
 		g, exists, err := tx.Golden(name)
 		if err != nil {
 			return nil, err
@@ -151,6 +189,9 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 		}
 		if q.source != nil {
 			g.Source = *q.source
+		}
+		if g.Labels, err = g.Labels.With(op, q.labels); err != nil {
+			return nil, errs.Wrap(op, name, err)
 		}
 
 		// Number the generation, and mark it and the scratch volume.
@@ -283,6 +324,12 @@ func (b *build) recordGeneration(ctx context.Context, row catalog.Row) (Info, er
 			based = from.ID
 		}
 
+		if b.unsealed {
+			if err := tx.SetUnsealed(b.gen.ID); err != nil {
+				return err
+			}
+		}
+
 		for _, id := range b.ids {
 			if err := tx.Unmark(id); err != nil {
 				return err
@@ -328,6 +375,7 @@ type PublishRequest struct {
 	Overlay *driver.OverlayPolicy // of the golden from now on; nil: as before
 	Preset  string                // see ImportRequest
 	Source  *string               // of the golden from now on: see driver.GoldenProperties; nil: as before
+	Labels  map[string]string     // of the golden, in addition to those that it has
 	From    string                // origin of the generation, for users; "": the volume
 	Tracker *progress.Tracker
 }
@@ -384,7 +432,7 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 	defer unlock()
 
 	b, err := e.startBuild(ctx, buildRequest{op: opPublish, name: golden, reads: &vol, force: q.Force, freeze: q.Freeze,
-		keep: q.Keep, overlay: q.Overlay, source: q.Source})
+		keep: q.Keep, overlay: q.Overlay, source: q.Source, labels: q.Labels})
 	if err != nil {
 		return Published{}, err
 	}

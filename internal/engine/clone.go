@@ -38,6 +38,8 @@ type CloneRequest struct {
 	SizeBytes int64         // 0: the size of the origin
 	TTL       time.Duration // 0: none
 	Ephemeral bool          // need not survive a reboot, so nothing waits for the disk
+	Labels    driver.Labels // of each clone; those of the origin are not copied
+	Owner     driver.Owner  // of each clone: see Owner
 	Overlay   bool          // hold only what differs from the golden, whose files all its overlays share in memory
 
 	// GoldenDecides makes clones overlays, without Overlay, if that is the default of their golden, and possible.
@@ -49,9 +51,12 @@ type CloneRequest struct {
 	// time. If it fails, or this process is killed, there is no clone. It may be called concurrently.
 	Prepare func(ctx context.Context, name, dir string) error
 
-	op       string      // in marks; "" is clone
-	template catalog.Row // of an overlay: the empty upper layer; of an empty volume: what it is cloned from
-	empty    bool        // make an empty volume instead of a clone of From
+	op       string          // in marks; "" is clone
+	request  Request         // that it serves: see WithRequest
+	template catalog.Row     // of an overlay: the empty upper layer; of an empty volume: what it is cloned from
+	empty    bool            // make an empty volume instead of a clone of From
+	hide     *content.Hidden // gets the mount of the clone, which is not attached then; nil: it is
+	inside   bool            // a program will have the clone mounted in a namespace of its own, if it is a user's overlay
 }
 
 // mounts reports whether the clones are mounted while they are made.
@@ -82,8 +87,9 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	if q.op == "" {
 		q.op = opClone
 	}
+	q.request = requestIn(ctx)
 
-	names, err := cloneNames(q)
+	names, err := q.Names()
 	if err != nil {
 		return nil, err
 	}
@@ -104,16 +110,7 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	}
 
 	// Plan and mark the clones, after the golden's first generation has been built.
-	plans, l, err := e.planClones(ctx, &q, names)
-	if errs.Is(err, errs.NotFound) {
-		waited, werr := e.awaitGolden(ctx, q.From.Name, q.Tracker)
-		if werr != nil {
-			return nil, werr
-		}
-		if waited {
-			plans, l, err = e.planClones(ctx, &q, names)
-		}
-	}
+	plans, l, err := e.planClonesOnceBuilt(ctx, &q, names)
 	if err != nil {
 		return nil, err
 	}
@@ -131,10 +128,33 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 
 	out := make([]Info, len(plans))
 	for i, p := range plans {
-		out[i] = volumeInfo(p.row, e.caps.Name, p.att.Mountpoint)
+		out[i] = attachedInfo(p.row, e.caps.Name, p.att)
 	}
 
 	return out, nil
+}
+
+// planClonesOnceBuilt is planClones; it waits while the first generation of the golden is being built.
+func (e *Engine) planClonesOnceBuilt(
+	ctx context.Context, q *CloneRequest, names []string,
+) ([]*clonePlan, content.Live, error) {
+	for {
+		plans, l, notFound := e.planClones(ctx, q, names)
+		if !errs.Is(notFound, errs.NotFound) {
+			return plans, l, notFound
+		}
+
+		if !catalog.ScopeOf(ctx).SeesGolden(q.From.Name) {
+			return nil, l, notFound // a golden that is hidden must not show by the time that this takes
+		}
+		waited, err := e.awaitGolden(ctx, q.From.Name, q.Tracker)
+		if err != nil {
+			return nil, content.Live{}, err
+		}
+		if !waited { // the build may have ended between the two looks
+			return e.planClones(ctx, q, names)
+		}
+	}
 }
 
 // Fork is Clone of a volume, which may be in use. Invalid if From is something else.
@@ -146,8 +166,8 @@ func (e *Engine) Fork(ctx context.Context, q CloneRequest) ([]Info, error) {
 	return e.Clone(ctx, q)
 }
 
-// cloneNames returns the names of the clones: NAME, or with a count NAME-1 and so on. Invalid.
-func cloneNames(q CloneRequest) ([]string, error) {
+// Names returns the names of the clones: NAME, or with a count NAME-1 and so on. Invalid.
+func (q CloneRequest) Names() ([]string, error) {
 	if err := q.Name.Required("clone"); err != nil {
 		return nil, err
 	}
@@ -178,6 +198,10 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 
 	q := *p
 
+	if err := e.placeOwned(&q); err != nil {
+		return nil, l, err
+	}
+
 	// Check the user's directories before the transaction: its duration must not depend on them.
 	targets := make([]content.Target, len(names))
 	if q.Mount && q.MountDir != "" {
@@ -188,6 +212,10 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 
 	var plans []*clonePlan
 	err := e.ledger.Claim(ctx, q.op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		if err := firstOf(ctx, tx, q.op); err != nil {
+			return nil, err
+		}
+
 		origin, originRef, err := q.resolveOrigin(tx)
 		if err != nil {
 			return nil, err
@@ -196,6 +224,10 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 		if q.op == opFork && origin.Kind != driver.Volume {
 			return nil, errs.New(errs.Invalid, opFork, q.From.String(), "it is a %s, not a volume", kindName(origin.Kind)).
 				WithHint("use %s", errs.Run("clone", q.From, q.Name))
+		}
+
+		if err := content.CheckOwner(q.op, q.Name.String(), q.Owner, origin.FS, q.May); err != nil {
+			return nil, err
 		}
 
 		size, err := e.cloneSize(q, origin)
@@ -214,6 +246,11 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 			return nil, err
 		}
 
+		// Refuse what a user may not have before doing the work; the commit checks it again.
+		if err := tx.CheckRoom(q.op, q.Name.String(), len(names), size*int64(len(names)), size > 0); err != nil {
+			return nil, err
+		}
+
 		// Plan each clone, and mark it.
 		now := time.Now().UTC()
 		plans = plans[:0]
@@ -225,10 +262,14 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 
 			id := e.cloneIdentity(q, n, origin, originRef, now)
 			id.SizeBytes = size
-			if q.mounts() && q.MountDir == "" {
+			switch {
+			case id.UserXattr && q.inside:
+				targets[i] = e.content.Inside(n)
+			case q.mounts() && q.MountDir == "":
 				if targets[i], err = e.content.CheckTarget("clone", n, origin.FS, "", q.May); err != nil {
 					return nil, err
 				}
+				targets[i].Hide = q.hide
 			}
 
 			p := &clonePlan{target: targets[i]}
@@ -273,6 +314,18 @@ func (q CloneRequest) resolveOrigin(tx *catalog.Tx) (row catalog.Row, reference 
 	return row, tx.RefOf(row), err
 }
 
+// placeOwned chooses the mount points of clones that belong to a user.
+func (e *Engine) placeOwned(q *CloneRequest) error {
+	if q.Owner.IsZero() || !q.Mount || q.MountDir != "" {
+		return nil
+	}
+	above, err := content.UserMountDir(q.Owner)
+	if q.MountDir = above; q.Count == 0 {
+		q.MountDir = filepath.Join(above, q.Name.String())
+	}
+	return err
+}
+
 // checkCloneTargets checks the mount points of clones in a directory that the user has named, and returns them in
 // targets. The filesystem of the origin decides how a clone is mounted.
 func (e *Engine) checkCloneTargets(
@@ -307,13 +360,13 @@ func (e *Engine) cloneIdentity(
 ) driver.Identity {
 	id := e.newIdentity(driver.Volume)
 	id = id.WithContentOf(origin.Identity)
-	id.Name = name
+	id.Name, id.Labels, id.Owner, id.Request = name, q.Labels, q.Owner, q.request
 	id.Origin, id.OriginID, id.Ephemeral = originRef, origin.ID, q.Ephemeral
 	id.Soon = q.Mount
 	id.Golden, id.Generation = origin.Golden, origin.Generation
 	if q.Overlay {
 		id = id.WithContentOf(q.template.Identity)
-		id.Lower = origin.ID
+		id.Lower, id.UserXattr = origin.ID, !content.CanMount()
 	}
 	if q.empty {
 		id.OriginID = ""
@@ -531,6 +584,10 @@ func (e *Engine) growInside(ctx context.Context, row catalog.Row) error {
 func (e *Engine) commitClones(ctx context.Context, q CloneRequest, origin catalog.Row, plans []*clonePlan) error {
 	// A power loss may lose an ephemeral volume, and so its row as well.
 	return e.cat.Update(ctx, catalog.Durability(!q.Ephemeral), func(tx *catalog.Tx) error {
+		if err := firstOf(ctx, tx, q.op); err != nil {
+			return err
+		}
+
 		for _, p := range plans {
 			if err := tx.PutObject(p.row); err != nil {
 				return err
@@ -564,6 +621,9 @@ func (e *Engine) undoClones(ctx context.Context, plans []*clonePlan) {
 	ctx = context.WithoutCancel(ctx)
 	var ids []driver.ObjectID
 	for _, p := range plans {
+		if p.target.Hide.Mounted() {
+			_, _ = e.content.EndHidden(ctx, p.row, p.att, p.target.Hide, false) // Unmount finds out whether it is gone
+		}
 		if p.att.ID != "" {
 			if err := e.content.Unmount(ctx, reasonFor("clone"), p.row, p.att, false); err != nil {
 				continue // already in use: the mark stays, and recovery retries

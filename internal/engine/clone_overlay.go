@@ -8,9 +8,11 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
+	"pando/internal/base/warnings"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/content"
+	"pando/internal/linux/usermount"
 	"pando/internal/tree/treediff"
 
 	"golang.org/x/sys/unix"
@@ -69,8 +71,20 @@ func (e *Engine) decideOverlay(ctx context.Context, q *CloneRequest) error {
 		return err
 	}
 
-	template, err := e.overlayOrigin(ctx, *q)
+	if asked && q.mountsForAll() {
+		return content.InsideOnly(q.op, q.Name.String())
+	}
+
+	var template catalog.Row
+	err := usermount.Forbidden(q.op, q.From.String())
+	if err == nil || content.CanMount() {
+		template, err = e.overlayOrigin(ctx, *q)
+	}
 	if !asked && errs.Is(err, errs.Unsupported) {
+		if q.inside && !content.CanMount() {
+			warnings.Add(ctx, "%s is copied, as no overlay of it is possible: %v (%s)", q.From.String(), errs.Reason(err),
+				errs.HintIn(err))
+		}
 		q.Overlay = false
 		return nil
 	}
@@ -106,15 +120,21 @@ func (e *Engine) applyOverlayPolicy(ctx context.Context, q *CloneRequest) error 
 					errs.Run("golden set", g.Name, "overlay=allowed"))
 		}
 
-		q.Overlay = q.Overlay || g.Overlay == driver.OverlayDefault && canOverlay(*q, origin)
+		isDefault := g.Overlay == driver.OverlayDefault ||
+			q.inside && !content.CanMount() && g.Overlay != driver.OverlayNever // a copy would take too long
+		q.Overlay = q.Overlay || isDefault && canOverlay(*q, origin)
 		return nil
 	})
 }
 
 // canOverlay reports whether this user can make overlays from an object, as far as the object decides.
 func canOverlay(q CloneRequest, origin catalog.Row) bool {
-	return os.Geteuid() == 0 && checkOverlayOrigin(q, origin) == nil
+	return !q.mountsForAll() && checkOverlayOrigin(q, origin) == nil
 }
+
+// mountsForAll reports whether clones would be mounted where a user cannot mount overlays: outside a namespace of the
+// program that uses them.
+func (q CloneRequest) mountsForAll() bool { return !content.CanMount() && q.mounts() && !q.inside }
 
 // checkOverlayOrigin returns an error if no overlay can be made from an object.
 func checkOverlayOrigin(q CloneRequest, origin catalog.Row) error {
@@ -138,8 +158,9 @@ func checkOverlayOrigin(q CloneRequest, origin catalog.Row) error {
 type templateKind string
 
 const (
-	upperLayer  templateKind = "upper layer"
-	emptyVolume templateKind = "empty volume"
+	upperLayer     templateKind = "upper layer"
+	userUpperLayer templateKind = "user upper layer" // of overlays that users mount
+	emptyVolume    templateKind = "empty volume"
 )
 
 // upperTemplate returns the empty upper layer of a size for overlays on a generation with the filesystem lower.
@@ -150,7 +171,11 @@ func (e *Engine) upperTemplate(
 	if lower.IsImage() {
 		fs = driver.Ext4
 	}
-	return e.template(ctx, upperLayer, fs, size, t)
+	kind := upperLayer
+	if !content.CanMount() {
+		kind = userUpperLayer
+	}
+	return e.template(ctx, kind, fs, size, t)
 }
 
 // template returns the template of a kind and size, which it makes if there is none.
@@ -220,7 +245,7 @@ func (b *build) fillTemplate(ctx context.Context, kind templateKind, t *progress
 	}
 
 	fill := func(*os.File) error { return nil }
-	if kind == upperLayer {
+	if kind != emptyVolume {
 		fill = content.MakeUpper
 		if err := e.content.TryUpper(ctx, b.scratch); err != nil {
 			return catalog.Row{}, err
@@ -269,7 +294,7 @@ func layersOf(tx *catalog.Tx, row catalog.Row) (*Layers, error) {
 		return nil, err
 	}
 	l := &Layers{LowerID: string(row.Lower), LowerRemoved: !ok || lower.Kind == driver.Layer,
-		LowerBytes: lower.Usage.LogicalBytes, Options: content.OverlayOptions(row.Ephemeral)}
+		LowerBytes: lower.Usage.LogicalBytes, Options: content.OptionsOf(row.Identity)}
 	if ok {
 		l.Lower = tx.RefOf(lower)
 	}
@@ -378,7 +403,8 @@ func (e *Engine) cloneWithChanges(
 	id = id.WithContentOf(lower.Identity)
 	err := e.content.WithOverlay(ctx, upper, true, func(r content.OverlayRoots) error {
 		t.Start("finding the changes", 0, 0)
-		res, err := treediff.CompareOverlay(ctx, r.Lower, r.Upper, r.Merged, treediff.Options{Times: true, Progress: t.Add})
+		res, err := treediff.CompareOverlay(ctx, r.Lower, r.Upper, r.Merged, treediff.Options{
+			Times: true, UserXattr: vol.UserXattr, Progress: t.Add})
 		if err != nil {
 			return err
 		}

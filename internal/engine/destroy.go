@@ -3,6 +3,7 @@ package engine
 import (
 	"cmp"
 	"context"
+	"os"
 	"path"
 	"slices"
 	"time"
@@ -45,14 +46,20 @@ type DestroyReport struct {
 
 // DestroyRequest says what to destroy.
 type DestroyRequest struct {
-	What    []ref.Pattern // volumes, with their snapshots, and snapshots
+	What    []ref.Pattern        // volumes, with their snapshots, and snapshots; none with Labels: all volumes
+	Labels  driver.LabelSelector // only those of What that it chooses
 	Tracker *progress.Tracker
+
+	// IDs, unless it is empty, has the ID of each of What, as a DryRun has reported it. What no longer exists is left
+	// out, whatever has its name now, so that a call can be repeated. A volume is found after a rename or a rewind, too.
+	IDs    []driver.ObjectID
+	DryRun bool // only report what would be destroyed; of volumes without their snapshots
 }
 
 // Destroy destroys volumes, with their snapshots, and snapshots. It resolves all names
 // first: if one is unknown, nothing is destroyed. After that, an object that is in use
 // does not keep the others from being destroyed. Volumes that are mounted but idle are
-// unmounted. NotFound, Invalid.
+// unmounted. NotFound (an unknown name, or nothing has the labels), Invalid.
 func (e *Engine) Destroy(ctx context.Context, q DestroyRequest) (*DestroyReport, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -60,11 +67,33 @@ func (e *Engine) Destroy(ctx context.Context, q DestroyRequest) (*DestroyReport,
 	if err := e.needRoot("destroy", ""); err != nil {
 		return nil, err
 	}
-	rows, err := e.toDestroy(ctx, q.What)
+	rows, err := e.toDestroy(ctx, q)
 	if err != nil {
 		return nil, err
 	}
-	return e.destroyRows(ctx, rows, destroyOptions{tracker: q.Tracker}), ctx.Err()
+
+	if q.DryRun {
+		return reportOf(rows), nil
+	}
+
+	o := destroyOptions{tracker: q.Tracker}
+	o.still = func(tx *catalog.Tx, row catalog.Row, _ bool) (bool, error) {
+		if err := e.checkUnchanged(ctx, tx, "destroy", row); err != nil {
+			return false, err
+		}
+		return q.Labels.Matches(row.Labels), nil
+	}
+	return e.destroyRows(ctx, rows, o), ctx.Err()
+}
+
+// reportOf reports what would be destroyed.
+func reportOf(rows []doomed) *DestroyReport {
+	out := &DestroyReport{}
+	for _, d := range rows {
+		out.Destroyed = append(out.Destroyed, Destroyed{Ref: d.ref, ID: string(d.row.ID), Kind: string(d.row.Kind),
+			ExclusiveBytes: d.row.Usage.ExclusiveBytes})
+	}
+	return out
 }
 
 // reclaimBound limits how long a command removes the objects it has destroyed. The
@@ -97,6 +126,10 @@ func (e *Engine) destroyRows(ctx context.Context, rows []doomed, o destroyOption
 	report := &DestroyReport{budget: reclaimBound, why: o.why}
 	ctx = mayUseReserve(ctx)
 	defer e.refillReserveIfSpent()
+	if o.op != "" {
+		ctx = catalog.NoteAs(ctx, catalog.Noting{Op: o.op})
+	}
+
 	o.tracker.Start("destroying", int64(len(rows)), 0)
 	for len(rows) > 0 && ctx.Err() == nil {
 		batch := rows[:min(destroyBatch, len(rows))]
@@ -114,21 +147,40 @@ type doomed struct {
 	whole bool // of a golden: all its generations are destroyed, and row is the current one
 }
 
-// toDestroy resolves references and globs, without repeats. It omits snapshots whose
-// volume is destroyed as well, as these go with the volume.
-func (e *Engine) toDestroy(ctx context.Context, what []ref.Pattern) ([]doomed, error) {
+// toDestroy resolves references and globs, without repeats, and chooses those with the
+// labels. It omits snapshots whose volume is destroyed as well, as these go with the volume.
+func (e *Engine) toDestroy(ctx context.Context, q DestroyRequest) ([]doomed, error) {
 	var out []doomed
 	seen := map[driver.ObjectID]bool{}
+	if len(q.IDs) > 0 && len(q.IDs) != len(q.What) {
+		return nil, errs.New(errs.Invalid, "destroy", "", "there must be one ID for each name (got %d for %d)", len(q.IDs),
+			len(q.What))
+	}
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		add := func(r catalog.Row) error {
-			if !seen[r.ID] {
+			if !seen[r.ID] && q.Labels.Matches(r.Labels) {
 				seen[r.ID] = true
 				out = append(out, doomed{row: r, ref: tx.RefOf(r)})
 			}
 			return nil
 		}
 
-		for _, p := range what {
+		if len(q.What) == 0 && !q.Labels.IsZero() {
+			return tx.VisibleVolumes(add)
+		}
+
+		for i, p := range q.What {
+			if len(q.IDs) > 0 {
+				row, ok, err := tx.ByID(p.Ref, q.IDs[i])
+				if err == nil && ok {
+					err = add(row)
+				}
+				if err != nil {
+					return err
+				}
+				continue
+			}
+
 			if p.Glob != "" {
 				if err := e.addMatches(tx, p.Glob, add); err != nil {
 					return err
@@ -154,6 +206,11 @@ func (e *Engine) toDestroy(ctx context.Context, what []ref.Pattern) ([]doomed, e
 		return nil
 	})
 
+	if err == nil && len(out) == 0 && !q.Labels.IsZero() && len(q.IDs) == 0 {
+		return nil, errs.New(errs.NotFound, "destroy", "", "nothing that could be destroyed has the label %s", q.Labels).
+			WithHint("list volumes with their labels: %s", errs.Run("ls", errs.Param("columns", "name,labels")))
+	}
+
 	// Omit the snapshots of these volumes.
 	lineages := map[driver.ObjectID]bool{}
 	for _, d := range out {
@@ -174,7 +231,7 @@ func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row
 	}
 
 	var matched []catalog.Row
-	if err := tx.Rows(driver.Volume, func(r catalog.Row) error {
+	if err := tx.VisibleVolumes(func(r catalog.Row) error {
 		if ok, _ := path.Match(pattern, r.Name); ok {
 			matched = append(matched, r)
 		}
@@ -287,6 +344,12 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 			report.Failed = append(report.Failed, errs.Wrap("destroy", it.ref, err))
 		}
 		return
+	}
+
+	for _, it := range going {
+		if !it.row.Build.IsZero() {
+			_ = os.Remove(e.resultLog(it.row.ID)) // a gc removes it otherwise
+		}
 	}
 
 	e.reclaimNow(ctx, going, report)
@@ -529,6 +592,13 @@ func destroyInParallel(items []*destroyItem, fn func(*destroyItem)) {
 // object has a mark already, of this process or of an orphan that it has locked, or
 // nobody else can be working on it.
 func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.MountRecord, has bool) error {
+	// Unmount asks the kernel about a user's overlay, which takes a process. A program that has just been killed may
+	// need a moment to end, for which InUse waits.
+	if row.UserXattr {
+		if err := e.destroyUnused(ctx, row, att, has); !errs.Is(err, errs.InUse) {
+			return err
+		}
+	}
 	if err := e.content.InUse(ctx, reasonFor("destroy"),
 		[]content.Volume{{Row: row, Record: att, HasRecord: has}})[0]; err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -52,6 +53,41 @@ func (p Path) Escaped() string {
 
 	return b.String()
 }
+
+// UnmarshalJSON reads what MarshalJSON returned.
+func (p *Path) UnmarshalJSON(b []byte) error {
+	var s string
+	if err := json.Unmarshal(b, &s); err != nil {
+		return err
+	}
+
+	var out strings.Builder
+	for {
+		before, rest, escaped := strings.Cut(s, `\`)
+		out.WriteString(before)
+		if !escaped {
+			break
+		}
+
+		// A backslash, or xHH.
+		if s = strings.TrimPrefix(rest, `\`); s != rest {
+			out.WriteByte('\\')
+			continue
+		}
+		n, err := strconv.ParseUint(strings.TrimPrefix(rest[:min(len(rest), escapedByte)], "x"), 16, 8)
+		if err != nil || rest[0] != 'x' || len(rest) < escapedByte {
+			return errs.New(errs.Invalid, "read path", s, "it has a backslash that escapes nothing")
+		}
+		out.WriteByte(byte(n))
+		s = rest[escapedByte:]
+	}
+
+	*p = Path(out.String())
+	return nil
+}
+
+// escapedByte is the length of xHH.
+const escapedByte = 3
 
 // DiffChange is one changed path. Its JSON form is stable.
 type DiffChange struct {
@@ -311,7 +347,8 @@ func (v *view) compareWithLower(
 	ctx context.Context, s *side, times bool, t *progress.Tracker,
 ) (res treediff.Result, err error) {
 	err = v.e.content.WithOverlay(ctx, s.identity(), true, func(r content.OverlayRoots) (err error) {
-		res, err = treediff.CompareOverlay(ctx, r.Lower, r.Upper, r.Merged, treediff.Options{Times: times, Progress: t.Add})
+		res, err = treediff.CompareOverlay(ctx, r.Lower, r.Upper, r.Merged, treediff.Options{
+			Times: times, UserXattr: s.row().UserXattr, Progress: t.Add})
 		return err
 	})
 	return res, err

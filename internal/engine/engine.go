@@ -18,6 +18,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/content"
+	"pando/internal/engine/history"
 	"pando/internal/engine/ledger"
 	"pando/internal/engine/pool"
 	"pando/internal/linux/kernel"
@@ -42,6 +43,10 @@ type Engine struct {
 	refilled   atomic.Pointer[time.Time] // when the reserve was last found complete; nil: unknown
 
 	content *content.Access
+	history *history.Log
+
+	recovered recovered
+	indexed   atomic.Bool // the catalogue has the index of Metrics
 }
 
 // Option is an option of Open.
@@ -67,6 +72,16 @@ func Open(ctx context.Context, dir string, drivers Drivers, options ...Option) (
 	}
 	p, err := find(ctx, dir)
 	if err != nil {
+		return nil, err
+	}
+
+	e, err := openPool(ctx, p, drivers, options...)
+	if err == nil || p.IsMounted() {
+		return e, err
+	}
+
+	// It was unmounted in the meantime: it is being moved or removed. Find out which.
+	if p, err = find(ctx, dir); err != nil {
 		return nil, err
 	}
 	return openPool(ctx, p, drivers, options...)
@@ -108,6 +123,8 @@ func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Opt
 	}
 
 	e.cat.OnCommit(func(ids []driver.ObjectID) { ledger.NoteCommitted(e.drv, ids...) })
+	e.history = history.New(p.Dir)
+	e.cat.OnChange(e.recordChanges)
 	e.cat.OnFull(e.spendReserve)
 	if p.Config.Format < pool.Format {
 		if err := e.upgradePool(ctx); err != nil {

@@ -135,7 +135,7 @@ func (e *Engine) checkExport(ctx context.Context, q *ExportRequest) error {
 			WithHint("name a file, or - for standard output")
 	}
 
-	if err := q.findFormat(); err != nil {
+	if err := q.FindFormat(); err != nil {
 		return err
 	}
 
@@ -154,8 +154,8 @@ func (e *Engine) checkExport(ctx context.Context, q *ExportRequest) error {
 	})
 }
 
-// findFormat decides the format. Invalid.
-func (q *ExportRequest) findFormat() error {
+// FindFormat decides the format. Invalid.
+func (q *ExportRequest) FindFormat() error {
 	switch {
 	case q.Format != "":
 		if slices.Contains(ExportFormats, q.Format) {

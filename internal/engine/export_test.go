@@ -2,13 +2,17 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/signal"
 	"sync"
 	"testing"
+	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/driver"
+	"pando/internal/engine/catalog"
 	"pando/internal/engine/content"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +28,21 @@ func HideProgram(t *testing.T, name string) {
 				WithHint("install it: `apt-get install e2fsprogs`")
 		}
 		return look(n)
+	}
+}
+
+// Age makes all generations as old as if d had passed since they were last used.
+func Age(t *testing.T, e *Engine, d time.Duration) {
+	t.Helper()
+	if err := e.cat.Update(t.Context(), catalog.Soft, func(tx *catalog.Tx) error {
+		var rows []catalog.Row
+		err := tx.Rows(driver.Generation, func(r catalog.Row) error { rows = append(rows, r); return nil })
+		for _, r := range rows {
+			err = errors.Join(err, tx.SetUsed(r.ID, r.UsedAt.Add(-d)))
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -85,6 +85,10 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 		return out, nil
 	}
 
+	if err := e.content.CheckOverlayUser(opFlatten, name, vol.Identity); err != nil {
+		return out, err
+	}
+
 	// Report the cost.
 	s, err := e.pool.Space(ctx)
 	if err != nil {

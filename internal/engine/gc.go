@@ -50,6 +50,11 @@ type GCReport struct {
 	// objects that the driver kept when they were destroyed, because others depended on them, and removed now
 	Untied  int `json:"untied"`
 	Retired int `json:"retired"` // generations that the retention of their golden does not keep
+	Sealed  int `json:"sealed"`  // results of builds that are stored in fewer extents now
+
+	// OldDirs lists the directories that interrupted imports were removing, and that are gone now.
+	OldDirs []string `json:"old_directories,omitempty"`
+
 	// used space of the pool, before minus after, once settled; includes changes by other writers
 	FreedBytes   int64          `json:"freed_bytes"`
 	TrimmedBytes int64          `json:"trimmed_bytes"`    // of a loop-backed pool: free ranges reported to the file below
@@ -149,8 +154,13 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 		return nil, err
 	}
 
-	// Destroy what retention does not keep, and what no longer has dependents.
+	// Remove the directories that interrupted imports were removing.
 	r := &GCReport{}
+	if r.OldDirs, err = e.finishRemovals(ctx, nil); err != nil {
+		return nil, err
+	}
+
+	// Destroy what retention does not keep, and what no longer has dependents.
 	if r.Retired, err = e.applyAllRetention(ctx); err != nil {
 		return nil, err
 	}
@@ -159,6 +169,14 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 		if r.Untied, err = t.Reap(ctx); err != nil {
 			return nil, err
 		}
+	}
+
+	// Remove the logs of results that are gone, and seal the others.
+	if _, err := e.removeLogs(ctx); err != nil {
+		return nil, err
+	}
+	if r.Sealed, err = e.sealResults(ctx, 0); err != nil {
+		return nil, err
 	}
 
 	// Compare the pool with the catalogue, and remove the garbage.
@@ -423,10 +441,12 @@ func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []errs.M
 		state = e.content.MountState(r, a)
 	}
 
-	switch state {
-	case content.Mounted:
+	switch {
+	case has && a.Hidden() && state != content.NotMounted:
+		why = append(why, "mounted in the sandbox of a run")
+	case state == content.Mounted:
 		why = append(why, errs.Messagef("mounted at %s", a.Mountpoint))
-	case content.HeldElsewhere:
+	case state == content.HeldElsewhere:
 		why = append(why, errs.Messagef("mounted, but no longer at %s, where Pando mounted it", a.Mountpoint))
 	}
 

@@ -57,7 +57,11 @@ func (e *Engine) SetGolden(ctx context.Context, q SetRequest) ([]string, error) 
 	defer unlock()
 
 	if err := e.changeRow(ctx, op, func(tx *catalog.Tx) (driver.ObjectID, error) {
-		return currentGeneration(tx, op, golden)
+		id, err := currentGeneration(tx, op, golden)
+		if err != nil {
+			return "", err
+		}
+		return id, e.checkGoldenUnchanged(ctx, tx, op, id)
 	}, func(tx *catalog.Tx) error {
 		g, _, err := tx.Golden(golden)
 		if err != nil {

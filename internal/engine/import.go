@@ -42,6 +42,7 @@ type ImportRequest struct {
 	Force     bool                  // import an image as is, even incomplete or damaged, or a block device in use
 	Keep      *int                  // of the golden: newest generations to keep from now on, 0: all; nil: as before
 	Overlay   *driver.OverlayPolicy // of the golden from now on; nil: as before
+	Labels    map[string]string     // of the golden, in addition to those that it has
 	Tracker   *progress.Tracker
 
 	// Preset names rules for what the golden must not have of its source, or is a path of such rules: see package preset.
@@ -50,6 +51,9 @@ type ImportRequest struct {
 	Adopt         bool     // Source is a directory that a live system uses: copy again what changes
 	Replace       bool     // with Adopt: replace Source with a volume of the golden
 	ReplaceVolume ref.Name // its name; zero: Name followed by -live
+
+	// RemoveOld deletes Source, a directory, when the golden is durable and nobody uses it. It implies Adopt.
+	RemoveOld bool
 }
 
 // Imported is the result of Import.
@@ -73,6 +77,8 @@ type Imported struct {
 	Replaced string `json:"replaced,omitempty"` // the directory that was replaced with a volume
 	Aside    string `json:"aside,omitempty"`    // where the old content of Replaced is
 	Volume   string `json:"volume,omitempty"`   // the volume that is mounted at Replaced
+
+	OldRemoved string `json:"old_removed,omitempty"` // directory that was deleted after the import
 }
 
 // source is the opened source of an import.
@@ -120,6 +126,12 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 		return Imported{}, errs.New(errs.Invalid, opImport, name, "the size must not be negative (got %d)", q.SizeBytes)
 	}
 
+	if q.RemoveOld {
+		if info, done, err := e.resumeRemoval(ctx, q); err != nil || done {
+			return Imported{Info: info, OldRemoved: q.Source}, err
+		}
+	}
+
 	// Find out what the source is.
 	src, err := e.openSource(q)
 	if err != nil {
@@ -144,7 +156,7 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 
 	defer unlock()
 
-	if waited && !q.Update && !q.Replace { // others may have built from another source
+	if waited && !q.Update && !q.Replace && !q.RemoveOld { // others may have built from another source
 		if info, ok, err := e.currentGeneration(ctx, name); err != nil || ok {
 			return Imported{Info: info, Waited: true}, err
 		}
@@ -165,6 +177,10 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 		unlock() // the golden is ready for those who wait for it
 		err = e.replaceSource(ctx, q, src, &out)
 	}
+	if q.RemoveOld && err == nil {
+		unlock()
+		err = e.removeOld(ctx, q, src, &out)
+	}
 
 	return out, err
 }
@@ -178,7 +194,7 @@ func (e *Engine) buildImport(ctx context.Context, q ImportRequest, src *source) 
 
 	name := q.Name.String()
 	b, err := e.startBuild(ctx, buildRequest{op: opImport, name: name, mustBeNew: !q.Update, keep: q.Keep,
-		overlay: q.Overlay})
+		overlay: q.Overlay, labels: q.Labels})
 	if err != nil {
 		return Imported{}, err
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"runtime"
@@ -8,6 +9,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/base/warnings"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/content"
@@ -43,6 +45,14 @@ type Info struct {
 	MeasuredAt     *time.Time `json:"measured_at"`  // when the bytes were measured
 	PinnedUntil    *time.Time `json:"pinned_until"` // year 2200: until it is unpinned
 	Consistency    string     `json:"consistency"`  // of a snapshot: clean, crash
+
+	Labels    driver.Labels `json:"labels"`              // of a generation: those of its golden
+	Owner     *driver.Owner `json:"owner,omitempty"`     // user to whom the volume belongs; missing: root
+	Sandboxed bool          `json:"sandboxed,omitempty"` // mounted in the sandbox of a run, and nowhere else
+
+	BuildKey string `json:"build_key,omitempty"` // of a generation that a command has built
+
+	properties driver.GoldenProperties // of a generation: see Tag
 }
 
 // Mounted reports whether the volume is mounted.
@@ -62,9 +72,13 @@ func rowInfo(r catalog.Row, driverName string) Info {
 		Origin: r.Origin, Golden: r.Golden, Generation: r.Generation,
 		CreatedAt: r.CreatedAt, LastUsedAt: r.UsedAt, Ephemeral: r.Ephemeral, Overlay: r.IsOverlay(),
 		SizeBytes: r.SizeBytes, LogicalBytes: r.Usage.LogicalBytes, ExclusiveBytes: r.Usage.ExclusiveBytes,
-		SharedBytes: r.Usage.SharedBytes, Extents: r.Usage.Extents, Consistency: string(r.Consistency),
+		SharedBytes: r.Usage.SharedBytes, Extents: r.Usage.Extents, Consistency: string(r.Consistency), Labels: r.Labels,
+		BuildKey: r.Build.Key,
 	}
 
+	if !r.Owner.IsZero() {
+		i.Owner = &r.Owner
+	}
 	if !r.ExpiresAt.IsZero() {
 		i.ExpiresAt = &r.ExpiresAt
 	}
@@ -75,6 +89,16 @@ func rowInfo(r catalog.Row, driverName string) Info {
 		i.PinnedUntil = &r.Pinned
 	}
 
+	return i
+}
+
+// attachedInfo is volumeInfo of a volume that is mounted as a says.
+func attachedInfo(r catalog.Row, driverName string, a catalog.MountRecord) Info {
+	if !a.Hidden() {
+		return volumeInfo(r, driverName, a.Mountpoint)
+	}
+	i := volumeInfo(r, driverName, "")
+	i.State, i.Sandboxed = stateMounted, true
 	return i
 }
 
@@ -94,12 +118,31 @@ func volumeInfo(r catalog.Row, driverName, mountpoint string) Info {
 
 func generationInfo(r catalog.Row, g catalog.Golden, driverName string) Info {
 	i := rowInfo(r, driverName)
-	i.Kind, i.Name = "golden", r.Golden
+	i.Kind, i.Name, i.Labels, i.properties = "golden", r.Golden, g.Labels, g.GoldenProperties
 	i.State = stateSuperseded
 	if r.Generation == g.Current {
 		i.State = stateCurrent
 	}
 	return i
+}
+
+// infoOf describes the object that a reference names, as the catalogue has it. NotFound.
+func (e *Engine) infoOf(tx *catalog.Tx, op string, r ref.Ref) (Info, error) {
+	row, err := tx.Resolve(op, r)
+	if err != nil {
+		return Info{}, err
+	}
+
+	switch row.Kind {
+	case driver.Generation:
+		g, _, err := tx.Golden(row.Golden)
+		return generationInfo(row, g, e.caps.Name), err
+	case driver.Snapshot:
+		return snapshotInfo(row, r.Name, e.caps.Name), nil
+	}
+
+	att, has, err := tx.MountRecord(row.ID)
+	return e.volumeNow(row, att, has), err
 }
 
 // exactUpTo is the largest number of volumes that Volumes measures each time. With
@@ -121,7 +164,10 @@ func (e *Engine) Volumes(ctx context.Context, exact bool) ([]Info, error) {
 			return err
 		}
 		rows = make([]catalog.Row, 0, n.Volumes)
-		return tx.Rows(driver.Volume, func(r catalog.Row) error { rows = append(rows, r); return nil })
+		if err := tx.Rows(driver.Volume, func(r catalog.Row) error { rows = append(rows, r); return nil }); err != nil {
+			return err
+		}
+		return tx.CurrentOrigins(rows)
 	})
 	if err != nil {
 		return nil, err
@@ -191,7 +237,7 @@ func (e *Engine) VolumeNames(ctx context.Context) ([]string, error) {
 // volumeNow describes a volume with its current mount point.
 func (e *Engine) volumeNow(r catalog.Row, a catalog.MountRecord, has bool) Info {
 	if has && e.content.MountState(r, a) != content.NotMounted {
-		return volumeInfo(r, e.caps.Name, a.Mountpoint)
+		return attachedInfo(r, e.caps.Name, a)
 	}
 	return volumeInfo(r, e.caps.Name, "")
 }
@@ -216,6 +262,11 @@ func (e *Engine) measureRows(ctx context.Context, rows []catalog.Row, record boo
 			u, err := e.drv.Usage(gctx, rows[i].ID)
 			if errs.Is(err, errs.NotFound) {
 				return nil // just destroyed
+			}
+			if errs.Is(err, errs.Permission) && rows[i].UserXattr {
+				warnings.Add(ctx, "%s could not be measured, as it has files of subordinate user IDs; the figures are old: %v",
+					rows[i].Name, err)
+				return nil
 			}
 			if err != nil {
 				return err
@@ -318,8 +369,9 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 	state := content.NotMounted
 	if s.has {
 		state = e.content.MountState(s.row, s.att)
-		d.Held = state == content.HeldElsewhere
-		if state == content.Mounted && s.att.MountID != 0 {
+		hidden := s.att.Hidden() && state != content.NotMounted
+		d.Held = state == content.HeldElsewhere && !hidden
+		if hidden || state == content.Mounted && s.att.MountID != 0 {
 			e.content.FlushToMeasure(ctx, s.row, s.att)
 		}
 	}
@@ -355,11 +407,10 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 	case driver.Snapshot:
 		d.Info = snapshotInfo(s.row, r.Name, e.caps.Name)
 	default:
-		mountpoint := ""
+		d.Info = volumeInfo(s.row, e.caps.Name, "")
 		if state != content.NotMounted {
-			mountpoint = s.att.Mountpoint
+			d.Info = attachedInfo(s.row, e.caps.Name, s.att)
 		}
-		d.Info = volumeInfo(s.row, e.caps.Name, mountpoint)
 		for _, snap := range s.snaps {
 			d.Snapshots = append(d.Snapshots, snapshotInfo(snap, r.Name, e.caps.Name))
 		}
@@ -406,7 +457,13 @@ func (e *Engine) readShown(ctx context.Context, r ref.Ref) (s shown, err error) 
 			}
 			s.snaps, err = tx.Snapshots(s.row.Lineage())
 		}
+		if err != nil {
+			return err
+		}
 
+		one := []catalog.Row{s.row}
+		err = cmp.Or(tx.CurrentOrigins(one), tx.CurrentOrigins(s.snaps), tx.CurrentOrigins(s.gens))
+		s.row = one[0]
 		return err
 	})
 	return s, err
@@ -544,7 +601,10 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 		return nil, err
 	}
 
-	return e.destroyRows(ctx, going, destroyOptions{}), ctx.Err()
+	still := func(tx *catalog.Tx, row catalog.Row, _ bool) (bool, error) {
+		return true, e.checkUnchanged(ctx, tx, "golden rm", row)
+	}
+	return e.destroyRows(ctx, going, destroyOptions{still: still}), ctx.Err()
 }
 
 // PoolInfo describes the pool.

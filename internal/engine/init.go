@@ -235,6 +235,10 @@ func chooseDriver(ctx context.Context, q InitRequest, dir string, drivers Driver
 		}
 		r.Faster = errs.Messagef("clones are full copies here; for instant clones put the pool on XFS, btrfs or ZFS, or "+
 			"run %s as root", errs.Run("init"))
+		if !root {
+			r.Faster = errs.Messagef("clones are full copies here, except overlays, which %s makes; for others put the pool on "+
+				"XFS, btrfs or ZFS, or run %s as root", errs.Run("run"), errs.Run("init"))
+		}
 		return own(driverPlain, "as requested")
 	case !root:
 		return pool.Plan{}, nil, errs.New(errs.Permission, "init", dir, "instant clones need root, to mount volumes").

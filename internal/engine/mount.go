@@ -51,10 +51,22 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 		return Info{}, err
 	}
 
+	if err := e.content.CheckOverlayUser("mount", name, row.Identity); err != nil {
+		return Info{}, err
+	}
+	if row.UserXattr {
+		return Info{}, content.InsideOnly("mount", name)
+	}
+
 	if has {
 		if done, err := e.alreadyMounted(row, att, dir, may); done || err != nil {
 			return volumeInfo(row, e.caps.Name, att.Mountpoint), err
 		}
+	}
+
+	dir, err := e.mountDirFor(row.Owner, name, dir)
+	if err != nil {
+		return Info{}, err
 	}
 
 	t, err := e.content.CheckTarget("mount", name, row.FS, dir, may)
@@ -102,6 +114,16 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	}
 
 	return volumeInfo(row, e.caps.Name, att.Mountpoint), nil
+}
+
+// mountDirFor returns where a volume is mounted, if the caller chose dir: without a choice (""), the volumes of users
+// are not below the pool.
+func (e *Engine) mountDirFor(o driver.Owner, name, dir string) (string, error) {
+	if dir != "" || o.IsZero() {
+		return dir, nil
+	}
+	above, err := content.UserMountDir(o)
+	return filepath.Join(above, name), err
 }
 
 // recordMount records a mount and removes the mark of the work. On error it unmounts the volume again; if it cannot,
@@ -159,11 +181,12 @@ func (e *Engine) Umount(ctx context.Context, q UmountRequest) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
-	return e.umount(ctx, q.Volume.String())
+	return e.umount(ctx, q.Volume.String(), false)
 }
 
-// umount is Umount within an operation that has begun.
-func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
+// umount is Umount within an operation that has begun. ends: this process has marked the volume for a run that ends.
+// The mark of the umount takes the place of that one: without either, nobody would clean up after a kill.
+func (e *Engine) umount(ctx context.Context, name string, ends bool) (Info, error) {
 	if err := e.needRoot("umount", name); err != nil {
 		return Info{}, err
 	}
@@ -177,6 +200,11 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 	err := e.ledger.Claim(ctx, ledger.OpUmount, false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
 		if row, err = tx.ResolveVolume("umount", name); err != nil {
 			return nil, err
+		}
+		if ends {
+			if err := tx.Unmark(row.ID); err != nil {
+				return nil, err
+			}
 		}
 		if att, has, err = tx.MountRecord(row.ID); err != nil || !has {
 			return nil, err

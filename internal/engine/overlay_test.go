@@ -20,7 +20,6 @@ import (
 	"pando/internal/engine"
 	"pando/internal/engine/check"
 	"pando/internal/linux/loopdev"
-	"pando/internal/linux/mount"
 	"pando/internal/testing/testfs"
 	"pando/internal/testing/treetest"
 
@@ -637,107 +636,6 @@ func TestOverlaysAtOnce(t *testing.T) {
 				}
 			}
 			destroy(t, e, "v-*")
-		}
-		wantClean(t, e)
-	})
-}
-
-// TestOverlayUnmountedLazily: an overlay that was unmounted by hand while a program is in it is neither mounted again
-// nor destroyed before the program has left it: two overlays with one upper layer would destroy it.
-func TestOverlayUnmountedLazily(t *testing.T) {
-	overlayPools(t, func(t *testing.T, e *engine.Engine) {
-		v := overlay(t, e, "g", "v", true)
-		inside, err := os.Open(v.Mountpoint)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer inside.Close()
-		if err := unix.Unmount(v.Mountpoint, unix.MNT_DETACH); err != nil {
-			t.Fatal(err)
-		}
-
-		again := engine.MountRequest{Volume: ref.MustName("v")}
-		if _, err := e.Mount(t.Context(), again); !errs.Is(err, errs.InUse) {
-			t.Errorf("mount: %v", err)
-		}
-		r, err := e.Destroy(t.Context(), toDestroy("v"))
-		if err != nil || len(r.Failed) != 1 || !errs.Is(r.Failed[0], errs.InUse) {
-			t.Errorf("destroy: %+v %v", r, err)
-		}
-		if e.Caps().Name == "plain" {
-			_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s")})
-			if !errs.Is(err, errs.InUse) {
-				t.Errorf("snapshot: %v", err)
-			}
-		}
-
-		inside.Close()
-		if _, err := e.Mount(t.Context(), again); err != nil {
-			t.Errorf("mount after the program has left it: %v", err)
-		}
-		wantClean(t, e)
-	})
-}
-
-// TestOverlayHolderNamed: who has a file of an overlay open is named when it cannot be unmounted.
-func TestOverlayHolderNamed(t *testing.T) {
-	overlayPools(t, func(t *testing.T, e *engine.Engine) {
-		v := overlay(t, e, "g", "v", true)
-		f, err := os.Create(filepath.Join(v.Mountpoint, "held"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-
-		_, err = e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")})
-		want := fmt.Sprintf("held by pid %d ", os.Getpid())
-		if !errs.Is(err, errs.InUse) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
-	})
-}
-
-// TestOverlayHeldInNamespace: a mount namespace that keeps a copy of the mount keeps an overlay from being unmounted
-// and destroyed.
-func TestOverlayHeldInNamespace(t *testing.T) {
-	overlayPools(t, func(t *testing.T, e *engine.Engine) {
-		v := overlay(t, e, "g", "v", true)
-		cmd := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-c", "echo; read x")
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		defer in.Close()
-		if _, err := out.Read(make([]byte, 1)); err != nil {
-			t.Fatal(err)
-		}
-
-		if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); !errs.Is(err, errs.InUse) {
-			t.Errorf("umount: %v", err)
-		}
-		r, err := e.Destroy(t.Context(), toDestroy("v"))
-		if err != nil || len(r.Failed) != 1 || !errs.Is(r.Failed[0], errs.InUse) {
-			t.Errorf("destroy: %+v %v", r, err)
-		}
-		table, err := mount.Table("self")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if at, ok := mount.At(table, v.Mountpoint); !ok || at.FSType != "overlay" {
-			t.Errorf("it is no longer mounted: %+v", at)
-		}
-
-		in.Close()
-		_ = cmd.Wait() // read fails at the end of its input
-		if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); err != nil {
-			t.Error(err)
 		}
 		wantClean(t, e)
 	})

@@ -5,9 +5,13 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
+	"pando/internal/engine/ledger"
+
+	"golang.org/x/sync/errgroup"
 )
 
 const opPin = "pin"
@@ -37,6 +41,48 @@ func (e *Engine) Unpin(ctx context.Context, r ref.Ref) (Info, error) {
 	return e.pinUntil(ctx, r, time.Time{})
 }
 
+// SetTTL lets a volume expire after ttl from now on, or never if it is 0, in place of what was set before. Durable on
+// return. NotFound, Invalid (negative, or something else than a volume), InUse (another pando works on it).
+func (e *Engine) SetTTL(ctx context.Context, volume ref.Name, ttl time.Duration) (Info, error) {
+	ctx, end := e.ledger.Begin(ctx)
+	defer end()
+
+	if ttl < 0 {
+		return Info{}, errs.New(errs.Invalid, opSet, volume.String(), "the ttl must not be negative (got %s)", ttl)
+	}
+	if err := e.needRoot(opSet, volume.String()); err != nil {
+		return Info{}, err
+	}
+
+	var at time.Time
+	if ttl > 0 {
+		at = time.Now().Add(ttl).UTC()
+	}
+
+	var row catalog.Row
+	var att catalog.MountRecord
+	var has bool
+	err := e.changeRow(ctx, opSet, func(tx *catalog.Tx) (_ driver.ObjectID, err error) {
+		if row, err = tx.ResolveVolume(opSet, volume.String()); err != nil {
+			return "", err
+		}
+		if err := tx.CheckTTL(opSet, row, at); err != nil {
+			return "", err
+		}
+		return row.ID, e.checkUnchanged(ctx, tx, opSet, row)
+	}, func(tx *catalog.Tx) (err error) {
+		row.ExpiresAt = at
+		if att, has, err = tx.MountRecord(row.ID); err != nil {
+			return err
+		}
+		return tx.SetExpires(row.ID, at)
+	})
+	if err != nil {
+		return Info{}, err
+	}
+	return e.volumeNow(row, att, has), nil
+}
+
 func (e *Engine) pinUntil(ctx context.Context, r ref.Ref, until time.Time) (Info, error) {
 	if err := e.needRoot(opPin, r.String()); err != nil {
 		return Info{}, err
@@ -47,8 +93,10 @@ func (e *Engine) pinUntil(ctx context.Context, r ref.Ref, until time.Time) (Info
 	var att catalog.MountRecord
 	var has bool
 	err := e.changeRow(ctx, opPin, func(tx *catalog.Tx) (id driver.ObjectID, err error) {
-		row, err = tx.Resolve(opPin, r)
-		return row.ID, err
+		if row, err = tx.Resolve(opPin, r); err != nil {
+			return "", err
+		}
+		return row.ID, e.checkUnchanged(ctx, tx, opPin, row)
 	}, func(tx *catalog.Tx) (err error) {
 		if att, has, err = tx.MountRecord(row.ID); err != nil {
 			return err
@@ -75,34 +123,67 @@ func (e *Engine) pinUntil(ctx context.Context, r ref.Ref, until time.Time) (Info
 	return e.volumeNow(row, att, has), nil
 }
 
-// changeRow changes the row of an object in the catalogue, durably, and then its
-// identity in the pool. If this process dies between the two, it leaves a mark, and the
-// next command writes the identity. find looks the object up, change writes the row.
+// changeRow is changeRows for one object, which find looks up.
 func (e *Engine) changeRow(
 	ctx context.Context, op string, find func(*catalog.Tx) (driver.ObjectID, error), change func(*catalog.Tx) error,
 ) error {
-	var id driver.ObjectID
-	if err := e.ledger.Claim(ctx, op, false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
-		if id, err = find(tx); err != nil {
+	return e.changeRows(ctx, op, false, nil, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		id, err := find(tx)
+		return []catalog.Mark{{ID: id, Op: op}}, err
+	}, change)
+}
+
+// changeRows changes rows of objects in the catalogue, durably and all at once, and then their identities in the pool.
+// If this process dies between the two, it leaves marks, and the next command writes the identities. find returns the
+// marks of the objects; with readers, operations that read one of them are waited for. change writes the rows.
+func (e *Engine) changeRows(
+	ctx context.Context, op string, readers bool, t *progress.Tracker, find ledger.Check, change func(*catalog.Tx) error,
+) error {
+	var ids []driver.ObjectID
+	if err := e.ledger.Claim(ctx, op, readers, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		marks, err := find(tx)
+		if err != nil {
 			return nil, err
 		}
-		return []catalog.Mark{{ID: id, Op: op}}, nil
+
+		ids = nil
+		for _, m := range marks {
+			ids = append(ids, m.ID)
+		}
+		return marks, nil
 	}); err != nil {
 		return err
 	}
 
 	err := e.cat.Update(ctx, catalog.Durable, change)
 	if err == nil {
-		if err = e.matchIdentity(context.WithoutCancel(ctx), id); err != nil {
-			return err // the mark stays, so that the next command writes the identity
+		if err = e.matchIdentities(context.WithoutCancel(ctx), t, ids); err != nil {
+			return err // the marks stay, so that the next command writes the identities
 		}
 	}
 
-	if uerr := e.ledger.Unmark(ctx, id); err == nil {
+	if uerr := e.ledger.Unmark(ctx, ids...); err == nil {
 		err = uerr
 	}
 
 	return err
+}
+
+// identitiesAtOnce is how many identities are written at the same time: each waits for the disk.
+const identitiesAtOnce = 8
+
+// matchIdentities is matchIdentity for several objects.
+func (e *Engine) matchIdentities(ctx context.Context, t *progress.Tracker, ids []driver.ObjectID) error {
+	t.Start("writing identities", int64(len(ids)), 0)
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(identitiesAtOnce)
+	for _, id := range ids {
+		g.Go(func() error {
+			defer t.Add(1, 0)
+			return e.matchIdentity(ctx, id)
+		})
+	}
+	return g.Wait()
 }
 
 // matchIdentity writes the identity that the catalogue has of an object to the pool.

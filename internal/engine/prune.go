@@ -17,12 +17,14 @@ import (
 
 // PruneRequest says what may be removed. Objects that are pinned, mounted or being worked
 // on never are, nor is the current generation of a golden, nor one that a volume or
-// snapshot was made from.
+// snapshot was made from. A generation that results of builds were built upon counts as used, and as created, when the
+// latest of those was.
 type PruneRequest struct {
-	KeepFreePercent float64       // stop when this much of the pool is free; 0: remove all that the others select
-	OlderThan       time.Duration // only objects created longer ago; 0: any
-	Idle            time.Duration // only objects last used longer ago; 0: any
-	DryRun          bool          // only report what would be removed
+	KeepFreePercent float64              // stop when this much of the pool is free; 0: remove all that the others select
+	OlderThan       time.Duration        // only objects created longer ago; 0: any
+	Idle            time.Duration        // only objects last used longer ago; 0: any
+	Labels          driver.LabelSelector // only volumes that it chooses, and generations of such goldens
+	DryRun          bool                 // only report what would be removed
 	Tracker         *progress.Tracker
 }
 
@@ -209,14 +211,22 @@ func (e *Engine) listPrunable(
 	ctx context.Context, q PruneRequest,
 ) (out []catalog.Row, snaps map[driver.ObjectID][]catalog.Row, err error) {
 	now := time.Now()
+	var steps chains
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		u, err := e.readUses(tx)
 		if err != nil {
 			return err
 		}
-		snaps = u.snaps
+		snaps, steps = u.snaps, readChains(u.rows)
 		for _, r := range u.rows {
-			if ok, _ := e.mayPrune(u, r); ok && now.Sub(r.CreatedAt) >= q.OlderThan && now.Sub(r.UsedAt) >= q.Idle {
+			labels := r.Labels
+			if r.Kind == driver.Generation {
+				labels = u.goldens[r.Golden].Labels
+			}
+			if ok, _ := e.mayPrune(u, r); !ok || !q.Labels.Matches(labels) {
+				continue
+			}
+			if now.Sub(steps.created(r)) >= q.OlderThan && now.Sub(steps.used(r)) >= q.Idle {
 				out = append(out, r)
 			}
 		}
@@ -224,9 +234,53 @@ func (e *Engine) listPrunable(
 	})
 
 	slices.SortStableFunc(out, func(a, b catalog.Row) int {
-		return cmp.Or(a.UsedAt.Compare(b.UsedAt), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
+		return cmp.Or(steps.used(a).Compare(steps.used(b)), cmp.Compare(steps.depth[b.ID], steps.depth[a.ID]),
+			a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
 	})
 	return out, snaps, err
+}
+
+// chains has what the results of builds take over from those that were built upon them: a result is used whenever one
+// of those is, and so prune removes them, the last steps of a chain, first.
+type chains struct {
+	usedAt, createdAt map[driver.ObjectID]time.Time // of the object or what was built upon it, the latest
+	depth             map[driver.ObjectID]int       // results below it
+}
+
+// readChains finds the chains in the rows of a pool.
+func readChains(rows []catalog.Row) chains {
+	c := chains{map[driver.ObjectID]time.Time{}, map[driver.ObjectID]time.Time{}, map[driver.ObjectID]int{}}
+	var results []catalog.Row
+	for _, r := range rows {
+		if r.Kind == driver.Generation && !r.Build.IsZero() {
+			results = append(results, r)
+		}
+	}
+
+	// What a result was built upon is older than it.
+	slices.SortFunc(results, func(a, b catalog.Row) int { return a.CreatedAt.Compare(b.CreatedAt) })
+	for _, r := range results {
+		c.depth[r.ID] = c.depth[r.Build.Made()] + 1
+	}
+	for _, r := range slices.Backward(results) {
+		below := r.Build.Made()
+		c.usedAt[below] = latest(c.usedAt[below], c.used(r))
+		c.createdAt[below] = latest(c.createdAt[below], c.created(r))
+	}
+	return c
+}
+
+// used returns when an object, or what was built upon it, was last used.
+func (c chains) used(r catalog.Row) time.Time { return latest(r.UsedAt, c.usedAt[r.ID]) }
+
+// created returns when an object, or the newest of what was built upon it, was created.
+func (c chains) created(r catalog.Row) time.Time { return latest(r.CreatedAt, c.createdAt[r.ID]) }
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // cutToTarget returns as many rows as are needed to reach the target by their exclusive
@@ -284,7 +338,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 	}
 
 	still := func(tx *catalog.Tx, row catalog.Row, attached bool) (bool, error) {
-		return e.stillPrunable(tx, row, attached, used[row.ID], &r.Candidates[at[row.ID]])
+		return e.stillPrunable(tx, q, row, attached, used[row.ID], &r.Candidates[at[row.ID]])
 	}
 
 	// Remove them in batches, and measure after each, until enough is free.
@@ -341,13 +395,15 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 // stillPrunable decides, in the transaction that claims an object, whether it may still be removed. If not, it records
 // why in c. used is when the object was last used when it was selected.
 func (e *Engine) stillPrunable(
-	tx *catalog.Tx, row catalog.Row, attached bool, used time.Time, c *Candidate,
+	tx *catalog.Tx, q PruneRequest, row catalog.Row, attached bool, used time.Time, c *Candidate,
 ) (bool, error) {
 	switch {
 	case !row.UsedAt.Equal(used):
 		c.Kept = "it has been used since"
 	case row.Pinned.After(time.Now()):
 		c.Kept = "it has been pinned since"
+	case row.Kind == driver.Volume && !q.Labels.Matches(row.Labels):
+		c.Kept = "its labels have changed since"
 	case attached && row.Kind == driver.Volume:
 		a, ok, err := tx.MountRecord(row.ID)
 		if err != nil {
@@ -367,6 +423,8 @@ func (e *Engine) stillPrunable(
 		}
 		if n > 0 || ok && g.Current == row.Generation {
 			c.Kept = "it is in use now"
+		} else if !q.Labels.Matches(g.Labels) {
+			c.Kept = "its labels have changed since"
 		}
 	}
 

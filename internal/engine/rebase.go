@@ -29,6 +29,16 @@ type RebaseRequest struct {
 	Tracker *progress.Tracker
 }
 
+// Check returns an error if fields contradict each other. Invalid.
+func (q RebaseRequest) Check() error {
+	if q.Ours && q.Theirs {
+		return errs.New(errs.Invalid, opRebase, q.Volume.String(),
+			"the volume's and the golden's version cannot both be kept").
+			WithHint("use only one of %s and %s", errs.Param("ours"), errs.Param("theirs"))
+	}
+	return nil
+}
+
 // RebaseConflict is a path that both the volume and its golden have changed.
 type RebaseConflict struct {
 	Path   Path   `json:"path"`
@@ -58,9 +68,8 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 	defer end()
 
 	out, name := Rebased{Conflicts: []RebaseConflict{}}, q.Volume.String()
-	if q.Ours && q.Theirs {
-		return out, errs.New(errs.Invalid, opRebase, name, "the volume's and the golden's version cannot both be kept").
-			WithHint("use only one of %s and %s", errs.Param("ours"), errs.Param("theirs"))
+	if err := q.Check(); err != nil {
+		return out, err
 	}
 
 	if err := e.needRoot(opRebase, name); err != nil {
@@ -303,7 +312,7 @@ func (r *rebase) chooseOrigin(ctx context.Context) (err error) {
 		return err
 	}
 	next := r.s.next.WithContentOf(r.from.Identity)
-	next.Lower = r.target.ID
+	next.Lower, next.UserXattr = r.target.ID, r.vol.UserXattr
 	r.s.next = next
 	return nil
 }

@@ -42,6 +42,7 @@ func (e *Engine) Maintain(ctx context.Context) (r Recovery, err error) {
 	}
 
 	err = e.maintain(ctx, &r)
+	e.recovered.add(r, err)
 	if errs.Is(err, errs.NoSpace) {
 		// Go on, or no command could free space.
 		warnings.Add(ctx, "could not clean up after interrupted operations: %v", err)
@@ -99,11 +100,12 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 		}
 	}
 
+	e.removeLeftGroups(ctx)
 	if len(tombstones) > 0 {
 		r.Reclaimed += e.ledger.Reclaim(ctx, tombstones)
 	}
 	if s.Expired > 0 {
-		r.Expired += e.destroyExpired(ctx)
+		r.Expired += e.destroyExpiredNow(ctx)
 	}
 	if s.Reclaimed >= forgetAt {
 		return e.ledger.ForgetReclaimed(ctx)
@@ -112,43 +114,17 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 	return nil
 }
 
-// expireMost limits how many expired volumes one command destroys.
-const expireMost = 256
-
-// destroyExpired destroys expired volumes, except those that are pinned or in use, and
-// returns their number.
-func (e *Engine) destroyExpired(ctx context.Context) int {
-	var due []doomed
-	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		rows, err := tx.Expired(time.Now(), expireMost)
-		for _, r := range rows {
-			due = append(due, doomed{row: r, ref: r.Name})
-		}
-		return err
-	}); err != nil || len(due) == 0 || e.needRoot("expire", "") != nil {
-		return 0 // left to a command that can
-	}
-
-	isDue := func(_ *catalog.Tx, r catalog.Row, _ bool) (bool, error) {
-		now := time.Now()
-		return !r.ExpiresAt.IsZero() && !r.ExpiresAt.After(now) && !r.Pinned.After(now), nil
-	}
-	report := e.destroyRows(ctx, due, destroyOptions{op: opExpire, why: "it had expired", still: isDue})
-	for _, err := range report.Failed {
-		if !errs.Is(err, errs.InUse) {
-			warnings.Add(ctx, "could not destroy an expired volume: %v", err)
-		}
-	}
-
-	return len(report.Destroyed)
-}
-
 // work provides what the ledger needs of an Engine: see [ledger.Work].
 type work struct{ e *Engine }
 
 func (w work) Thaw(ctx context.Context, read driver.ObjectID) error { return w.e.thawFor(ctx, read) }
 
-func (w work) UndoMount(ctx context.Context, m catalog.Mark) error { return w.e.undoMount(ctx, m) }
+func (w work) UndoMount(ctx context.Context, m catalog.Mark) error {
+	if m.Op == opRemoveOld {
+		return w.e.putBackOld(ctx, m)
+	}
+	return w.e.undoMount(ctx, m)
+}
 
 func (w work) Remove(ctx context.Context, id driver.ObjectID, ref, why string) error {
 	return w.e.removeObject(ctx, id, ref, why)
@@ -166,7 +142,7 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 	}
 
 	switch {
-	case slices.Contains([]string{opPin, opKeep, opSet, opRewind, opRebase, opFlatten, opPull}, m.Op):
+	case slices.Contains([]string{opPin, opKeep, opSet, opRewind, opRebase, opFlatten, opPull, opRename, opLabel}, m.Op):
 		if err := e.matchIdentity(ctx, m.ID); err != nil {
 			return err
 		}

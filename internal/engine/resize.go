@@ -63,11 +63,20 @@ func (e *Engine) Resize(ctx context.Context, q ResizeRequest) (Resized, error) {
 		}
 		l, err := e.content.FindLive(tx, row, FreezeIfNeeded)
 		if err == nil {
-			err = e.checkResize(ctx, l, size)
+			err = e.checkResize(l, size)
+		}
+		if err == nil {
+			err = tx.CheckRoom(opResize, name, 0, size-row.SizeBytes, true)
 		}
 		return []catalog.Mark{{ID: row.ID, Op: opResize}}, err
 	})
 	if err != nil {
+		return Resized{}, err
+	}
+
+	// Before the mark, another resize could be at work on the image.
+	if err := e.checkImageSize(ctx, row); err != nil {
+		e.ledger.UnmarkFailed(ctx, row.ID, err)
 		return Resized{}, err
 	}
 
@@ -87,7 +96,7 @@ func (e *Engine) Resize(ctx context.Context, q ResizeRequest) (Resized, error) {
 }
 
 // checkResize checks that a volume can get a size.
-func (e *Engine) checkResize(ctx context.Context, l content.Live, size int64) error {
+func (e *Engine) checkResize(l content.Live, size int64) error {
 	row := l.Row
 	switch {
 	case row.IsOverlay():
@@ -100,7 +109,7 @@ func (e *Engine) checkResize(ctx context.Context, l content.Live, size int64) er
 	case size < row.SizeBytes:
 		return errs.New(errs.Invalid, opResize, row.Name, "the volume has %s and cannot shrink (got %s)",
 			errs.FormatBytes(row.SizeBytes), errs.FormatBytes(size)).
-			WithHint("to make a smaller one, export its files with %s, and import them with a smaller %s",
+			WithHint("to make a smaller one, export its files with %s, and import them with a smaller value of %s",
 				errs.Run("export", row.Name, row.Name+".tar"), errs.Param("size"))
 	}
 
@@ -110,11 +119,13 @@ func (e *Engine) checkResize(ctx context.Context, l content.Live, size int64) er
 	}
 
 	if size > row.SizeBytes {
-		if err := e.content.CanGrow(l); err != nil {
-			return err
-		}
+		return e.content.CanGrow(l)
 	}
+	return nil
+}
 
+// checkImageSize checks that the image of a volume has the size that the catalogue says. Damaged.
+func (e *Engine) checkImageSize(ctx context.Context, row catalog.Row) error {
 	ins, ok := e.drv.(driver.Inspector)
 	if !ok {
 		return nil
@@ -147,6 +158,9 @@ func (e *Engine) enlargeImage(ctx context.Context, row catalog.Row, size int64) 
 		now, ok, err := tx.Object(row.ID)
 		if err != nil || !ok {
 			return err
+		}
+		if err := tx.CheckRoom(opResize, row.Name, 0, size-now.SizeBytes, true); err != nil {
+			return err // of several at the same time, this one is too much
 		}
 		now.SizeBytes = size
 		return tx.SetIdentity(now.Identity)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"pando/internal/base/errs"
@@ -178,6 +179,40 @@ func TestResizeRefuses(t *testing.T) {
 		if err != nil || len(after) != 1 || after[0].SizeBytes != before[0].SizeBytes ||
 			after[0].Mountpoint != before[0].Mountpoint {
 			t.Errorf("%+v, %v", after, err)
+		}
+		checkClean(t, e)
+	})
+}
+
+// TestResizeAtOnce: of several resizes of a volume at the same time, each waits for the others.
+func TestResizeAtOnce(t *testing.T) {
+	oneKind(t, func(t *testing.T, e *engine.Engine, top string) {
+		const size, rounds, atOnce = 64 << 20, 4, 6
+		src := filepath.Join(top, "src")
+		must(t, os.Mkdir(src, 0o755))
+		_, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src, SizeBytes: size})
+		must(t, err)
+		clone(t, e, "g", "v", false)
+
+		largest := int64(size)
+		for range rounds {
+			var all sync.WaitGroup
+			from := largest
+			largest += atOnce << 20
+			for i := range int64(atOnce) {
+				all.Go(func() {
+					_, err := e.Resize(t.Context(), engine.ResizeRequest{Volume: ref.MustName("v"), SizeBytes: from + (i+1)<<20})
+					if err != nil && !errs.Is(err, errs.Invalid) { // it would shrink
+						t.Errorf("to %d bytes: %v", from+(i+1)<<20, err)
+					}
+				})
+			}
+			all.Wait()
+			d, err := e.Show(t.Context(), ref.MustName("v").Ref())
+			must(t, err)
+			if d.SizeBytes != largest {
+				t.Errorf("it has %d bytes, not %d", d.SizeBytes, largest)
+			}
 		}
 		checkClean(t, e)
 	})

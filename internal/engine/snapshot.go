@@ -29,84 +29,6 @@ const (
 	FreezeNever    = content.FreezeNever    // the copy is as after a power loss
 )
 
-// SnapshotRequest says what to snapshot.
-type SnapshotRequest struct {
-	Volume  ref.Name
-	Name    ref.Name // zero: the time, in UTC
-	Freeze  Freeze   // whether its writes are stopped
-	Tracker *progress.Tracker
-}
-
-// Snapshot makes an immutable snapshot of a volume, which may be in use. It contains
-// everything that was written before the call, and its filesystem is consistent: see
-// Freeze and Info.Consistency. A frozen filesystem is thawed even if this process dies.
-// Durable on return, unless the volume is ephemeral. NotFound, Exists, Invalid, NoSpace,
-// InUse (another program has frozen the filesystem, and waiting did not help), Conflict (the
-// driver copies, and the volume changed during the copy).
-func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) {
-	ctx, end := e.ledger.Begin(ctx)
-	defer end()
-
-	now := time.Now().UTC()
-	if q.Name.IsZero() {
-		q.Name = ref.MustName(timestampName(now))
-	}
-
-	full := q.Volume.At(q.Name).String()
-	if err := e.needRoot(opSnapshot, full); err != nil {
-		return Info{}, err
-	}
-
-	if err := e.pool.Admit(ctx, opSnapshot, full, 0); err != nil {
-		return Info{}, err
-	}
-
-	// Reserve the name, and mark the work.
-	var l content.Live
-	id := e.newIdentity(driver.Snapshot)
-	err := e.ledger.Claim(ctx, opSnapshot, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
-		vol, err := tx.ResolveVolume(opSnapshot, q.Volume.String())
-		if err != nil {
-			return nil, err
-		}
-
-		if _, taken, err := tx.Snapshot(vol.Lineage(), q.Name.String()); err != nil {
-			return nil, err
-		} else if taken {
-			return nil, errs.New(errs.Exists, opSnapshot, full, "volume %q already has a snapshot named %q", q.Volume, q.Name).
-				WithHint("choose another name, or omit it to use the current time")
-		}
-
-		if l, err = e.content.FindLive(tx, vol, q.Freeze); err != nil {
-			return nil, err
-		}
-
-		id = id.SnapshotOf(vol.Identity, q.Name.String(), l.CopyConsistency())
-		return []catalog.Mark{{ID: id.ID, Op: opSnapshot, Name: full, Reads: vol.ID, Freezes: l.Freezes()}}, nil
-	})
-	if err != nil {
-		return Info{}, err
-	}
-
-	// Copy the volume, and record the snapshot.
-	q.Tracker.Start("snapshotting", 0, 0)
-	row := catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, l.Row), MeasuredAt: l.Row.MeasuredAt}
-	if err = e.copyLive(ctx, l, id, true); err == nil {
-		err = e.cat.Update(ctx, catalog.Durability(!id.Ephemeral), func(tx *catalog.Tx) error {
-			if err := tx.PutObject(row); err != nil {
-				return err
-			}
-			return tx.Unmark(id.ID)
-		})
-	}
-	if err != nil {
-		e.ledger.DestroyUnfinished(ctx, id.ID)
-		return Info{}, errs.Wrap(opSnapshot, full, err)
-	}
-
-	return snapshotInfo(row, q.Volume.String(), e.caps.Name), nil
-}
-
 // SnapshotNames lists the names of a volume's snapshots, the oldest first. NotFound.
 func (e *Engine) SnapshotNames(ctx context.Context, volume ref.Name) ([]string, error) {
 	var out []string
@@ -182,7 +104,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 				WithHint("unmount it first with %s, or use %s", errs.Run("umount", name), errs.Param("detach"))
 		}
 		again, may = r.att.Mountpoint, content.RightsOf(r.att)
-		if r.att.Loop >= 0 && r.att.MountID == 0 || again == e.pool.DefaultMountpoint(name) {
+		if r.att.Loop >= 0 && r.att.MountID == 0 || e.pool.IsDefaultMountpoint(again) {
 			again = "" // the device, or the place below the pool
 		}
 		if _, err := e.Umount(ctx, UmountRequest{Volume: q.Volume}); err != nil {

@@ -46,6 +46,7 @@ func (s *succession) claim(ctx context.Context, look func(*catalog.Tx) (vol, ori
 		n.Origin, n.OriginID = tx.RefOf(origin), origin.ID
 		n.Golden, n.Generation = origin.Golden, origin.Generation
 		n.CreatedAt, n.ExpiresAt, n.Pinned, n.Ephemeral = vol.CreatedAt, vol.ExpiresAt, vol.Pinned, vol.Ephemeral
+		n.Labels, n.Owner, n.Request = vol.Labels, vol.Owner, vol.Request
 		s.vol, s.next = vol, n
 		return []catalog.Mark{
 			{ID: vol.ID, Op: s.op},
@@ -80,6 +81,7 @@ func (s *succession) commit(ctx context.Context) error {
 		return err
 	}
 
+	ctx = catalog.NoteAs(ctx, catalog.Noting{Op: s.op}) // it may have marked other work since
 	old := catalog.Row{Identity: s.vol.Identity.Predecessor(s.next.Before)}
 	if err := e.cat.Update(ctx, catalog.Durability(!s.next.Ephemeral), func(tx *catalog.Tx) error {
 		if err := tx.ReplaceVolume(s.vol.ID, old, s.row); err != nil {

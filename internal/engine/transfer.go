@@ -79,6 +79,31 @@ func (e *Engine) Point(ctx context.Context, r ref.Ref) (Point, error) {
 	return p, err
 }
 
+// NamesOf returns the lineage of a volume or golden, and its names: the one that it has, and those that it had before,
+// the last one first. NotFound.
+func (e *Engine) NamesOf(ctx context.Context, r ref.Ref) (lineage driver.ObjectID, names []string, err error) {
+	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
+		g, isGolden, err := tx.Golden(r.Name)
+		if err != nil {
+			return err
+		}
+		if isGolden {
+			lineage = e.goldenLineage(g)
+			names, err = tx.FormerGoldenNames(r.Name)
+			return err
+		}
+
+		vol, err := tx.ResolveVolume(opPush, r.Name)
+		if err != nil {
+			return err
+		}
+		lineage = vol.Lineage()
+		names, err = tx.FormerNames(vol)
+		return err
+	})
+	return lineage, append([]string{r.Name}, names...), err
+}
+
 // PointByID is Point for the ID of an object.
 func (e *Engine) PointByID(ctx context.Context, id driver.ObjectID) (Point, error) {
 	var p Point
@@ -464,6 +489,16 @@ func (e *Engine) Links(ctx context.Context, repo string) ([]Link, error) {
 // object does not exist.
 func (e *Engine) PutLink(ctx context.Context, l Link) error {
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return putLink(tx, l) })
+}
+
+// PutPushedLink is PutLink after a push to the remote called remote, which the history of the pool records.
+func (e *Engine) PutPushedLink(ctx context.Context, l Link, remote string) error {
+	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		if err := putLink(tx, l); err != nil {
+			return err
+		}
+		return tx.NotePush(l.Object, remote)
+	})
 }
 
 func putLink(tx *catalog.Tx, l Link) error {

@@ -5,12 +5,28 @@ import (
 	"os"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 )
 
 // An overlay is sent as two points: its lower layer, a generation, and its upper layer, the changes. A pull makes the
 // lower layer first, or uses the one that is here.
+
+// CheckPush returns an error if an object cannot be pushed, whatever the remote. NotFound. Unsupported: it is the
+// overlay of a user, whose attributes a pull as root would not understand.
+func (e *Engine) CheckPush(ctx context.Context, r ref.Ref) error {
+	return e.cat.View(ctx, func(tx *catalog.Tx) error {
+		row, err := tx.Resolve(opPush, r)
+		if err != nil || !row.UserXattr {
+			return err
+		}
+		return errs.New(errs.Unsupported, opPush, r.String(),
+			"it is the overlay of a user, and remotes have only those of root").
+			WithHint("make it a volume of its own with %s, or write its files to an archive with %s",
+				errs.Run("flatten", r.Name), errs.Run("export", r, "FILE"))
+	})
+}
 
 // prepareLower makes sure that this pool can hold an overlay on the lower layer. Unsupported, Permission, NotFound.
 func (r *receive) prepareLower(ctx context.Context) error {

@@ -42,6 +42,7 @@ type ReceiveRequest struct {
 	// grown to SizeBytes. "": start with zeros, or an empty tree.
 	Base driver.ObjectID
 
+	Remote    string          // name of the remote, for the history
 	OriginRef string          // origin of the volume, for users; of Golden: what it was published from
 	OriginID  driver.ObjectID // of the origin, if it is in this pool
 	// generation that volume and snapshot descend from, if it is in this pool; "": that of Base, of the volume before, or
@@ -87,6 +88,7 @@ func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
+	ctx = catalog.NoteAs(ctx, catalog.Noting{Remote: q.Remote})
 	r := &receive{e: e, q: q}
 	if err := r.checkRequest(); err != nil {
 		return Info{}, err
@@ -386,7 +388,8 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	n.Before = "before-" + opPull + "-" + timestampName(time.Now())
 	n.Origin, n.OriginID = r.ref, p.ID
 	n.Golden, n.Generation = p.Golden, p.Generation
-	n.CreatedAt, n.ExpiresAt, n.Pinned = vol.CreatedAt, vol.ExpiresAt, vol.Pinned
+	n.CreatedAt, n.ExpiresAt, n.Pinned, n.Labels, n.Owner = vol.CreatedAt, vol.ExpiresAt, vol.Pinned, vol.Labels, vol.Owner
+	n.Request = vol.Request
 	r.volume = n
 	r.next = &succession{e: e, op: opPull, vol: vol, next: n}
 	return []catalog.Mark{{ID: vol.ID, Op: opPull}, {ID: n.ID, Op: opPull}}, nil

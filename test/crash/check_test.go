@@ -59,12 +59,16 @@ func (w *world) check() {
 	if m := column("SELECT ref FROM tombstones WHERE reclaimed = 0"); len(m) > 0 {
 		w.t.Errorf("LEAK: destroyed and not reclaimed: %v", m)
 	}
+	if notes, _ := filepath.Glob(filepath.Join(w.dir, "locks", "cgroup-*")); len(notes) > 0 {
+		w.t.Errorf("LEAK: control groups: %v", notes)
+	}
 	rows := column("SELECT id FROM objects")
 	said := w.objects()
 	if ids := slices.Sorted(maps.Keys(said)); !slices.Equal(ids, rows) {
 		w.t.Errorf("LEAK: objects %v\nrows %v", ids, rows)
 	}
 	w.checkIdentities(column, said)
+	w.checkGoldens(column, said)
 	for _, m := range column("SELECT mountpoint FROM attachments JOIN objects USING (id) " +
 		"WHERE mount_id <> 0 AND loop >= 0 AND lower = ''") {
 		if frozen(w.t, m) {
@@ -77,7 +81,9 @@ func (w *world) check() {
 		}
 	}
 
-	mounted := column("SELECT name FROM objects JOIN attachments USING (id) WHERE mountpoint LIKE '" + w.dir + "/mnt/%'")
+	below := w.dir + "/mnt/" // a volume that was renamed is still mounted under its former name
+	mounted := column(fmt.Sprintf("SELECT substr(mountpoint, %d) FROM attachments WHERE mountpoint LIKE '%s%%' ORDER BY 1",
+		len(below)+1, below))
 	entries, err := os.ReadDir(filepath.Join(w.dir, "mnt"))
 	if err != nil {
 		w.t.Fatal(err)
@@ -152,15 +158,31 @@ func (w *world) objects() map[string]string {
 func (w *world) checkIdentities(column func(string) []string, objects map[string]string) {
 	w.t.Helper()
 	for _, row := range column("SELECT id || ' ' || kind || ' ' || name || ' ' || volume || ' ' || (pinned > 0) || ' ' " +
-		"|| consistency FROM objects") {
+		"|| consistency || ' ' || iif(kind = 'generation', '', labels) FROM objects") {
 		id, err := objdir.Decode([]byte(objects[row[:driver.IDLength]]))
 		pinned := "0"
 		if !id.Pinned.IsZero() {
 			pinned = "1"
 		}
+		labels := id.Labels.Text()
+		if id.Kind == driver.Generation { // its golden has them: see checkGoldens
+			labels = ""
+		}
 		if said := strings.Join([]string{string(id.ID), string(id.Kind), id.Name, string(id.Volume), pinned,
-			string(id.Consistency)}, " "); err != nil || said != row {
+			string(id.Consistency), labels}, " "); err != nil || said != row {
 			w.t.Errorf("the pool says %q, the catalogue %q, %v", said, row, err)
+		}
+	}
+}
+
+// checkGoldens compares the labels of goldens with the identities of their current generations.
+func (w *world) checkGoldens(column func(string) []string, objects map[string]string) {
+	w.t.Helper()
+	for _, row := range column("SELECT o.id || ' ' || g.labels FROM goldens g JOIN objects o " +
+		"ON o.kind = 'generation' AND o.golden = g.name AND o.generation = g.current") {
+		id, err := objdir.Decode([]byte(objects[row[:driver.IDLength]]))
+		if said := string(id.ID) + " " + id.Labels.Text(); err != nil || said != row {
+			w.t.Errorf("the pool says of a golden %q, the catalogue %q, %v", said, row, err)
 		}
 	}
 }

@@ -37,6 +37,7 @@ var drivers = engine.Drivers{reflink.Name: reflink.Open, btrfs.Name: btrfs.Open,
 	zfs.Name: zfs.Open}
 
 func TestMain(m *testing.M) {
+	engine.Helper(os.Args) // peek asks whether overlays of users are in use
 	if err := testfs.ShareMounts(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -173,7 +174,7 @@ func (w *world) peek() string {
 		if g.OverlayPolicy != "allowed" {
 			fmt.Fprintf(&b, " overlays %s", g.OverlayPolicy)
 		}
-		b.WriteString("\n")
+		b.WriteString(labelled(g.Info) + "\n")
 	}
 
 	volumes, err := e.Volumes(w.t.Context(), false)
@@ -189,7 +190,7 @@ func (w *world) peek() string {
 			w.t.Fatal(err)
 		}
 		for _, s := range d.Snapshots {
-			fmt.Fprintf(&b, "snapshot %s %s\n", beforeTime.ReplaceAllString(s.Name, "$1"), s.Consistency)
+			fmt.Fprintf(&b, "snapshot %s %s%s\n", beforeTime.ReplaceAllString(s.Name, "$1"), s.Consistency, labelled(s))
 		}
 	}
 	for _, v := range volumes {
@@ -197,8 +198,8 @@ func (w *world) peek() string {
 		if v.PinnedUntil != nil {
 			pinned = "pinned "
 		}
-		fmt.Fprintf(&b, "volume %s from %s %s%s at %s%s\n", v.Name, v.Origin, pinned, v.State,
-			strings.TrimPrefix(v.Mountpoint, w.dir), w.resized(v))
+		fmt.Fprintf(&b, "volume %s from %s %s%s at %s%s%s\n", v.Name, v.Origin, pinned, v.State,
+			strings.TrimPrefix(v.Mountpoint, w.dir), w.resized(v), labelled(v))
 	}
 	return b.String()
 }
@@ -301,11 +302,27 @@ var operations = []operation{
 		}},
 	{name: "run", command: func(*world) []string { return []string{"run", "g", "--", "/bin/true"} },
 		prepare: func(*world) {}},
+	{name: "run-sandbox", root: true, every: 6, command: runSandboxed, prepare: func(*world) {}},
+	{name: "run-sandbox-keep", root: true, every: 6,
+		command: func(*world) []string {
+			return []string{"run", "g", "--name", "v", "--keep", "--bind", "/app", "--", "/bin/true"}
+		},
+		prepare: func(w *world) { w.gone("v") },
+		want:    func(before string) string { return before + "volume v from g@1 idle at \n" },
+		middle: func(before, after string) bool { // what could not be stored can be read
+			return after == before+"volume v from g@1 mounted at /mnt/v\n"
+		}},
+	{name: "run-sandbox-kill-init", root: true, every: 24, all: true, command: runSandboxed, prepare: func(*world) {}},
 	{name: "gc", command: func(*world) []string { return []string{"gc"} },
 		prepare: func(*world) {}},
 }
 
-func init() { operations = slices.Concat(operations, lifecycle, overlays, gits) }
+// runSandboxed is a run in a sandbox with limits.
+func runSandboxed(*world) []string {
+	return []string{"run", "g", "--bind", "/app", "--memory", "64M", "--pids", "50", "--", "/bin/true"}
+}
+
+func init() { operations = slices.Concat(operations, lifecycle, overlays, gits, builds) }
 
 // rules returns the path of a preset that removes something from the small tree.
 func (w *world) rules() string {
@@ -346,7 +363,7 @@ func TestFaultAtEveryStep(t *testing.T) {
 	t.Parallel()
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
-			for _, op := range drawn(operations) {
+			for _, op := range drawnOperations(t, k) {
 				t.Run(op.name, func(t *testing.T) {
 					t.Parallel()
 					if op.root && os.Geteuid() != 0 {
@@ -389,7 +406,7 @@ func (w *world) sweepOf(plan faulttest.Plan, every int) faulttest.Sweep {
 }
 
 // sparsely is of how many steps one is struck; more where everything is slow.
-var sparsely = 10
+var sparsely = 15
 
 // slow is whether removing takes longer than other commands may spend on it.
 var slow = false
@@ -405,6 +422,26 @@ var initEvery = 2
 
 // drawn leaves out operations where everything is slow: drawn anew each time.
 var drawn = func(all []operation) []operation { return all }
+
+// otherKinds is of how many operations one is tested on each kind of pool but the first. Their protocol is the same,
+// and each seed draws others.
+const otherKinds = 3
+
+// drawnOperations returns the operations to test on a kind of pool.
+func drawnOperations(t *testing.T, k kind) []operation {
+	all := drawn(operations)
+	if k.name == kinds[0].name || slow || everything() {
+		return all
+	}
+
+	var some []operation
+	for _, op := range all {
+		if faulttest.Draw(t, otherKinds, op.name) == 0 {
+			some = append(some, op)
+		}
+	}
+	return some
+}
 
 func (w *world) sweep(t *testing.T, op operation, plan faulttest.Plan) {
 	w.t = t

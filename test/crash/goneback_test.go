@@ -69,7 +69,7 @@ func TestCatalogueGoesBackAtEveryStep(t *testing.T) {
 					w.pando("snapshot", "durable", "s")
 
 					n := 0
-					sweep := w.sweepOf(faulttest.Plan{Mode: faulttest.KillBefore}, 2)
+					sweep := w.sweepOf(faulttest.Plan{Mode: faulttest.KillBefore}, 4)
 					sweep.Each(t, func(p faulttest.Plan) faulttest.Result {
 						op.prepare(w)
 						return w.traced(p, op.command(w)...)

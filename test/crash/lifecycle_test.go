@@ -22,6 +22,9 @@ var lifecycle = []operation{
 	{name: "snapshot-kill-guard", all: true, command: func(*world) []string { return []string{"snapshot", "base", "s"} },
 		prepare: func(w *world) { w.noSnapshots("base"); w.scribble("base") },
 		want:    beforeVolumes("snapshot base@s clean\n")},
+	{name: "snapshot-group", every: 2, command: groupSnapshot, prepare: (*world).groupThere, want: groupTaken},
+	{name: "snapshot-group-kill-guard", every: 2, all: true, command: groupSnapshot, prepare: (*world).groupThere,
+		want: groupTaken},
 	{name: "fork-mounted", command: func(*world) []string { return []string{"fork", "base", "v", "--mount"} },
 		prepare: func(w *world) { w.gone("v"); w.scribble("base") },
 		want:    func(before string) string { return before + "volume v from base mounted at /mnt/v\n" }},
@@ -110,6 +113,31 @@ var lifecycle = []operation{
 			}
 			return before
 		}},
+}
+
+func groupSnapshot(*world) []string {
+	return []string{"snapshot", "base", "base2", "--group", "--name", "s"}
+}
+
+// groupThere makes two volumes without snapshots, of which as many are in use as a group may have.
+func (w *world) groupThere() {
+	w.t.Helper()
+	for _, v := range []string{"base", "base2"} {
+		w.there(v)
+		w.noSnapshots(v)
+		w.scribble(v)
+	}
+	switch w.kind.name {
+	case "btrfs":
+		w.pando("umount", "base2")
+	case "plain":
+		w.pando("umount", "base")
+		w.pando("umount", "base2")
+	}
+}
+
+func groupTaken(before string) string {
+	return beforeVolumes("snapshot base@s clean\nsnapshot base2@s clean\n")(before)
 }
 
 // beforeVolumes adds lines to a state.

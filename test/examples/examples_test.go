@@ -85,14 +85,17 @@ func mib(t *testing.T, out []byte, row string) float64 {
 func TestDockerWarmStartInterrupted(t *testing.T) {
 	needDocker(t)
 	for _, engine := range []string{"original", "cold-2"} {
-		t.Run(engine, func(t *testing.T) { interrupt(t, engine) })
+		t.Run(engine, func(t *testing.T) {
+			cmd := command(t, nil, warmStart)
+			interrupt(t, cmd, filepath.Join(workDirOf(cmd), "*", "e", engine, "s"))
+		})
 	}
 }
 
-// interrupt runs the example until an engine has made its socket, and ends it with SIGTERM.
-func interrupt(t *testing.T, engine string) {
+// interrupt runs the example until a server has made its socket, and ends it with SIGTERM.
+func interrupt(t *testing.T, cmd *exec.Cmd, socket string) {
+	t.Helper()
 	var out bytes.Buffer
-	cmd := command(t, nil, warmStart)
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.WaitDelay = time.Minute // until what it has started closes its output
 	if err := cmd.Start(); err != nil {
@@ -101,7 +104,6 @@ func interrupt(t *testing.T, engine string) {
 
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	socket := filepath.Join(workDirOf(cmd), "*", "e", engine, "s")
 	for sent := false; ; {
 		select {
 		case err := <-ended:

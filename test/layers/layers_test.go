@@ -34,8 +34,11 @@ var districts = map[string]struct {
 	belongs string
 	below   []string
 }{
-	"cli":   {"verbs and their words: the only place that prints; no logic of its own", []string{"*"}},
-	"bench": {"measures what pools promise, on a pool of its own; nothing that other packages call", []string{"*"}},
+	"cli": {"verbs and their words: the only place that prints; no logic of its own", []string{"*"}},
+	"front": {"other ways in than the command line: thin adapters over engine, remote and source; no logic of their own",
+		[]string{"client", "bench", "engine", "remote", "source", "observe", "driver", "base"}},
+	"bench": {"measures what pools promise, on a pool of its own; nothing that packages below the front ends call",
+		[]string{"*"}},
 	"engine": {"use cases of a pool, with the catalogue and content below them; no words for people",
 		[]string{"driver", "tree", "linux", "base"}},
 	"driver": {"how copies are made, a package each; no catalogue, and no driver knows another",
@@ -43,7 +46,7 @@ var districts = map[string]struct {
 	"remote": {"volumes in object stores: the planner, the format, the stores",
 		[]string{"engine", "driver", "linux", "base"}},
 	"source": {"goldens that other programs fill and refresh, such as git: use cases above a pool",
-		[]string{"engine", "driver", "linux", "base"}},
+		[]string{"remote", "engine", "driver", "linux", "base"}},
 	"observe": {"what storage does, measured or watched: it knows paths and devices, never pools",
 		[]string{"linux", "tree", "base"}},
 	"tree":    {"files below a directory: copied, compared, sent; no pools, no images", []string{"linux", "base"}},
@@ -54,10 +57,10 @@ var districts = map[string]struct {
 
 // groups are names for several packages.
 var groups = map[string][]string{
-	"{base}": in("base", "errs", "ref", "progress", "waiting", "warnings"),
+	"{base}": in("base", "errs", "ref", "progress", "waiting", "warnings", "quantity", "tomlfile"),
 	"{linux}": in("linux", "kernel", "loopdev", "mount", "extent", "run", "zfs", "fsprobe", "treewalk", "freeze",
 		"durable",
-		"btrfsstream", "qcow2"),
+		"btrfsstream", "qcow2", "sandbox", "cgroup", "usermount"),
 	"{tree}": in("tree", "treecopy", "treediff", "treestream"),
 	// Facts about devices and paths, which others of the district build upon.
 	"{facts}": in("observe", "blockdev", "stack", "tracepoint", "proof"),
@@ -83,18 +86,56 @@ var table = map[string]layer{
 
 	// Front ends: the only ones that print.
 	"internal/cli": {
-		imports: []string{"internal/engine", "internal/engine/check", "internal/remote/replicate", "internal/source/git",
-			"internal/bench",
+		imports: []string{"internal/front/service", "internal/front/policy", "internal/front/viaservice",
+			"internal/front/mcp", "internal/front/tasks", "internal/front/schedule", "internal/front/web", "client",
+			"internal/engine", "internal/engine/check",
+			"internal/remote/replicate",
+			"internal/source/git", "internal/source/build", "internal/bench",
 			"internal/observe/syncbench", "internal/observe/diagnose", "internal/observe/iostat", "internal/observe/doctor",
 			"internal/engine/pool", "internal/driver", "{base}"},
 		tests: []string{"{drivers}"},
 	},
 
+	"internal/front/policy": {imports: []string{"{base}"}},
+
+	"internal/front/service": {
+		imports: []string{"internal/front/policy", "internal/front/tasks", "internal/front/schedule", "internal/engine",
+			"internal/engine/check", "internal/remote/replicate", "internal/observe/doctor", "internal/observe/syncbench",
+			"internal/observe/iostat", "internal/bench", "internal/driver", "{base}"},
+		tests: []string{"client", "internal/source/git", "{drivers}"},
+	},
+
+	// What a service does by itself, and when.
+	"internal/front/tasks": {
+		imports: []string{"internal/front/schedule", "internal/engine", "internal/remote/replicate", "internal/source/git",
+			"internal/driver", "{base}"},
+		tests: []string{"{drivers}"},
+	},
+	// The page for browsers: what it shows and does, it asks of the service's API.
+	"internal/front/web": {imports: []string{"client", "internal/front/service", "internal/base/quantity"},
+		tests: []string{"{drivers}"}},
+	"internal/front/schedule": {imports: []string{"internal/base/errs"}},
+	// The command line's way to a pool that a service has opened.
+	"internal/front/viaservice": {
+		imports: []string{"client", "internal/engine", "internal/engine/check", "internal/remote/replicate",
+			"internal/observe/doctor", "internal/driver", "{base}"},
+		tests: []string{"internal/front/service", "{drivers}"},
+	},
+
+	// Tools for agents, on a pool of the engine or of a service.
+	"internal/front/mcp": {
+		imports: []string{"internal/engine", "internal/driver", "{base}"},
+		tests:   []string{"internal/front/service", "internal/front/viaservice", "client", "{drivers}"},
+	},
+
+	// For other programs: it knows nothing of this one but its HTTP API.
+	"client": {tests: []string{"internal/front/service", "{drivers}"}},
+
 	// What Pando does.
 	"internal/bench": {
 		imports: []string{"internal/observe/iostat", "internal/engine", "internal/engine/catalog", "internal/engine/pool",
 			"internal/driver", "{facts}", "{tree}", "{linux}", "{base}"},
-		tests: []string{"{drivers}"},
+		tests: []string{"client", "{drivers}"},
 	},
 	"internal/remote/replicate": {
 		imports: []string{
@@ -115,10 +156,14 @@ var table = map[string]layer{
 		imports: []string{"internal/engine", "internal/driver", "internal/linux/run", "{base}"},
 		tests:   []string{"{drivers}"},
 	},
+	"internal/source/build": {
+		imports: []string{"internal/engine", "internal/remote/replicate", "internal/driver", "internal/linux/run", "{base}"},
+		tests:   []string{"{drivers}"},
+	},
 	"internal/engine": {
 		imports: []string{"internal/engine/check", "internal/engine/content", "internal/engine/ledger",
-			"internal/engine/mountpoint", "internal/engine/pool", "internal/engine/catalog", "internal/engine/preset",
-			"internal/driver", "{tree}", "{linux}", "{base}"},
+			"internal/engine/history", "internal/engine/mountpoint", "internal/engine/pool", "internal/engine/catalog",
+			"internal/engine/preset", "internal/driver", "{tree}", "{linux}", "{base}"},
 		tests: []string{"{drivers}"},
 	},
 
@@ -131,6 +176,9 @@ var table = map[string]layer{
 		imports: []string{"internal/engine/content", "internal/engine/ledger", "internal/engine/mountpoint",
 			"internal/engine/pool", "internal/engine/catalog", "internal/driver", "{linux}", "{base}"},
 	},
+
+	// Who did what, for people.
+	"internal/engine/history": {imports: []string{"internal/base/errs"}},
 
 	// Operations at work, and traces of those that died.
 	"internal/engine/ledger": {
@@ -165,7 +213,8 @@ var table = map[string]layer{
 		"internal/linux/kernel", "internal/base/ref", "internal/base/waiting"}},
 	"internal/engine/pool": {
 		imports: []string{"internal/driver", "internal/linux/durable", "internal/base/errs", "internal/linux/kernel",
-			"internal/linux/loopdev", "internal/linux/mount", "internal/linux/run", "internal/base/waiting"},
+			"internal/linux/loopdev", "internal/linux/mount", "internal/linux/run", "internal/base/waiting",
+			"internal/tree/treecopy"},
 		tests: []string{"{drivers}"},
 	},
 
@@ -207,6 +256,8 @@ var table = map[string]layer{
 
 	"internal/linux/durable": {},
 	"internal/linux/qcow2":   {},
+	"internal/linux/cgroup":  {imports: []string{"internal/base/errs"}},
+	"internal/linux/sandbox": {imports: []string{"internal/base/errs"}},
 	"internal/linux/freeze":  {imports: []string{"internal/base/errs", "internal/linux/kernel"}},
 	"internal/tree/treecopy": {imports: []string{"internal/base/errs", "internal/linux/kernel",
 		"internal/linux/treewalk"}},
@@ -238,12 +289,16 @@ var table = map[string]layer{
 	"internal/linux/mount": {imports: []string{"internal/base/errs", "internal/linux/kernel"},
 		tests: []string{"internal/linux/loopdev"}},
 	"internal/linux/loopdev": {imports: []string{"internal/base/errs", "internal/linux/kernel"}},
+	"internal/linux/usermount": {imports: []string{"internal/base/errs", "internal/linux/kernel",
+		"internal/linux/mount"}},
 	"internal/linux/run":     {imports: []string{"internal/base/errs"}},
 	"internal/linux/zfs":     {imports: []string{"internal/base/errs", "internal/linux/kernel", "internal/linux/run"}},
 	"internal/base/ref":      {imports: []string{"internal/base/errs"}},
 	"internal/linux/fsprobe": {},
 	"internal/linux/kernel":  {tests: []string{"internal/base/errs", "internal/linux/loopdev", "internal/linux/mount"}},
 	"internal/base/errs":     {},
+	"internal/base/quantity": {imports: []string{"internal/base/errs"}},
+	"internal/base/tomlfile": {imports: []string{"internal/base/errs"}},
 	"internal/base/waiting":  {imports: []string{"internal/base/errs"}},
 	"internal/base/warnings": {imports: []string{"internal/base/errs"}},
 	"internal/base/progress": {},
@@ -267,6 +322,9 @@ var table = map[string]layer{
 	"test/examples":    {},
 	"test/foreign":     {tests: []string{"internal/engine", "{drivers}"}},
 	"test/zfs":         {},
+	"test/python":      {},
+	"test/web":         {tests: []string{"client"}},
+	"test/systemd":     {tests: []string{"client"}},
 	"test/remotechaos": {tests: []string{"internal/base/errs", "internal/remote/objstore", "internal/remote/replicate"}},
 	"test/buckets":     {tests: []string{"internal/testing/servertest"}},
 	"test/layers":      {},

@@ -50,6 +50,14 @@ var allowed = map[string][]string{
 	"internal/observe/doctor/host.go": {"pando/internal/base/errs.Neutral"}, // unless its front end has words of its own
 	// Main calls it first: from there on the process is the guard's, and nothing else's.
 	"internal/linux/freeze/freeze.go": {"os/signal.Ignore", "os.Exit", "/proc/self/exe"},
+	// The process stops before its first instruction: only its user namespace is of use.
+	"internal/linux/mount/idmap.go": {"/proc/self/exe"},
+	// The same for the process that mounts for a user.
+	"internal/linux/usermount/usermount.go": {"os.Exit", "/proc/self/exe"},
+	// Main calls it first: from there on the process is the first one of a sandbox.
+	"internal/linux/sandbox/init.go":       {"os/signal.Notify", "os.Exit", "golang.org/x/sys/unix.Umask"},
+	"internal/linux/sandbox/tree.go":       {"golang.org/x/sys/unix.Chdir"},
+	"internal/linux/sandbox/executable.go": {"/proc/self/exe"},
 	// Access.Ambient permits it.
 	"internal/remote/objstore/gcs/open.go": {"golang.org/x/oauth2/google.FindDefaultCredentials"},
 	"internal/remote/objstore/s3/credentials.go": {"github.com/minio/minio-go/v7/pkg/credentials.FileAWSCredentials",

@@ -68,6 +68,7 @@ type volume struct {
 	mounted bool
 	pinned  bool
 	overlay bool
+	labels  driver.Labels
 	snaps   map[string]*snapshot
 }
 
@@ -76,15 +77,19 @@ type snapshot struct {
 	golden  string
 	gen     int
 	pinned  bool
+	labels  driver.Labels // of a snapshot of a volume
 }
 
 // golden is a golden of the model.
 type golden struct {
 	current, keep int
 	gens          map[int]*snapshot
+	labels        driver.Labels
 }
 
 type model struct {
+	renamed map[string]string // from former names to the next ones; those of snapshots begin with @
+
 	t        *testing.T
 	r        *rand.Rand
 	e        *engine.Engine
@@ -137,7 +142,8 @@ func TestRandomOperations(t *testing.T) {
 			}
 			m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), dir: filepath.Join(dir, "pool"), fs: pool.fs,
 				source: t.TempDir(), overlays: pool.fs != driver.Native || testfs.ZFSHasOverlays(),
-				volumes: map[string]*volume{}, goldens: map[string]*golden{}, counts: map[string]int{}}
+				volumes: map[string]*volume{}, goldens: map[string]*golden{}, counts: map[string]int{},
+				renamed: map[string]string{}}
 			pool.init.Dir = m.dir
 			if _, err := engine.Init(t.Context(), pool.init, drivers); err != nil {
 				t.Fatal(err)
@@ -223,7 +229,7 @@ func (m *model) run(ops int) {
 		m.counts, start.FreeBytes>>20, end.FreeBytes>>20)
 	for _, verb := range []string{"import", "clone", "fork", "mount", "umount", "write", "snapshot", "rewind", "destroy",
 		"destroy snapshot", "publish", "diff", "rebase", "keep", "golden rm", "pin", "prune", "gc", "reopen", "refused",
-		"went back", "clone overlay", "resize", "export"} {
+		"went back", "clone overlay", "resize", "export", "rename", "label", "prune labels", "snapshot group"} {
 		if ops >= 2000 && m.counts[verb] == 0 {
 			m.errorf("no %s was done: this run shows nothing of it", verb)
 		}
@@ -262,7 +268,7 @@ func (m *model) end() {
 		_, err := m.e.RemoveGolden(m.t.Context(), ref.Ref{Name: g})
 		m.must(err)
 	}
-	m.volumes, m.goldens = map[string]*volume{}, map[string]*golden{}
+	m.volumes, m.goldens, m.renamed = map[string]*volume{}, map[string]*golden{}, map[string]string{}
 	m.compare()
 }
 
@@ -340,8 +346,10 @@ func (m *model) step() {
 		vol.mounted = false
 	case n < 560:
 		m.write(v, vol)
-	case n < 640:
+	case n < 620:
 		m.snapshot(v, vol)
+	case n < 640:
+		m.snapshotGroup()
 	case n < 700:
 		m.rewind(v, vol)
 	case n < 760:
@@ -354,8 +362,10 @@ func (m *model) step() {
 		m.keep()
 	case n < 875:
 		m.removeGolden()
-	case n < 910:
+	case n < 900:
 		m.pinSomething(v, vol)
+	case n < 910:
+		m.label(v, vol)
 	case n < 920:
 		m.prune()
 	case n < 945 && n >= 925:
@@ -386,6 +396,8 @@ func (m *model) step() {
 		m.resize(v, vol)
 	case n < 990:
 		m.export(v, vol)
+	case n < 994:
+		m.rename(v, vol)
 	default:
 		m.nonsense(v, vol)
 	}
@@ -407,7 +419,10 @@ func (m *model) compare() {
 		if i.Overlay != vol.overlay {
 			m.errorf("%s: overlay %v, wanted %v", i.Name, i.Overlay, vol.overlay)
 		}
-		if i.Mounted() != vol.mounted || (i.PinnedUntil != nil) != vol.pinned || i.Origin != vol.origin ||
+		if i.Labels != vol.labels {
+			m.errorf("%s: labels %q, wanted %q", i.Name, i.Labels, vol.labels)
+		}
+		if i.Mounted() != vol.mounted || (i.PinnedUntil != nil) != vol.pinned || m.now(i.Origin) != m.now(vol.origin) ||
 			i.Golden != vol.golden || i.Generation != vol.gen {
 			m.errorf("%+v\nwanted %+v", i, *vol)
 		}
@@ -423,7 +438,8 @@ func (m *model) compare() {
 	names = nil
 	for _, g := range goldens {
 		names = append(names, g.Name)
-		if gold := m.goldens[g.Name]; gold != nil && (g.Generation != gold.current || g.Generations != len(gold.gens)) {
+		if gold := m.goldens[g.Name]; gold != nil && (g.Generation != gold.current || g.Generations != len(gold.gens) ||
+			g.Labels != gold.labels) {
 			m.errorf("golden %+v, wanted %+v", g, *gold)
 		}
 	}
@@ -437,8 +453,12 @@ func (m *model) compare() {
 		for _, s := range d.Snapshots {
 			name := strings.TrimPrefix(s.Name, v+"@")
 			snaps = append(snaps, name)
-			if want := vol.snaps[name]; want != nil && want.pinned != (s.PinnedUntil != nil) {
+			want := vol.snaps[name]
+			if want != nil && want.pinned != (s.PinnedUntil != nil) {
 				m.errorf("%s: pinned %v", s.Name, s.PinnedUntil)
+			}
+			if want != nil && want.labels != s.Labels {
+				m.errorf("%s: labels %q, wanted %q", s.Name, s.Labels, want.labels)
 			}
 		}
 		slices.Sort(snaps)

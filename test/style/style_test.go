@@ -88,7 +88,7 @@ func findPhrases(phrases []phrase, name string, text []byte) (out []string) {
 
 func TestPhrases(t *testing.T) {
 	phrases := readPhrases(t)
-	for _, path := range sourceFiles(t, ".go", ".md", ".txtar", ".sh") {
+	for _, path := range sourceFiles(t, ".go", ".md", ".txtar", ".sh", ".py") {
 		text, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -161,5 +161,26 @@ func TestLongFunctionIsFound(t *testing.T) {
 	}
 	if got := withoutParagraphs(t, "a.go", []byte("package a\nfunc f() {\n\tx()\n\n"+body+"}\n")); len(got) != 0 {
 		t.Errorf("%q", got)
+	}
+}
+
+// TestChildrenKeepTheirThread: the kernel sends the signal of Pdeathsig when the thread ends that started the child,
+// not the process. A goroutine that is not locked to its thread may leave it to one that ends with it.
+func TestChildrenKeepTheirThread(t *testing.T) {
+	dies, locked := map[string]bool{}, map[string]bool{} // by package
+	for _, path := range sourceFiles(t, ".go") {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := filepath.Dir(path)
+		dies[dir] = dies[dir] || bytes.Contains(text, []byte("Pdeathsig:"))
+		locked[dir] = locked[dir] || bytes.Contains(text, []byte("runtime.LockOSThread()"))
+	}
+
+	for dir := range dies {
+		if dies[dir] && !locked[dir] {
+			t.Errorf("%s starts a child with Pdeathsig, and does not lock its thread", dir)
+		}
 	}
 }

@@ -52,7 +52,7 @@ var kinds = map[Kind]Codes{
 	InUse:       {5, 409, 9},
 	NoSpace:     {6, 507, 8},
 	Permission:  {7, 403, 7},
-	Unsupported: {8, 501, 12},
+	Unsupported: {8, 422, 12},
 	Conflict:    {9, 409, 10},
 	Damaged:     {10, 500, 15},
 	TooNew:      {11, 501, 9},

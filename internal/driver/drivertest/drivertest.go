@@ -155,6 +155,7 @@ func Run(t *testing.T, target Target) {
 	some("CloneTakesNoSpace", testCloneSpace)
 	sub("Seal", testSeal)
 	sub("SealCanceled", testSealCanceled)
+	sub("Reseal", testReseal)
 	some("Stream", testStream)
 	some("StreamErrors", testStreamErrors)
 	some("Same", testSame)

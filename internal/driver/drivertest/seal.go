@@ -175,3 +175,72 @@ func testSealCanceled(t *testing.T, s *suite) {
 		}
 	}
 }
+
+func testReseal(t *testing.T, s *suite) {
+	s.sealer()
+	d, ok := s.d.(driver.Resealer)
+	if !ok {
+		t.Skip("the driver is no Resealer")
+	}
+
+	// A snapshot and a clone of it share the fragments of a volume.
+	vol := s.create(driver.None)
+	s.fragment(vol)
+	want := s.fingerprint(vol)
+	id := s.derived(vol, driver.Generation)
+	if err := s.d.Snapshot(s.ctx(), vol, id); err != nil {
+		t.Fatal(err)
+	}
+	clone := s.clone(id.ID)
+	before := s.names()
+
+	changed, err := d.Reseal(s.ctx(), id.ID, nil)
+	if err != nil || !changed {
+		t.Fatalf("%v, %v", changed, err)
+	}
+	s.wantIdentity(id)
+	for _, o := range []driver.ObjectID{vol, id.ID, clone} {
+		if s.fingerprint(o) != want {
+			t.Errorf("sealing changed the content of %s", o)
+		}
+	}
+	if u := s.usage(id.ID); u.Extents > fewExtents {
+		t.Errorf("a sealed image lies in %d extents, want at most %d", u.Extents, fewExtents)
+	}
+	if u := s.usage(s.clone(id.ID)); u.Extents > fewExtents || u.ExclusiveBytes != 0 {
+		t.Errorf("usage of a clone of a sealed image is %+v, want at most %d extents, all shared", u, fewExtents)
+	}
+
+	// Again it is nothing special, and so is an empty image.
+	if changed, err := d.Reseal(s.ctx(), id.ID, nil); err != nil || changed {
+		t.Errorf("again: %v, %v", changed, err)
+	}
+	empty := s.derived(s.create(driver.None), driver.Generation)
+	if err := s.d.Snapshot(s.ctx(), empty.OriginID, empty); err != nil {
+		t.Fatal(err)
+	}
+	if changed, err := d.Reseal(s.ctx(), empty.ID, nil); err != nil || changed {
+		t.Errorf("of an empty image: %v, %v", changed, err)
+	}
+	s.unchanged(errs.NotFound, "reseal of an unknown object", func() error {
+		_, err := d.Reseal(s.ctx(), driver.NewID(), nil)
+		return err
+	})
+
+	// When it is interrupted, the content stays, and nothing is left.
+	ctx, cancel := context.WithCancel(s.ctx())
+	cancel()
+	other := s.derived(vol, driver.Generation)
+	if err := s.d.Snapshot(s.ctx(), vol, other); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Reseal(ctx, other.ID, nil); !errs.Is(err, errs.Canceled) {
+		t.Errorf("interrupted: %v", err)
+	}
+	if s.fingerprint(other.ID) != want {
+		t.Error("interrupted, it changed the content")
+	}
+	if got := len(s.names()) - len(before); got == 0 {
+		t.Error("no object was made")
+	}
+}

@@ -64,6 +64,24 @@ var golden = map[string]driver.Identity{
 		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
 		GoldenProperties: driver.GoldenProperties{Overlay: driver.OverlayNever},
 	},
+	"labels": {
+		ID: "0000000000000000000000008g", Kind: driver.Volume, Name: "job", Golden: "web", Generation: 7, FS: driver.Ext4,
+		SizeBytes: 1 << 30, Sector: 512, Origin: "web@7", OriginID: "0000000000000000000000002g",
+		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
+		GoldenProperties: driver.GoldenProperties{Labels: driver.StoredLabels(`{"note":"a \"<b>\" é","team":"search"}`)},
+	},
+	"owner": {
+		ID: "0000000000000000000000009g", Kind: driver.Volume, Name: "job", Golden: "web", Generation: 7, FS: driver.Ext4,
+		SizeBytes: 1 << 30, Sector: 512, Origin: "web@7", OriginID: "0000000000000000000000002g",
+		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
+		Owner: driver.Owner{UID: 1000, GID: 100},
+	},
+	"request": {
+		ID: "0000000000000000000000009g", Kind: driver.Volume, Name: "job", Golden: "web", Generation: 7, FS: driver.Ext4,
+		SizeBytes: 1 << 30, Sector: 512, Origin: "web@7", OriginID: "0000000000000000000000002g",
+		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
+		Request: driver.Request{Key: "5f9d1b3a8f5e4f0c9a550a4b8f9f3c11", Sum: "0123456789abcdef0123456789abcdef"},
+	},
 	"pinned": {
 		ID: "0000000000000000000000003g", Kind: driver.Snapshot, Name: "s", Golden: "web", Generation: 7,
 		Volume: "0123456789abcdefghijklmnog", FS: driver.Native,
@@ -99,18 +117,33 @@ var layered = map[string]driver.Identity{
 	},
 }
 
+// ofUsers are the identities that need version 4.
+var ofUsers = map[string]driver.Identity{
+	"user-overlay": {
+		ID: "0000000000000000000000009g", Kind: driver.Volume, Name: "mine", Golden: "web", Generation: 7, FS: driver.Native,
+		Origin: "web@7", OriginID: "0000000000000000000000002g",
+		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
+		Lower: "0000000000000000000000002g", UserXattr: true,
+	},
+}
+
 // TestGoldenFiles holds every version's files against what they mean, and those of the versions that are still written
 // against what is written now. PANDO_UPDATE=1 writes them, for a new version.
 func TestGoldenFiles(t *testing.T) {
-	for version := 1; version <= driver.LayerVersion; version++ {
+	for version := 1; version <= driver.UserXattrVersion; version++ {
 		dir := fmt.Sprintf("testdata/v%d", version)
 		golden, newest := golden, version >= driver.IdentityVersion
 		switch version {
 		case 1:
 			golden = maps.Clone(golden)
 			delete(golden, "never-overlay") // is newer
+			delete(golden, "labels")
+			delete(golden, "owner")
+			delete(golden, "request")
 		case driver.LayerVersion:
 			golden = layered
+		case driver.UserXattrVersion:
+			golden = ofUsers
 		}
 		if newest && os.Getenv("PANDO_UPDATE") != "" {
 			update(t, dir, golden)
@@ -190,7 +223,7 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		if !driver.ValidID(string(id.ID)) || id.SizeBytes < 0 || id.Generation < 0 || id.Version < 1 ||
-			id.Version > driver.LayerVersion {
+			id.Version > driver.UserXattrVersion {
 			t.Errorf("accepted %+v", id)
 		}
 		again, err := objdir.Encode(id, id.Pool)

@@ -60,7 +60,10 @@ func Encode(id driver.Identity, pool string) ([]byte, error) {
 // VersionOf returns the version of the format that an identity needs: the oldest, so that an older Pando can work with
 // as much of a pool as possible.
 func VersionOf(id driver.Identity) int {
-	if id.Lower != "" || id.Kind == driver.Layer {
+	switch {
+	case id.UserXattr:
+		return driver.UserXattrVersion
+	case id.Lower != "" || id.Kind == driver.Layer:
 		return driver.LayerVersion
 	}
 	return driver.IdentityVersion
@@ -91,10 +94,10 @@ func Decode(b []byte) (driver.Identity, error) {
 		return driver.Identity{}, damaged("%w", err)
 	}
 
-	if version > driver.LayerVersion {
+	if version > driver.UserXattrVersion {
 		return driver.Identity{}, (&errs.Error{Kind: errs.TooNew,
 			Err: fmt.Errorf("identity of format %d, but this pando supports formats up to %d", version,
-				driver.LayerVersion)}).
+				driver.UserXattrVersion)}).
 			WithHint("upgrade pando")
 	}
 
@@ -190,9 +193,8 @@ func parseFields(b []byte) (driver.Identity, error) {
 // isKnownField reports whether a field of an identity is one of driver.Identity's. Like
 // encoding/json it ignores case.
 func isKnownField(name string) bool {
-	t := reflect.TypeFor[driver.Identity]()
-	for i := range t.NumField() {
-		tag, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[driver.Identity]()) {
+		tag, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if strings.EqualFold(tag, name) {
 			return true
 		}

@@ -395,7 +395,7 @@ func TestDamagedIdentities(t *testing.T) {
 		{"negative version", swap(`"v":2,`, `"v":-1,`), errs.Damaged},
 		{"version as text", swap(`"v":2,`, `"v":"1",`), errs.Damaged},
 		{"version with a fraction", swap(`"v":2,`, `"v":1.5,`), errs.Damaged},
-		{"too new", swap(`"v":2,`, `"v":4,`), errs.TooNew},
+		{"too new", swap(`"v":2,`, `"v":5,`), errs.TooNew},
 		{"another byte", func(s string) string { return strings.Replace(s, "web", "wec", 1) }, errs.Damaged},
 		{"without its checksum", func(s string) string { return s[:len(s)-len(`,"sum":"01234567"}`)] + "}" }, errs.Damaged},
 		{"too new, of another shape", func(string) string {
@@ -606,8 +606,9 @@ func TestIDs(t *testing.T) {
 func TestReplaceKeeps(t *testing.T) {
 	d := open(t, t.TempDir())
 	id := volume("web")
+	id.Keep = 3 // is not lost among the fields that this version does not know
 	put(t, d, id)
-	text := strings.Replace(metaText(t, d, id.ID), `"fs":`, `"labels":{"b":1,"a":[2]},"color":"red","fs":`, 1)
+	text := strings.Replace(metaText(t, d, id.ID), `"fs":`, `"tags":{"b":1,"a":[2]},"color":"red","fs":`, 1)
 	if err := os.WriteFile(metaPath(d, id.ID), []byte(drivertest.Sealed(text)), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -619,12 +620,12 @@ func TestReplaceKeeps(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	id.Name = "new"
+	id.Name, id.Keep = "new", 4
 	if err := errors.Join(d.Replace(id), d.Force(id)); err != nil {
 		t.Fatal(err)
 	}
 	got, err := d.Get(id.ID)
-	if err != nil || got.Name != "new" || got.Extra != `"color":"red","labels":{"b":1,"a":[2]}` {
+	if err != nil || got.Name != "new" || got.Keep != 4 || got.Extra != `"color":"red","tags":{"b":1,"a":[2]}` {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if is, err := d.Committed(id.ID); !is || err != nil {

@@ -23,6 +23,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/driver/objdir"
 	"pando/internal/linux/extent"
+	"pando/internal/linux/sandbox"
 	"pando/internal/linux/treewalk"
 	"pando/internal/tree/treecopy"
 
@@ -255,7 +256,14 @@ func (d *Driver) Destroy(ctx context.Context, id driver.ObjectID) error {
 	if err := d.dir.Remove(id); err != nil {
 		return err
 	}
-	return errs.Wrap("destroy", string(id), treewalk.Remove(ctx, d.dir.Data(id)))
+	err := treewalk.Remove(ctx, d.dir.Data(id))
+	if errs.Is(err, errs.Permission) && os.Geteuid() != 0 {
+		// Programs may have run in it as subordinate users of this one.
+		if rerr := sandbox.RemoveAsRoot(ctx, d.dir.Data(id)); rerr == nil {
+			return nil
+		}
+	}
+	return errs.Wrap("destroy", string(id), err)
 }
 
 // Usage implements driver.Driver. It walks the tree.

@@ -6,7 +6,8 @@
 //
 // There are two kinds of commits. A Durable one is on disk when it returns. A Soft one survives the death of the
 // process, but maybe not a power loss: enough for marks (which say what a live process is doing) and mount records (no
-// mount survives a power loss either). Every Durable commit also makes the Soft ones before it durable.
+// mount survives a power loss either). Every Durable commit also makes the Soft ones before it durable. Calls of one
+// process at the same time share a commit (see group).
 package catalog
 
 import (
@@ -19,6 +20,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"pando/internal/base/errs"
@@ -29,7 +31,7 @@ import (
 )
 
 // Version of the schema, in the database's user_version.
-const Version = 7
+const Version = 9
 
 const schema = `
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -40,7 +42,8 @@ CREATE TABLE goldens (
   created_at INTEGER NOT NULL,   -- nanoseconds since 1970
   keep INTEGER NOT NULL DEFAULT 0, -- newest generations that a publish leaves, 0: all
   overlay TEXT NOT NULL DEFAULT '', -- whether clones are overlays: never, default, '' if the user decides
-  source TEXT NOT NULL DEFAULT '' -- what a refresh makes new generations from, as JSON
+  source TEXT NOT NULL DEFAULT '', -- what a refresh makes new generations from, as JSON
+  labels TEXT NOT NULL DEFAULT '' -- as JSON, '' if there are none
 ) WITHOUT ROWID;
 CREATE TABLE objects (
   id TEXT PRIMARY KEY,
@@ -66,15 +69,27 @@ CREATE TABLE objects (
   measured_at INTEGER NOT NULL,  -- 0: never
   pinned INTEGER NOT NULL DEFAULT 0, -- not to be destroyed before
   consistency TEXT NOT NULL DEFAULT '', -- of a snapshot: clean, crash
-  lower TEXT NOT NULL DEFAULT '' -- of an overlay: the object whose files it changes
+  lower TEXT NOT NULL DEFAULT '', -- of an overlay: the object whose files it changes
+  labels TEXT NOT NULL DEFAULT '', -- of a volume or snapshot, as JSON, '' if there are none
+  owner TEXT NOT NULL DEFAULT '', -- user to whom a volume belongs, as UID:GID; '': root
+  build_key TEXT NOT NULL DEFAULT '', -- of a generation that a command has built: the key in build
+  build TEXT NOT NULL DEFAULT '', -- how it was built, as JSON
+  userxattr INTEGER NOT NULL DEFAULT 0, -- 1: an overlay that a user mounts, and root does not
+  request TEXT NOT NULL DEFAULT '' -- that made it: key and sum, '' if it had no key
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX volume_name ON objects(name) WHERE kind = 'volume';
+CREATE INDEX volume_owner ON objects(substr(owner, 1, instr(owner, ':')), name) WHERE kind = 'volume' AND owner <> '';
 CREATE UNIQUE INDEX generation_number ON objects(golden, generation) WHERE kind = 'generation';
 CREATE UNIQUE INDEX snapshot_name ON objects(volume, name) WHERE kind = 'snapshot';
 CREATE INDEX lineage ON objects(volume) WHERE volume <> '';
 CREATE INDEX expiry ON objects(expires_at) WHERE expires_at > 0;
 CREATE INDEX lower_layer ON objects(lower) WHERE lower <> '';
+CREATE INDEX request ON objects(request) WHERE request <> '';
 CREATE INDEX layer_name ON objects(name) WHERE kind = 'layer';
+CREATE INDEX build_result ON objects(golden, build_key, generation) WHERE build_key <> '';
+CREATE TABLE unsealed (
+  id TEXT PRIMARY KEY            -- generation to be stored in fewer extents when there is time
+) WITHOUT ROWID;
 CREATE TABLE attachments (
   id TEXT PRIMARY KEY,           -- object
   mountpoint TEXT NOT NULL,
@@ -143,16 +158,20 @@ const (
 
 // Catalog is an open catalogue. It may be used concurrently.
 type Catalog struct {
-	db    *database
-	path  string
-	dir   string // of the pool
-	stmts statements
+	db     *database // for one call at a time: see turns
+	path   string
+	dir    string // of the pool
+	stmts  statements
+	turns  turns
+	reader reader
+	noting sync.Mutex // held while commits are noted
 
 	seen     *seen
 	idle     idle
 	lost     int64 // see Lost
 	known    bool  // how many commits there were, when it was opened
 	onCommit func([]driver.ObjectID)
+	onChange func(context.Context, []Change)
 	onFull   func(context.Context) bool
 }
 
@@ -200,11 +219,11 @@ func Create(ctx context.Context, dir, poolID string) error {
 const busyTimeout = 20 * time.Second
 
 func dsn(path string) string {
-	// A checkpoint every 128 pages keeps the log short, which the first
-	// process to open the catalogue must read whole.
-	return "file:" + (&url.URL{Path: path}).EscapedPath() + fmt.Sprintf("?_pragma=busy_timeout(%d)",
-		busyTimeout.Milliseconds()) +
-		fmt.Sprintf("&_pragma=wal_autocheckpoint(128)&_pragma=journal_size_limit(%d)&_txlock=immediate", logBytes)
+	// A checkpoint every 128 pages keeps the log short, which the first process to open the catalogue must read whole.
+	// What a savepoint undoes is kept in memory: a full disk has no room for it.
+	return "file:" + (&url.URL{Path: path}).EscapedPath() + fmt.Sprintf("?_pragma=busy_timeout(%d)"+
+		"&_pragma=wal_autocheckpoint(128)&_pragma=journal_size_limit(%d)&_pragma=temp_store(memory)&_txlock=immediate",
+		busyTimeout.Milliseconds(), logBytes)
 }
 
 // poolQuery asks which pool the catalogue belongs to, and how many durable commits it has had.
@@ -268,7 +287,7 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 		return nil, err
 	}
 
-	c := &Catalog{db: db, path: path, dir: dir, seen: seen}
+	c := &Catalog{db: db, path: path, dir: dir, seen: seen, reader: reader{off: true}}
 	c.checkSeen(noted, commits)
 	return c, nil
 }
@@ -282,7 +301,11 @@ func Open(ctx context.Context, dir, poolID string) (*Catalog, error) {
 // OpenAlone is Open on a disk without room even for the index of the log, which processes share: this process has the
 // catalogue for itself until it is closed. InUse after 20 s if others have it open.
 func OpenAlone(ctx context.Context, dir, poolID string) (*Catalog, error) {
-	return openWritable(ctx, dir, poolID, "&_pragma=locking_mode(exclusive)")
+	c, err := openWritable(ctx, dir, poolID, "&_pragma=locking_mode(exclusive)")
+	if err == nil {
+		c.reader.off = true
+	}
+	return c, err
 }
 
 func openWritable(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
@@ -349,7 +372,7 @@ func openWritable(ctx context.Context, dir, poolID, more string) (*Catalog, erro
 func (c *Catalog) Close() error {
 	c.RemoveIdleLiveFiles()
 	c.seen.closeFile()
-	return wrap("close catalogue", c.path, c.db.Close())
+	return wrap("close catalogue", c.path, errors.Join(c.reader.close(), c.db.Close()))
 }
 
 // RemoveIdleLiveFiles is Close for a process that is about to end: it only removes the live files that ended operations
@@ -358,18 +381,26 @@ func (c *Catalog) RemoveIdleLiveFiles() { c.idle.removeLiveFiles() }
 
 // Tx is a transaction. It holds the write lock of the catalogue: keep it short, and never call a driver inside.
 type Tx struct {
-	ctx context.Context
-	tx  *sql.Tx
-	c   *Catalog
-	put []driver.ObjectID // objects whose rows it has added
+	ctx   context.Context
+	tx    *sql.Tx
+	c     *Catalog
+	stmts *statements
+	put   []driver.ObjectID // objects whose rows it has added
+
+	limited []Row // volumes and snapshots that it has added within a scope: see checkPut
 
 	marked int // marks that it has added for its operation, less those that it has removed
 
+	changes []Change                // what it has changed, for OnChange
+	gone    map[driver.ObjectID]Row // the volumes that it has destroyed, by lineage
+
 	own map[string]*statement // queries prepared for this transaction alone
+
+	undone error // SQLite may have undone everything because of it
 }
 
 // Update runs fn in a transaction and commits it. If fn fails, nothing has happened and its error is returned. fn may
-// run more than once: see OnFull.
+// run more than once: see OnFull. Calls at the same time share a transaction, in which each is undone alone: see group.
 func (c *Catalog) Update(ctx context.Context, d Durability, fn func(*Tx) error) error {
 	for {
 		err := c.updateOnce(ctx, d, fn)
@@ -379,80 +410,45 @@ func (c *Catalog) Update(ctx context.Context, d Durability, fn func(*Tx) error) 
 	}
 }
 
-func (c *Catalog) updateOnce(ctx context.Context, d Durability, fn func(*Tx) error) error {
-	conn, err := c.db.Conn(ctx)
-	if err != nil {
-		return wrap("open catalogue", c.path, err)
-	}
-
-	defer c.prepareDue(ctx) // when the connection is free again
-	defer conn.Close()
-
-	sync := "PRAGMA synchronous=NORMAL"
-	if d == Durable {
-		sync = "PRAGMA synchronous=FULL"
-	}
-
-	if _, err := conn.ExecContext(ctx, sync); err != nil {
-		return wrap("write catalogue", c.path, err)
-	}
-
-	var commits int64
-	var put []driver.ObjectID
-	if err := c.transact(ctx, conn, nil, func(tx *Tx) (err error) {
-		if err = fn(tx); err == nil && d == Durable {
-			commits, err = tx.countCommit()
-		}
-		put = tx.put
-		return err
-	}); err != nil {
-		return err
-	}
-
-	if d == Durable {
-		c.seen.recordCommits(commits)
-	}
-	if len(put) > 0 && c.onCommit != nil {
-		c.onCommit(put)
-	}
-
-	return nil
-}
-
 // View runs fn on one consistent state of the catalogue. fn must not write.
 func (c *Catalog) View(ctx context.Context, fn func(*Tx) error) error {
-	conn, err := c.db.Conn(ctx)
+	if !c.turns.try() {
+		if r := c.reader.ifCrowded(c.path); r != nil {
+			return c.view(ctx, r, &c.reader.stmts, fn)
+		}
+		if _, err := c.turns.take(ctx, &turn{}); err != nil {
+			return wrap("open catalogue", c.path, err)
+		}
+	}
+	defer c.turns.release()
+	return c.view(ctx, c.db, &c.stmts, fn)
+}
+
+// view is View with a connection.
+func (c *Catalog) view(ctx context.Context, db *database, stmts *statements, fn func(*Tx) error) error {
+	conn, err := db.Conn(ctx)
 	if err != nil {
 		return wrap("open catalogue", c.path, err)
 	}
-	defer c.prepareDue(ctx) // when the connection is free again
+	defer stmts.prepareDue(ctx, db) // when the connection is free again
 	defer conn.Close()
-	return c.transact(ctx, conn, &sql.TxOptions{ReadOnly: true}, fn)
-}
 
-func (c *Catalog) transact(ctx context.Context, conn *sql.Conn, o *sql.TxOptions, fn func(*Tx) error) error {
-	tx, err := c.begin(ctx, conn, o)
+	tx, err := c.begin(ctx, conn, &sql.TxOptions{ReadOnly: true})
 	if err != nil {
 		return err
 	}
-
-	t := &Tx{ctx: ctx, tx: tx, c: c}
-	ended := beginCounting(ctx)
 	done := false
 	defer func() {
 		if !done {
-			ended(0, tx.Rollback()) // fn's error, or its panic, says what went wrong
+			_ = tx.Rollback() // fn's error, or its panic, says what went wrong
 		}
 	}()
 
-	if err := fn(t); err != nil {
+	if err := fn(&Tx{ctx: ctx, tx: tx, c: c, stmts: stmts}); err != nil {
 		return err
 	}
-
 	done = true
-	err = tx.Commit()
-	ended(t.marked, err)
-	return wrap("write catalogue", c.path, err)
+	return wrap("read catalogue", c.path, tx.Commit())
 }
 
 // writeLock is the byte of the -shm file that a writer has locked (sqlite.org/walformat.html).
@@ -477,6 +473,10 @@ func (c *Catalog) begin(ctx context.Context, conn *sql.Conn, o *sql.TxOptions) (
 }
 
 func (t *Tx) exec(query string, args ...any) (int64, error) {
+	if t.undone != nil {
+		return 0, t.undone // the statement would be a transaction of its own
+	}
+
 	var r sql.Result
 	var err error
 	if s, _ := t.statementFor(query, false); s != nil {
@@ -485,7 +485,11 @@ func (t *Tx) exec(query string, args ...any) (int64, error) {
 		r, err = t.tx.ExecContext(t.ctx, query, args...)
 	}
 	if err != nil {
-		return 0, wrap("write catalogue", t.c.path, err)
+		err = wrap("write catalogue", t.c.path, err)
+		if !errs.Is(err, errs.Exists) { // a constraint, which only undoes the statement
+			t.undone = err
+		}
+		return 0, err
 	}
 
 	n, err := r.RowsAffected()

@@ -44,8 +44,7 @@ func openDatabase(path, source string) (*database, error) {
 		return nil, err
 	}
 
-	// One connection: some pragmas belong to it, and commands do one thing at a time in the
-	// catalogue anyway.
+	// One connection: some pragmas belong to it, and SQLite lets only one write at a time anyway.
 	d.SetMaxOpenConns(1)
 	return d, nil
 }

@@ -29,6 +29,9 @@ func (t *Tx) OverlayOn(id driver.ObjectID) (Row, bool, error) {
 
 // KeepAsLayer makes a generation a layer, which has no name.
 func (t *Tx) KeepAsLayer(id driver.ObjectID) error {
+	if err := t.noteID(Destroyed, id, func(*Change) {}); err != nil { // for users
+		return err
+	}
 	_, err := t.exec(`UPDATE objects SET kind = ?, pinned = 0, expires_at = 0 WHERE id = ?`, driver.Layer, id)
 	return err
 }

@@ -38,6 +38,7 @@ func (t *Tx) Mark(m Mark) error {
 		toNano(time.Now()))
 	if err == nil {
 		t.marked++
+		w.setOp(m.Op)
 	}
 
 	return err

@@ -34,6 +34,8 @@ type Operation struct {
 	marks   int  // committed and not removed
 	running int  // transactions that have not ended
 	unsure  bool // a transaction failed, and may or may not have been committed
+
+	op string // of its newest mark
 }
 
 // Process describes the process that owns a mark, for users.
@@ -50,6 +52,8 @@ func (c *Catalog) Begin() *Operation { return &Operation{c: c} }
 type markOwner interface {
 	ensureLiveFile() (string, error) // the name of the live file, which is there
 	liveFileName() string            // the same, "" if there is none yet
+	lastOp() string                  // operation of its newest mark
+	setOp(op string)
 }
 
 // markOwnerIn is a markOwner in the pool in dir.

@@ -9,9 +9,9 @@ import (
 )
 
 // Resolve finds the object that a reference names: a volume, a generation (the current one if only the golden is named)
-// or a snapshot. NotFound.
+// or a snapshot. NotFound; Permission within a scope.
 func (t *Tx) Resolve(op string, r ref.Ref) (Row, error) {
-	golden, isGolden, err := t.Golden(r.Name)
+	golden, isGolden, err := t.goldenInScope(op, r.Name)
 	if err != nil {
 		return Row{}, err
 	}
@@ -19,7 +19,7 @@ func (t *Tx) Resolve(op string, r ref.Ref) (Row, error) {
 		return t.resolveGeneration(op, r, golden)
 	}
 
-	vol, ok, err := t.Volume(r.Name)
+	vol, ok, err := t.volumeInScope(op, r.Name)
 	if err != nil {
 		return Row{}, err
 	}
@@ -62,25 +62,70 @@ func (t *Tx) resolveGeneration(op string, r ref.Ref, golden Golden) (Row, error)
 	return row, err
 }
 
-// ResolveVolume finds a volume by name. NotFound; Invalid if it is a golden.
-func (t *Tx) ResolveVolume(op, name string) (Row, error) {
+// goldenInScope is Golden for a name that a user gave. Permission.
+func (t *Tx) goldenInScope(op, name string) (Golden, bool, error) {
+	g, ok, err := t.Golden(name)
+	if err == nil && ok {
+		ok, err = ScopeOf(t.ctx).admitGolden(op, name)
+	}
+	return g, ok, err
+}
+
+// volumeInScope is Volume for a name that a user gave. Permission.
+func (t *Tx) volumeInScope(op, name string) (Row, bool, error) {
 	vol, ok, err := t.Volume(name)
+	if err == nil && ok {
+		ok, err = ScopeOf(t.ctx).admitVolume(op, vol)
+	}
+	if !ok {
+		vol = Row{}
+	}
+	return vol, ok, err
+}
+
+// ResolveVolume finds a volume by name. NotFound; Invalid if it is a golden; Permission within a scope.
+func (t *Tx) ResolveVolume(op, name string) (Row, error) {
+	vol, ok, err := t.volumeInScope(op, name)
 	if err != nil || ok {
 		return vol, err
 	}
 	e := errs.New(errs.NotFound, op, name, "no volume has this name").WithHint("list volumes with %s", errs.Run("ls"))
-	if _, isGolden, err := t.Golden(name); err == nil && isGolden {
+	if _, isGolden, err := t.Golden(name); err == nil && isGolden && ScopeOf(t.ctx).SeesGolden(name) {
 		e = errs.New(errs.Invalid, op, name, "it is a golden, not a volume").
 			WithHint("make a volume from it: %s", errs.Run("clone", name, "VOLUME"))
 	}
 	return vol, e
 }
 
+// ByID finds the volume or snapshot of the user that a reference was to, by its ID: a volume even if it was renamed, or
+// rewound, which gives its ID to a snapshot.
+func (t *Tx) ByID(was ref.Ref, id driver.ObjectID) (Row, bool, error) {
+	row, ok, err := t.Object(id)
+	if err != nil || !ok || row.Kind == driver.Generation || row.Kind == driver.Volume && was.At != "" {
+		return Row{}, false, err
+	}
+
+	vol := row
+	if row.Kind == driver.Snapshot {
+		if vol, ok, err = t.LineageHolder(row.Volume); err != nil || !ok {
+			return Row{}, false, err
+		}
+	}
+	if was.At == "" {
+		row = vol
+	}
+	return row, ScopeOf(t.ctx).Has(vol), nil
+}
+
 // CheckFree refuses a name that is in use. Goldens and volumes share one name space, so that a reference has one
 // meaning. Exists.
 func (t *Tx) CheckFree(op, name string) error {
-	if _, ok, err := t.Volume(name); err != nil {
+	scope := ScopeOf(t.ctx)
+	hidden := errs.New(errs.Exists, op, name, "the name %q is taken", name).WithHint("choose another name")
+	if vol, ok, err := t.Volume(name); err != nil {
 		return err
+	} else if ok && !scope.sees(vol) {
+		return hidden
 	} else if ok {
 		return errs.New(errs.Exists, op, name, "volume %q already exists", name).
 			WithHint("choose another name, or %s", errs.Run("destroy", name))
@@ -88,6 +133,8 @@ func (t *Tx) CheckFree(op, name string) error {
 
 	if _, ok, err := t.Golden(name); err != nil {
 		return err
+	} else if ok && !scope.SeesGolden(name) {
+		return hidden
 	} else if ok {
 		return errs.New(errs.Exists, op, name, "golden %q already exists", name).WithHint("choose another name")
 	}
@@ -114,6 +161,54 @@ func (t *Tx) RefOf(r Row) string {
 	return r.Name
 }
 
+// CurrentOrigins replaces the names in the origins of rows by those that these objects have now. References to objects
+// that no longer exist stay as they were.
+func (t *Tx) CurrentOrigins(rows []Row) error {
+	known := map[driver.ObjectID]ref.Ref{}
+	for i := range rows {
+		r := &rows[i]
+		if r.Origin == "" || r.OriginID == "" {
+			continue
+		}
+
+		now, ok := known[r.OriginID]
+		if !ok {
+			var err error
+			if now, err = t.namesOf(r.OriginID); err != nil {
+				return err
+			}
+			known[r.OriginID] = now
+		}
+
+		was, err := ref.Parse("", r.Origin)
+		if err != nil || now.Name == "" {
+			continue
+		}
+		if was.Name = now.Name; was.At != "" && now.At != "" {
+			was.At = now.At
+		}
+		r.Origin = was.String()
+	}
+	return nil
+}
+
+// namesOf returns the names in the reference of an object: no name if it has none, or does not exist.
+func (t *Tx) namesOf(id driver.ObjectID) (ref.Ref, error) {
+	o, ok, err := t.Object(id)
+	if err != nil || !ok {
+		return ref.Ref{}, err
+	}
+
+	switch o.Kind {
+	case driver.Volume:
+		return ref.Ref{Name: o.Name}, nil
+	case driver.Snapshot:
+		vol, _, err := t.LineageHolder(o.Volume)
+		return ref.Ref{Name: vol.Name, At: o.Name}, err
+	}
+	return ref.Ref{Name: o.Golden}, nil
+}
+
 // ResolvePoint finds a snapshot, generation, or layer that was a generation, by its ID. NotFound; Invalid if it is
 // another object.
 func (t *Tx) ResolvePoint(op string, id driver.ObjectID) (Row, error) {
@@ -130,12 +225,12 @@ func (t *Tx) ResolvePoint(op string, id driver.ObjectID) (Row, error) {
 	return row, nil
 }
 
-// RefOf returns the reference of an object, for messages: its ID if it has no other.
+// RefOf returns the reference of an object, for messages: its ID if it has no other, or if the scope of ctx hides it.
 func (c *Catalog) RefOf(ctx context.Context, id driver.ObjectID) string {
 	name := string(id)
 	_ = c.View(ctx, func(tx *Tx) error {
 		r, ok, err := tx.Object(id)
-		if err == nil && ok {
+		if err == nil && ok && tx.shows(r) {
 			name = tx.RefOf(r)
 		}
 		return err

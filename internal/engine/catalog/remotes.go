@@ -1,6 +1,8 @@
 package catalog
 
 import (
+	"database/sql"
+	"errors"
 	"time"
 
 	"pando/internal/base/errs"
@@ -67,8 +69,10 @@ func (t *Tx) DropRemote(repo string) error {
 	if _, err := t.exec(`DELETE FROM remote_points WHERE repo = ?`, repo); err != nil {
 		return err
 	}
-	_, err := t.exec(`DELETE FROM remote_heads WHERE repo = ?`, repo)
-	return err
+	if _, err := t.exec(`DELETE FROM remote_heads WHERE repo = ?`, repo); err != nil {
+		return err
+	}
+	return t.forget(pushedToKey(repo))
 }
 
 // newest keeps the highest epoch of a row and the new one, and the highest number of a next point that was seen with
@@ -81,6 +85,12 @@ const newest = `
 
 const insertHead = `INSERT INTO remote_heads (repo, name, lineage, epoch, manifest, at, next) VALUES (?,?,?,?,?,?,?)
 	ON CONFLICT (repo, name) DO UPDATE SET `
+
+// MoveRemoteHeads records that the heads of one lineage belong to another from now on.
+func (t *Tx) MoveRemoteHeads(from, to driver.ObjectID) error {
+	_, err := t.exec(`UPDATE remote_heads SET lineage=? WHERE lineage=?`, to, from)
+	return err
+}
 
 // PutRemoteHead remembers a head that was pushed or pulled. What was seen of it never becomes older by this: see
 // DropRemoteHead.
@@ -122,4 +132,15 @@ func (t *Tx) RemoteHeads(repo string) ([]RemoteHead, error) {
 func (t *Tx) DropRemoteHead(repo, name string) error {
 	_, err := t.exec(`DELETE FROM remote_heads WHERE repo = ? AND name = ?`, repo, name)
 	return err
+}
+
+// ManifestOf returns a manifest in a repository that describes the content of an object; "" if none is known.
+func (t *Tx) ManifestOf(repo string, object driver.ObjectID) (string, error) {
+	var manifest string
+	err := t.queryRow(`SELECT manifest FROM remote_points WHERE object = ? AND repo = ? ORDER BY at, manifest LIMIT 1`,
+		object, repo).Scan(&manifest)
+	if errors.Is(err, sql.ErrNoRows) {
+		return "", nil
+	}
+	return manifest, wrap("read catalogue", t.c.path, err)
 }

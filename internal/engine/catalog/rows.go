@@ -38,11 +38,15 @@ type MountRecord struct {
 	Loop       int    // -1: none
 	MountID    uint64 // 0: the mount point is a symbolic link
 	Dev, Ino   uint64 // of the image file behind the loop device
-	MountNS    uint64
-	MadeDir    bool // the mount point was made for it, and goes with it
+	MountNS    uint64 // 0: see Hidden; or a user's overlay
+	MadeDir    bool   // the mount point was made for it, and goes with it
 	BootID     string
 	At         time.Time
 }
+
+// Hidden reports whether only a program in a mount namespace of its own sees the mount: nothing is at Mountpoint, where
+// it would be otherwise. To versions of Pando that did not make such mounts it is one in another mount namespace.
+func (a MountRecord) Hidden() bool { return a.MountID != 0 && a.MountNS == 0 }
 
 // Mark says that an operation works on an object.
 type Mark struct {
@@ -68,18 +72,25 @@ type Tombstone struct {
 }
 
 const objectColumns = `id, kind, name, golden, generation, volume, fs, size, sector, origin, origin_id, created_at,
- expires_at, ephemeral, boot, used_at, logical, exclusive, shared, extents, measured_at, pinned, consistency, lower`
+ expires_at, ephemeral, boot, used_at, logical, exclusive, shared, extents, measured_at, pinned, consistency, lower,
+ labels, owner, build_key, build, userxattr, request`
+
+// objectValues are the placeholders of objectColumns.
+var objectValues = `?` + strings.Repeat(`,?`, strings.Count(objectColumns, `,`))
 
 type scanner interface{ Scan(...any) error }
 
 func scanRow(s scanner) (Row, error) {
 	var r Row
 	var created, expires, used, measured, pinned int64
+	var labels, owner, build, request string
 	err := s.Scan(&r.ID, &r.Kind, &r.Name, &r.Golden, &r.Generation, &r.Volume, &r.FS, &r.SizeBytes, &r.Sector, &r.Origin,
 		&r.OriginID,
 		&created, &expires, &r.Ephemeral, &r.BootID, &used,
 		&r.Usage.LogicalBytes, &r.Usage.ExclusiveBytes, &r.Usage.SharedBytes, &r.Usage.Extents, &measured, &pinned,
-		&r.Consistency, &r.Lower)
+		&r.Consistency, &r.Lower, &labels, &owner, &r.Build.Key, &build, &r.UserXattr, &request)
+	r.Labels, r.Owner, r.Build = driver.StoredLabels(labels), driver.StoredOwner(owner), driver.StoredBuild(build)
+	r.Request = driver.StoredRequest(request)
 	r.CreatedAt, r.ExpiresAt, r.UsedAt, r.MeasuredAt, r.Pinned = fromNano(created), fromNano(expires), fromNano(used),
 		fromNano(measured), fromNano(pinned)
 	return r, err
@@ -101,26 +112,45 @@ func fromNano(n int64) time.Time {
 
 // PutObject adds an object. Exists if its name is taken.
 func (t *Tx) PutObject(r Row) error {
-	_, err := t.exec(`INSERT INTO objects (`+objectColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
+	labels := r.Labels
+	if r.Kind == driver.Generation { // the row of its golden has them
+		labels = driver.Labels{}
+	}
+
+	_, err := t.exec(`INSERT INTO objects (`+objectColumns+`) VALUES (`+objectValues+`)`,
 		r.ID, r.Kind, r.Name, r.Golden, r.Generation, r.Volume, r.FS, r.SizeBytes, r.Sector, r.Origin, r.OriginID,
 		toNano(r.CreatedAt), toNano(r.ExpiresAt), r.Ephemeral, r.BootID, toNano(r.UsedAt),
 		r.Usage.LogicalBytes, r.Usage.ExclusiveBytes, r.Usage.SharedBytes, r.Usage.Extents, toNano(r.MeasuredAt),
-		toNano(r.Pinned), r.Consistency, r.Lower)
+		toNano(r.Pinned), r.Consistency, r.Lower, labels.Text(), r.Owner.String(), r.Build.Key, r.Build.Text(), r.UserXattr,
+		r.Request.String())
 	t.put = append(t.put, r.ID)
+	if ScopeOf(t.ctx) != nil && (r.Kind == driver.Volume || r.Kind == driver.Snapshot) {
+		t.limited = append(t.limited, r)
+	}
+	t.note(Made, r, func(ch *Change) { ch.Origin = r.Origin })
 	return err
 }
 
 // DeleteObject removes an object, its mount record, and what is known of it in remotes. If it was the last overlay that
 // needed a layer, a tombstone replaces that, too. Absent is success.
 func (t *Tx) DeleteObject(id driver.ObjectID) error {
-	var lower driver.ObjectID
-	err := t.queryRow(`DELETE FROM objects WHERE id = ? RETURNING lower`, id).Scan(&lower)
-	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+	var was Row
+	err := t.queryRow(`DELETE FROM objects WHERE id = ? RETURNING id, kind, volume, lower, name, golden, generation`, id).
+		Scan(&was.ID, &was.Kind, &was.Volume, &was.Lower, &was.Name, &was.Golden, &was.Generation)
+	switch {
+	case err == nil:
+		t.noteDestroyed(was)
+	case !errors.Is(err, sql.ErrNoRows):
 		return wrap("write catalogue", t.c.path, err)
 	}
 
-	if lower != "" {
-		if err := t.dropUnusedLayer(lower); err != nil {
+	if was.Lower != "" {
+		if err := t.dropUnusedLayer(was.Lower); err != nil {
+			return err
+		}
+	}
+	if was.Kind == driver.Volume {
+		if err := t.forget(namesKey(was.Lineage()), pushedKey(was.Lineage())); err != nil {
 			return err
 		}
 	}
@@ -128,10 +158,16 @@ func (t *Tx) DeleteObject(id driver.ObjectID) error {
 	if _, err := t.exec(`DELETE FROM remote_points WHERE object = ?`, id); err != nil {
 		return err
 	}
-	if _, err := t.exec(`DELETE FROM meta WHERE key = ?`, lowerKey(id)); err != nil {
+	if was.Kind == driver.Generation {
+		if err := t.SetSealed(id); err != nil {
+			return err
+		}
+	}
+	if err := t.forget(lowerKey(id)); err != nil {
 		return err
 	}
-	return t.ForgetMount(id)
+	_, err = t.deleteMount(id)
+	return err
 }
 
 // SetUsage records a measurement.
@@ -143,14 +179,26 @@ func (t *Tx) SetUsage(id driver.ObjectID, u driver.Usage, at time.Time) error {
 
 // SetPinned records until when an object must not be destroyed.
 func (t *Tx) SetPinned(id driver.ObjectID, until time.Time) error {
-	_, err := t.exec(`UPDATE objects SET pinned=? WHERE id=?`, toNano(until), id)
-	return err
+	if _, err := t.exec(`UPDATE objects SET pinned=? WHERE id=?`, toNano(until), id); err != nil {
+		return err
+	}
+	return t.noteID(Pinned, id, func(ch *Change) { ch.Until = until })
+}
+
+// SetLabels records the labels of a volume or snapshot. PutGolden records those of a golden.
+func (t *Tx) SetLabels(id driver.ObjectID, labels driver.Labels) error {
+	if _, err := t.exec(`UPDATE objects SET labels=? WHERE id=?`, labels.Text(), id); err != nil {
+		return err
+	}
+	return t.noteID(Updated, id, func(*Change) {})
 }
 
 // SetExpires records when an object expires.
 func (t *Tx) SetExpires(id driver.ObjectID, at time.Time) error {
-	_, err := t.exec(`UPDATE objects SET expires_at=? WHERE id=?`, toNano(at), id)
-	return err
+	if _, err := t.exec(`UPDATE objects SET expires_at=? WHERE id=?`, toNano(at), id); err != nil {
+		return err
+	}
+	return t.noteID(Expires, id, func(ch *Change) { ch.Until = at })
 }
 
 // SetBase records the generation that an object descends from.
@@ -162,15 +210,21 @@ func (t *Tx) SetBase(id driver.ObjectID, golden string, generation int) error {
 // ReplaceVolume gives the name of the volume old to next, which continues its lineage, and makes old the snapshot that
 // asSnapshot describes.
 func (t *Tx) ReplaceVolume(old driver.ObjectID, asSnapshot, next Row) error {
-	if _, err := t.exec(`UPDATE objects SET kind='snapshot', name=?, volume=?, consistency=?, pinned=0, expires_at=0
+	if _, err := t.exec(`UPDATE objects SET kind='snapshot', name=?, volume=?, consistency=?, pinned=0, expires_at=0,
+		labels='', owner='', request=''
 		WHERE id=?`,
 		asSnapshot.Name, asSnapshot.Volume, asSnapshot.Consistency, old); err != nil {
 		return err
 	}
-	if err := t.ForgetMount(old); err != nil {
+	if _, err := t.deleteMount(old); err != nil {
 		return err
 	}
-	return t.PutObject(next)
+	if err := t.PutObject(next); err != nil {
+		return err
+	}
+	asSnapshot.ID = old
+	t.note(Made, asSnapshot, nil)
+	return nil
 }
 
 // LineageHolder finds the volume whose snapshots name lineage as their volume.
@@ -214,6 +268,55 @@ func (t *Tx) Generation(golden string, n int) (Row, bool, error) {
 // Snapshot looks a snapshot up by name, given the lineage of its volume.
 func (t *Tx) Snapshot(volume driver.ObjectID, name string) (Row, bool, error) {
 	return t.findRow(`kind = 'snapshot' AND volume = ? AND name = ?`, volume, name)
+}
+
+// VolumeFilter selects volumes. The zero value selects all.
+type VolumeFilter struct {
+	Golden     string // that they descend from
+	Generation int    // with Golden: this one; 0: any
+	Name       string // a glob of *, ? and what stands for itself
+	Recorded   bool   // only those with a mount record
+}
+
+// VolumesAfter returns at most n of the volumes that the scope admits and a filter selects, with names after name, in
+// their order.
+func (t *Tx) VolumesAfter(name string, n int, f VolumeFilter) ([]Row, error) {
+	where, args := t.volumesInScope()
+	add := func(condition string, values ...any) { where, args = where+` AND `+condition, append(args, values...) }
+	if f.Golden != "" {
+		add(`golden = ?`, f.Golden)
+	}
+	if f.Generation != 0 {
+		add(`generation = ?`, f.Generation)
+	}
+	if f.Name != "" {
+		add(`name GLOB ?`, f.Name)
+	}
+	if f.Recorded {
+		add(`id IN (SELECT id FROM attachments)`)
+	}
+
+	var out []Row
+	err := t.eachRow(`SELECT `+objectColumns+` FROM objects WHERE `+where+` AND name > ? ORDER BY name LIMIT ?`,
+		append(args, name, n), func(s scanner) error {
+			r, err := scanRow(s)
+			out = append(out, r)
+			return wrap("read catalogue", t.c.path, err)
+		})
+	return out, err
+}
+
+// MadeBy lists the objects that a request with a key made, in the order of their names and numbers.
+func (t *Tx) MadeBy(key string) ([]Row, error) {
+	var out []Row
+	first, after := key+" ", key+"!" // the character after a space
+	err := t.eachRow(`SELECT `+objectColumns+` FROM objects WHERE request >= ? AND request < ? AND request <> ''
+		ORDER BY name, generation`, []any{first, after}, func(s scanner) error {
+		r, err := scanRow(s)
+		out = append(out, r)
+		return wrap("read catalogue", t.c.path, err)
+	})
+	return out, err
 }
 
 // Rows calls fn for every object of a kind, in order of name and number; with
@@ -328,7 +431,9 @@ func parseRow(text string) (Row, error) {
 	r.Usage = driver.Usage{LogicalBytes: number(), ExclusiveBytes: number(), SharedBytes: number(), Extents: number()}
 	r.MeasuredAt = moment()
 	r.Pinned, r.Consistency = moment(), driver.Consistency(next())
-	r.Lower = driver.ObjectID(next())
+	r.Lower, r.Labels, r.Owner = driver.ObjectID(next()), driver.StoredLabels(next()), driver.StoredOwner(next())
+	r.Build.Key, r.Build = next(), driver.StoredBuild(next())
+	r.UserXattr, r.Request = number() != 0, driver.StoredRequest(next())
 	if bad == nil && more {
 		bad = errors.New("a row with too many columns")
 	}
@@ -346,6 +451,30 @@ func (t *Tx) Expired(now time.Time, limit int) ([]Row, error) {
 			out = append(out, r)
 			return wrap("read catalogue", t.c.path, err)
 		})
+	return out, err
+}
+
+// Expiring is a volume that expires at a time.
+type Expiring struct {
+	ID driver.ObjectID
+	At time.Time
+}
+
+// expiringQuery reads no more rows than it returns: the + keeps SQLite from reading all volumes instead.
+const expiringQuery = `SELECT id, expires_at FROM objects WHERE expires_at > 0 AND pinned <= ?1 AND +kind = 'volume'
+	ORDER BY expires_at LIMIT ?2`
+
+// Expiring lists at most limit volumes that have expired or will, the earliest first, without those that are pinned.
+func (t *Tx) Expiring(now time.Time, limit int) ([]Expiring, error) {
+	var out []Expiring
+	err := t.eachRow(expiringQuery, []any{toNano(now), limit}, func(s scanner) error {
+		var v Expiring
+		var at int64
+		err := s.Scan(&v.ID, &at)
+		v.At = fromNano(at)
+		out = append(out, v)
+		return wrap("read catalogue", t.c.path, err)
+	})
 	return out, err
 }
 
@@ -390,52 +519,66 @@ func (t *Tx) eachRow(q string, args []any, fn func(scanner) error) error {
 	return wrap("read catalogue", t.c.path, rows.Err())
 }
 
+const goldenColumns = `name, current, next, created_at, keep, overlay, source, labels`
+
+func scanGolden(s scanner) (Golden, error) {
+	var g Golden
+	var created int64
+	var labels string
+	err := s.Scan(&g.Name, &g.Current, &g.Next, &created, &g.Keep, &g.Overlay, &g.Source, &labels)
+	g.CreatedAt, g.Labels = fromNano(created), driver.StoredLabels(labels)
+	return g, err
+}
+
 // Golden looks a golden up.
 func (t *Tx) Golden(name string) (Golden, bool, error) {
-	g := Golden{Name: name}
-	var created int64
-	err := t.queryRow(`SELECT current, next, created_at, keep, overlay, source FROM goldens WHERE name = ?`, name).
-		Scan(&g.Current, &g.Next, &created, &g.Keep, &g.Overlay, &g.Source)
+	g, err := scanGolden(t.queryRow(`SELECT `+goldenColumns+` FROM goldens WHERE name = ?`, name))
 	if errors.Is(err, sql.ErrNoRows) {
 		return Golden{}, false, nil
 	}
-	g.CreatedAt = fromNano(created)
 	return g, err == nil, wrap("read catalogue", t.c.path, err)
 }
 
 // Goldens lists all goldens in order of name.
 func (t *Tx) Goldens() ([]Golden, error) {
 	var out []Golden
-	err := t.eachRow(`SELECT name, current, next, created_at, keep, overlay, source FROM goldens ORDER BY name`, nil,
-		func(s scanner) error {
-			var g Golden
-			var created int64
-			err := s.Scan(&g.Name, &g.Current, &g.Next, &created, &g.Keep, &g.Overlay, &g.Source)
-			g.CreatedAt = fromNano(created)
-			out = append(out, g)
-			return wrap("read catalogue", t.c.path, err)
-		})
+	err := t.eachRow(`SELECT `+goldenColumns+` FROM goldens ORDER BY name`, nil, func(s scanner) error {
+		g, err := scanGolden(s)
+		out = append(out, g)
+		return wrap("read catalogue", t.c.path, err)
+	})
 	return out, err
 }
 
 // PutGolden adds a golden or replaces its row.
 func (t *Tx) PutGolden(g Golden) error {
-	_, err := t.exec(`INSERT INTO goldens (name, current, next, created_at, keep, overlay, source) VALUES (?,?,?,?,?,?,?)
+	_, err := t.exec(`INSERT INTO goldens (`+goldenColumns+`) VALUES (?,?,?,?,?,?,?,?)
 		ON CONFLICT (name) DO UPDATE SET current=excluded.current, next=excluded.next, keep=excluded.keep,
-		overlay=excluded.overlay, source=excluded.source`,
-		g.Name, g.Current, g.Next, toNano(g.CreatedAt), g.Keep, g.Overlay, g.Source)
+		overlay=excluded.overlay, source=excluded.source, labels=excluded.labels`,
+		g.Name, g.Current, g.Next, toNano(g.CreatedAt), g.Keep, g.Overlay, g.Source, g.Labels.Text())
+	t.noteGolden(g.Name)
 	return err
 }
 
 // DeleteEmptyGolden removes the row of a golden that has no generation left.
 func (t *Tx) DeleteEmptyGolden(name string) error {
-	_, err := t.exec(`DELETE FROM goldens WHERE name = ?1 AND NOT EXISTS
+	n, err := t.exec(`DELETE FROM goldens WHERE name = ?1 AND NOT EXISTS
 		(SELECT 1 FROM objects WHERE kind = 'generation' AND golden = ?1)`, name)
-	return err
+	if err != nil || n == 0 {
+		return err
+	}
+	return t.forget(goldenNamesKey(name), goldenPushedKey(name))
 }
 
 // RecordMount records where an object is mounted.
 func (t *Tx) RecordMount(a MountRecord) error {
+	if err := t.putMount(a); err != nil {
+		return err
+	}
+	return t.noteID(Mounted, a.ID, func(ch *Change) { ch.Mountpoint = a.Mountpoint })
+}
+
+func (t *Tx) putMount(a MountRecord) error {
 	_, err := t.exec(`INSERT OR REPLACE INTO attachments (`+mountRecordColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?)`,
 		a.ID, a.Mountpoint, a.Loop, int64(a.MountID), int64(a.Dev), int64(a.Ino), int64(a.MountNS), a.MadeDir, a.BootID,
 		toNano(a.At))
@@ -444,13 +587,22 @@ func (t *Tx) RecordMount(a MountRecord) error {
 
 // RecordRemount records that an object with a mount record is mounted in another way now. A power loss may undo that.
 func (c *Catalog) RecordRemount(ctx context.Context, a MountRecord) error {
-	return c.Update(ctx, Soft, func(tx *Tx) error { return tx.RecordMount(a) })
+	return c.Update(ctx, Soft, func(tx *Tx) error { return tx.putMount(a) })
 }
 
 // ForgetMount removes a mount record. Absent is success.
 func (t *Tx) ForgetMount(id driver.ObjectID) error {
-	_, err := t.exec(`DELETE FROM attachments WHERE id = ?`, id)
-	return err
+	n, err := t.deleteMount(id)
+	if err != nil || n == 0 {
+		return err
+	}
+	return t.noteID(Unmounted, id, func(*Change) {})
+}
+
+// deleteMount is ForgetMount for an object that is destroyed or replaced: that says more. It returns how many mount
+// records there were.
+func (t *Tx) deleteMount(id driver.ObjectID) (int64, error) {
+	return t.exec(`DELETE FROM attachments WHERE id = ?`, id)
 }
 
 const mountRecordColumns = `id, mountpoint, loop, mount_id, dev, ino, mount_ns, made_dir, boot, at`
@@ -604,10 +756,11 @@ func (t *Tx) CountDescendants(golden string, generation int) (int, error) {
 	return n, wrap("read catalogue", t.c.path, err)
 }
 
-// ClonesByOrigin counts the volumes of each origin.
+// ClonesByOrigin counts the volumes of each origin that the scope admits.
 func (t *Tx) ClonesByOrigin() (map[driver.ObjectID]int, error) {
+	where, args := t.volumesInScope()
 	out := map[driver.ObjectID]int{}
-	err := t.eachRow(`SELECT origin_id, count(*) FROM objects WHERE kind = 'volume' GROUP BY origin_id`, nil,
+	err := t.eachRow(`SELECT origin_id, count(*) FROM objects WHERE `+where+` GROUP BY origin_id`, args,
 		func(s scanner) error {
 			var id driver.ObjectID
 			var n int

@@ -181,11 +181,11 @@ func (c *Catalog) checkSeen(seen, commits int64) {
 	c.lost, c.known = max(seen-commits, 0), seen > 0
 }
 
-// countCommit counts a durable commit, in its transaction.
-func (t *Tx) countCommit() (n int64, err error) {
-	err = t.queryRow(`INSERT INTO meta VALUES ('commits', '1') ON CONFLICT (key)
-		DO UPDATE SET value = CAST(value AS INTEGER) + 1
-		RETURNING CAST(value AS INTEGER)`).Scan(&n)
+// countCommits counts durable commits, in the transaction that they share, and returns how many there have been.
+func (t *Tx) countCommits(more int64) (n int64, err error) {
+	err = t.queryRow(`INSERT INTO meta VALUES ('commits', ?1) ON CONFLICT (key)
+		DO UPDATE SET value = CAST(value AS INTEGER) + ?1
+		RETURNING CAST(value AS INTEGER)`, more).Scan(&n)
 	return n, wrap("write catalogue", t.c.path, err)
 }
 

@@ -26,7 +26,7 @@ type statement struct {
 // statementFor returns a query as a statement of the transaction, or nil if it is not prepared. With hold, no other
 // query gets the statement until release.
 func (t *Tx) statementFor(query string, hold bool) (stmt *sql.Stmt, release func()) {
-	s := &t.c.stmts
+	s := t.stmts
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
@@ -94,14 +94,13 @@ func (t *Tx) prepareForTx(query string) *statement {
 
 // prepareDue prepares the queries that have become due. The connection must be free. A query that cannot be prepared is
 // still run unprepared.
-func (c *Catalog) prepareDue(ctx context.Context) {
-	s := &c.stmts
+func (s *statements) prepareDue(ctx context.Context, db *database) {
 	s.mu.Lock()
 	due := s.due
 	s.due = nil
 	s.mu.Unlock()
 	for _, query := range due {
-		stmt, err := c.db.PrepareContext(ctx, query)
+		stmt, err := db.PrepareContext(ctx, query)
 		if err != nil {
 			continue
 		}

@@ -11,7 +11,7 @@ import (
 	"pando/internal/driver"
 )
 
-func openCatalog(t *testing.T) *Catalog {
+func openCatalog(t testing.TB) *Catalog {
 	t.Helper()
 	dir := t.TempDir()
 	if err := Create(t.Context(), dir, "pool"); err != nil {
@@ -204,13 +204,19 @@ func TestRowsAreAsLookedUp(t *testing.T) {
 }
 
 func TestParseRow(t *testing.T) {
+	const labels, owner = "\x1f{\"team\":\"web\"}", "\x1f1000:100"
+	const build, user = "\x1fk\x1f{\"key\":\"k\",\"base\":\"b\"}", "\x1f1"
+	const request = "\x1fkey sum"
 	good := "id\x1fvolume\x1fname\x1f\x1f0\x1f\x1fext4\x1f1\x1f2\x1fo\x1foid" +
-		"\x1f0\x1f0\x1f1\x1fb\x1f0\x1f1\x1f2\x1f3\x1f4\x1f0\x1f7\x1fcrash\x1flow"
+		"\x1f0\x1f0\x1f1\x1fb\x1f0\x1f1\x1f2\x1f3\x1f4\x1f0\x1f7\x1fcrash\x1flow" + labels + owner + build + user + request
 	if r, err := parseRow(good); err != nil || r.Name != "name" || !r.Ephemeral || r.Usage.Extents != 4 || r.Sector != 2 ||
-		r.Pinned.UnixNano() != 7 || r.Consistency != driver.Crash || r.Lower != "low" {
+		r.Pinned.UnixNano() != 7 || r.Consistency != driver.Crash || r.Lower != "low" ||
+		r.Labels.Text() != labels[1:] || r.Owner.String() != owner[1:] ||
+		r.Build != (driver.Build{Key: "k", Base: "b"}) || !r.UserXattr ||
+		r.Request != (driver.Request{Key: "key", Sum: "sum"}) {
 		t.Errorf("got %+v, %v", r, err)
 	}
-	for _, bad := range []string{"", "id", good + "\x1f0", strings.TrimSuffix(good, "\x1flow"),
+	for _, bad := range []string{"", "id", good + "\x1f0", strings.TrimSuffix(good, request),
 		strings.Replace(good, "ext4\x1f1", "ext4\x1fx", 1)} {
 		if r, err := parseRow(bad); err == nil {
 			t.Errorf("parseRow(%q) = %+v", bad, r)

@@ -48,6 +48,33 @@ var upgrades = []func(*Tx) error{func(t *Tx) error {
 	return t.addColumn("goldens", "overlay TEXT NOT NULL DEFAULT ''")
 }, func(t *Tx) error {
 	return t.addColumn("goldens", "source TEXT NOT NULL DEFAULT ''")
+}, func(t *Tx) error {
+	if err := t.addColumn("goldens", "labels TEXT NOT NULL DEFAULT ''"); err != nil {
+		return err
+	}
+	return t.addColumn("objects", "labels TEXT NOT NULL DEFAULT ''")
+}, func(t *Tx) error {
+	for _, column := range []string{"owner", "build_key", "build", "request"} {
+		if err := t.addColumn("objects", column+" TEXT NOT NULL DEFAULT ''"); err != nil {
+			return err
+		}
+	}
+	if err := t.addColumn("objects", "userxattr INTEGER NOT NULL DEFAULT 0"); err != nil {
+		return err
+	}
+	if _, err := t.exec(`CREATE INDEX IF NOT EXISTS build_result ON objects(golden, build_key, generation)
+		WHERE build_key <> ''`); err != nil {
+		return err
+	}
+	if _, err := t.exec(`CREATE INDEX IF NOT EXISTS request ON objects(request) WHERE request <> ''`); err != nil {
+		return err
+	}
+	if _, err := t.exec(`CREATE INDEX IF NOT EXISTS volume_owner ON objects(` + uidOf + `, name)
+		WHERE kind = 'volume' AND owner <> ''`); err != nil {
+		return err
+	}
+	_, err := t.exec(`CREATE TABLE IF NOT EXISTS unsealed (id TEXT PRIMARY KEY) WITHOUT ROWID`)
+	return err
 }}
 
 // addColumn adds a column, given as its definition, unless it is there.

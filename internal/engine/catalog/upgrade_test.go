@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -66,6 +67,24 @@ func fifthCatalog(t *testing.T) string {
 func sixthCatalog(t *testing.T) string {
 	t.Helper()
 	return catalogOf(t, 6, "INSERT INTO goldens VALUES ('g', 4, 5, 7, 6, 'never')")
+}
+
+// seventhCatalog is a catalogue from before there were labels, with a golden and a volume.
+func seventhCatalog(t *testing.T) string {
+	t.Helper()
+	return catalogOf(t, 7, "INSERT INTO goldens VALUES ('g', 4, 5, 7, 6, 'never', '{}')", "INSERT INTO objects VALUES "+
+		"('i', 'volume', 'v', 'g', 1, '', 'ext4', 5, 512, 'g@1', 'o', 6, 0, 0, 'b', 7, 1, 2, 3, 4, 8, 0, '', 'l')")
+}
+
+// eighthCatalog is a catalogue from before volumes and overlays belonged to users and commands built generations, with
+// a generation and an overlay.
+func eighthCatalog(t *testing.T) string {
+	t.Helper()
+	return catalogOf(t, 8, "INSERT INTO goldens VALUES ('g', 4, 5, 7, 6, 'never', '{}', '')",
+		"INSERT INTO objects VALUES ('i', 'generation', '', 'g', 4, '', 'ext4', 5, 512, 'v', 'o', 6, 0, 0, 'b', 7, 1, 2, 3, "+
+			"4, 8, 0, '', '', '')",
+		"INSERT INTO objects VALUES ('vol', 'volume', 'v', 'g', 1, '', 'ext4', 5, 512, 'g@1', 'o', 6, 0, 0, 'b', 7, 1, 2, "+
+			"3, 4, 8, 0, '', 'l', '{}')")
 }
 
 // catalogOf makes a catalogue of a version, whose schema is frozen in testdata.
@@ -167,7 +186,8 @@ func TestUpgradedIsAsNew(t *testing.T) {
 	if len(b) < 50 {
 		t.Errorf("only %d columns and indices seen", len(b))
 	}
-	for version, old := range []string{oldCatalog(t), secondCatalog(t), thirdCatalog(t)} {
+	for version, old := range []string{oldCatalog(t), secondCatalog(t), thirdCatalog(t), fourthCatalog(t),
+		fifthCatalog(t), sixthCatalog(t), seventhCatalog(t), eighthCatalog(t)} {
 		a := columns(old)
 		for k := range a {
 			if !b[k] {
@@ -245,6 +265,24 @@ func TestThirdCatalogueIsBroughtUpToDate(t *testing.T) {
 	}
 	if len(heads) != 1 || heads[0].Epoch != 6 || heads[0].NextSeq != 0 || heads[0].Manifest != "m" {
 		t.Errorf("%+v", heads)
+	}
+}
+
+// TestEighthCatalogueIsBroughtUpToDate: its overlays stay those of root.
+func TestEighthCatalogueIsBroughtUpToDate(t *testing.T) {
+	c, err := Open(t.Context(), eighthCatalog(t), "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.View(t.Context(), func(tx *Tx) error {
+		v, ok, err := tx.Volume("v")
+		if err != nil || !ok || v.Lower != "l" || v.UserXattr {
+			t.Errorf("%+v, %v, %v", v, ok, err)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -346,6 +384,138 @@ func TestCatalogueWithoutSources(t *testing.T) {
 	}
 }
 
+// TestCatalogueWithoutLabels: what a catalogue from before there were labels holds has none, stays as it was, and can
+// get labels.
+func TestCatalogueWithoutLabels(t *testing.T) {
+	ctx := t.Context()
+	c, err := Open(ctx, seventhCatalog(t), "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+
+	labels, err := driver.NewLabels("test", map[string]string{"team": "search", "note": "a \"b\" é"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	properties := driver.GoldenProperties{Keep: 6, Overlay: driver.OverlayNever, Source: "{}"}
+	if err := c.Update(ctx, Durable, func(tx *Tx) error {
+		g, ok, err := tx.Golden("g")
+		if err != nil || !ok || g.GoldenProperties != properties {
+			t.Errorf("%+v, %v, %v", g, ok, err)
+		}
+		v, ok, err := tx.Volume("v")
+		if err != nil || !ok || v.Labels != (driver.Labels{}) || v.Lower != "l" || v.Usage.Extents != 4 {
+			t.Errorf("%+v, %v, %v", v, ok, err)
+		}
+		g.Labels = labels
+		return errors.Join(tx.PutGolden(g), tx.SetLabels("i", labels))
+	}); err != nil {
+		t.Fatal(err)
+	}
+
+	properties.Labels = labels
+	if err := c.View(ctx, func(tx *Tx) error {
+		all, err := tx.Goldens()
+		if err != nil || len(all) != 1 || all[0].GoldenProperties != properties {
+			t.Errorf("%+v, %v", all, err)
+		}
+		return errors.Join(err, tx.Rows(driver.Volume, func(r Row) error {
+			if one, ok, err := tx.Object(r.ID); err != nil || !ok || r.Labels != labels || one != r {
+				t.Errorf("%+v, %+v, %v", r, one, err)
+			}
+			return nil
+		}))
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCatalogueWithoutBuilds: the generations of a catalogue from before commands built them are no results, and
+// results can be added and found.
+func TestCatalogueWithoutBuilds(t *testing.T) {
+	ctx := t.Context()
+	c, err := Open(ctx, eighthCatalog(t), "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+
+	build := driver.Build{Key: "k \"1\"", Base: "i", Parent: "p", Command: "c"}
+	result := func(n int) Row {
+		return Row{Identity: driver.Identity{ID: driver.NewID(), Kind: driver.Generation, Golden: "g", Generation: n,
+			FS: driver.Ext4, Build: build}}
+	}
+	if err := c.Update(ctx, Durable, func(tx *Tx) error {
+		old, ok, err := tx.Generation("g", 4)
+		if err != nil || !ok || !old.Build.IsZero() || old.Usage.Extents != 4 {
+			t.Errorf("%+v, %v, %v", old, ok, err)
+		}
+		if _, ok, err := tx.BuildResult("g", ""); ok || err != nil {
+			t.Errorf("a generation that was not built is a result: %v", err)
+		}
+		return errors.Join(tx.PutObject(result(5)), tx.PutObject(result(6)), tx.SetUnsealed("i"))
+	}); err != nil {
+		t.Fatal(err)
+	}
+
+	if err := c.Update(ctx, Durable, func(tx *Tx) error {
+		found, ok, err := tx.BuildResult("g", build.Key)
+		if err != nil || !ok || found.Generation != 6 || found.Build != build {
+			t.Errorf("%+v, %v, %v", found, ok, err)
+		}
+		if ids, err := tx.Unsealed(0); err != nil || len(ids) != 1 || ids[0] != "i" {
+			t.Errorf("%v, %v", ids, err)
+		}
+		if err := tx.DeleteObject("i"); err != nil {
+			return err
+		}
+		if ids, err := tx.Unsealed(0); err != nil || len(ids) != 0 {
+			t.Errorf("a destroyed generation is to be sealed: %v, %v", ids, err)
+		}
+		return tx.Rows(driver.Generation, func(r Row) error {
+			if r.Build != build {
+				t.Errorf("%+v", r)
+			}
+			return nil
+		})
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestBuildsAreFoundByIndex: finding a result does not take longer the more of them there are.
+func TestBuildsAreFoundByIndex(t *testing.T) {
+	c := openCatalog(t)
+	plan := func(tx *Tx, where string, args ...any) (text string) {
+		if err := tx.eachRow(`EXPLAIN QUERY PLAN SELECT `+objectColumns+` FROM objects WHERE `+where, args,
+			func(s scanner) error {
+				var id, parent, unused int
+				var detail string
+				err := s.Scan(&id, &parent, &unused, &detail)
+				text += detail + "\n"
+				return err
+			}); err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	if err := c.View(t.Context(), func(tx *Tx) error {
+		result := plan(tx, `build_key <> '' AND golden = ? AND build_key = ? AND kind = 'generation'
+			ORDER BY generation DESC LIMIT 1`, "g", "k")
+		if !strings.Contains(result, "USING INDEX build_result (golden=? AND build_key=?)") {
+			t.Errorf("a result is found by %s", result)
+		}
+		last := plan(tx, `kind = 'generation' AND golden = ? AND +build_key <> '' ORDER BY generation DESC LIMIT 1`, "g")
+		if !strings.Contains(last, "USING INDEX generation_number (golden=?)") || strings.Contains(last, "TEMP B-TREE") {
+			t.Errorf("the last result is found by %s", last)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestLayers: a generation that overlays need becomes a layer, and goes with the last of them.
 func TestLayers(t *testing.T) {
 	dir := t.TempDir()
@@ -403,6 +573,73 @@ func TestLayers(t *testing.T) {
 		}
 		if kind, dead := state(tx); kind != "" || !dead {
 			t.Errorf("without overlays it is a %q, tombstone %v", kind, dead)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCatalogueWithoutOwners: its volumes belong to root, and new ones may belong to users.
+func TestCatalogueWithoutOwners(t *testing.T) {
+	ctx := t.Context()
+	c, err := Open(ctx, eighthCatalog(t), "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+
+	owner := driver.Owner{UID: 1<<32 - 2, GID: 0}
+	if err := c.Update(ctx, Durable, func(tx *Tx) error {
+		v, ok, err := tx.Volume("v")
+		if err != nil || !ok || !v.Owner.IsZero() || v.Lower != "l" {
+			t.Errorf("%+v, %v, %v", v, ok, err)
+		}
+		v.ID, v.Name, v.Owner = driver.NewID(), "w", owner
+		return tx.PutObject(v)
+	}); err != nil {
+		t.Fatal(err)
+	}
+
+	if err := c.View(ctx, func(tx *Tx) error {
+		if w, ok, err := tx.Volume("w"); err != nil || !ok || w.Owner != owner {
+			t.Errorf("%+v, %v, %v", w, ok, err)
+		}
+		return tx.Rows(driver.Volume, func(r Row) error { // it parses rows in another way
+			if (r.Owner == owner) != (r.Name == "w") {
+				t.Errorf("%s belongs to %v", r.Name, r.Owner)
+			}
+			return nil
+		})
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCatalogueWithoutRequests: nothing of an older catalogue was made by a request with a key, and new objects can be.
+func TestCatalogueWithoutRequests(t *testing.T) {
+	ctx := t.Context()
+	c, err := Open(ctx, eighthCatalog(t), "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+
+	if err := c.Update(ctx, Durable, func(tx *Tx) error {
+		v, ok, err := tx.Volume("v")
+		if err != nil || !ok || !v.Request.IsZero() || v.Usage.Extents != 4 {
+			t.Errorf("%+v, %v, %v", v, ok, err)
+		}
+		if rows, err := tx.MadeBy(""); err != nil || len(rows) != 0 {
+			t.Errorf("%+v, %v", rows, err)
+		}
+		v.ID, v.Name, v.Request = "i2", "v2", driver.Request{Key: "k", Sum: "s"}
+		if err := tx.PutObject(v); err != nil {
+			return err
+		}
+		rows, err := tx.MadeBy("k")
+		if err != nil || len(rows) != 1 || rows[0].Name != "v2" || rows[0].Request.Sum != "s" {
+			t.Errorf("%+v, %v", rows, err)
 		}
 		return nil
 	}); err != nil {

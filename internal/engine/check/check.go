@@ -349,6 +349,7 @@ func (c *fsck) compareTwice(ctx context.Context) ([]Finding, error) {
 // poolFiles are the files of a pool. Not all need to exist.
 var poolFiles = []string{
 	"pool.json", "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.seen", "backing.xfs", "lock", "reserve",
+	"history.log", "history.log.1",
 }
 
 // checkDirs checks the directories and files of the pool itself.

@@ -31,6 +31,7 @@ type poolView struct {
 	marks        []catalog.Mark
 	dead         []catalog.Mark           // of dead processes
 	busy         map[driver.ObjectID]bool // marked, even by a dead process, unless only by a run
+	running      map[driver.ObjectID]bool // a run that goes on has marked them
 }
 
 // readView reads the pool, then the catalogue: an object made in between has its mark or row when the catalogue is
@@ -40,6 +41,7 @@ func (c *fsck) readView(ctx context.Context) (*poolView, error) {
 		objects: map[driver.ObjectID]driver.Object{}, rows: map[driver.ObjectID]catalog.Row{},
 		wants: map[driver.ObjectID]driver.Identity{},
 		refs:  map[driver.ObjectID]string{}, goldens: map[string]catalog.Golden{}, busy: map[driver.ObjectID]bool{},
+		running: map[driver.ObjectID]bool{},
 	}
 
 	for o, err := range c.Driver.List(ctx) {
@@ -135,6 +137,8 @@ func (c *fsck) findBusy(v *poolView) error {
 		}
 		if !alive || m.Op != ledger.OpRun {
 			v.busy[m.ID] = true
+		} else {
+			v.running[m.ID] = true
 		}
 	}
 
@@ -395,15 +399,21 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 	add("origin_id", got.OriginID == want.OriginID, got.OriginID, want.OriginID)
 	add("at", got.CreatedAt.Equal(want.CreatedAt), got.CreatedAt, want.CreatedAt)
 	add("expires", got.ExpiresAt.Equal(want.ExpiresAt), got.ExpiresAt, want.ExpiresAt)
+	add("owner", got.Owner == want.Owner, got.Owner, want.Owner)
 	add("eph", got.Ephemeral == want.Ephemeral, got.Ephemeral, want.Ephemeral)
 	add("boot", got.BootID == want.BootID, got.BootID, want.BootID)
 	add("cons", got.Consistency == want.Consistency, got.Consistency, want.Consistency)
+	add("build", got.Build == want.Build, got.Build.Text(), want.Build.Text())
 	add("pinned", got.Pinned.Equal(want.Pinned), got.Pinned, want.Pinned)
 	if g := v.goldens[want.Golden]; want.Kind == driver.Generation && g.Current == want.Generation {
 		// Older ones keep the values of when they were current.
 		add("keep", got.Keep == want.Keep, got.Keep, want.Keep)
 		add("overlay", got.Overlay == want.Overlay, got.Overlay, want.Overlay)
 		add("source", got.Source == want.Source, got.Source, want.Source)
+		add("labels", got.Labels == want.Labels, got.Labels, want.Labels)
+	}
+	if want.Kind == driver.Volume || want.Kind == driver.Snapshot {
+		add("labels", got.Labels == want.Labels, got.Labels, want.Labels)
 	}
 
 	since := got.Since.IsZero() || got.Since.Equal(want.Since) || got.Since.Equal(want.CreatedAt)
@@ -562,6 +572,7 @@ func (c *fsck) compareMountRecords(ctx context.Context, v *poolView) ([]Finding,
 		f.fix = func(ctx context.Context) (string, error) { return c.fixMountRecord(ctx, id, row.Name) }
 		switch {
 		case v.busy[id]:
+		case a.Hidden() && v.running[id]: // the mount of a sandbox, which is being made, used, or ended
 		case !known:
 			f.describe(sevWarning, "attachment-orphan",
 				errs.Messagef("an object that is not in the catalogue is recorded as mounted at %s", a.Mountpoint),

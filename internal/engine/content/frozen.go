@@ -1,9 +1,12 @@
 package content
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"pando/internal/base/errs"
@@ -50,48 +53,61 @@ func (acc *Access) lockFreeze(ctx context.Context, row catalog.Row) (unlock func
 		op: "freeze", ref: row.Name, file: "freezes", id: row.ID, what: "the right to freeze " + row.Name, limit: freezeWait})
 }
 
-// copyFrozen calls copy with a func that keeps a mounted volume frozen while it runs; root is that of its filesystem.
-// It waits for others that freeze the volume. If the volume was thawed before the copy was done, the copy is made
-// again, and after some tries that is Conflict. others records from here on that the volume may be frozen.
+// frozen is a mounted volume that is frozen while it is copied.
+type frozen struct {
+	Live
+	root   *os.File // of its filesystem
+	others Freezes
+}
+
+// copyFrozen calls copy with a func that keeps mounted volumes frozen while it runs. It waits for others that freeze
+// them. If one was thawed before the copy was done, the copy is made again, and after some tries that is Conflict.
+// others records from here on that the volumes may be frozen. held is how long the copy kept them frozen.
 func (acc *Access) copyFrozen(
-	ctx context.Context, l Live, root *os.File, others Freezes, copy func(quiet func(func() error) error) error,
-) error {
-	if err := others.Note(ctx); err != nil {
-		return err
+	ctx context.Context, volumes []frozen, copy func(quiet func(func() error) error) error,
+) (held time.Duration, err error) {
+	// In this order processes lock the volumes, so that they do not wait for each other.
+	slices.SortFunc(volumes, func(a, b frozen) int { return cmp.Compare(a.Row.ID, b.Row.ID) })
+	names := make([]string, len(volumes))
+	for i, v := range volumes {
+		names[i] = v.Row.Name
+		if err := v.others.Note(ctx); err != nil {
+			return 0, err
+		}
 	}
 
-	limit := freeze.Limit + time.Duration(l.Row.Usage.Extents)*extentTime
-	quiet := func(take func() error) error {
-		unlock, err := acc.lockFreeze(ctx, l.Row)
-		if err != nil {
-			return err
-		}
-		defer unlock()
-		return freeze.Do(ctx, root, limit, func() error {
-			AtStep("frozen")
-			return take()
-		})
+	quiet := func(take func() error) (err error) {
+		held, err = acc.freezeAll(ctx, volumes, take)
+		return err
 	}
 
 	// Copy, until neither others nor an early thaw get in the way.
 	broken := 0
 	foreign := time.Time{}
+	what := strings.Join(names, ", ")
 	w := waiting.Wait{
-		Op: "freeze", Ref: l.Row.Name, What: l.Row.Name + ", which is frozen", Limit: freezeWait,
-		Holders: func() []waiting.Process { return others.Processes(ctx) },
+		Op: "freeze", Ref: what, What: what + ", which is frozen", Limit: freezeWait,
+		Holders: func() (out []waiting.Process) {
+			for _, v := range volumes {
+				out = append(out, v.others.Processes(ctx)...)
+			}
+			return out
+		},
 	}
-	return w.Until(ctx, func() (bool, error) {
+	err = w.Until(ctx, func() (bool, error) {
+		var busy *freeze.FrozenError
 		err := copy(quiet)
 		switch {
 		case errors.Is(err, freeze.ErrBroken):
 			broken++
 			return false, errorIf(broken == freezeTries, err)
-		case !errors.Is(err, freeze.ErrFrozen):
+		case !errors.As(err, &busy):
 			return err == nil, err
 		}
 
 		// No live pando process has frozen it, or one just did.
-		ours, err := others.CleanUp(ctx)
+		i := slices.IndexFunc(volumes, func(v frozen) bool { return v.root == busy.Dir })
+		ours, err := volumes[i].others.CleanUp(ctx)
 		if err != nil || ours {
 			foreign = time.Time{}
 			return false, err
@@ -101,7 +117,29 @@ func (acc *Access) copyFrozen(
 			foreign = time.Now()
 		}
 
-		return false, errorIf(time.Since(foreign) > foreignWait, frozenError(l))
+		return false, errorIf(time.Since(foreign) > foreignWait, frozenError(volumes[i].Live))
+	})
+
+	return held, err
+}
+
+// freezeAll keeps volumes frozen while take runs, and returns for how long. They are in order of their IDs.
+func (acc *Access) freezeAll(ctx context.Context, volumes []frozen, take func() error) (time.Duration, error) {
+	limit := freeze.Limit
+	roots := make([]*os.File, len(volumes))
+	for i, v := range volumes {
+		unlock, err := acc.lockFreeze(ctx, v.Row)
+		if err != nil {
+			return 0, err
+		}
+		defer unlock()
+		limit += time.Duration(v.Row.Usage.Extents) * extentTime
+		roots[i] = v.root
+	}
+
+	return freeze.Do(ctx, roots, limit, func() error {
+		AtStep("frozen")
+		return take()
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"strings"
 
 	"pando/internal/base/errs"
 	"pando/internal/driver"
@@ -111,10 +112,27 @@ func (acc *Access) GrowImage(ctx context.Context, id driver.ObjectID, fs driver.
 		// The image is unmounted now, so resize2fs can do it.
 		err = acc.WithPath(ctx, id, func(path string) error {
 			_, err := run.Program(ctx, "resize2fs", "-f", path)
-			return err
+			return growError(err, size)
 		})
 	}
 
+	return err
+}
+
+// growError explains why resize2fs has failed, if its words tell: they advise to repair an image that the caller is
+// about to remove.
+func growError(err error, size int64) error {
+	fail := func(kind errs.Kind, hint string) error {
+		return errs.New(kind, "", "", "its filesystem cannot grow to %s", errs.FormatBytes(size)).WithHint("%s", hint)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case strings.Contains(err.Error(), "No space left on device"):
+		return fail(errs.NoSpace, "free space in the pool, or choose a smaller size")
+	case strings.Contains(err.Error(), "indirect block found"), strings.Contains(err.Error(), "too large"):
+		return fail(errs.Invalid, "choose a smaller size, or import the golden with a larger one: ext4 grows only so far")
+	}
 	return err
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"pando/internal/linux/kernel"
 	"pando/internal/linux/loopdev"
 	"pando/internal/linux/mount"
+	"pando/internal/linux/sandbox"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,6 +24,10 @@ import (
 const (
 	copyPatience = 500 * time.Millisecond
 	copyPoll     = 20 * time.Millisecond
+
+	// startPatience is the same for a sandbox of Pando's own. When it has started, it has no copies left, and on a busy
+	// host that may take longer.
+	startPatience = 5 * time.Second
 )
 
 // releaseGrace is how long a block device may take to disappear before the reason is searched for.
@@ -65,6 +71,12 @@ func mountedAgain(a catalog.MountRecord) bool {
 // treeState looks for the mounts of a tree in all mount namespaces. If that cannot be determined, the tree counts as
 // mounted.
 func (acc *Access) treeState(row catalog.Row, a catalog.MountRecord) State {
+	if a.Hidden() && !row.IsOverlay() {
+		if w, err := acc.drv.Attachment(context.Background(), row.ID); err == nil && w.Source != "" {
+			return acc.hiddenSourceState(w)
+		}
+	}
+
 	w, err := acc.attachmentOf(context.Background(), row)
 	if errs.Is(err, errs.NotFound) {
 		return NotMounted
@@ -73,13 +85,13 @@ func (acc *Access) treeState(row catalog.Row, a catalog.MountRecord) State {
 		return HeldElsewhere // its driver would have to run a program to tell more
 	}
 
-	t, err := acc.tables.recentTables()
+	t, err := acc.tablesFor(a)
 	if err != nil {
 		return HeldElsewhere
 	}
 
-	if found, err := mountsOf(t, row, a, w); err != nil || len(found) > 0 || !t.Complete() {
-		return HeldElsewhere
+	if found, err := mountsOf(t, row, a, w); err != nil || len(found) > 0 || !t.Complete() && !a.Hidden() {
+		return HeldElsewhere // a sandbox has processes, whose tables can be read wherever its run was started
 	}
 
 	return NotMounted
@@ -89,6 +101,21 @@ func (acc *Access) treeState(row catalog.Row, a catalog.MountRecord) State {
 func mountsOf(
 	t *mount.Tables, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
 ) ([]mount.Holder, error) {
+	q := otherMounts(t, row, a, w)
+	if q.Tree == "" && q.Dev == 0 {
+		return nil, nil // it is mounted nowhere, or its driver does not destroy mounted trees
+	}
+
+	found, err := t.Mounts(q)
+	if errs.Is(err, errs.NotFound) {
+		return nil, nil // the tree is not there
+	}
+
+	return found, err
+}
+
+// otherMounts returns the query for mounts of a volume other than that in its mount record.
+func otherMounts(t *mount.Tables, row catalog.Row, a catalog.MountRecord, w driver.Attachment) mount.Query {
 	q := mount.Query{Tree: w.Tree}
 	if row.IsOverlay() {
 		q = mount.Query{Dev: t.OverlayDevice(overlayName(row.ID))}
@@ -107,16 +134,7 @@ func mountsOf(
 		}
 	}
 
-	if q.Tree == "" && q.Dev == 0 {
-		return nil, nil // it is mounted nowhere, or its driver does not destroy mounted trees
-	}
-
-	found, err := t.Mounts(q)
-	if errs.Is(err, errs.NotFound) {
-		return nil, nil // the tree is not there
-	}
-
-	return found, err
+	return q
 }
 
 // tablesCache keeps the mount tables for callers that check many volumes.
@@ -140,6 +158,14 @@ func (c *tablesCache) recentTables() (*mount.Tables, error) {
 		c.last, c.till = t, time.Now().Add(10*time.Since(start))
 	}
 	return t, err
+}
+
+// tablesFor returns mount tables to look for a mount in. Those of before a sandbox ended still have its mount.
+func (acc *Access) tablesFor(a catalog.MountRecord) (*mount.Tables, error) {
+	if a.Hidden() {
+		return mount.ReadTables(context.Background())
+	}
+	return acc.tables.recentTables()
 }
 
 // Reason says why something is unmounted or detached.
@@ -171,19 +197,25 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 			continue
 		}
 
+		// Unmounting a mounted image shows whether it is in use.
+		image := v.Row.FS.IsImage()
+		if image && v.HasRecord && !v.Row.UserXattr && !v.Row.IsOverlay() && (!why.Gentle || v.Record.MountID == 0) {
+			continue
+		}
+
 		w, err := acc.attachmentOf(ctx, v.Row)
 		if err != nil {
 			continue // it is damaged or gone: nothing of it can be mounted by a path
 		}
 
-		image := v.Row.FS.IsImage()
 		used := false
 		switch {
+		case v.Row.UserXattr:
+			used = v.HasRecord && acc.upperStaysInUse(v.Row, copyPatience)
 		case image && !v.HasRecord:
 			if used, err = acc.imageAttached(v.Row.ID); err != nil && !errs.Is(err, errs.NotFound) {
 				out[i] = err
 			}
-		case image && !v.Row.IsOverlay() && (!why.Gentle || v.Record.MountID == 0):
 		case v.HasRecord && v.Record.MountID == 0 && !image: // a symbolic link
 			if why.Gentle {
 				users, _ := mount.TreeUsers(ctx, w.Tree, false)
@@ -259,11 +291,25 @@ func (acc *Access) releaseUnheld(
 		return free, err
 	}
 	if dev != 0 {
-		if holders, _ := mount.Holders(ctx, mount.Query{Dev: dev, At: a.Mountpoint}); len(holders) > 0 {
+		holders, _ := mount.Holders(ctx, mount.Query{Dev: dev, At: a.Mountpoint})
+		if len(holders) > 0 && stillItsDevice(ctx, row, a, dev) {
 			return false, nil
 		}
 	}
 	return acc.releaseDevice(ctx, row.ID, w, ReleaseWait, going)
+}
+
+// stillItsDevice reports whether a device number is still that of a volume that was just unmounted, because something
+// holds it. Otherwise it may be that of another pool's mount by now: the kernel gives numbers away again.
+func stillItsDevice(ctx context.Context, row catalog.Row, a catalog.MountRecord, dev uint64) bool {
+	switch {
+	case row.IsOverlay():
+		t, err := mount.ReadTables(ctx)
+		return err == nil && t.OverlayDevice(overlayName(row.ID)) == dev
+	case a.Loop >= 0:
+		return loopHolds(a)
+	}
+	return true
 }
 
 // waitCopiesGone waits a moment for the copies of a mount in other namespaces to end, as those of a container that is
@@ -271,7 +317,7 @@ func (acc *Access) releaseUnheld(
 func (acc *Access) waitCopiesGone(
 	ctx context.Context, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
 ) bool {
-	for end := time.Now().Add(copyPatience); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(copyPoll) {
+	for start := time.Now(); ctx.Err() == nil; time.Sleep(copyPoll) {
 		t, err := mount.ReadTables(ctx)
 		if err != nil {
 			return false
@@ -279,8 +325,21 @@ func (acc *Access) waitCopiesGone(
 		if found, err := mountsOf(t, row, a, w); err == nil && len(found) == 0 {
 			return true
 		}
+
+		waited := time.Since(start)
+		if waited > startPatience || waited > copyPatience && !onlySandboxes(ctx, otherMounts(t, row, a, w)) {
+			return false
+		}
 	}
 	return false
+}
+
+// onlySandboxes reports whether all that is seen to hold what a query finds are sandboxes of Pando. It only decides how
+// long to wait, so that it does not matter if some processes may not be inspected.
+func onlySandboxes(ctx context.Context, q mount.Query) bool {
+	holders, _ := mount.Holders(ctx, q)
+	others := slices.ContainsFunc(holders, func(h mount.Holder) bool { return h.Command != sandbox.Comm })
+	return len(holders) > 0 && !others
 }
 
 // restoreUnmounted mounts a volume again that Unmount has unmounted, but that another mount namespace keeps: the same
@@ -295,7 +354,7 @@ func (acc *Access) restoreUnmounted(
 		return err
 	}
 	defer m.Close()
-	return acc.restoreMount(ctx, m, a, attrs)
+	return acc.restoreMount(ctx, m, row.Owner, a, attrs)
 }
 
 // remountDetached mounts the filesystem of an attached image once more, detached. maybeReadOnly: the filesystem may be
@@ -335,8 +394,11 @@ func (acc *Access) remountDetached(
 
 // restoreMount moves a mount that remountDetached has made to the volume's mount point, and records it.
 func (acc *Access) restoreMount(
-	ctx context.Context, m *mount.Detached, a *catalog.MountRecord, attrs mount.Attributes,
+	ctx context.Context, m *mount.Detached, owner driver.Owner, a *catalog.MountRecord, attrs mount.Attributes,
 ) error {
+	if err := giveTo(owner, m); err != nil {
+		return err
+	}
 	if err := m.SetAttributes(attrs); err != nil {
 		return err
 	}

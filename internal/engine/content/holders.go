@@ -24,7 +24,7 @@ func (acc *Access) holdersError(
 		w, _ = acc.drv.Attachment(ctx, row.ID) // an object that is gone has no holders
 	}
 	if dev == 0 {
-		dev = deviceOf(a, w)
+		dev = acc.shownDevice(row, a, w)
 	}
 
 	holders, herr := mount.Holders(ctx, holdersQuery(row, a, w, dev))
@@ -52,6 +52,20 @@ func holdersQuery(row catalog.Row, a catalog.MountRecord, w driver.Attachment, d
 	return mount.Query{Dev: dev, At: a.Mountpoint}
 }
 
+// shownDevice returns the st_dev that programs see in a mounted volume, wherever it is mounted: that of an overlay is
+// not that of the device of its upper layer. 0: none is known.
+func (acc *Access) shownDevice(row catalog.Row, a catalog.MountRecord, w driver.Attachment) uint64 {
+	if row.IsOverlay() {
+		if dev := acc.overlayDevice(a); dev != 0 {
+			return dev
+		}
+	}
+	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil && m.Root && m.ID == a.MountID {
+		return m.Dev
+	}
+	return deviceOf(a, w)
+}
+
 // Holders names the holders of a volume; "" if none is found.
 func (acc *Access) Holders(ctx context.Context, row catalog.Row, a catalog.MountRecord) string {
 	w, err := acc.drv.Attachment(ctx, row.ID)
@@ -59,13 +73,7 @@ func (acc *Access) Holders(ctx context.Context, row catalog.Row, a catalog.Mount
 		return ""
 	}
 
-	dev := uint64(0)
-	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil && m.Root && m.ID == a.MountID {
-		dev = m.Dev
-	} else {
-		dev = deviceOf(a, w)
-	}
-
+	dev := acc.shownDevice(row, a, w)
 	if dev == 0 && w.Tree == "" {
 		return ""
 	}

@@ -167,7 +167,7 @@ func (acc *Access) copyMounted(
 	// Copy.
 	if !freezes {
 		err = lc.CopyLive(ctx, l.Row.ID, id, immutable, nil)
-	} else if err = acc.copyFrozen(ctx, l, root, others, func(quiet func(func() error) error) error {
+	} else if _, err = acc.copyFrozen(ctx, []frozen{{l, root, others}}, func(quiet func(func() error) error) error {
 		return lc.CopyLive(ctx, l.Row.ID, id, immutable, quiet)
 	}); err == nil {
 		err = acc.checkFrozenCopy(ctx, l, root)
@@ -250,6 +250,14 @@ func (acc *Access) checkFrozenCopy(ctx context.Context, l Live, root *os.File) e
 // flushBeforeCopy writes what programs have written to an image that is in use, as far as
 // can be without waiting for them.
 func (acc *Access) flushBeforeCopy(ctx context.Context, l Live) error {
+	if l.Record.Hidden() && l.mounted() {
+		root, done, err := acc.mountAgain(ctx, l)
+		if err != nil {
+			return nil // it has ended just now
+		}
+		defer done()
+		return acc.copyWriteBack(ctx, l, root)
+	}
 	if l.Row.FS != driver.None && l.state != Mounted {
 		return nil
 	}
@@ -332,6 +340,15 @@ func (acc *Access) WithMounted(ctx context.Context, l Live, fn func(root *os.Fil
 		}
 		defer done()
 		return fn(root)
+	}
+
+	switch {
+	case l.Record.Hidden() && l.Row.IsOverlay():
+		return errs.New(errs.InUse, "open", l.Row.Name, "a command in a sandbox uses it, and nothing else sees its files").
+			WithHint("wait until the command ends, or take a snapshot with %s and use that",
+				errs.Run("snapshot", l.Row.Name))
+	case l.Record.Hidden():
+		return acc.WithTree(ctx, l.Row.ID, true, fn)
 	}
 
 	// The files of a tree, or of an overlay, are where it is mounted.

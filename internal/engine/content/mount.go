@@ -35,6 +35,11 @@ func (acc *Access) Mount(ctx context.Context, row catalog.Row, t Target) (catalo
 			WithHint("make a volume from it with %s", errs.Run("clone"))
 	}
 
+	t.owner = row.Owner
+	if err := CheckOwner("mount", row.Name, row.Owner, row.FS, t.May); err != nil {
+		return a, err
+	}
+
 	if a.MountNS, err = kernel.MountNamespace(); err != nil {
 		return a, errs.Wrap("mount", row.Name, err)
 	}
@@ -59,6 +64,9 @@ func (acc *Access) mountSource(a catalog.MountRecord, what driver.Attachment, t 
 		return a, err
 	}
 	defer m.Close()
+	if err := giveTo(t.owner, m); err != nil {
+		return a, err
+	}
 	return a, acc.placeMount(m, &a, t)
 }
 
@@ -71,6 +79,9 @@ func (acc *Access) mountTree(a catalog.MountRecord, what driver.Attachment, t Ta
 		return a, err
 	}
 	defer m.Close()
+	if err := giveTo(t.owner, m); err != nil {
+		return a, err
+	}
 	return a, acc.placeMount(m, &a, t)
 }
 
@@ -104,6 +115,10 @@ func (acc *Access) mountImage(
 
 	defer m.Close()
 
+	if err := giveTo(t.owner, m); err != nil {
+		return a, err
+	}
+
 	return a, acc.placeMount(m, &a, t)
 }
 
@@ -120,6 +135,10 @@ const (
 // namespace or under another boot ID: for that it searches all namespaces. The kernel decides; the record only says
 // where to look, and whether a reboot came between.
 func (acc *Access) MountState(row catalog.Row, a catalog.MountRecord) State {
+	if row.UserXattr {
+		return acc.userState(row)
+	}
+
 	before := kernel.EarlierBoot(a.BootID, a.At)
 	ns, err := kernel.MountNamespace()
 	sameNS := !before && err == nil && ns == a.MountNS
@@ -179,7 +198,11 @@ func (acc *Access) Unmount(ctx context.Context, why Reason, row catalog.Row, a c
 	}
 
 	// Handle a volume that is no longer mounted as recorded.
-	switch acc.OwnMountState(row, a) {
+	state := acc.MountState(row, a)
+	if state == Mounted && err == nil && isOriginals(row, a, w) {
+		state = NotMounted
+	}
+	switch state {
 	case NotMounted:
 		return acc.RemoveTarget(ctx, row.Name, a)
 	case HeldElsewhere:
@@ -384,7 +407,7 @@ func (acc *Access) heldError(
 			return err
 		}
 	}
-	return acc.holdersError(ctx, why, row, a, w, deviceOf(a, w))
+	return acc.holdersError(ctx, why, row, a, w, 0)
 }
 
 // deviceOf returns the st_dev of the filesystem in an attached image, or of one that is mounted by name; 0 if there is

@@ -16,6 +16,7 @@ import (
 	"pando/internal/linux/kernel"
 	"pando/internal/linux/loopdev"
 	"pando/internal/linux/mount"
+	"pando/internal/linux/usermount"
 	"pando/internal/tree/treecopy"
 
 	"golang.org/x/sys/unix"
@@ -37,6 +38,14 @@ func OverlayOptions(ephemeral bool) []string {
 	return options
 }
 
+// OptionsOf returns the mount options of an overlay.
+func OptionsOf(id driver.Identity) []string {
+	if id.UserXattr {
+		return usermount.Options(id.Ephemeral)
+	}
+	return OverlayOptions(id.Ephemeral)
+}
+
 // overlayPrefix begins the names of overlays in mount tables.
 const overlayPrefix = "pando:"
 
@@ -54,6 +63,10 @@ func OverlayID(m mount.Entry) (id driver.ObjectID, ok bool) {
 func (acc *Access) mountOverlay(
 	ctx context.Context, row catalog.Row, a catalog.MountRecord, what driver.Attachment, t Target,
 ) (catalog.MountRecord, error) {
+	if row.UserXattr {
+		return acc.mountInside(ctx, row, a, t)
+	}
+
 	if t.link {
 		return a, errs.New(errs.Permission, "mount", row.Name, "mounting an overlay needs root").WithHint("run it as root")
 	}
@@ -75,6 +88,10 @@ func (acc *Access) mountOverlay(
 
 	if err := prepareUpper(ctx, lower, upper); err != nil {
 		return a, acc.blameFull(ctx, err)
+	}
+
+	if err := giveLayersTo(t.owner, lower, upper); err != nil {
+		return a, err
 	}
 
 	m, err := mount.Overlay{Lower: lower, Upper: upper, Name: overlayName(row.ID), UpperPath: upperPath(a, what),
@@ -294,7 +311,7 @@ func prepareUpper(ctx context.Context, lower, upper *mount.Detached) error {
 	if err := treecopy.CopyAttributes(ctx, from, "", to, mount.UpperDir); err != nil {
 		return err
 	}
-	return dropOverlayAttributes(to, mount.UpperDir)
+	return dropAttributes(to, mount.UpperDir, "trusted.overlay.")
 }
 
 // usedDir is the directory that the kernel makes in an upper layer at the first mount.
@@ -346,11 +363,12 @@ func forgetVolatile(root *os.File) error {
 	return errs.Wrap("mount", root.Name(), inside.RemoveAll(usedDir+"/incompat")) // has only volatile/dirty
 }
 
-// dropOverlayAttributes removes the attributes that overlayfs gives a meaning, which the files of a user may have.
-func dropOverlayAttributes(dir *os.File, name string) error {
+// dropAttributes removes the attributes that overlayfs gives a meaning, which the files of a user may have. prefix
+// begins their names.
+func dropAttributes(dir *os.File, name, prefix string) error {
 	path := filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), name)
 	for _, attribute := range []string{"opaque", "redirect", "origin", "impure", "nlink", "metacopy", "uuid"} {
-		err := unix.Lremovexattr(path, "trusted.overlay."+attribute)
+		err := unix.Lremovexattr(path, prefix+attribute)
 		if err != nil && !errors.Is(err, unix.ENODATA) && !errors.Is(err, unix.EOPNOTSUPP) {
 			return errs.Wrap("mount", dir.Name(), err)
 		}
@@ -406,6 +424,10 @@ func (acc *Access) upperInUse(row catalog.Row) bool {
 	}
 
 	ctx := context.Background()
+	if row.UserXattr && !CanMount() {
+		return acc.userUpperInUse(ctx, row.Identity)
+	}
+
 	what, err := acc.drv.Attachment(ctx, row.ID)
 	if err != nil {
 		return !errs.Is(err, errs.NotFound)

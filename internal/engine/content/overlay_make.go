@@ -38,6 +38,10 @@ func (acc *Access) TryUpper(ctx context.Context, id driver.Identity) error {
 		return err
 	}
 
+	if !CanMount() && what.Tree != "" {
+		return tryUserUpper(ctx, what.Tree)
+	}
+
 	upper, err := acc.mountUpper(ctx, catalog.Row{Identity: id}, &catalog.MountRecord{}, what, false)
 	if err != nil {
 		return err

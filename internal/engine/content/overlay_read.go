@@ -26,6 +26,10 @@ type OverlayRoots struct {
 func (acc *Access) WithOverlay(
 	ctx context.Context, id driver.Identity, readOnly bool, fn func(OverlayRoots) error,
 ) error {
+	if id.UserXattr || !CanMount() {
+		return acc.blameFull(ctx, acc.withUserLayers(ctx, id, readOnly, fn))
+	}
+
 	what, err := acc.drv.Attachment(ctx, id.ID)
 	if err != nil {
 		return err
@@ -70,15 +74,25 @@ func (acc *Access) withLayers(
 
 	return withRoot(upper, func(root *os.File) error {
 		return withRoot(lower, func(low *os.File) error {
-			return withMerged(ctx, lower, upper, low, root, readOnly, fn)
+			return withMerged(low, root, readOnly, merging{
+				prepare: func() error { return prepareUpper(ctx, lower, upper) },
+				mount: func() (*mount.Detached, error) {
+					return mount.Overlay{Lower: lower, Upper: upper, Name: "pando", Options: OverlayOptions(false),
+						ReadOnly: readOnly}.Mount()
+				},
+			}, fn)
 		})
 	})
 }
 
+// merging says how an overlay is mounted from its layers.
+type merging struct {
+	prepare func() error // makes the upper layer ready for the first mount
+	mount   func() (*mount.Detached, error)
+}
+
 // withMerged mounts an overlay from its layers, whose roots are low and up, and calls fn.
-func withMerged(
-	ctx context.Context, lower, upper *mount.Detached, low, up *os.File, readOnly bool, fn func(OverlayRoots) error,
-) error {
+func withMerged(low, up *os.File, readOnly bool, how merging, fn func(OverlayRoots) error) error {
 	if err := checkUpper(up, mount.UpperDir); err != nil {
 		return err
 	}
@@ -99,13 +113,12 @@ func withMerged(
 	case unused && readOnly:
 		return fn(roots)
 	case !readOnly:
-		if err := prepareUpper(ctx, lower, upper); err != nil {
+		if err := how.prepare(); err != nil {
 			return err
 		}
 	}
 
-	m, err := mount.Overlay{Lower: lower, Upper: upper, Name: "pando", Options: OverlayOptions(false),
-		ReadOnly: readOnly}.Mount()
+	m, err := how.mount()
 	if err != nil {
 		return err
 	}

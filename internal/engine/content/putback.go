@@ -55,7 +55,7 @@ func (acc *Access) restoreFrozen(
 
 	defer m.Close()
 
-	if err := acc.restoreMount(ctx, m, a, attrs); err != nil {
+	if err := acc.restoreMount(ctx, m, row.Owner, a, attrs); err != nil {
 		return errs.New(errs.InUse, why.Op, row.Name, "its filesystem is frozen; it could not be mounted at %s again: %w",
 			a.Mountpoint, err).
 			WithHint("%s", thawElsewhere(row.FS, deviceOf(*a, w)))

@@ -30,7 +30,11 @@ type Target struct {
 
 	Prepare func(root *os.File) error // nil, or done to the filesystem before anybody can see it
 
-	link bool // a symbolic link instead of a mount
+	Hide *Hidden // nil, or gets the mount, which is not attached to Path then
+
+	link   bool         // a symbolic link instead of a mount
+	inside bool         // a program will have it mounted there, in a namespace of its own
+	owner  driver.Owner // of the volume
 }
 
 // Rights are permissions in a mounted volume with which a user could take over the host. A volume is mounted without
@@ -146,6 +150,10 @@ func (acc *Access) CheckOutside(op, abs string) error {
 // placeMount moves a detached mount to its mount point, whose directory it makes.
 func (acc *Access) placeMount(m *mount.Detached, a *catalog.MountRecord, t Target) error {
 	AtStep("target checked")
+	if t.Hide != nil {
+		return acc.hide(m, a, t)
+	}
+
 	p, err := acc.OpenPlace(t.Path)
 	if err != nil {
 		return err
@@ -154,7 +162,7 @@ func (acc *Access) placeMount(m *mount.Detached, a *catalog.MountRecord, t Targe
 	defer p.Close()
 
 	AtStep("place opened")
-	if err := restrictMount(m, p, t.May); err != nil {
+	if err := restrictMount(m, p, t); err != nil {
 		return err
 	}
 
@@ -198,9 +206,13 @@ func (acc *Access) placeMount(m *mount.Detached, a *catalog.MountRecord, t Targe
 }
 
 // restrictMount takes rights that were not asked for from a mount that other users will be able to reach.
-func restrictMount(m *mount.Detached, p *mountpoint.Place, may Rights) error {
+func restrictMount(m *mount.Detached, p *mountpoint.Place, t Target) error {
+	may := t.May
 	if may.Dev && may.SUID {
 		return nil
+	}
+	if !t.owner.IsZero() {
+		return m.Restrict(true, true)
 	}
 	open, err := mountpoint.OthersCanEnter(p.Fd())
 	if err != nil || !open {
@@ -222,7 +234,8 @@ func (acc *Access) moveMountTo(
 	switch {
 	case errors.Is(err, unix.EXDEV):
 		return made, errs.New(errs.InUse, "mount", t.Path, "something else is mounted there").
-			WithHint("unmount it: `umount %s`", t.Path)
+			WithHint("unmount it: `umount %s`, or %s if it is a volume that was renamed; or mount this one at another directory",
+				t.Path, errs.Run("umount", "VOLUME"))
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
 		return made, notOursError(t.Path, "it is not a directory")
 	case err != nil:
@@ -362,13 +375,16 @@ func (acc *Access) removeMarked(ctx context.Context, name string, m catalog.Mark
 func (acc *Access) removeTargets(
 	ctx context.Context, name, path string, made bool, link func(to string) bool, ours func(dir *os.File) bool,
 ) error {
+	places := map[string]bool{}
 	if name != "" {
-		p, err := acc.OpenPlace(acc.pool.DefaultMountpoint(name))
-		if err != nil {
-			return err
-		}
-		defer p.Close()
-		if err := p.RemoveLeftover(link); err != nil {
+		places[acc.pool.DefaultMountpoint(name)] = true
+	}
+	if acc.pool.IsDefaultMountpoint(path) {
+		places[path] = true // the volume may have another name by now
+	}
+
+	for place := range places {
+		if err := acc.removeLeftover(place, link); err != nil {
 			return err
 		}
 	}
@@ -378,6 +394,15 @@ func (acc *Access) removeTargets(
 	}
 
 	return nil
+}
+
+func (acc *Access) removeLeftover(place string, link func(to string) bool) error {
+	p, err := acc.OpenPlace(place)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	return p.RemoveLeftover(link)
 }
 
 // removeMade removes the directory of the user's choice that Pando has made. That can become impossible, as in a

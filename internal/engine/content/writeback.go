@@ -48,7 +48,7 @@ func (acc *Access) writeBackMounted(ctx context.Context, row catalog.Row, a cata
 		return unwritten{} // a link to a tree, which umount does not remove
 	}
 
-	if row.IsOverlay() {
+	if row.IsOverlay() || a.Hidden() {
 		return acc.writeBackUpper(ctx, row, a)
 	}
 
@@ -68,7 +68,8 @@ func (acc *Access) writeBackMounted(ctx context.Context, row catalog.Row, a cata
 	return writeBack(root, raw)
 }
 
-// writeBackUpper is writeBackMounted for an overlay, which does not report the failures of its upper layer.
+// writeBackUpper is writeBackMounted for an overlay, which does not report the failures of its upper layer, and for a
+// mount that is hidden.
 func (acc *Access) writeBackUpper(ctx context.Context, row catalog.Row, a catalog.MountRecord) unwritten {
 	w, err := acc.drv.Attachment(ctx, row.ID)
 	if err != nil {

@@ -81,6 +81,12 @@ func (c *claim) tryMark(ctx context.Context) (bool, error) {
 			return false, err
 		}
 
+		// Nobody waits for a person at a shell.
+		if i := slices.IndexFunc(c.blocking, func(m catalog.Mark) bool { return m.Op == OpShell }); i >= 0 {
+			c.blocking = c.blocking[i:]
+			return false, c.blockedError(ctx)
+		}
+
 		return false, nil
 	}
 }

@@ -36,6 +36,9 @@ func (l *Ledger) CleanUp(ctx context.Context, marks []catalog.Mark) (Cleaned, er
 	return done, nil
 }
 
+// CleanedMarks returns how many marks of dead operations CleanUp has removed so far, with what they named.
+func (l *Ledger) CleanedMarks() int64 { return l.cleaned.Load() }
+
 // cleanUpOrphan cleans up after one operation, if it is dead.
 func (l *Ledger) cleanUpOrphan(ctx context.Context, owner string, done *Cleaned) (err error) {
 	orphan, err := l.cat.LockOrphan(owner)
@@ -70,6 +73,7 @@ func (l *Ledger) cleanUpOrphan(ctx context.Context, owner string, done *Cleaned)
 		}
 		failed := l.finishBatch(ctx, batch)
 		done.Marks += len(batch) - len(failed)
+		l.cleaned.Add(int64(len(batch) - len(failed)))
 		for _, m := range batch {
 			if err := failed[m.ID]; err != nil {
 				all = false

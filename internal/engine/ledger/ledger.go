@@ -20,6 +20,7 @@ package ledger
 
 import (
 	"context"
+	"sync/atomic"
 
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
@@ -27,7 +28,8 @@ import (
 
 // Operations of marks that mean something to the ledger itself.
 const (
-	OpRun    = "run" // a program runs in the volume, which may be read at the same time
+	OpRun    = "run"   // a program runs in the volume, which may be read at the same time
+	OpShell  = "shell" // a program runs in the volume, which nothing else may use until it ends
 	OpMount  = "mount"
 	OpUmount = "umount"
 	OpFsck   = "fsck" // like mount and umount, it works even if the catalogue has lost commits
@@ -51,9 +53,10 @@ type Work interface {
 
 // Ledger is the account of one pool. Its methods may be called concurrently.
 type Ledger struct {
-	cat  *catalog.Catalog
-	drv  driver.Driver
-	work Work
+	cat     *catalog.Catalog
+	drv     driver.Driver
+	work    Work
+	cleaned atomic.Int64 // marks of dead operations
 }
 
 // New returns the ledger of a pool.

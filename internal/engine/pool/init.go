@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -87,7 +88,12 @@ func Prepare(
 		return "", false, nil, nil, errs.New(errs.Exists, "init", abs, "another process has just created a pool here")
 	}
 
-	// Remove what an interrupted init or deinit left.
+	// Remove what an interrupted init or deinit left, but not what a move needs to be undone.
+	if from := arrivingFrom(abs); from != "" {
+		unlock()
+		return "", false, nil, nil, errs.New(errs.InUse, "init", abs, "moving the pool in %s to here has not finished", from).
+			WithHint("undo the move first: %s", errs.Run("ls", errs.Param("pool", from)))
+	}
 	if left {
 		if err := removeRemains(ctx, abs, unmake); err != nil {
 			unlock()
@@ -375,10 +381,23 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 	return removeFiles(dir)
 }
 
+// What lies in the directory of a pool, besides pool.json, data/ and the backing file.
+var (
+	// recordFiles and recordDirs are what the pool remembers.
+	recordFiles = []string{"catalog.db", "catalog.db-wal", "catalog.db-journal", "catalog.seen", "history.log",
+		"history.log.1"}
+	recordDirs = []string{remotesName, writerName, buildsName}
+	// runtimeDirs hold what running commands need, and mount points.
+	runtimeDirs = []string{"live", "locks", "mnt"}
+)
+
+// damagedCatalogs matches the catalogues that a rebuild has set aside.
+const damagedCatalogs = "catalog.damaged-*"
+
 // removeFiles removes the files of a pool. It removes them one by one, never a tree: a volume that is mounted on
 // mnt/NAME, or a file in data/ that is not Pando's, makes it stop, instead of being removed.
 func removeFiles(dir string) error {
-	for _, name := range []string{"live", "locks", "mnt"} {
+	for _, name := range runtimeDirs {
 		entries, err := os.ReadDir(filepath.Join(dir, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return errs.Wrap("deinit", dir, err)
@@ -396,14 +415,14 @@ func removeFiles(dir string) error {
 
 	// Remove the addresses of remotes, the keys to them, and the record of writes. These may be removed as trees: all of
 	// it is Pando's, and nothing is mounted there.
-	for _, name := range []string{remotesName, writerName} {
+	for _, name := range recordDirs {
 		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
 			return errs.Wrap("deinit", dir, err)
 		}
 	}
 
 	// Remove catalogues that a rebuild has set aside.
-	old, err := filepath.Glob(filepath.Join(escapeGlob(dir), "catalog.damaged-*"))
+	old, err := filepath.Glob(filepath.Join(escapeGlob(dir), damagedCatalogs))
 	if err != nil {
 		return errs.Wrap("deinit", dir, err)
 	}
@@ -415,9 +434,9 @@ func removeFiles(dir string) error {
 	}
 
 	// Remove the rest, and then the directories.
-	for _, name := range []string{backingName, "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.db-journal",
-		"catalog.seen", reserveName, configName + ".new",
-		"live", "locks", "mnt", "data/.pando-probe", "data/objects", "data/" + outsideName, "data/" + markerName, "data"} {
+	rest := slices.Concat([]string{backingName}, recordFiles, []string{"catalog.db-shm", reserveName, configName + ".new"},
+		runtimeDirs, []string{"data/.pando-probe", "data/objects", "data/" + outsideName, "data/" + markerName, "data"})
+	for _, name := range rest {
 		if err := removeEntry(filepath.Join(dir, name)); err != nil {
 			return err
 		}
@@ -428,7 +447,7 @@ func removeFiles(dir string) error {
 
 // removeMarkers removes, last of all, the lock and the files that mark an interrupted init or deinit.
 func removeMarkers(dir string) error {
-	for _, name := range []string{"lock", initingName, removingName} {
+	for _, name := range []string{"lock", initingName, movingName, removingName} {
 		if err := removeEntry(filepath.Join(dir, name)); err != nil {
 			return err
 		}

@@ -4,15 +4,17 @@
 //	pool.json     what the pool is; its presence is what makes a pool
 //	catalog.db    the catalogue (with -wal and -shm)
 //	catalog.seen  how many commits it must have
+//	history.log   who did what, for people
 //	live/ locks/  proofs of life and locks of running commands
 //	remotes/      addresses of remotes, and this host's keys to them
 //	writer/       who the pool is to volumes on remotes that it writes, and what it wrote last
+//	builds/       what commands that built generations printed
 //	mnt/          default mount points
 //	data/         the driver's directory; of a loop-backed pool a mount point
 //	backing.xfs   of a loop-backed pool: the file behind data/
 //	data/dataset  of a zfs pool: a symbolic link to the name of its dataset
 //	reserve       room for cleaning up when the disk is full; a loop-backed pool has data/.reserve too
-//	lock          held while the pool is made, mounted or removed
+//	lock          held while the pool is made, mounted, moved or removed
 package pool
 
 import (
@@ -52,6 +54,7 @@ const (
 	removingName = "deinit.inprogress" // an interrupted deinit left this
 	backingName  = "backing.xfs"
 	remotesName  = "remotes"
+	buildsName   = "builds"
 	writerName   = "writer"
 	outsideName  = "dataset" // in data/: a symbolic link to the name of what the driver keeps outside the directory
 )
@@ -88,6 +91,9 @@ type Pool struct {
 
 // DataDir is the directory of the driver.
 func (p *Pool) DataDir() string { return filepath.Join(p.Dir, "data") }
+
+// BuildsDir returns the directory with the logs of builds. It may be missing.
+func (p *Pool) BuildsDir() string { return filepath.Join(p.Dir, buildsName) }
 
 // RemotesDir is the directory of the pool's remotes.
 func (p *Pool) RemotesDir() string { return filepath.Join(p.Dir, remotesName) }
@@ -131,7 +137,16 @@ func Read(dir string) (*Pool, error) {
 		case exists(filepath.Join(dir, removingName)):
 			return nil, e.WithHint("deletion of this pool was interrupted; finish it with %s", errs.Run("deinit"))
 		case exists(filepath.Join(dir, initingName)):
+			if from := arrivingFrom(dir); from != "" {
+				return nil, e.WithHint("moving the pool in %s to here has not finished; use %s", from, errs.Param("pool", from))
+			}
 			return nil, e.WithHint("creation of this pool was interrupted; run %s again", errs.Run("init"))
+		}
+		if m, err := readMoving(dir); err != nil || m != nil {
+			if err == nil {
+				err = movingError(dir, m)
+			}
+			return nil, err
 		}
 		return nil, e.WithHint("create one with %s, or choose another with %s or %s", errs.Run("init"),
 			errs.Param("pool", "DIR"),
@@ -169,6 +184,12 @@ func Read(dir string) (*Pool, error) {
 // mounted (after a reboot). It returns the errors of Read and of mounting.
 func Open(ctx context.Context, dir string) (*Pool, error) {
 	p, err := Read(dir)
+	if err != nil && isMoving(dir) {
+		if err := undoInterruptedMove(ctx, dir); err != nil {
+			return nil, err
+		}
+		p, err = Read(dir)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -182,6 +203,9 @@ func Open(ctx context.Context, dir string) (*Pool, error) {
 	}
 
 	defer unlock()
+	if p, err = Read(dir); err != nil { // it may have been moved or removed
+		return nil, err
+	}
 	if p.isMounted() {
 		return p, nil
 	}

@@ -22,13 +22,17 @@ import (
 // TestMain can be a process that freezes a filesystem and never thaws it.
 func TestMain(m *testing.M) {
 	Guard(os.Args)
-	if dir := os.Getenv("FREEZE_TEST_DIR"); dir != "" {
-		f, err := os.Open(dir)
-		if err != nil {
-			panic(err)
+	if dirs := os.Getenv("FREEZE_TEST_DIR"); dirs != "" {
+		var opened []*os.File
+		for _, dir := range filepath.SplitList(dirs) {
+			f, err := os.Open(dir)
+			if err != nil {
+				panic(err)
+			}
+			opened = append(opened, f)
 		}
 		limit, _ := time.ParseDuration(os.Getenv("FREEZE_TEST_LIMIT")) // else the usual one
-		err = Do(context.Background(), f, limit, func() error {
+		_, err := Do(context.Background(), opened, limit, func() error {
 			os.Stdout.WriteString("frozen\n")
 			if limit > 0 {
 				_, err := io.ReadAll(os.Stdin) // until it is told
@@ -44,6 +48,12 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	os.Exit(m.Run())
+}
+
+// do is Do with one filesystem.
+func do(ctx context.Context, dir *os.File, limit time.Duration, fn func() error) error {
+	_, err := Do(ctx, []*os.File{dir}, limit, fn)
+	return err
 }
 
 // frozen reports whether the filesystem of dir is frozen: if not, it can be.
@@ -81,7 +91,7 @@ func TestWritesWaitAndGoOn(t *testing.T) {
 		}
 		defer f.Close()
 		wrote := make(chan error, 1)
-		err = Do(context.Background(), f, 0, func() error {
+		err = do(context.Background(), f, 0, func() error {
 			if !frozen(t, dir) {
 				t.Error("it is not frozen")
 			}
@@ -113,7 +123,7 @@ func TestErrorOfTheWorkThaws(t *testing.T) {
 	}
 	defer f.Close()
 	mine := errors.New("mine")
-	if err := Do(context.Background(), f, 0, func() error { return mine }); !errors.Is(err, mine) {
+	if err := do(context.Background(), f, 0, func() error { return mine }); !errors.Is(err, mine) {
 		t.Errorf("got %v", err)
 	}
 	if frozen(t, dir) {
@@ -131,7 +141,7 @@ func TestFrozenBySomethingElse(t *testing.T) {
 	if err := kernel.Freeze(f); err != nil {
 		t.Fatal(err)
 	}
-	err = Do(context.Background(), f, 0, func() error { t.Error("the work was done"); return nil })
+	err = do(context.Background(), f, 0, func() error { t.Error("the work was done"); return nil })
 	if !errs.Is(err, errs.InUse) || errs.HintOf(err) == "" {
 		t.Errorf("got %v", err)
 	}
@@ -149,7 +159,7 @@ func TestCannotBeFrozen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := Do(context.Background(), f, 0, func() error {
+	if err := do(context.Background(), f, 0, func() error {
 		return nil
 	}); !errs.Is(err, errs.Unsupported) && !errs.Is(err, errs.Permission) {
 		t.Errorf("got %v", err)
@@ -193,6 +203,106 @@ func TestKilledBetweenFreezeAndThaw(t *testing.T) {
 	})
 }
 
+// severalDirs makes filesystems of several kinds, and opens them.
+func severalDirs(t *testing.T) (dirs []*os.File) {
+	for _, dir := range []string{testfs.Ext4(t, 64<<20), testfs.XFS(t, 320<<20), testfs.Ext4(t, 64<<20)} {
+		f, err := os.Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		dirs = append(dirs, f)
+	}
+	return dirs
+}
+
+func wantFrozen(t *testing.T, when string, dirs []*os.File, want bool) {
+	t.Helper()
+	for _, dir := range dirs {
+		if frozen(t, dir.Name()) != want {
+			t.Errorf("%s, %s: frozen is %v", when, dir.Name(), !want)
+		}
+	}
+}
+
+// TestSeveral freezes several filesystems at once: all of them, or none.
+func TestSeveral(t *testing.T) {
+	dirs := severalDirs(t)
+	held, err := Do(t.Context(), dirs, 0, func() error {
+		wantFrozen(t, "inside", dirs, true)
+		return nil
+	})
+	if err != nil || held <= 0 {
+		t.Errorf("held for %v, %v", held, err)
+	}
+	wantFrozen(t, "afterwards", dirs, false)
+
+	// Somebody else has frozen the second.
+	if err := kernel.Freeze(dirs[1]); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Do(t.Context(), dirs, 0, func() error { t.Error("the work was done"); return nil })
+	var busy *FrozenError
+	if !errors.As(err, &busy) || busy.Dir != dirs[1] || !errors.Is(err, ErrFrozen) {
+		t.Errorf("got %v", err)
+	}
+	wantFrozen(t, "after a failure", []*os.File{dirs[0], dirs[2]}, false)
+	wantFrozen(t, "after a failure", dirs[1:2], true)
+	if err := kernel.Thaw(dirs[1]); err != nil {
+		t.Fatal(err)
+	}
+
+	// Somebody thaws the last one too early.
+	if _, err = Do(t.Context(), dirs, 0, func() error { return kernel.Thaw(dirs[2]) }); !errors.Is(err, ErrBroken) {
+		t.Errorf("thawed too early: got %v", err)
+	}
+	wantFrozen(t, "thawed too early", dirs, false)
+
+	// The guard thaws all of them.
+	_, err = Do(t.Context(), dirs, 10*time.Millisecond, func() error {
+		for _, dir := range dirs { // waits until it is thawed
+			if err := os.WriteFile(filepath.Join(dir.Name(), "late"), []byte("x"), 0o600); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if !errors.Is(err, ErrBroken) {
+		t.Errorf("thawed by the guard: got %v", err)
+	}
+	wantFrozen(t, "thawed by the guard", dirs, false)
+}
+
+// TestSeveralKilled kills the process that has frozen several filesystems: its guard thaws all of them.
+func TestSeveralKilled(t *testing.T) {
+	dirs := severalDirs(t)
+	names := make([]string, len(dirs))
+	for i, dir := range dirs {
+		names[i] = dir.Name()
+	}
+
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), "FREEZE_TEST_DIR="+strings.Join(names, string(filepath.ListSeparator)))
+	out, err := cmd.StdoutPipe()
+	if err := errors.Join(err, cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatalf("%q, %v", line, err)
+	}
+	wantFrozen(t, "before the kill", dirs, true)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // killed
+	for _, dir := range dirs {
+		// This hangs for good if nobody thaws.
+		if err := os.WriteFile(filepath.Join(dir.Name(), "late"), []byte("x"), 0o600); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestBroken thaws a filesystem before the work is done: by somebody else, and by the guard when the time is over,
 // even if somebody has frozen it again since then.
 func TestBroken(t *testing.T) {
@@ -214,7 +324,7 @@ func TestBroken(t *testing.T) {
 			"by the guard":          {10 * time.Millisecond, written},
 			"and frozen by another": {10 * time.Millisecond, refrozen},
 		} {
-			err := Do(t.Context(), f, c.limit, c.fn)
+			err := do(t.Context(), f, c.limit, c.fn)
 			if !errors.Is(err, ErrBroken) || !errs.Is(err, errs.Conflict) || errs.HintOf(err) == "" {
 				t.Errorf("thawed %s: got %v", name, err)
 			}
@@ -268,7 +378,7 @@ func TestWithoutGuard(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	err = Do(t.Context(), dir, 0, func() error {
+	err = do(t.Context(), dir, 0, func() error {
 		t.Error("it was frozen all the same")
 		return nil
 	})

@@ -16,6 +16,15 @@ func AtLeast(major, minor int) bool {
 	return releaseAtLeast(unix.ByteSliceToString(u.Release[:]), major, minor)
 }
 
+// Release returns the release of the running kernel, for users: "6.1.0-13-amd64".
+func Release() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
 func releaseAtLeast(release string, major, minor int) bool {
 	var x, y int
 	if n, _ := fmt.Sscanf(release, "%d.%d", &x, &y); n != 2 {

@@ -13,3 +13,6 @@ func ReadLivingTables(ctx context.Context) (*Tables, error) {
 
 // OverlayInNamespace is Overlay.Mount as older kernels need it.
 func OverlayInNamespace(o Overlay) (*Detached, error) { return o.inNamespace() }
+
+// CopyInNamespace is Detached.Copy as older kernels need it.
+func CopyInNamespace(d *Detached) (*Detached, error) { return d.copyInNamespace() }

@@ -135,6 +135,15 @@ func detached(mfd int, name string) *Detached {
 	return &Detached{root: os.NewFile(uintptr(mfd), name)}
 }
 
+// FromDescriptor wraps the descriptor of a detached mount that another process has made.
+func FromDescriptor(fd int, name string) *Detached { return detached(fd, name) }
+
+// Descriptor returns the descriptor of the mount, which stays open until Close.
+func (d *Detached) Descriptor() int { return int(d.root.Fd()) }
+
+// File is Descriptor as a file.
+func (d *Detached) File() *os.File { return d.root }
+
 // Open opens the root directory for reading its entries, for ioctls, and as the
 // base of *at calls. The caller must close it before MoveTo or Close, because it keeps
 // the filesystem in use.

@@ -114,6 +114,27 @@ func (o Overlay) byDescriptor() (*Detached, error) {
 	})
 }
 
+// MountDirs is Mount for a process in a user namespace: the layers are the directory lower, UpperDir of the directory
+// upper, and WorkDir of the directory work, and not those of Lower and Upper. It works on all kernels.
+func (o Overlay) MountDirs(lower, upper, work *os.File) (*Detached, error) {
+	defer runtime.KeepAlive([]*os.File{lower, upper, work})
+	at := func(dir *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", dir.Fd()) }
+	layers := [][2]string{{"lowerdir", at(lower)}, {"upperdir", at(upper) + "/" + UpperDir},
+		{"workdir", at(work) + "/" + WorkDir}}
+	if o.ReadOnly {
+		layers = [][2]string{{"lowerdir", layers[1][1] + ":" + layers[0][1]}}
+	}
+
+	return o.mountWith(func(fsfd int) error {
+		for _, l := range layers {
+			if err := unix.FsconfigSetString(fsfd, l[0], l[1]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // mountWith makes the mount, with the layers that setLayers sets.
 func (o Overlay) mountWith(setLayers func(fsfd int) error) (*Detached, error) {
 	defer runtime.KeepAlive(o.Lower)

@@ -5,6 +5,8 @@ import (
 	"os"
 	"os/exec"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Signals subscribes to the signals to pass on to a program in the foreground. It returns their channel
@@ -17,6 +19,37 @@ type Signals func() (arriving <-chan os.Signal, stop func())
 // returns the exit status like a shell: 128 + signal if a signal ended the command. With an error,
 // the command could not be started or waited for, and the status is 126.
 func Foreground(cmd *exec.Cmd, signals Signals) (int, error) {
+	pass := func(s os.Signal) { _ = cmd.Process.Signal(s) } // fails if it has just ended
+	return foreground(cmd, signals, pass, func() {})
+}
+
+// ForegroundGroup is Foreground of a command in a process group of its own, which is not that of the terminal. Signals
+// go to the whole group, and what is left of it when the command ends is killed.
+func ForegroundGroup(cmd *exec.Cmd, signals Signals) (int, error) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Setpgid = true
+	toGroup := func(s os.Signal) {
+		if n, ok := s.(syscall.Signal); ok {
+			_ = syscall.Kill(-cmd.Process.Pid, n)
+		}
+	}
+
+	return foreground(cmd, signals, toGroup, func() {
+		// As long as nobody has asked for its exit status, no other group gets its ID.
+		for {
+			err := unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+			if !errors.Is(err, unix.EINTR) {
+				break
+			}
+		}
+		toGroup(syscall.SIGKILL)
+	})
+}
+
+// foreground passes signals on with pass, and waits for the command after await has returned.
+func foreground(cmd *exec.Cmd, signals Signals, pass func(os.Signal), await func()) (int, error) {
 	var arriving <-chan os.Signal
 	if signals != nil {
 		var stop func()
@@ -29,12 +62,15 @@ func Foreground(cmd *exec.Cmd, signals Signals) (int, error) {
 	}
 
 	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	go func() {
+		await()
+		ended <- cmd.Wait()
+	}()
 
 	for {
 		select {
 		case s := <-arriving:
-			_ = cmd.Process.Signal(s) // fails if the command has just ended
+			pass(s)
 		case err := <-ended:
 			var exit *exec.ExitError
 			if err == nil {

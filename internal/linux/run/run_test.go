@@ -228,3 +228,53 @@ func TestDiesWithItsCaller(t *testing.T) {
 	_ = cmd.Wait()
 	allGone(t, r)
 }
+
+// TestForegroundGroup: signals reach all processes of the group, and none is left when the command has ended.
+func TestForegroundGroup(t *testing.T) {
+	pid := filepath.Join(t.TempDir(), "pid")
+	gone := func() {
+		t.Helper()
+		b, err := os.ReadFile(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 1000 {
+			state, err := os.ReadFile("/proc/" + strings.TrimSpace(string(b)) + "/stat")
+			if err != nil || strings.Contains(string(state), ") Z ") {
+				return
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		t.Errorf("process %s is left", b)
+	}
+
+	exit, err := run.ForegroundGroup(exec.Command("sh", "-c", "sleep 100 & echo $! > "+pid+"; exit 4"), nil)
+	if err != nil || exit != 4 {
+		t.Errorf("exit status %d, %v", exit, err)
+	}
+	gone()
+	if err := os.Remove(pid); err != nil {
+		t.Fatal(err)
+	}
+
+	c := make(chan os.Signal, 1)
+	c <- unix.SIGTERM
+	exit, err = run.ForegroundGroup(exec.Command("sh", "-c", "sleep 100 & echo $! > "+pid+"; wait; exit 0"),
+		func() (<-chan os.Signal, func()) {
+			late := make(chan os.Signal, 1)
+			go func() {
+				for range 1000 {
+					if b, err := os.ReadFile(pid); err == nil && len(b) > 0 {
+						break
+					}
+					time.Sleep(5 * time.Millisecond)
+				}
+				late <- <-c
+			}()
+			return late, func() {}
+		})
+	if err != nil || exit != 128+int(unix.SIGTERM) {
+		t.Errorf("exit status %d, %v", exit, err)
+	}
+	gone()
+}

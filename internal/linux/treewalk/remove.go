@@ -30,7 +30,11 @@ const (
 // filesystem is mounted inside. Permission: the caller may not delete a file. It also deletes immutable
 // and append-only files (chattr) if the caller has CAP_LINUX_IMMUTABLE. Without root, it makes directories
 // writable for their owner first.
-func Remove(ctx context.Context, path string) error {
+func Remove(ctx context.Context, path string) error { return RemoveCounted(ctx, path, func(int64) {}) }
+
+// RemoveCounted is Remove, and calls removed with the number of entries that it has deleted since the last call, also
+// concurrently.
+func RemoveCounted(ctx context.Context, path string, removed func(n int64)) error {
 	// Open the directory and its parent.
 	dir, err := os.Open(filepath.Dir(path))
 	if errors.Is(err, os.ErrNotExist) {
@@ -43,7 +47,7 @@ func Remove(ctx context.Context, path string) error {
 	defer dir.Close()
 
 	name := filepath.Base(path)
-	r := &remover{base: path, fixModes: os.Geteuid() != 0}
+	r := &remover{base: path, fixModes: os.Geteuid() != 0, removed: removed}
 	root, err := r.open(dir, name)
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -101,6 +105,7 @@ func unlink(at int, name string, flags int, own bool) error {
 type remover struct {
 	base     string // for messages
 	fixModes bool
+	removed  func(n int64)
 
 	mu     sync.Mutex
 	first  error
@@ -165,16 +170,19 @@ func (r *remover) visit(d *Dir, f *os.File) ([]string, error) {
 	fd := int(f.Fd())
 	for {
 		entries, err := f.ReadDir(readBatch)
+		files := int64(0)
 		for _, e := range entries {
 			if e.IsDir() {
 				subdirs = append(subdirs, e.Name())
 				continue
 			}
+			files++
 			err := Unlink(fd, e.Name(), 0)
 			if err != nil && !errors.Is(err, unix.ENOENT) {
 				r.fail(r.explain(fd, e.Name(), r.path(d.Join(e.Name())), err))
 			}
 		}
+		r.removed(files)
 		if err == io.EOF || errors.Is(err, unix.ENOENT) { // or another Remove has deleted the directory
 			return subdirs, nil
 		}
@@ -199,6 +207,7 @@ func (r *remover) leave(d *Dir, subdirs []string) error {
 	}
 
 	defer f.Close()
+	r.removed(int64(len(subdirs)))
 	for _, name := range subdirs {
 		err := Unlink(int(f.Fd()), name, unix.AT_REMOVEDIR)
 		switch {

@@ -99,6 +99,10 @@ func Walk(ctx context.Context, root *os.File, fn Funcs) error {
 	}
 
 	wg.Wait()
+
+	// The function of ctx may still be running.
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	return w.err
 }
 

@@ -475,3 +475,32 @@ func TestRemoveImmutableForbidden(t *testing.T) {
 	}
 	setFlags(t, kept, 0)
 }
+
+// TestCanceledAtTheEnd: a context may end in the moment in which the walk does. The race detector watches.
+func TestCanceledAtTheEnd(t *testing.T) {
+	dir := t.TempDir()
+	build(t, dir, "a/", "a/b/")
+	root, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+
+	for range 500 {
+		ctx, cancel := context.WithCancel(t.Context())
+		err := treewalk.Walk(ctx, root, treewalk.Funcs{Visit: func(d *treewalk.Dir, _ *os.File) ([]string, error) {
+			switch d.Path() {
+			case "":
+				return []string{"a"}, nil
+			case "a":
+				return []string{"b"}, nil
+			}
+			go cancel()
+			return nil, nil
+		}})
+		cancel()
+		if err != nil && !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+}

@@ -124,6 +124,30 @@ func (f Figure) MarshalJSON() ([]byte, error) {
 	return json.Marshal(m)
 }
 
+// UnmarshalJSON reads what MarshalJSON has written.
+func (f *Figure) UnmarshalJSON(b []byte) error {
+	var m struct {
+		Name, Label, Note string
+		Unit              Unit
+		Value             any
+		Low, High         *float64
+	}
+	if err := json.Unmarshal(b, &m); err != nil {
+		return err
+	}
+	*f = Figure{Name: m.Name, Label: m.Label, Unit: m.Unit, Note: m.Note}
+	switch v := m.Value.(type) {
+	case string:
+		f.Text, f.Known = v, true
+	case float64:
+		f.Low, f.High, f.Known = v, v, true
+	}
+	if m.Low != nil && m.High != nil {
+		f.Low, f.High, f.Known = *m.Low, *m.High, true
+	}
+	return nil
+}
+
 // Range is a number of bytes, blocks or entries that lies between two bounds, both included. If they are equal, the
 // number is exact.
 type Range struct {

@@ -22,6 +22,10 @@ func TestFiguresInJSON(t *testing.T) {
 		if err != nil || string(b) != want {
 			t.Errorf("%s, not %s; %v", b, want, err)
 		}
+		var back Figure
+		if err := json.Unmarshal(b, &back); err != nil || back != f {
+			t.Errorf("%s is read as %+v, not %+v; %v", b, back, f, err)
+		}
 	}
 }
 

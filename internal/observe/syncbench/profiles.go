@@ -2,6 +2,7 @@ package syncbench
 
 import (
 	"slices"
+	"strings"
 
 	"pando/internal/base/errs"
 )
@@ -260,4 +261,46 @@ func define(name string) (definition, error) {
 	}
 
 	return definition{}, e.WithHint("use one of: %s", names)
+}
+
+// CheckProfile returns an error if no profile has this name, with a hint at what was meant. Invalid.
+func CheckProfile(op, name string) error {
+	for _, p := range Profiles() {
+		if p.Name == name {
+			return nil
+		}
+	}
+	return errs.New(errs.Invalid, op, name, "unknown profile").WithHint("%s", suggestProfile(name))
+}
+
+// EphemeralIs says why nothing in an ephemeral volume is durable: see Config.NotDurable.
+func EphemeralIs(volume string) string {
+	return volume + " is an ephemeral volume: a reboot removes it, so its syncs buy nothing"
+}
+
+// suggestProfile is a hint for a name that is none.
+func suggestProfile(name string) string {
+	var names []string
+	best := ""
+	for _, p := range Profiles() {
+		names = append(names, p.Name)
+		if best == "" && name != "" && (strings.HasPrefix(p.Name, strings.ToLower(name)) ||
+			strings.HasPrefix(strings.ToLower(name), p.Name)) {
+			best = p.Name
+		}
+	}
+
+	hint := "the profiles are " + strings.Join(names, ", ") + "; run `pando bench sync --list` to describe them"
+	for _, alias := range [][2]string{{"mysql", "innodb"}, {"maria", "innodb"}, {"pg", "postgres"}, {"psql", "postgres"},
+		{"sqlite", "sqlite-full"}} {
+		if best == "" && strings.HasPrefix(strings.ToLower(name), alias[0]) {
+			best = alias[1]
+		}
+	}
+
+	if best != "" {
+		return "did you mean " + best + "? " + strings.ToUpper(hint[:1]) + hint[1:]
+	}
+
+	return hint
 }

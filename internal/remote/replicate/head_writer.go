@@ -176,7 +176,7 @@ func (w *headWriter) checkFits(ctx context.Context, h headState, pt engine.Point
 			WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
 	}
 
-	if h.Lineage != "" && h.Lineage != string(pt.Lineage) {
+	if h.Lineage != "" && h.Lineage != string(pt.Lineage) && !w.renamed(h.Name, pt) {
 		return errs.New(errs.Conflict, opPush, pt.Ref,
 			"the remote already has a different %s named %s, which this pool pushed before", kindOfHead(h.Golden), h.Name).
 			WithHint("push this one under another name with `%s`, or remove the other with %s", errs.Param("as", "NAME"),
@@ -198,6 +198,11 @@ func (w *headWriter) checkFits(ctx context.Context, h headState, pt engine.Point
 	}
 
 	return err
+}
+
+// renamed reports whether the head is that of the golden under a former name, which its lineage depends on.
+func (w *headWriter) renamed(head string, pt engine.Point) bool {
+	return pt.Golden && w.memory[head].Lineage == pt.Lineage
 }
 
 // kindOfHead returns the word for a head: golden or volume.

@@ -51,6 +51,15 @@ func (p Policy) Check(op string) error {
 	return nil
 }
 
+// Kept reports which of the points made at these times, the oldest first, the rules keep.
+func (p Policy) Kept(times []time.Time) []bool {
+	points := make([]policyPoint, len(times))
+	for i, at := range times {
+		points[i] = policyPoint{seq: uint64(i + 1), at: at}
+	}
+	return p.selectKept(points, uint64(len(points)), false)
+}
+
 // policyPoint is the part of a point that a policy looks at. There may be millions of them.
 type policyPoint struct {
 	seq      uint64

@@ -42,7 +42,7 @@ func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d de
 
 	q := engine.ReceiveRequest{
 		Volume: d.name, FS: driver.FS(m.FS), SizeBytes: m.SizeBytes, Sector: m.Sector, CreatedAt: m.CreatedAt,
-		Consistency: driver.Consistency(m.Consistency), OriginRef: pt.OriginRef, Tracker: p.Tracker,
+		Consistency: driver.Consistency(m.Consistency), OriginRef: pt.OriginRef, Tracker: p.Tracker, Remote: p.remote,
 		Links: []engine.Link{{Repo: p.repo.ID().String(), Manifest: m.ID.String()}},
 	}
 

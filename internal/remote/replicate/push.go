@@ -82,11 +82,42 @@ var (
 	errBaseGone = errors.New("the base of this push no longer exists")
 )
 
+// headName returns the head that a target is pushed to: the one that the user names; else the one to which this pool
+// has pushed the same volume or golden before, whatever its name was then; else the one with its name.
+func (p *pusher) headName(ctx context.Context, t target) (string, error) {
+	if !p.q.As.IsZero() {
+		return p.q.As.String(), nil
+	}
+
+	lineage, names, err := p.e.NamesOf(ctx, t.ref)
+	if err != nil {
+		return "", err
+	}
+	heads, err := p.e.RemoteHeads(ctx, p.repoID)
+	if err != nil {
+		return "", err
+	}
+
+	for _, name := range names {
+		if slices.ContainsFunc(heads, func(h engine.RemoteHead) bool { return h.Name == name && h.Lineage == lineage }) {
+			return name, nil
+		}
+	}
+	return t.ref.Name, nil
+}
+
 // pushTarget pushes one volume, snapshot or generation. The numbered comments are the steps of a push.
 func (p *pusher) pushTarget(ctx context.Context, t target) error {
 	// 1. Lock the journal: no other process of this pool pushes to the head.
 	begun := time.Now()
-	name := cmp.Or(p.q.As.String(), t.ref.Name)
+	if err := p.e.CheckPush(ctx, t.ref); err != nil {
+		return err
+	}
+	name, err := p.headName(ctx, t)
+	if err != nil {
+		return err
+	}
+
 	j, err := openJournal(ctx, p.r.dir, name)
 	if err != nil {
 		return err
@@ -458,12 +489,21 @@ func (x *pointPush) commitHead(ctx context.Context, m *repo.Manifest) error {
 func (x *pointPush) rememberPoint(ctx context.Context, manifest repo.ID, end func(context.Context) error) error {
 	ctx = context.WithoutCancel(ctx)
 	p, id := x.p, manifest.String()
-	err := p.e.PutLink(ctx, engine.Link{Repo: p.repoID, Manifest: id, Object: x.pt.ID})
+	link := engine.Link{Repo: p.repoID, Manifest: id, Object: x.pt.ID}
+	put := p.e.PutLink
+	if !x.out.Unchanged {
+		put = func(ctx context.Context, l engine.Link) error { return p.e.PutPushedLink(ctx, l, p.r.Name) }
+	}
+
+	err := put(ctx, link)
 	if err == nil {
 		err = p.e.PutRemoteHead(ctx, engine.RemoteHead{
 			Repo: p.repoID, Name: x.name, Lineage: x.pt.Lineage, Epoch: x.head.Epoch, NextSeq: x.head.NextSeq,
 			Manifest: id, At: time.Now(),
 		})
+	}
+	if err == nil {
+		err = p.e.NotePushed(ctx, p.repoID, x.pt.ID)
 	}
 	if err != nil {
 		return err
@@ -498,11 +538,12 @@ func (x *pointPush) endUnchanged(ctx context.Context) error {
 		return err
 	}
 
+	noted := x.p.e.NotePushed(ctx, x.p.repoID, x.pt.ID)
 	if err := x.p.destroySnapshot(ctx, x.pt.Ref); err != nil {
 		return err
 	}
 
-	return x.j.reset()
+	return errors.Join(noted, x.j.reset())
 }
 
 // endAttempt handles the result of an attempt. It ends the attempt's session or keeps it for a later push, and decides

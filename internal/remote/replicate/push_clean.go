@@ -165,7 +165,7 @@ func (p *pusher) destroySnapshot(ctx context.Context, snapshot string) error {
 		return err
 	}
 
-	report, err := p.e.Destroy(context.WithoutCancel(ctx), engine.DestroyRequest{What: what})
+	report, err := p.e.Destroy(engine.Unrecorded(context.WithoutCancel(ctx)), engine.DestroyRequest{What: what})
 	if err == nil {
 		err = errors.Join(report.Failed...)
 	}

@@ -38,7 +38,7 @@ func (p *pusher) takeSnapshot(ctx context.Context, name string, j *journal) (eng
 		}
 
 		q := engine.SnapshotRequest{Volume: vol, Name: at, Freeze: p.q.Freeze, Tracker: p.q.Tracker}
-		_, err := p.e.Snapshot(ctx, q)
+		_, err := p.e.Snapshot(engine.Unrecorded(ctx), q) // the push will be recorded
 		if err == nil {
 			return p.e.Point(ctx, snap)
 		}

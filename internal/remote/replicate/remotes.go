@@ -467,6 +467,17 @@ func addSlot(ctx context.Context, rp *repo.Repo, s repo.NewSlot) error {
 	return rp.AddSlot(ctx, s)
 }
 
+// unknownRemote returns the error about a remote that does not exist, with the names of those that do.
+func unknownRemote(pool, name string) error {
+	e := errs.New(errs.NotFound, opOpen, name, "no such remote")
+	all, err := List(pool)
+	if err != nil || len(all) == 0 {
+		return e.WithHint("list remotes with %s, or add this one with %s", errs.Run("remote ls"),
+			errs.Run("remote add", name, "URL"))
+	}
+	return e.WithHint("use one of the remotes of this pool: %s", strings.Join(all, ", "))
+}
+
 // Load reads a remote of a pool. Errors: NotFound, Damaged, TooNew, Permission.
 func Load(pool, name string, access Access) (*Remote, error) {
 	if err := ref.CheckName(opOpen, name); err != nil {
@@ -476,8 +487,7 @@ func Load(pool, name string, access Access) (*Remote, error) {
 	dir := filepath.Join(remotesDir(pool), name)
 	b, err := os.ReadFile(filepath.Join(dir, remoteName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errs.New(errs.NotFound, opOpen, name, "no such remote").
-			WithHint("list remotes with %s, or add this one with %s", errs.Run("remote ls"), errs.Run("remote add", name, "URL"))
+		return nil, unknownRemote(pool, name)
 	}
 
 	if err != nil {

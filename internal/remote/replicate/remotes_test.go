@@ -106,13 +106,17 @@ func TestRemoteAdd(t *testing.T) {
 	_, err = engine.Deinit(t.Context(), e.Dir(), false, testDrivers)
 	wantKind(t, err, errs.InUse, `operation "remote rm"`)
 
-	for _, n := range []string{"one", "two", "three"} {
-		if err := Remove(t.Context(), e, RemoveRequest{Name: n}); err != nil {
+	for _, r := range []struct{ name, hint string }{
+		{"one", "remotes of this pool: three, two"},
+		{"two", "remotes of this pool: three"},
+		{"three", `operation "remote ls"`},
+	} {
+		if err := Remove(t.Context(), e, RemoveRequest{Name: r.name}); err != nil {
 			t.Fatal(err)
 		}
-		_, err := Load(e.Dir(), n, Access{})
-		wantKind(t, err, errs.NotFound, `operation "remote ls"`)
-		wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: n}), errs.NotFound, `operation "remote ls"`)
+		_, err := Load(e.Dir(), r.name, Access{})
+		wantKind(t, err, errs.NotFound, r.hint)
+		wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: r.name}), errs.NotFound, r.hint)
 	}
 	// The only key.
 	if added, err = Add(t.Context(), e, AddRequest{Name: "only", URL: none}); err != nil || !added.Created {

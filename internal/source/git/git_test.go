@@ -392,6 +392,63 @@ func TestSubmodulesAndDepth(t *testing.T) {
 	}
 }
 
+// TestLFS: with the real git-lfs, a golden has the content of large files, also after they change, and of branches.
+func TestLFS(t *testing.T) {
+	if _, err := exec.LookPath("git-lfs"); err != nil {
+		t.Skip("SKIPPED: there is no git-lfs: apt-get install git-lfs")
+	}
+
+	w := newWorld(t, reflink.Name, 800<<20)
+	w.upstream("lfs", "install", "--local", "--skip-repo")
+	w.commit(".gitattributes", "*.bin filter=lfs diff=lfs merge=lfs -text\n")
+	large := func(text string) string {
+		t.Helper()
+		text = strings.Repeat(text, 100_000)
+		must(t, os.WriteFile(filepath.Join(w.up, "large.bin"), []byte(text), 0o644))
+		w.upstream("add", "large.bin")
+		w.upstream("commit", "-q", "-m", text[:5])
+		return text
+	}
+
+	one := large("first ")
+	if text := w.upstream("show", "HEAD:large.bin"); !strings.HasPrefix(text, "version https://git-lfs") {
+		t.Fatalf("upstream did not store a pointer: %.60q", text)
+	}
+
+	s := w.source()
+	s.LFS = true
+	w.imports(s)
+	holds := func(dir, want string) {
+		t.Helper()
+		if b, err := os.ReadFile(filepath.Join(dir, "large.bin")); err != nil || string(b) != want {
+			t.Errorf("%d bytes, %.60q, %v", len(b), b, err)
+		}
+		if got := gitIn(t, dir, "status", "--porcelain"); got != "" {
+			t.Errorf("it is not clean: %s", got)
+		}
+	}
+	holds(w.clone("v", ""), one)
+
+	// A change, which a refresh fetches, and one that a clone at a branch fetches.
+	two := large("second ")
+	w.refresh()
+	holds(w.clone("w", ""), two)
+	w.upstream("checkout", "-q", "-b", "topic")
+	three := large("third ")
+	holds(w.clone("x", "topic"), three)
+	holds(w.clone("y", "trunk"), two)
+
+	// Upstream has lost an object: the golden stays as it was.
+	w.upstream("checkout", "-q", "trunk")
+	large("fourth ")
+	must(t, os.RemoveAll(filepath.Join(w.up, ".git", "lfs", "objects")))
+	if _, err := Refresh(t.Context(), w.e, RefreshRequest{Golden: ref.MustName("g"), Env: os.Environ()}); err == nil ||
+		!strings.Contains(err.Error(), "cannot fetch files of Git LFS") {
+		t.Errorf("refresh without the object: %v", err)
+	}
+	holds(w.clone("z", ""), two)
+}
+
 // TestPublishedBySessions: what a session put into the configuration of its repository, and published, does not run
 // when the golden is refreshed or cloned at a branch.
 func TestPublishedBySessions(t *testing.T) {

@@ -45,11 +45,8 @@ func (r *repository) environment() []string {
 		return slices.Contains([]string{"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY",
 			"GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_CONFIG"}, name)
 	})
-	env = append(env, "GIT_TERMINAL_PROMPT=0", "LC_ALL=C")
-	if !r.source.LFS {
-		env = append(env, "GIT_LFS_SKIP_SMUDGE=1")
-	}
-	return env
+	// A checkout leaves pointers of Git LFS; complete fetches the files.
+	return append(env, "GIT_TERMINAL_PROMPT=0", "LC_ALL=C", "GIT_LFS_SKIP_SMUDGE=1")
 }
 
 // git runs git in the repository, and returns its output.
@@ -136,6 +133,15 @@ func (r *repository) create(ctx context.Context) error {
 	return r.configure(ctx)
 }
 
+// lfsFilter is what "git lfs install" adds to a configuration. Without it git-lfs refuses to check out files, and git
+// takes all of them for changed.
+const lfsFilter = `[filter "lfs"]
+	clean = git-lfs clean -- %f
+	smudge = git-lfs smudge -- %f
+	process = git-lfs filter-process
+	required = true
+`
+
 // configure replaces the configuration of the repository, which a session may have changed, with what its source says.
 // In some clones, files have other inode numbers. With these settings, git compares only the size and the modification
 // time of a file. Otherwise it would read all files again.
@@ -155,6 +161,9 @@ func (r *repository) configure(ctx context.Context) error {
 	url = %s
 	fetch = +refs/heads/*:refs/remotes/origin/*
 `, strconv.Quote(r.source.URL))
+	if r.source.LFS {
+		config += lfsFilter
+	}
 	path := filepath.Join(r.dir, ".git", "config")
 	format, err := r.objectFormat(ctx)
 	if err != nil {

@@ -238,8 +238,15 @@ func build(t testing.TB, program string) string {
 	if ready := os.Getenv("PANDO_TEST_SERVERS"); ready != "" {
 		return filepath.Join(ready, program)
 	}
+	return Tool(t, "servers", program)
+}
 
-	once, _ := built.LoadOrStore(program, sync.OnceValues(func() (string, error) { return toolPath(program) }))
+// Tool returns the path of a tool of the module below test/, which it builds if
+// Go's cache does not have it. The test is skipped where that cannot be.
+func Tool(t testing.TB, module, program string) string {
+	t.Helper()
+	once, _ := built.LoadOrStore(module+" "+program,
+		sync.OnceValues(func() (string, error) { return toolPath(module, program) }))
 	path, err := once.(func() (string, error))()
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
@@ -255,8 +262,8 @@ func build(t testing.TB, program string) string {
 
 // toolPath builds a program, if Go's cache does not have it, and returns its path
 // there.
-func toolPath(program string) (string, error) {
-	dir, err := servers()
+func toolPath(module, program string) (string, error) {
+	dir, err := moduleDir(module)
 	if err != nil {
 		return "", err
 	}
@@ -274,20 +281,20 @@ func toolPath(program string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// servers is the directory of the servers' module.
-func servers() (string, error) {
+// moduleDir is the directory of a module below test/.
+func moduleDir(module string) (string, error) {
 	wd, err := os.Getwd()
 	if err != nil {
 		return "", err
 	}
 
 	for dir := wd; ; dir = filepath.Dir(dir) {
-		path := filepath.Join(dir, "test", "servers")
+		path := filepath.Join(dir, "test", module)
 		if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil {
 			return path, nil
 		}
 		if dir == filepath.Dir(dir) {
-			return "", fmt.Errorf("test/servers is not above %s: run the tests where the source is", wd)
+			return "", fmt.Errorf("test/%s is not above %s: run the tests where the source is", module, wd)
 		}
 	}
 }

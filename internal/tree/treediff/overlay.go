@@ -24,8 +24,8 @@ import (
 //
 // The overlay must be mounted with index=off and metacopy=off, and with redirect_dir=on if upper contains redirects. It
 // may be in use, but nobody may write to it, to upper or to lower until CompareOverlay returns. The process needs
-// CAP_SYS_ADMIN, because the kernel hides the attributes of overlayfs from others. All names of files in lower must be
-// below lower.
+// CAP_SYS_ADMIN, because the kernel hides the attributes of overlayfs from others, except with Options.UserXattr. All
+// names of files in lower must be below lower.
 //
 // Overlayfs hides two things in lower: devices with the number 0:0, and attributes whose names begin with
 // trusted.overlay. These differences are reported only for paths that are read anyway.
@@ -36,7 +36,7 @@ import (
 //
 // Damaged: upper contains what overlayfs does not write, and cannot show. Permission: the process is not root.
 func CompareOverlay(ctx context.Context, lower, upper, merged *os.File, o Options) (Result, error) {
-	if os.Geteuid() != 0 {
+	if os.Geteuid() != 0 && !o.UserXattr {
 		return Result{}, errs.New(errs.Permission, op, "", "only root can read the upper layer of an overlay")
 	}
 
@@ -46,13 +46,17 @@ func CompareOverlay(ctx context.Context, lower, upper, merged *os.File, o Option
 		return Result{}, err
 	}
 
-	c.upper = &upperLayer{root: upper, merged: map[string]bool{}}
+	c.upper = &upperLayer{root: upper, attributes: "trusted.overlay.", merged: map[string]bool{}}
+	if o.UserXattr {
+		c.upper.attributes = "user.overlay."
+	}
 	return c.compareAll()
 }
 
 // upperLayer is the upper layer of an overlay.
 type upperLayer struct {
-	root *os.File
+	root       *os.File
+	attributes string // how the names of those begin that overlayfs writes
 
 	mu     sync.Mutex
 	merged map[string]bool // visited directories that merge the directories with the same path in both layers
@@ -73,7 +77,7 @@ func (u *upperLayer) open(path string) (*os.File, error) {
 		return nil, err
 	}
 
-	hides, err := hidesLower(f)
+	hides, err := u.hidesLower(f)
 	if err != nil || hides {
 		f.Close()
 		return nil, err
@@ -87,13 +91,13 @@ func (u *upperLayer) open(path string) (*os.File, error) {
 
 // hidesLower reports whether an overlay does not merge a directory of its upper layer with that of the same path in the
 // lower layer: an opaque directory is merged with none, and a redirected one with another.
-func hidesLower(dir *os.File) (bool, error) {
-	for _, name := range []string{"trusted.overlay.opaque", "trusted.overlay.redirect"} {
+func (u *upperLayer) hidesLower(dir *os.File) (bool, error) {
+	for _, name := range []string{"opaque", "redirect"} {
 		value := make([]byte, 2)
-		n, err := unix.Fgetxattr(int(dir.Fd()), name, value)
+		n, err := unix.Fgetxattr(int(dir.Fd()), u.attributes+name, value)
 		switch {
 		case err == unix.ENODATA, err == unix.EOPNOTSUPP:
-		case err == nil && name == "trusted.overlay.opaque" && string(value[:n]) == "x": // it contains whiteouts
+		case err == nil && name == "opaque" && string(value[:n]) == "x": // it contains whiteouts
 		case err == nil, err == unix.ERANGE:
 			return true, nil
 		default:
@@ -153,6 +157,10 @@ func isHidden(dir *os.File, e treewalk.Dirent) bool {
 // notShown returns the error of a file that is in the upper layer, but cannot be looked up in the overlay. Overlayfs
 // refuses attributes that it would not have written itself, and does not even list such files.
 func notShown(path string, err error) error {
+	if errs.IsAny(err, unix.EPERM, unix.EACCES) && os.Geteuid() != 0 {
+		return errs.New(errs.Permission, op, quote(shown(path)), "%w", err).
+			WithHint("before the command that makes such files ends, let it give them to user 0, or let others read them")
+	}
 	for _, refused := range []error{unix.EINVAL, unix.EPERM, unix.EACCES, unix.ESTALE} {
 		if errors.Is(err, refused) {
 			return errs.New(errs.Damaged, op, quote(shown(path)), "overlayfs cannot show it: %w: the upper layer is damaged",

@@ -119,6 +119,10 @@ type Options struct {
 	// Hints limit what may have changed. nil: anything.
 	Hints *Hints
 
+	// UserXattr says that the upper layer of an overlay has the attributes user.overlay.*, as one that a user has mounted
+	// (see CompareOverlay).
+	UserXattr bool
+
 	// Times makes a different modification time a change.
 	Times bool
 

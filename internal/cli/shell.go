@@ -1,0 +1,31 @@
+package cli
+
+import (
+	"pando/internal/base/errs"
+	"pando/internal/engine"
+
+	"github.com/spf13/cobra"
+)
+
+// shellFlag adds --shell.
+func shellFlag(c *cobra.Command, shell *bool) {
+	c.Flags().BoolVar(shell, "shell", false,
+		"print assignments of PANDO_VOLUME and PANDO_MOUNT, for eval in a shell")
+}
+
+// checkShell refuses --shell where there is no single volume, or another format.
+func (a *App) checkShell(op string, shell, many bool) error {
+	switch {
+	case shell && a.json:
+		return errs.New(errs.Invalid, op, "", "--shell and --json are two formats").WithHint("choose one of them")
+	case shell && many:
+		return errs.New(errs.Invalid, op, "", "--shell prints one volume, and --count creates several").
+			WithHint("use --json, or call pando once for each volume")
+	}
+	return nil
+}
+
+// printShell prints a volume as assignments that any POSIX shell reads. PANDO_MOUNT is empty if it is not mounted.
+func (a *App) printShell(v engine.Info) {
+	a.printf("PANDO_VOLUME=%s\nPANDO_MOUNT=%s\n", shellWord(v.Name), shellWord(v.Mountpoint))
+}

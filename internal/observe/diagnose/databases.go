@@ -1,0 +1,138 @@
+package diagnose
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Database is a database below the path, with the settings on which it depends what survives a power failure.
+type Database struct {
+	Kind     string            `json:"kind"` // "postgresql", "mysql", "sqlite"
+	Path     string            `json:"path"` // its data directory, or its file
+	PID      int               `json:"pid,omitempty"`
+	Settings []DatabaseSetting `json:"settings"`
+}
+
+// DatabaseSetting is one of a database's own settings.
+type DatabaseSetting struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+	// From is the file that sets it, "command line", "default", "header" (of a SQLite file), or "each connection", which
+	// means that it is not stored anywhere.
+	From string `json:"from"`
+	// Loses says what a power failure costs with this value; "" if nothing.
+	Loses string `json:"loses,omitempty"`
+}
+
+// mostDatabases limits how many databases are looked for below a path.
+const mostDatabases = 16
+
+// databases finds the databases at the path, or directly below it, and reports settings that lose data as causes.
+func (w *watch) databases() {
+	for _, db := range findDatabases(w.stack.Path) {
+		w.report.Databases = append(w.report.Databases, db)
+		for _, s := range db.Settings {
+			if s.Loses == "" {
+				continue
+			}
+			w.addLie("database-unsafe", databaseNames[db.Kind]+" at "+db.Path+" has "+s.Name+" = "+s.Value+": "+s.Loses,
+				[]string{s.Name + " = " + s.Value + ", from " + s.From},
+				"its figures are not those of a database that keeps what it has committed", "see docs/diagnose.md")
+		}
+	}
+}
+
+var databaseNames = map[string]string{"postgresql": "PostgreSQL", "mysql": "MySQL or MariaDB", "sqlite": "SQLite"}
+
+// findDatabases looks at a file, or at a directory and what is directly in it.
+func findDatabases(path string) (out []Database) {
+	places := []string{path}
+	if entries, err := os.ReadDir(path); err == nil {
+		for _, e := range entries {
+			places = append(places, filepath.Join(path, e.Name()))
+		}
+	}
+
+	for _, p := range places {
+		if len(out) == mostDatabases {
+			break
+		}
+		if db, ok := databaseAt(p); ok {
+			out = append(out, db)
+		}
+	}
+	return out
+}
+
+func databaseAt(path string) (Database, bool) {
+	exists := func(name string) bool {
+		_, err := os.Lstat(filepath.Join(path, name))
+		return err == nil
+	}
+
+	switch {
+	case exists("PG_VERSION") && exists("global/pg_control"):
+		return postgresAt(path), true
+	case exists("ibdata1") && exists("mysql"):
+		return mysqlAt(path), true
+	}
+	return sqliteAt(path)
+}
+
+// sqliteAt reads the header of a SQLite database: https://www.sqlite.org/fileformat2.html#the_database_header.
+func sqliteAt(path string) (Database, bool) {
+	header := readStart(path, 100)
+	if len(header) < 100 || !bytes.HasPrefix(header, []byte("SQLite format 3\x00")) {
+		return Database{}, false
+	}
+
+	mode := DatabaseSetting{Name: "journal_mode", Value: "rollback journal", From: "header"}
+	if header[18] == 2 {
+		mode.Value = "wal"
+	}
+	return Database{Kind: "sqlite", Path: path, Settings: []DatabaseSetting{mode,
+		{Name: "synchronous", Value: "unknown", From: "each connection"}}}, true
+}
+
+// configBytes is the longest file of settings that is read.
+const configBytes = 1 << 20
+
+// readStart returns the first bytes of a regular file; nil if it is none, or cannot be read. It never waits.
+func readStart(path string, most int64) []byte {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return nil
+	}
+	b, _ := io.ReadAll(io.LimitReader(f, most))
+	return b
+}
+
+// commandLine returns the arguments of a process.
+func commandLine(pid int) []string {
+	return strings.Split(strings.TrimSuffix(slurp("/proc/"+strconv.Itoa(pid)+"/cmdline"), "\x00"), "\x00")
+}
+
+// value is the value of a setting, and where it was found.
+type value struct{ text, from string }
+
+// judged returns a setting with its value, or its default, and what it loses. loses maps values to that.
+func judged(values map[string]value, name, usual string, loses func(text string) string) DatabaseSetting {
+	v, ok := values[name]
+	if !ok {
+		v = value{usual, "default"}
+	}
+	return DatabaseSetting{Name: name, Value: v.text, From: v.from, Loses: loses(v.text)}
+}
+
+func nothing(string) string { return "" }
