@@ -142,7 +142,7 @@ func checkImage(t *testing.T, e *engine.Engine, fs driver.FS, id driver.ObjectID
 func TestCopiesOfBusyVolume(t *testing.T) {
 	testfs.NotShort(t, "it loads a volume")
 	rounds := 4
-	if os.Getenv("PANDO_TEST_FULL") != "" {
+	if testfs.Full() {
 		rounds = 100
 	}
 	for _, c := range []struct {

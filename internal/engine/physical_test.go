@@ -1,8 +1,8 @@
 package engine_test
 
 import (
+	"crypto/rand"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
@@ -19,9 +19,7 @@ func TestPoolCountsSharedBlocksOnce(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			src := t.TempDir()
 			random := make([]byte, data)
-			for i := range random {
-				random[i] = byte(rand.Uint32())
-			}
+			_, _ = rand.Read(random) // never fails
 			if err := os.WriteFile(filepath.Join(src, "data"), random, 0o644); err != nil {
 				t.Fatal(err)
 			}
@@ -75,9 +73,7 @@ func TestQuickFigure(t *testing.T) {
 	e := newPool(t, testfs.XFS(t, 2<<30), engine.InitRequest{MinFreePercent: 1})
 	src := t.TempDir()
 	random := make([]byte, data)
-	for i := range random {
-		random[i] = byte(rand.Uint32())
-	}
+	_, _ = rand.Read(random) // never fails
 	if err := os.WriteFile(filepath.Join(src, "data"), random, 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -37,11 +37,6 @@ func TestLivesInService(t *testing.T) {
 		importTree(t, e, "g", source(t))
 		e.Close() // SQLite keeps what one has closed for as long as another of the same process has it open
 		s := &service{t: t, e: open(t, e.Dir()), counts: map[string]int{}}
-		defer func() {
-			if t.Failed() {
-				t.Logf("PANDO_SEED=%d", faulttest.Seed())
-			}
-		}()
 
 		// What is made once and kept, such as prepared statements, is there after the first part.
 		s.serve(ops / 4)
@@ -91,8 +86,8 @@ func (s *service) serve(calls int) {
 	left.Store(int64(calls))
 	var wg sync.WaitGroup
 	for i := range callers {
+		r := faulttest.Rand(s.t, i)
 		wg.Go(func() {
-			r := rand.New(rand.NewPCG(faulttest.Seed(), uint64(i)))
 			for left.Add(-1) >= 0 && !s.t.Failed() {
 				s.call(r)
 			}

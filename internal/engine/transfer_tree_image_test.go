@@ -3,7 +3,6 @@ package engine_test
 import (
 	"bytes"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,8 +35,7 @@ func TestTransferTreesIntoImages(t *testing.T) {
 		t.Errorf("%+v", there)
 	}
 
-	rnd := rand.New(rand.NewPCG(faulttest.Seed(), 5))
-	t.Logf("PANDO_SEED=%d", faulttest.Seed())
+	rnd := faulttest.Rand(t)
 	before, beforeThere := g, there
 	for i := range 3 {
 		edit(t, a, "job", func(dir string) {

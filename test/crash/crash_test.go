@@ -9,7 +9,6 @@ package crash
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -232,14 +231,6 @@ var faults = []fault{
 	{"EIO", faulttest.Plan{Mode: faulttest.Fail, Errno: syscall.EIO}},
 }
 
-// drawnFaults are kills and one of the errors, which one is drawn; everything: all.
-func drawnFaults(t *testing.T) []fault {
-	if everything() || len(faults) == 1 {
-		return faults
-	}
-	return []fault{faults[0], faults[1+faulttest.Draw(t, len(faults)-1, "fault")]}
-}
-
 // operation is a verb under test. From the state that prepare makes, command
 // leads to another; revert leads back so that prepare can be called again.
 type operation struct {
@@ -346,7 +337,7 @@ func TestFaultAtEveryStep(t *testing.T) {
 	t.Parallel()
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
-			for _, op := range drawn(operations) {
+			for _, op := range drawn(t, operations) {
 				t.Run(op.name, func(t *testing.T) {
 					t.Parallel()
 					if op.root && os.Geteuid() != 0 {
@@ -356,7 +347,7 @@ func TestFaultAtEveryStep(t *testing.T) {
 					w.initPool()
 					w.importGolden("g")
 					w.pando("clone", "g", "base")
-					for _, f := range drawnFaults(t) {
+					for _, f := range faults {
 						t.Run(f.name, func(t *testing.T) { w.sweep(t, op, f.plan) })
 					}
 					w.t = t
@@ -369,42 +360,48 @@ func TestFaultAtEveryStep(t *testing.T) {
 }
 
 // sweepOf is which steps a plan strikes: by default a sample of which kills on the
-// first kind of pool get the most; on the others, whose protocol is the same, it is
-// a third of that, and of errors half as many. Of a slow operation each gets every
-// n-th. A pattern that names an operation gets all its steps.
+// first kind of pool get the most, with those that commit always among them; on the
+// others, whose protocol is the same, it is a third of that, and of each error a
+// quarter. Of a slow operation each gets every n-th.
 func (w *world) sweepOf(plan faulttest.Plan, every int) faulttest.Sweep {
-	s := faulttest.Sweep{Plan: plan, MaxRuns: 3000}
-	if everything() {
-		return s
-	}
-
-	s.Every = max(every, 1) * sparsely
-	if w.kind.name != kinds[0].name {
+	s := faulttest.Sweep{Plan: plan, MaxRuns: 3000, Every: max(every, 1) * sparsely, Of: w.struck(),
+		Turn: slices.IndexFunc(kinds, func(k kind) bool { return k.name == w.kind.name })}
+	if s.Turn > 0 {
 		s.Every *= 3
 	}
 	if plan.Mode == faulttest.Fail {
-		s.Every *= 2
+		s.Every *= 4
+	}
+	if s.Turn == 0 && plan.Mode != faulttest.Fail && !slow {
+		s.Always = commits
 	}
 	return s
+}
+
+// commits reports whether a step decides between the old and the new state, or makes one durable: a rename, or a sync
+// of a file, a directory or the catalogue.
+func commits(s faulttest.Step) bool {
+	return strings.HasPrefix(s.Name, "rename") || s.Name == "linkat" || strings.HasSuffix(s.Name, "sync") || s.Name == "syncfs"
+}
+
+// struck names what is struck, on whatever kind of pool and in whatever way.
+func (w *world) struck() string {
+	return strings.Join(slices.DeleteFunc(strings.Split(w.t.Name(), "/"), func(name string) bool {
+		return name == w.kind.name || slices.ContainsFunc(faults, func(f fault) bool { return f.name == name })
+	}), "/")
 }
 
 // sparsely is of how many steps one is struck; more where everything is slow.
 var sparsely = 10
 
-// slow is whether removing takes longer than other commands may spend on it.
+// slow is whether all is emulated, and removing takes longer than other commands may spend on it.
 var slow = false
-
-// everything reports whether nothing is to be left out: with PANDO_TEST_FULL, or a
-// pattern that names an operation.
-func everything() bool {
-	return os.Getenv("PANDO_TEST_FULL") != "" || strings.Count(flag.Lookup("test.run").Value.String(), "/") > 1
-}
 
 // initEvery is how much fewer of init and deinit, in which ZFS does most.
 var initEvery = 2
 
-// drawn leaves out operations where everything is slow: drawn anew each time.
-var drawn = func(all []operation) []operation { return all }
+// drawn leaves out operations where everything is slow.
+var drawn = func(_ *testing.T, all []operation) []operation { return all }
 
 func (w *world) sweep(t *testing.T, op operation, plan faulttest.Plan) {
 	w.t = t

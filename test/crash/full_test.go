@@ -171,14 +171,15 @@ func TestFullDiskAtEveryStep(t *testing.T) {
 	for _, d := range fullDisks {
 		t.Run(d.name, func(t *testing.T) {
 			t.Parallel()
-			for _, op := range fullOperations(t) {
+			drawn, outer := fullOperations(t)
+			for i, op := range drawn {
 				t.Run(op.name, func(t *testing.T) {
 					w := &fullWorld{world: newWorld(t, d.kind), disk: d}
 					t.Cleanup(w.takeDown)
 					w.initPool()
 					w.importGolden("g")
 					w.writeSynced()
-					w.everyStep(t, op)
+					w.everyStep(t, op, outer[i])
 
 					w.t = t
 					w.umount("keep")
@@ -192,8 +193,9 @@ func TestFullDiskAtEveryStep(t *testing.T) {
 	}
 }
 
-// fullOperations are all operations, or one that frees space, drawn anew each time, and one other.
-func fullOperations(t *testing.T) []operation {
+// fullOperations are all operations, or one that frees space, which is drawn, and one other. outer is of how many each
+// is drawn.
+func fullOperations(t *testing.T) (drawn []operation, outer []int) {
 	isFree := func(op operation) bool { return slices.Contains(frees, op.name) }
 	var free, others []operation
 	for _, op := range operations {
@@ -205,26 +207,28 @@ func fullOperations(t *testing.T) []operation {
 			others = append(others, op)
 		}
 	}
-	if everything() {
-		return operations
+
+	if testfs.Full() {
+		return operations, slices.Repeat([]int{1}, len(operations))
 	}
-	return []operation{free[faulttest.Draw(t, len(free), "free")], others[faulttest.Draw(t, len(others), "other")]}
+	drawn = []operation{free[faulttest.Draw(t, len(free), "free")], others[faulttest.Draw(t, len(others), "other")]}
+	return drawn, []int{len(free), len(others)}
 }
 
 // everyStep strikes before each step, by default before one that is drawn.
-func (w *fullWorld) everyStep(t *testing.T, op operation) {
+func (w *fullWorld) everyStep(t *testing.T, op operation, outer int) {
 	last := w.strike(t, op, -1)
 	if last.ExitCode != 0 {
 		t.Fatalf("undisturbed, it failed: %s", last.Stderr)
 	}
+
 	if at, err := strconv.Atoi(os.Getenv(faulttest.AtVariable)); err == nil {
 		w.strike(t, op, at)
 		return
 	}
-	for at := range last.Steps {
-		if everything() || at == faulttest.Draw(t, len(last.Steps), "step") {
-			w.strike(t, op, at)
-		}
+	steps := len(last.Steps)
+	for at := faulttest.DrawInside(t, steps, outer); at < steps; at += faulttest.DrawStep(steps) {
+		w.strike(t, op, at)
 	}
 }
 

@@ -165,7 +165,7 @@ func TestFaultInInit(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, k)
 			initArgs := w.initArgs()
-			for _, f := range drawnFaults(t) {
+			for _, f := range faults {
 				t.Run("init/"+f.name, func(t *testing.T) {
 					w.t = t
 					w.sweepOf(f.plan, initEvery).Each(t, func(p faulttest.Plan) faulttest.Result {

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"pando/internal/testing/testfs"
 )
 
 // stressProcesses work on one pool at once, and each has stressLives volumes; with
@@ -30,7 +32,7 @@ func TestManyProcesses(t *testing.T) {
 			w.initPool()
 			w.importGolden("g")
 			more := func(lives int) bool { return lives < stressLives }
-			if os.Getenv("PANDO_TEST_FULL") != "" {
+			if testfs.Full() {
 				end := time.Now().Add(time.Minute)
 				more = func(int) bool { return time.Now().Before(end) }
 			}

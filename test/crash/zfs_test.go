@@ -27,25 +27,24 @@ func init() {
 		}
 		sparsely, initEvery, slow = 24, 4, true
 		drawn = drawSome
-		if os.Getenv("PANDO_TEST_FULL") == "" {
+		if !testfs.Full() {
 			faults = faults[:1]
 		}
 	}
 }
 
-// drawSome is one of the operations that have the most of ZFS in them; with
-// PANDO_TEST_FULL, or a pattern that names one, all.
-func drawSome(all []operation) []operation {
+// drawSome is one of the operations that have the most of ZFS in them; with PANDO_TEST_FULL all.
+func drawSome(t *testing.T, all []operation) []operation {
 	most := []string{"clone-mount", "destroy-mounted", "snapshot-mounted", "overlay-clone-mount",
 		"overlay-destroy-mounted"}
 	if !testfs.ZFSHasOverlays() {
 		overlay := func(o operation) bool { return strings.HasPrefix(o.name, "overlay-") }
 		all, most = slices.DeleteFunc(slices.Clone(all), overlay), most[:3]
 	}
-	if everything() {
+	if testfs.Full() {
 		return all
 	}
-	one := most[faulttest.Seed()%uint64(len(most))]
+	one := most[faulttest.Draw(t, len(most))]
 	return slices.DeleteFunc(slices.Clone(all), func(o operation) bool { return o.name != one })
 }
 

@@ -249,15 +249,15 @@ var table = map[string]layer{
 	"internal/base/progress": {},
 
 	// For tests.
-	"internal/testing/testfs":    {support: true, imports: []string{"{facts}", "{linux}", "internal/base/errs"}},
+	"internal/testing/testfs": {support: true, imports: []string{"internal/testing/faulttest", "{facts}", "{linux}",
+		"internal/base/errs"}},
 	"internal/testing/faulttest": {support: true, imports: []string{"internal/linux/kernel"}},
 	"internal/testing/treetest":  {support: true, imports: []string{"internal/linux/kernel"}},
 	"internal/driver/drivertest": {support: true,
-		imports: []string{"internal/driver", "internal/driver/objdir", "internal/testing/testfs", "internal/testing/treetest",
-			"{linux}", "internal/base/errs"}},
+		imports: []string{"internal/driver", "internal/driver/objdir", "internal/testing/testfs", "internal/testing/faulttest",
+			"internal/testing/treetest", "{linux}", "internal/base/errs"}},
 	"internal/testing/storetest": {support: true,
-		imports: []string{"internal/remote/objstore",
-			"internal/base/errs"}, tests: []string{"internal/remote/objstore/file"}},
+		imports: []string{"internal/remote/objstore", "internal/testing/faulttest", "internal/base/errs"}, tests: []string{"internal/remote/objstore/file"}},
 	"internal/testing/faulttest/testdata": {},
 	"internal/testing/servertest":         {support: true},
 

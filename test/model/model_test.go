@@ -26,6 +26,7 @@ import (
 	"pando/internal/driver/reflink"
 	"pando/internal/driver/zfs"
 	"pando/internal/engine"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/testfs"
 	"pando/internal/testing/treetest"
 )
@@ -40,15 +41,15 @@ const (
 // zfsOps is that number in a guest, where one takes about a second.
 const zfsOps = 30
 
-// number reads an environment variable.
-func number(t *testing.T, name string, otherwise uint64) uint64 {
-	text := os.Getenv(name)
+// operations is how many there are: PANDO_TEST_OPS, or the standard.
+func operations(t *testing.T, standard int) int {
+	text := os.Getenv("PANDO_TEST_OPS")
 	if text == "" {
-		return otherwise
+		return standard
 	}
-	n, err := strconv.ParseUint(text, 10, 64)
+	n, err := strconv.Atoi(text)
 	if err != nil {
-		t.Fatalf("%s: %v", name, err)
+		t.Fatalf("PANDO_TEST_OPS: %v", err)
 	}
 	return n
 }
@@ -114,7 +115,7 @@ func TestRandomOperations(t *testing.T) {
 		"btrfs":   {func(t *testing.T) string { return testfs.Btrfs(t, 4<<30) }, engine.InitRequest{Driver: "btrfs"}, ""},
 		"plain":   {func(t *testing.T) string { return testfs.Ext4(t, 4<<30) }, engine.InitRequest{Driver: "plain"}, ""},
 	}
-	standard := uint64(defaultOps)
+	standard := defaultOps
 	if testfs.Full() {
 		standard = fullOps
 	}
@@ -129,13 +130,12 @@ func TestRandomOperations(t *testing.T) {
 	for name, pool := range kinds {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			seed, ops := number(t, "PANDO_SEED", rand.Uint64()), int(number(t, "PANDO_TEST_OPS", standard))
-			t.Logf("repeat with PANDO_SEED=%d PANDO_TEST_OPS=%d", seed, ops)
+			ops := operations(t, standard)
 			dir := pool.dir(t)
 			if pool.init.Driver == "zfs" {
 				pool.init.Dataset = testfs.ZFS(t, 4<<30) + "/pando"
 			}
-			m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), dir: filepath.Join(dir, "pool"), fs: pool.fs,
+			m := &model{t: t, r: faulttest.Rand(t), dir: filepath.Join(dir, "pool"), fs: pool.fs,
 				source: t.TempDir(), overlays: pool.fs != driver.Native || testfs.ZFSHasOverlays(),
 				volumes: map[string]*volume{}, goldens: map[string]*golden{}, counts: map[string]int{}}
 			pool.init.Dir = m.dir
@@ -144,7 +144,7 @@ func TestRandomOperations(t *testing.T) {
 			}
 			m.open()
 			m.kept = treetest.KeepImmutable(t, m.dir)
-			defer m.explain(seed, ops)
+			defer m.explain(ops)
 			defer func() {
 				m.e.Close()
 				if _, err := engine.Deinit(context.Background(), m.dir, true, drivers); err != nil {
@@ -158,7 +158,7 @@ func TestRandomOperations(t *testing.T) {
 
 // explain says what led to a failure, and last what failed and how to repeat it: of a long
 // log the end is what is looked at first.
-func (m *model) explain(seed uint64, ops int) {
+func (m *model) explain(ops int) {
 	if !m.t.Failed() {
 		return
 	}
@@ -166,7 +166,7 @@ func (m *model) explain(seed uint64, ops int) {
 	for i, h := range m.history[first:] {
 		m.t.Logf("%5d %s", first+i, h)
 	}
-	m.t.Logf("repeat with PANDO_SEED=%d PANDO_TEST_OPS=%d, which after these operations said:\n%s", seed, ops,
+	m.t.Logf("repeat with PANDO_SEED=%d PANDO_TEST_OPS=%d, which after these operations said:\n%s", faulttest.Seed(), ops,
 		strings.Join(m.wrong, "\n"))
 }
 

@@ -10,9 +10,9 @@
 //   - verify finds each damage that changes what can be restored, and nothing where there is none;
 //   - whatever is done while something is damaged, nothing else is lost by it.
 //
-// Each run draws from a seed, which it prints: PANDO_SEED repeats it. PANDO_CHAOS says how long each test runs
-// (default: a minute, an hour with PANDO_TEST_FULL). Where hosts work in turn, the same seed leads to the same
-// commands; where they work at once, only the draws of each host are the same.
+// Each run draws from a seed, which it prints: PANDO_SEED repeats it. PANDO_CHAOS says of how many rounds each test is
+// (see [shape.rounds]). Where hosts work in turn, the same seed leads to the same commands; where they work at once,
+// only the draws of each host are the same.
 package remotechaos
 
 import (
@@ -33,12 +33,6 @@ import (
 	"pando/internal/testing/faulttest"
 	"pando/internal/testing/servertest"
 	"pando/internal/testing/testfs"
-)
-
-// How long each test runs.
-const (
-	defaultTime = time.Minute
-	fullTime    = time.Hour
 )
 
 var program string // the binary
@@ -67,59 +61,51 @@ func (s shape) String() string {
 	return how + where
 }
 
+// rounds is how many rounds of work and rest a test has: PANDO_CHAOS, or as many as take about a minute on two
+// processors, or with PANDO_TEST_FULL an hour. On S3, rests have races in them, which take longer than the work.
+func (s shape) rounds(t *testing.T) int {
+	if text := os.Getenv("PANDO_CHAOS"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 {
+			t.Fatalf("PANDO_CHAOS is not a number of rounds: %q", text)
+		}
+		return n
+	}
+
+	n := 10
+	if s.s3 {
+		n = 3
+	}
+	if testfs.Full() {
+		n *= 60
+	}
+	return n
+}
+
 // TestRemoteChaos runs two of the four shapes, drawn so that each kind of store and each way to work is there; all four
-// with PANDO_TEST_FULL, or if a pattern names one.
+// with PANDO_TEST_FULL.
 func TestRemoteChaos(t *testing.T) {
 	testfs.NotShort(t, "other processes do the work")
 	if err := faulttest.Available(); err != nil {
 		t.Skipf("SKIPPED: %v", err)
 	}
-	seed, length := settings(t)
-	named := strings.Contains(testRun(), "/")
+	draw := faulttest.Draw(t, 2)
 	for _, s := range []shape{{false, false}, {true, true}, {true, false}, {false, true}} {
-		if drawn := (seed%2 == 0) == (s.s3 == s.atOnce); !drawn && !named && !testfs.Full() {
+		if drawn := (draw == 0) == (s.s3 == s.atOnce); !drawn && !testfs.Full() {
 			continue
 		}
 		t.Run(s.String(), func(t *testing.T) {
 			t.Parallel()
-			newChaos(t, s, seed, length).run()
+			newChaos(t, s).run(s.rounds(t))
 		})
 	}
-}
-
-// settings are the seed, and how long each test runs.
-func settings(t *testing.T) (seed uint64, length time.Duration) {
-	length = defaultTime
-	if testfs.Full() {
-		length = fullTime
-	}
-	if text := os.Getenv("PANDO_CHAOS"); text != "" {
-		d, err := time.ParseDuration(text)
-		if err != nil {
-			t.Fatalf("PANDO_CHAOS: %v", err)
-		}
-		length = d
-	}
-
-	seed = rand.Uint64()
-	if text := os.Getenv("PANDO_SEED"); text != "" {
-		n, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			t.Fatalf("PANDO_SEED: %v", err)
-		}
-		seed = n
-	}
-	t.Logf("repeat with PANDO_SEED=%d PANDO_CHAOS=%v", seed, length)
-	return seed, length
 }
 
 // chaos is one test: four hosts, their remote, and the model of it.
 type chaos struct {
 	t *testing.T
 	shape
-	seed uint64
-	r    *rand.Rand // of what happens while the hosts rest
-	end  time.Time
+	r *rand.Rand // of what happens while the hosts rest
 
 	hosts   []*host
 	store   objstore.Store // the remote, without faults
@@ -145,8 +131,8 @@ type chaos struct {
 	counts map[string]int
 }
 
-func newChaos(t *testing.T, s shape, seed uint64, length time.Duration) *chaos {
-	c := &chaos{t: t, shape: s, seed: seed, r: rand.New(rand.NewPCG(seed, 0))}
+func newChaos(t *testing.T, s shape) *chaos {
+	c := &chaos{t: t, shape: s, r: faulttest.Rand(t)}
 	c.older, c.counts = map[string][][]byte{}, map[string]int{}
 	c.m = model{named: map[string]tree{}, heads: map[string]*head{}}
 	env := c.openStore()
@@ -155,7 +141,7 @@ func newChaos(t *testing.T, s shape, seed uint64, length time.Duration) *chaos {
 	for i, dir := range dirs {
 		testfs.LeakCheck(t, dir)
 		h := &host{c: c, n: i, name: string(rune('a' + i)), pool: filepath.Join(dir, "pool"), env: env, trees: i >= 2,
-			r: rand.New(rand.NewPCG(seed, uint64(i+1))), volumes: map[string]*volume{}}
+			r: faulttest.Rand(t, "host", i), volumes: map[string]*volume{}}
 		h.connect()
 		c.hosts = append(c.hosts, h)
 		h.start(i == 1)
@@ -164,7 +150,6 @@ func newChaos(t *testing.T, s shape, seed uint64, length time.Duration) *chaos {
 	for _, dir := range c.auditDirs {
 		testfs.LeakCheck(t, dir)
 	}
-	c.end = time.Now().Add(length)
 	return c
 }
 
@@ -176,7 +161,7 @@ func (c *chaos) openStore() (env []string) {
 	direct := "file:" + c.dir
 	if c.s3 {
 		c.server = servertest.GoFakeS3(c.t)
-		c.weather = &weather{r: rand.New(rand.NewPCG(c.seed, 100))}
+		c.weather = &weather{r: faulttest.Rand(c.t, "weather")}
 		direct = c.server.URL("chaos").String()
 		values := c.server.Env()
 		access.Setting = func(name string) string { return values[name] }
@@ -194,21 +179,20 @@ func (c *chaos) openStore() (env []string) {
 	return env
 }
 
-// run lets the hosts work and rest until the time is over, and then looks at everything.
-func (c *chaos) run() {
+// run lets the hosts work and rest some times, and then looks at everything.
+func (c *chaos) run(rounds int) {
 	defer c.close()
 	defer c.explain()
 
-	for round := 0; !c.over(); round++ {
+	for round := 0; round < rounds && !c.failed(); round++ {
 		c.work()
 		c.rest(round)
 	}
+	c.t.Logf("%d rounds: %v", rounds, c.counts)
 	if !c.failed() {
 		c.finish()
 	}
 }
-
-func (c *chaos) over() bool { return c.failed() || time.Now().After(c.end) }
 
 func (c *chaos) failed() bool {
 	c.mu.Lock()
@@ -228,7 +212,7 @@ func (c *chaos) work() {
 		for range 15 {
 			h := c.hosts[c.r.IntN(len(c.hosts))]
 			h.step()
-			if c.over() {
+			if c.failed() {
 				return
 			}
 			c.weather.turn(false)
@@ -242,7 +226,7 @@ func (c *chaos) work() {
 	for _, h := range c.hosts {
 		wg.Go(func() {
 			for range 10 + h.r.IntN(10) {
-				if c.over() {
+				if c.failed() {
 					return
 				}
 				h.step()
@@ -259,14 +243,14 @@ func (c *chaos) rest(round int) {
 	}
 	c.reconcile(c.hosts[c.r.IntN(len(c.hosts))])
 	for range racesPerRest {
-		if c.s3 && !c.over() {
+		if c.s3 && !c.failed() {
 			c.race()
 		}
 	}
-	if !c.over() {
+	if !c.failed() {
 		c.incident()
 	}
-	if c.over() {
+	if c.failed() {
 		return
 	}
 	c.remember()
@@ -345,7 +329,7 @@ func (c *chaos) explain() {
 		c.t.Log(line)
 	}
 	c.t.Logf("repeat with PANDO_SEED=%d RUN=%s, which after these operations said:\n%s",
-		c.seed, c.t.Name(), strings.Join(c.wrong, "\n"))
+		faulttest.Seed(), c.t.Name(), strings.Join(c.wrong, "\n"))
 }
 
 // pick draws one of a list; the zero value of an empty one.
@@ -354,15 +338,6 @@ func pick[V any](r *rand.Rand, all []V) (v V) {
 		return v
 	}
 	return all[r.IntN(len(all))]
-}
-
-func testRun() string {
-	for _, a := range os.Args {
-		if rest, ok := strings.CutPrefix(a, "-test.run="); ok {
-			return rest
-		}
-	}
-	return ""
 }
 
 // sample draws n of a list, all if n is negative.

@@ -5,7 +5,6 @@ package main
 import (
 	"bufio"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/testfs"
 )
 
@@ -46,7 +46,7 @@ func TestKilledRun(t *testing.T) {
 		"parent killed": func(parent, _ int) error { return syscall.Kill(parent, syscall.SIGKILL) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			steps := 1 + rand.IntN(7)
+			steps := 1 + faulttest.Draw(t, 7)
 			t.Logf("it is killed after line %d", steps)
 			killedAfter(t, isolate, steps, kill)
 		})
@@ -56,7 +56,7 @@ func TestKilledRun(t *testing.T) {
 // killedAfter kills a run when it has printed some lines.
 func killedAfter(t *testing.T, isolate string, lines int, kill func(parent, isolate int) error) {
 	top := t.TempDir()
-	word := fmt.Sprintf("%d77%d", os.Getpid(), rand.Uint32())
+	word := fmt.Sprintf("%d77%d", os.Getpid(), time.Now().UnixNano()%1e9)
 	binary := filepath.Join(top, "test")
 	if err := testfs.WriteProgram(binary, []byte("#!/bin/bash\n"+strings.ReplaceAll(frozen, "NAME", word))); err != nil {
 		t.Fatal(err)

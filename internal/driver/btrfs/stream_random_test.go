@@ -8,9 +8,9 @@ import (
 	"slices"
 	"strconv"
 	"testing"
-	"time"
 
 	"pando/internal/driver"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/testfs"
 	"pando/internal/testing/treetest"
 
@@ -120,18 +120,10 @@ func (t randomTree) step() {
 // TestStreamRandom sends increments of a tree that changes at random: each to one
 // pool, from there to another, and every few at once to a third.
 func TestStreamRandom(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("PANDO_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 0, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("seed %d (repeat with PANDO_SEED=%d)", seed, seed)
 	a, b, c, d := pool(t, testfs.Btrfs(t, 512<<20)), pool(t, testfs.Btrfs(t, 512<<20)), pool(t,
 		testfs.Btrfs(t, 512<<20)), pool(t, testfs.Btrfs(t, 512<<20))
 	vol, root := create(t, a)
-	tree := randomTree{rand.New(rand.NewPCG(seed, 1)), root}
+	tree := randomTree{faulttest.Rand(t), root}
 	var as, bs, cs []driver.ObjectID
 	var ds driver.ObjectID
 	last := 0

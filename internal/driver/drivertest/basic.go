@@ -9,6 +9,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/driver"
+	"pando/internal/testing/faulttest"
 )
 
 func testCaps(t *testing.T, s *suite) {
@@ -126,7 +127,7 @@ func testDestroyOrder(t *testing.T, s *suite) {
 		every = 5 // no divisor of anything here
 	}
 
-	n := newRand(t).IntN(every)
+	n := faulttest.Draw(t, every)
 	for order := range permutations(members) {
 		if n++; n%every != 0 {
 			continue

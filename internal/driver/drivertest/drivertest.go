@@ -11,22 +11,16 @@
 //		...
 //	})
 //
-// Random operations print their seed; the flag -seed or the environment
-// variable PANDO_SEED repeats a run.
+// Random operations are drawn as everywhere: see faulttest.Rand.
 package drivertest
 
 import (
 	"context"
-	"flag"
 	"fmt"
-	"hash/fnv"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -34,6 +28,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/driver"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/testfs"
 )
 
@@ -68,7 +63,7 @@ type Target struct {
 	Spoil func(t testing.TB, dir string) Spoiler
 
 	// Slow is for machines that are emulated: fewer repetitions, and of the tests
-	// that need not all run each time some are drawn. PANDO_TEST_FULL=1 runs all.
+	// that need not all run each time a sample. PANDO_TEST_FULL=1 runs all.
 	Slow bool
 
 	// Power makes a filesystem whose power can be cut. Without it, durability is
@@ -121,14 +116,13 @@ func Run(t *testing.T, target Target) {
 		})
 	}
 
-	drawn := draw(t, target)
 	some := func(name string, fn func(t *testing.T, s *suite)) {
-		if drawn(name) {
+		if drawn(t, target, name) {
 			sub(name, fn)
 			return
 		}
 		t.Run(name, func(t *testing.T) {
-			t.Skip("not drawn this time: PANDO_TEST_FULL=1, or a pattern that names it, runs it")
+			t.Skip("not drawn: PANDO_TEST_FULL=1 runs it")
 		})
 	}
 
@@ -177,17 +171,9 @@ func Run(t *testing.T, target Target) {
 // drawOf is of how many tests one is drawn where everything is slow.
 const drawOf = 4
 
-// draw decides which of the tests run that need not all run each time.
-func draw(t *testing.T, target Target) func(name string) bool {
-	named := strings.Contains(flag.Lookup("test.run").Value.String(), "/")
-	if !target.Slow || named || os.Getenv("PANDO_TEST_FULL") != "" {
-		return func(string) bool { return true }
-	}
-	at := newRand(t).IntN(drawOf)
-	return func(string) bool {
-		at++
-		return at%drawOf == 0
-	}
+// drawn decides whether a test runs that need not run each time.
+func drawn(t *testing.T, target Target, name string) bool {
+	return !target.Slow || faulttest.Full() || faulttest.Draw(t, drawOf, name) == 0
 }
 
 // suite is the driver under test, on a pool directory of its own.
@@ -474,39 +460,4 @@ func (s *suite) sync() {
 			s.t.Fatalf("sync: %v", err)
 		}
 	}
-}
-
-var seedFlag = sharedFlag()
-
-// sharedFlag defines -seed, unless another package of tests in the same binary
-// has done so.
-func sharedFlag() func() string {
-	if flag.Lookup("seed") == nil {
-		flag.String("seed", "", "seed of random operations, to repeat a run")
-	}
-	return func() string { return flag.Lookup("seed").Value.String() }
-}
-
-// newRand returns random numbers, and says in the test's log how to get the
-// same again.
-func newRand(t *testing.T) *rand.Rand {
-	t.Helper()
-	text := seedFlag()
-	if text == "" {
-		text = os.Getenv("PANDO_SEED")
-	}
-
-	seed := uint64(time.Now().UnixNano())
-	if text != "" {
-		n, err := strconv.ParseUint(text, 0, 64)
-		if err != nil {
-			t.Fatalf("seed %q: %v", text, err)
-		}
-		seed = n
-	}
-
-	t.Logf("seed %d (repeat with PANDO_SEED=%d)", seed, seed)
-	h := fnv.New64a()
-	_, _ = io.WriteString(h, t.Name()) // never fails
-	return rand.New(rand.NewPCG(seed, h.Sum64()))
 }

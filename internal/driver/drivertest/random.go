@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"pando/internal/driver"
+	"pando/internal/testing/faulttest"
 )
 
 // randomSteps is how many operations a run makes, randomMost how many objects
@@ -20,7 +21,7 @@ const (
 // testRandom does random operations and compares every object with a model of
 // it, all the time.
 func testRandom(t *testing.T, s *suite) {
-	r := newRand(t)
+	r := faulttest.Rand(t)
 	type object struct {
 		identity driver.Identity
 		content  model

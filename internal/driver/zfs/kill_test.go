@@ -3,13 +3,8 @@ package zfs_test
 import (
 	"bytes"
 	"context"
-	"flag"
 	"fmt"
-	"math/rand/v2"
-	"os"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
 
 	"pando/internal/driver"
@@ -22,12 +17,12 @@ type family struct {
 	vol, snap, child, other driver.ObjectID
 }
 
-var draws = sync.OnceValue(func() *rand.Rand { return rand.New(rand.NewPCG(faulttest.Seed(), 4)) })
-
-// drawn chooses one of four, as an emulated machine is slow, unless all are to run.
-func drawn() bool {
-	return os.Getenv("PANDO_TEST_FULL") != "" || strings.Contains(flag.Lookup("test.run").Value.String(), "/") ||
-		draws().IntN(4) == 0
+// skipMost runs one of four tests, as an emulated machine is slow, unless all are to run.
+func skipMost(t *testing.T) {
+	t.Helper()
+	if !faulttest.Full() && faulttest.Draw(t, 4) > 0 {
+		t.Skip("not drawn: PANDO_TEST_FULL=1 runs it")
+	}
 }
 
 // TestKilledBetweenSteps dies before the i-th program of each operation, for all i,
@@ -80,9 +75,7 @@ func TestKilledBetweenSteps(t *testing.T) {
 		}, func(f family) driver.ObjectID { return f.snap }, false},
 	} {
 		t.Run(o.name, func(t *testing.T) {
-			if !drawn() {
-				t.Skip("not drawn this time: PANDO_TEST_FULL=1, or a pattern that names it, runs it")
-			}
+			skipMost(t)
 			for step := 0; ; step++ {
 				var f family
 				var all []driver.ObjectID
@@ -166,9 +159,7 @@ func TestKilledWhileChanging(t *testing.T) {
 		{"to a volume", driver.Snapshot, driver.Volume, func(id driver.Identity) error { return p.d.SetIdentity(ctx, id) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if !drawn() {
-				t.Skip("not drawn this time: PANDO_TEST_FULL=1, or a pattern that names it, runs it")
-			}
+			skipMost(t)
 			for step := 0; ; step++ {
 				vol := p.create(driver.Native)
 				p.write(vol, "a", "content")

@@ -1,43 +1,29 @@
 package zfs_test
 
 import (
+	"crypto/rand"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/linux/mount"
 	"pando/internal/linux/zfs"
+	"pando/internal/testing/faulttest"
 )
-
-func seeded(t *testing.T) *rand.Rand {
-	t.Helper()
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv("PANDO_SEED"); s != "" {
-		var err error
-		if seed, err = strconv.ParseUint(s, 0, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("seed %d (repeat with PANDO_SEED=%d)", seed, seed)
-	return rand.New(rand.NewPCG(seed, 7))
-}
 
 // TestAnyOrder makes and destroys objects in random orders, while somebody else
 // makes and destroys snapshots, holds and clones of them. What is Pando's is listed
 // as the model says, what is not is never touched, and in the end nothing is left.
 func TestAnyOrder(t *testing.T) {
 	p := newPool(t, newZpool(t, 1<<30)+"/ties")
-	r := seeded(t)
+	r := faulttest.Rand(t)
 	steps := 25 // an emulated processor is slow
-	if os.Getenv("PANDO_TEST_FULL") != "" {
+	if faulttest.Full() {
 		steps = 400
 	}
 	content := map[driver.ObjectID]string{} // of the model
@@ -183,9 +169,7 @@ func TestTies(t *testing.T) {
 	const mib = 1 << 20
 	random := func(n int) string {
 		b := make([]byte, n)
-		for i := range b {
-			b[i] = byte(rand.Uint32())
-		}
+		_, _ = rand.Read(b) // never fails
 		return string(b)
 	}
 	vol := p.create(driver.Native)

@@ -2,12 +2,12 @@ package catalog
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 
 	"pando/internal/driver"
+	"pando/internal/testing/faulttest"
 )
 
 // TestManyVolumesInOrder: volumes come in order of name, with all that they hold, however
@@ -15,12 +15,13 @@ import (
 func TestManyVolumesInOrder(t *testing.T) {
 	c := openCatalog(t)
 	var want []Row
+	rnd := faulttest.Rand(t)
 	put := func(kind driver.Kind, n int) {
 		if err := c.Update(t.Context(), Soft, func(tx *Tx) error {
 			for range n {
-				name := fmt.Sprintf("v%d", rand.Int64())
+				name := fmt.Sprintf("v%d", rnd.Int64())
 				r := Row{Identity: driver.Identity{ID: driver.NewID(), Kind: kind, Name: name, FS: driver.Ext4,
-					SizeBytes: rand.Int64()}}
+					SizeBytes: rnd.Int64()}}
 				if kind == driver.Volume {
 					want = append(want, r)
 				}

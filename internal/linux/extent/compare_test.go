@@ -14,6 +14,7 @@ import (
 
 	"pando/internal/linux/extent"
 	"pando/internal/linux/kernel"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
@@ -169,9 +170,8 @@ func TestCompareRandom(t *testing.T) {
 	for kind, mk := range sharers {
 		t.Run(kind, func(t *testing.T) {
 			dir := mk(t, 600*mib)
-			seed := rand.Uint64()
 			for round := range 60 {
-				randomRound(t, dir, seed+uint64(round))
+				randomRound(t, dir, round)
 				if t.Failed() {
 					return
 				}
@@ -180,9 +180,9 @@ func TestCompareRandom(t *testing.T) {
 	}
 }
 
-func randomRound(t *testing.T, dir string, seed uint64) {
+func randomRound(t *testing.T, dir string, round int) {
 	t.Helper()
-	rng := rand.New(rand.NewPCG(seed, 1))
+	rng := faulttest.Rand(t, round)
 	a, b := create(t, dir, "a"), create(t, dir, "b")
 	defer func() {
 		a.Close()
@@ -206,13 +206,13 @@ func randomRound(t *testing.T, dir string, seed uint64) {
 	old, now := content(t, a), content(t, b)
 	ranges := collect(t, extent.Compare(t.Context(), a, b), int64(len(now)))
 	if got := rebuild(t, old, now, ranges); !bytes.Equal(got, now) {
-		t.Fatalf("seed %d: what it says makes another file: %s\nranges %v\nfirst %q\nthen %q", seed,
+		t.Fatalf("round %d: what it says makes another file: %s\nranges %v\nfirst %q\nthen %q", round,
 			firstDifference(got, now), ranges, base.log, next.log)
 	}
 	// The other way round, too.
 	back := collect(t, extent.Compare(t.Context(), b, a), int64(len(old)))
 	if got := rebuild(t, now, old, back); !bytes.Equal(got, old) {
-		t.Fatalf("seed %d: backwards: what it says makes another file: %s\n%v\nfirst %q\nthen %q", seed,
+		t.Fatalf("round %d: backwards: what it says makes another file: %s\n%v\nfirst %q\nthen %q", round,
 			firstDifference(got, old), back, base.log, next.log)
 	}
 	for _, f := range []struct {
@@ -221,7 +221,7 @@ func randomRound(t *testing.T, dir string, seed uint64) {
 	}{{a, old}, {b, now}} {
 		data := collect(t, extent.Data(t.Context(), f.f), int64(len(f.have)))
 		if got := rebuild(t, nil, f.have, data); !bytes.Equal(got, f.have) {
-			t.Fatalf("seed %d: Data leaves something out: %s, %v", seed, firstDifference(got, f.have), data)
+			t.Fatalf("round %d: Data leaves something out: %s, %v", round, firstDifference(got, f.have), data)
 		}
 	}
 	// What was not touched may be listed only at the edges: copying on write and
@@ -235,7 +235,7 @@ func randomRound(t *testing.T, dir string, seed uint64) {
 		}
 	}
 	if most := int64(32 * (1 + len(next.log))); idle > most {
-		t.Errorf("seed %d: %d untouched blocks are listed, more than %d: %v\nfirst %q\nthen %q", seed, idle, most, ranges,
+		t.Errorf("round %d: %d untouched blocks are listed, more than %d: %v\nfirst %q\nthen %q", round, idle, most, ranges,
 			base.log, next.log)
 	}
 }

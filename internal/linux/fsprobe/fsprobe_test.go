@@ -2,10 +2,10 @@ package fsprobe
 
 import (
 	"bytes"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"io"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -314,9 +314,7 @@ func TestReadError(t *testing.T) {
 // FuzzProbe: whatever an image says, the answer is one that can be.
 func FuzzProbe(f *testing.F) {
 	noise := make([]byte, 8192)
-	for i := range noise {
-		noise[i] = byte(rand.Uint32())
-	}
+	_, _ = rand.Read(noise) // never fails
 	f.Add(noise)
 	f.Add(append([]byte("XFSB"), noise...))
 	f.Add(append(append(make([]byte, 1024+56), 0x53, 0xef), noise...))

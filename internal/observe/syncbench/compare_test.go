@@ -4,14 +4,13 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
 	"pando/internal/base/errs"
 	"pando/internal/observe/proof"
+	"pando/internal/testing/faulttest"
 )
 
 // fixture is a report of three runs of fio of 30 s, whose latencies and time lines are real:
@@ -175,18 +174,6 @@ func TestCompareFindsAFifth(t *testing.T) {
 	}
 }
 
-func seeded(t *testing.T) *rand.Rand {
-	seed := rand.Uint64()
-	if s := os.Getenv("PANDO_SEED"); s != "" {
-		var err error
-		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("PANDO_SEED=%d", seed)
-	return rand.New(rand.NewPCG(seed, 0))
-}
-
 // draw makes a report of stretches of a real time line, each run with a level of its own
 // that differs from the others by a standard deviation of spread.
 func draw(rnd *rand.Rand, like *Report, runs, seconds int, spread float64) *Report {
@@ -222,7 +209,7 @@ func TestCompareRarelyErrs(t *testing.T) {
 	}{{quiet, 3, 30, 0.05}, {noisy, 3, 30, 0.05}, {noisy, 5, 30, 0.05}, {quiet, 3, 30, 0.2}, {noisy, 2, 30, 0}, {quiet, 1,
 		60, 0.05}} {
 		t.Run(fmt.Sprintf("%d runs like %d, spread %g", c.runs, len(c.like.Runs), c.spread), func(t *testing.T) {
-			rnd := seeded(t)
+			rnd := faulttest.Rand(t)
 			wrong := 0
 			for range pairs {
 				got := compare(t, draw(rnd, c.like, c.runs, c.seconds, c.spread), draw(rnd, c.like, c.runs, c.seconds, c.spread))
@@ -238,7 +225,7 @@ func TestCompareRarelyErrs(t *testing.T) {
 			}
 		})
 	}
-	rnd := seeded(t)
+	rnd := faulttest.Rand(t)
 	found := 0
 	for range pairs {
 		b := slower(draw(rnd, quiet, 5, 30, 0.03), 1.2)

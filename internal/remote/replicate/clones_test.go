@@ -27,7 +27,7 @@ import (
 func TestClonesStayClones(t *testing.T) {
 	testfs.NotShort(t, "it is about space")
 	image, diverged, pool, source := int64(128*mib), int64(25*mib), int64(480*mib), int64(1<<30)
-	if os.Getenv("PANDO_TEST_FULL") != "" {
+	if testfs.Full() {
 		image, diverged, pool, source = 2<<30, 400*mib, 4<<30, 8<<30
 	}
 	w := worldOn(t, testfs.XFS(t, source), reflink.Name, "file:"+filepath.Join(t.TempDir(), "remote"))

@@ -2,31 +2,16 @@ package replicate
 
 import (
 	"fmt"
-	"math/rand/v2"
-	"os"
-	"strconv"
 	"testing"
 
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/storetest"
 )
 
-// seed is printed by tests that use it, so that they can be repeated: PANDO_SEED.
-func seed(t testing.TB) *rand.Rand {
-	n := rand.Uint64()
-	if text := os.Getenv("PANDO_SEED"); text != "" {
-		var err error
-		if n, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("PANDO_SEED: %v", err)
-		}
-	}
-	t.Logf("repeat with PANDO_SEED=%d", n)
-	return rand.New(rand.NewPCG(n, 2))
-}
-
 // TestRestoreAnyBase restores random volumes from nothing and from every other point.
 func TestRestoreAnyBase(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	const size = 3<<30 + 12288 // four regions, the last one small
 	sizes := []int64{size, size, size, size + 1<<30}
@@ -75,7 +60,7 @@ func TestRestoreAnyBase(t *testing.T) {
 
 // TestRestoreReadsOnce: each frame is fetched once, and neighbours together.
 func TestRestoreReadsOnce(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.blocks = 16
 	const size = 8 << 30
@@ -145,7 +130,7 @@ func TestRestoreLeavesZerosOut(t *testing.T) {
 // TestScatteredChanges: a few small changes in each of many regions, which lie close
 // together in the remote.
 func TestScatteredChanges(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.old = true
 	b.blocks, b.frames = 128, 1000

@@ -7,12 +7,13 @@ import (
 
 	"pando/internal/remote/objstore"
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 )
 
 // TestPruneKeepsWhatADamagedPackHas: a prune that was killed before it deleted what it had moved leaves both. If the
 // pack is damaged since, the next prune keeps what it was copied from.
 func TestPruneKeepsWhatADamagedPackHas(t *testing.T) {
-	b, q := wastefulBench(t, seed(t))
+	b, q := wastefulBench(t, faulttest.Rand(t))
 	before := map[string][]byte{}
 	for o, err := range b.store.List(t.Context(), "segments/") {
 		if err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 )
 
 func drawRecord(r *rand.Rand, n uint32) segmentRecord {
@@ -39,9 +40,7 @@ func drawRecord(r *rand.Rand, n uint32) segmentRecord {
 // changed, what stands before that is, and no more.
 func TestJournal(t *testing.T) {
 	dir := t.TempDir()
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 3))
+	r := faulttest.Rand(t)
 	open := func() *journal {
 		t.Helper()
 		j, err := openJournal(t.Context(), dir, "v")

@@ -7,6 +7,7 @@ import (
 
 	"pando/internal/base/ref"
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/storetest"
 )
 
@@ -36,7 +37,7 @@ func listsOnce(t *testing.T, what string, calls []storetest.Call) {
 
 // TestCommandsListOnce: no command lists the whole bucket, or what most of it is, more than once.
 func TestCommandsListOnce(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	all, q := wastefulBench(t, rnd)
 	all.prune(q)
 	for i := range 3 { // what is repacked again, and garbage

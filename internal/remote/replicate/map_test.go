@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 )
 
 // A model of a map: for each block, which block of which frame it is.
@@ -59,9 +60,7 @@ func drawLayers(r *rand.Rand, frame *uint32) (out []layer) {
 // TestOverlayAndChanges: layers are laid over each other as a model does, parts have no
 // sum, and the changes between two maps turn one into the other.
 func TestOverlayAndChanges(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 1))
+	r := faulttest.Rand(t)
 	frame := uint32(0)
 	for range 2000 {
 		var pieces []repo.Piece

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 )
 
 // mapModel says of each block of a volume which block of which frame it is. Blocks that it does not have are zero.
@@ -27,7 +28,7 @@ type mapperModel struct {
 // TestMapperModel: whatever is written, discarded, grown and cut, merged into a map of either version or compared with
 // it, the new map says of each block what was said last.
 func TestMapperModel(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	for range 150 {
 		x := &mapperModel{t: t, rnd: rnd, nodes: newNodeStore(t), model: mapModel{}}
 		for range 6 {

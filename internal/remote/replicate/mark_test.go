@@ -5,12 +5,13 @@ import (
 	"testing"
 
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/storetest"
 )
 
 // TestMarkerIsExact compares what a marker finds with what the pieces of all points say, block by block.
 func TestMarkerIsExact(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.mix = rnd
 	b.history(rnd, "v", nil, 5)
@@ -77,8 +78,9 @@ func TestMarkerIsExact(t *testing.T) {
 func TestMarkerReadsPagesOnce(t *testing.T) {
 	b := newBench(t)
 	base := b.must("v", "p", 3<<30, nil, change{0: block(1), 1 << 30: block(2), 2 << 30: block(3)}, false)
+	rnd := faulttest.Rand(t)
 	for i := range 20 { // each changes a page, and shares two
-		base = b.must("v", string(rune('a'+i)), 3<<30, base, change{int64(i%3) << 30: block(rand.Uint64())}, false)
+		base = b.must("v", string(rune('a'+i)), 3<<30, base, change{int64(i%3) << 30: block(rnd.Uint64())}, false)
 	}
 	r, f := b.faulty()
 	k := newMarker(r)

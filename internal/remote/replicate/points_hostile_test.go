@@ -8,6 +8,7 @@ import (
 	"pando/internal/base/ref"
 	"pando/internal/remote/objstore"
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 )
 
 // twoHeads is a store that answers with two states of a head in turn.
@@ -28,7 +29,7 @@ func (s *twoHeads) Get(ctx context.Context, key string, offset, length int64) ([
 
 // TestPagesOfTwoHeads: a store that answers with two old heads in turn, whose pages are gone, is found out.
 func TestPagesOfTwoHeads(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "v", nil, 2)
 	lengthen(t, b.repo, "v", 5000, 10)

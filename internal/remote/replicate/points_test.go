@@ -16,7 +16,9 @@ import (
 	"pando/internal/engine"
 	"pando/internal/remote/objstore"
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/storetest"
+	"pando/internal/testing/testfs"
 )
 
 // lengthen puts n points before those of a head, h1 to hn, a minute apart, like its newest one. They share so many
@@ -105,7 +107,7 @@ func (b *bench) namesOf(volume string) (out []string) {
 // TestPagedPoints: a volume with more points than its head lists itself can be listed, verified, pruned, and points
 // can be removed from anywhere; what is rewritten are the pages concerned.
 func TestPagedPoints(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "fork", b.history(rnd, "v", nil, 2), 1)
 	lengthen(t, b.repo, "v", 5500, 0)
@@ -169,7 +171,7 @@ func TestPagedPoints(t *testing.T) {
 func TestPagedPointsDamaged(t *testing.T) {
 	for _, how := range []string{"damaged", "lost"} {
 		t.Run(how, func(t *testing.T) {
-			rnd := seed(t)
+			rnd := faulttest.Rand(t)
 			b := newBench(t)
 			b.history(rnd, "w", nil, 1)
 			b.history(rnd, "v", nil, 2)
@@ -333,7 +335,7 @@ func lengthenRecent(t testing.TB, rp *repo.Repo, name string, n int) {
 
 // TestPagedPointsInFlight: a prune between a page and the head that names it leaves the page.
 func TestPagedPointsInFlight(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "v", nil, 2)
 	lengthen(t, b.repo, "v", 5000, 10)
@@ -387,7 +389,7 @@ func (s *lateHead) Put(ctx context.Context, key string, data []byte, c objstore.
 // TestPagedPointsLateHead: pages stay until the head that names them cannot be written any more, though the write of it
 // has failed as far as its process knows.
 func TestPagedPointsLateHead(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "v", nil, 2)
 	lengthen(t, b.repo, "v", 5000, 10)
@@ -415,7 +417,7 @@ func TestPagedPointsLateHead(t *testing.T) {
 
 // TestPagedReadersFollow: who reads pages while a prune replaces and removes them goes on with the new ones.
 func TestPagedReadersFollow(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "v", nil, 2)
 	lengthen(t, b.repo, "v", 9000, 10)
@@ -454,10 +456,10 @@ func TestPagedReadersFollow(t *testing.T) {
 // it is about lists of points.
 func TestMillionPoints(t *testing.T) {
 	points, budget := 20000, int64(128<<20)
-	if os.Getenv("PANDO_TEST_FULL") != "" {
+	if testfs.Full() {
 		points, budget = 1000000, 512<<20
 	}
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "v", nil, 2)
 	lengthen(t, b.repo, "v", points, 1000)

@@ -15,7 +15,9 @@ import (
 	"pando/internal/remote/objstore"
 	"pando/internal/remote/objstore/file"
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/storetest"
+	"pando/internal/testing/testfs"
 )
 
 // scattered overwrites n blocks of a volume of size bytes, anywhere, with what cannot be compressed.
@@ -55,12 +57,12 @@ func (b *bench) forget(volume, but string) {
 func TestRepackScatteredWrites(t *testing.T) {
 	size, writes := int64(16<<20), 1000
 	switch {
-	case os.Getenv("PANDO_TEST_FULL") != "":
+	case testfs.Full():
 		size, writes = 64<<20, 4000
 	case testing.Short():
 		size, writes = 8<<20, 500 // moves half as many units at once
 	}
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.blocks, b.frames = 128, 30
 	base := b.must("v", "p0", size, nil, scattered(rnd, size, 4*writes), false)
@@ -112,10 +114,10 @@ func TestRepackScatteredWrites(t *testing.T) {
 // TestRepackSmallPoints: many small points, of which few are kept, leave few objects.
 func TestRepackSmallPoints(t *testing.T) {
 	n := 300
-	if os.Getenv("PANDO_TEST_FULL") != "" {
+	if testfs.Full() {
 		n = 2000
 	}
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	var base *made
 	for i := range n {
@@ -171,7 +173,7 @@ func TestRepackEndsWithWhatPacksBadly(t *testing.T) {
 
 // TestRepackIsBounded: no run rewrites more than it may, and runs in a row get there.
 func TestRepackIsBounded(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	size := int64(8 << 20)
 	b.blocks, b.frames = 64, 8
@@ -243,7 +245,7 @@ func (b *bench) copied(t *testing.T) *bench {
 // TestRepackEveryFault fails every operation of the store, before and after its effect. What is there afterwards is
 // whole, and a second prune does the rest.
 func TestRepackEveryFault(t *testing.T) {
-	all, q := wastefulBench(t, seed(t))
+	all, q := wastefulBench(t, faulttest.Rand(t))
 	packed := 0
 	for i := 0; ; i++ {
 		b, q := all.copied(t), q
@@ -282,7 +284,7 @@ func TestRepackEveryFault(t *testing.T) {
 // TestRepackKilledAnywhere: a prune dies at each of its operations, with a session that it leaves. Everything can be
 // read then, a push builds upon it, and the next prunes finish it.
 func TestRepackKilledAnywhere(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	all, q := wastefulBench(t, rnd)
 	for i := 0; ; i++ {
 		b, q := all.copied(t), q
@@ -321,7 +323,7 @@ func TestRepackKilledAnywhere(t *testing.T) {
 
 // TestRepackTwiceAtOnce: another prune repacks everything at every operation of one.
 func TestRepackTwiceAtOnce(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	all, q := wastefulBench(t, rnd)
 	for i := 0; ; i++ {
 		b, q := all.copied(t), q
@@ -362,7 +364,7 @@ func TestRepackTwiceAtOnce(t *testing.T) {
 // TestRepackDamage: a pack, or a table, that is damaged or lost is reported with the points that it affects, and a
 // prune deletes nothing of what is left.
 func TestRepackDamage(t *testing.T) {
-	all, q := wastefulBench(t, seed(t))
+	all, q := wastefulBench(t, faulttest.Rand(t))
 	for _, c := range []struct {
 		prefix string
 		change func(*bench, string, []byte)
@@ -459,7 +461,7 @@ func (b *bench) repairedTable() {
 // cutPack is a bench in which a prune was killed when it had written packs and their table, and which then lost the end
 // of a pack: what it was copied from is still there. It returns the pack's key.
 func cutPack(t *testing.T) (*bench, string) {
-	b, q := wastefulBench(t, seed(t))
+	b, q := wastefulBench(t, faulttest.Rand(t))
 	r, _ := b.faulty(storetest.Fault{
 		Times: -1, Err: storetest.Permanent(errs.IO), Match: func(c storetest.Call) bool {
 			return c.Op == storetest.Delete && strings.HasPrefix(c.Key, "segments/") && b.count("moved/") > 0
@@ -571,7 +573,7 @@ func TestRestoreOverLostBase(t *testing.T) {
 // TestRepackFenceStays: a prune that was taken for dead is kept from naming packs which others have deleted, however
 // late it is: one of its packs may be there again, as a request was repeated, and another prune about to delete it.
 func TestRepackFenceStays(t *testing.T) {
-	b, q := wastefulBench(t, seed(t))
+	b, q := wastefulBench(t, faulttest.Rand(t))
 	packs := map[string][]byte{}
 	put := func(c storetest.Call) bool { return c.Op == storetest.Put && strings.HasPrefix(c.Key, "moved/") }
 	r, _ := b.faulty(storetest.Fault{Match: put, When: storetest.Before, Do: func(storetest.Call) {
@@ -613,7 +615,7 @@ func TestRepackFenceStays(t *testing.T) {
 
 // TestRepackLostPack: the table of packs that are lost stays. It says what is lost, and all is well if they come back.
 func TestRepackLostPack(t *testing.T) {
-	b, q := wastefulBench(t, seed(t))
+	b, q := wastefulBench(t, faulttest.Rand(t))
 	b.prune(q)
 	packs := map[string][]byte{}
 	for o, err := range b.store.List(t.Context(), "packs/") {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 )
 
 // frozenIdentity opens the frozen repository of version 1 of package repo.
@@ -54,7 +55,7 @@ func (b *bench) restoredAll(volumes ...string) {
 // TestRepackVersion1 repacks a repository of version 1, whose points have flat maps. All that is kept can be restored,
 // manifests stay as they are, and points of version 2 build upon them and are repacked with them.
 func TestRepackVersion1(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBenchOfVersion1(t)
 	b.old, b.blocks, b.frames = true, 32, 8
 	size := int64(repo.RegionBytes) + 4<<20 // two pages

@@ -15,6 +15,7 @@ import (
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/storetest"
 )
 
@@ -53,7 +54,7 @@ func (b *bench) points(volume string) string {
 }
 
 func TestPrune(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	last := b.history(rnd, "v", nil, 4)
 	anew := randomChange(rnd, small, 20) // and nothing of the old
@@ -116,7 +117,7 @@ func TestPrune(t *testing.T) {
 // to remove the others.
 func TestPruneNeverTakesTheLast(t *testing.T) {
 	b := newBench(t)
-	b.history(seed(t), "v", nil, 3)
+	b.history(faulttest.Rand(t), "v", nil, 3)
 	done := false
 	r, _ := b.faulty(storetest.Fault{Times: -1, Match: func(c storetest.Call) bool {
 		if !done && c.Op == storetest.Put && strings.HasPrefix(c.Key, "heads/") {
@@ -151,7 +152,7 @@ func (b *bench) count(prefix string) int {
 
 func TestPruneInput(t *testing.T) {
 	b := newBench(t)
-	b.history(seed(t), "v", nil, 2)
+	b.history(faulttest.Rand(t), "v", nil, 2)
 	for _, c := range []struct {
 		q    PruneRequest
 		kind errs.Kind
@@ -173,7 +174,7 @@ func TestPruneInput(t *testing.T) {
 // TestPruneKeepsWhatSessionsNeed: what a living session pins or has written stays,
 // and a dead one is ended, after which it can never commit.
 func TestPruneKeepsWhatSessionsNeed(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	last := b.history(rnd, "v", nil, 3)
 	first := b.truth["v"]["p1"]
@@ -241,7 +242,7 @@ func TestPruneKeepsWhatSessionsNeed(t *testing.T) {
 
 // TestPruneFailsClosed: whatever cannot be read, nothing is deleted.
 func TestPruneFailsClosed(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "v", nil, 3)
 	b.history(rnd, "w", b.truth["v"]["p2"], 2)
@@ -287,7 +288,7 @@ func TestPruneFailsClosed(t *testing.T) {
 // TestPruneEveryFault fails every operation of the store, before and after its
 // effect. What is there afterwards is whole, and a second prune does the rest.
 func TestPruneEveryFault(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	for i := 0; ; i++ {
 		b := newBench(t)
 		b.history(rnd, "v", nil, 2)
@@ -325,7 +326,7 @@ func TestPruneEveryFault(t *testing.T) {
 // verifies, all at once, over a slow store. Whatever was acknowledged and not
 // removed must be whole.
 func TestPruneRaces(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "v0", nil, 2)
 	b.history(rnd, "v1", nil, 2)
@@ -486,8 +487,8 @@ func TestPruneRaces(t *testing.T) {
 // one is no damage, and neither is what sessions have pinned too late.
 func TestPruneBesideRemoval(t *testing.T) {
 	b := newBench(t)
-	b.history(seed(t), "v", nil, 3)
-	b.history(seed(t), "w", nil, 2)
+	b.history(faulttest.Rand(t), "v", nil, 3)
+	b.history(faulttest.Rand(t), "w", nil, 2)
 	first := b.truth["v"]["p1"].manifest.ID
 
 	// Another prune removes a point just before this one reads its manifest.
@@ -529,7 +530,7 @@ func TestPruneBesideRemoval(t *testing.T) {
 // is.
 // Sessions of the dead end, and points go out of lists.
 func TestPruneNamesWhatItCannotRead(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "v", nil, 3)
 	last := b.history(rnd, "w", nil, 3)

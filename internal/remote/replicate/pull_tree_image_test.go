@@ -1,7 +1,6 @@
 package replicate
 
 import (
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/testfs"
 	"pando/internal/testing/treetest"
 )
@@ -37,7 +37,7 @@ func (w *world) mounted(volume string) (out map[string]treetest.Entry) {
 // changed. What it pushes itself are images, which a pool of trees refuses with a hint, and nothing of what was there
 // suffers.
 func TestTreesIntoImages(t *testing.T) {
-	r := rand.New(rand.NewPCG(randomSeed(t), 8))
+	r := faulttest.Rand(t)
 	w := worldOn(t, testfs.Tmpfs(t, 300<<20), plain.Name, "file:"+filepath.Join(t.TempDir(), "remote"))
 	o := w.other(testfs.XFS(t, 800<<20), reflink.Name)
 	e := &treetest.Editor{T: t, R: r}

@@ -9,6 +9,7 @@ import (
 
 	"pando/internal/driver/reflink"
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/testfs"
 )
 
@@ -65,7 +66,7 @@ func TestOneBlockOverFloor(t *testing.T) {
 	w.importImage("g", size, func(f *os.File) { noise(t, f, 1, 0, size) })
 	w.clone("g", "v")
 	w.push("v")
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	scatter := func(blocks int) {
 		w.edit("v", func(f *os.File) {
 			for range blocks {

@@ -10,6 +10,7 @@ import (
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/storetest"
 
 	"golang.org/x/sys/unix"
@@ -19,7 +20,7 @@ import (
 // pushes, some of which fail and some of which have forgotten what they knew. After each
 // push the map on the remote is the image, byte by byte, and so are some older points.
 func TestPushModel(t *testing.T) {
-	m := &pushModel{r: seed(t), world: newWorld(t), kept: map[string]string{}}
+	m := &pushModel{r: faulttest.Rand(t), world: newWorld(t), kept: map[string]string{}}
 	m.rp = m.open()
 	m.importImage("g", modelSize, func(f *os.File) {
 		for i := range int64(6) {

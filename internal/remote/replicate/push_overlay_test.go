@@ -15,6 +15,7 @@ import (
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/testfs"
 	"pando/internal/testing/treetest"
 
@@ -43,7 +44,7 @@ func TestOverlaysTravel(t *testing.T) {
 		{from: plain.Name, to: btrfs.Name},
 	} {
 		t.Run(c.from+"-"+c.to, func(t *testing.T) {
-			r := rand.New(rand.NewPCG(randomSeed(t), 17))
+			r := faulttest.Rand(t)
 			w := worldOn(t, overlayPools[c.from](t), c.from, "file:"+filepath.Join(t.TempDir(), "remote"))
 			o := w.otherIn(t, overlayPools[c.to](t), c.to)
 			w.overlayGolden("g", r)
@@ -98,7 +99,7 @@ func TestOverlaysTravel(t *testing.T) {
 func TestOverlayOutlivesItsGoldenOnRemotes(t *testing.T) {
 	for _, driver := range slices.Sorted(maps.Keys(overlayPools)) {
 		t.Run(driver, func(t *testing.T) {
-			r := rand.New(rand.NewPCG(randomSeed(t), 18))
+			r := faulttest.Rand(t)
 			w := worldOn(t, overlayPools[driver](t), driver, "file:"+filepath.Join(t.TempDir(), "remote"))
 			w.overlayGolden("g", r)
 			w.overlay("g", "v")
@@ -159,7 +160,7 @@ func TestPullOverlayBesideItsGoldensName(t *testing.T) {
 	long := strings.Repeat("g", ref.MaxNameBytes)
 	for name, golden := range map[string]string{"short": "g", "point": "g.", "long": long} {
 		t.Run(name, func(t *testing.T) {
-			r := rand.New(rand.NewPCG(randomSeed(t), 23))
+			r := faulttest.Rand(t)
 			w := worldOn(t, overlayPools[plain.Name](t), plain.Name, "file:"+filepath.Join(t.TempDir(), "remote"))
 			o := w.otherIn(t, overlayPools[plain.Name](t), plain.Name)
 			o.importDir(golden, smallFile)
@@ -184,7 +185,7 @@ func TestPullOverlayBesideItsGoldensName(t *testing.T) {
 func TestPushRebasedOverlay(t *testing.T) {
 	for _, driver := range slices.Sorted(maps.Keys(overlayPools)) {
 		t.Run(driver, func(t *testing.T) {
-			r := rand.New(rand.NewPCG(randomSeed(t), 19))
+			r := faulttest.Rand(t)
 			w := worldOn(t, overlayPools[driver](t), driver, "file:"+filepath.Join(t.TempDir(), "remote"))
 			o := w.otherIn(t, overlayPools[driver](t), driver)
 			w.overlayGolden("g", r)
@@ -219,7 +220,7 @@ func TestPushRebasedOverlay(t *testing.T) {
 func TestPushFork(t *testing.T) {
 	for _, driver := range slices.Sorted(maps.Keys(overlayPools)) {
 		t.Run(driver, func(t *testing.T) {
-			r := rand.New(rand.NewPCG(randomSeed(t), 20))
+			r := faulttest.Rand(t)
 			w := worldOn(t, overlayPools[driver](t), driver, "file:"+filepath.Join(t.TempDir(), "remote"))
 			w.overlayGolden("g", r)
 			w.overlay("g", "v")
@@ -248,7 +249,7 @@ func TestPushFork(t *testing.T) {
 func TestPushRelatedOverlay(t *testing.T) {
 	for _, driver := range slices.Sorted(maps.Keys(overlayPools)) {
 		t.Run(driver, func(t *testing.T) {
-			r := rand.New(rand.NewPCG(randomSeed(t), 24))
+			r := faulttest.Rand(t)
 			w := worldOn(t, overlayPools[driver](t), driver, "file:"+filepath.Join(t.TempDir(), "remote"))
 			w.overlayGolden("g", r)
 			w.overlay("g", "v")
@@ -296,7 +297,7 @@ func TestPushRelatedOverlay(t *testing.T) {
 // TestPushRepairsLowerLayers: a push sends a lower layer again that the remote has lost, and then the overlay, which
 // names the lost one. A verify names both.
 func TestPushRepairsLowerLayers(t *testing.T) {
-	r := rand.New(rand.NewPCG(randomSeed(t), 21))
+	r := faulttest.Rand(t)
 	w := newWorld(t)
 	w.overlayGolden("g", r)
 	w.overlay("g", "v")
@@ -332,7 +333,7 @@ func TestPushWithLostLowerLayer(t *testing.T) {
 	for _, driver := range slices.Sorted(maps.Keys(overlayPools)) {
 		for _, how := range []string{"same", "changed", "repair"} {
 			t.Run(driver+"-"+how, func(t *testing.T) {
-				r := rand.New(rand.NewPCG(randomSeed(t), 25))
+				r := faulttest.Rand(t)
 				w := worldOn(t, overlayPools[driver](t), driver, "file:"+filepath.Join(t.TempDir(), "remote"))
 				w.overlayGolden("g", r)
 				w.overlay("g", "v")

@@ -2,13 +2,11 @@ package replicate
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
@@ -19,21 +17,6 @@ import (
 	"pando/internal/testing/testfs"
 	"pando/internal/testing/treetest"
 )
-
-// randomSeed is printed; PANDO_SEED repeats it.
-func randomSeed(t *testing.T) uint64 {
-	t.Helper()
-	s := uint64(time.Now().UnixNano())
-	if v := os.Getenv("PANDO_SEED"); v != "" {
-		n, err := strconv.ParseUint(v, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s = n
-	}
-	t.Logf("PANDO_SEED=%d", s)
-	return s
-}
 
 // importDir makes a golden of what fill puts into a directory.
 func (w *world) importDir(name string, fill func(dir string)) {
@@ -107,7 +90,7 @@ func TestIdleTreeIsNotSentWhole(t *testing.T) {
 // TestTreesTravel: trees of one driver come out of another as they went in, golden, clone and what changes, file by
 // file; random changes, a seed that is printed. Then the other pool goes on, and the first one pulls that back.
 func TestTreesTravel(t *testing.T) {
-	r := rand.New(rand.NewPCG(randomSeed(t), 3))
+	r := faulttest.Rand(t)
 	url := func() string { return "file:" + filepath.Join(t.TempDir(), "remote") }
 	pools := map[string]func() string{
 		plain.Name: func() string { return testfs.Ext4(t, 800<<20) },

@@ -13,6 +13,7 @@ import (
 	"pando/internal/base/ref"
 	"pando/internal/remote/objstore"
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/storetest"
 )
 
@@ -52,7 +53,7 @@ func (b *bench) repair(dry bool) *Repaired {
 // TestOneDamagedHead damages the head of one volume: all that concerns other volumes goes on, a prune deletes nothing
 // that the damaged one needs, and a repair brings all of its points back.
 func TestOneDamagedHead(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	v := b.history(rnd, "v", nil, 3)
 	b.history(rnd, "fork", v, 2)
@@ -141,7 +142,7 @@ func TestOneDamagedHead(t *testing.T) {
 // TestRepairOfWhatIsGone: a head is gone, and so is a segment of its newest point. What is whole comes back and is the
 // newest; the rest is listed, so that no prune takes what is left of it.
 func TestRepairOfWhatIsGone(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "v", nil, 3)
 	for _, key := range []string{b.headKey("v"), "segments/" + mapFrame(&b.truth["v"]["p3"].manifest).Segment.String()} {
@@ -183,7 +184,7 @@ func TestRepairOfWhatIsGone(t *testing.T) {
 
 // TestDamagedSession: one that cannot be read keeps all, until two prunes have seen that nobody renews it.
 func TestDamagedSession(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "v", nil, 1)
 	b.must("v", "p2", small, nil, randomChange(rand.New(rand.NewPCG(1, 2)), small, 20), false)
@@ -261,7 +262,7 @@ func TestPushAfterRepair(t *testing.T) {
 // TestLostHead: the head of a volume is gone. A verify says so, no prune removes what its points need, and a repair
 // brings them back. The first push of a volume, which has no head yet, is none that is lost.
 func TestLostHead(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "v", nil, 3)
 	b.history(rnd, "w", nil, 2)
@@ -314,7 +315,7 @@ func TestRepairBesideFirstPush(t *testing.T) {
 	for name, slow := range map[string]bool{"done": false, "under way": true} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
-			b.must("v", "p1", small, nil, randomChange(seed(t), small, 5), false)
+			b.must("v", "p1", small, nil, randomChange(faulttest.Rand(t), small, 5), false)
 			reached, goOn, pushed := make(chan struct{}), make(chan struct{}), make(chan error)
 			slowly, _ := b.faulty(storetest.Fault{
 				Match: func(c storetest.Call) bool { return c.Op == storetest.Put && strings.HasPrefix(c.Key, "heads/") },
@@ -322,7 +323,7 @@ func TestRepairBesideFirstPush(t *testing.T) {
 			})
 			begin := func(storetest.Call) {
 				go func() {
-					_, err := b.push(t.Context(), slowly, "w", "p1", small, nil, randomChange(seed(t), small, 5), false)
+					_, err := b.push(t.Context(), slowly, "w", "p1", small, nil, randomChange(faulttest.Rand(t), small, 5), false)
 					pushed <- err
 				}()
 				<-reached

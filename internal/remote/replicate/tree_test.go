@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 )
 
 // nodeStore keeps nodes as a remote does, encoded.
@@ -109,7 +110,7 @@ func cellOf(r *rand.Rand, cell int64, mark *uint32) (out []repo.Piece) {
 // TestTreeIsCanonical: however a map has come about, it has the same nodes as if it had been made at once; what is not
 // changed is not written again, and nothing is read that is not on the remote yet.
 func TestTreeIsCanonical(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	ctx := t.Context()
 	for range 60 {
 		s := newNodeStore(t)
@@ -229,7 +230,7 @@ func sameDifference(t *testing.T, s *nodeStore, old, now *repo.Manifest) {
 func TestTreeChangesLittle(t *testing.T) {
 	ctx := t.Context()
 	s := newNodeStore(t)
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	m := &repo.Manifest{Version: 2, SizeBytes: 16 << 40}
 	tr, err := newTree(ctx, s.read, nil, m.SizeBytes)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/storetest"
 	"pando/internal/testing/testfs"
 
@@ -83,7 +84,7 @@ func (b *bench) verifyCounted(q VerifyRequest) (*Verified, asked) {
 // TestVerifyReadsEachSegmentOnce: however many points and volumes use a segment, --read-data asks the store for it
 // once, and for maps about as often as a verify without data does.
 func TestVerifyReadsEachSegmentOnce(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := grown(t, 40)
 	for i := range 8 {
 		b.history(rnd, fmt.Sprintf("fork%d", i), b.truth["v"][fmt.Sprintf("p%d", 5*i)], 2)
@@ -109,7 +110,7 @@ func TestVerifyReadsEachSegmentOnce(t *testing.T) {
 // TestVerifyBlamesEveryPoint: what is read once for many points is reported for each of them: those that come after
 // the one it was written for, in the volume and in clones, and no other.
 func TestVerifyBlamesEveryPoint(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	const points = 2*shortestSpan + 3
 	var last *made

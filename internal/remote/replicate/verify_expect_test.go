@@ -6,12 +6,13 @@ import (
 	"testing"
 
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 )
 
 // TestExpectationsSpill: what does not fit into memory comes back from the file as it would from memory: in order,
 // and each once, also what lies in several runs. Nothing is left in the directory.
 func TestExpectationsSpill(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	var all []expected
 	for range 5000 {
 		x := expected{

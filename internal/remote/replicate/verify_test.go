@@ -12,6 +12,7 @@ import (
 	"pando/internal/base/ref"
 	"pando/internal/remote/objstore"
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/storetest"
 )
 
@@ -45,7 +46,7 @@ func (b *bench) objects() []objstore.Info {
 // TestEveryFlipIsNoticed changes a bit of every object, at many places. Verify says
 // so, and a restore never returns what was not pushed.
 func TestEveryFlipIsNoticed(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	v := b.history(rnd, "v", nil, 2)
 	b.history(rnd, "fork", v, 1)
@@ -132,7 +133,7 @@ func TestEveryFlipIsNoticed(t *testing.T) {
 
 // TestVerifyFindsWhatIsMissing removes every object in turn, and cuts every segment.
 func TestVerifyFindsWhatIsMissing(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "fork", b.history(rnd, "v", nil, 3), 1)
 	ctx := t.Context()
@@ -229,7 +230,7 @@ func TestVerifyReportsASegmentOnce(t *testing.T) {
 // TestVerifyOfWhatIsRemovedMeanwhile: a point goes, with its segments, at every step
 // of a verify. That is no problem.
 func TestVerifyOfWhatIsRemovedMeanwhile(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	for at := 0; ; at++ {
 		b := newBench(t)
 		v := b.history(rnd, "v", nil, 2)
@@ -263,7 +264,7 @@ func TestVerifyOfWhatIsRemovedMeanwhile(t *testing.T) {
 // TestVerifyEveryFault: a store that does not answer is an error, never a problem.
 func TestVerifyEveryFault(t *testing.T) {
 	b := newBench(t)
-	b.history(seed(t), "v", nil, 2)
+	b.history(faulttest.Rand(t), "v", nil, 2)
 	for i := 0; ; i++ {
 		r, f := b.faulty(storetest.Fault{At: i, Err: storetest.Permanent(errs.IO)})
 		out, err := verify(t.Context(), r, VerifyRequest{ReadPercent: 100})
@@ -277,7 +278,7 @@ func TestVerifyEveryFault(t *testing.T) {
 }
 
 func TestVerifySample(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.blocks = 1
 	b.history(rnd, "v", nil, 12)
@@ -315,7 +316,7 @@ func TestVerifySample(t *testing.T) {
 }
 
 func TestVerifyOfWhatDoesNotFit(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.old = true
 	ctx := t.Context()
@@ -405,7 +406,7 @@ func TestVerifyOfWhatDoesNotFit(t *testing.T) {
 }
 
 func TestVerifyNames(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "v", nil, 1)
 	w := b.history(rnd, "w", nil, 1)
@@ -434,7 +435,7 @@ func TestVerifyNames(t *testing.T) {
 }
 
 func TestVolumes(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "fork", b.history(rnd, "v", nil, 2), 1)
 	b.history(rnd, "gone", nil, 1)

@@ -10,6 +10,7 @@ import (
 	"pando/internal/driver/reflink"
 	"pando/internal/remote/objstore"
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/testfs"
 )
 
@@ -59,7 +60,7 @@ func TestChangedVersionStopsNothingElse(t *testing.T) {
 // TestNodesAreWhatEveryPointSays: that two points have the same node does not help the one that says something else of
 // it: it cannot be restored, and verify says so, of no other.
 func TestNodesAreWhatEveryPointSays(t *testing.T) {
-	rnd := seed(t)
+	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	ctx := t.Context()
 	v := b.history(rnd, "v", nil, 2)

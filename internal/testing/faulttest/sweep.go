@@ -3,29 +3,39 @@
 package faulttest
 
 import (
-	"fmt"
-	"hash/fnv"
-	"math/rand/v2"
 	"os"
 	"strconv"
-	"sync"
+	"strings"
+	"syscall"
 	"testing"
 )
 
 // AtVariable is the environment variable that narrows every [Sweep] to one
-// step, to repeat a failure: its value is the step's index.
+// step, to repeat a failure: its value is the step's index, or "always-" and the
+// index among the steps that are always struck.
 const AtVariable = "PANDO_FAULT_AT"
+
+const alwaysPrefix = "always-"
 
 // Sweep strikes a program at every step of an operation, one run for each.
 type Sweep struct {
 	// Plan is the mode, the errno and the filters. Its At is ignored.
 	Plan Plan
 
-	// Every is of how many steps one is struck by default, for time's sake. Which
-	// is drawn from [Seed], so that in the long run all get their turn: n runs
-	// leave out a given step with a probability of (1-1/Every)^n. With
-	// PANDO_TEST_FULL all are struck, with -short even fewer. 0 means 1.
+	// Every is of how many steps one is struck by default, for time's sake: those
+	// whose index is, modulo Every, a hash of [Seed] and of what is struck plus
+	// [Shard] plus Turn. So the shards 0 to Every-1 strike all. With PANDO_TEST_FULL
+	// all are struck, with -short even fewer. 0 means 1.
 	Every int
+
+	// Of names what is struck; sweeps with the same Of take different steps if they
+	// differ in Turn, or in the mode or errno of the plan. "": the test's name.
+	Of   string
+	Turn int
+
+	// Always, if set, selects steps that are struck in every sample, because they
+	// decide between the old and the new state.
+	Always func(Step) bool
 
 	// Start and Stride select every Stride-th step from Start on, always. An
 	// operation can be split into shards that run in parallel: shard i of n has
@@ -35,27 +45,13 @@ type Sweep struct {
 	// MaxRuns bounds the sweep: the test fails if the program still has steps
 	// left after that many runs. 0 means 10,000.
 	MaxRuns int
-}
 
-// Seed is what samples are drawn from in this process: PANDO_SEED, or a random
-// number. What fails says it.
-var Seed = sync.OnceValue(func() uint64 {
-	text := os.Getenv("PANDO_SEED")
-	if text == "" {
-		return rand.Uint64()
-	}
-	seed, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		panic("PANDO_SEED is not a number: " + text)
-	}
-	return seed
-})
+	prefix string // of what AtVariable is set to, to repeat a step
+}
 
 // Sampled reports whether the sweep leaves out steps that it would otherwise
 // strike: then a test cannot count on what only some steps show.
-func (s Sweep) Sampled() bool {
-	return s.every() > 1 && os.Getenv("PANDO_TEST_FULL") == "" && os.Getenv(AtVariable) == ""
-}
+func (s Sweep) Sampled() bool { return s.every() > 1 && !Full() && os.Getenv(AtVariable) == "" }
 
 func (s Sweep) every() int {
 	if testing.Short() {
@@ -64,35 +60,33 @@ func (s Sweep) every() int {
 	return s.Every
 }
 
-// sample draws the steps of a test: the same ones for the same seed.
+// sample draws the steps that are struck: the same ones for the same seed and shard.
 func (s Sweep) sample(t testing.TB) Sweep {
 	if !s.Sampled() {
 		return s
 	}
+
+	what := s.Of
+	if what == "" {
+		what = t.Name()
+	}
 	every, stride := s.every(), max(s.Stride, 1)
-	s.Start, s.Stride = s.Start+stride*Draw(t, every, s.Plan), stride*every
+	turn := uint64(s.Turn + s.Plan.turn()*every/4)
+	s.Start, s.Stride = s.Start+stride*residue(every, Shard()+turn, what), stride*every
 	return s
 }
 
-// Draw returns a number below n that depends on [Seed], the test and what is drawn
-// for. It is 0 with PANDO_TEST_FULL, so that `for i := Draw(t, n); ...; i += DrawStep(n)`
-// takes a sample by default, and else everything.
-func Draw(t testing.TB, n int, what ...any) int {
-	if os.Getenv("PANDO_TEST_FULL") != "" {
-		return 0
-	}
-	h := fnv.New64a()
-	fmt.Fprintln(h, Seed(), t.Name(), what)
-	// Not the sum itself: its low bits are tied between all draws of a seed.
-	return rand.New(rand.NewPCG(h.Sum64(), Seed())).IntN(n)
-}
-
-// DrawStep is the step of a loop that begins with [Draw].
-func DrawStep(n int) int {
-	if os.Getenv("PANDO_TEST_FULL") != "" {
+// turn is which of four: sweeps of one operation that differ in how they strike take different steps.
+func (p Plan) turn() int {
+	switch {
+	case p.Mode == KillAfter:
 		return 1
+	case p.Mode == Fail && p.Errno == syscall.ENOSPC:
+		return 2
+	case p.Mode == Fail:
+		return 3
 	}
-	return n
+	return 0
 }
 
 // Each calls run with Plan.At at each of the sweep's steps, and check with
@@ -112,38 +106,69 @@ func (s Sweep) Each(t testing.TB, run func(Plan) Result, check func(Result)) Res
 	if t.Failed() {
 		t.FailNow() // or a failure of the sweep could not be told from an earlier one
 	}
-
-	s = s.sample(t)
-	start, stride, limit := s.Start, max(s.Stride, 1), s.MaxRuns
-	if limit == 0 {
-		limit = 10_000
-	}
-
-	only, err := strconv.Atoi(os.Getenv(AtVariable))
-	single := err == nil
-	if text := os.Getenv(AtVariable); text != "" && !single {
-		t.Fatalf("%s is not a number: %q", AtVariable, text)
-	}
-
-	if single {
-		if only < start || (only-start)%stride != 0 {
-			t.Skipf("%s=%d is not a step of this sweep", AtVariable, only)
-		}
-		start = only
-	}
-
 	if s.Plan.Mode == Observe {
 		t.Fatal("faulttest: a sweep needs a plan that strikes")
 	}
 
+	// One step only, to repeat a failure.
+	if text := os.Getenv(AtVariable); text != "" {
+		index, always := strings.CutPrefix(text, alwaysPrefix)
+		only, err := strconv.Atoi(index)
+		if err != nil {
+			t.Fatalf("%s is not the index of a step: %q", AtVariable, text)
+		}
+		return s.repeat(t, only, always, run, check)
+	}
+
+	// The steps that are always struck, then the sample of all.
+	if s.Always != nil && s.Sampled() {
+		s.always().walk(t, run, check)
+	}
+	last := s.sample(t).walk(t, run, check)
+	if !last.Fired && len(last.Steps) == 0 {
+		t.Fatal("faulttest: the program made no step that matches: nothing was tested")
+	}
+	return last
+}
+
+// repeat makes one run of the sweep.
+func (s Sweep) repeat(t testing.TB, only int, always bool, run func(Plan) Result, check func(Result)) Result {
+	t.Helper()
+	if always {
+		if s.Always == nil {
+			t.Skipf("%s=%s%d is not a step of this sweep", AtVariable, alwaysPrefix, only)
+		}
+		s = s.always()
+	}
+	if only < s.Start || (only-s.Start)%max(s.Stride, 1) != 0 {
+		t.Skipf("%s=%d is not a step of this sweep", AtVariable, only)
+	}
+
+	plan := s.Plan
+	plan.At = only
+	return s.one(t, plan, run, check)
+}
+
+// always is the sweep of the steps that are struck in every sample.
+func (s Sweep) always() Sweep {
+	matches := s.Plan.Match
+	s.Plan.Match = func(step Step) bool { return (matches == nil || matches(step)) && s.Always(step) }
+	s.Start, s.Stride, s.prefix = 0, 1, alwaysPrefix
+	return s
+}
+
+// walk strikes one step after the other, until there is none.
+func (s Sweep) walk(t testing.TB, run func(Plan) Result, check func(Result)) Result {
+	t.Helper()
+	limit := s.MaxRuns
+	if limit == 0 {
+		limit = 10_000
+	}
+
 	for n := range limit {
 		plan := s.Plan
-		plan.At = start + n*stride
-		res := s.one(t, plan, run, check)
-		switch {
-		case !res.Fired && n == 0 && len(res.Steps) == 0:
-			t.Fatal("faulttest: the program made no step that matches: nothing was tested")
-		case !res.Fired || single:
+		plan.At = s.Start + n*max(s.Stride, 1)
+		if res := s.one(t, plan, run, check); !res.Fired {
 			return res
 		}
 	}
@@ -164,9 +189,9 @@ func (s Sweep) one(t testing.TB, plan Plan, run func(Plan) Result, check func(Re
 				t.Logf("    %v", step)
 			}
 			if s.Sampled() {
-				t.Logf("faulttest: drawn with PANDO_SEED=%d", Seed())
+				t.Logf("faulttest: drawn with PANDO_SEED=%d PANDO_SHARD=%d", Seed(), Shard())
 			}
-			t.Logf("faulttest: to repeat it: %s=%d go test -run '^%s$'", AtVariable, plan.At, t.Name())
+			t.Logf("faulttest: to repeat it: %s=%s%d go test -run '^%s$'", AtVariable, s.prefix, plan.At, t.Name())
 		}
 	}()
 

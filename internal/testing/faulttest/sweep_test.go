@@ -4,10 +4,10 @@ package faulttest
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -39,12 +39,15 @@ func pretended(s Sweep, steps int, check func(*recorder, Result)) (*recorder, []
 	go func() {
 		defer close(done)
 		s.Each(r, func(p Plan) Result {
-			res := Result{Fired: p.At < steps}
-			for i := range min(p.At+1, steps) {
-				res.Steps = append(res.Steps, Step{Index: i, Name: "mkdirat", Detail: fmt.Sprint("/dir", i)})
-			}
-			if res.Fired {
-				res.FiredAt = res.Steps[p.At]
+			var res Result
+			for i := 0; i < steps && !res.Fired; i++ {
+				step := Step{Index: i, Name: "mkdirat", Detail: fmt.Sprint("/dir", i)}
+				if p.Match != nil && !p.Match(step) {
+					continue
+				}
+				res.Steps = append(res.Steps, step)
+				res.Fired = len(res.Steps) == p.At+1
+				res.FiredAt = step
 			}
 			return res
 		}, func(res Result) {
@@ -84,26 +87,32 @@ func TestSweepSelects(t *testing.T) {
 	}
 }
 
-// TestSweepSamples: what one seed leaves out another one strikes, and with
-// PANDO_TEST_FULL nothing is left out.
-func TestSweepSamples(t *testing.T) {
+// setShard is what PANDO_SEED and PANDO_SHARD do.
+func setShard(t *testing.T, seed, shard uint64) {
+	t.Helper()
+	oldSeed, oldShard := Seed, Shard
+	Seed, Shard = func() uint64 { return seed }, func() uint64 { return shard }
+	t.Cleanup(func() { Seed, Shard = oldSeed, oldShard })
+}
+
+// TestShardsCoverEverything: with each seed, as many shards as steps are left out strike each step once, and the same
+// shard strikes the same steps. With PANDO_TEST_FULL nothing is left out.
+func TestShardsCoverEverything(t *testing.T) {
 	t.Setenv(AtVariable, "")
 	t.Setenv("PANDO_TEST_FULL", "")
-	struck := map[int]bool{}
-	for range 200 {
-		seed := rand.Uint64()
-		Seed = func() uint64 { return seed }
-		_, got := pretended(Sweep{Plan: Plan{Mode: KillBefore}, Every: 3}, 9, nil)
-		if len(got) != 3 || got[1] != got[0]+3 || got[2] != got[1]+3 {
-			t.Fatalf("one of 3 steps: struck %v of 9", got)
+	for seed := range uint64(20) {
+		var struck []int
+		for shard := range uint64(3) {
+			setShard(t, seed, shard)
+			_, got := pretended(Sweep{Plan: Plan{Mode: KillBefore}, Every: 3}, 9, nil)
+			if _, again := pretended(Sweep{Plan: Plan{Mode: KillBefore}, Every: 3}, 9, nil); !slices.Equal(again, got) {
+				t.Errorf("with the same seed and shard: struck %v, and then %v", got, again)
+			}
+			struck = append(struck, got...)
 		}
-		if _, again := pretended(Sweep{Plan: Plan{Mode: KillBefore}, Every: 3}, 9, nil); !slices.Equal(again, got) {
-			t.Errorf("with the same seed: struck %v, and then %v", got, again)
+		if slices.Sort(struck); !slices.Equal(struck, []int{0, 1, 2, 3, 4, 5, 6, 7, 8}) {
+			t.Errorf("seed %d: three shards of one in three struck %v", seed, struck)
 		}
-		struck[got[0]] = true
-	}
-	if len(struck) != 3 {
-		t.Errorf("200 runs began with steps %v only", struck)
 	}
 
 	t.Setenv("PANDO_TEST_FULL", "1")
@@ -112,18 +121,64 @@ func TestSweepSamples(t *testing.T) {
 	}
 }
 
-// TestDrawsAreIndependent: what two draws of one seed come to has nothing to do with
-// each other, or some combinations would never be tested.
+// TestSweepsTakeTurns: what is struck in different ways, or on different kinds of pools, is struck at different steps.
+func TestSweepsTakeTurns(t *testing.T) {
+	t.Setenv(AtVariable, "")
+	t.Setenv("PANDO_TEST_FULL", "")
+	var first []int
+	for turn := range 3 {
+		for _, plan := range []Plan{{Mode: KillBefore}, {Mode: Fail, Errno: syscall.ENOSPC}, {Mode: Fail, Errno: syscall.EIO},
+			{Mode: KillAfter}} {
+			_, got := pretended(Sweep{Plan: plan, Every: 16, Of: "clone", Turn: turn}, 16, nil)
+			if len(got) != 1 {
+				t.Fatalf("one of 16: struck %v", got)
+			}
+			first = append(first, got[0])
+		}
+	}
+	if slices.Sort(first); len(slices.Compact(first)) != 12 {
+		t.Errorf("12 sweeps strike steps %v", first)
+	}
+}
+
+// TestStepsThatAreAlwaysStruck: they are struck in every sample, and a failure at one says how to repeat it.
+func TestStepsThatAreAlwaysStruck(t *testing.T) {
+	t.Setenv("PANDO_TEST_FULL", "")
+	s := Sweep{Plan: Plan{Mode: KillBefore}, Every: 100, Always: func(s Step) bool { return s.Index%4 == 1 }}
+	r, got := pretended(s, 12, nil)
+	if want := []int{1, 5, 9}; len(got) < 3 || !slices.Equal(got[:3], want) {
+		t.Errorf("struck %v, want %v and a sample", got, want)
+	}
+
+	r, _ = pretended(s, 12, func(r *recorder, res Result) {
+		if res.FiredAt.Index == 9 {
+			r.Errorf("wrong")
+		}
+	})
+	if said := strings.Join(r.logs, "\n"); !strings.Contains(said, AtVariable+"=always-2 ") {
+		t.Errorf("it says %q", said)
+	}
+
+	t.Setenv(AtVariable, "always-2")
+	if r, got := pretended(s, 12, nil); r.failed || !slices.Equal(got, []int{9}) {
+		t.Errorf("repeated: struck %v; %q", got, r.logs)
+	}
+	s.Always = nil
+	if r, got := pretended(s, 12, nil); !r.skipped || got != nil {
+		t.Errorf("of a sweep without such steps: skipped %v, struck %v", r.skipped, got)
+	}
+}
+
+// TestDrawsAreIndependent: all shards of two draws, one below the other, come to all combinations.
 func TestDrawsAreIndependent(t *testing.T) {
 	t.Setenv("PANDO_TEST_FULL", "")
 	seen := map[[2]int]bool{}
-	for range 5000 {
-		seed := rand.Uint64()
-		Seed = func() uint64 { return seed }
-		seen[[2]int{Draw(t, 2, "fault"), Draw(t, 40, Plan{Mode: Fail})}] = true
+	for shard := range uint64(80) {
+		setShard(t, DefaultSeed, shard)
+		seen[[2]int{Draw(t, 2, "fault"), DrawInside(t, 40, 2, Plan{Mode: Fail})}] = true
 	}
 	if len(seen) != 80 {
-		t.Errorf("5,000 seeds draw %d of 80 combinations", len(seen))
+		t.Errorf("80 shards draw %d of 80 combinations", len(seen))
 	}
 }
 

@@ -5,9 +5,9 @@ package storetest
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +15,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/remote/objstore"
+	"pando/internal/testing/faulttest"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -58,12 +59,8 @@ type suite struct {
 
 // random is n bytes that no two calls return alike, for n of some size.
 func random(n int) []byte {
-	var seed [32]byte
-	for i := range seed {
-		seed[i] = byte(rand.Uint32())
-	}
 	b := make([]byte, n)
-	_, _ = rand.NewChaCha8(seed).Read(b) // never fails
+	_, _ = rand.Read(b) // never fails
 	return b
 }
 
@@ -396,7 +393,7 @@ func testListOrder(t *testing.T, s *suite) {
 		t.Fatal("the test is wrong")
 	}
 
-	for _, i := range rand.Perm(len(all)) {
+	for _, i := range faulttest.Rand(t).Perm(len(all)) {
 		s.put(all[i], []byte(all[i]), objstore.IfAbsent)
 	}
 

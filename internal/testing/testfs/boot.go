@@ -1,8 +1,8 @@
 package testfs
 
 import (
+	"crypto/rand"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,7 +29,7 @@ func ShareMounts() error {
 func OtherBoot(t testing.TB, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	id := filepath.Join(t.TempDir(), "boot_id")
-	if err := os.WriteFile(id, []byte(fmt.Sprintf("%016x-of-this-test\n", rand.Uint64())), 0o644); err != nil {
+	if err := os.WriteFile(id, []byte(rand.Text()+"-of-this-test\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	script := `mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"`

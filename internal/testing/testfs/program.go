@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"pando/internal/testing/faulttest"
 )
 
 // BuildProgram puts the program under test at path: the one that PANDO_TEST_BINARY
@@ -59,4 +61,4 @@ func NotShort(t testing.TB, why string) {
 }
 
 // Full reports whether a test is to leave nothing out, as in `make test-all`.
-func Full() bool { return os.Getenv("PANDO_TEST_FULL") != "" }
+func Full() bool { return faulttest.Full() }

@@ -2,7 +2,6 @@ package treecopy
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pando/internal/base/errs"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/testfs"
 	"pando/internal/testing/treetest"
 )
@@ -261,16 +261,10 @@ func TestCopyStableGivesUp(t *testing.T) {
 func TestCopyStableUnderFire(t *testing.T) {
 	needRoot(t)
 	noLeaks(t)
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv("PANDO_SEED"); s != "" {
-		_, err := fmt.Sscan(s, &seed)
-		must(t, err)
-	}
-	t.Logf("PANDO_SEED=%d", seed)
 	top := testfs.XFS(t, 320<<20)
 	src := filepath.Join(top, "src")
 	must(t, os.Mkdir(src, 0o755))
-	rnd := rand.New(rand.NewPCG(seed, 1))
+	rnd := faulttest.Rand(t)
 	name := func() string {
 		p := src
 		for range 1 + rnd.IntN(4) {

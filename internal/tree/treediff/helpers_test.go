@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"testing"
 	"time"
 
@@ -20,21 +19,6 @@ import (
 	"pando/internal/testing/treetest"
 	"pando/internal/tree/treecopy"
 )
-
-// seed is printed by tests that draw; PANDO_SEED repeats it.
-func seed(t *testing.T) uint64 {
-	t.Helper()
-	s := uint64(time.Now().UnixNano())
-	if v := os.Getenv("PANDO_SEED"); v != "" {
-		n, err := strconv.ParseUint(v, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s = n
-	}
-	t.Logf("PANDO_SEED=%d", s)
-	return s
-}
 
 func openDir(t testing.TB, dir string) *os.File {
 	t.Helper()

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/treetest"
 )
 
@@ -67,7 +68,7 @@ func TestOverlayEverything(t *testing.T) {
 			}
 			nextTick()
 			o := l.overlay(t, lower)
-			e := newOverlayEditor(o, rand.New(rand.NewPCG(seed(t), 0)))
+			e := newOverlayEditor(o, faulttest.Rand(t))
 			for range 25 {
 				e.edit()
 			}

@@ -4,13 +4,13 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/testfs"
 )
 
 func rounds(t *testing.T, n int, fn func(t *testing.T, r *rand.Rand, edits int)) {
-	s := seed(t)
 	for i := range n {
-		r := rand.New(rand.NewPCG(s, uint64(i)))
+		r := faulttest.Rand(t, i)
 		fn(t, r, []int{0, 1, 3, 10, 40, 150}[r.IntN(6)])
 		if t.Failed() {
 			t.Fatalf("in round %d", i)

@@ -5,10 +5,8 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,26 +16,12 @@ import (
 	"pando/internal/base/errs"
 	"pando/internal/linux/kernel"
 	"pando/internal/linux/treewalk"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/testfs"
 	"pando/internal/testing/treetest"
 	"pando/internal/tree/treecopy"
 	"pando/internal/tree/treediff"
 )
-
-// seed is printed by tests that draw; PANDO_SEED repeats it.
-func seed(t *testing.T) uint64 {
-	t.Helper()
-	s := uint64(time.Now().UnixNano())
-	if v := os.Getenv("PANDO_SEED"); v != "" {
-		n, err := strconv.ParseUint(v, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s = n
-	}
-	t.Logf("PANDO_SEED=%d", s)
-	return s
-}
 
 func must(t testing.TB, err error) {
 	t.Helper()
@@ -167,7 +151,7 @@ func TestDeepPath(t *testing.T) {
 // before the tree after. Seeds are printed.
 func TestDifferences(t *testing.T) {
 	needRoot(t)
-	r := rand.New(rand.NewPCG(seed(t), 1))
+	r := faulttest.Rand(t)
 	top := testfs.Ext4(t, 600<<20)
 	treetest.Removable(t, top)
 	rounds := 12
@@ -202,7 +186,7 @@ func TestDifferences(t *testing.T) {
 // filesystem says what has changed.
 func TestDifferencesOfSnapshots(t *testing.T) {
 	needRoot(t)
-	r := rand.New(rand.NewPCG(seed(t), 2))
+	r := faulttest.Rand(t)
 	top := testfs.Btrfs(t, 600<<20)
 	pool := open(t, top)
 	n := 0

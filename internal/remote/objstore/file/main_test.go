@@ -3,6 +3,7 @@ package file_test
 import (
 	"bytes"
 	"context"
+	cryptorand "crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -98,9 +99,7 @@ func closeStore(t *testing.T, s objstore.Store) {
 // sealed is n bytes of which can be seen whether they are whole.
 func sealed(n int) []byte {
 	body := make([]byte, n)
-	for i := range body {
-		body[i] = byte(rand.Uint32())
-	}
+	_, _ = cryptorand.Read(body) // never fails
 	sum := sha256.Sum256(body)
 	return append(sum[:], body...)
 }
@@ -129,12 +128,13 @@ func createAll(ctx context.Context, s objstore.Store, n int) error {
 
 // writeForever makes, replaces and deletes objects until it is killed.
 func writeForever(ctx context.Context, s objstore.Store, n int) error {
+	rnd := rand.New(rand.NewPCG(uint64(n), 0))
 	for i := 0; ; i++ {
-		if _, err := s.Put(ctx, fmt.Sprintf("segments/%d/%d", n, i), sealed(rand.IntN(3<<20)),
+		if _, err := s.Put(ctx, fmt.Sprintf("segments/%d/%d", n, i), sealed(rnd.IntN(3<<20)),
 			objstore.IfAbsent); err != nil {
 			return err
 		}
-		if _, err := s.Put(ctx, "heads/h", sealed(rand.IntN(100_000)), objstore.Always); err != nil {
+		if _, err := s.Put(ctx, "heads/h", sealed(rnd.IntN(100_000)), objstore.Always); err != nil {
 			return err
 		}
 		if i > 2 {

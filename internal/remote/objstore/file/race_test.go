@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"strconv"
@@ -14,6 +13,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/remote/objstore"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/storetest"
 )
 
@@ -92,6 +92,7 @@ func TestKilledWriters(t *testing.T) {
 		rounds = 8
 	}
 	var dirty, objects int
+	rnd := faulttest.Rand(t)
 	for round := range rounds {
 		var running []*exec.Cmd
 		var said [2]bytes.Buffer
@@ -112,7 +113,7 @@ func TestKilledWriters(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		if round%3 > 0 { // else while the object just seen is written, most likely
-			time.Sleep(rand.N(60 * time.Millisecond))
+			time.Sleep(time.Duration(rnd.IntN(60)) * time.Millisecond)
 		}
 		for i, c := range running {
 			if err := c.Process.Kill(); err != nil {
