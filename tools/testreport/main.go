@@ -1,16 +1,23 @@
 // Testreport reads what `go test -json` printed, and says what gotestsum does not: which tests were skipped and
 // why, which tests took longest, what each package cost, and, as the last line, the counts.
 //
-//	testreport [-usage FILE] EVENTS...
+//	testreport [-usage FILE] [-status N] [-changed FILE] [-flaky FILE] [-keep DIR] EVENTS... [-- COMMAND...]
 //
 // It exits with 1 if anything failed. A package that began and did not end there has failed, and so has a run
 // without any package or test.
+//
+// With a command, a test that failed is repeated if that says something: if an ordinary assertion failed in a package
+// that the change under test does not touch. COMMAND -run PATTERN PACKAGE runs it alone and prints its events. If it
+// passes twice it is flaky: the run passes, and the last lines name it. Builds that fail, races, leaks, differences of
+// content, programs that die, packages that the change touches, and more than three tests are never forgiven, unless
+// the list of known flaky tests has exactly that.
 //
 // With PANDO_TEST_REQUIRE_ALL=1 a test that is skipped for want of something that this host should have (root, a
 // program, a kernel feature) counts as failed. Such tests say "SKIPPED: ..."; a test that does not apply, such as
 // one of images for a driver that has none, says so in other words.
 //
-// PANDO_TEST_COUNTS names a file that gets the line with the counts, too.
+// PANDO_TEST_COUNTS names a file that gets the line with the counts, too, and PANDO_TEST_FLAKY one to which the lines
+// about flaky tests are added.
 package main
 
 import (
@@ -22,7 +29,9 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
+	"time"
 )
 
 // mayBeMissing are reasons to skip that say nothing bad about a host.
@@ -37,42 +46,88 @@ var mayBeMissing = regexp.MustCompile(strings.Join([]string{
 	`SKIPPED: .* needs the capability CAP_SYS_RESOURCE`,
 }, "|"))
 
-func main() {
-	usageFile := flag.String("usage", "", "what packages cost, as tools/isolate writes it")
+// options are the flags and arguments.
+type options struct {
+	usage, changed, flaky, keep string
+	status                      int
+	events, again               []string
+}
+
+func parseOptions() (o options) {
+	flag.StringVar(&o.usage, "usage", "", "what packages cost, as tools/isolate writes it")
+	flag.StringVar(&o.changed, "changed", "", "names of changed files, or the line \"everything\"; default: everything")
+	flag.StringVar(&o.flaky, "flaky", "", "list of known flaky tests")
+	flag.StringVar(&o.keep, "keep", "out/flaky", "directory for the first output of flaky tests")
+	flag.IntVar(&o.status, "status", 0, "exit status of the run")
 	flag.Parse()
 
-	r := newReport(os.Getenv("PANDO_TEST_REQUIRE_ALL") == "1")
-	err := r.readFiles(flag.Args())
-	r.end()
-	if err == nil && r.passed+r.failed+r.skipped == 0 {
-		err = errors.New("no test ran: check the pattern in RUN")
+	o.events = flag.Args()
+	if i := slices.Index(o.events, "--"); i >= 0 {
+		o.events, o.again = o.events[:i], o.events[i+1:]
 	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "testreport:", err)
-		r.failed++
-	}
+	return o
+}
 
-	r.printSkips(os.Stdout)
-	r.printSlowest(os.Stdout)
-	if *usageFile != "" {
-		if err := printUsage(os.Stdout, *usageFile); err != nil {
+func main() {
+	o := parseOptions()
+	r := newReport(os.Getenv("PANDO_TEST_REQUIRE_ALL") == "1")
+	complain := func(err error) {
+		if err != nil {
 			fmt.Fprintln(os.Stderr, "testreport:", err)
 			r.failed++
 		}
 	}
 
+	err := r.readFiles(o.events)
+	r.end()
+	if err == nil && r.passed+r.failed+r.skipped == 0 {
+		err = errors.New("no test ran: check the pattern in RUN")
+	}
+	if err == nil && r.failed == 0 && o.status != 0 {
+		err = fmt.Errorf("no test failed, but the run did: exit status %d", o.status)
+	}
+	complain(err)
+
+	r.printSkips(os.Stdout)
+	r.printSlowest(os.Stdout)
+	if o.usage != "" {
+		complain(printUsage(os.Stdout, o.usage))
+	}
 	r.printRaces(os.Stdout)
+	complain(r.repeat(o))
+
 	fmt.Printf("\n%s", r.counts())
 	if path := os.Getenv("PANDO_TEST_COUNTS"); path != "" {
-		if err := os.WriteFile(path, []byte(r.counts()), 0o666); err != nil {
-			fmt.Fprintln(os.Stderr, "testreport:", err)
-			os.Exit(1)
-		}
+		complain(os.WriteFile(path, []byte(r.counts()), 0o666))
 	}
-
 	if r.failed > 0 {
 		os.Exit(1)
 	}
+}
+
+// repeat repeats failed tests where that says something, and prints what became of them.
+func (r *report) repeat(o options) error {
+	known, err := readFlaky(o.flaky)
+	if err != nil {
+		return err
+	}
+	for _, f := range known {
+		if warning := f.old(time.Now()); warning != "" {
+			fmt.Printf("\nwarning: %s\n", warning)
+		}
+	}
+	if len(o.again) == 0 || len(r.failures) == 0 {
+		return nil
+	}
+
+	changed, err := readChanges(o.changed)
+	if err != nil {
+		return err
+	}
+	j := &judge{changed, known, o.again, o.keep}
+	all, err := j.forgive(r)
+	j.print(os.Stdout, all)
+	return errors.Join(err, j.note(all, os.Getenv("PANDO_TEST_FLAKY")))
 }
 
 // event is a line of `go test -json`: see `go doc test2json`.

@@ -17,15 +17,18 @@ type report struct {
 	begun                   int                     // packages
 	passed, failed, skipped int                     // tests without subtests
 	skips                   []*skip
-	refused                 []string // tests that were skipped and must not be
-	races                   []string // what the race detector printed
+	failures                []failure // each top-level test once
+	refused                 []string  // tests that were skipped and must not be
+	races                   []string  // what the race detector printed
 	times                   []duration
 }
 
 // testPackage is a package whose tests are running.
 type testPackage struct {
+	name   string // its directory
 	tests  map[string]*test
 	failed int
+	output strings.Builder // outside of tests
 }
 
 // test is a test or subtest that has begun.
@@ -33,7 +36,9 @@ type test struct {
 	output strings.Builder
 	parent bool // it has subtests, which count in its place
 	ended  bool
-	failed bool
+	failed bool // it, or one of its subtests
+	count  int  // of failures that it adds to the sum
+	grave  string
 }
 
 // skip is a reason why tests were skipped, and which.
@@ -54,7 +59,7 @@ func newReport(requireAll bool) *report {
 func (r *report) add(e event) {
 	p := r.packages[e.Package]
 	if p == nil {
-		p = &testPackage{tests: map[string]*test{}}
+		p = &testPackage{name: strings.TrimPrefix(e.Package, "pando/"), tests: map[string]*test{}}
 		r.packages[e.Package] = p
 		r.begun++
 	}
@@ -62,6 +67,8 @@ func (r *report) add(e event) {
 	switch {
 	case e.Test != "":
 		r.addTest(p, e)
+	case e.Action == "output":
+		p.output.WriteString(e.Output)
 	case e.Action == "pass" || e.Action == "fail" || e.Action == "skip":
 		r.endPackage(p, e.Action == "fail")
 		delete(r.packages, e.Package)
@@ -91,14 +98,14 @@ func (r *report) addTest(p *testPackage, e event) {
 		return
 	}
 
-	name := strings.TrimPrefix(e.Package, "pando/") + " " + e.Test
+	name := p.name + " " + e.Test
 	if !t.parent {
 		r.times = append(r.times, duration{name, e.Elapsed})
 	}
 
 	switch {
 	case e.Action == "fail":
-		p.fail(e.Test)
+		p.fail(e.Test, "")
 	case t.parent && e.Action == "pass": // its subtests count
 	case e.Action == "pass":
 		r.passed++
@@ -121,12 +128,15 @@ func parentOf(name string) string {
 	return name[:max(at, 0)]
 }
 
-// fail counts a test that failed. A test that fails because a subtest did adds nothing.
-func (p *testPackage) fail(name string) {
+// fail counts a test that failed, which if grave is set is never forgiven. A test that fails because a subtest did adds
+// nothing.
+func (p *testPackage) fail(name, grave string) {
 	t := p.tests[name]
 	if !t.failed {
 		p.failed++
+		t.failed, t.count = true, 1
 	}
+	t.grave = cmp.Or(t.grave, grave)
 	for up := parentOf(name); p.tests[up] != nil; up = parentOf(up) {
 		p.tests[up].failed = true
 	}
@@ -134,7 +144,7 @@ func (p *testPackage) fail(name string) {
 
 func (r *report) skip(p *testPackage, test, name, why string) {
 	if r.requireAll && strings.HasPrefix(why, "SKIPPED") && !mayBeMissing.MatchString(why) {
-		p.fail(test)
+		p.fail(test, "it was skipped: "+why)
 		r.refused = append(r.refused, name+": "+why)
 		return
 	}
@@ -167,15 +177,43 @@ func (r *report) endPackage(p *testPackage, failed bool) {
 		// Running when the program died or ran out of time. Subtests first: they count for their parents.
 		for _, name := range slices.Backward(slices.Sorted(maps.Keys(p.tests))) {
 			if !p.tests[name].ended {
-				p.fail(name)
+				p.fail(name, "it did not come to its end")
 			}
 		}
-		if p.failed == 0 {
-			p.failed = 1 // the build, or something outside of tests
+		outside := p.failed == 0 // the build, or something outside of tests
+		if outside {
+			p.failed = 1
+		}
+		if outside || graveAnywhere.MatchString(p.output.String()) {
+			r.failures = append(r.failures, failure{pkg: p.name, output: p.output.String(), grave: "it failed outside of its tests"})
 		}
 	}
 
+	r.failures = append(r.failures, p.failures()...)
 	r.failed += p.failed
+}
+
+// failures are the top-level tests that failed, each with what its failed subtests said.
+func (p *testPackage) failures() (out []failure) {
+	for _, name := range slices.Sorted(maps.Keys(p.tests)) {
+		t := p.tests[name]
+		if !t.failed {
+			continue
+		}
+		top, _, isSubtest := strings.Cut(name, "/")
+		if !isSubtest {
+			out = append(out, failure{pkg: p.name, test: top})
+		}
+		f := &out[len(out)-1] // a test comes before its subtests
+		f.output += t.output.String()
+		f.count += t.count
+		f.grave = cmp.Or(f.grave, t.grave)
+	}
+
+	for i := range out {
+		out[i].grave = cmp.Or(out[i].grave, graveOf(p.name, out[i].output))
+	}
+	return out
 }
 
 // end counts as failed what has not come to its end: the machine that ran it may have died.
