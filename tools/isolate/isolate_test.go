@@ -3,23 +3,26 @@
 package main
 
 import (
+	"bufio"
 	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"pando/internal/testing/testfs"
 )
 
-// isolated runs a script as if it were a test binary, and returns what it printed, its exit status and its usage.
-func isolated(t *testing.T, script string) (out string, status int, u usage) {
+// isolatedCommand is a command that runs a script as if it were a test binary, with its files below top.
+func isolatedCommand(t *testing.T, top, script string) *exec.Cmd {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: namespaces need root: run the tests as root")
 	}
-	top := t.TempDir()
 	isolate := filepath.Join(top, "isolate")
 	if text, err := exec.Command("go", "build", "-buildvcs=false", "-o", isolate, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, text)
@@ -32,6 +35,14 @@ func isolated(t *testing.T, script string) (out string, status int, u usage) {
 	cmd := exec.Command(isolate, binary)
 	cmd.Env = append(os.Environ(), "PANDO_TEST_USAGE="+filepath.Join(top, "usage"), "TMPDIR="+top,
 		"PANDO_TEST_PATIENCE=200ms")
+	return cmd
+}
+
+// isolated runs a script, and returns what it printed, its exit status and its usage.
+func isolated(t *testing.T, script string) (out string, status int, u usage) {
+	t.Helper()
+	top := t.TempDir()
+	cmd := isolatedCommand(t, top, script)
 	text, _ := cmd.CombinedOutput()
 	line, err := os.ReadFile(filepath.Join(top, "usage"))
 	if err != nil {
@@ -116,5 +127,66 @@ func TestHostMounts(t *testing.T) {
 		if strings.HasPrefix(point, "/mnt/") && strings.Contains(out, " "+point+" ") {
 			t.Errorf("%s is held", point)
 		}
+	}
+}
+
+// TestDeadline: a binary gets no more time than is left.
+func TestDeadline(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	for _, c := range []struct{ args, deadline, want string }{
+		{"./x.test -test.timeout=15m0s", "", "./x.test -test.timeout=15m0s"},
+		{"./x.test -test.timeout=15m0s -test.v", "1000660", "./x.test -test.timeout=10m0s -test.v"},
+		{"./x.test -test.timeout=15m0s", "1009999", "./x.test -test.timeout=15m0s"},
+		{"./x.test -test.timeout=0", "1000660", "./x.test -test.timeout=10m0s"},
+		{"./x.test", "1000660", "./x.test -test.timeout=10m0s"},
+		{"./x.test -test.timeout=15m0s", "999999", "./x.test -test.timeout=1s"},
+	} {
+		got, err := withDeadline(strings.Fields(c.args), c.deadline, now)
+		if err != nil || strings.Join(got, " ") != c.want {
+			t.Errorf("%q until %s: %q, %v; want %q", c.args, c.deadline, got, err, c.want)
+		}
+	}
+	if _, err := withDeadline(nil, "soon", now); err == nil {
+		t.Error("a deadline that is not a number")
+	}
+}
+
+// TestAskedWhereItIs: the binary gets a SIGQUIT that is sent to the process that stands in the directory of those that
+// run, and what it starts knows nothing of that directory.
+func TestAskedWhereItIs(t *testing.T) {
+	top := t.TempDir()
+	running := filepath.Join(top, "running")
+	if err := os.Mkdir(running, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cmd := isolatedCommand(t, top, `trap 'echo "asked $PANDO_TEST_RUNNING"; exit 3' QUIT; echo ready; while :; do read -rt 1 <> <(:); done`)
+	cmd.Env = append(cmd.Env, "PANDO_TEST_RUNNING="+running)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said := bufio.NewScanner(out)
+	said.Scan()
+
+	names, err := filepath.Glob(filepath.Join(running, "*"))
+	if err != nil || len(names) != 1 || filepath.Base(names[0]) != strconv.Itoa(cmd.Process.Pid) {
+		t.Fatalf("in the directory: %q, %v; want %d", names, err, cmd.Process.Pid)
+	}
+	if err := cmd.Process.Signal(syscall.SIGQUIT); err != nil {
+		t.Fatal(err)
+	}
+	said.Scan()
+	if got := said.Text(); got != "asked " {
+		t.Errorf("it says %q", got)
+	}
+	_ = cmd.Wait() // its status says how it went
+	if cmd.ProcessState.ExitCode() != 3 {
+		t.Errorf("%v", cmd.ProcessState)
+	}
+	if names, _ := filepath.Glob(filepath.Join(running, "*")); len(names) > 0 {
+		t.Errorf("LEAK: %q", names)
 	}
 }

@@ -21,6 +21,8 @@
 //
 //	PANDO_TEST_SCRATCH  "memory" (default, if there is enough of it) or "disk": where TMPDIR is
 //	PANDO_TEST_USAGE    a file that gets one line of JSON for each package: see [usage]
+//	PANDO_TEST_DEADLINE when all tests must have ended, in seconds since 1970: the binary gets the time that is left
+//	PANDO_TEST_RUNNING  a directory with a file for each package that runs, named like the process to send SIGQUIT to
 package main
 
 import (
@@ -33,6 +35,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -42,6 +45,11 @@ import (
 
 // insideVariable tells the second stage, process 1 of the new namespaces, which directory is its own.
 const insideVariable = "PANDO_TEST_INSIDE"
+
+const (
+	runningVariable  = "PANDO_TEST_RUNNING"
+	deadlineVariable = "PANDO_TEST_DEADLINE"
+)
 
 var (
 	// hostPIDs are packages that compare PIDs with those in events of the kernel, which are the host's, or that ask for
@@ -92,7 +100,13 @@ func outside() (status int, err error) {
 
 	defer func() { err = errors.Join(err, os.RemoveAll(dir), os.RemoveAll(memoryOf(dir))) }()
 
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	// These are about this process: another one that the tests start has other PIDs.
+	running, deadline := os.Getenv(runningVariable), os.Getenv(deadlineVariable)
+	if err := errors.Join(os.Unsetenv(runningVariable), os.Unsetenv(deadlineVariable)); err != nil {
+		return 0, err
+	}
+
+	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), insideVariable+"="+dir)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -122,6 +136,18 @@ func outside() (status int, err error) {
 	}
 
 	signals := notify()
+	gone, err := announce(running)
+	if err != nil {
+		return 0, err
+	}
+	defer gone()
+
+	args, err := withDeadline(os.Args[1:], deadline, time.Now())
+	if err != nil {
+		return 0, err
+	}
+	cmd.Args = append(cmd.Args, args...)
+
 	start := time.Now()
 	reaper, err := startWithReaper(cmd, dir)
 	if err != nil {
@@ -167,6 +193,49 @@ func lockDisk() (unlock func(), err error) {
 		return nil, err
 	}
 	return func() { f.Close() }, nil
+}
+
+// margin is what is left of a run after the last test: for its report, and for cleaning up.
+const margin = time.Minute
+
+// withDeadline shortens the time limit of a test binary to what is left until the deadline, so that Go itself says what
+// was running, with stacks. Without a deadline the arguments are as they were.
+func withDeadline(args []string, deadline string, now time.Time) ([]string, error) {
+	if deadline == "" {
+		return args, nil
+	}
+	seconds, err := strconv.ParseInt(deadline, 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", deadlineVariable, err)
+	}
+	left := max(time.Unix(seconds, 0).Sub(now)-margin, time.Second)
+
+	const flag = "-test.timeout="
+	args = slices.Clone(args)
+	i := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, flag) })
+	if i < 0 {
+		return append(args, flag+left.String()), nil
+	}
+	limit, err := time.ParseDuration(strings.TrimPrefix(args[i], flag))
+	if err != nil {
+		return nil, err
+	}
+	if limit == 0 || limit > left { // 0: none
+		args[i] = flag + left.String()
+	}
+	return args, nil
+}
+
+// announce names this process in the directory of those that run. gone takes the name away.
+func announce(dir string) (gone func(), err error) {
+	if dir == "" {
+		return func() {}, nil
+	}
+	path := filepath.Join(dir, strconv.Itoa(os.Getpid()))
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		return nil, err
+	}
+	return func() { os.Remove(path) }, nil
 }
 
 // makeDir makes the package's directory. It has a short name: programs wrap lines at long paths, and sockets do not
