@@ -5,14 +5,17 @@
 #
 # As root each package runs in namespaces of its own, with its temporary files in memory (tools/isolate). What
 # costs what is said at the end, and kept in out/: events.json is what `go test -json` said, usage.json what each
-# package cost. Variables:
+# package cost. A test that fails is repeated if that says something (tools/testreport); the first output of those that
+# then pass is in out/flaky. SIGQUIT makes the tests that run say where they are, and ends them. Variables:
 #
 #   RUN                  a pattern of tests, as for go test -run
 #   TESTFLAGS            more flags of go test
 #   AT_ONCE              how many packages run at a time
 #   PANDO_TEST_SCRATCH   memory or disk: where temporary files are; default: memory, if there is enough
 #   PANDO_TEST_FULL=1    leaves nothing out
-#   PANDO_CHAOS          how long each test of test/remotechaos runs: 1m, with PANDO_TEST_FULL 1h
+#   PANDO_SEED           what tests draw from; PANDO_SHARD, which part of what they leave out (internal/testing/faulttest)
+#   PANDO_TEST_DEADLINE  when all must have ended, in seconds since 1970
+#   PANDO_TEST_GROUP     a file that gets the process group of the tests, for whoever has to kill this script
 #   RACE=1               uses the race detector, by default on the packages that use goroutines
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -54,13 +57,37 @@ go list -m all >/dev/null || echo "test.sh: could not list all modules; the test
 order=(./test/crash ./test/remotechaos ./internal/observe/syncbench ./internal/remote/replicate ./internal/engine ./internal/observe/diagnose ./test/model
   ./internal/bench ./internal/observe/proof ./internal/cli ./cmd/pando ./internal/tree/treecopy ./internal/observe/iostat ./internal/driver/... ./internal/observe/doctor)
 [ "$*" = ./... ] || order=()
-rm -f out/events.json out/usage.json
-status=0
 read -ra more <<<"${TESTFLAGS:-}"
-PANDO_TEST_BINARY=$top/pando PANDO_TEST_USAGE=$PWD/out/usage.json \
-  nice -n 10 scripts/go.sh go run "$GOTESTSUM" --format pkgname-and-test-fails --hide-summary skipped,failed,output --jsonfile out/events.json -- \
-  -count=1 -p "$at_once" -vet=off -ldflags='-s -w' -timeout "$timeout" -exec "$top/isolate" \
-  "${race[@]}" ${RUN:+-run "$RUN"} "${more[@]}" "${order[@]}" "$@" || status=$?
+flags=(-count=1 -vet=off -ldflags='-s -w' -timeout "$timeout" -exec "$top/isolate" "${race[@]}" "${more[@]}")
+export PANDO_TEST_BINARY=$top/pando PANDO_TEST_RUNNING=$top/running
 
-"$top/testreport" -usage out/usage.json out/events.json || status=$?
-exit "$status"
+# The tests are a job of their own, which a signal ends as a whole; bash would not see the signal before their end.
+# shellcheck disable=SC2317,SC2329 # traps call them
+say_where() { for f in "$top"/running/*; do kill -QUIT "${f##*/}" 2>/dev/null || true; done; }
+# shellcheck disable=SC2317,SC2329
+end_tests() {
+  trap '' HUP INT TERM
+  kill -TERM -- "-$tests" 2>/dev/null || true
+  while kill -0 -- "-$tests" 2>/dev/null; do sleep 0.1; done
+  exit 130
+}
+
+rm -rf out/events.json out/usage.json out/flaky
+mkdir "$top/running"
+set -m
+PANDO_TEST_USAGE=$PWD/out/usage.json \
+  nice -n 10 scripts/go.sh go run "$GOTESTSUM" --format pkgname-and-test-fails --hide-summary skipped,failed,output --jsonfile out/events.json -- \
+  -p "$at_once" "${flags[@]}" ${RUN:+-run "$RUN"} "${order[@]}" "$@" &
+tests=$!
+set +m
+[ -z "${PANDO_TEST_GROUP:-}" ] || echo "$tests" >"$PANDO_TEST_GROUP"
+trap say_where QUIT
+trap end_tests HUP INT TERM
+while status=0; do
+  wait "$tests" || status=$?
+  kill -0 "$tests" 2>/dev/null || break # else it was a signal that ended the wait
+done
+
+scripts/changed.sh >"$top/changed"
+"$top/testreport" -usage out/usage.json -status "$status" -changed "$top/changed" -flaky test/flaky.txt out/events.json -- \
+  nice -n 10 scripts/go.sh go test -json "${flags[@]}"

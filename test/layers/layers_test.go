@@ -269,6 +269,7 @@ var table = map[string]layer{
 	"test/zfs":         {},
 	"test/remotechaos": {tests: []string{"internal/base/errs", "internal/remote/objstore", "internal/remote/replicate"}},
 	"test/buckets":     {tests: []string{"internal/testing/servertest"}},
+	"test/gate":        {},
 	"test/layers":      {},
 	"test/style":       {},
 	"tools/isolate":    {support: true, imports: []string{"internal/testing/testfs"}},

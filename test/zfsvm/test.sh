@@ -3,11 +3,13 @@
 # own, several at a time:
 #
 #   test/zfsvm/test.sh [PACKAGE[=PATTERN]...]    such as ./internal/driver/zfs; default: those below
+#   test/zfsvm/test.sh -run PATTERN PACKAGE
 #
 # Variables: RUN, a pattern of tests; ZFS=2.1, another OpenZFS (see build.sh);
 # AT_ONCE, how many guests run at a time; MEM, the memory of a guest; TIMEOUT, of a
 # package, such as 20m; TESTARGS, more flags of test binaries; any PANDO_*, which
-# the tests get. The guest has no Go: tests find the program in
+# the tests get; PANDO_TEST_DEADLINE, when all must have ended. With -run PATTERN in
+# front it prints the events of one package only, as `go test -json` does. The guest has no Go: tests find the program in
 # $PANDO_TEST_BINARY, the testdata of their package, and the documentation, and in
 # $PANDO_TEST_DISKS the names of three empty disks of 512 MB.
 # What the tests said is kept in out/zfs-events.json. With TESTARGS=-update the
@@ -27,6 +29,11 @@ default=(internal/driver/zfs "test/crash=TestFaultAtEveryStep|TestFaultInInit|Ov
 go() { scripts/go.sh go "$@"; }
 has_tests() { compgen -G "$1/*_test.go" >/dev/null; }
 [ $# -gt 0 ] || set -- "${default[@]}"
+events_only=''
+if [ "$1" = -run ]; then
+  RUN=$2 events_only=1
+  shift 2
+fi
 packages=() patterns=()
 for p in "$@"; do
   pattern=${RUN:-}
@@ -84,10 +91,21 @@ E
 
 # --- one guest ---
 
+# left MOST: so many seconds, or what is left until the deadline.
+left() {
+  local now
+  now=$(date +%s)
+  if [ -z "${PANDO_TEST_DEADLINE:-}" ] || [ $((PANDO_TEST_DEADLINE - now)) -gt "$1" ]; then
+    echo "$1"
+  else
+    echo $((PANDO_TEST_DEADLINE > now ? PANDO_TEST_DEADLINE - now : 1))
+  fi
+}
+
 # in_guest PACKAGE PATTERN EVENTS: compiles the tests of a package and runs them in a guest. What the tests say
 # stands in their events, also that they failed: an exit status is of the guest.
 in_guest() {
-  local p=$1 pattern=$2 events=$3 status=0 mine=$3.d words
+  local p=$1 pattern=$2 events=$3 status=0 mine=$3.d words limit timeout
   mkdir -p "$mine/pando/$p"
   # Warnings of vet, which go test gives, come from lint.
   if ! go test -c -vet=off -ldflags '-s -w' -o "$mine/pando/$p/.test" "./$p" >&2; then
@@ -97,14 +115,16 @@ in_guest() {
   [ ! -d "$p/testdata" ] || cp -a "$p/testdata" "$mine/pando/$p/"
   cp -a "$top/pando/." "$mine/pando/"
   read -ra words <<<"${TESTARGS:-}"
+  # The tests end by themselves; the guest's own limit is for a guest that hangs.
+  limit=$(left "${LIMIT:-2400}")
+  timeout=$((limit > 1380 ? 1200 : limit > 181 ? limit - 180 : 1))
   {
     env | grep '^PANDO_' | sed "s/'/'\\\\''/g; s/=/='/; s/^/export /; s/\$/'/" || true
     echo '. /in/bin/prepare'
-    printf '%q ' tests "$p" "-test.timeout=${TIMEOUT:-20m}" "-test.run=$pattern" "${words[@]}"
+    printf '%q ' tests "$p" "-test.timeout=${TIMEOUT:-${timeout}s}" "-test.run=$pattern" "${words[@]}"
   } >"$mine/script"
 
-  # The tests end by themselves; the guest's own limit is for a guest that hangs.
-  test/zfsvm/run.sh -c 1 -m "${MEM:-4G}" -t "${LIMIT:-2400}" -f "$mine/pando" -f "$top/bin" -f "$mine/script" \
+  test/zfsvm/run.sh -c 1 -m "${MEM:-4G}" -t "$limit" -f "$mine/pando" -f "$top/bin" -f "$mine/script" \
     -d 512M -d 512M -d 512M -o "$mine/out" -- '. ./script; true' >"$events" || status=$?
   [ $status -eq 0 ] || printf '{"Action":"fail","Package":"the guest of %s (exit status %d)"}\n' "$p" $status >>"$events"
   case " ${TESTARGS:-} " in *' -update '*) cp -a "$mine/out/docs/." docs/ ;; esac
@@ -134,8 +154,12 @@ all_guests() {
   done
 }
 
+if [ -n "$events_only" ]; then
+  all_guests
+  exit
+fi
 status=0
 all_guests | tee out/zfs-events.json |
   scripts/go.sh go run "$(sed -n 's/^GOTESTSUM=//p' scripts/test.sh)" --format pkgname-and-test-fails --hide-summary skipped,failed,output --raw-command -- cat || status=$?
-"$top/testreport" out/zfs-events.json || status=$?
-exit "$status"
+scripts/changed.sh >"$top/changed"
+"$top/testreport" -status "$status" -changed "$top/changed" -flaky test/flaky.txt out/zfs-events.json -- test/zfsvm/test.sh
