@@ -94,6 +94,7 @@ func main() {
 		complain(printUsage(os.Stdout, o.usage))
 	}
 	r.printRaces(os.Stdout)
+	r.printTimeouts(os.Stdout)
 	complain(r.repeat(o))
 
 	fmt.Printf("\n%s", r.counts())

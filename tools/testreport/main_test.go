@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -184,5 +185,32 @@ func TestRaces(t *testing.T) {
 	r.printRaces(&b)
 	if want := "\nDATA RACE\nWrite at 0x00c by goroutine 7:\n  pando/a.write()\n"; b.String() != want {
 		t.Errorf("printed %q, want %q", b.String(), want)
+	}
+}
+
+// TestTimeouts: what was running when the time of a package was up is printed, with stacks.
+func TestTimeouts(t *testing.T) {
+	var events strings.Builder
+	events.WriteString(`{"Action":"run","Package":"pando/a","Test":"TestHangs"}` + "\n")
+	say := func(line string) {
+		fmt.Fprintf(&events, `{"Action":"output","Package":"pando/a","Test":"TestHangs","Output":%q}`+"\n", line+"\n")
+	}
+	say("panic: test timed out after 5m0s")
+	say("\trunning tests:")
+	say("\t\tTestHangs (5m0s)")
+	for range 500 {
+		say("goroutine 8 [sleep]:")
+	}
+	events.WriteString(`{"Action":"fail","Package":"pando/a","Elapsed":300}` + "\n")
+
+	r := newReport(false)
+	if err := r.read(strings.NewReader(events.String())); err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	r.printTimeouts(&b)
+	if !strings.HasPrefix(b.String(), "\nTEST TIMED OUT after 5m0s\n\trunning tests:\n\t\tTestHangs (5m0s)\ngoroutine 8") ||
+		!strings.HasSuffix(b.String(), "... and 203 more lines in the events\n") {
+		t.Errorf("printed %q", b.String())
 	}
 }

@@ -20,6 +20,7 @@ type report struct {
 	failures                []failure // each top-level test once
 	refused                 []string  // tests that were skipped and must not be
 	races                   []string  // what the race detector printed
+	timeouts                []string  // what Go printed of packages whose time was up
 	times                   []duration
 }
 
@@ -123,6 +124,13 @@ func (r *report) noteRace(output string) {
 	}
 }
 
+// noteTimeout keeps what Go prints when the time of a package is up, if it is there: gotestsum does not show it.
+func (r *report) noteTimeout(output string) {
+	if _, stacks, ok := strings.Cut(output, "panic: test timed out"); ok {
+		r.timeouts = append(r.timeouts, stacks)
+	}
+}
+
 func parentOf(name string) string {
 	at := strings.LastIndexByte(name, '/')
 	return name[:max(at, 0)]
@@ -176,8 +184,9 @@ func (r *report) endPackage(p *testPackage, failed bool) {
 	if failed {
 		// Running when the program died or ran out of time. Subtests first: they count for their parents.
 		for _, name := range slices.Backward(slices.Sorted(maps.Keys(p.tests))) {
-			if !p.tests[name].ended {
+			if t := p.tests[name]; !t.ended {
 				p.fail(name, "it did not come to its end")
+				r.noteTimeout(t.output.String())
 			}
 		}
 		outside := p.failed == 0 // the build, or something outside of tests
@@ -259,6 +268,18 @@ func (r *report) printSkips(w io.Writer) {
 func (r *report) printRaces(w io.Writer) {
 	for _, race := range r.races {
 		fmt.Fprintf(w, "\nDATA RACE\n%s\n", strings.TrimRight(race, "\n"))
+	}
+}
+
+// printTimeouts prints which tests were running when the time of a package was up, and their stacks.
+func (r *report) printTimeouts(w io.Writer) {
+	const shown = 300 // lines: CI shows only the end of a long log
+	for _, stacks := range r.timeouts {
+		lines := strings.Split(strings.TrimRight(stacks, "\n"), "\n")
+		fmt.Fprintf(w, "\nTEST TIMED OUT%s\n", strings.Join(lines[:min(shown, len(lines))], "\n"))
+		if len(lines) > shown {
+			fmt.Fprintf(w, "... and %d more lines in the events\n", len(lines)-shown)
+		}
 	}
 }
 
