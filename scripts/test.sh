@@ -63,7 +63,16 @@ export PANDO_TEST_BINARY=$top/pando PANDO_TEST_RUNNING=$top/running
 
 # The tests are a job of their own, which a signal ends as a whole; bash would not see the signal before their end.
 # shellcheck disable=SC2317,SC2329 # traps call them
-say_where() { for f in "$top"/running/*; do kill -QUIT "${f##*/}" 2>/dev/null || true; done; }
+running() { find "$top/running" -type f -printf '%f\n'; }
+# shellcheck disable=SC2317,SC2329
+say_where() {
+  running | xargs -r kill -QUIT 2>/dev/null || true
+  for _ in {1..200}; do
+    [ -n "$(running)" ] || break
+    sleep 0.1
+  done
+  kill -TERM -- "-$tests" 2>/dev/null || true # or packages that wait for their turn would run
+}
 # shellcheck disable=SC2317,SC2329
 end_tests() {
   trap '' HUP INT TERM
