@@ -146,6 +146,10 @@ func runIn(t *testing.T, s suite, name string, dirs map[string]string) map[strin
 	return all
 }
 
+// unsteady are tests that fail at times on ext4 alone, so that a difference says nothing of Pando: this one expects
+// glob to follow a symbolic link to its own directory to the same depth twice.
+var unsteady = map[string]bool{"test.test_glob.SymlinkLoopGlobTests.test_selflink": true}
+
 // compare compares the outcomes of a suite in each place with those on ext4.
 func compare(t *testing.T, suite string, all map[string]outcomes) {
 	t.Helper()
@@ -169,7 +173,7 @@ func compare(t *testing.T, suite string, all map[string]outcomes) {
 		tests := maps.Clone(all["ext4"])
 		maps.Copy(tests, all[place])
 		for _, test := range slices.Sorted(maps.Keys(tests)) {
-			if outcome := all[place][test]; outcome != all["ext4"][test] {
+			if outcome := all[place][test]; outcome != all["ext4"][test] && !unsteady[test] {
 				got = append(got, fmt.Sprintf("%s %s", test, outcome))
 			}
 		}

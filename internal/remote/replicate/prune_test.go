@@ -343,7 +343,7 @@ func TestPruneRaces(t *testing.T) {
 		return rp
 	}
 	long := raceFor(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*long)
+	ctx, cancel := context.WithTimeout(t.Context(), 40*long) // it needs luck for a pack to be removed
 	defer cancel()
 	var g sync.WaitGroup
 	var pushes, pulls, prunes, fenced, broken, packs atomic.Int64
