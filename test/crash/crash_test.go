@@ -381,7 +381,8 @@ func (w *world) sweepOf(plan faulttest.Plan, every int) faulttest.Sweep {
 // commits reports whether a step decides between the old and the new state, or makes one durable: a rename, or a sync
 // of a file, a directory or the catalogue.
 func commits(s faulttest.Step) bool {
-	return strings.HasPrefix(s.Name, "rename") || s.Name == "linkat" || strings.HasSuffix(s.Name, "sync") || s.Name == "syncfs"
+	return strings.HasPrefix(s.Name, "rename") || s.Name == "linkat" || strings.HasSuffix(s.Name, "sync") ||
+		s.Name == "syncfs"
 }
 
 // struck names what is struck, on whatever kind of pool and in whatever way.

@@ -9,7 +9,8 @@ import (
 
 // ownDraw finds what makes a test draw differently in each run, or whatever the seed: global random numbers, a seed of
 // its own, and a look at the pattern of -run, with which a test that is repeated alone would be another test.
-var ownDraw = regexp.MustCompile(`\brand\.(Uint|Int|N\(|Perm|Shuffle|Float|Exp|Norm)|NewPCG\(uint64\(time\.|"PANDO_(SEED|SHARD)"|"test\.run"`)
+var ownDraw = regexp.MustCompile(`\brand\.(Uint|Int|N\(|Perm|Shuffle|Float|Exp|Norm)|NewPCG\(uint64\(time\.|` +
+	`"PANDO_(SEED|SHARD)"|"test\.run"`)
 
 // drawsByItself reports whether a line of a test does so.
 func drawsByItself(line string) bool {
@@ -20,8 +21,8 @@ func drawsByItself(line string) bool {
 // TestTestsDrawTheSame: tests draw by faulttest.Draw and faulttest.Rand only, so that every run draws the same.
 func TestTestsDrawTheSame(t *testing.T) {
 	for _, path := range sourceFiles(t, ".go") {
-		isTest := strings.HasSuffix(path, "_test.go") || strings.Contains(path, "/testing/") || strings.Contains(path, "/drivertest/")
-		if !isTest || strings.HasSuffix(path, "/faulttest/draw.go") {
+		isSupport := strings.Contains(path, "/testing/") || strings.Contains(path, "/drivertest/")
+		if !isSupport && !strings.HasSuffix(path, "_test.go") || strings.HasSuffix(path, "/faulttest/draw.go") {
 			continue
 		}
 		text, err := os.ReadFile(path)
@@ -30,7 +31,8 @@ func TestTestsDrawTheSame(t *testing.T) {
 		}
 		for line := range strings.Lines(string(text)) {
 			if drawsByItself(line) {
-				t.Errorf("%s: %q: draw with faulttest.Draw or faulttest.Rand", strings.TrimPrefix(path, "../../"), strings.TrimSpace(line))
+				t.Errorf("%s: %q: draw with faulttest.Draw or faulttest.Rand", strings.TrimPrefix(path, "../../"),
+					strings.TrimSpace(line))
 			}
 		}
 	}

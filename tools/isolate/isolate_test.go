@@ -159,7 +159,9 @@ func TestAskedWhereItIs(t *testing.T) {
 	if err := os.Mkdir(running, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	cmd := isolatedCommand(t, top, `trap 'echo "asked $PANDO_TEST_RUNNING"; exit 3' QUIT; echo ready; while :; do read -rt 1 <> <(:); done`)
+	cmd := isolatedCommand(t, top, `trap 'echo "asked $PANDO_TEST_RUNNING"; exit 3' QUIT
+echo ready
+while :; do read -rt 1 <> <(:); done`)
 	cmd.Env = append(cmd.Env, "PANDO_TEST_RUNNING="+running)
 	out, err := cmd.StdoutPipe()
 	if err != nil {

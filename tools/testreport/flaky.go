@@ -72,7 +72,8 @@ func parseFlaky(line string) (f flaky, err error) {
 	if err := errors.Join(serr, derr); err != nil {
 		return f, err
 	}
-	if f.pkg == "" || !strings.HasPrefix(f.test, "Test") || strings.Contains(f.test, "/") || fields[2] == "" || f.suspicion == "" {
+	isTop := strings.HasPrefix(f.test, "Test") && !strings.Contains(f.test, "/")
+	if f.pkg == "" || !isTop || fields[2] == "" || f.suspicion == "" {
 		return f, errors.New("each field must be set, and the test be a top-level one")
 	}
 	return f, nil

@@ -28,9 +28,12 @@ func (f failure) String() string { return strings.TrimSpace(f.pkg + " " + f.test
 
 var (
 	// Wherever it stands in the output of a failed test.
-	graveAnywhere = regexp.MustCompile(`WARNING: DATA RACE|race detected|(?m:^|: )(LEAK|LOST|WRONG|CHANGED)\b|(?m:^)(panic: |fatal error: )|test timed out`)
+	graveAnywhere = regexp.MustCompile(`WARNING: DATA RACE|race detected|(?m:^|: )(LEAK|LOST|WRONG|CHANGED)\b|` +
+		`(?m:^)(panic: |fatal error: )|test timed out`)
 	// In the first line of something that the test said.
-	graveSaid = regexp.MustCompile(`(?mi)^\s+[\w.-]+\.go:\d+: .*(\bdiffer|content|other bytes|bytes are|another file|not the same|fsck|xfs_repair|btrfs check|damage|corrupt|checksum|frozen|left behind|is still (attached|mounted|in use))`)
+	graveSaid = regexp.MustCompile(`(?mi)^\s+[\w.-]+\.go:\d+: .*(\bdiffer|content|other bytes|bytes are|another file|` +
+		`not the same|fsck|xfs_repair|btrfs check|damage|corrupt|checksum|frozen|left behind|` +
+		`is still (attached|mounted|in use))`)
 
 	// Suites of which every assertion is about lost or leaked data.
 	graveSuites = []string{"test/crash", "test/model", "test/remotechaos", "internal/driver"}
@@ -158,7 +161,8 @@ func (j *judge) print(w io.Writer, all []verdict) {
 }
 
 func (j *judge) line(v verdict) string {
-	return fmt.Sprintf("FLAKY  %s failed, and then passed twice alone; its first output is in %s", v, j.outputFile(v.failure))
+	return fmt.Sprintf("FLAKY  %s failed, and then passed twice alone; its first output is in %s", v,
+		j.outputFile(v.failure))
 }
 
 // note adds the lines about flaky tests to a file. No path: nothing.

@@ -71,19 +71,22 @@ func TestForgive(t *testing.T) {
 			"0 passed, 1 failed, 0 skipped\n", "touches its package"},
 		"testdata": {failing("a", map[string]string{"TestA": ordinary}), []string{"a/testdata/x/y"}, "", nil,
 			"0 passed, 1 failed, 0 skipped\n", "touches its package"},
-		"another package": {failing("a", map[string]string{"TestA": ordinary}), []string{"a/b/c.go", "ab/c.go", "README.md"}, "",
-			[]string{"pass", "pass"}, "1 passed, 0 failed, 0 skipped\n", "FLAKY"},
+		"another package": {failing("a", map[string]string{"TestA": ordinary}),
+			[]string{"a/b/c.go", "ab/c.go", "README.md"}, "", []string{"pass", "pass"},
+			"1 passed, 0 failed, 0 skipped\n", "FLAKY"},
 		"everything changed": {failing("a", map[string]string{"TestA": ordinary}), []string{"everything"}, "", nil,
 			"0 passed, 1 failed, 0 skipped\n", "touches its package"},
 		"one that is not forgiven": {failing("a", map[string]string{"TestA": ordinary, "TestB": "LEAK: x\n"}), nil, "", nil,
 			"0 passed, 2 failed, 0 skipped\n", `"LEAK"`},
 		"four": {failing("a", map[string]string{"TestA": "", "TestB": "", "TestC": "", "TestD": ""}), nil, "", nil,
 			"0 passed, 4 failed, 0 skipped\n", "at most 3"},
-		"listed": {failing("a", map[string]string{"TestA": "LEAK: loop7\n"}), []string{"a/a.go"}, "a\tTestA\tLEAK: loop\t2026-11-26\tudev\n",
-			[]string{"pass", "pass"}, "1 passed, 0 failed, 0 skipped\n", "FLAKY"},
-		"listed otherwise": {failing("a", map[string]string{"TestA": "LEAK: mount\n"}), nil, "a\tTestA\tLEAK: loop\t2026-11-26\tudev\n", nil,
+		"listed": {failing("a", map[string]string{"TestA": "LEAK: loop7\n"}), []string{"a/a.go"},
+			"a\tTestA\tLEAK: loop\t2026-11-26\tudev\n", []string{"pass", "pass"}, "1 passed, 0 failed, 0 skipped\n", "FLAKY"},
+		"listed otherwise": {failing("a", map[string]string{"TestA": "LEAK: mount\n"}), nil,
+			"a\tTestA\tLEAK: loop\t2026-11-26\tudev\n", nil,
 			"0 passed, 1 failed, 0 skipped\n", `"LEAK"`},
-		"dead": {`{"Action":"run","Package":"pando/a","Test":"TestA"}` + "\n" + `{"Action":"fail","Package":"pando/a"}` + "\n", nil, "", nil,
+		"dead": {`{"Action":"run","Package":"pando/a","Test":"TestA"}` + "\n" +
+			`{"Action":"fail","Package":"pando/a"}` + "\n", nil, "", nil,
 			"0 passed, 1 failed, 0 skipped\n", "did not come to its end"},
 		"build": {`{"Action":"fail","Package":"pando/a","FailedBuild":"pando/a"}` + "\n", nil, "", nil,
 			"0 passed, 1 failed, 0 skipped\n", "outside of its tests"},
@@ -109,13 +112,14 @@ func TestForgive(t *testing.T) {
 			}
 
 			command := repeats(t, c.outcomes...)
-			j := &judge{changes{c.changed != nil && c.changed[0] == "everything", c.changed}, known, []string{"sh", command}, t.TempDir()}
-			all, err := j.forgive(r)
+			all := changes{c.changed != nil && c.changed[0] == "everything", c.changed}
+			j := &judge{all, known, []string{"sh", command}, t.TempDir()}
+			verdicts, err := j.forgive(r)
 			if err != nil {
 				t.Fatal(err)
 			}
 			var said strings.Builder
-			j.print(&said, all)
+			j.print(&said, verdicts)
 			if r.counts() != c.want || !strings.Contains(said.String(), c.says) {
 				t.Errorf("counted %q, want %q; said %q, want %q", r.counts(), c.want, &said, c.says)
 			}
@@ -123,7 +127,8 @@ func TestForgive(t *testing.T) {
 			if want := strings.Repeat("-run ^TestA$ ./a\n", len(c.outcomes)); string(args) != want {
 				t.Errorf("repeated with %q, want %q", args, want)
 			}
-			if kept, err := os.ReadFile(filepath.Join(j.keep, "a.TestA")); len(c.outcomes) > 0 && (err != nil || len(kept) == 0) {
+			kept, err := os.ReadFile(filepath.Join(j.keep, "a.TestA"))
+			if len(c.outcomes) > 0 && (err != nil || len(kept) == 0) {
 				t.Errorf("kept %q, %v", kept, err)
 			}
 		})

@@ -209,7 +209,8 @@ func TestTimeouts(t *testing.T) {
 	}
 	var b strings.Builder
 	r.printTimeouts(&b)
-	if !strings.HasPrefix(b.String(), "\nTEST TIMED OUT after 5m0s\n\trunning tests:\n\t\tTestHangs (5m0s)\ngoroutine 8") ||
+	const begin = "\nTEST TIMED OUT after 5m0s\n\trunning tests:\n\t\tTestHangs (5m0s)\ngoroutine 8"
+	if !strings.HasPrefix(b.String(), begin) ||
 		!strings.HasSuffix(b.String(), "... and 203 more lines in the events\n") {
 		t.Errorf("printed %q", b.String())
 	}

@@ -20,7 +20,7 @@ type report struct {
 	failures                []failure // each top-level test once
 	refused                 []string  // tests that were skipped and must not be
 	races                   []string  // what the race detector printed
-	timeouts                []string  // what Go printed of packages whose time was up
+	timeouts                []string  // what Go printed of packages that timed out
 	times                   []duration
 }
 
@@ -194,7 +194,8 @@ func (r *report) endPackage(p *testPackage, failed bool) {
 			p.failed = 1
 		}
 		if outside || graveAnywhere.MatchString(p.output.String()) {
-			r.failures = append(r.failures, failure{pkg: p.name, output: p.output.String(), grave: "it failed outside of its tests"})
+			r.failures = append(r.failures, failure{pkg: p.name, output: p.output.String(),
+				grave: "it failed outside of its tests"})
 		}
 	}
 

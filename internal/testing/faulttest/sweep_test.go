@@ -145,12 +145,12 @@ func TestSweepsTakeTurns(t *testing.T) {
 func TestStepsThatAreAlwaysStruck(t *testing.T) {
 	t.Setenv("PANDO_TEST_FULL", "")
 	s := Sweep{Plan: Plan{Mode: KillBefore}, Every: 100, Always: func(s Step) bool { return s.Index%4 == 1 }}
-	r, got := pretended(s, 12, nil)
+	_, got := pretended(s, 12, nil)
 	if want := []int{1, 5, 9}; len(got) < 3 || !slices.Equal(got[:3], want) {
 		t.Errorf("struck %v, want %v and a sample", got, want)
 	}
 
-	r, _ = pretended(s, 12, func(r *recorder, res Result) {
+	r, _ := pretended(s, 12, func(r *recorder, res Result) {
 		if res.FiredAt.Index == 9 {
 			r.Errorf("wrong")
 		}
