@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"hash/fnv"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -22,6 +23,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// goldenLocks is the file in which each golden that is being built has a locked byte: see lockGolden.
+func (e *Engine) goldenLocks() string { return filepath.Join(e.pool.Dir, "locks", "goldens") }
+
+// goldenLock is the lock of a golden, on the byte that its name leads to.
+func goldenLock(name string) unix.Flock_t {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name))
+	return unix.Flock_t{Type: unix.F_WRLCK, Start: int64(h.Sum64() >> 2), Len: 1}
+}
+
+// waitForBuild describes a wait for one of the locks of a golden.
+func (e *Engine) waitForBuild(name string, locks ...unix.Flock_t) waiting.Wait {
+	return waiting.Wait{
+		Op: "lock golden", Ref: name, What: "golden " + name + ", which is being built",
+		Holders: func() (out []waiting.Process) {
+			for _, l := range locks {
+				out = append(out, waiting.LockHolders(e.goldenLocks(), l.Start)...)
+			}
+			return out
+		},
+	}
+}
+
 // lockGolden keeps other processes from building the same golden: one builds, the
 // others wait. waited reports whether another process held the lock first. The lock
 // is a byte of one file, chosen by the name, and ends with the process. A build can
@@ -29,21 +53,13 @@ import (
 func (e *Engine) lockGolden(
 	ctx context.Context, name string, t *progress.Tracker,
 ) (unlock func(), waited bool, err error) {
-	path := filepath.Join(e.pool.Dir, "locks", "goldens")
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := os.OpenFile(e.goldenLocks(), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, false, errs.Wrap("lock golden", name, err)
 	}
 
-	// Lock the byte that the name leads to.
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(name))
-	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(h.Sum64() >> 2), Len: 1}
-	w := waiting.Wait{
-		Op: "lock golden", Ref: name, What: "golden " + name + ", which is being built",
-		Holders: func() []waiting.Process { return waiting.LockHolders(path, lock.Start) },
-	}
-	err = w.Until(ctx, func() (bool, error) {
+	lock := goldenLock(name)
+	err = e.waitForBuild(name, lock).Until(ctx, func() (bool, error) {
 		l := lock
 		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &l)
 		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
@@ -63,28 +79,66 @@ func (e *Engine) lockGolden(
 	return func() { f.Close() }, waited, nil
 }
 
-// awaitGolden waits while the first generation of a golden is being built, and
-// reports whether it waited.
-func (e *Engine) awaitGolden(ctx context.Context, name string, t *progress.Tracker) (bool, error) {
-	building := false
-	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		marks, err := tx.BlockingMarks("", name, false)
-		for _, m := range marks {
-			building = building || m.Op == opImport || m.Op == opPublish || m.Op == opPull
+// awaitGolden waits while another process builds the first generation of a golden. It returns when the golden exists,
+// or when nobody is building it; at once if a golden or volume has the name. A verb calls awaitGolden before it looks
+// the golden up, never after: a golden that is recorded in the meantime is then found, and NotFound means that none was
+// being built. Like lockGolden, it waits without a limit. InUse if the builder is a stopped process.
+func (e *Engine) awaitGolden(ctx context.Context, name string, t *progress.Tracker) error {
+	if exists, err := e.nameExists(ctx, name); err != nil || exists {
+		return err
+	}
+
+	content.AtStep("golden not found")
+	f, err := os.Open(e.goldenLocks())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // nothing has been built here yet
+	}
+	if err != nil {
+		return errs.Wrap("lock golden", name, err)
+	}
+	defer f.Close()
+
+	locks := []unix.Flock_t{goldenLock(name)}
+	waited := false
+	return e.waitForBuild(name, locks...).Until(ctx, func() (bool, error) {
+		locked, err := anyLocked(f, locks)
+		if err != nil || !locked {
+			return true, errs.Wrap("lock golden", name, err)
+		}
+
+		if !waited {
+			waited = true
+			t.Start("waiting for another process to build "+name, 0, 0)
+			content.AtStep("waiting for golden")
+		}
+
+		// The golden exists before its builder has released all locks.
+		return e.nameExists(ctx, name)
+	})
+}
+
+// anyLocked reports whether another open file has one of the locks.
+func anyLocked(f *os.File, locks []unix.Flock_t) (bool, error) {
+	for _, l := range locks {
+		if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &l); err != nil {
+			return false, err
+		}
+		if l.Type != unix.F_UNLCK {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// nameExists reports whether a golden or volume has a name.
+func (e *Engine) nameExists(ctx context.Context, name string) (exists bool, err error) {
+	err = e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		if _, exists, err = tx.Golden(name); err == nil && !exists {
+			_, exists, err = tx.Volume(name)
 		}
 		return err
 	})
-	if err != nil || !building {
-		return false, err
-	}
-
-	unlock, _, err := e.lockGolden(ctx, name, t)
-	if err != nil {
-		return false, err
-	}
-
-	unlock()
-	return true, nil
+	return exists, err
 }
 
 const (

@@ -104,16 +104,13 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	}
 
 	// Plan and mark the clones, after the golden's first generation has been built.
-	plans, l, err := e.planClones(ctx, &q, names)
-	if errs.Is(err, errs.NotFound) {
-		waited, werr := e.awaitGolden(ctx, q.From.Name, q.Tracker)
-		if werr != nil {
-			return nil, werr
-		}
-		if waited {
-			plans, l, err = e.planClones(ctx, &q, names)
+	if !q.empty {
+		if err := e.awaitGolden(ctx, q.From.Name, q.Tracker); err != nil {
+			return nil, err
 		}
 	}
+
+	plans, l, err := e.planClones(ctx, &q, names)
 	if err != nil {
 		return nil, err
 	}

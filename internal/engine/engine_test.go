@@ -10,14 +10,12 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/driver/btrfs"
@@ -209,52 +207,6 @@ func TestImportsOfOneName(t *testing.T) {
 	wg.Wait()
 	if did != 1 || waited == 0 {
 		t.Errorf("%d imports did it and %d waited, wanted one and some", did, waited)
-	}
-}
-
-// TestCloneWaitsForGolden: who asks for a golden that is being built gets it.
-func TestCloneWaitsForGolden(t *testing.T) {
-	e := newPool(t, t.TempDir(), engine.InitRequest{Driver: plain.Name})
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan error, 1)
-	go func() {
-		_, err := e.Import(context.Background(), engine.ImportRequest{Name: ref.MustName("g"), Source: "-", Stdin: r})
-		done <- err
-	}()
-	// The import has begun, and cannot end, when it has taken the first bytes of
-	// an archive that is larger than a pipe holds.
-	tar := emptyTar(1 << 20)
-	if _, err := w.Write(tar[:512<<10]); err != nil {
-		t.Fatal(err)
-	}
-	own := open(t, e.Dir())
-	defer own.Close()
-	tracker := &progress.Tracker{}
-	cloned := make(chan error, 1)
-	go func() {
-		_, err := own.Clone(context.Background(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v"),
-			Tracker: tracker})
-		cloned <- err
-	}()
-	for !strings.HasPrefix(tracker.State().Stage, "waiting") {
-		select {
-		case err := <-cloned:
-			t.Fatalf("it did not wait: %v", err)
-		case <-time.After(time.Millisecond):
-		}
-	}
-	if _, err := w.Write(tar[512<<10:]); err != nil {
-		t.Fatal(err)
-	}
-	w.Close()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	if err := <-cloned; err != nil {
-		t.Fatal(err)
 	}
 }
 

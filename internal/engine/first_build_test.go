@@ -1,0 +1,164 @@
+package engine_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/driver/plain"
+	"pando/internal/engine"
+)
+
+// goldenVerbs are the verbs that need a golden, each with the error that it returns for a complete one.
+var goldenVerbs = []struct {
+	name string
+	do   func(ctx context.Context, e *engine.Engine, golden string) error
+	want errs.Kind
+}{
+	{name: "clone", do: func(ctx context.Context, e *engine.Engine, golden string) error {
+		_, err := e.Clone(ctx, cloneOf(golden))
+		return err
+	}},
+	{name: "clone as the golden says", do: func(ctx context.Context, e *engine.Engine, golden string) error {
+		q := cloneOf(golden)
+		q.GoldenDecides = true
+		_, err := e.Clone(ctx, q)
+		return err
+	}},
+	{name: "clone of a generation", do: func(ctx context.Context, e *engine.Engine, golden string) error {
+		q := cloneOf(golden)
+		q.From.At = "1"
+		_, err := e.Clone(ctx, q)
+		return err
+	}},
+	{name: "fork", want: errs.Invalid, do: func(ctx context.Context, e *engine.Engine, golden string) error {
+		_, err := e.Fork(ctx, cloneOf(golden))
+		return err
+	}},
+	{name: "run", do: func(ctx context.Context, e *engine.Engine, golden string) error {
+		_, err := e.Run(ctx, engine.RunRequest{From: ref.Ref{Name: golden}, GoldenDecides: true,
+			Do: func(context.Context, engine.Info) error { return nil }})
+		return err
+	}},
+}
+
+// cloneOf is a request for a clone with a name of its own.
+func cloneOf(golden string) engine.CloneRequest {
+	return engine.CloneRequest{From: ref.Ref{Name: golden}, Name: ref.MustName("of-" + golden)}
+}
+
+// firstBuild is a pool with a golden "other", and another process's view of it, which builds goldens.
+func firstBuild(t *testing.T) (e, builder *engine.Engine) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: volumes are mounted here: run the tests as root")
+	}
+	e = newPool(t, t.TempDir(), engine.InitRequest{Driver: plain.Name})
+	importTree(t, e, "other", source(t))
+	builder = open(t, e.Dir())
+	t.Cleanup(func() { builder.Close() })
+	return e, builder
+}
+
+// eachVerb calls fn for each verb, with a golden that does not exist yet, whose name begins with prefix.
+func eachVerb(
+	t *testing.T, e *engine.Engine, prefix string, fn func(t *testing.T, golden string, do func() error, want errs.Kind),
+) {
+	t.Helper()
+	for i, v := range goldenVerbs {
+		t.Run(v.name, func(t *testing.T) {
+			golden := fmt.Sprint(prefix, i)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // of a wait that does not end
+			defer cancel()
+			fn(t, golden, func() error { return v.do(ctx, e, golden) }, v.want)
+		})
+	}
+}
+
+// TestFirstGenerationBetweenLookAndWait: a golden that is recorded after a verb has looked for it, and before the verb
+// finds out whether somebody builds it, is found.
+func TestFirstGenerationBetweenLookAndWait(t *testing.T) {
+	e, builder := firstBuild(t)
+	eachVerb(t, e, "g", func(t *testing.T, golden string, do func() error, want errs.Kind) {
+		built := false
+		engine.AtStep(t, func(step string) {
+			switch step {
+			case "golden not found":
+				importTree(t, builder, golden, source(t))
+				built = true
+			case "waiting for golden":
+				t.Error("waited for nobody")
+			}
+		})
+		if err := do(); errs.KindOf(err) != want || !built {
+			t.Errorf("%v, wanted kind %q; built in between: %v", err, want, built)
+		}
+	})
+}
+
+// TestVerbsWaitForFirstGeneration: verbs that need a golden wait while its first generation is being built, however
+// that is done, and find it; or return NotFound after the build has failed.
+func TestVerbsWaitForFirstGeneration(t *testing.T) {
+	e, builder := firstBuild(t)
+	builds := map[string]func(t *testing.T, golden string, fails bool) (finish func()){
+		"import": func(t *testing.T, golden string, fails bool) func() {
+			r, w, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() {
+				defer r.Close()
+				_, err := builder.Import(context.WithoutCancel(t.Context()),
+					engine.ImportRequest{Name: ref.MustName(golden), Source: "-", Stdin: r})
+				ended <- err
+			}()
+			// The import has begun, and cannot end, when it has taken the first bytes of an archive that is larger than
+			// a pipe holds.
+			tar := emptyTar(1 << 20)
+			if _, err := w.Write(tar[:512<<10]); err != nil {
+				t.Fatal(err)
+			}
+			return func() {
+				if !fails {
+					if _, err := w.Write(tar[512<<10:]); err != nil {
+						t.Error(err)
+					}
+				}
+				w.Close()
+				if err := <-ended; (err != nil) != fails {
+					t.Errorf("the import: %v", err)
+				}
+			}
+		},
+	}
+	for name, build := range builds {
+		for _, fails := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, fails %v", name, fails), func(t *testing.T) {
+				eachVerb(t, e, fmt.Sprint(name, fails), func(t *testing.T, golden string, do func() error, want errs.Kind) {
+					waited := false
+					var finish func()
+					engine.AtStep(t, func(step string) {
+						if step == "waiting for golden" {
+							waited = true
+							finish()
+						}
+					})
+					finish = sync.OnceFunc(build(t, golden, fails))
+					defer finish()
+					if fails {
+						want = errs.NotFound
+					}
+					if err := do(); errs.KindOf(err) != want || !waited {
+						t.Errorf("%v, wanted kind %q; waited %v", err, want, waited)
+					}
+				})
+			})
+		}
+	}
+}
