@@ -98,7 +98,12 @@ func (e *Engine) awaitGolden(ctx context.Context, name string, t *progress.Track
 	}
 	defer f.Close()
 
+	// A golden that is filled from a source is being built for as long as its source is locked.
 	locks := []unix.Flock_t{goldenLock(name)}
+	if !e.holdsSource(ctx, name) {
+		locks = append(locks, goldenLock(sourceOf(name)))
+	}
+
 	waited := false
 	return e.waitForBuild(name, locks...).Until(ctx, func() (bool, error) {
 		locked, err := anyLocked(f, locks)

@@ -45,6 +45,10 @@ var goldenVerbs = []struct {
 			Do: func(context.Context, engine.Info) error { return nil }})
 		return err
 	}},
+	{name: "source", do: func(ctx context.Context, e *engine.Engine, golden string) error {
+		_, _, err := e.GoldenSource(ctx, ref.MustName(golden), nil)
+		return err
+	}},
 }
 
 // cloneOf is a request for a clone with a name of its own.
@@ -136,6 +140,21 @@ func TestVerbsWaitForFirstGeneration(t *testing.T) {
 				}
 			}
 		},
+		// As of a repository that is being fetched: nothing in the catalogue names the golden before the end.
+		"source": func(t *testing.T, golden string, fails bool) func() {
+			_, unlock, _, err := builder.LockSource(t.Context(), ref.MustName(golden), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return func() {
+				if fails {
+					unlock()
+					return
+				}
+				importTree(t, builder, golden, source(t))
+				t.Cleanup(unlock) // it may have more to do, for which nobody waits
+			}
+		},
 	}
 	for name, build := range builds {
 		for _, fails := range []bool{false, true} {
@@ -160,5 +179,43 @@ func TestVerbsWaitForFirstGeneration(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// TestNobodyWaitsInVain: whatever somebody builds, a missing generation or snapshot of something that exists is
+// reported at once; and so is a missing golden to those who build it.
+func TestNobodyWaitsInVain(t *testing.T) {
+	e, builder := firstBuild(t)
+	clone(t, e, "other", "volume", false)
+	ctx := t.Context()
+	for _, name := range []string{"other", "volume", "mine"} {
+		locked, unlock, _, err := builder.LockSource(ctx, ref.MustName(name), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unlock()
+		ctx = locked
+	}
+
+	engine.AtStep(t, func(step string) {
+		if step == "waiting for golden" {
+			t.Fatal("waited")
+		}
+	})
+	for _, c := range []struct {
+		ctx  context.Context
+		from ref.Ref
+	}{{t.Context(), ref.Ref{Name: "other", At: "2"}}, {t.Context(), ref.Ref{Name: "volume", At: "none"}},
+		{t.Context(), ref.Ref{Name: "none"}}, {ctx, ref.Ref{Name: "mine"}}, {ctx, ref.Ref{Name: "mine", At: "1"}}} {
+		if _, err := e.Clone(c.ctx, engine.CloneRequest{From: c.from, Name: ref.MustName("v")}); !errs.Is(err,
+			errs.NotFound) {
+			t.Errorf("clone of %s: %v, wanted NotFound", c.from, err)
+		}
+	}
+
+	// An empty volume is not made of a golden.
+	if _, err := e.Run(t.Context(), engine.RunRequest{From: ref.Ref{Name: "mine"}, Empty: true,
+		Do: func(context.Context, engine.Info) error { return nil }}); err != nil {
+		t.Errorf("run in an empty volume: %v", err)
 	}
 }

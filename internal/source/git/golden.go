@@ -51,14 +51,14 @@ func Import(ctx context.Context, e *engine.Engine, q ImportRequest) (Made, error
 
 	m := &maker{e: e, op: opImport, golden: q.Golden, source: q.Source, env: q.Env, tracker: q.Tracker,
 		publish: engine.PublishRequest{Keep: q.Keep, Overlay: q.Overlay}}
-	unlock, waited, err := e.LockSource(ctx, q.Golden, q.Tracker)
+	ctx, unlock, waited, err := e.LockSource(ctx, q.Golden, q.Tracker)
 	if err != nil {
 		return Made{}, err
 	}
 	defer unlock()
 
 	// Find out whether there is a golden to begin with.
-	text, current, err := e.GoldenSource(ctx, q.Golden)
+	text, current, err := e.GoldenSource(ctx, q.Golden, q.Tracker)
 	switch {
 	case errs.Is(err, errs.NotFound):
 		m.fresh = true
@@ -95,13 +95,13 @@ type RefreshRequest struct {
 // is new. The golden stays as it is if this fails or is killed. Durable on return. Invalid (the golden does not come
 // from git), NotFound, Conflict (somebody has published a generation in the meantime), and the errors of Import.
 func Refresh(ctx context.Context, e *engine.Engine, q RefreshRequest) (Made, error) {
-	unlock, _, err := e.LockSource(ctx, q.Golden, q.Tracker)
+	ctx, unlock, _, err := e.LockSource(ctx, q.Golden, q.Tracker)
 	if err != nil {
 		return Made{}, err
 	}
 	defer unlock()
 
-	text, current, err := e.GoldenSource(ctx, q.Golden)
+	text, current, err := e.GoldenSource(ctx, q.Golden, q.Tracker)
 	if err != nil {
 		return Made{}, err
 	}
@@ -132,7 +132,7 @@ func Checkout(ctx context.Context, e *engine.Engine, q CheckoutRequest, clones *
 		return err
 	}
 
-	text, current, err := e.GoldenSource(ctx, golden)
+	text, current, err := e.GoldenSource(ctx, golden, q.Tracker)
 	if err != nil {
 		return err
 	}
@@ -255,7 +255,7 @@ func (m *maker) fill(ctx context.Context, vol engine.Info) error {
 	}
 
 	if before == after && m.trusted && !m.force {
-		_, m.out.Info, err = m.e.GoldenSource(ctx, m.golden)
+		_, m.out.Info, err = m.e.GoldenSource(ctx, m.golden, m.tracker)
 		m.out.Unchanged = true
 		return err
 	}
