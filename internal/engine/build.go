@@ -80,9 +80,10 @@ func (e *Engine) lockGolden(
 }
 
 // awaitGolden waits while another process builds the first generation of a golden. It returns when the golden exists,
-// or when nobody is building it; at once if a golden or volume has the name. A verb calls awaitGolden before it looks
-// the golden up, never after: a golden that is recorded in the meantime is then found, and NotFound means that none was
-// being built. Like lockGolden, it waits without a limit. InUse if the builder is a stopped process.
+// or when nobody is building it; at once if a golden or volume has the name. Every verb that makes something of a
+// golden, or reads its files or properties, calls awaitGolden before it looks the golden up, never after: a golden that
+// is recorded in the meantime is then found, and NotFound means that none was being built. Like lockGolden, it waits
+// without a limit. InUse if the builder is a stopped process.
 func (e *Engine) awaitGolden(ctx context.Context, name string, t *progress.Tracker) error {
 	if exists, err := e.nameExists(ctx, name); err != nil || exists {
 		return err

@@ -111,8 +111,8 @@ type DiffRequest struct {
 
 // Diff reports how B differs from A. It changes neither, and both stay while it runs;
 // of a volume in use it compares a copy of one moment. Where the filesystem can tell
-// what has changed, the cost depends on the changes only. NotFound, Invalid (a raw
-// volume and one with files), InUse, NoSpace.
+// what has changed, the cost depends on the changes only. Diff waits for a golden like
+// Clone. NotFound, Invalid (a raw volume and one with files), InUse, NoSpace.
 func (e *Engine) Diff(ctx context.Context, q DiffRequest) (Difference, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -120,6 +120,12 @@ func (e *Engine) Diff(ctx context.Context, q DiffRequest) (Difference, error) {
 	out := Difference{A: q.A.String(), B: q.B.String(), Changes: []DiffChange{}}
 	if err := e.needRoot(opDiff, out.A); err != nil {
 		return out, err
+	}
+
+	for _, r := range []ref.Ref{q.A, q.B} {
+		if err := e.awaitGolden(ctx, r.Name, q.Tracker); err != nil {
+			return out, err
+		}
 	}
 
 	v, err := e.openSides(ctx, opDiff, q.Freeze, q.A, q.B)

@@ -75,7 +75,8 @@ type Exported struct {
 // image. Import makes the same content of it. A volume is exported from a private copy of one moment, which programs
 // that use it do not notice (a pool whose driver cannot do that copies again what changes). The file appears under its
 // name when it is complete and durable; after an error or an interruption there is none, and an existing file is as
-// before. Nothing in the pool changes. NotFound, Exists, Invalid, Unsupported, InUse, NoSpace, Conflict, Permission.
+// before. Nothing in the pool changes. Export waits for a golden like Clone. NotFound, Exists, Invalid, Unsupported,
+// InUse, NoSpace, Conflict, Permission.
 func (e *Engine) Export(ctx context.Context, q ExportRequest) (Exported, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -143,6 +144,10 @@ func (e *Engine) checkExport(ctx context.Context, q *ExportRequest) error {
 		if err := e.checkExportFile(q); err != nil {
 			return err
 		}
+	}
+
+	if err := e.awaitGolden(ctx, q.From.Name, q.Tracker); err != nil {
+		return err
 	}
 
 	return e.cat.View(ctx, func(tx *catalog.Tx) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -47,6 +48,21 @@ var goldenVerbs = []struct {
 	}},
 	{name: "source", do: func(ctx context.Context, e *engine.Engine, golden string) error {
 		_, _, err := e.GoldenSource(ctx, ref.MustName(golden), nil)
+		return err
+	}},
+	{name: "set", do: func(ctx context.Context, e *engine.Engine, golden string) error {
+		three := 3
+		_, err := e.SetGolden(ctx, engine.SetRequest{Golden: ref.MustName(golden), Keep: &three})
+		return err
+	}},
+	{name: "export", do: func(ctx context.Context, e *engine.Engine, golden string) error {
+		file := filepath.Join(filepath.Dir(e.Dir()), golden+".tar")
+		defer os.Remove(file)
+		_, err := e.Export(ctx, engine.ExportRequest{From: ref.Ref{Name: golden}, File: file})
+		return err
+	}},
+	{name: "diff", do: func(ctx context.Context, e *engine.Engine, golden string) error {
+		_, err := e.Diff(ctx, engine.DiffRequest{A: ref.Ref{Name: "other"}, B: ref.Ref{Name: golden}})
 		return err
 	}},
 }

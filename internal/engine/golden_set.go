@@ -34,7 +34,8 @@ type SetRequest struct {
 }
 
 // SetGolden changes properties of a golden, and removes generations that it no longer keeps, unless they are pinned. It
-// returns those that it removed. Durable on return. NotFound, Invalid.
+// returns those that it removed. If the first generation is being built, it waits for it. Durable on return. NotFound,
+// Invalid.
 func (e *Engine) SetGolden(ctx context.Context, q SetRequest) ([]string, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -46,6 +47,10 @@ func (e *Engine) SetGolden(ctx context.Context, q SetRequest) ([]string, error) 
 	}
 
 	if err := e.needRoot(op, golden); err != nil {
+		return nil, err
+	}
+
+	if err := e.awaitGolden(ctx, golden, nil); err != nil {
 		return nil, err
 	}
 
