@@ -3,11 +3,13 @@
 package crash
 
 import (
+	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -225,44 +227,35 @@ func TestClonesDoNotWaitForReplace(t *testing.T) {
 		t.Run(k.name, func(t *testing.T) {
 			w := needAdopt(t, k)
 			w.prepareLive()
-			var clones sync.WaitGroup
-			var mu sync.Mutex
-			var failed []error
-			ended := make(chan struct{})
-			early := func(name string) func() {
-				return func() {
-					cmd := exec.Command(pando, "--pool", w.dir, "clone", "g2", name)
-					if out, err := cmd.CombinedOutput(); err != nil {
-						mu.Lock()
-						failed = append(failed, &exec.Error{Name: string(out), Err: err})
-						mu.Unlock()
-					}
-				}
-			}
-			started := false
+			var clones []*cloning
 			res := w.trace(faulttest.Plan{Mode: faulttest.KillAfter, Match: func(s faulttest.Step) bool {
 				// The program stands still while it is asked about a step.
 				switch {
-				case !started && strings.Contains(s.Detail, "/objects/"): // it is being built
-					started = true
+				case clones == nil && strings.Contains(s.Detail, "/objects/"): // it is being built
 					for _, n := range []string{"v1", "v2", "v3", "v4", "v5"} {
-						clones.Go(early(n))
+						clones = append(clones, w.startClone("g2", n))
 					}
-					go func() { clones.Wait(); close(ended) }()
+					for _, c := range clones {
+						if !c.until(func() bool { return w.looksForBuilder(c.cmd.Process) }) {
+							t.Error("a clone does not wait for the golden")
+						}
+					}
 				case w.swap(s):
-					select {
-					case <-ended:
-					case <-time.After(time.Minute):
-						t.Error("clones wait for the replacement")
+					for _, c := range clones {
+						if c.until(func() bool { return false }); !c.hasEnded() {
+							t.Error("a clone waits for the replacement")
+						}
 					}
 				}
 				return false
 			}}, w.adoptArgs()...)
-			if res.ExitCode != 0 || !started {
-				t.Fatalf("adopt: exit code %d, started %v: %s", res.ExitCode, started, res.Stderr)
+			if res.ExitCode != 0 || len(clones) == 0 {
+				t.Fatalf("adopt: exit code %d, %d clones: %s", res.ExitCode, len(clones), res.Stderr)
 			}
-			for _, err := range failed {
-				t.Error(err)
+			for _, c := range clones {
+				if <-c.ended; c.err != nil {
+					t.Error(c.err)
+				}
 			}
 			if s := w.state(); strings.Count(s, "volume v") != 5 ||
 				!strings.Contains(s, "g2-live from g2@1 mounted at "+w.live()) {
@@ -274,6 +267,65 @@ func TestClonesDoNotWaitForReplace(t *testing.T) {
 			w.prepareLive()
 		})
 	}
+}
+
+// cloning is a clone that another process makes.
+type cloning struct {
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when it has ended; then err is set
+	err   error
+}
+
+func (w *world) startClone(from, name string) *cloning {
+	var out bytes.Buffer
+	c := &cloning{cmd: exec.Command(pando, "--pool", w.dir, "clone", from, name), ended: make(chan struct{})}
+	c.cmd.Stdout, c.cmd.Stderr = &out, &out
+	if c.err = c.cmd.Start(); c.err != nil {
+		close(c.ended)
+		return c
+	}
+	go func() {
+		defer close(c.ended)
+		if err := c.cmd.Wait(); err != nil {
+			c.err = &exec.Error{Name: out.String(), Err: err}
+		}
+	}()
+	return c
+}
+
+func (c *cloning) hasEnded() bool {
+	select {
+	case <-c.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// until waits for a condition, and returns false if the clone has ended before, or after a minute.
+func (c *cloning) until(met func() bool) bool {
+	for limit := time.After(time.Minute); !met(); {
+		select {
+		case <-c.ended:
+			return false
+		case <-limit:
+			return false
+		case <-time.After(time.Millisecond):
+		}
+	}
+	return true
+}
+
+// looksForBuilder reports whether a process has found no golden, and looks whether another one builds it.
+func (w *world) looksForBuilder(p *os.Process) bool {
+	if p == nil {
+		return false // it could not be started
+	}
+	open, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.Pid))
+	return slices.ContainsFunc(open, func(fd string) bool {
+		file, err := os.Readlink(fd)
+		return err == nil && file == filepath.Join(w.dir, "locks", "goldens")
+	})
 }
 
 // TestChangeBeforeReplace: what is written to the directory after it was copied
