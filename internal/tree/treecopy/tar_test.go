@@ -45,6 +45,25 @@ func removeSockets(t *testing.T, dir string) (n int) {
 	return n
 }
 
+// shortenHuge makes Build's sparse file of 1 TiB one of 16 GiB, with data in the middle as before: Untar reads holes as
+// zeros, which takes a minute for 1 TiB. The new offsets still need more than 32 bits.
+func shortenHuge(t *testing.T, dir string) {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(dir, "sparse/huge"), os.O_RDWR, 0)
+	must(t, err)
+	defer f.Close()
+	var st unix.Stat_t
+	must(t, unix.Fstat(int(f.Fd()), &st))
+	data := make([]byte, 4096)
+	_, err = f.ReadAt(data, st.Size/2)
+	must(t, err)
+	must(t, f.Truncate(16<<30))
+	_, err = f.WriteAt(data, 8<<30)
+	must(t, err)
+	must(t, f.Sync())
+	must(t, os.Chtimes(f.Name(), time.Unix(st.Atim.Unix()), time.Unix(st.Mtim.Unix())))
+}
+
 // TestTarRoundTrip: an archive makes the same tree again, with everything that a tree can have.
 func TestTarRoundTrip(t *testing.T) {
 	needRoot(t)
@@ -58,6 +77,9 @@ func TestTarRoundTrip(t *testing.T) {
 
 			sockets := int64(0)
 			_, totals := archive(t, a)
+			if !testfs.Full() {
+				shortenHuge(t, a)
+			}
 			for _, n := range totals.NotKept {
 				if n.What == LostSockets {
 					sockets = n.Count
