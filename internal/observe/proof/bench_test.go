@@ -43,7 +43,7 @@ func BenchmarkCounters(b *testing.B) {
 			b.Fatal(err)
 		}
 		defer w.Close()
-		cmd := exec.Command(link, "1000", file)
+		cmd := exec.Command(link, "1000", "1", file)
 		cmd.Env = append(os.Environ(), "PANDO_TEST_LOAD=fdatasync")
 		var out bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, os.Stderr

@@ -2,8 +2,10 @@ package proof_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,19 +16,55 @@ import (
 	"pando/internal/observe/proof"
 	"pando/internal/observe/stack"
 	"pando/internal/observe/tracepoint"
+	"pando/internal/testing/testfs"
 )
 
 // options of a run.
 type options struct {
 	call    string // "fdatasync" if empty
 	writers int    // 1 if 0
-	ms      int    // of the load
+	ms      int    // of the load, at least
 	sample  time.Duration
 	env     []string
 	claims  string // the call that the load reports; "": what it does
 	counts  bool   // judge by the counts alone
 	syncs   int64  // that the load reports; 0: what it did
 	busy    func() // what else goes on, from after the baseline on
+	until   func() // waits for what must happen while the load runs; nil: nothing
+}
+
+// leastWrites is how many blocks each writer of a load writes at least. Results depend on counts, not on time: fewer
+// would be within the tolerance for the flushes of other programs.
+const leastWrites = 50
+
+// leastMS is how long a load runs at least.
+func leastMS() int {
+	if testfs.Full() {
+		return 400
+	}
+	return 0
+}
+
+// loadCommand is this program as a load on some files, which runs until its input is closed.
+func loadCommand(t testing.TB, program, call string, ms int, files ...string) (cmd *exec.Cmd, input io.Closer) {
+	t.Helper()
+	cmd = exec.Command(program, append([]string{fmt.Sprint(ms), fmt.Sprint(leastWrites)}, files...)...)
+	cmd.Env = append(os.Environ(), "PANDO_TEST_LOAD="+call)
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cmd, input
+}
+
+// sampled samples syncs of a running load until there are some: a busy disk may do none in one sample.
+func sampled(t *testing.T, w *proof.Watch, d time.Duration) {
+	t.Helper()
+	for try := 0; try < 30 && (try == 0 || w.Sampled() < 10); try++ {
+		if err := w.Sample(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // calls are the names of Load.Call.
@@ -36,10 +74,22 @@ var calls = map[string]string{"fdatasync": "fdatasync", "fsync": "fsync", "dsync
 // watch runs a load in dir and proves it.
 func watch(t *testing.T, dir string, o options) proof.Proof {
 	t.Helper()
+	return count(t, dir, o).judge(t, o)
+}
+
+// evidence is what was counted of a load. It can be judged more than once.
+type evidence struct {
+	*proof.Evidence
+	load loaded
+}
+
+// count runs a load in dir and counts.
+func count(t *testing.T, dir string, o options) evidence {
+	t.Helper()
 	if o.call == "" {
 		o.call = "fdatasync"
 	}
-	o.writers, o.ms = max(1, o.writers), max(400, o.ms)
+	o.writers, o.ms = max(1, o.writers), max(leastMS(), o.ms)
 	files := makeFiles(t, dir, o.writers)
 	s, err := stack.Of(t.Context(), dir)
 	if err != nil {
@@ -50,12 +100,12 @@ func watch(t *testing.T, dir string, o options) proof.Proof {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	if err := w.Baseline(t.Context(), 100*time.Millisecond); err != nil {
+	if err := w.Baseline(t.Context(), 50*time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	cmd := exec.Command("/proc/self/exe", append([]string{fmt.Sprint(o.ms)}, files...)...)
-	cmd.Env = append(append(os.Environ(), "PANDO_TEST_LOAD="+o.call), o.env...)
+	cmd, input := loadCommand(t, "/proc/self/exe", o.call, o.ms, files...)
+	cmd.Env = append(cmd.Env, o.env...)
 	cmd.Stdout, cmd.Stderr = &out, os.Stderr
 	if o.busy != nil {
 		o.busy()
@@ -64,9 +114,13 @@ func watch(t *testing.T, dir string, o options) proof.Proof {
 		t.Fatal(err)
 	}
 	if o.sample > 0 {
-		if err := w.Sample(t.Context(), o.sample); err != nil {
-			t.Error(err)
-		}
+		sampled(t, w, o.sample)
+	}
+	if o.until != nil {
+		o.until()
+	}
+	if err := input.Close(); err != nil {
+		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err != nil {
 		t.Fatal(err)
@@ -79,16 +133,24 @@ func watch(t *testing.T, dir string, o options) proof.Proof {
 	if err := json.Unmarshal(out.Bytes(), &l); err != nil {
 		t.Fatal(err)
 	}
+	return evidence{e, l}
+}
+
+// judge judges what was counted with the options given. With counts set, the facts are forgotten: do this last.
+func (e evidence) judge(t *testing.T, o options) proof.Proof {
+	t.Helper()
 	if o.counts {
 		e.Forget()
 	}
+	syncs := e.load.Syncs
 	if o.syncs > 0 {
-		l.Syncs = o.syncs
+		syncs = o.syncs
 	}
-	if o.claims == "" {
-		o.claims = calls[o.call]
+	claims := o.claims
+	if claims == "" {
+		claims = calls[cmp.Or(o.call, "fdatasync")]
 	}
-	p := e.Judge(proof.Load{Call: o.claims, Syncs: l.Syncs, Writers: o.writers, P50: l.P50, WritesPerSync: 1})
+	p := e.Judge(proof.Load{Call: claims, Syncs: syncs, Writers: max(1, o.writers), P50: e.load.P50, WritesPerSync: 1})
 	show(t, p)
 	return p
 }

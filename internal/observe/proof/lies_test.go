@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/observe/blockdev"
 	"pando/internal/observe/proof"
 	"pando/internal/testing/testfs"
 
@@ -22,7 +23,7 @@ func TestNoBarrier(t *testing.T) {
 	needTracepoints(t)
 	fs := testfs.NewIn(t, "", "ext4", 64<<20, "barrier=0")
 	name := "ext4 on " + fs.Dir()
-	p := watch(t, fs.Dir(), options{sample: 200 * time.Millisecond})
+	p := watch(t, fs.Dir(), options{sample: 100 * time.Millisecond})
 	wantFail(t, p, name, "mounted with nobarrier")
 	if l := layer(t, p, fs.Device()); l.Result != proof.Fail || l.Flushes+l.FUA > l.Needed/20 || l.Needed < 10 ||
 		l.Writes == 0 {
@@ -71,8 +72,9 @@ func TestWhichLayer(t *testing.T) {
 			size := int64(400 << 20)
 			outer := testfs.NewIn(t, "", c.outer, 2*size, outerOptions...)
 			inner := testfs.NewIn(t, outer.Dir(), c.inner, size, innerOptions...)
+			e := count(t, inner.Dir(), options{})
 			for _, counts := range []bool{false, true} {
-				p := watch(t, inner.Dir(), options{counts: counts})
+				p := e.judge(t, options{counts: counts})
 				switch c.liar {
 				case "inner":
 					wantFail(t, p, c.inner+" on "+inner.Dir(), "")
@@ -104,9 +106,10 @@ func TestWriteThrough(t *testing.T) {
 	wantOK(t, watch(t, fs.Dir(), options{}))
 	set("write through")
 	defer set("write back")
-	wantFail(t, watch(t, fs.Dir(), options{}), fs.Device()+" (write through)", "the kernel drops its flushes")
+	e := count(t, fs.Dir(), options{})
+	wantFail(t, e.judge(t, options{}), fs.Device()+" (write through)", "the kernel drops its flushes")
 	// By the counts: the loop device has nothing to flush, but below it there is.
-	p := watch(t, fs.Dir(), options{counts: true})
+	p := e.judge(t, options{counts: true})
 	if p.Result != proof.Fail || layer(t, p, fs.Device()).Result != proof.NotNeeded || !strings.Contains(p.Layer, " on ") {
 		t.Errorf("result %s at %q", p.Result, p.Layer)
 	}
@@ -164,16 +167,18 @@ func TestNoSyncs(t *testing.T) {
 	onDisk(t)
 	needTracepoints(t)
 	dir := testfs.Ext4(t, 64<<20)
-	p := watch(t, dir, options{call: "none"})
+	e := count(t, dir, options{call: "none"})
+	p := e.judge(t, options{})
 	wantFail(t, p, "system call", "synced nothing")
 	if p.Calls.Result != proof.Fail || p.Calls.Counted != 0 {
 		t.Errorf("%+v", p.Calls)
 	}
-	p = watch(t, dir, options{call: "none", syncs: 5000})
+	p = e.judge(t, options{syncs: 5000})
 	wantFail(t, p, "system call", "the kernel counted 0 of the 5,000 calls of fdatasync")
-	p = watch(t, dir, options{call: "fdatasync", claims: "write (O_DSYNC)"})
+	e = count(t, dir, options{call: "fdatasync"})
+	p = e.judge(t, options{claims: "write (O_DSYNC)"})
 	wantFail(t, p, "system call", "no file was opened with O_DSYNC")
-	wantFail(t, watch(t, dir, options{call: "fdatasync", claims: "fsync"}), "system call", "calls of fsync")
+	wantFail(t, e.judge(t, options{claims: "fsync"}), "system call", "calls of fsync")
 }
 
 // TestOverlay: an overlay passes syncs on, but not with the option that is for images
@@ -198,10 +203,9 @@ func TestOverlay(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unmount(t, merged)
-	p := watch(t, merged, options{})
-	wantFail(t, p, "overlay on "+merged, "volatile")
-	p = watch(t, merged, options{counts: true})
-	wantFail(t, p, "overlay on "+merged, "it does not pass syncs on")
+	e := count(t, merged, options{})
+	wantFail(t, e.judge(t, options{}), "overlay on "+merged, "volatile")
+	wantFail(t, e.judge(t, options{counts: true}), "overlay on "+merged, "it does not pass syncs on")
 }
 
 // TestOthers: that another program flushes the same disk all the time must not make a
@@ -245,11 +249,27 @@ func TestOthers(t *testing.T) {
 	var other *exec.Cmd
 	busy := func() {
 		files := makeFiles(t, honest, 4)
-		// fsync of what grows makes the journal's thread flush, and not the program.
-		other = exec.Command("/proc/self/exe", append([]string{"60000"}, files...)...)
-		other.Env = append(os.Environ(), "PANDO_TEST_LOAD=grow")
+		// fsync of what grows makes the journal's thread flush, and not the program. It is killed.
+		other, _ = loadCommand(t, "/proc/self/exe", "grow", 0, files...)
 		if err := other.Start(); err != nil {
 			t.Fatal(err)
+		}
+	}
+	device, err := blockdev.LookupPath(loop)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flushed := func() int64 {
+		s, err := device.Stat()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Flushes
+	}
+	until := func() { // the other program has flushed
+		deadline := time.Now().Add(time.Minute)
+		for first := flushed(); flushed() < first+100 && time.Now().Before(deadline); {
+			time.Sleep(5 * time.Millisecond)
 		}
 	}
 	stop := func() {
@@ -262,7 +282,7 @@ func TestOthers(t *testing.T) {
 	defer stop()
 	// It may claim few syncs, so that the other's would be enough for it.
 	for _, syncs := range []int64{0, 50} {
-		p := watch(t, liar, options{counts: true, busy: busy, syncs: syncs, ms: 1000})
+		p := watch(t, liar, options{counts: true, busy: busy, until: until, syncs: syncs})
 		stop()
 		if p.Result != proof.Fail {
 			t.Errorf("with %d syncs: %s: %q", syncs, p.Result, p.Reasons)

@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -72,10 +74,15 @@ type loaded struct {
 }
 
 // load writes 8 KiB blocks over and over a file of its own for each writer, and syncs
-// every one: "fdatasync", "fsync", "dsync" or "none"; or appends and syncs: "grow". Its arguments are the number of
-// writers, of milliseconds, and the files.
+// every one: "fdatasync", "fsync", "dsync" or "none"; or appends and syncs: "grow". Its arguments are a number of
+// milliseconds, a number of blocks, and the files. It ends when its input does, but not before that time has passed and
+// each writer has written that many blocks.
 func load(call string, args []string) error {
 	ms, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	least, err := strconv.ParseInt(args[1], 10, 64)
 	if err != nil {
 		return err
 	}
@@ -86,10 +93,17 @@ func load(call string, args []string) error {
 		fail  error
 		block = make([]byte, 8<<10)
 	)
-	until := time.Now().Add(time.Duration(ms) * time.Millisecond)
-	for _, name := range args[1:] {
+	end := time.Now().Add(time.Duration(ms) * time.Millisecond)
+	var ended atomic.Bool
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		ended.Store(true)
+	}()
+	for _, name := range args[2:] {
 		wg.Go(func() {
-			times, err := write(name, call, block, until)
+			times, err := write(name, call, block, func(n int64) bool {
+				return n < least || !ended.Load() || time.Now().Before(end)
+			})
 			mu.Lock()
 			defer mu.Unlock()
 			all = append(all, times...)
@@ -113,7 +127,8 @@ func load(call string, args []string) error {
 	return json.NewEncoder(os.Stdout).Encode(out)
 }
 
-func write(name, call string, block []byte, until time.Time) (times []time.Duration, err error) {
+// write writes blocks to a file, and asks before each one, with the number of those written, whether to go on.
+func write(name, call string, block []byte, more func(int64) bool) (times []time.Duration, err error) {
 	flags := os.O_RDWR
 	if call == "dsync" {
 		flags |= unix.O_DSYNC
@@ -123,7 +138,7 @@ func write(name, call string, block []byte, until time.Time) (times []time.Durat
 		return nil, err
 	}
 	defer f.Close()
-	for n := int64(0); time.Now().Before(until); n++ {
+	for n := int64(0); more(n); n++ {
 		block[0] = byte(n)
 		start := time.Now()
 		at := n % 64

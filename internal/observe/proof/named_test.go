@@ -3,6 +3,7 @@ package proof_test
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,16 +24,15 @@ func TestCountedByName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	program := func(link string, files ...string) (*exec.Cmd, *bytes.Buffer) {
+	program := func(link string, files ...string) (*exec.Cmd, io.Closer, *bytes.Buffer) {
 		path := filepath.Join(t.TempDir(), link)
 		if err := os.Symlink(self, path); err != nil {
 			t.Fatal(err)
 		}
 		out := &bytes.Buffer{}
-		cmd := exec.Command(path, append([]string{"500"}, files...)...)
-		cmd.Env = append(os.Environ(), "PANDO_TEST_LOAD=fdatasync")
+		cmd, input := loadCommand(t, path, "fdatasync", leastMS(), files...)
 		cmd.Stdout, cmd.Stderr = out, os.Stderr
-		return cmd, out
+		return cmd, input, out
 	}
 	s, err := stack.Of(t.Context(), dir)
 	if err != nil {
@@ -44,16 +44,19 @@ func TestCountedByName(t *testing.T) {
 	}
 	defer w.Close()
 	// The kernel keeps 15 letters of a name, in which these two differ.
-	cmd, out := program("load-number-one-long", files[:2]...)
-	other, _ := program("load-number-two-long", files[2])
+	cmd, input, out := program("load-number-one-long", files[:2]...)
+	other, otherInput, _ := program("load-number-two-long", files[2])
 	if err := other.Start(); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.StartOne(cmd); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Sample(t.Context(), 100*time.Millisecond); err != nil {
-		t.Error(err)
+	sampled(t, w, 100*time.Millisecond)
+	for _, i := range []io.Closer{input, otherInput} {
+		if err := i.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, c := range []*exec.Cmd{cmd, other} {
 		if err := c.Wait(); err != nil {

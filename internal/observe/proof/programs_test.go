@@ -120,8 +120,7 @@ func fio(t *testing.T, dir string, env []string, call string, more ...string) pr
 	defer w.Close()
 	var out bytes.Buffer
 	args := append([]string{"--name=x", "--directory=" + dir, "--size=2m", "--bs=8k", "--rw=write", "--ioengine=psync",
-		"--overwrite=1",
-		"--time_based=1", "--runtime=1", "--output-format=json", "--group_reporting=1"}, more...)
+		"--overwrite=1", "--number_ios=300", "--output-format=json", "--group_reporting=1"}, more...)
 	cmd := exec.Command("fio", args...)
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr = &out, os.Stderr
@@ -298,7 +297,7 @@ func watchHere(ctx context.Context, args []string) error {
 		return err
 	}
 	var out bytes.Buffer
-	cmd := exec.Command("/proc/self/exe", strconv.Itoa(500), file)
+	cmd := exec.Command("/proc/self/exe", strconv.Itoa(leastMS()), strconv.Itoa(leastWrites), file)
 	cmd.Env = append(os.Environ(), "PANDO_TEST_LOAD=fdatasync", "PANDO_TEST_WATCH=")
 	cmd.Stdout, cmd.Stderr = &out, os.Stderr
 	if err := w.Start(cmd); err != nil {
