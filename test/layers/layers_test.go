@@ -253,6 +253,8 @@ var table = map[string]layer{
 		"internal/base/errs"}},
 	"internal/testing/faulttest": {support: true, imports: []string{"internal/linux/kernel"}},
 	"internal/testing/treetest":  {support: true, imports: []string{"internal/linux/kernel"}},
+	"internal/testing/tracetest": {support: true,
+		imports: []string{"internal/observe/tracepoint", "internal/testing/testfs"}},
 	"internal/driver/drivertest": {support: true,
 		imports: []string{"internal/driver", "internal/driver/objdir", "internal/testing/testfs",
 			"internal/testing/faulttest", "internal/testing/treetest", "{linux}", "internal/base/errs"}},

@@ -21,9 +21,18 @@ import (
 	"pando/internal/observe/stack"
 	"pando/internal/observe/tracepoint"
 	"pando/internal/testing/testfs"
+	"pando/internal/testing/tracetest"
 
 	"golang.org/x/sys/unix"
 )
+
+func TestMain(m *testing.M) {
+	tracetest.Hold(append(tracetest.Calls("fdatasync", "fsync", "sync_file_range", "syncfs", "pwritev2", "write",
+		"pwrite64", "writev", "pwritev"), "block:block_bio_queue", "block:block_rq_complete", "block:block_bio_complete",
+		"block:block_rq_error", "jbd2:jbd2_start_commit", "jbd2:jbd2_end_commit", "writeback:balance_dirty_pages",
+		"io_uring:io_uring_submit_req")...)
+	os.Exit(m.Run())
+}
 
 // skip skips a test for want of something, or fails it where nothing may be missing.
 func skip(t testing.TB, format string, args ...any) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -14,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"pando/internal/observe/tracepoint"
+	"pando/internal/testing/tracetest"
 
 	"golang.org/x/sys/unix"
 )
@@ -35,36 +34,8 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	if os.Getenv("PANDO_TEST_ZFS") != "" {
-		holdEvents()
-	}
+	tracetest.Hold(tracetest.Syncs()...)
 	os.Exit(m.Run())
-}
-
-// held are counters of nothing.
-var held []*tracepoint.Counter
-
-// holdEvents keeps the kernel from switching its events on and off with each test, by
-// holding one counter of each, which counts nothing. The kernel switches by patching its code
-// while other processors run it, and QEMU without acceleration gets that wrong now and then: the
-// guest dies of "int3".
-func holdEvents() {
-	events := []string{"block:block_bio_queue"}
-	for _, call := range []string{"fsync", "fdatasync", "msync", "syncfs", "sync", "write", "pwrite64", "writev",
-		"pwritev", "pwritev2", "open", "openat", "sync_file_range", "io_uring_enter", "io_submit"} {
-		events = append(events, "syscalls:sys_enter_"+call, "syscalls:sys_exit_"+call)
-	}
-	for _, e := range events {
-		if c, err := tracepoint.Count(e, "common_pid == 1 && common_pid == 2", tracepoint.Everything); err == nil {
-			held = append(held, c)
-		}
-	}
-	// Counters by descent patch what switches between threads.
-	runtime.LockOSThread()
-	if c, err := tracepoint.Count(events[0], "", tracepoint.Children); err == nil {
-		held = append(held, c)
-	}
-	runtime.UnlockOSThread()
 }
 
 // loaded is what the load reports.
