@@ -22,7 +22,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const long = 2 * time.Second
+// How long tests watch, at first. watched takes longer if that does not show what it must.
+var (
+	brief = watchFor(200*time.Millisecond, time.Second) // what settings show
+	long  = watchFor(700*time.Millisecond, 2*time.Second)
+)
+
+func watchFor(d, full time.Duration) time.Duration {
+	if testfs.Full() {
+		return full
+	}
+	return d
+}
 
 // sizes of files and filesystems in tests
 const (
@@ -41,7 +52,7 @@ func TestQuiet(t *testing.T) {
 	f := makeFresh(t, "ext4", t.TempDir(), 128*mib, nil)
 	l := startFio(t, "", syncLoad(f.dir)...)
 	f.writing(t, 50)
-	r := watched(t, f.dir, long)
+	r := watched(t, f.dir, 2*time.Second, someSyncs)
 	for _, code := range []string{"barrier-off", "sync-disabled", "cache-lie", "memory-only", "flushes-missing",
 		"device-errors", "cgroup-limit", "dirty-throttle",
 		"discard", "scrub", "balance", "rebuild", "log-device", "pool-devices", "near-full", "metadata-full", "fragmented",
@@ -100,8 +111,8 @@ func TestSyncedWrites(t *testing.T) {
 	group := unifiedGroup(t)
 	l := startFio(t, group, "--filename="+filepath.Join(f.dir, "log"), "--size=16m", "--bs=8k", "--rw=write",
 		"--ioengine=psync", "--overwrite=1", "--sync=dsync")
-	f.writing(t, 500) // fio lays the file out without O_DSYNC
-	r := watched(t, f.dir, long)
+	f.writing(t, 500)                                // fio lays the file out without O_DSYNC
+	r := watched(t, f.dir, 2*time.Second, someSyncs) // the kernel updates the pressure every two seconds
 	if len(r.Syncs.Processes) == 0 || r.Syncs.Processes[0].PID != l.pid() ||
 		r.Syncs.Processes[0].Call != "pwrite64 (O_DSYNC)" || r.Syncs.Count < 10 {
 		t.Fatalf("syncs %+v", r.Syncs)
@@ -119,7 +130,7 @@ func TestBarrierOff(t *testing.T) {
 	f := makeFresh(t, "ext4", t.TempDir(), 128*mib, nil, "barrier=0")
 	startFio(t, "", syncLoad(f.dir)...)
 	f.writing(t, 50)
-	r := watched(t, f.dir, long, "barrier-off")
+	r := watched(t, f.dir, long, "barrier-off", someSyncs)
 	c := first(t, r, "barrier-off")
 	if c.Rank != 1 || c.Confidence != Certain {
 		t.Errorf("%+v", c)
@@ -141,7 +152,7 @@ func TestCacheLie(t *testing.T) {
 	t.Cleanup(func() { setting(t, cache, "write back") }) // it stays, for whoever has the device next
 	startFio(t, "", syncLoad(f.dir)...)
 	f.writing(t, 50)
-	c := first(t, watched(t, f.dir, time.Second), "cache-lie")
+	c := first(t, watched(t, f.dir, brief), "cache-lie")
 	says(t, c, "stays in memory until it is flushed")
 }
 
@@ -179,7 +190,7 @@ func TestNeighbour(t *testing.T) {
 	}
 
 	// Asked of both together, none is the neighbour of the other.
-	r = watched(t, f.dir, time.Second)
+	r = watched(t, f.dir, brief, "crowd")
 	c = cause(r, "crowd")
 	if c == nil {
 		t.Fatal(list(r))
@@ -234,7 +245,7 @@ func TestDirtyThrottle(t *testing.T) {
 	l := startFio(t, "", "--filename="+filepath.Join(f.dir, "data"), "--size=400m", "--bs=1m", "--rw=write",
 		"--ioengine=psync", "--fallocate=none", "--overwrite=0")
 	f.writing(t, 100)
-	r := watched(t, f.dir, long+time.Second, "dirty-throttle")
+	r := watched(t, f.dir, long, "dirty-throttle")
 	c := first(t, r, "dirty-throttle")
 	says(t, c, "fio (pid "+strconv.Itoa(l.pid())+") was throttled")
 	says(t, c, f.dir)
@@ -257,7 +268,7 @@ func TestBalanceAndScrub(t *testing.T) {
 			startFio(t, "", syncLoad(f.dir, "--thinktime=1ms")...)
 			repeat(t, "btrfs", append(c.args, f.dir)...)
 			f.writing(t, 50)
-			got := first(t, watched(t, f.dir, long), c.code, "neighbour", "fragmented", "discard")
+			got := first(t, watched(t, f.dir, long, c.code), c.code, "neighbour", "fragmented", "discard")
 			if got.Confidence != Possible {
 				t.Errorf("%+v", got)
 			}
@@ -267,7 +278,7 @@ func TestBalanceAndScrub(t *testing.T) {
 		f := makeFresh(t, "btrfs", t.TempDir(), 256*mib, nil)
 		startFio(t, "", syncLoad(f.dir, "--thinktime=1ms")...)
 		f.writing(t, 50)
-		r := watched(t, f.dir, time.Second)
+		r := watched(t, f.dir, brief, someSyncs)
 		if cause(r, "balance") != nil || cause(r, "scrub") != nil || r.Syncs.Sampled == 0 {
 			t.Error(list(r))
 		}
@@ -312,7 +323,7 @@ func TestNearFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	fill(t, filepath.Join(f.dir, "data"), int64(st.Bavail)*st.Bsize*94/100)
-	c := first(t, watched(t, f.dir, time.Second), "near-full")
+	c := first(t, watched(t, f.dir, brief), "near-full")
 	says(t, c, f.dir)
 	if c.score < scoreFull || c.score > scoreFullest || c.Confidence != Possible || c.Share != -1 {
 		t.Errorf("%+v", c)
@@ -320,7 +331,7 @@ func TestNearFull(t *testing.T) {
 	if err := os.Remove(filepath.Join(f.dir, "data")); err != nil {
 		t.Fatal(err)
 	}
-	if c := cause(watched(t, f.dir, time.Second), "near-full"); c != nil {
+	if c := cause(watched(t, f.dir, brief), "near-full"); c != nil {
 		t.Errorf("it is empty: %+v", c)
 	}
 }
@@ -330,7 +341,7 @@ func TestFragmented(t *testing.T) {
 	f := makeFresh(t, "btrfs", t.TempDir(), 256*mib, nil)
 	name := filepath.Join(f.dir, "data")
 	fill(t, name, 4*mib)
-	if c := cause(watched(t, name, time.Second), "fragmented"); c != nil {
+	if c := cause(watched(t, name, brief), "fragmented"); c != nil {
 		t.Errorf("it is in one piece: %+v", c)
 	}
 	file, err := os.OpenFile(name, os.O_WRONLY, 0)
@@ -347,7 +358,7 @@ func TestFragmented(t *testing.T) {
 	if err := file.Sync(); err != nil {
 		t.Fatal(err)
 	}
-	c := first(t, watched(t, name, time.Second), "fragmented")
+	c := first(t, watched(t, name, brief), "fragmented")
 	says(t, c, name)
 	says(t, c, "extents, 4 KiB each")
 }
@@ -453,7 +464,7 @@ func TestExternalLog(t *testing.T) {
 // TestOtherPlaces: paths with nothing below that could be watched.
 func TestOtherPlaces(t *testing.T) {
 	dir := testfs.Tmpfs(t, mib)
-	r := watched(t, dir, time.Second, "memory-only")
+	r := watched(t, dir, brief, "memory-only")
 	if c := first(t, r, "memory-only"); c.Rank != 1 || r.Hidden == "" {
 		t.Errorf("%+v", r)
 	}
@@ -495,7 +506,7 @@ func TestOverlay(t *testing.T) {
 	})
 	l := startFio(t, "", syncLoad(dirs[3])...)
 	await(t, "the load syncs", func() bool { return fileExists(filepath.Join(dirs[1], "log")) })
-	r := watched(t, dirs[3], time.Second, "barrier-off")
+	r := watched(t, dirs[3], brief, "barrier-off", someSyncs)
 	c := first(t, r, "barrier-off")
 	says(t, c, "volatile")
 	if r.Syncs.Sampled == 0 {
@@ -508,7 +519,7 @@ func TestOverlay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newWatch(Request{Path: dirs[3], For: time.Second}, s)
+	w := newWatch(Request{Path: dirs[3], For: long}, s)
 	defer w.close()
 	if err := w.identify(); err != nil {
 		t.Fatal(err)
