@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pando/internal/base/errs"
@@ -212,7 +213,9 @@ func init() {
 
 // TestHangingCheck: a check that does not end by itself is left behind, and those after
 // it are done.
-func TestHangingCheck(t *testing.T) {
+func TestHangingCheck(t *testing.T) { synctest.Test(t, testHangingCheck) }
+
+func testHangingCheck(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)
 	hangs := check{name: "hangs", run: func(_ context.Context, _ *HostRequest, c *Report) error {

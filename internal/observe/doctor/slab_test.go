@@ -17,7 +17,7 @@ import (
 // filesystem that they are on; and how much that may be decides.
 func TestSlabGrows(t *testing.T) {
 	rootOnly(t)
-	const files = 200_000
+	const files = 100_000
 	dir := testfs.XFS(t, 512<<20)
 	none := slabThresholds{note: 2, warn: 2}
 	before := checkNow(t, slabCheck(none), nil)
