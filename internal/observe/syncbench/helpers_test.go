@@ -15,6 +15,8 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
+	"pando/internal/testing/testfs"
+	"pando/internal/testing/tracetest"
 )
 
 // childEnv holds the Config, as JSON, of a process that only measures.
@@ -24,6 +26,7 @@ func TestMain(m *testing.M) {
 	if config := os.Getenv(childEnv); config != "" {
 		os.Exit(child(config))
 	}
+	tracetest.Hold(tracetest.Syncs()...)
 	os.Exit(m.Run())
 }
 
@@ -54,9 +57,14 @@ func need(t testing.TB, programs ...string) {
 	}
 }
 
-// quick is a short run of a profile with small files.
+// quick is a short run of a profile with small files. In `make test` it is shorter than users may ask for; fio then
+// reports once, at its end.
 func quick(path, profile string) Config {
-	return Config{Path: path, Profile: profile, Version: "test", Quick: true, Duration: shortest, SizeBytes: 16 << 20}
+	c := Config{Path: path, Profile: profile, Version: "test", Quick: true, Duration: shortest, SizeBytes: 16 << 20}
+	if !testfs.Full() {
+		c.Duration, c.brief = 400*time.Millisecond, true
+	}
+	return c
 }
 
 func measure(t testing.TB, c Config) *Report {

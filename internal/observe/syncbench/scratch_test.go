@@ -100,7 +100,7 @@ func TestInterrupted(t *testing.T) {
 	dir := testfs.Ext4(t, 64<<20)
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		c := quick(dir, "postgres")
-		c.Duration = 20 * time.Second
+		c.Duration = 10 * time.Second
 		cmd := start(t, c)
 		fio, _ := measuring(t, cmd, dir)
 		if err := cmd.Process.Signal(s); err != nil {
@@ -129,7 +129,7 @@ func TestKilled(t *testing.T) {
 		}
 	}
 	long := quick(dir, "sqlite-full")
-	long.Duration = 20 * time.Second
+	long.Duration = 10 * time.Second
 
 	dead := start(t, long)
 	fio, left := measuring(t, dead, dir)
@@ -143,7 +143,7 @@ func TestKilled(t *testing.T) {
 	}
 
 	other := quick(elsewhere, "sqlite-full")
-	other.Duration = 20 * time.Second
+	other.Duration = 10 * time.Second
 	alive := start(t, other)
 	_, used := measuring(t, alive, other.Path)
 	if err := os.Rename(used, filepath.Join(dir, filepath.Base(used))); err != nil {
@@ -376,7 +376,7 @@ func TestRenewedWhileFioRuns(t *testing.T) {
 	dir := testfs.Ext4(t, 64<<20)
 	smallSegments(t, "etcd")
 	c := quick(dir, "etcd")
-	c.Duration = 2 * time.Second
+	c.Duration = time.Second
 	d, err := c.complete()
 	if err != nil {
 		t.Fatal(err)
