@@ -300,7 +300,8 @@ func runPage(t *testing.T, page string, lines, setup []string, bin string, zfs b
 	if err := os.Mkdir(srv, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	env := append(os.Environ(), "PANDO_POOL="+pool, "PATH="+bin+":"+os.Getenv("PATH"), "LC_ALL=C.UTF-8", "TZ=UTC")
+	env := append(os.Environ(), "PANDO_POOL="+pool, "PATH="+bin+":"+os.Getenv("PATH"), "LC_ALL=C.UTF-8", "TZ=UTC",
+		"GIT_CONFIG_GLOBAL="+filepath.Join(top, "gitconfig"))
 	t.Cleanup(func() {
 		c := exec.Command(filepath.Join(bin, "pando"), "deinit", "--force")
 		c.Env = env

@@ -9,7 +9,8 @@
 //   - a mount namespace, so that tests of packages that run at the same time neither see nor hold each other's mounts;
 //   - a PID namespace, so that they do not find each other's processes;
 //   - a network namespace with a loopback device, so that a port that one test found closed stays closed;
-//   - a TMPDIR on an ext4 in memory, so that tests do not wait for the disk.
+//   - a TMPDIR on an ext4 in memory, so that tests do not wait for the disk;
+//   - no settings of git, which are those of whoever runs the tests.
 //
 // Packages that measure the host keep its PIDs ([hostPIDs]) or its disk ([hostDisk]).
 //
