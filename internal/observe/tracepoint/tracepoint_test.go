@@ -1,6 +1,7 @@
 package tracepoint
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -101,13 +102,15 @@ func TestCountAndRecord(t *testing.T) {
 
 func TestFilter(t *testing.T) {
 	need(t)
-	none, err := Count("syscalls:sys_enter_fdatasync", "fd == 98765", Everything)
+	// The events are those of the whole host: a number that no other process uses.
+	fd := 1_000_000 + os.Getpid()
+	none, err := Count("syscalls:sys_enter_fdatasync", fmt.Sprintf("fd == %d", fd), Everything)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer none.Close()
-	_ = unix.Fdatasync(98764)
-	_ = unix.Fdatasync(98765)
+	_ = unix.Fdatasync(fd - 1)
+	_ = unix.Fdatasync(fd)
 	if n, err := none.Read(); err != nil || n != 1 {
 		t.Errorf("%d %v", n, err)
 	}
