@@ -359,10 +359,9 @@ func TestFaultAtEveryStep(t *testing.T) {
 	}
 }
 
-// sweepOf is which steps a plan strikes: by default a sample of which kills on the
-// first kind of pool get the most, with those that commit always among them; on the
-// others, whose protocol is the same, it is a third of that, and of each error a
-// quarter. Of a slow operation each gets every n-th.
+// sweepOf is which steps a plan strikes: by default a sample, of which kills on the
+// first kind of pool get the most. On the others, whose protocol is the same, it is a
+// third of that, and of each error a quarter. Of a slow operation each gets every n-th.
 func (w *world) sweepOf(plan faulttest.Plan, every int) faulttest.Sweep {
 	s := faulttest.Sweep{Plan: plan, MaxRuns: 3000, Every: max(every, 1) * sparsely, Of: w.struck(),
 		Turn: slices.IndexFunc(kinds, func(k kind) bool { return k.name == w.kind.name })}
@@ -371,9 +370,6 @@ func (w *world) sweepOf(plan faulttest.Plan, every int) faulttest.Sweep {
 	}
 	if plan.Mode == faulttest.Fail {
 		s.Every *= 4
-	}
-	if s.Turn == 0 && plan.Mode != faulttest.Fail && !slow {
-		s.Always = commits
 	}
 	return s
 }
@@ -407,6 +403,10 @@ var drawn = func(_ *testing.T, all []operation) []operation { return all }
 func (w *world) sweep(t *testing.T, op operation, plan faulttest.Plan) {
 	w.t = t
 	s := w.sweepOf(plan, op.every)
+	// Kills on the first kind of pool strike each step that commits, whatever the sample.
+	if s.Turn == 0 && plan.Mode != faulttest.Fail && op.every <= 1 && !slow {
+		s.Always = commits
+	}
 	var before string
 	runs := 0
 	start := time.Now()
