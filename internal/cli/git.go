@@ -109,6 +109,8 @@ func (a *App) goldenRefreshCommand() *cobra.Command {
 		Long: `Fetch what is new in the git repository that golden NAME was imported from, and
 make it the next generation. All branches and tags become as they are there, also
 if they were deleted or rewritten. If nothing is new, there is no new generation.
+It continues the newest generation that it or golden import made. Nothing of a
+generation that was published from a volume is in the new one.
 
 The command of --prepare runs again, unless the files of --prepare-key are the same.
 If anything fails, for example because the repository cannot be reached, the golden

@@ -188,10 +188,19 @@ func (a *App) printDetail(d engine.Detail) error {
 func (a *App) printDetailPoints(d engine.Detail) error {
 	a.printf("\n")
 
-	t := a.table("GENERATION", "STATE", "LOGICAL", "EXCLUSIVE", "SHARED", "CREATED")
+	// Whether a generation is one of the repository matters only if there is a repository.
+	columns := []string{"GENERATION", "STATE", "LOGICAL", "EXCLUSIVE", "SHARED", "CREATED"}
+	if d.Source != nil {
+		columns = append(columns, "FROM")
+	}
+	t := a.table(columns...)
 	for _, g := range d.Generations {
-		t.row(ref.Generation(g.Golden, g.Generation), g.State, formatBytes(g.LogicalBytes), formatBytes(g.ExclusiveBytes),
-			formatBytes(g.SharedBytes), formatAge(g.CreatedAt))
+		row := []string{ref.Generation(g.Golden, g.Generation), g.State, formatBytes(g.LogicalBytes),
+			formatBytes(g.ExclusiveBytes), formatBytes(g.SharedBytes), formatAge(g.CreatedAt)}
+		if d.Source != nil {
+			row = append(row, generationFrom(g))
+		}
+		t.row(row...)
 	}
 
 	if len(d.Snapshots) > 0 {
@@ -203,6 +212,14 @@ func (a *App) printDetailPoints(d engine.Detail) error {
 	}
 
 	return t.flush()
+}
+
+// generationFrom says where a generation of a golden with a source comes from.
+func generationFrom(g engine.Info) string {
+	if g.Mirror {
+		return "its source"
+	}
+	return g.Origin + " (published)"
 }
 
 // printPool prints the pool's directory, driver, space and contents.

@@ -88,7 +88,8 @@ type Identity struct {
 	// Lower is not "" for a volume or snapshot that holds only the changes to another object, an immutable one, as
 	// overlayfs stores them (see [Identity.IsOverlay]). That object stays in the pool for as long as anything names it so.
 	Lower  ObjectID `json:"lower,omitempty"`
-	BootID string   `json:"boot"` // of the boot that made it
+	Mirror bool     `json:"mirror,omitempty"` // of a generation: made from its golden's source, never written by a session
+	BootID string   `json:"boot"`             // of the boot that made it
 
 	Consistency      Consistency `json:"cons,omitempty"`  // of a snapshot
 	Pinned           time.Time   `json:"pinned,omitzero"` // not to be destroyed before; Forever

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"hash/fnv"
@@ -174,7 +173,7 @@ type buildRequest struct {
 	freeze    Freeze                // if reads is in use: whether its writes are stopped
 	keep      *int                  // generations to keep from now on; nil: as before
 	overlay   *driver.OverlayPolicy // of the golden from now on; nil: as before
-	source    *string               // of the golden from now on; nil: as before
+	filled    *Filled               // see PublishRequest
 }
 
 // startBuild reserves the number of the next generation of a golden and marks
@@ -209,8 +208,11 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 		if q.overlay != nil {
 			g.Overlay = *q.overlay
 		}
-		if q.source != nil {
-			g.Source = *q.source
+		if q.filled != nil {
+			if err := q.filled.check(op, name, g, exists); err != nil {
+				return nil, err
+			}
+			g.Source, b.gen.Mirror = q.filled.Source, true
 		}
 
 		// Number the generation, and mark it and the scratch volume.
@@ -226,7 +228,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 				return nil, errs.New(errs.NotFound, op, q.reads.Name, "it has just been destroyed")
 			}
 
-			if exists && row.Golden == name && row.Generation != g.Current && !q.force {
+			if exists && row.Golden == name && row.Generation != g.Current && !q.force && q.filled == nil {
 				return nil, errs.New(errs.Conflict, op, name,
 					"volume %s is based on generation %d, but the current generation is %d", row.Name, row.Generation, g.Current).
 					WithHint("bring it up to date with %s, or publish it anyway with %s", errs.Run("rebase", row.Name, name),
@@ -387,8 +389,7 @@ type PublishRequest struct {
 	Keep    *int                  // of the golden: newest generations to keep from now on, 0: all; nil: as before
 	Overlay *driver.OverlayPolicy // of the golden from now on; nil: as before
 	Preset  string                // see ImportRequest
-	Source  *string               // of the golden from now on: see driver.GoldenProperties; nil: as before
-	From    string                // origin of the generation, for users; "": the volume
+	Filled  *Filled               // nil: a session may have written to the volume
 	Tracker *progress.Tracker
 }
 
@@ -444,7 +445,7 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 	defer unlock()
 
 	b, err := e.startBuild(ctx, buildRequest{op: opPublish, name: golden, reads: &vol, force: q.Force, freeze: q.Freeze,
-		keep: q.Keep, overlay: q.Overlay, source: q.Source})
+		keep: q.Keep, overlay: q.Overlay, filled: q.Filled})
 	if err != nil {
 		return Published{}, err
 	}
@@ -465,7 +466,10 @@ func (e *Engine) publishVolume(ctx context.Context, b *build, q PublishRequest) 
 	vol, t := b.reads.Row, q.Tracker
 	b.scratch = b.scratch.WithContentOf(vol.Identity)
 	b.scratch.Origin, b.scratch.OriginID = vol.Name, vol.ID
-	b.gen.Origin, b.gen.OriginID = cmp.Or(q.From, vol.Name), vol.ID
+	b.gen.Origin, b.gen.OriginID = vol.Name, vol.ID
+	if q.Filled != nil {
+		b.gen.Origin = q.Filled.Origin
+	}
 
 	// The generation has the time at which the copy began, not when it ended: later
 	// writes to the volume are not in the generation, and diff relies on that.

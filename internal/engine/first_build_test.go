@@ -47,7 +47,7 @@ var goldenVerbs = []struct {
 		return err
 	}},
 	{name: "source", do: func(ctx context.Context, e *engine.Engine, golden string) error {
-		_, _, err := e.GoldenSource(ctx, ref.MustName(golden), nil)
+		_, err := e.GoldenSource(ctx, ref.MustName(golden), nil)
 		return err
 	}},
 	{name: "set", do: func(ctx context.Context, e *engine.Engine, golden string) error {

@@ -456,6 +456,8 @@ func whyGeneration(u *uses, r catalog.Row) []errs.Message {
 	switch n := u.based[ref.Generation(r.Golden, r.Generation)]; {
 	case g.Current == r.Generation:
 		return []errs.Message{"the current generation"}
+	case u.mirrors[r.Golden] == r.Generation:
+		return []errs.Message{whyMirror}
 	case n > 0:
 		return []errs.Message{errs.Messagef("%s made from it; only their rebase and diff need it",
 			countOf(int64(n), "volume or snapshot was", "volumes or snapshots were"))}

@@ -107,7 +107,7 @@ func currentGeneration(tx *catalog.Tx, op, golden string) (driver.ObjectID, erro
 
 // removeOldGenerations removes the generations that the golden's retention does not keep,
 // and returns their references. The caller holds the golden's lock. Generations in use
-// stay until the next publish or gc.
+// stay until the next publish or gc, and the one that the next refresh continues stays.
 func (e *Engine) removeOldGenerations(ctx context.Context, golden string) ([]string, error) {
 	var going []doomed
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -116,8 +116,10 @@ func (e *Engine) removeOldGenerations(ctx context.Context, golden string) ([]str
 			return err
 		}
 		gens, err := tx.Generations(golden)
+		mirror := mirrorOf(gens)
 		for i, r := range gens {
-			if i < len(gens)-g.Keep && r.Generation != g.Current && checkPin(r, "") == nil {
+			stays := i >= len(gens)-g.Keep || r.Generation == g.Current || r.Generation == mirror
+			if !stays && checkPin(r, "") == nil {
 				going = append(going, doomed{row: r, ref: ref.Generation(golden, r.Generation)})
 			}
 		}

@@ -39,10 +39,11 @@ type Info struct {
 	LogicalBytes   int64      `json:"logical_bytes"`   // space that a full copy would use
 	ExclusiveBytes int64      `json:"exclusive_bytes"` // space that destroying it would return
 	SharedBytes    int64      `json:"shared_bytes"`
-	Extents        int64      `json:"extents"`      // pieces on disk
-	MeasuredAt     *time.Time `json:"measured_at"`  // when the bytes were measured
-	PinnedUntil    *time.Time `json:"pinned_until"` // year 2200: until it is unpinned
-	Consistency    string     `json:"consistency"`  // of a snapshot: clean, crash
+	Extents        int64      `json:"extents"`          // pieces on disk
+	MeasuredAt     *time.Time `json:"measured_at"`      // when the bytes were measured
+	PinnedUntil    *time.Time `json:"pinned_until"`     // year 2200: until it is unpinned
+	Consistency    string     `json:"consistency"`      // of a snapshot: clean, crash
+	Mirror         bool       `json:"mirror,omitempty"` // of a generation: made from the golden's source, not published
 }
 
 // Mounted reports whether the volume is mounted.
@@ -62,7 +63,7 @@ func rowInfo(r catalog.Row, driverName string) Info {
 		Origin: r.Origin, Golden: r.Golden, Generation: r.Generation,
 		CreatedAt: r.CreatedAt, LastUsedAt: r.UsedAt, Ephemeral: r.Ephemeral, Overlay: r.IsOverlay(),
 		SizeBytes: r.SizeBytes, LogicalBytes: r.Usage.LogicalBytes, ExclusiveBytes: r.Usage.ExclusiveBytes,
-		SharedBytes: r.Usage.SharedBytes, Extents: r.Usage.Extents, Consistency: string(r.Consistency),
+		SharedBytes: r.Usage.SharedBytes, Extents: r.Usage.Extents, Consistency: string(r.Consistency), Mirror: r.Mirror,
 	}
 
 	if !r.ExpiresAt.IsZero() {

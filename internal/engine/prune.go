@@ -124,6 +124,7 @@ type uses struct {
 	mounts  map[driver.ObjectID]catalog.MountRecord
 	marked  map[driver.ObjectID]bool // worked on, or read
 	based   map[string]int           // volumes and snapshots by the generation that they descend from
+	mirrors map[string]int           // by golden: see mirrorOf
 	pinned  map[driver.ObjectID]bool // lineages with a pinned snapshot
 	goldens map[string]catalog.Golden
 	snaps   map[driver.ObjectID][]catalog.Row // by lineage
@@ -132,8 +133,8 @@ type uses struct {
 
 // readUses reads all rows of the catalogue, and what uses them.
 func (e *Engine) readUses(tx *catalog.Tx) (*uses, error) {
-	u := &uses{marked: map[driver.ObjectID]bool{}, based: map[string]int{}, pinned: map[driver.ObjectID]bool{},
-		goldens: map[string]catalog.Golden{}, snaps: map[driver.ObjectID][]catalog.Row{}}
+	u := &uses{marked: map[driver.ObjectID]bool{}, based: map[string]int{}, mirrors: map[string]int{},
+		pinned: map[driver.ObjectID]bool{}, goldens: map[string]catalog.Golden{}, snaps: map[driver.ObjectID][]catalog.Row{}}
 	var err error
 	if u.mounts, err = tx.MountRecords(); err != nil {
 		return nil, err
@@ -159,6 +160,9 @@ func (e *Engine) readUses(tx *catalog.Tx) (*uses, error) {
 
 	now := time.Now()
 	return u, tx.Rows("", func(r catalog.Row) error {
+		if r.Mirror {
+			u.mirrors[r.Golden] = max(u.mirrors[r.Golden], r.Generation)
+		}
 		if r.Kind != driver.Generation && r.Golden != "" {
 			u.based[ref.Generation(r.Golden, r.Generation)]++
 		}
@@ -194,6 +198,9 @@ func (e *Engine) mayPrune(u *uses, r catalog.Row) (bool, string) {
 	case driver.Generation:
 		if g := u.goldens[r.Golden]; g.Current == r.Generation {
 			return false, "the current generation"
+		}
+		if u.mirrors[r.Golden] == r.Generation {
+			return false, whyMirror
 		}
 		if n := u.based[ref.Generation(r.Golden, r.Generation)]; n > 0 {
 			return false, "volumes or snapshots were made from it"

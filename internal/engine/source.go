@@ -3,7 +3,9 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"slices"
 
+	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/engine/catalog"
@@ -19,31 +21,97 @@ func sourceJSON(g catalog.Golden) json.RawMessage {
 	return json.RawMessage(g.Source)
 }
 
-// GoldenSource returns the source of a golden (see driver.GoldenProperties), and the current generation. If the first
-// generation is being built, it waits for it. NotFound.
-func (e *Engine) GoldenSource(
-	ctx context.Context, golden ref.Name, t *progress.Tracker,
-) (source string, current Info, err error) {
+// Sourced is what GoldenSource reports.
+type Sourced struct {
+	Source  string   // of the golden: see driver.GoldenProperties; "": none
+	Current Info     // the current generation
+	Mirrors []Mirror // the generations that were made from a source, the newest first
+}
+
+// Mirror is a generation that was made from the source of its golden: see driver.Identity.
+type Mirror struct {
+	Info
+	Volume string // ID of the volume that was filled
+}
+
+// Mirror returns a generation, if it was made from a source.
+func (s Sourced) Mirror(generation int) (Mirror, bool) {
+	for _, m := range s.Mirrors {
+		if m.Generation == generation {
+			return m, true
+		}
+	}
+	return Mirror{}, false
+}
+
+// GoldenSource returns where a golden comes from. If the first generation is being built, it waits for it. NotFound.
+func (e *Engine) GoldenSource(ctx context.Context, golden ref.Name, t *progress.Tracker) (Sourced, error) {
 	if err := e.awaitGolden(ctx, golden.String(), t); err != nil {
-		return "", Info{}, err
+		return Sourced{}, err
 	}
 
-	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
+	var out Sourced
+	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		id, err := currentGeneration(tx, opRefresh, golden.String())
 		if err != nil {
 			return err
 		}
 
-		row, _, err := tx.Object(id)
+		g, _, err := tx.Golden(golden.String())
 		if err != nil {
 			return err
 		}
 
-		g, _, err := tx.Golden(golden.String())
-		source, current = g.Source, generationInfo(row, g, e.caps.Name)
+		gens, err := tx.Generations(golden.String())
+		out = Sourced{Source: g.Source}
+		for _, r := range slices.Backward(gens) {
+			if r.ID == id {
+				out.Current = generationInfo(r, g, e.caps.Name)
+			}
+			if r.Mirror {
+				out.Mirrors = append(out.Mirrors, Mirror{generationInfo(r, g, e.caps.Name), string(r.OriginID)})
+			}
+		}
 		return err
 	})
-	return source, current, err
+	return out, err
+}
+
+// Filled describes a volume that was filled from the source of a golden, and to which no session could write. A
+// generation that is published from it is a mirror: see driver.Identity.
+type Filled struct {
+	Source  string // of the golden from now on
+	Origin  string // of the generation, for users
+	Current *int   // generation that must be the current one, 0: there must be no golden; nil: any
+}
+
+// check returns an error if the golden is not as it was when the volume was filled. Exists, Conflict.
+func (f *Filled) check(op, name string, g catalog.Golden, exists bool) error {
+	switch {
+	case f.Current == nil || g.Current == *f.Current:
+		return nil
+	case !exists:
+		return errs.New(errs.NotFound, op, name, "the golden has been removed in the meantime")
+	case *f.Current == 0:
+		return errs.New(errs.Exists, op, name, "golden %q has been made in the meantime", name).
+			WithHint("fetch what is new with %s", errs.Run("golden refresh", name))
+	}
+	return errs.New(errs.Conflict, op, name, "generation %d has been published in the meantime", g.Current).
+		WithHint("try again")
+}
+
+// whyMirror says why the generation that mirrorOf finds stays.
+const whyMirror = "the next refresh of the golden continues it"
+
+// mirrorOf returns the newest of a golden's generations that was made from a source, which the next refresh continues;
+// 0 if there is none.
+func mirrorOf(gens []catalog.Row) (generation int) {
+	for _, r := range gens {
+		if r.Mirror {
+			generation = max(generation, r.Generation)
+		}
+	}
+	return generation
 }
 
 // LockSource keeps other processes from filling the same golden from its source: one fetches, the others wait. As long

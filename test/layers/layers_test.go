@@ -112,7 +112,7 @@ var table = map[string]layer{
 		tests: []string{"{drivers}"},
 	},
 	"internal/source/git": {
-		imports: []string{"internal/engine", "internal/driver", "internal/linux/run", "{base}"},
+		imports: []string{"internal/engine", "internal/driver", "internal/linux/run", "internal/linux/treewalk", "{base}"},
 		tests:   []string{"{drivers}"},
 	},
 	"internal/engine": {

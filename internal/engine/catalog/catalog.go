@@ -29,7 +29,7 @@ import (
 )
 
 // Version of the schema, in the database's user_version.
-const Version = 7
+const Version = 8
 
 const schema = `
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -66,7 +66,8 @@ CREATE TABLE objects (
   measured_at INTEGER NOT NULL,  -- 0: never
   pinned INTEGER NOT NULL DEFAULT 0, -- not to be destroyed before
   consistency TEXT NOT NULL DEFAULT '', -- of a snapshot: clean, crash
-  lower TEXT NOT NULL DEFAULT '' -- of an overlay: the object whose files it changes
+  lower TEXT NOT NULL DEFAULT '', -- of an overlay: the object whose files it changes
+  mirror INTEGER NOT NULL DEFAULT 0 -- of a generation: 1: made from the source of its golden
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX volume_name ON objects(name) WHERE kind = 'volume';
 CREATE UNIQUE INDEX generation_number ON objects(golden, generation) WHERE kind = 'generation';

@@ -68,7 +68,8 @@ type Tombstone struct {
 }
 
 const objectColumns = `id, kind, name, golden, generation, volume, fs, size, sector, origin, origin_id, created_at,
- expires_at, ephemeral, boot, used_at, logical, exclusive, shared, extents, measured_at, pinned, consistency, lower`
+ expires_at, ephemeral, boot, used_at, logical, exclusive, shared, extents, measured_at, pinned, consistency, lower,
+ mirror`
 
 type scanner interface{ Scan(...any) error }
 
@@ -79,7 +80,7 @@ func scanRow(s scanner) (Row, error) {
 		&r.OriginID,
 		&created, &expires, &r.Ephemeral, &r.BootID, &used,
 		&r.Usage.LogicalBytes, &r.Usage.ExclusiveBytes, &r.Usage.SharedBytes, &r.Usage.Extents, &measured, &pinned,
-		&r.Consistency, &r.Lower)
+		&r.Consistency, &r.Lower, &r.Mirror)
 	r.CreatedAt, r.ExpiresAt, r.UsedAt, r.MeasuredAt, r.Pinned = fromNano(created), fromNano(expires), fromNano(used),
 		fromNano(measured), fromNano(pinned)
 	return r, err
@@ -101,11 +102,11 @@ func fromNano(n int64) time.Time {
 
 // PutObject adds an object. Exists if its name is taken.
 func (t *Tx) PutObject(r Row) error {
-	_, err := t.exec(`INSERT INTO objects (`+objectColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
+	_, err := t.exec(`INSERT INTO objects (`+objectColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
 		r.ID, r.Kind, r.Name, r.Golden, r.Generation, r.Volume, r.FS, r.SizeBytes, r.Sector, r.Origin, r.OriginID,
 		toNano(r.CreatedAt), toNano(r.ExpiresAt), r.Ephemeral, r.BootID, toNano(r.UsedAt),
 		r.Usage.LogicalBytes, r.Usage.ExclusiveBytes, r.Usage.SharedBytes, r.Usage.Extents, toNano(r.MeasuredAt),
-		toNano(r.Pinned), r.Consistency, r.Lower)
+		toNano(r.Pinned), r.Consistency, r.Lower, r.Mirror)
 	t.put = append(t.put, r.ID)
 	return err
 }
@@ -328,7 +329,7 @@ func parseRow(text string) (Row, error) {
 	r.Usage = driver.Usage{LogicalBytes: number(), ExclusiveBytes: number(), SharedBytes: number(), Extents: number()}
 	r.MeasuredAt = moment()
 	r.Pinned, r.Consistency = moment(), driver.Consistency(next())
-	r.Lower = driver.ObjectID(next())
+	r.Lower, r.Mirror = driver.ObjectID(next()), number() != 0
 	if bad == nil && more {
 		bad = errors.New("a row with too many columns")
 	}

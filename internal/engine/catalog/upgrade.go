@@ -48,6 +48,8 @@ var upgrades = []func(*Tx) error{func(t *Tx) error {
 	return t.addColumn("goldens", "overlay TEXT NOT NULL DEFAULT ''")
 }, func(t *Tx) error {
 	return t.addColumn("goldens", "source TEXT NOT NULL DEFAULT ''")
+}, func(t *Tx) error {
+	return t.addColumn("objects", "mirror INTEGER NOT NULL DEFAULT 0")
 }}
 
 // addColumn adds a column, given as its definition, unless it is there.

@@ -68,6 +68,14 @@ func sixthCatalog(t *testing.T) string {
 	return catalogOf(t, 6, "INSERT INTO goldens VALUES ('g', 4, 5, 7, 6, 'never')")
 }
 
+// seventhCatalog is a catalogue that did not know which generations were made from sources, with one.
+func seventhCatalog(t *testing.T) string {
+	t.Helper()
+	return catalogOf(t, 7, "INSERT INTO goldens VALUES ('g', 4, 5, 7, 6, '', '{}')",
+		"INSERT INTO objects VALUES ('i', 'generation', '', 'g', 4, '', 'ext4', 5, 512, 'x#1', 'o', 6, 0, 0, 'b', 7, 1, "+
+			"2, 3, 4, 8, 0, '', '')")
+}
+
 // catalogOf makes a catalogue of a version, whose schema is frozen in testdata.
 func catalogOf(t *testing.T, version int, rows ...string) string {
 	t.Helper()
@@ -343,6 +351,29 @@ func TestCatalogueWithoutSources(t *testing.T) {
 		return nil
 	}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestCatalogueWithoutMirrors: no generation of a catalogue that did not know is a mirror, and one can become it.
+func TestCatalogueWithoutMirrors(t *testing.T) {
+	ctx := t.Context()
+	c, err := Open(ctx, seventhCatalog(t), "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, mirror := range []bool{false, true} {
+		if err := c.Update(ctx, Durable, func(tx *Tx) error {
+			gens, err := tx.Generations("g")
+			if err != nil || len(gens) != 1 || gens[0].Mirror != mirror || gens[0].Origin != "x#1" {
+				t.Errorf("%+v, %v", gens, err)
+				return err
+			}
+			gens[0].Mirror = true
+			return tx.SetIdentity(gens[0].Identity)
+		}); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

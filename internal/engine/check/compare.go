@@ -387,6 +387,7 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 	add("vol", got.Volume == want.Volume, got.Volume, want.Volume)
 	add("fs", got.FS == want.FS, got.FS, want.FS)
 	add("lower", got.Lower == want.Lower, got.Lower, want.Lower)
+	add("mirror", got.Mirror == want.Mirror, got.Mirror, want.Mirror)
 	add("size", got.SizeBytes == want.SizeBytes, got.SizeBytes, want.SizeBytes)
 
 	// Rows of earlier versions have no sector size, and their identities have no `since`.

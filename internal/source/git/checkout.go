@@ -9,14 +9,6 @@ import (
 	"pando/internal/base/errs"
 )
 
-// makeSafe makes a repository one in which git can be run, whatever a session did to it.
-func (r *repository) makeSafe(ctx context.Context, trusted bool) error {
-	if err := r.configure(ctx); err != nil || trusted {
-		return err
-	}
-	return r.forgetSubmodules()
-}
-
 // update brings the repository up to date, and checks out the default branch of the remote. It returns its name.
 func (r *repository) update(ctx context.Context) (branch string, err error) {
 	r.tracker.Start("fetching", 0, 0)
@@ -66,11 +58,14 @@ func (r *repository) checkout(ctx context.Context, revision string, offline bool
 
 	// A branch may have moved, and may be new.
 	if !isHash(revision) {
-		_, err := r.git(ctx, r.fetchArgs("+refs/heads/"+local+":"+tracking)...)
+		commit, err := r.fetchRevision(ctx, "refs/heads/"+local)
 		if err == nil {
+			if err := r.setRef(ctx, tracking, commit); err != nil {
+				return err
+			}
 			return r.switchTo(ctx, local)
 		}
-		if err = r.problem("cannot fetch "+revision+" from "+r.source.URL, err); !errs.Is(err, errs.NotFound) {
+		if !errs.Is(err, errs.NotFound) {
 			return offlineHint(err)
 		}
 		if isBranch { // it was deleted on the remote
@@ -98,18 +93,13 @@ func offlineHint(err error) error {
 	return e.WithHint("use what the golden has with %s, or try again", errs.Param("git-offline"))
 }
 
-// fetchArgs returns the arguments of git that fetch one thing.
-func (r *repository) fetchArgs(refspec string) []string {
-	args := []string{"fetch", "--progress", "--force", "--no-tags", "--no-recurse-submodules"}
+// fetchRevision fetches a reference or commit, and returns its commit. It changes no reference. NotFound.
+func (r *repository) fetchRevision(ctx context.Context, revision string) (string, error) {
+	args := []string{"fetch", "--progress", "--refmap=", "--no-tags", "--no-recurse-submodules"}
 	if r.source.Depth > 0 {
 		args = append(args, "--depth", strconv.Itoa(r.source.Depth))
 	}
-	return append(args, "origin", refspec)
-}
-
-// fetchRevision fetches a reference or commit that has no place here, and returns its commit. NotFound.
-func (r *repository) fetchRevision(ctx context.Context, revision string) (string, error) {
-	if _, err := r.git(ctx, r.fetchArgs(revision)...); err != nil {
+	if _, err := r.git(ctx, append(args, "origin", revision)...); err != nil {
 		return "", r.problem("cannot fetch "+revision+" from "+r.source.URL, err)
 	}
 	out, err := r.git(ctx, "rev-parse", "--verify", "FETCH_HEAD^{commit}")

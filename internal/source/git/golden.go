@@ -58,16 +58,16 @@ func Import(ctx context.Context, e *engine.Engine, q ImportRequest) (Made, error
 	defer unlock()
 
 	// Find out whether there is a golden to begin with.
-	text, current, err := e.GoldenSource(ctx, q.Golden, q.Tracker)
+	was, err := e.GoldenSource(ctx, q.Golden, q.Tracker)
 	switch {
 	case errs.Is(err, errs.NotFound):
-		m.fresh = true
+		m.expect = new(int)
 	case err != nil:
 		return Made{}, err
 	case waited && !q.Update: // another process has just made it
-		was, err := ParseSource(opImport, q.Golden.String(), text)
-		if err == nil && was.URL == q.Source.URL {
-			return Made{Info: current, URL: was.URL, Commit: commitOf(current), Unchanged: true}, nil
+		s, err := ParseSource(opImport, q.Golden.String(), was.Source)
+		if mirror, ok := newestMirror(was, q.Source); err == nil && ok && s.URL == q.Source.URL {
+			return Made{Info: mirror.Info, URL: s.URL, Commit: commitOf(mirror.Info), Unchanged: true}, nil
 		}
 		fallthrough
 	case !q.Update:
@@ -75,10 +75,8 @@ func Import(ctx context.Context, e *engine.Engine, q ImportRequest) (Made, error
 			WithHint("fetch what is new with %s, or replace its source with %s", errs.Run("golden refresh", q.Golden.String()),
 				errs.Param("update"))
 	default:
-		was, err := ParseSource(opImport, q.Golden.String(), text)
-		m.fresh = err != nil || was.URL != q.Source.URL // nothing of another repository stays
-		m.from, m.trusted = generation(current), madeHere(current, q.Source)
 		m.force = true
+		m.begin(was) // nothing of another repository stays
 	}
 
 	return m.run(ctx)
@@ -92,8 +90,10 @@ type RefreshRequest struct {
 }
 
 // Refresh fetches what is new in the repository of a golden, and makes it the next generation. It makes none if nothing
-// is new. The golden stays as it is if this fails or is killed. Durable on return. Invalid (the golden does not come
-// from git), NotFound, Conflict (somebody has published a generation in the meantime), and the errors of Import.
+// is new. It continues the newest generation that it or Import made: git never runs in what a session could write to.
+// Published generations stay, but nothing of them is in the new one. The golden stays as it is if this fails or is
+// killed. Durable on return. Invalid (the golden does not come from git), NotFound, Conflict (somebody has published a
+// generation in the meantime), and the errors of Import.
 func Refresh(ctx context.Context, e *engine.Engine, q RefreshRequest) (Made, error) {
 	ctx, unlock, _, err := e.LockSource(ctx, q.Golden, q.Tracker)
 	if err != nil {
@@ -101,18 +101,20 @@ func Refresh(ctx context.Context, e *engine.Engine, q RefreshRequest) (Made, err
 	}
 	defer unlock()
 
-	text, current, err := e.GoldenSource(ctx, q.Golden, q.Tracker)
+	was, err := e.GoldenSource(ctx, q.Golden, q.Tracker)
 	if err != nil {
 		return Made{}, err
 	}
 
-	source, err := ParseSource(opRefresh, q.Golden.String(), text)
+	source, err := ParseSource(opRefresh, q.Golden.String(), was.Source)
 	if err != nil {
 		return Made{}, err
 	}
 
-	m := &maker{e: e, op: opRefresh, golden: q.Golden, source: source, env: q.Env, tracker: q.Tracker,
-		from: generation(current), trusted: madeHere(current, source)}
+	m := &maker{e: e, op: opRefresh, golden: q.Golden, source: source, env: q.Env, tracker: q.Tracker}
+	m.begin(was)
+	m.expect = &was.Current.Generation
+	m.force = m.from != generation(was.Current)
 	return m.run(ctx)
 }
 
@@ -125,19 +127,20 @@ type CheckoutRequest struct {
 }
 
 // Checkout makes a request one for clones that are at a branch, tag or commit of the repository that their golden comes
-// from. Of that, they fetch only what is missing. Invalid (the golden does not come from git), NotFound.
+// from. Of that, they fetch only what is missing. Invalid (the golden does not come from git, or the generation was
+// published from a volume, in which a session could change the repository that git would run in), NotFound.
 func Checkout(ctx context.Context, e *engine.Engine, q CheckoutRequest, clones *engine.CloneRequest) error {
 	golden, err := ref.ParseName(opCheckout, clones.From.Name)
 	if err != nil {
 		return err
 	}
 
-	text, current, err := e.GoldenSource(ctx, golden, q.Tracker)
+	was, err := e.GoldenSource(ctx, golden, q.Tracker)
 	if err != nil {
 		return err
 	}
 
-	source, err := ParseSource(opCheckout, golden.String(), text)
+	source, err := ParseSource(opCheckout, golden.String(), was.Source)
 	if err != nil {
 		return err
 	}
@@ -147,20 +150,44 @@ func Checkout(ctx context.Context, e *engine.Engine, q CheckoutRequest, clones *
 		return errs.New(errs.Invalid, opCheckout, revision, "not the name of a branch, tag or commit")
 	}
 
-	// Only of the current generation is it known who made it, and another may be published at any time.
-	if clones.From.At == "" {
-		clones.From = generation(current)
+	if clones.From, err = mirrorToClone(was, source, clones.From); err != nil {
+		return err
 	}
-	trusted := clones.From == generation(current) && madeHere(current, source)
 
 	clones.Prepare = func(ctx context.Context, name, dir string) error {
-		r := &repository{op: opCheckout, name: name, dir: dir, source: source, env: q.Env, tracker: q.Tracker}
-		if err := r.makeSafe(ctx, trusted); err != nil {
+		r, err := openRepository(repository{op: opCheckout, name: name, dir: dir, source: source, env: q.Env,
+			tracker: q.Tracker})
+		if err != nil {
 			return err
 		}
 		return r.checkout(ctx, revision, q.Offline)
 	}
 	return nil
+}
+
+// mirrorToClone returns the generation that a reference to a golden names, if git may run in clones of it. NotFound,
+// Invalid.
+func mirrorToClone(was engine.Sourced, s Source, from ref.Ref) (ref.Ref, error) {
+	if from.At == "" {
+		from = generation(was.Current)
+	}
+	n, ok := from.Generation()
+	if !ok {
+		return from, errs.New(errs.NotFound, opCheckout, from.String(), "not a generation of a golden")
+	}
+	if m, ok := was.Mirror(n); ok && madeOf(m, s) {
+		return from, nil
+	}
+
+	// A generation that does not exist is not found when it is cloned.
+	e := errs.New(errs.Invalid, opCheckout, from.String(),
+		"it was published from a volume, in which a session could change the repository: git does not run in it")
+	if m, ok := newestMirror(was, s); ok {
+		return from, e.WithHint("clone the newest generation of the repository with %s, or this one without %s",
+			errs.Run("clone", generation(m.Info).String(), errs.Param("git-ref"), "REVISION"), errs.Param("git-ref"))
+	}
+	return from, e.WithHint("make a generation of the repository with %s, or clone this one without %s",
+		errs.Run("golden refresh", from.Name), errs.Param("git-ref"))
 }
 
 // generation returns the reference of a generation.
@@ -171,9 +198,18 @@ func generation(g engine.Info) ref.Ref {
 // commitMark separates the URL from the commit in the origin of a generation.
 const commitMark = "#"
 
-// madeHere reports whether a generation was made by Import or Refresh from the source, and not published from a volume,
-// in which a session may have changed the repository.
-func madeHere(g engine.Info, s Source) bool { return strings.HasPrefix(g.Origin, s.URL+commitMark) }
+// madeOf reports whether a mirror was made from the repository of a source.
+func madeOf(m engine.Mirror, s Source) bool { return strings.HasPrefix(m.Origin, s.URL+commitMark) }
+
+// newestMirror returns the newest generation that Import or Refresh made from the repository of a source.
+func newestMirror(was engine.Sourced, s Source) (engine.Mirror, bool) {
+	for _, m := range was.Mirrors {
+		if madeOf(m, s) {
+			return m, true
+		}
+	}
+	return engine.Mirror{}, false
+}
 
 // commitOf returns the commit of a generation that was made here.
 func commitOf(g engine.Info) string {
@@ -185,17 +221,31 @@ type maker struct {
 	e       *engine.Engine
 	op      string
 	golden  ref.Name
-	from    ref.Ref // the generation to begin with, unless fresh
+	from    ref.Ref // the generation to begin with, a mirror; the zero Ref: an empty directory
+	expect  *int    // see engine.Filled
 	source  Source
 	env     []string
-	fresh   bool // begin with an empty directory
-	trusted bool // nobody has changed the current generation
 	force   bool // make a generation even if nothing is new
 	tracker *progress.Tracker
 	publish engine.PublishRequest
 
 	out Made
 }
+
+// begin chooses the generation to begin with: the newest that was made from the repository. Without one, which users
+// may have removed, everything is fetched again.
+func (m *maker) begin(was engine.Sourced) {
+	mirror, ok := newestMirror(was, m.source)
+	if ok {
+		m.from = generation(mirror.Info)
+	}
+	if m.source.PreparedIn != mirror.Volume { // a newer one has been removed
+		m.source.Prepared = ""
+	}
+}
+
+// fresh reports whether the maker begins with an empty directory.
+func (m *maker) fresh() bool { return m.from == ref.Ref{} }
 
 // run fills a volume from the source, publishes it, and destroys it.
 func (m *maker) run(ctx context.Context) (Made, error) {
@@ -209,20 +259,23 @@ func (m *maker) run(ctx context.Context) (Made, error) {
 		}
 	}
 
-	_, err := m.e.Run(ctx, engine.RunRequest{From: m.from, Empty: m.fresh, Do: m.fill, Tracker: m.tracker})
+	_, err := m.e.Run(ctx, engine.RunRequest{From: m.from, Empty: m.fresh(), Do: m.fill, Tracker: m.tracker})
 	m.out.URL = m.source.URL
 	return m.out, err
 }
 
 // fill brings a mounted volume up to date, and publishes it.
 func (m *maker) fill(ctx context.Context, vol engine.Info) error {
-	r := &repository{op: m.op, name: m.golden.String(), dir: vol.Mountpoint, source: m.source, env: m.env,
-		tracker: m.tracker}
-	var err error
-	if m.fresh {
+	r, err := openRepository(repository{op: m.op, name: m.golden.String(), dir: vol.Mountpoint, source: m.source,
+		env: m.env, tracker: m.tracker})
+	if err != nil {
+		return err
+	}
+
+	if m.fresh() {
 		err = r.create(ctx)
 	} else {
-		err = r.makeSafe(ctx, m.trusted)
+		err = r.configure(ctx)
 	}
 	if err != nil {
 		return err
@@ -238,13 +291,6 @@ func (m *maker) fill(ctx context.Context, vol engine.Info) error {
 		return err
 	}
 
-	if !m.fresh && !m.trusted { // nothing that a session left stays
-		m.source.Prepared = ""
-		if err := r.clean(ctx); err != nil {
-			return err
-		}
-	}
-
 	after, err := r.state(ctx)
 	if err != nil {
 		return err
@@ -254,9 +300,9 @@ func (m *maker) fill(ctx context.Context, vol engine.Info) error {
 		return err
 	}
 
-	if before == after && m.trusted && !m.force {
-		_, m.out.Info, err = m.e.GoldenSource(ctx, m.golden, m.tracker)
-		m.out.Unchanged = true
+	if before == after && !m.force && !m.fresh() {
+		was, err := m.e.GoldenSource(ctx, m.golden, m.tracker)
+		m.out.Info, m.out.Unchanged = was.Current, true
 		return err
 	}
 
@@ -278,15 +324,15 @@ func (m *maker) publishVolume(ctx context.Context, vol engine.Info) error {
 		return err
 	}
 
+	m.source.PreparedIn = vol.ID
 	text, err := m.source.encode()
 	if err != nil {
 		return err
 	}
 
 	q := m.publish
-	q.Golden, q.Volume, q.Source, q.Tracker = m.golden, name, &text, m.tracker
-	q.From = m.source.URL + commitMark + m.out.Commit
-	q.Force = m.fresh
+	q.Golden, q.Volume, q.Tracker = m.golden, name, m.tracker
+	q.Filled = &engine.Filled{Source: text, Origin: m.source.URL + commitMark + m.out.Commit, Current: m.expect}
 	done, err := m.e.Publish(ctx, q)
 	m.out.Info, m.out.Removed = done.Info, done.Removed
 	return err
@@ -303,7 +349,7 @@ func (m *maker) prepare(ctx context.Context, r *repository) error {
 	if err != nil {
 		return errs.Wrap(m.op, r.name, err)
 	}
-	if len(s.PrepareKey) > 0 && sum == s.Prepared && !m.fresh {
+	if len(s.PrepareKey) > 0 && sum == s.Prepared && !m.fresh() {
 		return nil
 	}
 

@@ -16,36 +16,58 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/linux/run"
+	"pando/internal/linux/treewalk"
 )
 
-// repository is a work tree with its repository, in a volume that is mounted.
+// repository is a work tree with its repository, in a volume that is mounted. No session can have written to either:
+// the volume is empty, or a clone of a generation that was made here. git obeys what is in a repository, whatever its
+// environment is, so nothing else is safe.
 type repository struct {
 	op      string // of errors
 	name    string // of the golden or volume, for errors
-	dir     string
+	dir     string // without symbolic links
 	source  Source
 	env     []string // of the user
 	tracker *progress.Tracker
 }
 
-// safely are settings with which git runs nothing that a repository contains.
+// openRepository returns a repository at the place that dir leads to.
+func openRepository(r repository) (*repository, error) {
+	dir, err := filepath.EvalSymlinks(r.dir)
+	r.dir = dir
+	return &r, errs.Wrap(r.op, r.name, err)
+}
+
+// safely are settings with which git runs nothing that a repository contains, and does nothing in the background.
 var safely = []string{
 	"-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "safe.directory=*",
 	"-c", "protocol.ext.allow=never", "-c", "gc.auto=0", "-c", "maintenance.auto=false", "-c", "advice.detachedHead=false",
+	"-c", "remote.origin.followRemoteHEAD=never",
 }
 
-// environment returns the environment of git: that of the user, but for variables that lead git to another repository,
-// and without questions to the user.
+// local are the variables that lead git to another repository, or to other objects, than those of its directory:
+// `git rev-parse --local-env-vars`, and some that it does not list. Those that configure git stay.
+var local = []string{
+	"GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_ATTR_SOURCE", "GIT_CEILING_DIRECTORIES", "GIT_COMMON_DIR", "GIT_CONFIG",
+	"GIT_DIR", "GIT_DISCOVERY_ACROSS_FILESYSTEM", "GIT_GRAFT_FILE", "GIT_IMPLICIT_WORK_TREE", "GIT_INDEX_FILE",
+	"GIT_INTERNAL_SUPER_PREFIX", "GIT_NAMESPACE", "GIT_NO_REPLACE_OBJECTS", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX",
+	"GIT_QUARANTINE_PATH", "GIT_REPLACE_REF_BASE", "GIT_SHALLOW_FILE", "GIT_WORK_TREE",
+}
+
+// environment returns the environment of git and of the command to prepare it: that of the user, without questions to
+// the user, and without other repositories. git never looks for one above the volume, which may lie in a work tree.
 func (r *repository) environment() []string {
 	env := slices.DeleteFunc(slices.Clone(r.env), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
-		return slices.Contains([]string{"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY",
-			"GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_CONFIG"}, name)
+		return slices.Contains(local, name)
 	})
-	env = append(env, "GIT_TERMINAL_PROMPT=0", "LC_ALL=C")
+	env = append(env, "GIT_TERMINAL_PROMPT=0", "LC_ALL=C", "GIT_NO_REPLACE_OBJECTS=1",
+		"GIT_CEILING_DIRECTORIES="+filepath.Dir(r.dir))
 	if !r.source.LFS {
 		env = append(env, "GIT_LFS_SKIP_SMUDGE=1")
 	}
@@ -54,12 +76,9 @@ func (r *repository) environment() []string {
 
 // git runs git in the repository, and returns its output.
 func (r *repository) git(ctx context.Context, args ...string) (string, error) {
-	o := run.Options{Dir: r.dir, Env: r.environment(), OnLine: r.showProgress}
-	safe := slices.Clone(safely)
-	if strings.HasPrefix(r.source.URL, "file:") {
-		safe = append(safe, "-c", "protocol.file.allow=always") // submodules of a repository on this host
-	}
-	out, _, err := o.Output(ctx, "git", append(safe, args...)...)
+	env := append(r.environment(), "GIT_DIR="+filepath.Join(r.dir, ".git"), "GIT_WORK_TREE="+r.dir)
+	o := run.Options{Dir: r.dir, Env: env, OnLine: r.showProgress}
+	out, _, err := o.Output(ctx, "git", append(slices.Clone(safely), args...)...)
 	return strings.TrimRight(string(out), "\n"), err
 }
 
@@ -90,6 +109,9 @@ func (r *repository) problem(what string, err error) error {
 	text := reason(failed.Stderr)
 	e := errs.New(kindOf(failed.Stderr), r.op, r.name, "%s: %s", what, cmp.Or(text, failed.Err.Error()))
 	switch {
+	case strings.Contains(text, "transport 'file' not allowed"):
+		return e.WithHint("a submodule is a repository on this host; if whoever can change %s may read it, run "+
+			"`git config --global protocol.file.allow always`", r.source.URL)
 	case e.Kind == errs.Permission:
 		return e.WithHint("give git access to %s: `git help credentials`", r.source.URL)
 	case e.Kind == errs.NoSpace:
@@ -136,14 +158,10 @@ func (r *repository) create(ctx context.Context) error {
 	return r.configure(ctx)
 }
 
-// configure replaces the configuration of the repository, which a session may have changed, with what its source says.
+// configure writes the configuration of the repository, which is what its source says.
 // In some clones, files have other inode numbers. With these settings, git compares only the size and the modification
 // time of a file. Otherwise it would read all files again.
 func (r *repository) configure(ctx context.Context) error {
-	if err := r.refuseTraps(); err != nil {
-		return err
-	}
-
 	config := fmt.Sprintf(`[core]
 	repositoryformatversion = 0
 	filemode = true
@@ -155,7 +173,6 @@ func (r *repository) configure(ctx context.Context) error {
 	url = %s
 	fetch = +refs/heads/*:refs/remotes/origin/*
 `, strconv.Quote(r.source.URL))
-	path := filepath.Join(r.dir, ".git", "config")
 	format, err := r.objectFormat(ctx)
 	if err != nil {
 		return err
@@ -165,10 +182,12 @@ func (r *repository) configure(ctx context.Context) error {
 			"[extensions]\n\tobjectFormat = " + format + "\n"
 	}
 
-	if err := os.WriteFile(path+".new", []byte(config), 0o644); err != nil {
+	root, err := os.Open(r.dir)
+	if err != nil {
 		return errs.Wrap(r.op, r.name, err)
 	}
-	return errs.Wrap(r.op, r.name, os.Rename(path+".new", path))
+	defer root.Close()
+	return errs.Wrap(r.op, r.name, treewalk.ReplaceFile(root, ".git/config", []byte(config), 0o644))
 }
 
 // objectFormat returns the hash function of the repository, as far as its configuration says.
@@ -186,35 +205,6 @@ func (r *repository) objectFormat(ctx context.Context) (string, error) {
 		return "", errs.New(errs.Unsupported, r.op, r.name, "the repository uses the unknown hash function %q", out)
 	}
 	return out, nil
-}
-
-// refuseTraps removes what could lead git out of the repository, and refuses what is not the directory of one.
-func (r *repository) refuseTraps() error {
-	root, err := os.OpenRoot(r.dir)
-	if err != nil {
-		return errs.Wrap(r.op, r.name, err)
-	}
-	defer root.Close()
-
-	for _, name := range []string{".git", ".git/objects", ".git/refs"} {
-		if i, err := root.Lstat(name); err != nil || !i.IsDir() {
-			return errs.New(errs.Invalid, r.op, r.name, "there is no repository: %s is not a directory", name).
-				WithHint("import it again")
-		}
-	}
-
-	for _, name := range []string{".git/config.worktree", ".git/commondir", ".git/objects/info/alternates",
-		".git/objects/info/http-alternates", ".git/info/grafts"} {
-		if err := root.RemoveAll(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return errs.Wrap(r.op, r.name, err)
-		}
-	}
-
-	// The configuration is written anew, and must not be a link.
-	if i, err := root.Lstat(".git/config"); err == nil && !i.Mode().IsRegular() {
-		return errs.Wrap(r.op, r.name, root.RemoveAll(".git/config"))
-	}
-	return nil
 }
 
 // fetch brings all branches and tags up to date with the remote, whatever happened to them there.
@@ -273,45 +263,73 @@ func (r *repository) exists(ctx context.Context, revision string) bool {
 
 // switchTo checks a branch of the remote out under its own name.
 func (r *repository) switchTo(ctx context.Context, branch string) error {
-	from := "refs/remotes/origin/" + branch
-	if _, err := r.git(ctx, "checkout", "-q", "--force", "--track", "-B", branch, from); err != nil {
-		return r.problem("cannot check out "+branch, err)
+	if err := r.detach(ctx, "refs/remotes/origin/"+branch); err != nil {
+		return err
 	}
-	return r.complete(ctx)
+
+	name := "refs/heads/" + branch
+	if err := r.setRef(ctx, name, "HEAD"); err != nil {
+		return err
+	}
+
+	for _, args := range [][]string{
+		{"symbolic-ref", "HEAD", name},
+		{"config", "branch." + branch + ".remote", "origin"}, {"config", "branch." + branch + ".merge", name},
+	} {
+		if _, err := r.git(ctx, args...); err != nil {
+			return r.problem("cannot check out "+branch, err)
+		}
+	}
+	return nil
 }
 
-// forgetBranches deletes the local branches but one. They are those of earlier default branches, or of sessions that
-// published their work.
+// forgetBranches deletes the local branches but one. They are those of earlier default branches.
 func (r *repository) forgetBranches(ctx context.Context, but string) error {
-	out, err := r.git(ctx, "for-each-ref", "--format", "%(refname:short)", "refs/heads")
+	return r.deleteRefs(ctx, func(name string) bool { return name != "refs/heads/"+but }, "refs/heads")
+}
+
+// setRef sets a reference to a commit. First it deletes those that it cannot exist beside: a/b cannot while there is a,
+// or a/b/c. They are of branches that the remote no longer has.
+func (r *repository) setRef(ctx context.Context, name, commit string) error {
+	in := strings.Join(strings.SplitAfterN(name, "/", 3)[:2], "")
+	if err := r.deleteRefs(ctx, func(other string) bool {
+		return strings.HasPrefix(name, other+"/") || strings.HasPrefix(other, name+"/")
+	}, in); err != nil {
+		return err
+	}
+
+	if _, err := r.git(ctx, "update-ref", name, commit); err != nil {
+		return r.problem("cannot set "+name, err)
+	}
+	return nil
+}
+
+// deleteRefs deletes those references in some of their directories that which selects.
+func (r *repository) deleteRefs(ctx context.Context, which func(name string) bool, in ...string) error {
+	out, err := r.git(ctx, append([]string{"for-each-ref", "--format", "%(refname)"}, in...)...)
 	if err != nil {
 		return r.problem("cannot list branches", err)
 	}
 	for name := range strings.Lines(out) {
-		if name = strings.TrimSpace(name); name != but {
-			if _, err := r.git(ctx, "branch", "-q", "-D", name); err != nil {
-				return r.problem("cannot delete branch "+name, err)
+		if name = strings.TrimSpace(name); which(name) {
+			if _, err := r.git(ctx, "update-ref", "--no-deref", "-d", name); err != nil {
+				return r.problem("cannot delete "+name, err)
 			}
 		}
 	}
 	return nil
 }
 
-// detach checks a commit out.
+// detach checks a commit out. revision is its hash, or the full name of a reference.
 func (r *repository) detach(ctx context.Context, revision string) error {
-	if _, err := r.git(ctx, "checkout", "-q", "--force", "--detach", revision); err != nil {
+	commit, err := r.git(ctx, "rev-parse", "--verify", "--end-of-options", revision+"^{commit}")
+	if err == nil {
+		_, err = r.git(ctx, "checkout", "-q", "--force", "--detach", commit, "--")
+	}
+	if err != nil {
 		return r.problem("cannot check out "+revision, err)
 	}
 	return r.complete(ctx)
-}
-
-// clean removes the files that are neither in the repository nor ignored.
-func (r *repository) clean(ctx context.Context) error {
-	_, err := r.git(ctx, "clean", "-q", "-ffd")
-	if err != nil {
-		err = r.problem("cannot remove other files", err)
-	}
-	return err
 }
 
 // complete makes the work tree what the commit says, with submodules and the files of Git LFS. Other files stay, such
@@ -350,26 +368,30 @@ func (r *repository) settle(ctx context.Context) error {
 	case <-time.After(time.Until(next)):
 	}
 
+	root, err := os.Open(r.dir)
+	if err != nil {
+		return errs.Wrap(r.op, r.name, err)
+	}
+	defer root.Close()
+
 	return filepath.WalkDir(filepath.Join(r.dir, ".git"), func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 		case d.IsDir() && (d.Name() == "objects" || d.Name() == "refs"):
 			return fs.SkipDir
 		case d.Type().IsRegular() && d.Name() == "index": // those of submodules, too
-			now := time.Now()
-			err = os.Chtimes(path, now, now)
+			err = touch(root, strings.TrimPrefix(path, r.dir+"/"))
 		}
 		return errs.Wrap(r.op, r.name, err)
 	})
 }
 
-// forgetSubmodules removes the repositories of submodules, whose configuration a session may have changed: they are
-// fetched again.
-func (r *repository) forgetSubmodules() error {
-	root, err := os.OpenRoot(r.dir)
+// touch sets the times of a file to now.
+func touch(root *os.File, name string) error {
+	f, err := treewalk.OpenFlags(root, name, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
-		return errs.Wrap(r.op, r.name, err)
+		return err
 	}
-	defer root.Close()
-	return errs.Wrap(r.op, r.name, root.RemoveAll(".git/modules"))
+	defer f.Close()
+	return unix.Futimes(int(f.Fd()), nil)
 }

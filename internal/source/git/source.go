@@ -27,6 +27,7 @@ type Source struct {
 	Prepare    string   `json:"prepare,omitempty"`     // shell command that runs after a checkout
 	PrepareKey []string `json:"prepare_key,omitempty"` // files on which its result depends; nil: on everything
 	Prepared   string   `json:"prepared,omitempty"`    // SHA-256 of the command and these files when it ran last
+	PreparedIn string   `json:"prepared_in,omitempty"` // ID of the volume that was filled last, for which Prepared holds
 }
 
 // golden is the source of a golden.
