@@ -96,7 +96,8 @@ func TestRemoteChaos(t *testing.T) {
 		}
 		t.Run(s.String(), func(t *testing.T) {
 			t.Parallel()
-			newChaos(t, s).run(s.rounds(t))
+			rounds := s.rounds(t) // before pools are made, which a wrong number would leave behind
+			newChaos(t, s).run(rounds)
 		})
 	}
 }

@@ -230,7 +230,7 @@ func setting(t testing.TB, path, value string) {
 // watched watches a path. The host is shared: when others take the processors or the
 // disk, a load does not come to what limits it. So if a cause that is expected is
 // missing, or no sync was seen of which there should be some (someSyncs), it watches
-// again, a few times, each twice as long.
+// again, a few times, each twice as long, up to longestTry.
 func watched(t testing.TB, path string, d time.Duration, expect ...string) *Report {
 	t.Helper()
 	const tries = 5
@@ -248,9 +248,12 @@ func watched(t testing.TB, path string, d time.Duration, expect ...string) *Repo
 			return r
 		}
 		t.Logf("not found in %s, which a busy host can hide: %v", d, missing)
-		d *= 2
+		d = max(d, min(2*d, longestTry))
 	}
 }
+
+// longestTry limits how long watched watches again.
+const longestTry = 4 * time.Second
 
 // someSyncs stands for at least ten syncs of the path that were recorded.
 const someSyncs = "(syncs)"
