@@ -507,7 +507,8 @@ func (p *puller) fetchPoint(ctx context.Context, h repo.Head, pt repo.Point, her
 	info, err := p.pullPoint(sctx, h, pt, d, 0)
 	if err != nil {
 		if errors.Is(context.Cause(sctx), errEnded) && ctx.Err() == nil {
-			return errs.New(errs.Conflict, opPull, p.Ref.String(), "a prune ended this pull because it showed no sign of life").
+			return errs.New(errs.Conflict, opPull, p.Ref.String(), "the session of this pull is no longer on the remote, "+
+				"so its data may be deleted: a prune found it expired, or someone deleted it from the store").
 				WithHint("run the pull again")
 		}
 		if errs.Is(err, errs.NotFound) {
