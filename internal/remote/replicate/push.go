@@ -535,7 +535,7 @@ func (x *pointPush) endAttempt(ctx context.Context, err error) (retry bool, _ er
 		return true, x.abandonSession(ctx)
 	case damaged:
 		x.damaged = true
-		x.note = x.base.ref() + " on the remote is damaged: its missing data was sent again"
+		x.noteDamagedBase(x.base)
 	case removed:
 		if err := x.refreshBase(ctx); err != nil {
 			return false, err
