@@ -35,25 +35,26 @@ func (s scene) same(o scene) bool {
 // may have just removed it: findNeeds then tries again, as long as the heads keep changing.
 func (p *pruner) findNeeds(ctx context.Context) (scene, need, error) {
 	damaged := p.out.Damaged
-	now, err := p.readScene(ctx, !p.DryRun)
 	for range headTries {
+		p.out.Damaged = damaged
+		now, err := p.readScene(ctx, !p.DryRun)
 		if err != nil {
 			return now, need{}, err
 		}
+
 		n, err := p.needsOfScene(ctx, now)
 		if err == nil || !errs.Is(err, errs.Damaged) {
 			return now, n, err
 		}
 		p.out.Damaged = damaged
+
 		again, lerr := p.readScene(ctx, false)
 		if lerr != nil || now.same(again) {
 			return now, n, cmp.Or(lerr, err)
 		}
-		p.out.Damaged = damaged
-		now, err = p.readScene(ctx, !p.DryRun)
 	}
 
-	return now, need{}, tooBusyError()
+	return scene{}, need{}, tooBusyError()
 }
 
 // findAllNeeds calls findNeeds, and adds the needs of damaged heads and of maps. If a map cannot be read, another host

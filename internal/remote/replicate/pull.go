@@ -375,8 +375,8 @@ func (l local) lineage() driver.ObjectID {
 	return l.points[0].Lineage
 }
 
-// holdsPoint reports whether a point of a head is among local points: by a link, or by its identity, because the point may
-// have been pulled under another name since, or the links may be lost.
+// holdsPoint reports whether a point of a head is among local points: by a link, or by its identity, because the point
+// may have been pulled under another name since, or the links may be lost.
 func (p *puller) holdsPoint(l local, x repo.Point) bool {
 	_, is := l.find(identityOf(x))
 	return is || l.hasObject(p.links[x.Manifest])

@@ -14,7 +14,7 @@ import (
 	"pando/internal/testing/testfs"
 )
 
-// TestPullUnderTwoNames: a point that was pulled under several names is the same point under each, also when the links
+// TestPullUnderTwoNames: a point that was pulled under several names is the same point under each, even when the links
 // to it are lost, so that a take-over works.
 func TestPullUnderTwoNames(t *testing.T) {
 	w := newWorld(t)

@@ -309,7 +309,7 @@ func (p *pusher) intactBase(ctx context.Context, x *pointPush, b base) (base, er
 // noteDamagedBase notes that a base is damaged. The push sends what its own point needs, and does not repair the base.
 func (x *pointPush) noteDamagedBase(b base) {
 	x.note = fmt.Sprintf("%s on the remote is damaged and stays incomplete: only what %s@%s needs of its missing data "+
-		"was sent again; find out what is missing with `pando verify %s`", b.ref(), x.name, x.pt.Name, x.p.remote)
+		"was sent again", b.ref(), x.name, x.pt.Name)
 }
 
 // preparePushAgain prepares to push a point that the head lists once more, in its place there.
