@@ -143,6 +143,8 @@ func (x *vanishing) run(t *testing.T, o order) (pushed, pruned bool) {
 		return false, true
 	}
 	vanish := func(when int) {
+		x.h.run.mu.Lock()
+		defer x.h.run.mu.Unlock()
 		for k := range x.h.run.objects {
 			if o.vanish == when && strings.HasPrefix(k, sessionsPrefix) {
 				delete(x.h.run.objects, k)
