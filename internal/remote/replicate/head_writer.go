@@ -3,6 +3,7 @@ package replicate
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 	"sync"
@@ -230,6 +231,10 @@ func (w *headWriter) pagesThatMayName(head, name string) pageFilter {
 // as it was read after the session had begun, c the claim from when it was first read. If the manifest
 // is already listed, an earlier commit succeeded and only its answer was lost. Errors: errEnded, and
 // those of checkClaim and checkFits.
+//
+// The session must exist after the head was read that this commit replaces. So a prune that no longer found the session
+// makes the commit fail: it rewrites all heads before it deletes anything. A head that does not exist is created first,
+// without points, so that a prune finds it.
 func (w *headWriter) commitPoint(
 	ctx context.Context, l *lease, c claim, h headState, pt engine.Point, m *repo.Manifest,
 ) (headState, repo.Point, error) {
@@ -241,12 +246,6 @@ func (w *headWriter) commitPoint(
 			}
 			if at, ok, err := w.findListed(ctx, h, m); ok || err != nil {
 				return h, at, err
-			}
-
-			// Another writer changed the head, perhaps a prune that ended this session: it
-			// writes that into the head before it removes the session.
-			if err := l.beat(ctx); err != nil {
-				return h, repo.Point{}, err
 			}
 		}
 
@@ -264,19 +263,44 @@ func (w *headWriter) commitPoint(
 		}
 
 		// Write the head with the point. After a lost race, begin again.
-		next, at, err := w.addPoint(ctx, l, h, pt, m)
-		if err != nil {
-			return h, repo.Point{}, err
-		}
-
-		next, err = w.putHead(ctx, next)
+		next, at, err := w.tryCommit(ctx, l, h, pt, m)
 		if err == nil {
 			return next, at, nil
 		}
-		if !errs.Is(err, errs.Conflict) || objstore.Temporary(err) {
+		if errors.Is(err, errEnded) || !errs.Is(err, errs.Conflict) || objstore.Temporary(err) {
 			return h, repo.Point{}, err
 		}
 	}
+}
+
+// tryCommit replaces a head by one with the point, if the session still exists. Errors: errEnded, and Conflict if
+// another writer was faster.
+func (w *headWriter) tryCommit(
+	ctx context.Context, l *lease, h headState, pt engine.Point, m *repo.Manifest,
+) (headState, repo.Point, error) {
+	if h.version == "" {
+		if err := l.checkExists(ctx); err != nil { // an empty head would hide that the real one is lost
+			return h, repo.Point{}, err
+		}
+
+		var err error
+		h.Gone = true
+		if h.version, err = w.repo.PutHead(ctx, h.Head, ""); err != nil {
+			return h, repo.Point{}, err
+		}
+	}
+
+	next, at, err := w.addPoint(ctx, l, h, pt, m)
+	if err != nil {
+		return h, repo.Point{}, err
+	}
+
+	if err := l.checkExists(ctx); err != nil {
+		return h, repo.Point{}, err
+	}
+
+	next, err = w.putHead(ctx, next)
+	return next, at, err
 }
 
 // addPoint returns the head with one more point. Points for which the head has no room are written into pages. The head

@@ -387,13 +387,13 @@ func (s *lateHead) Put(ctx context.Context, key string, data []byte, c objstore.
 }
 
 // TestPagedPointsLateHead: pages stay until the head that names them cannot be written any more, though the write of it
-// has failed as far as its process knows.
+// has failed as far as its process knows, and though its session was deleted.
 func TestPagedPointsLateHead(t *testing.T) {
 	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "v", nil, 2)
 	lengthen(t, b.repo, "v", 5000, 10)
-	for i, ended := range []bool{false, true} {
+	for i, beside := range []bool{true, false} {
 		at := ref.Ref{Name: "v", At: fmt.Sprint("h", 100+i)}
 		late := &lateHead{Store: b.store}
 		rp, err := repo.Open(t.Context(), late, b.secret)
@@ -404,12 +404,29 @@ func TestPagedPointsLateHead(t *testing.T) {
 		if _, err := removeVolume(t.Context(), rp, at); !objstore.Temporary(err) {
 			t.Fatalf("a head whose write nobody knows of: %v", err)
 		}
-		if b.prune(PruneRequest{}); ended {
-			b.prune(PruneRequest{Patience: -1})
-			b.prune(PruneRequest{Patience: -1})
+		// It arrives while a prune runs, which has listed the pages, or after that.
+		written := false
+		during, _ := b.faulty(storetest.Fault{Times: -1, Match: func(c storetest.Call) bool {
+			if beside && !written && c.Op == storetest.Put && strings.HasPrefix(c.Key, "heads/") {
+				written = true
+				if err := late.write(); err != nil {
+					t.Errorf("the late write: %v", err)
+				}
+			}
+			return false
+		}})
+		sessions, err := b.repo.Sessions(t.Context())
+		if err != nil || len(sessions) != 1 {
+			t.Fatal(sessions, err)
 		}
-		if err := late.write(); errs.Is(err, errs.Conflict) != ended {
-			t.Fatalf("the late write: %v", err)
+		if err := b.repo.DropSession(t.Context(), sessions[0]); err != nil { // it does not protect the pages
+			t.Fatal(err)
+		}
+		if _, err := prune(t.Context(), during, PruneRequest{}); err != nil || written != beside {
+			t.Fatalf("the prune: %v", err)
+		}
+		if err := late.write(); !errs.Is(err, errs.Conflict) {
+			t.Fatalf("the late write after a prune: %v", err)
 		}
 		b.verified(0)
 	}

@@ -110,6 +110,21 @@ type PrunedPoint struct {
 // that was pushed later; all objects of that one are either newer than the list of (2),
 // or were found in turn in this way. So, by induction, they are not deleted.
 //
+// # Why a session that vanished does no harm
+//
+// The object of a session may be deleted although the push is still at work: by a lifecycle rule, an operator, or a
+// restore of the bucket. (3) then does not find it, and (5) deletes what the push is about to name. So that the push
+// cannot commit, (3) ends by rewriting every head, without a change, over the state that it has just read; if a head
+// has changed by then, (3) begins again. A push commits only over a head that it read before it found its session to
+// exist. If it read the head before it was rewritten, its commit fails. If it read the head later, its session existed
+// after (3) read the sessions, so that the argument above holds. A push creates a missing head, without points, before
+// it looks for its session: so either (3) rewrites that head, too, or the push finds its session gone.
+//
+// This holds for every store that keeps the promises of [objstore.Store]. A session that was deleted and then put back
+// as it was cannot be distinguished from one that has always existed, where versions are hashes of the content.
+//
+// # Expired sessions
+//
 // A session whose process has died would keep its objects forever. Prune remembers the
 // state in which it saw each session, and ends a session that has not changed since an
 // earlier prune saw it, longer ago than Patience: it adds the session to the fenced ones

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"pando/internal/base/errs"
+	"pando/internal/remote/objstore"
 	"pando/internal/remote/repo"
 )
 
@@ -33,24 +35,26 @@ func (s scene) same(o scene) bool {
 // may have just removed it: findNeeds then tries again, as long as the heads keep changing.
 func (p *pruner) findNeeds(ctx context.Context) (scene, need, error) {
 	damaged := p.out.Damaged
-	now, err := p.readScene(ctx)
 	for range headTries {
+		p.out.Damaged = damaged
+		now, err := p.readScene(ctx, !p.DryRun)
 		if err != nil {
 			return now, need{}, err
 		}
+
 		n, err := p.needsOfScene(ctx, now)
 		if err == nil || !errs.Is(err, errs.Damaged) {
 			return now, n, err
 		}
 		p.out.Damaged = damaged
-		again, lerr := p.readScene(ctx)
+
+		again, lerr := p.readScene(ctx, false)
 		if lerr != nil || now.same(again) {
 			return now, n, cmp.Or(lerr, err)
 		}
-		now = again
 	}
 
-	return now, need{}, tooBusyError()
+	return scene{}, need{}, tooBusyError()
 }
 
 // findAllNeeds calls findNeeds, and adds the needs of damaged heads and of maps. If a map cannot be read, another host
@@ -79,7 +83,7 @@ func (p *pruner) findAllNeeds(ctx context.Context, o objects) (scene, need, erro
 
 		// Some needs are not known. Have the heads changed?
 		was := p.out.Damaged
-		again, err := p.readScene(ctx)
+		again, err := p.readScene(ctx, false)
 		p.out.Damaged = was
 		if err != nil {
 			return now, n, err
@@ -154,8 +158,9 @@ func tooBusyError() error {
 		WithHint("run the prune again to free the space: the points themselves have been removed")
 }
 
-// readScene reads the sessions between two readings of the heads that are the same.
-func (p *pruner) readScene(ctx context.Context) (scene, error) {
+// readScene reads the sessions between two readings of the heads that are the same. With fence, it then rewrites the
+// heads: see [Prune].
+func (p *pruner) readScene(ctx context.Context, fence bool) (scene, error) {
 	heads, err := readHeads(ctx, p.repo)
 	if err != nil {
 		return scene{}, err
@@ -178,8 +183,14 @@ func (p *pruner) readScene(ctx context.Context) (scene, error) {
 		}
 
 		// If no head has changed, this is the scene.
-		now := scene{heads: again.good, damaged: again.bad, sessions: append(sessions, unread...)}
 		same := heads.same(again)
+		if same && fence {
+			if same, err = p.rewriteHeads(ctx, again.good); err != nil {
+				return scene{}, err
+			}
+		}
+
+		now := scene{heads: again.good, damaged: again.bad, sessions: append(sessions, unread...)}
 		if same {
 			if same, err = p.readPoints(ctx, &now); err != nil {
 				return scene{}, err
@@ -199,6 +210,26 @@ func (p *pruner) readScene(ctx context.Context) (scene, error) {
 	}
 
 	return scene{}, tooBusyError()
+}
+
+// rewriteHeads writes heads over the states that they were read from, without a change, so that no push can commit over
+// these states any more. It returns false if another writer has changed a head.
+func (p *pruner) rewriteHeads(ctx context.Context, heads []repo.HeadState) (bool, error) {
+	var changed atomic.Bool
+	all := make([]*repo.HeadState, len(heads))
+	for i := range heads {
+		all[i] = &heads[i]
+	}
+
+	err := eachOf(ctx, all, func(ctx context.Context, h *repo.HeadState) (err error) {
+		*h, err = p.repo.RewriteHead(ctx, *h)
+		if errs.Is(err, errs.Conflict) && !objstore.Temporary(err) {
+			changed.Store(true)
+			return nil
+		}
+		return err
+	})
+	return !changed.Load(), err
 }
 
 // need is the set of objects that must stay.

@@ -218,8 +218,9 @@ func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error
 	x := &repacker{pruner: p, marks: n.marks, session: l.id, places: o.places}
 	err = x.repackUnits(sctx, chosen)
 	if cause := context.Cause(sctx); errors.Is(cause, errEnded) {
-		err = errs.New(errs.Conflict, opRemotePrune, "", "another prune ended this one, because its session had expired").
-			WithHint("run it again")
+		err = errs.New(errs.Conflict, opRemotePrune, "", "the session of this prune is no longer on the remote: "+
+			"another prune found it expired, or someone deleted it from the store").
+			WithHint("run the prune again")
 	}
 
 	if eerr := l.endSession(ctx); err == nil {

@@ -77,6 +77,7 @@ type puller struct {
 	remote     string   // name of the remote, for names of origins
 	local      ref.Name // name in this pool
 	lease      *lease   // nil: the remote is read-only
+	here       local    // what has the local name, as of when the links were loaded
 	links      map[repo.ID]driver.ObjectID
 	recognised map[repo.ID]driver.ObjectID // local objects of manifests without a link: see linkKnownObjects
 	heads      map[string]engine.RemoteHead
@@ -142,9 +143,9 @@ func (p *puller) pullRef(ctx context.Context) error {
 		return err
 	}
 
-	here, err := p.localPoints(ctx, p.local)
-	if err != nil {
-		return err
+	here := p.here
+	if o, is := here.find(identityOf(pt)); is {
+		p.links[pt.Manifest] = o.ID // the links may be lost, or lead to another volume
 	}
 
 	if err := p.checkDestination(h, pt, here); err != nil {
@@ -199,7 +200,8 @@ func (p *puller) takeOverPoint(
 	return h, pt, nil
 }
 
-// loadLinks reads the links and heads that the catalogue has of this repository.
+// loadLinks reads the links and heads that the catalogue has of this repository. A point may have been pulled under
+// several names: a link to an object that has the local name is then preferred to others.
 func (p *puller) loadLinks(ctx context.Context) error {
 	id := p.repo.ID().String()
 	links, err := p.e.Links(ctx, id)
@@ -207,9 +209,18 @@ func (p *puller) loadLinks(ctx context.Context) error {
 		return err
 	}
 
+	if p.here, err = p.localPoints(ctx, p.local); err != nil {
+		return err
+	}
+
+	mine := map[driver.ObjectID]bool{}
+	for _, x := range p.here.points {
+		mine[x.ID] = true
+	}
+
 	p.links, p.heads = map[repo.ID]driver.ObjectID{}, map[string]engine.RemoteHead{}
 	for _, l := range links {
-		if m, err := repo.ParseID(l.Manifest); err == nil {
+		if m, err := repo.ParseID(l.Manifest); err == nil && !mine[p.links[m]] {
 			p.links[m] = l.Object
 		}
 	}
@@ -283,11 +294,16 @@ func identityOf(pt repo.Point) pointIdentity {
 	return pointIdentity{pt.Name, pt.CreatedAt.UnixNano(), pt.SizeBytes, pt.FS, pt.Consistency}
 }
 
-// objectsOfHead lists the objects with a link to this repository that belong to the local volume or golden of a head.
+func identityOfLocal(o engine.Point) pointIdentity {
+	return pointIdentity{o.Name, o.CreatedAt.UnixNano(), o.SizeBytes, string(o.FS), string(o.Consistency)}
+}
+
+// objectsOfHead lists the objects with a link to this repository that belong to the local volume or golden of a head,
+// or to what has the local name, which is preferred: another volume may have been pulled from the head since.
 func (p *puller) objectsOfHead(ctx context.Context, head string) (objectsByIdentity, error) {
 	out := objectsByIdentity{}
-	lineage := p.heads[head].Lineage
-	if lineage == "" {
+	lineage, mine := p.heads[head].Lineage, p.here.lineage()
+	if lineage == "" && mine == "" {
 		return out, nil
 	}
 
@@ -299,8 +315,8 @@ func (p *puller) objectsOfHead(ctx context.Context, head string) (objectsByIdent
 		if err != nil {
 			return nil, err
 		}
-		if o.Lineage == lineage {
-			out[pointIdentity{o.Name, o.CreatedAt.UnixNano(), o.SizeBytes, string(o.FS), string(o.Consistency)}] = id
+		if _, is := out[identityOfLocal(o)]; o.Lineage == mine || o.Lineage == lineage && !is {
+			out[identityOfLocal(o)] = id
 		}
 	}
 
@@ -342,6 +358,15 @@ func (l local) hasName(name string) bool {
 	return false
 }
 
+// find finds the point with an identity.
+func (l local) find(id pointIdentity) (engine.Point, bool) {
+	i := slices.IndexFunc(l.points, func(x engine.Point) bool { return identityOfLocal(x) == id })
+	if i < 0 {
+		return engine.Point{}, false
+	}
+	return l.points[i], true
+}
+
 // lineage returns the lineage of the points, "" if there are none.
 func (l local) lineage() driver.ObjectID {
 	if len(l.points) == 0 {
@@ -350,10 +375,24 @@ func (l local) lineage() driver.ObjectID {
 	return l.points[0].Lineage
 }
 
+// holdsPoint reports whether a point of a head is among local points: by a link, or by its identity, because the point
+// may have been pulled under another name since, or the links may be lost.
+func (p *puller) holdsPoint(l local, x repo.Point) bool {
+	_, is := l.find(identityOf(x))
+	return is || l.hasObject(p.links[x.Manifest])
+}
+
 // followsHead reports whether l is a golden that was pulled from a head of this remote or pushed to it. It may receive
 // further generations of that head then.
-func (p *puller) followsHead(l local, head string) bool {
-	return l.exists && len(l.points) > 0 && l.points[0].Golden && p.heads[head].Lineage == l.lineage()
+func (p *puller) followsHead(l local, h repo.Head) bool {
+	if !l.exists || len(l.points) == 0 || !l.points[0].Golden {
+		return false
+	}
+	if p.heads[h.Name].Lineage == l.lineage() {
+		return true
+	}
+
+	return slices.ContainsFunc(h.Recent, func(x repo.Point) bool { return p.holdsPoint(l, x) })
 }
 
 // checkDestination returns an error if the point cannot be put where the request wants it. Nothing has changed yet
@@ -372,20 +411,18 @@ func (p *puller) checkDestination(h repo.Head, pt repo.Point, here local) error 
 		return nil
 	case h.Golden && here.hasName(pt.Name):
 		why := "the golden already has a different generation with this number"
-		if p.followsHead(here, h.Name) {
+		if p.followsHead(here, h) {
 			why += ": the generation was removed from the remote, and another was pushed under its number"
 		}
 		return errs.New(errs.Exists, opPull, full, "%s", why).
-			WithHint("to keep both, pull it under another name with `%s`; to replace the local one, "+
-				"remove it with %s and pull again", errs.Param("as", "NAME"), errs.Run("golden rm", full))
-	case !p.Update && !p.followsHead(here, h.Name):
+			WithHint("pull it under another name with `%s`, which keeps both", errs.Param("as", "NAME"))
+	case !p.Update && !p.followsHead(here, h):
 		return errs.New(errs.Exists, opPull, p.local.String(), "it already exists in this pool").
 			WithHint("pull it under another name with %s, or use %s to replace its content and keep the current state as "+
 				"a snapshot", errs.Param("as", "NAME"), errs.Param("update"))
 	case here.hasName(pt.Name):
 		return errs.New(errs.Exists, opPull, full, "the volume already has a different snapshot with this name").
-			WithHint("to keep both, pull it under another name with `%s`; to replace the local one, "+
-				"destroy it with %s and pull again", errs.Param("as", "NAME"), errs.Run("destroy", full))
+			WithHint("pull it under another name with `%s`, which keeps both", errs.Param("as", "NAME"))
 	}
 
 	return nil
@@ -507,7 +544,8 @@ func (p *puller) fetchPoint(ctx context.Context, h repo.Head, pt repo.Point, her
 	info, err := p.pullPoint(sctx, h, pt, d, 0)
 	if err != nil {
 		if errors.Is(context.Cause(sctx), errEnded) && ctx.Err() == nil {
-			return errs.New(errs.Conflict, opPull, p.Ref.String(), "a prune ended this pull because it showed no sign of life").
+			return errs.New(errs.Conflict, opPull, p.Ref.String(), "the session of this pull is no longer on the remote, "+
+				"so its data may be deleted: a prune found it expired, or someone deleted it from the store").
 				WithHint("run the pull again")
 		}
 		if errs.Is(err, errs.NotFound) {

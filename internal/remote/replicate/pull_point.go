@@ -533,7 +533,7 @@ func (p *puller) sharesHistory(ctx context.Context, l local, h repo.Head) (bool,
 	if p.heads[h.Name].Lineage == l.lineage() {
 		return true, nil
 	}
-	_, is, err := findPoint(ctx, p.repo, h, nil, func(x repo.Point) bool { return l.hasObject(p.links[x.Manifest]) })
+	_, is, err := findPoint(ctx, p.repo, h, nil, func(x repo.Point) bool { return p.holdsPoint(l, x) })
 	return is, err
 }
 

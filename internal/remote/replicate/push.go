@@ -530,13 +530,12 @@ func (x *pointPush) endAttempt(ctx context.Context, err error) (retry bool, _ er
 	case unchanged:
 		return false, x.endUnchanged(ctx)
 	case ended: // the uploaded data may be removed already
-		return false, errs.New(errs.Conflict, opPush, x.pt.Ref,
-			"a prune ended this push because it showed no sign of life").WithHint("run the push again")
+		return false, endedPushError(x.pt.Ref)
 	case stale:
 		return true, x.abandonSession(ctx)
 	case damaged:
 		x.damaged = true
-		x.note = x.base.ref() + " on the remote is damaged: its missing data was sent again"
+		x.noteDamagedBase(x.base)
 	case removed:
 		if err := x.refreshBase(ctx); err != nil {
 			return false, err
@@ -549,6 +548,14 @@ func (x *pointPush) endAttempt(ctx context.Context, err error) (retry bool, _ er
 
 	x.attempt++
 	return true, nil
+}
+
+// endedPushError returns the error, of kind Conflict, of a push whose session is gone.
+func endedPushError(point string) error {
+	return errs.New(errs.Conflict, opPush, point, "nothing was pushed, because the session of this push is no longer on "+
+		"the remote and its data may be deleted: a prune found it expired, or someone deleted it from the store").
+		WithHint("run the push again: it sends the data again; if this repeats, make sure that no lifecycle rule of the " +
+			"store deletes objects below sessions/")
 }
 
 // refreshBase reloads links and the head after a base was removed, and drops the link to that base. Errors: Conflict if

@@ -16,7 +16,7 @@ import (
 
 // links has the links of this repository: the local objects by manifest, and the reverse.
 type links struct {
-	object   map[repo.ID]driver.ObjectID
+	object   map[repo.ID][]driver.ObjectID // the newest link last: a point may have been pulled under several names
 	manifest map[driver.ObjectID][]repo.ID
 	objects  []driver.ObjectID // each once, the newest link last
 }
@@ -24,10 +24,10 @@ type links struct {
 // loadLinks reads the links of this repository.
 func (p *pusher) loadLinks(ctx context.Context) (links, error) {
 	all, err := p.e.Links(ctx, p.repoID)
-	out := links{object: map[repo.ID]driver.ObjectID{}, manifest: map[driver.ObjectID][]repo.ID{}}
+	out := links{object: map[repo.ID][]driver.ObjectID{}, manifest: map[driver.ObjectID][]repo.ID{}}
 	for _, l := range all {
 		if id, err := repo.ParseID(l.Manifest); err == nil {
-			out.object[id] = l.Object
+			out.object[id] = append(out.object[id], l.Object)
 			if _, is := out.manifest[l.Object]; !is {
 				out.objects = append(out.objects, l.Object)
 			}
@@ -90,20 +90,35 @@ func (x *pointPush) newestKnown(ctx context.Context, h headState) (base, bool, e
 			continue
 		}
 
-		id, ok := l.object[at.Manifest]
-		if !ok && h.Writer.Pool == p.me.Pool && at.Seq >= first {
-			id = driver.ObjectID(at.Source) // pushed from this pool; the link may be lost
-		}
-		if id == "" {
-			continue
+		ids := l.object[at.Manifest]
+		if len(ids) == 0 && h.Writer.Pool == p.me.Pool && at.Seq >= first {
+			ids = []driver.ObjectID{driver.ObjectID(at.Source)} // pushed from this pool; the link may be lost
 		}
 
-		if o, err := p.e.PointByID(ctx, id); err == nil && o.IsOverlay() == x.pt.IsOverlay() {
-			return base{point: at, head: h.Name, object: id, lower: o.LowerID, newest: at.Seq == newest.Seq}, true, nil
+		if o, ok := x.baseObject(ctx, ids); ok {
+			return base{point: at, head: h.Name, object: o.ID, lower: o.LowerID, newest: at.Seq == newest.Seq}, true, nil
 		}
 	}
 
 	return base{}, false, nil
+}
+
+// baseObject returns the newest of some objects with the same content that can be the base: if possible, one of the
+// same volume, because streams of trees can only be differences within a volume.
+func (x *pointPush) baseObject(ctx context.Context, ids []driver.ObjectID) (best engine.Point, ok bool) {
+	for _, id := range slices.Backward(ids) {
+		o, err := x.p.e.PointByID(ctx, id)
+		if err != nil || o.IsOverlay() != x.pt.IsOverlay() {
+			continue
+		}
+		if o.Lineage == x.pt.Lineage {
+			return o, true
+		}
+		if !ok {
+			best, ok = o, true
+		}
+	}
+	return best, ok
 }
 
 // findInHead finds the point of a local object in a head. content "" stands for any.

@@ -3,6 +3,7 @@ package replicate
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -297,12 +298,18 @@ func (p *pusher) intactBase(ctx context.Context, x *pointPush, b base) (base, er
 		b.newest = false // so that the volume does not count as unchanged
 		return b, nil
 	case missing.any():
-		x.note = b.ref() + " on the remote is damaged: its missing data was sent again"
+		x.noteDamagedBase(b)
 		b.object, b.newest, b.lost = "", false, missing.segments
 		x.lostSegments = max(x.lostSegments, len(missing.segments))
 	}
 
 	return b, nil
+}
+
+// noteDamagedBase notes that a base is damaged. The push sends what its own point needs, and does not repair the base.
+func (x *pointPush) noteDamagedBase(b base) {
+	x.note = fmt.Sprintf("%s on the remote is damaged and stays incomplete: only what %s@%s needs of its missing data "+
+		"was sent again", b.ref(), x.name, x.pt.Name)
 }
 
 // preparePushAgain prepares to push a point that the head lists once more, in its place there.

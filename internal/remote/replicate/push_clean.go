@@ -131,7 +131,9 @@ func (p *pusher) addHeadBases(ctx context.Context, needed map[driver.ObjectID]bo
 
 	for _, h := range heads {
 		if id, err := repo.ParseID(h.Manifest); err == nil {
-			needed[l.object[id]] = true
+			for _, object := range l.object[id] {
+				needed[object] = true
+			}
 		}
 	}
 

@@ -17,8 +17,8 @@ import (
 // and second.
 const beatEvery = 20 * time.Second
 
-// errEnded stops an operation whose session a prune has removed.
-var errEnded = errs.New(errs.Conflict, "", "", "a prune ended this session, because it had expired")
+// errEnded stops an operation whose session is gone: a prune has ended it, or someone has deleted its object.
+var errEnded = errs.New(errs.Conflict, "", "", "the session of this operation is no longer on the remote")
 
 // lease is a session that this process keeps alive. While its object exists, objects
 // that were written under it are not garbage, and the manifests it pins stay. Methods
@@ -130,15 +130,30 @@ func (l *lease) putSession(ctx context.Context) error {
 		l.s.Token = id
 	}
 
-	err := l.repo.PutSession(ctx, &l.s)
-	if errs.Is(err, errs.Conflict) && !objstore.Temporary(err) {
-		err = errEnded
-		l.emu.Lock()
-		l.ended = err
-		l.emu.Unlock()
-	}
+	return l.noteEnded(l.repo.PutSession(ctx, &l.s))
+}
 
-	return err
+// checkExists returns nil if the session exists, and errEnded if it is gone. A push calls it after it has read the head
+// that it is about to replace: see [Prune].
+func (l *lease) checkExists(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.endedError(); err != nil {
+		return err
+	}
+	return l.noteEnded(l.repo.CheckSession(ctx, &l.s))
+}
+
+// noteEnded turns the error of a session that is gone into errEnded, and remembers it. It returns other errors
+// unchanged.
+func (l *lease) noteEnded(err error) error {
+	if !errs.Is(err, errs.Conflict) || objstore.Temporary(err) {
+		return err
+	}
+	l.emu.Lock()
+	defer l.emu.Unlock()
+	l.ended = errEnded
+	return errEnded
 }
 
 // endedError returns errEnded if the session is known to be gone.

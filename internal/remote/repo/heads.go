@@ -135,12 +135,26 @@ func (r *Repo) readHead(ctx context.Context, key string) (Head, objstore.Version
 // Every write has its own ID, so that [objstore.Retry] recognizes it. After a temporary
 // error the head may or may not have been written: read it.
 func (r *Repo) PutHead(ctx context.Context, h Head, prev objstore.Version) (objstore.Version, error) {
+	now, err := r.RewriteHead(ctx, HeadState{Head: h, Version: prev})
+	return now.Version, err
+}
+
+// RewriteHead is PutHead with the state that h was read from. It returns h as it is in the store then: with its new
+// version and the ID of this write.
+func (r *Repo) RewriteHead(ctx context.Context, h HeadState) (HeadState, error) {
+	h.WriteID = r.env.newID()
+	version, err := r.putHead(ctx, h.Head, h.Version)
+	h.Version = version
+	return h, err
+}
+
+// putHead writes a head that has the ID of this write.
+func (r *Repo) putHead(ctx context.Context, h Head, prev objstore.Version) (objstore.Version, error) {
 	const op = "write head"
 	if err := h.check(); err != nil {
 		return "", errs.Wrap(op, h.Name, asInvalid(err))
 	}
 
-	h.WriteID = r.env.newID()
 	key, err := r.headKey(h.Name)
 	if err != nil {
 		return "", err

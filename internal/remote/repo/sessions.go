@@ -126,6 +126,20 @@ func (r *Repo) putSession(ctx context.Context, s *Session) error {
 	return nil
 }
 
+// CheckSession returns nil if a session of this process exists as the process left it, and Conflict if another process
+// or the operator of the store has removed or changed it. It may run at the same time as no other call for the session.
+func (r *Repo) CheckSession(ctx context.Context, s *Session) error {
+	key := sessionPrefix + s.ID.String()
+	info, err := r.store.Stat(ctx, key)
+	switch {
+	case err != nil:
+		err = goneIsConflict(err)
+	case info.Version != s.writes.version:
+		err = r.adoptUnsureWrite(ctx, key, s) // a write that failed may have taken effect
+	}
+	return errs.Wrap("check session", s.ID.String(), err)
+}
+
 func (s *Session) writeCondition() objstore.Condition {
 	if s.writes.version == "" {
 		return objstore.IfAbsent
