@@ -426,7 +426,7 @@ func emptyPool(ctx context.Context, q DeinitRequest, drivers Drivers, report *De
 	if n := countNamed(rows); n > 0 && !force {
 		return errs.New(errs.InUse, "deinit", dir, "the pool still holds %s",
 			countOf(n, "volume, snapshot or generation", "volumes, snapshots and generations")).
-			WithHint("destroy them first, or remove everything with %s", errs.Run("deinit", errs.Param("force")))
+			WithHint("list them with %s and %s", errs.Run("ls", errs.Param("tree")), errs.Run("golden ls"))
 	}
 
 	if err := e.pool.OnlyMountPoints(); err != nil {
@@ -593,7 +593,7 @@ func checkOnlyOurs(ctx context.Context, d driver.Driver, dir string) error {
 	}
 	names := strings.Join(foreign[:min(len(foreign), tiesNamed)], ", ")
 	return errs.New(errs.InUse, "deinit", dir, "the dataset contains objects that are not Pando's: %s", names).
-		WithHint("destroy or move them, then run %s again", errs.Run("deinit"))
+		WithHint("move them away, then run %s again", errs.Run("deinit"))
 }
 
 // forceEmpty empties a pool whose catalogue cannot be read or trusted, and returns the
@@ -634,8 +634,7 @@ func destroyListed(ctx context.Context, d driver.Driver, force bool) (int, error
 		}
 		if !force {
 			return n, errs.New(errs.InUse, "deinit", string(o.ID), "the pool holds objects that are missing from the catalogue").
-				WithHint("recover them with %s, or remove everything with %s", errs.Run("init", errs.Param("rebuild")),
-					errs.Run("deinit", errs.Param("force")))
+				WithHint("recover them with %s", errs.Run("init", errs.Param("rebuild")))
 		}
 		if err := d.Destroy(ctx, o.ID); err != nil {
 			return n, err

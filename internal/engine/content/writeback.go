@@ -95,9 +95,9 @@ func (acc *Access) writeBackUpper(ctx context.Context, row catalog.Row, a catalo
 	return writeBack(root, false)
 }
 
-// UmountWriteBack makes sure that unmounting a volume does not lose data in silence. It fails if data was lost since the
-// volume was mounted, whichever process noticed first, and however often it is called: the kernel counts the data as
-// written, and nobody knows whether programs have written it again. With discard, it only warns.
+// UmountWriteBack makes sure that unmounting a volume does not lose data in silence. It fails if data was lost since
+// the volume was mounted, whichever process noticed first, and however often it is called: the kernel counts the data
+// as written, and nobody knows whether programs have written it again. With discard, it only warns.
 func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catalog.MountRecord, discard bool) error {
 	u := acc.writeBackMounted(ctx, row, a)
 	if u.cause == nil {
