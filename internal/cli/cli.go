@@ -260,7 +260,7 @@ func (a *App) withPool(
 // printNote prints information that is not part of the result, unless -q or --json is given.
 func (a *App) printNote(format string, args ...any) {
 	if !a.quiet && !a.json {
-		fmt.Fprintf(a.Stderr, "pando: "+format+"\n", renderArgs(args)...)
+		fmt.Fprintln(a.Stderr, errs.MaskURLs(fmt.Sprintf("pando: "+format, renderArgs(args)...)))
 	}
 }
 
@@ -277,7 +277,7 @@ func (a *App) noteWait(text string) {
 
 // printWarning prints a problem that does not stop the command, even with --json.
 func (a *App) printWarning(format string, args ...any) {
-	fmt.Fprintf(a.Stderr, "pando: warning: "+format+"\n", renderArgs(args)...)
+	fmt.Fprintln(a.Stderr, errs.MaskURLs(fmt.Sprintf("pando: warning: "+format, renderArgs(args)...)))
 }
 
 // printJSON prints the one JSON value of a command. Errors are those of printf.
@@ -339,14 +339,14 @@ func (a *App) printError(err error) {
 		j.Error.Kind, j.Error.Message, j.Error.Hint = errs.KindOf(err), err.Error(), hintOf(err)
 		var e *errs.Error
 		if errors.As(err, &e) {
-			j.Error.Op, j.Error.Ref = e.Op, e.Ref
+			j.Error.Op, j.Error.Ref = e.Op, errs.MaskURLs(e.Ref)
 		}
 		b, _ := json.Marshal(j) // strings only
 		fmt.Fprintf(a.Stderr, "%s\n", b)
 		return
 	}
 
-	fmt.Fprintf(a.Stderr, "pando: %v\n", err)
+	fmt.Fprintf(a.Stderr, "pando: %s\n", errs.MaskURLs(err.Error()))
 	if hint := hintOf(err); hint != "" {
 		fmt.Fprintf(a.Stderr, "hint: %s\n", hint)
 	}

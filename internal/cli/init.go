@@ -1,12 +1,14 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 
 	"pando/internal/base/errs"
 	"pando/internal/engine"
 	"pando/internal/engine/pool"
+	"pando/internal/remote/replicate"
 
 	"github.com/spf13/cobra"
 )
@@ -124,18 +126,26 @@ func (a *App) rebuildCatalogue(c *cobra.Command) error {
 }
 
 func (a *App) deinitCommand() *cobra.Command {
-	var force bool
+	var force, loseKeys bool
 	c := &cobra.Command{
 		Use:     "deinit",
 		GroupID: "pool",
 		Short:   "Remove the pool",
 		Long: `Remove the pool, including its files, mounts and loop devices. Without --force,
-the command fails if the pool contains anything. It also fails, before
-destroying anything, if a process uses a volume, or if files of others lie among
-the mount points.`,
+the command fails if the pool contains anything. It also fails if a process uses
+a volume, if files of others lie among the mount points, or if the pool holds the
+only key to a remote. What it refuses to remove, it has not changed.
+
+To find out about keys, pando asks the remotes. Keep what is stored there with
+` + "`pando remote key export`" + ` or ` + "`pando remote key add`" + `, or give it up with
+--lose-keys.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			r, err := engine.Deinit(c.Context(), a.poolDir(), force, a.Drivers)
+			q := engine.DeinitRequest{Dir: a.poolDir(), Force: force}
+			if !loseKeys {
+				q.MayForget = a.mayForget
+			}
+			r, err := engine.Deinit(c.Context(), q, a.Drivers)
 			if err != nil {
 				return err
 			}
@@ -156,5 +166,16 @@ the mount points.`,
 	}
 
 	c.Flags().BoolVar(&force, "force", false, "destroy everything in the pool")
+	c.Flags().BoolVar(&loseKeys, "lose-keys", false,
+		"with --force: forget remotes even if nobody can read them afterwards, or they cannot be reached")
 	return c
+}
+
+// mayForget returns an error if the pool's remotes must not be forgotten: see replicate.CheckOtherKeys.
+func (a *App) mayForget(ctx context.Context, _ []string) error {
+	access, err := a.remoteAccess()
+	if err != nil {
+		return err
+	}
+	return replicate.CheckOtherKeys(ctx, a.poolDir(), access)
 }

@@ -1,9 +1,14 @@
 package engine_test
 
 import (
+	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
@@ -11,7 +16,7 @@ import (
 )
 
 // TestDeinitRefusedChangesNothing: what stops the removal of a pool is found out before
-// anything is destroyed.
+// anything is unmounted or destroyed.
 func TestDeinitRefusedChangesNothing(t *testing.T) {
 	eachKind(t, func(t *testing.T, e *engine.Engine, top string) {
 		importTree(t, e, "g", source(t))
@@ -24,6 +29,23 @@ func TestDeinitRefusedChangesNothing(t *testing.T) {
 				must(t, err)
 				return func() { must(t, f.Close()) }
 			},
+			"a mount below a volume": func() func() {
+				below := filepath.Join(v.Mountpoint, "below")
+				must(t, os.MkdirAll(below, 0o755))
+				must(t, unix.Mount(t.TempDir(), below, "", unix.MS_BIND, ""))
+				return func() { must(t, unix.Unmount(below, 0)) }
+			},
+			"a mount namespace": func() func() {
+				cmd := exec.Command("sleep", "60")
+				cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+				must(t, cmd.Start())
+				return func() { must(t, cmd.Process.Kill()); _ = cmd.Wait() }
+			},
+			"the key of a remote": func() func() {
+				remotes := filepath.Join(top, "pool", "remotes")
+				must(t, os.MkdirAll(filepath.Join(remotes, "backup"), 0o700))
+				return func() { must(t, os.RemoveAll(remotes)) }
+			},
 			"a file of somebody's": func() func() {
 				file := filepath.Join(top, "pool", "mnt", "file")
 				must(t, os.WriteFile(file, nil, 0o600))
@@ -31,14 +53,15 @@ func TestDeinitRefusedChangesNothing(t *testing.T) {
 			},
 		} {
 			end := stop()
-			_, err := engine.Deinit(t.Context(), filepath.Join(top, "pool"), true, drivers)
+			_, err := engine.Deinit(t.Context(), engine.DeinitRequest{Dir: filepath.Join(top, "pool"), Force: true,
+				MayForget: func(context.Context, []string) error { return errs.New(errs.InUse, "", "", "the only key") }}, drivers)
 			end()
 			if !errs.Is(err, errs.InUse) {
 				t.Fatalf("%s: %v, wanted an error of kind %s", what, err, errs.InUse)
 			}
-			for _, name := range []string{"g", "a", "b", "c"} {
-				if _, err := e.Show(t.Context(), ref.Ref{Name: name}); err != nil {
-					t.Errorf("%s: %v", what, err)
+			for name, mounted := range map[string]bool{"g": false, "a": false, "b": true, "c": true} {
+				if d, err := e.Show(t.Context(), ref.Ref{Name: name}); err != nil || d.Mounted() != mounted {
+					t.Errorf("%s: %s is %+v, %v", what, name, d, err)
 				}
 			}
 		}

@@ -252,8 +252,8 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 	switch c.Class {
 	case fsprobe.VirtualDisk:
 		raw = false
-		hint = fmt.Sprintf("convert it with `qemu-img convert -f %s -O raw %s %s`, and import the result", c.Name, file,
-			errs.ShellWord(q.Source+".raw"))
+		hint = "ask its maker for a raw image (`qemu-img convert -O raw`): it can name files of this host, which a " +
+			"conversion here would copy into the result"
 	case fsprobe.SparseImage:
 		raw = false
 		hint = fmt.Sprintf("convert it with `simg2img %s %s`, and import the result", file, errs.ShellWord(q.Source+".raw"))
@@ -273,7 +273,7 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 		hint = "unpack it, and import the directory"
 	}
 
-	// Other programs need the disk as a file of its own.
+	// Other programs need the disk as a file of its own. The image was opened, so it names no other file.
 	if s.disk != nil {
 		what = "the disk in it: " + what
 		hint = fmt.Sprintf("convert it with `qemu-img convert -f qcow2 -O raw %s %s`, attach the result with "+

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"pando/internal/base/errs"
@@ -336,18 +337,29 @@ type DeinitReport struct {
 	Warnings []errs.Message `json:"warnings,omitempty"` // things outside of the pool that could not be removed
 }
 
+// DeinitRequest says which pool to remove.
+type DeinitRequest struct {
+	Dir   string
+	Force bool // even if it holds volumes, goldens and remotes
+
+	// MayForget returns an error if the pool's remotes must not be forgotten: the pool may hold the only key to what is
+	// stored there. It is called before anything is changed. nil: they may.
+	MayForget func(ctx context.Context, remotes []string) error
+}
+
 // Deinit removes a pool and leaves no file, mount or loop device. It refuses a pool that
-// holds anything, unless force is set, and one that is in use. If it is interrupted, call
-// it again. NotFound, InUse.
-func Deinit(ctx context.Context, dir string, force bool, drivers Drivers) (*DeinitReport, error) {
-	abs, err := filepath.Abs(dir)
+// holds anything, unless Force is set, and one that is in use. If it refuses, it has changed
+// nothing. If it is interrupted, call it again. NotFound, InUse, and the errors of MayForget.
+func Deinit(ctx context.Context, q DeinitRequest, drivers Drivers) (*DeinitReport, error) {
+	abs, err := filepath.Abs(q.Dir)
 	if err != nil {
-		return nil, errs.Wrap("deinit", dir, err)
+		return nil, errs.Wrap(opDeinit, q.Dir, err)
 	}
+	q.Dir = abs
 
 	report := &DeinitReport{Dir: abs}
 	if !pool.DeinitInterrupted(abs) {
-		if err = emptyPool(ctx, abs, force, drivers, report); err != nil {
+		if err = emptyPool(ctx, q, drivers, report); err != nil {
 			return nil, err
 		}
 	}
@@ -365,7 +377,9 @@ const opDeinit = "deinit"
 
 // emptyPool destroys everything in a pool. If anything is in use, or does not belong to
 // the pool, it fails before it destroys anything.
-func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, report *DeinitReport) error {
+func emptyPool(ctx context.Context, q DeinitRequest, drivers Drivers, report *DeinitReport) error {
+	dir, force := q.Dir, q.Force
+
 	// Open the pool. If its catalogue is damaged, all that can be done is to destroy what the driver lists.
 	e, err := Open(ctx, dir, drivers)
 	if err == nil {
@@ -374,7 +388,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 		}
 	}
 	if errs.Is(err, errs.Damaged) && force {
-		report.Destroyed, err = forceEmpty(ctx, dir, drivers)
+		report.Destroyed, err = forceEmpty(ctx, q, drivers)
 		return err
 	}
 
@@ -398,13 +412,9 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 
 	// Objects that the catalogue has lost are still in the pool, perhaps mounted, and are not garbage.
 	if err := e.cat.LostError(); err != nil && force {
-		report.Destroyed, err = forceEmpty(ctx, dir, drivers)
+		report.Destroyed, err = forceEmpty(ctx, q, drivers)
 		return err
 	} else if err != nil {
-		return err
-	}
-
-	if err := e.refuseRemotes(dir, force); err != nil {
 		return err
 	}
 
@@ -416,31 +426,46 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 	if n := countNamed(rows); n > 0 && !force {
 		return errs.New(errs.InUse, "deinit", dir, "the pool still holds %s",
 			countOf(n, "volume, snapshot or generation", "volumes, snapshots and generations")).
-			WithHint("destroy them first, or remove everything with %s", errs.Run("deinit", errs.Param("force")))
+			WithHint("list them with %s and %s", errs.Run("ls", errs.Param("tree")), errs.Run("golden ls"))
 	}
 
 	if err := e.pool.OnlyMountPoints(); err != nil {
 		return err
 	}
 
-	// Unmount all volumes, or none if one is in use.
-	if err := e.umountAll(ctx); err != nil {
+	volumes, err := e.unmountable(ctx)
+	if err != nil {
 		return err
+	}
+
+	if err := q.checkRemotes(ctx, e.pool); err != nil {
+		return err
+	}
+
+	// Nothing is in the way.
+	for _, v := range volumes {
+		if err := e.umountOne(ctx, v.Row); err != nil {
+			return err
+		}
 	}
 
 	return e.destroyAll(ctx, dir, rows, force, report)
 }
 
-// refuseRemotes fails if the pool has remotes and force is not set: the keys to them may exist nowhere else. InUse.
-func (e *Engine) refuseRemotes(dir string, force bool) error {
-	remotes, err := e.pool.Remotes()
-	if err != nil || len(remotes) == 0 || force {
+// checkRemotes fails if the pool has remotes that must not be forgotten. InUse.
+func (q DeinitRequest) checkRemotes(ctx context.Context, p *pool.Pool) error {
+	remotes, err := p.Remotes()
+	switch {
+	case err != nil || len(remotes) == 0:
 		return err
+	case !q.Force:
+		return errs.New(errs.InUse, opDeinit, q.Dir, "the pool holds the keys of remotes: %s",
+			strings.Join(remotes, ", ")).
+			WithHint("remove them with %s", errs.Run("remote rm", "NAME"))
+	case q.MayForget == nil:
+		return nil
 	}
-	return errs.New(errs.InUse, "deinit", dir, "the pool holds the keys of remotes, and there may be no other copy: %s",
-		strings.Join(remotes, ", ")).
-		WithHint("remove them with %s, or remove everything with %s", errs.Run("remote rm", "NAME"),
-			errs.Run("deinit", errs.Param("force")))
+	return q.MayForget(ctx, remotes)
 }
 
 // deinitRows lists all volumes, generations, and snapshots without a volume. Other snapshots are destroyed with their
@@ -510,46 +535,26 @@ func (e *Engine) destroyAll(
 	return checkOnlyOurs(ctx, e.drv, dir)
 }
 
-// umountAll unmounts all volumes, which are about to be destroyed. If one is in use, it
-// unmounts none. InUse.
-func (e *Engine) umountAll(ctx context.Context) error {
-	var all []content.Volume
+// unmountable lists the volumes that have a mount record, all of which are about to be unmounted. InUse if one of them
+// cannot be.
+func (e *Engine) unmountable(ctx context.Context) (out []content.Volume, err error) {
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		if err := tx.Rows(driver.Volume, func(r catalog.Row) error {
-			all = append(all, content.Volume{Row: r})
-			return nil
-		}); err != nil {
-			return err
-		}
-
-		for i := range all {
-			var err error
-			if all[i].Record, all[i].HasRecord, err = tx.MountRecord(all[i].Row.ID); err != nil {
+		return tx.Rows(driver.Volume, func(r catalog.Row) error {
+			v := content.Volume{Row: r}
+			if v.Record, v.HasRecord, err = tx.MountRecord(r.ID); err != nil {
 				return err
 			}
-		}
-
-		return nil
+			out = append(out, v)
+			return nil
+		})
 	}); err != nil {
-		return err
+		return nil, err
 	}
 
-	for _, err := range e.content.InUse(ctx, reasonFor(opDeinit), all) {
-		if err != nil {
-			return err
-		}
+	if err := e.content.Busy(ctx, reasonFor(opDeinit), out); err != nil {
+		return nil, err
 	}
-
-	for _, v := range all {
-		if !v.HasRecord {
-			continue
-		}
-		if err := e.umountOne(ctx, v.Row); err != nil {
-			return err
-		}
-	}
-
-	return nil
+	return slices.DeleteFunc(out, func(v content.Volume) bool { return !v.HasRecord }), nil
 }
 
 // umountOne unmounts a volume that is about to be destroyed, ignoring unwritten data.
@@ -588,14 +593,18 @@ func checkOnlyOurs(ctx context.Context, d driver.Driver, dir string) error {
 	}
 	names := strings.Join(foreign[:min(len(foreign), tiesNamed)], ", ")
 	return errs.New(errs.InUse, "deinit", dir, "the dataset contains objects that are not Pando's: %s", names).
-		WithHint("destroy or move them, then run %s again", errs.Run("deinit"))
+		WithHint("move them away, then run %s again", errs.Run("deinit"))
 }
 
 // forceEmpty empties a pool whose catalogue cannot be read or trusted, and returns the
 // number of objects destroyed.
-func forceEmpty(ctx context.Context, dir string, drivers Drivers) (int, error) {
-	p, err := pool.Open(ctx, dir)
+func forceEmpty(ctx context.Context, q DeinitRequest, drivers Drivers) (int, error) {
+	p, err := pool.Open(ctx, q.Dir)
 	if err != nil {
+		return 0, err
+	}
+
+	if err := q.checkRemotes(ctx, p); err != nil {
 		return 0, err
 	}
 
@@ -625,8 +634,7 @@ func destroyListed(ctx context.Context, d driver.Driver, force bool) (int, error
 		}
 		if !force {
 			return n, errs.New(errs.InUse, "deinit", string(o.ID), "the pool holds objects that are missing from the catalogue").
-				WithHint("recover them with %s, or remove everything with %s", errs.Run("init", errs.Param("rebuild")),
-					errs.Run("deinit", errs.Param("force")))
+				WithHint("recover them with %s", errs.Run("init", errs.Param("rebuild")))
 		}
 		if err := d.Destroy(ctx, o.ID); err != nil {
 			return n, err

@@ -148,22 +148,23 @@ func (e *Engine) alreadyMounted(row catalog.Row, a catalog.MountRecord, dir stri
 
 // UmountRequest says what to unmount.
 type UmountRequest struct {
-	Volume ref.Name
+	Volume  ref.Name
+	Discard bool // give up data that could not be stored in the pool
 }
 
 // Umount undoes Mount, and returns space that was freed inside the volume to the pool.
 // It does nothing if the volume is not mounted. NotFound, InUse (naming the processes
-// that use it). NoSpace or IO, once, if data written to the volume could not be stored
-// in the pool: the volume stays mounted, and the next Umount discards that data.
+// that use it). NoSpace or IO if data written to the volume since it was mounted could not
+// be stored in the pool: the volume stays mounted, unless Discard is set.
 func (e *Engine) Umount(ctx context.Context, q UmountRequest) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
-	return e.umount(ctx, q.Volume.String())
+	return e.umount(ctx, q.Volume.String(), q.Discard)
 }
 
 // umount is Umount within an operation that has begun.
-func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
+func (e *Engine) umount(ctx context.Context, name string, discard bool) (Info, error) {
 	if err := e.needRoot("umount", name); err != nil {
 		return Info{}, err
 	}
@@ -196,7 +197,7 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 
 	err = e.content.InUse(ctx, reasonFor("umount"), []content.Volume{{Row: row, Record: att, HasRecord: true}})[0]
 	if err == nil && e.content.OwnMountState(row, att) == content.Mounted {
-		if err := e.content.UmountWriteBack(ctx, row, att); err != nil {
+		if err := e.content.UmountWriteBack(ctx, row, att, discard); err != nil {
 			_ = e.ledger.Unmark(ctx, row.ID)
 			return Info{}, err
 		}

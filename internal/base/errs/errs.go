@@ -106,7 +106,7 @@ func (e *Error) Error() string {
 		return string(e.Kind)
 	}
 
-	return b.String()
+	return MaskURLs(b.String())
 }
 
 // Unwrap returns the cause.
@@ -253,7 +253,7 @@ func HintIn(err error) Message {
 func Reason(err error) string {
 	var e *Error
 	if errors.As(err, &e) && e.Err != nil {
-		return e.Err.Error()
+		err = e.Err
 	}
-	return err.Error()
+	return MaskURLs(err.Error())
 }

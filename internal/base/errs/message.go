@@ -188,7 +188,7 @@ func (m Message) Render(r Renderer) string {
 		}
 	}
 
-	return b.String()
+	return MaskURLs(b.String())
 }
 
 // String returns the message in neutral words: see [Neutral].

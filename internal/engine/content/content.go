@@ -33,9 +33,6 @@ type Records interface {
 	// LostWrites returns what is known of writes that were lost while a volume was mounted as a says.
 	LostWrites(ctx context.Context, a catalog.MountRecord) (l catalog.Lost, known bool, err error)
 
-	// TellLostWrites records that the user has been told of them.
-	TellLostWrites(ctx context.Context, a catalog.MountRecord, l catalog.Lost) error
-
 	// LowerLoop returns the loop device that a lower layer was last attached to. It may have another file by now.
 	LowerLoop(ctx context.Context, id driver.ObjectID) (index int, known bool, err error)
 

@@ -95,9 +95,10 @@ func (acc *Access) writeBackUpper(ctx context.Context, row catalog.Row, a catalo
 	return writeBack(root, false)
 }
 
-// UmountWriteBack makes sure that unmounting a volume does not lose data in silence. It fails once if data was lost
-// since the volume was mounted, whichever process noticed first; the next time it warns.
-func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catalog.MountRecord) error {
+// UmountWriteBack makes sure that unmounting a volume does not lose data in silence. It fails if data was lost since
+// the volume was mounted, whichever process noticed first, and however often it is called: the kernel counts the data
+// as written, and nobody knows whether programs have written it again. With discard, it only warns.
+func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catalog.MountRecord, discard bool) error {
 	u := acc.writeBackMounted(ctx, row, a)
 	if u.cause == nil {
 		u.cause = acc.syncIfNearlyFull(ctx, row)
@@ -110,18 +111,23 @@ func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catal
 	switch {
 	case u.cause == nil && !known:
 		return nil
-	case known && lost.Told && (u.cause == nil || u.stopped): // nothing new was lost
+	case u.cause == nil: // noticed before
+		u.cause = fmt.Errorf("writes failed before %s", lost.At.Local().Format(time.DateTime))
+	default:
+		acc.recordLostWrites(ctx, a, u)
+		if !known {
+			lost.At = time.Now()
+		}
+	}
+
+	if discard {
 		warnings.AddEach(ctx, "%s is unmounted without data written before %s, which could not be stored in the pool",
 			row.Name, lost.At.Local().Format(time.DateTime))
 		return nil
-	case u.cause == nil: // a snapshot has found out, or the umount of another tree
-		u.cause = fmt.Errorf("writes failed before %s", lost.At.Local().Format(time.DateTime))
-		_ = acc.records.TellLostWrites(context.WithoutCancel(ctx), a, lost)
-	default:
-		acc.recordLostWrites(ctx, a, u, true)
 	}
 
-	then := errs.Messagef("a second %s discards the rest", errs.Run("umount", row.Name))
+	then := errs.Messagef("what programs have not written again is given up by %s",
+		errs.Run("umount", row.Name, errs.Param("discard")))
 	return errs.Wrap("umount", row.Name, acc.lostError(ctx, a, u, then))
 }
 
@@ -135,7 +141,7 @@ func (acc *Access) copyWriteBack(ctx context.Context, l Live, root *os.File) err
 	if u.cause == nil {
 		return nil
 	}
-	acc.recordLostWrites(ctx, l.Record, u, false)
+	acc.recordLostWrites(ctx, l.Record, u)
 	return acc.lostError(ctx, l.Record, u, errs.Messagef("have programs write it again"))
 }
 
@@ -153,15 +159,14 @@ func (acc *Access) FlushToMeasure(ctx context.Context, row catalog.Row, a catalo
 	if u.cause == nil {
 		return
 	}
-	acc.recordLostWrites(ctx, a, u, false)
+	acc.recordLostWrites(ctx, a, u)
 	warnings.AddEach(ctx, "%s: %v", row.Name, acc.lostError(ctx, a, u, ""))
 }
 
 // recordLostWrites records that writes were lost in a mounted volume: the kernel does not report it again. Trees share
-// the pool's filesystem, which does not say whose writes it has lost: it is recorded for all mounted ones. told: the
-// umount of this one fails because of it.
-func (acc *Access) recordLostWrites(ctx context.Context, a catalog.MountRecord, u unwritten, told bool) {
-	l := catalog.Loss{Told: told, Stopped: u.stopped}
+// the pool's filesystem, which does not say whose writes it has lost: it is recorded for all mounted ones.
+func (acc *Access) recordLostWrites(ctx context.Context, a catalog.MountRecord, u unwritten) {
+	l := catalog.Loss{Stopped: u.stopped}
 	if acc.sharesFilesystem(a) {
 		l.Shared = acc.sharesFilesystem
 	}

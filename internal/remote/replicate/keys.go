@@ -3,7 +3,9 @@ package replicate
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"pando/internal/base/errs"
@@ -190,6 +192,85 @@ func (r *Remote) dropOwnKey(ctx context.Context, rp *repo.Repo) (bool, error) {
 		return false, nil
 	}
 	return true, rp.RemoveSlot(ctx, slots[i].ID)
+}
+
+// checkOtherKeys returns an error unless a key other than this host's opens the repository.
+func (r *Remote) checkOtherKeys(ctx context.Context) error {
+	other, err := r.hasOtherKey(ctx, map[string]bool{r.Recipient: true})
+	if err != nil || other {
+		return err
+	}
+	return errs.New(errs.Conflict, opRemove, r.Name,
+		"this host's key is the only one that opens the repository: without it, nobody can read the repository").
+		WithHint("add another key with %s, or keep a copy of %s and use %s", errs.Run("remote key add", r.Name),
+			filepath.Join(r.dir, identityName), errs.Param("force"))
+}
+
+// hasOtherKey reports whether a key opens the repository that is not among own, the recipients of some remotes.
+func (r *Remote) hasOtherKey(ctx context.Context, own map[string]bool) (bool, error) {
+	if r.Recipient == "" {
+		return true, nil // the key was not made for this remote, so it exists elsewhere
+	}
+
+	rp, err := r.Open(ctx)
+	if err != nil {
+		return false, err
+	}
+
+	defer rp.Close()
+
+	slots, err := rp.Slots(ctx)
+	return slices.ContainsFunc(slots, func(s repo.SlotInfo) bool { return !own[s.Recipient] }), err
+}
+
+// CheckOtherKeys returns an error unless each repository that the remotes of a pool use can be opened without the keys
+// that are in the pool. Conflict; the errors of Remote.Open if that cannot be found out.
+func CheckOtherKeys(ctx context.Context, pool string, access Access) error {
+	const op = "deinit"
+	names, err := List(pool)
+	if err != nil {
+		return err
+	}
+
+	// Two remotes may have the same repository: all keys in the pool go together.
+	var all []*Remote
+	own := map[string]bool{}
+	for _, name := range names {
+		r, err := Load(pool, name, access)
+		if err != nil {
+			return unknownKeys(op, name, err)
+		}
+		all = append(all, r)
+		if r.Recipient != "" {
+			own[r.Recipient] = true
+		}
+	}
+
+	var lost []string
+	for _, r := range all {
+		other, err := r.hasOtherKey(ctx, own)
+		if err != nil {
+			return unknownKeys(op, r.Name, err)
+		}
+		if !other {
+			lost = append(lost, r.Name)
+		}
+	}
+
+	if len(lost) == 0 {
+		return nil
+	}
+	return errs.New(errs.Conflict, op, pool, "only keys in this pool open what is stored on %s: nobody could read it",
+		strings.Join(lost, ", ")).
+		WithHint("write a recovery kit first with %s, or give the data on the remote up with %s",
+			errs.Run("remote key export", lost[0], "FILE", errs.Param("passphrase")), errs.Param("lose-keys"))
+}
+
+// unknownKeys says that it cannot be found out whether another key opens a remote.
+func unknownKeys(op, name string, err error) error {
+	return errs.New(errs.KindOf(err), op, name, "cannot find out whether another key opens the remote: %v", err).
+		WithHint("try again when the remote can be reached, or give up what only keys in this pool can read with %s",
+			errs.Param("lose-keys"))
 }
 
 // withRepo opens the repository, calls fn, and records what was seen of the repository if fn succeeds.

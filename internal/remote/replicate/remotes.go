@@ -131,7 +131,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 
 	if _, err := os.Lstat(filepath.Join(top, q.Name)); err == nil {
 		return Added{}, errs.New(errs.Exists, opAdd, q.Name, "this pool already has a remote with this name").
-			WithHint("choose another name, or remove that remote with %s", errs.Run("remote rm", q.Name))
+			WithHint("choose another name")
 	}
 
 	// Make this host's key, then open or create the repository with it.
@@ -486,8 +486,8 @@ func Load(pool, name string, access Access) (*Remote, error) {
 
 	damaged := func(file, format string, args ...any) error {
 		return errs.New(errs.Damaged, opOpen, name, file+": "+format, args...).
-			WithHint("restore %s from a backup, or remove the remote with %s and add it again with a key",
-				filepath.Join(dir, file), errs.Run("remote rm", errs.Param("force"), name))
+			WithHint("restore %s from a backup, or add the repository under another name with %s and another key",
+				filepath.Join(dir, file), errs.Run("remote add", "NAME", "URL"))
 	}
 
 	// Parse remote.json, and the format alone first.
@@ -621,36 +621,6 @@ func (r *Remote) sharedRepo(pool string) bool {
 		}
 	}
 	return false
-}
-
-// checkOtherKeys returns an error unless a key other than this host's opens the repository.
-func (r *Remote) checkOtherKeys(ctx context.Context) error {
-	if r.Recipient == "" {
-		return nil // the key was not made for this remote, so it exists elsewhere
-	}
-
-	rp, err := r.Open(ctx)
-	if err != nil {
-		return err
-	}
-
-	defer rp.Close()
-
-	slots, err := rp.Slots(ctx)
-	if err != nil {
-		return err
-	}
-
-	for _, s := range slots {
-		if s.Recipient != r.Recipient {
-			return nil
-		}
-	}
-
-	return errs.New(errs.Conflict, opRemove, r.Name,
-		"this host's key is the only one that opens the repository: without it, nobody can read the repository").
-		WithHint("add another key with %s, or keep a copy of %s and use %s", errs.Run("remote key add", r.Name),
-			filepath.Join(r.dir, identityName), errs.Param("force"))
 }
 
 // IdentityFile returns the path of this host's key.

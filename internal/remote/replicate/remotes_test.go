@@ -103,7 +103,7 @@ func TestRemoteAdd(t *testing.T) {
 		t.Errorf("%v, %v", names, err)
 	}
 	// The pool is not removed while it has keys.
-	_, err = engine.Deinit(t.Context(), e.Dir(), false, testDrivers)
+	_, err = engine.Deinit(t.Context(), engine.DeinitRequest{Dir: e.Dir()}, testDrivers)
 	wantKind(t, err, errs.InUse, `operation "remote rm"`)
 
 	for _, n := range []string{"one", "two", "three"} {
@@ -119,6 +119,24 @@ func TestRemoteAdd(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: "only"}), errs.Conflict, `operation "remote key add"`)
+
+	// Keys that go together with the pool.
+	atStake := func() error { return CheckOtherKeys(t.Context(), e.Dir(), Access{}) }
+	wantKind(t, atStake(), errs.Conflict, `operation "remote key export" of only`)
+	key, err = os.ReadFile(added.IdentityFile())
+	must(t, err)
+	if _, err := Add(t.Context(), e, AddRequest{Name: "same", URL: none, Identity: string(key)}); err != nil {
+		t.Fatal(err)
+	}
+	wantKind(t, atStake(), errs.Conflict, `operation "remote key export" of only`) // both keys are in the pool
+	r, err = Load(e.Dir(), "only", Access{})
+	must(t, err)
+	_, err = AddKey(t.Context(), r, NewKey{Label: "people", Passphrase: "a few good words"})
+	must(t, err)
+	must(t, atStake())
+	must(t, os.Rename(filepath.Join(dir, "none"), filepath.Join(dir, "away")))
+	wantKind(t, atStake(), errs.NotFound, `parameter "lose-keys"`)
+	must(t, os.Rename(filepath.Join(dir, "away"), filepath.Join(dir, "none")))
 	if err := Remove(t.Context(), e, RemoveRequest{Name: "only", Force: true}); err != nil {
 		t.Fatal(err)
 	}

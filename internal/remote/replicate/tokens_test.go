@@ -218,7 +218,8 @@ func (w *world) copied(t *testing.T) *world {
 	o := &world{t: t, e: openEngine(t, to), dir: to}
 	t.Cleanup(func() {
 		o.e.Close()
-		if _, err := engine.Deinit(context.Background(), to, true, testDrivers); err != nil {
+		q := engine.DeinitRequest{Dir: to, Force: true}
+		if _, err := engine.Deinit(context.Background(), q, testDrivers); err != nil {
 			t.Errorf("deinit of a copy: %v", err)
 		}
 	})

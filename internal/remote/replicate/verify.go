@@ -142,8 +142,8 @@ func (v *Verified) Err() error {
 			errs.Run("remote prune", "REMOTE"))
 	}
 
-	return e.WithHint("pull the points without problems; remove the damaged ones with %s, and push them again",
-		errs.Run("remote delete", "REMOTE", "VOLUME@POINT"))
+	return e.WithHint("pull the points without problems, and repair the others with %s from the pool that pushed them",
+		errs.Run("verify", errs.Param("repair")))
 }
 
 // Verify checks that all objects in a remote that volumes need exist and are

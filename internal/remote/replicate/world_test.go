@@ -62,7 +62,8 @@ func initEngine(t *testing.T, q engine.InitRequest) *engine.Engine {
 	e := openEngine(t, pool)
 	t.Cleanup(func() {
 		e.Close()
-		if _, err := engine.Deinit(context.Background(), pool, true, testDrivers); err != nil {
+		q := engine.DeinitRequest{Dir: pool, Force: true}
+		if _, err := engine.Deinit(context.Background(), q, testDrivers); err != nil {
 			t.Errorf("deinit at the end: %v", err)
 		}
 		if _, err := os.Stat(pool); err == nil {

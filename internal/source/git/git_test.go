@@ -56,7 +56,7 @@ func newWorld(t testing.TB, driver string, size int64) *world {
 	}
 	t.Cleanup(func() {
 		e.Close()
-		if _, err := engine.Deinit(context.Background(), dir, true, drivers); err != nil {
+		if _, err := engine.Deinit(context.Background(), engine.DeinitRequest{Dir: dir, Force: true}, drivers); err != nil {
 			t.Errorf("deinit at the end: %v", err)
 		}
 	})
@@ -286,7 +286,18 @@ func TestWorkspaceErrors(t *testing.T) {
 	wrong(errs.Invalid, "https://", importOf(Source{URL: w.up}))
 	wrong(errs.Invalid, "https://", importOf(Source{URL: "ext::sh -c whoami"}))
 	wrong(errs.Invalid, "https://", importOf(Source{URL: "--upload-pack=x"}))
-	wrong(errs.Invalid, "git help credentials", importOf(Source{URL: "https://user:secret@example.com/x"}))
+	for _, u := range []string{"https://user:secret@example.com/x", "https://secret@example.com/x",
+		"https://example.com/x?private_token=secret", "ssh://git:secret@example.com/x", "https://user:sec%ret@host/x",
+		"https://user:/secret@example.com/x"} {
+		hint := "git help credentials"
+		if strings.Contains(u, ":/secret") || strings.Contains(u, "%") {
+			hint = "https://HOST/PATH" // not a URL
+		}
+		wrong(errs.Invalid, hint, importOf(Source{URL: u}))
+		if err := importOf(Source{URL: u})(); strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "%") {
+			t.Errorf("an error shows a secret: %v", err)
+		}
+	}
 	wrong(errs.Invalid, "", importOf(Source{URL: w.source().URL, PrepareKey: []string{"a"}}))
 	wrong(errs.Invalid, "", importOf(Source{URL: w.source().URL, Prepare: "true", PrepareKey: []string{"../a"}}))
 	wrong(errs.NotFound, "", importOf(Source{URL: "file://" + w.up + "-none"}))

@@ -93,16 +93,16 @@ func (s Source) check() error {
 		return errs.New(errs.Invalid, opImport, s.URL, format, args...)
 	}
 	u, err := url.Parse(s.URL)
-	scp := !strings.Contains(s.URL, "://") && !strings.HasPrefix(s.URL, "-") &&
-		strings.Contains(s.URL, ":") && !strings.Contains(s.URL, "::") &&
-		!strings.Contains(strings.SplitN(s.URL, ":", 2)[0], "/")
+	host, _, colon := strings.Cut(s.URL, ":")
+	scp := colon && !strings.Contains(s.URL, "://") && !strings.HasPrefix(s.URL, "-") &&
+		!strings.Contains(s.URL, "::") && !strings.Contains(host, "/")
 	switch {
 	case scp:
 	case err != nil || !schemes[u.Scheme]:
 		return bad("not the URL of a git repository").
 			WithHint("name it as https://HOST/PATH, ssh://HOST/PATH or file:///PATH")
-	case u.User != nil && hasPassword(u):
-		return bad("the URL contains a password, which every volume would contain").
+	case containsSecret(u):
+		return bad("the URL contains a password, a token or another credential, which every volume would contain").
 			WithHint("remove it from the URL, and let git find it: `git help credentials`")
 	}
 
@@ -122,9 +122,14 @@ func (s Source) check() error {
 	return nil
 }
 
-func hasPassword(u *url.URL) bool {
-	_, has := u.User.Password()
-	return has
+// containsSecret reports whether a URL may contain a secret. Hosts take tokens as the user name, and as parameters, so
+// URLs of http have neither; with ssh, the user is no secret.
+func containsSecret(u *url.URL) bool {
+	if u.Scheme == "http" || u.Scheme == "https" {
+		return u.User != nil || u.RawQuery != ""
+	}
+	_, password := u.User.Password()
+	return password
 }
 
 // prepareSum returns the SHA-256 of the command and of the files that it depends on, in the work tree dir. That files
