@@ -219,6 +219,9 @@ func generationFrom(g engine.Info) string {
 	if g.Mirror {
 		return "its source"
 	}
+	if g.Origin == "" {
+		return "imported"
+	}
 	return g.Origin + " (published)"
 }
 

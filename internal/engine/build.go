@@ -209,7 +209,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 			g.Overlay = *q.overlay
 		}
 		if q.filled != nil {
-			if err := q.filled.check(op, name, g, exists); err != nil {
+			if err := q.filled.check(tx, op, name, g, exists); err != nil {
 				return nil, err
 			}
 			g.Source, b.gen.Mirror = q.filled.Source, true

@@ -30,6 +30,7 @@ const maxClones = 100_000
 // CloneRequest says what to clone.
 type CloneRequest struct {
 	From      ref.Ref
+	Object    string        // ID of the object that From must name, else Conflict; "": any
 	Name      ref.Name      // of the volume; of many, NAME-1 ... NAME-Count
 	Count     int           // 0: one, called Name
 	Mount     bool          // mount the clones
@@ -267,6 +268,10 @@ func (q CloneRequest) resolveOrigin(tx *catalog.Tx) (row catalog.Row, reference 
 		return q.template, "", nil
 	}
 	row, err = tx.Resolve(q.op, q.From)
+	if err == nil && q.Object != "" && string(row.ID) != q.Object {
+		err = errs.New(errs.Conflict, q.op, q.From.String(), "it has been replaced by another in the meantime").
+			WithHint("try again")
+	}
 	return row, tx.RefOf(row), err
 }
 

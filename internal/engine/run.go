@@ -20,6 +20,7 @@ import (
 // RunRequest says which program to run in a clone of what.
 type RunRequest struct {
 	From    ref.Ref
+	Object  string   // as in CloneRequest
 	Name    ref.Name // of the volume; zero: generated
 	Keep    bool     // keep the volume after the program has ended, unmounted
 	May     Rights   // of the mount
@@ -75,8 +76,8 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 		q.Name = ref.MustName("run-" + string(e.newIdentity("").ID[:10]))
 	}
 
-	infos, err := e.Clone(ctx, CloneRequest{From: q.From, Name: q.Name, Mount: true, May: q.May, Ephemeral: !q.Keep,
-		Overlay: q.Overlay, GoldenDecides: q.GoldenDecides, Tracker: q.Tracker, op: opRun, empty: q.Empty})
+	infos, err := e.Clone(ctx, CloneRequest{From: q.From, Object: q.Object, Name: q.Name, Mount: true, May: q.May,
+		Ephemeral: !q.Keep, Overlay: q.Overlay, GoldenDecides: q.GoldenDecides, Tracker: q.Tracker, op: opRun, empty: q.Empty})
 	if err != nil {
 		return RunResult{}, err
 	}

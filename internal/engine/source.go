@@ -25,6 +25,7 @@ func sourceJSON(g catalog.Golden) json.RawMessage {
 type Sourced struct {
 	Source  string   // of the golden: see driver.GoldenProperties; "": none
 	Current Info     // the current generation
+	Numbers []int    // of all generations, the newest first
 	Mirrors []Mirror // the generations that were made from a source, the newest first
 }
 
@@ -65,6 +66,7 @@ func (e *Engine) GoldenSource(ctx context.Context, golden ref.Name, t *progress.
 		gens, err := tx.Generations(golden.String())
 		out = Sourced{Source: g.Source}
 		for _, r := range slices.Backward(gens) {
+			out.Numbers = append(out.Numbers, r.Generation)
 			if r.ID == id {
 				out.Current = generationInfo(r, g, e.caps.Name)
 			}
@@ -82,22 +84,32 @@ func (e *Engine) GoldenSource(ctx context.Context, golden ref.Name, t *progress.
 type Filled struct {
 	Source  string // of the golden from now on
 	Origin  string // of the generation, for users
-	Current *int   // generation that must be the current one, 0: there must be no golden; nil: any
+	Current *Info  // generation that must be the current one, the zero Info: there must be no golden; nil: any
 }
 
-// check returns an error if the golden is not as it was when the volume was filled. Exists, Conflict.
-func (f *Filled) check(op, name string, g catalog.Golden, exists bool) error {
-	switch {
-	case f.Current == nil || g.Current == *f.Current:
+// check returns an error if the golden is not as it was when the volume was filled. NotFound, Exists, Conflict.
+func (f *Filled) check(tx *catalog.Tx, op, name string, g catalog.Golden, exists bool) error {
+	if f.Current == nil {
 		return nil
-	case !exists:
+	}
+	if !exists {
+		if f.Current.ID == "" {
+			return nil
+		}
 		return errs.New(errs.NotFound, op, name, "the golden has been removed in the meantime")
-	case *f.Current == 0:
+	}
+
+	// Its number is not enough: the golden may have been removed, and made again.
+	row, _, err := tx.Generation(name, g.Current)
+	switch {
+	case err != nil || string(row.ID) == f.Current.ID:
+		return err
+	case f.Current.ID == "":
 		return errs.New(errs.Exists, op, name, "golden %q has been made in the meantime", name).
 			WithHint("fetch what is new with %s", errs.Run("golden refresh", name))
 	}
-	return errs.New(errs.Conflict, op, name, "generation %d has been published in the meantime", g.Current).
-		WithHint("try again")
+	return errs.New(errs.Conflict, op, name, "%s has been published in the meantime",
+		ref.Generation(name, g.Current)).WithHint("try again")
 }
 
 // whyMirror says why the generation that mirrorOf finds stays.

@@ -47,7 +47,8 @@ func MaskURLs(text string) string {
 func cutUser(rest string) (user, host string) {
 	authority, _, _ := strings.Cut(rest, "/")
 	at := strings.LastIndexByte(authority, '@')
-	if _, err := url.Parse("x://" + authority); at < 0 && err != nil {
+	_, err := url.Parse("x://" + authority)
+	if at < 0 && (err != nil || strings.HasSuffix(authority, ":")) {
 		at = strings.LastIndexByte(rest, '@') // as in https://user:pass/word@host
 	}
 	if at < 0 {

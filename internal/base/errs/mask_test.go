@@ -14,6 +14,7 @@ func TestMaskURLs(t *testing.T) {
 		"https://user:pw@host/x":                             "https://***@host/x",
 		"https://ghp_TOKEN@host:8443/x and 'http://a:b@c/d'": "https://***@host:8443/x and 'http://***@c/d'",
 		"https://user:p/w@host/x":                            "https://***@host/x",
+		"https://user:/pw@host/x":                            "https://***@host/x",
 		"https://user:p%zz@host/x":                           "https://***@host/x",
 		"https://user:p@w@host/x":                            "https://***@host/x",
 		"ssh://git@host/x":                                   "ssh://git@host/x",

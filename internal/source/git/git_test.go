@@ -290,7 +290,7 @@ func TestWorkspaceErrors(t *testing.T) {
 		"https://example.com/x?private_token=secret", "ssh://git:secret@example.com/x", "https://user:sec%ret@host/x",
 		"https://user:/secret@example.com/x"} {
 		hint := "git help credentials"
-		if strings.Contains(u, ":/secret") || strings.Contains(u, "%") {
+		if strings.Contains(u, "%") {
 			hint = "https://HOST/PATH" // not a URL
 		}
 		wrong(errs.Invalid, hint, importOf(Source{URL: u}))

@@ -2,6 +2,7 @@ package git
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -61,12 +62,12 @@ func Import(ctx context.Context, e *engine.Engine, q ImportRequest) (Made, error
 	was, err := e.GoldenSource(ctx, q.Golden, q.Tracker)
 	switch {
 	case errs.Is(err, errs.NotFound):
-		m.expect = new(int)
+		m.expect = &engine.Info{}
 	case err != nil:
 		return Made{}, err
 	case waited && !q.Update: // another process has just made it
 		s, err := ParseSource(opImport, q.Golden.String(), was.Source)
-		if mirror, ok := newestMirror(was, q.Source); err == nil && ok && s.URL == q.Source.URL {
+		if mirror, ok := newestMirror(was, q.Source); err == nil && ok && s.asks(q.Source) {
 			return Made{Info: mirror.Info, URL: s.URL, Commit: commitOf(mirror.Info), Unchanged: true}, nil
 		}
 		fallthrough
@@ -76,7 +77,10 @@ func Import(ctx context.Context, e *engine.Engine, q ImportRequest) (Made, error
 				errs.Param("update"))
 	default:
 		m.force = true
-		m.begin(was) // nothing of another repository stays
+		// Nothing of another repository stays, and options may need more than what is here.
+		if s, err := ParseSource(opImport, q.Golden.String(), was.Source); err == nil && s.fetches(q.Source) {
+			m.begin(was)
+		}
 	}
 
 	return m.run(ctx)
@@ -113,7 +117,7 @@ func Refresh(ctx context.Context, e *engine.Engine, q RefreshRequest) (Made, err
 
 	m := &maker{e: e, op: opRefresh, golden: q.Golden, source: source, env: q.Env, tracker: q.Tracker}
 	m.begin(was)
-	m.expect = &was.Current.Generation
+	m.expect = &was.Current
 	m.force = m.from != generation(was.Current)
 	return m.run(ctx)
 }
@@ -146,13 +150,15 @@ func Checkout(ctx context.Context, e *engine.Engine, q CheckoutRequest, clones *
 	}
 
 	revision := q.Revision
-	if strings.HasPrefix(revision, "-") || strings.ContainsAny(revision, " ~^:?*[\\") || revision == "" {
+	if !isRevision(revision) {
 		return errs.New(errs.Invalid, opCheckout, revision, "not the name of a branch, tag or commit")
 	}
 
-	if clones.From, err = mirrorToClone(was, source, clones.From); err != nil {
+	mirror, err := mirrorToClone(was, source, clones.From)
+	if err != nil {
 		return err
 	}
+	clones.From, clones.Object = generation(mirror), mirror.ID
 
 	clones.Prepare = func(ctx context.Context, name, dir string) error {
 		r, err := openRepository(repository{op: opCheckout, name: name, dir: dir, source: source, env: q.Env,
@@ -160,33 +166,47 @@ func Checkout(ctx context.Context, e *engine.Engine, q CheckoutRequest, clones *
 		if err != nil {
 			return err
 		}
+		if err := r.distrustIndex(ctx); err != nil {
+			return err
+		}
 		return r.checkout(ctx, revision, q.Offline)
 	}
 	return nil
 }
 
+// isRevision reports whether a text may name a branch, a tag or a commit: see git help check-ref-format.
+func isRevision(s string) bool {
+	bad := s == "" || s == "@" || strings.ContainsAny(s, " ~^:?*[\\\t\n\x7f") || strings.HasPrefix(s, "-") ||
+		strings.HasPrefix(s, "+") || strings.HasPrefix(s, "/") || strings.HasSuffix(s, "/") || strings.HasSuffix(s, ".")
+	for _, part := range []string{"..", "//", "@{", "/.", ".lock/"} {
+		bad = bad || strings.Contains(s+"/", part)
+	}
+	return !bad
+}
+
 // mirrorToClone returns the generation that a reference to a golden names, if git may run in clones of it. NotFound,
 // Invalid.
-func mirrorToClone(was engine.Sourced, s Source, from ref.Ref) (ref.Ref, error) {
+func mirrorToClone(was engine.Sourced, s Source, from ref.Ref) (engine.Info, error) {
 	if from.At == "" {
 		from = generation(was.Current)
 	}
 	n, ok := from.Generation()
-	if !ok {
-		return from, errs.New(errs.NotFound, opCheckout, from.String(), "not a generation of a golden")
+	if !ok || !slices.Contains(was.Numbers, n) {
+		return engine.Info{}, errs.New(errs.NotFound, opCheckout, from.String(), "no generation has this number").
+			WithHint("list generations with %s", errs.Run("golden show", from.Name))
 	}
 	if m, ok := was.Mirror(n); ok && madeOf(m, s) {
-		return from, nil
+		return m.Info, nil
 	}
 
-	// A generation that does not exist is not found when it is cloned.
 	e := errs.New(errs.Invalid, opCheckout, from.String(),
-		"it was published from a volume, in which a session could change the repository: git does not run in it")
+		"it was not made from the repository by Pando, but published, imported or pulled: git does not run in it, as a "+
+			"session may have changed what git obeys")
 	if m, ok := newestMirror(was, s); ok {
-		return from, e.WithHint("clone the newest generation of the repository with %s, or this one without %s",
+		return engine.Info{}, e.WithHint("clone the newest generation of the repository with %s, or this one without %s",
 			errs.Run("clone", generation(m.Info).String(), errs.Param("git-ref"), "REVISION"), errs.Param("git-ref"))
 	}
-	return from, e.WithHint("make a generation of the repository with %s, or clone this one without %s",
+	return engine.Info{}, e.WithHint("make a generation of the repository with %s, or clone this one without %s",
 		errs.Run("golden refresh", from.Name), errs.Param("git-ref"))
 }
 
@@ -199,7 +219,10 @@ func generation(g engine.Info) ref.Ref {
 const commitMark = "#"
 
 // madeOf reports whether a mirror was made from the repository of a source.
-func madeOf(m engine.Mirror, s Source) bool { return strings.HasPrefix(m.Origin, s.URL+commitMark) }
+func madeOf(m engine.Mirror, s Source) bool {
+	url, _, marked := cutLast(m.Origin, commitMark)
+	return marked && url == s.URL
+}
 
 // newestMirror returns the newest generation that Import or Refresh made from the repository of a source.
 func newestMirror(was engine.Sourced, s Source) (engine.Mirror, bool) {
@@ -213,7 +236,17 @@ func newestMirror(was engine.Sourced, s Source) (engine.Mirror, bool) {
 
 // commitOf returns the commit of a generation that was made here.
 func commitOf(g engine.Info) string {
-	return g.Origin[strings.LastIndex(g.Origin, commitMark)+1:]
+	_, commit, _ := cutLast(g.Origin, commitMark)
+	return commit
+}
+
+// cutLast is strings.Cut at the last separator: a URL may contain others.
+func cutLast(s, sep string) (before, after string, found bool) {
+	i := strings.LastIndex(s, sep)
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+len(sep):], true
 }
 
 // maker makes one generation.
@@ -221,8 +254,9 @@ type maker struct {
 	e       *engine.Engine
 	op      string
 	golden  ref.Name
-	from    ref.Ref // the generation to begin with, a mirror; the zero Ref: an empty directory
-	expect  *int    // see engine.Filled
+	from    ref.Ref      // the generation to begin with, a mirror; the zero Ref: an empty directory
+	object  string       // its ID
+	expect  *engine.Info // see engine.Filled
 	source  Source
 	env     []string
 	force   bool // make a generation even if nothing is new
@@ -237,7 +271,7 @@ type maker struct {
 func (m *maker) begin(was engine.Sourced) {
 	mirror, ok := newestMirror(was, m.source)
 	if ok {
-		m.from = generation(mirror.Info)
+		m.from, m.object = generation(mirror.Info), mirror.ID
 	}
 	if m.source.PreparedIn != mirror.Volume { // a newer one has been removed
 		m.source.Prepared = ""
@@ -259,7 +293,8 @@ func (m *maker) run(ctx context.Context) (Made, error) {
 		}
 	}
 
-	_, err := m.e.Run(ctx, engine.RunRequest{From: m.from, Empty: m.fresh(), Do: m.fill, Tracker: m.tracker})
+	_, err := m.e.Run(ctx, engine.RunRequest{From: m.from, Object: m.object, Empty: m.fresh(), Do: m.fill,
+		Tracker: m.tracker})
 	m.out.URL = m.source.URL
 	return m.out, err
 }
@@ -274,8 +309,8 @@ func (m *maker) fill(ctx context.Context, vol engine.Info) error {
 
 	if m.fresh() {
 		err = r.create(ctx)
-	} else {
-		err = r.configure(ctx)
+	} else if err = r.configure(ctx); err == nil {
+		err = r.distrustIndex(ctx)
 	}
 	if err != nil {
 		return err
@@ -302,6 +337,10 @@ func (m *maker) fill(ctx context.Context, vol engine.Info) error {
 
 	if before == after && !m.force && !m.fresh() {
 		was, err := m.e.GoldenSource(ctx, m.golden, m.tracker)
+		if err == nil && was.Current.ID != m.expect.ID {
+			err = errs.New(errs.Conflict, m.op, r.name, "%s has been published in the meantime", generation(was.Current)).
+				WithHint("try again")
+		}
 		m.out.Info, m.out.Unchanged = was.Current, true
 		return err
 	}

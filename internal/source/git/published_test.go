@@ -208,6 +208,84 @@ func TestMirror(t *testing.T) {
 	}
 }
 
+// TestPreparedIndex: the files of the next commit are those of the commit, whatever the command to prepare it told git.
+func TestPreparedIndex(t *testing.T) {
+	w := newWorld(t, reflink.Name, 800<<20)
+	w.commit("a", "one")
+	s := w.source()
+	s.Prepare = "git update-index --skip-worktree a; echo local > a; touch .git/index.lock"
+	w.imports(s)
+	one := w.upstream("rev-parse", "HEAD")
+	w.same(w.clone("at", "trunk"), one)
+	two := w.commit("a", "two")
+	w.refresh()
+	w.same(w.clone("after", "trunk"), two)
+}
+
+// TestRevisions: a name means the branch before the tag, and the tag before the commit; a full name only what it says.
+func TestRevisions(t *testing.T) {
+	w := newWorld(t, reflink.Name, 800<<20)
+	one := w.commit("a", "one")
+	branch := func(name string) string {
+		w.upstream("checkout", "-q", "-b", name, "trunk")
+		defer w.upstream("checkout", "-q", "trunk")
+		return w.commit("a", name)
+	}
+	other, nested, hash := branch("other"), branch("origin/other"), branch("deadbee")
+	w.upstream("tag", "deadbee", one)
+	w.upstream("tag", "-a", "-m", "x", "v1", other)
+	w.upstream("symbolic-ref", "refs/heads/foo/HEAD", "refs/heads/other") // is not HEAD
+	w.imports(w.source())
+	late, lateHash := branch("late"), branch("0123456789012345678901234567890123456789")
+
+	for name, c := range map[string]struct{ revision, commit, branch string }{
+		"a": {"other", other, "other"}, "b": {"origin/other", nested, "origin/other"},
+		"c": {"refs/heads/other", other, "other"}, "d": {"refs/heads/origin/other", nested, "origin/other"},
+		"e": {"deadbee", hash, "deadbee"}, "f": {"refs/tags/deadbee", one, "HEAD"}, "g": {"v1", other, "HEAD"},
+		"h": {"late", late, "late"}, "i": {"origin/late", late, "late"}, "j": {"heads/late", late, "late"},
+		"k": {"0123456789012345678901234567890123456789", lateHash, "0123456789012345678901234567890123456789"},
+		"l": {"tags/v1", other, "HEAD"}, "m": {one[:9], one, "HEAD"},
+	} {
+		dir := w.clone("at-"+name, c.revision)
+		w.is(dir, c.commit)
+		if got := gitIn(t, dir, "rev-parse", "--abbrev-ref", "HEAD"); strings.TrimPrefix(got, "heads/") != c.branch {
+			t.Errorf("%s is on %s, not on %s", c.revision, got, c.branch)
+		}
+	}
+
+	// HEAD becomes a commit, and the repository goes away.
+	w.upstream("checkout", "-q", "--detach", other)
+	if made := w.refresh(); made.Branch != "" || made.Commit != other {
+		t.Errorf("%+v", made)
+	}
+	if got := gitIn(t, w.clone("detached", ""), "for-each-ref", "--format=%(refname)", "refs/heads"); got != "" {
+		t.Errorf("branches that stayed behind: %s", got)
+	}
+	must(t, os.Rename(w.up, w.up+"-away"))
+	_, err := w.tryClone("away", "late", false)
+	if err == nil || strings.Contains(err.Error(), "no such branch") ||
+		!strings.Contains(errs.HintOf(err), "git-offline") {
+		t.Errorf("without the repository: %v (%s)", err, errs.HintOf(err))
+	}
+}
+
+// TestGoldenReplaced: a golden that was removed and published anew between the look at it and the clone is not the one
+// that was looked at.
+func TestGoldenReplaced(t *testing.T) {
+	w := newWorld(t, plain.Name, 100<<20)
+	w.commit("a", "one")
+	w.imports(w.source())
+	w.clone("v", "")
+	q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("late")}
+	must(t, Checkout(t.Context(), w.e, CheckoutRequest{Revision: "trunk", Env: os.Environ()}, &q))
+	_, err := w.e.RemoveGolden(t.Context(), ref.Ref{Name: "g"})
+	must(t, err)
+	w.publish("v")
+	if _, err := w.e.Clone(t.Context(), q); !errs.Is(err, errs.Conflict) {
+		t.Errorf("git may have run in what a session published: %v", err)
+	}
+}
+
 // TestPublishedInTheMeantime: a refresh does not replace what somebody has published since it began, nor an import a
 // golden that it did not find.
 func TestPublishedInTheMeantime(t *testing.T) {
@@ -216,11 +294,11 @@ func TestPublishedInTheMeantime(t *testing.T) {
 	w.imports(w.source())
 	w.clone("v", "")
 	before := w.volumes()
-	for current, want := range map[int]errs.Kind{0: errs.Exists, 2: errs.Conflict} {
+	for current, want := range map[string]errs.Kind{"": errs.Exists, "another": errs.Conflict} {
 		_, err := w.e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName("g"), Volume: ref.MustName("v"),
-			Force: true, Filled: &engine.Filled{Source: "{}", Origin: "x#1", Current: &current}})
+			Force: true, Filled: &engine.Filled{Source: "{}", Origin: "x#1", Current: &engine.Info{ID: current}}})
 		if !errs.Is(err, want) {
-			t.Errorf("generation 1 is current, and %d was: %v", current, err)
+			t.Errorf("generation 1 is current, and %q was: %v", current, err)
 		}
 	}
 	if after := w.volumes(); !slices.Equal(before, after) {

@@ -170,9 +170,9 @@ func (r *repository) configure(ctx context.Context) error {
 	checkStat = minimal
 	trustctime = false
 [remote "origin"]
-	url = %s
+	url = "%s"
 	fetch = +refs/heads/*:refs/remotes/origin/*
-`, strconv.Quote(r.source.URL))
+`, strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(r.source.URL))
 	format, err := r.objectFormat(ctx)
 	if err != nil {
 		return err
@@ -188,6 +188,39 @@ func (r *repository) configure(ctx context.Context) error {
 	}
 	defer root.Close()
 	return errs.Wrap(r.op, r.name, treewalk.ReplaceFile(root, ".git/config", []byte(config), 0o644))
+}
+
+// distrustIndex makes the next checkout compare each file that the command of --prepare told git not to look at
+// (assume-unchanged, skip-worktree, a sparse checkout), and takes a lock away that it left.
+func (r *repository) distrustIndex(ctx context.Context) error {
+	out, err := r.git(ctx, "ls-files", "-v")
+	if err != nil {
+		return r.problem("cannot read the index", err)
+	}
+	remove := []string{"index.lock"}
+	for line := range strings.Lines(out) {
+		if tag := line[0]; tag == 'S' || 'a' <= tag && tag <= 'z' {
+			remove = append(remove, "index")
+			break
+		}
+	}
+
+	root, err := os.Open(r.dir)
+	if err != nil {
+		return errs.Wrap(r.op, r.name, err)
+	}
+	defer root.Close()
+	dir, err := treewalk.Open(root, ".git")
+	if err != nil {
+		return errs.Wrap(r.op, r.name, err)
+	}
+	defer dir.Close()
+	for _, name := range remove {
+		if err := unix.Unlinkat(int(dir.Fd()), name, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+			return errs.Wrap(r.op, r.name, err)
+		}
+	}
+	return nil
 }
 
 // objectFormat returns the hash function of the repository, as far as its configuration says.
@@ -227,8 +260,8 @@ func (r *repository) defaultBranch(ctx context.Context) (string, error) {
 		return "", r.problem("cannot reach "+r.source.URL, err)
 	}
 	for line := range strings.Lines(out) {
-		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "ref: refs/heads/"); ok {
-			name, _, _ = strings.Cut(name, "\t")
+		name, of, _ := strings.Cut(strings.TrimSpace(line), "\t")
+		if name, ok := strings.CutPrefix(name, "ref: refs/heads/"); ok && of == "HEAD" { // others end in /HEAD
 			return name, nil
 		}
 	}

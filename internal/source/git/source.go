@@ -13,7 +13,9 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"pando/internal/base/errs"
 )
@@ -28,6 +30,16 @@ type Source struct {
 	PrepareKey []string `json:"prepare_key,omitempty"` // files on which its result depends; nil: on everything
 	Prepared   string   `json:"prepared,omitempty"`    // SHA-256 of the command and these files when it ran last
 	PreparedIn string   `json:"prepared_in,omitempty"` // ID of the volume that was filled last, for which Prepared holds
+}
+
+// fetches reports whether another source fetches the same.
+func (s Source) fetches(o Source) bool {
+	return s.URL == o.URL && s.Depth == o.Depth && s.Submodules == o.Submodules && s.LFS == o.LFS
+}
+
+// asks reports whether a user who asks for another source asks for the same.
+func (s Source) asks(o Source) bool {
+	return s.fetches(o) && s.Prepare == o.Prepare && slices.Equal(s.PrepareKey, o.PrepareKey)
 }
 
 // golden is the source of a golden.
@@ -97,6 +109,8 @@ func (s Source) check() error {
 	scp := colon && !strings.Contains(s.URL, "://") && !strings.HasPrefix(s.URL, "-") &&
 		!strings.Contains(s.URL, "::") && !strings.Contains(host, "/")
 	switch {
+	case strings.ContainsFunc(s.URL, func(c rune) bool { return c < ' ' || c == 0x7f || c == utf8.RuneError }):
+		return bad("the URL has control characters, or is not UTF-8")
 	case scp:
 	case err != nil || !schemes[u.Scheme]:
 		return bad("not the URL of a git repository").
@@ -126,7 +140,7 @@ func (s Source) check() error {
 // URLs of http have neither; with ssh, the user is no secret.
 func containsSecret(u *url.URL) bool {
 	if u.Scheme == "http" || u.Scheme == "https" {
-		return u.User != nil || u.RawQuery != ""
+		return u.User != nil || u.RawQuery != "" || strings.HasSuffix(u.Host, ":") // as in user:/word@host
 	}
 	_, password := u.User.Password()
 	return password
