@@ -77,7 +77,8 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	}
 
 	infos, err := e.Clone(ctx, CloneRequest{From: q.From, Object: q.Object, Name: q.Name, Mount: true, May: q.May,
-		Ephemeral: !q.Keep, Overlay: q.Overlay, GoldenDecides: q.GoldenDecides, Tracker: q.Tracker, op: opRun, empty: q.Empty})
+		Ephemeral: !q.Keep, Overlay: q.Overlay, GoldenDecides: q.GoldenDecides, Tracker: q.Tracker,
+		op: opRun, empty: q.Empty})
 	if err != nil {
 		return RunResult{}, err
 	}

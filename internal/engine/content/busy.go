@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"pando/internal/base/errs"
+	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 	"pando/internal/linux/kernel"
 	"pando/internal/linux/mount"
@@ -33,10 +34,10 @@ func (acc *Access) Busy(ctx context.Context, why Reason, volumes []Volume) error
 		}
 
 		// Whoever has its files open, or something mounted below.
-		if used, err := acc.busyHere(ctx, v); err != nil {
+		if used, err := acc.busyHere(ctx, v, w); err != nil {
 			return err
 		} else if used {
-			return acc.holdersError(ctx, why, v.Row, v.Record, w, deviceHere(v.Record))
+			return acc.heldError(ctx, why, v.Row, v.Record, w)
 		}
 
 		// Copies of the mount in other namespaces.
@@ -58,16 +59,14 @@ func (acc *Access) Busy(ctx context.Context, why Reason, volumes []Volume) error
 }
 
 // busyHere reports whether something uses a volume where it is mounted in this namespace.
-func (acc *Access) busyHere(ctx context.Context, v Volume) (bool, error) {
+func (acc *Access) busyHere(ctx context.Context, v Volume, w driver.Attachment) (bool, error) {
 	a := v.Record
 	switch {
 	case acc.OwnMountState(v.Row, a) != Mounted:
 		return false, nil
-	case a.MountID == 0 && a.Dev == 0: // a link to a tree
-		return false, nil
-	case a.MountID == 0: // a block device
-		holders, err := mount.Holders(ctx, mount.Query{Dev: a.Dev})
-		return err == nil && len(holders) > 0, nil
+	case a.MountID == 0: // a block device, or a link to a tree
+		holders, _ := mount.Holders(ctx, mount.Query{Dev: deviceOf(a, w)})
+		return len(holders) > 0, nil
 	}
 
 	// The first of these calls only looks: umount(2), MNT_EXPIRE. Whatever follows a path to the mount, such as
