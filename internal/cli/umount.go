@@ -10,7 +10,8 @@ import (
 )
 
 func (a *App) umountCommand() *cobra.Command {
-	return &cobra.Command{
+	var discard bool
+	c := &cobra.Command{
 		Use:     "umount VOLUME",
 		GroupID: "volumes",
 		Short:   "Unmount a volume",
@@ -18,9 +19,10 @@ func (a *App) umountCommand() *cobra.Command {
 something uses the volume, pando names the processes and mount namespaces and
 leaves it mounted.
 
-Data in memory is written to the pool first. If that fails because the pool is
-full, umount fails and VOLUME stays mounted, so that you can copy the data
-elsewhere. Running umount a second time discards it.`,
+Data in memory is written to the pool first. If that fails, for example because
+the pool is full, or if any write has failed since VOLUME was mounted, umount
+fails, however often you run it, and VOLUME stays mounted, so that you can copy
+the data elsewhere. --discard unmounts it without that data.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeVolumes(1),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
@@ -29,7 +31,7 @@ elsewhere. Running umount a second time discards it.`,
 				return err
 			}
 
-			v, err := e.Umount(ctx, engine.UmountRequest{Volume: volume})
+			v, err := e.Umount(ctx, engine.UmountRequest{Volume: volume, Discard: discard})
 			if err != nil {
 				return err
 			}
@@ -37,4 +39,7 @@ elsewhere. Running umount a second time discards it.`,
 			return a.printResult(v, "", "%s  not mounted\n", v.Name)
 		}),
 	}
+
+	c.Flags().BoolVar(&discard, "discard", false, "give up data that could not be stored in the pool")
+	return c
 }

@@ -7,6 +7,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/base/warnings"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/content"
@@ -148,22 +149,24 @@ func (e *Engine) alreadyMounted(row catalog.Row, a catalog.MountRecord, dir stri
 
 // UmountRequest says what to unmount.
 type UmountRequest struct {
-	Volume ref.Name
+	Volume  ref.Name
+	Discard bool // unmount it even if data written to it could not be stored in the pool, and is lost then
 }
 
 // Umount undoes Mount, and returns space that was freed inside the volume to the pool.
 // It does nothing if the volume is not mounted. NotFound, InUse (naming the processes
-// that use it). NoSpace or IO, once, if data written to the volume could not be stored
-// in the pool: the volume stays mounted, and the next Umount discards that data.
+// that use it). NoSpace or IO if data written to the volume since it was mounted could not
+// be stored in the pool: the volume stays mounted, however often Umount is called, unless
+// Discard is set.
 func (e *Engine) Umount(ctx context.Context, q UmountRequest) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
-	return e.umount(ctx, q.Volume.String())
+	return e.umount(ctx, q.Volume.String(), q.Discard)
 }
 
 // umount is Umount within an operation that has begun.
-func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
+func (e *Engine) umount(ctx context.Context, name string, discard bool) (Info, error) {
 	if err := e.needRoot("umount", name); err != nil {
 		return Info{}, err
 	}
@@ -195,8 +198,9 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 	}
 
 	err = e.content.InUse(ctx, reasonFor("umount"), []content.Volume{{Row: row, Record: att, HasRecord: true}})[0]
+	var lostAt time.Time
 	if err == nil && e.content.OwnMountState(row, att) == content.Mounted {
-		if err := e.content.UmountWriteBack(ctx, row, att); err != nil {
+		if lostAt, err = e.content.UmountWriteBack(ctx, row, att, discard); err != nil {
 			_ = e.ledger.Unmark(ctx, row.ID)
 			return Info{}, err
 		}
@@ -207,6 +211,11 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 	if err != nil {
 		e.ledger.UnmarkFailed(ctx, row.ID, err)
 		return Info{}, errs.Wrap("umount", name, err)
+	}
+
+	if !lostAt.IsZero() {
+		warnings.AddEach(ctx, "%s is unmounted without data written before %s, which could not be stored in the pool",
+			row.Name, lostAt.Local().Format(time.DateTime))
 	}
 
 	err = e.recordUmount(ctx, &row)

@@ -141,7 +141,7 @@ func (e *Engine) endRun(ctx context.Context, keep bool, r *RunResult, id driver.
 		if err := e.ledger.Unmark(ctx, id); err != nil {
 			return err
 		}
-		if _, err = e.umount(ctx, row.Name); errs.Is(err, errs.InUse) {
+		if _, err = e.umount(ctx, row.Name, false); errs.Is(err, errs.InUse) {
 			r.Held, err = err, nil
 		}
 		return err

@@ -28,6 +28,17 @@ func mayUseReserve(ctx context.Context) context.Context {
 	return withCall(ctx, c)
 }
 
+// records is what content records in the catalogue.
+type records struct{ *catalog.Catalog }
+
+// NoteLostWrites is that of the catalogue, and may spend the reserve: a full pool is why writes are lost, and the kernel
+// does not report it again.
+func (r records) NoteLostWrites(
+	ctx context.Context, a catalog.MountRecord, shared func(catalog.MountRecord) bool,
+) error {
+	return r.Catalog.NoteLostWrites(mayUseReserve(ctx), a, shared)
+}
+
 // spendReserve frees a part of the reserve for a call that frees space, and reports whether
 // it is worth retrying.
 func (e *Engine) spendReserve(ctx context.Context) bool {

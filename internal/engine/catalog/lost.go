@@ -11,8 +11,7 @@ import (
 // Lost describes writes to a mounted volume that never reached the pool: the kernel reports each failure once, to the
 // first process that asks.
 type Lost struct {
-	At   time.Time // when Pando last noticed
-	Told bool      // an umount has failed because of it
+	At time.Time // when Pando last noticed
 }
 
 const lostPrefix = "lost-"
@@ -24,11 +23,7 @@ func (t *Tx) SetLost(a MountRecord, l Lost) error {
 		AND substr(key, 6) NOT IN (SELECT id FROM attachments)`); err != nil {
 		return err
 	}
-	told := 0
-	if l.Told {
-		told = 1
-	}
-	return t.SetMeta(lostPrefix+string(a.ID), fmt.Sprintf("%d %d %d", toNano(a.At), toNano(l.At), told))
+	return t.SetMeta(lostPrefix+string(a.ID), fmt.Sprintf("%d %d 0", toNano(a.At), toNano(l.At)))
 }
 
 // Lost returns what is known of writes that were lost in this mount.
@@ -38,11 +33,10 @@ func (t *Tx) Lost(a MountRecord) (l Lost, ok bool, err error) {
 		return l, false, err
 	}
 	var since, at int64
-	var told int
-	if n, _ := fmt.Sscanf(v, "%d %d %d", &since, &at, &told); n != 3 || since != toNano(a.At) {
+	if n, _ := fmt.Sscanf(v, "%d %d", &since, &at); n != 2 || since != toNano(a.At) {
 		return l, false, nil // of an earlier mount
 	}
-	return Lost{At: fromNano(at), Told: told == 1}, true, nil
+	return Lost{At: fromNano(at)}, true, nil
 }
 
 // ForgetLost removes what SetLost has recorded of an object. Absent is success.
@@ -60,32 +54,14 @@ func (c *Catalog) LostWrites(ctx context.Context, a MountRecord) (l Lost, known 
 	return l, known, err
 }
 
-// TellLostWrites records that the user has been told of lost writes. A power loss may undo that.
-func (c *Catalog) TellLostWrites(ctx context.Context, a MountRecord, l Lost) error {
-	l.Told = true
-	return c.Update(ctx, Soft, func(tx *Tx) error { return tx.SetLost(a, l) })
-}
-
-// Loss is what NoteLostWrites records.
-type Loss struct {
-	Told    bool                   // the caller reports it now
-	Stopped bool                   // nothing more can be lost, as nothing more can be written
-	Shared  func(MountRecord) bool // nil, or others that may have lost them, as they share a filesystem
-}
-
-// NoteLostWrites records that writes were lost now, noticed in the mount a. A power loss may undo that.
-func (c *Catalog) NoteLostWrites(ctx context.Context, a MountRecord, l Loss) error {
-	now := time.Now()
-	note := func(tx *Tx, x MountRecord) error {
-		if old, known, err := tx.Lost(x); err != nil || known && old.Told && l.Stopped {
-			return err // a stopped filesystem cannot lose more
-		}
-		return tx.SetLost(x, Lost{At: now, Told: l.Told && x.ID == a.ID})
-	}
-
+// NoteLostWrites records that writes were lost now, noticed in the mount a, and if shared is not nil, in all mounts for
+// which it holds: they share a filesystem, which does not say whose writes it has lost. A power loss may undo that; it
+// unmounts everything, too.
+func (c *Catalog) NoteLostWrites(ctx context.Context, a MountRecord, shared func(MountRecord) bool) error {
+	lost := Lost{At: time.Now()}
 	return c.Update(ctx, Soft, func(tx *Tx) error {
-		if l.Shared == nil {
-			return note(tx, a)
+		if shared == nil {
+			return tx.SetLost(a, lost)
 		}
 
 		all, err := tx.MountRecords()
@@ -94,10 +70,10 @@ func (c *Catalog) NoteLostWrites(ctx context.Context, a MountRecord, l Loss) err
 		}
 
 		for _, x := range all {
-			if !l.Shared(x) {
+			if !shared(x) {
 				continue
 			}
-			if err := note(tx, x); err != nil {
+			if err := tx.SetLost(x, lost); err != nil {
 				return err
 			}
 		}

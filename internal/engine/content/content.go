@@ -33,17 +33,15 @@ type Records interface {
 	// LostWrites returns what is known of writes that were lost while a volume was mounted as a says.
 	LostWrites(ctx context.Context, a catalog.MountRecord) (l catalog.Lost, known bool, err error)
 
-	// TellLostWrites records that the user has been told of them.
-	TellLostWrites(ctx context.Context, a catalog.MountRecord, l catalog.Lost) error
-
 	// LowerLoop returns the loop device that a lower layer was last attached to. It may have another file by now.
 	LowerLoop(ctx context.Context, id driver.ObjectID) (index int, known bool, err error)
 
 	// SetLowerLoop records the loop device that a lower layer is attached to.
 	SetLowerLoop(ctx context.Context, id driver.ObjectID, index int) error
 
-	// NoteLostWrites records that writes were lost now.
-	NoteLostWrites(ctx context.Context, a catalog.MountRecord, l catalog.Loss) error
+	// NoteLostWrites records that writes were lost now, in a mounted volume, and in all for which shared holds, if that is
+	// not nil. It may spend the pool's reserve.
+	NoteLostWrites(ctx context.Context, a catalog.MountRecord, shared func(catalog.MountRecord) bool) error
 }
 
 // New returns an Access to the objects that drv keeps in a pool.

@@ -20,6 +20,8 @@ import (
 type unwritten struct {
 	cause   error // nil: everything was written
 	stopped bool  // nor can anything be from now on: the filesystem in the image has given up
+
+	unrecorded error // why this could not be recorded: then the next umount may not know of it
 }
 
 // writeBack writes what is in memory of a filesystem or block device, given its root, to the pool. The kernel reports a
@@ -95,34 +97,36 @@ func (acc *Access) writeBackUpper(ctx context.Context, row catalog.Row, a catalo
 	return writeBack(root, false)
 }
 
-// UmountWriteBack makes sure that unmounting a volume does not lose data in silence. It fails once if data was lost
-// since the volume was mounted, whichever process noticed first; the next time it warns.
-func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catalog.MountRecord) error {
+// UmountWriteBack makes sure that unmounting a volume does not lose data in silence. It fails each time if data was lost
+// since the volume was mounted, whichever process noticed it: a later sync that succeeds writes nothing of it. With
+// discard it succeeds, and returns when pando last noticed such a loss; zero if nothing was lost. NoSpace, IO.
+func (acc *Access) UmountWriteBack(
+	ctx context.Context, row catalog.Row, a catalog.MountRecord, discard bool,
+) (lostAt time.Time, err error) {
 	u := acc.writeBackMounted(ctx, row, a)
 	if u.cause == nil {
 		u.cause = acc.syncIfNearlyFull(ctx, row)
 	}
+	if u.cause != nil {
+		u.unrecorded = acc.recordLostWrites(ctx, a) // even to discard it: the umount may still be refused
+	}
+
 	lost, known, err := acc.records.LostWrites(ctx, a)
-	if err != nil {
-		return err
-	}
-
 	switch {
+	case err != nil && u.cause == nil:
+		return lostAt, err
 	case u.cause == nil && !known:
-		return nil
-	case known && lost.Told && (u.cause == nil || u.stopped): // nothing new was lost
-		warnings.AddEach(ctx, "%s is unmounted without data written before %s, which could not be stored in the pool",
-			row.Name, lost.At.Local().Format(time.DateTime))
-		return nil
-	case u.cause == nil: // a snapshot has found out, or the umount of another tree
+		return lostAt, nil
+	case discard && known:
+		return lost.At, nil
+	case discard:
+		return time.Now(), nil
+	case u.cause == nil:
 		u.cause = fmt.Errorf("writes failed before %s", lost.At.Local().Format(time.DateTime))
-		_ = acc.records.TellLostWrites(context.WithoutCancel(ctx), a, lost)
-	default:
-		acc.recordLostWrites(ctx, a, u, true)
 	}
 
-	then := errs.Messagef("a second %s discards the rest", errs.Run("umount", row.Name))
-	return errs.Wrap("umount", row.Name, acc.lostError(ctx, a, u, then))
+	then := errs.Messagef("%s says how to give up the rest", errs.Run("umount", errs.Param("help")))
+	return lostAt, errs.Wrap("umount", row.Name, acc.lostError(ctx, a, u, then))
 }
 
 // copyWriteBack writes back the data of a volume in use that is about to be copied. root is that of its filesystem, or
@@ -135,7 +139,7 @@ func (acc *Access) copyWriteBack(ctx context.Context, l Live, root *os.File) err
 	if u.cause == nil {
 		return nil
 	}
-	acc.recordLostWrites(ctx, l.Record, u, false)
+	u.unrecorded = acc.recordLostWrites(ctx, l.Record)
 	return acc.lostError(ctx, l.Record, u, errs.Messagef("have programs write it again"))
 }
 
@@ -153,21 +157,19 @@ func (acc *Access) FlushToMeasure(ctx context.Context, row catalog.Row, a catalo
 	if u.cause == nil {
 		return
 	}
-	acc.recordLostWrites(ctx, a, u, false)
+	u.unrecorded = acc.recordLostWrites(ctx, a)
 	warnings.AddEach(ctx, "%s: %v", row.Name, acc.lostError(ctx, a, u, ""))
 }
 
 // recordLostWrites records that writes were lost in a mounted volume: the kernel does not report it again. Trees share
-// the pool's filesystem, which does not say whose writes it has lost: it is recorded for all mounted ones. told: the
-// umount of this one fails because of it.
-func (acc *Access) recordLostWrites(ctx context.Context, a catalog.MountRecord, u unwritten, told bool) {
-	l := catalog.Loss{Told: told, Stopped: u.stopped}
+// the pool's filesystem, which does not say whose writes it has lost: it is recorded for all mounted ones. In a pool
+// that is full to the last byte it may fail, even though it may spend the pool's reserve.
+func (acc *Access) recordLostWrites(ctx context.Context, a catalog.MountRecord) error {
+	var shared func(catalog.MountRecord) bool
 	if acc.sharesFilesystem(a) {
-		l.Shared = acc.sharesFilesystem
+		shared = acc.sharesFilesystem
 	}
-
-	// In a pool that is full to the last byte this may fail: then only the error that is about to be returned tells of it.
-	_ = acc.records.NoteLostWrites(context.WithoutCancel(ctx), a, l)
+	return acc.records.NoteLostWrites(context.WithoutCancel(ctx), a, shared)
 }
 
 // sharesFilesystem reports whether a mounted volume is a tree in the pool's filesystem.
@@ -182,12 +184,17 @@ func (acc *Access) lostError(ctx context.Context, a catalog.MountRecord, u unwri
 	kind, free := errs.IO, errs.Message("")
 	s, err := acc.pool.Space(context.WithoutCancel(ctx))
 	if errs.Is(u.cause, errs.NoSpace) || err == nil && s.FreeBytes < nearlyFull {
-		kind, free = errs.NoSpace, errs.Messagef("free space with %s and %s; ", errs.Run("destroy"), errs.Run("gc"))
+		kind, free = errs.NoSpace, errs.Messagef("free space in the pool; ")
 	}
 	what := "some data written to it could not be stored in the pool"
 	if u.stopped {
 		what = "it can no longer write to the pool, and some data written to it is only in memory"
 	}
-	return (&errs.Error{Kind: kind, Err: fmt.Errorf("%s: %w", what, u.cause)}).
+	cause := fmt.Errorf("%s: %w", what, u.cause)
+	if u.unrecorded != nil {
+		cause = fmt.Errorf("%w (pando could not record this, and the next umount may discard that data: %w)", cause,
+			u.unrecorded)
+	}
+	return (&errs.Error{Kind: kind, Err: cause}).
 		WithHint("%scopy what you need out of %s, where it can still be read; %s", free, a.Mountpoint, then)
 }
