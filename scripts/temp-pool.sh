@@ -97,11 +97,11 @@ remove_pool() {
   # What the script has put beside the driver's objects.
   [ ! -d "$pool/data/scratch" ] || quietly rm -rf --one-file-system "$pool/data/scratch"
   for _ in 1 2 3 4 5 6; do
-    ! quietly pando deinit --force --pool "$pool" || return 0
+    ! quietly pando deinit --force --lose-keys --pool "$pool" || return 0
     sleep 0.5
   done
   echo "$me: the pool could not be removed:" >&2
-  setsid -w pando deinit --force --pool "$pool" </dev/null >&2
+  setsid -w pando deinit --force --lose-keys --pool "$pool" </dev/null >&2
 }
 
 # stop_programs ends what wait_for has started: whole process groups.

@@ -90,7 +90,7 @@ func runScripts(t *testing.T, pattern string) {
 				for _, p := range pools {
 					p = filepath.Dir(p)
 					_ = os.Chmod(p, 0o700)
-					cmd := exec.Command("pando", "--pool", p, "deinit", "--force")
+					cmd := exec.Command("pando", "--pool", p, "deinit", "--force", "--lose-keys")
 					if out, err := cmd.CombinedOutput(); err != nil {
 						t.Errorf("deinit of %s at the end: %v: %s", p, err, out)
 					}

@@ -145,7 +145,7 @@ func (p *pandoContender) refresh(ctx context.Context) (bool, error) {
 }
 
 func (p *pandoContender) forget(ctx context.Context) error {
-	if _, err := p.pando(ctx, p.to, "deinit", "--force"); err != nil {
+	if _, err := p.pando(ctx, p.to, "deinit", "--force", "--lose-keys"); err != nil {
 		return err
 	}
 	return p.initPool(ctx, p.to)
@@ -185,7 +185,7 @@ func (p *pandoContender) clean(ctx context.Context, dir string) error {
 		if _, err := os.Stat(filepath.Join(pool, "pool.json")); err != nil {
 			continue
 		}
-		_, err := p.pando(ctx, pool, "deinit", "--force")
+		_, err := p.pando(ctx, pool, "deinit", "--force", "--lose-keys")
 		if err != nil {
 			err = errs.New(errs.InUse, "bench", pool, "%w", err).
 				WithHint("%s", errs.Run("deinit", errs.Param("pool", pool), errs.Param("force")))

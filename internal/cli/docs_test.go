@@ -303,7 +303,7 @@ func runPage(t *testing.T, page string, lines, setup []string, bin string, zfs b
 	env := append(os.Environ(), "PANDO_POOL="+pool, "PATH="+bin+":"+os.Getenv("PATH"), "LC_ALL=C.UTF-8", "TZ=UTC",
 		"GIT_CONFIG_GLOBAL="+filepath.Join(top, "gitconfig"))
 	t.Cleanup(func() {
-		c := exec.Command(filepath.Join(bin, "pando"), "deinit", "--force")
+		c := exec.Command(filepath.Join(bin, "pando"), "deinit", "--force", "--lose-keys")
 		c.Env = env
 		if out, err := c.CombinedOutput(); err != nil && !bytes.Contains(out, []byte("there is no pool")) {
 			t.Errorf("cleaning up: %v\n%s", err, out)

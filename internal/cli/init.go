@@ -1,12 +1,14 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 
 	"pando/internal/base/errs"
 	"pando/internal/engine"
 	"pando/internal/engine/pool"
+	"pando/internal/remote/replicate"
 
 	"github.com/spf13/cobra"
 )
@@ -124,18 +126,33 @@ func (a *App) rebuildCatalogue(c *cobra.Command) error {
 }
 
 func (a *App) deinitCommand() *cobra.Command {
-	var force bool
+	var q engine.DeinitRequest
 	c := &cobra.Command{
 		Use:     "deinit",
 		GroupID: "pool",
 		Short:   "Remove the pool",
 		Long: `Remove the pool, including its files, mounts and loop devices. Without --force,
 the command fails if the pool contains anything. It also fails, before
-destroying anything, if a process uses a volume, or if files of others lie among
-the mount points.`,
+destroying or unmounting anything, if a process uses a volume, or if files of
+others lie among the mount points.
+
+If the pool has the only key of a remote, nobody could read the remote without
+it: the command fails (conflict), even with --force. A recovery kit, written by
+pando remote key export, is another key, and so are a passphrase and the keys of
+other pools. --lose-keys removes the pool anyway.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			r, err := engine.Deinit(c.Context(), a.poolDir(), force, a.Drivers)
+			access, err := a.remoteAccess()
+			if err != nil {
+				return err
+			}
+
+			q.Dir = a.poolDir()
+			q.LastKeys = func(ctx context.Context, dir string) ([]string, error) {
+				return replicate.LastKeys(ctx, dir, access)
+			}
+
+			r, err := engine.Deinit(c.Context(), q, a.Drivers)
 			if err != nil {
 				return err
 			}
@@ -155,6 +172,7 @@ the mount points.`,
 		},
 	}
 
-	c.Flags().BoolVar(&force, "force", false, "destroy everything in the pool")
+	c.Flags().BoolVar(&q.Force, "force", false, "destroy everything in the pool")
+	c.Flags().BoolVar(&q.LoseKeys, "lose-keys", false, "give up the data of remotes of which the pool has the only key")
 	return c
 }

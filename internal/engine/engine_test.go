@@ -38,7 +38,7 @@ func newPool(t *testing.T, dir string, q engine.InitRequest) *engine.Engine {
 	e := open(t, q.Dir)
 	t.Cleanup(func() {
 		e.Close()
-		if _, err := engine.Deinit(context.Background(), q.Dir, true, drivers); err != nil {
+		if _, err := engine.Deinit(context.Background(), engine.DeinitRequest{Dir: q.Dir, Force: true}, drivers); err != nil {
 			t.Errorf("deinit at the end: %v", err)
 		}
 		if _, err := os.Stat(q.Dir); err == nil {

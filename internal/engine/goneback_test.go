@@ -224,7 +224,7 @@ func TestDeinitOfLostCatalogue(t *testing.T) {
 	e.Close()
 	putBack(t, dir, before)
 
-	_, err := engine.Deinit(t.Context(), dir, false, drivers)
+	_, err := engine.Deinit(t.Context(), engine.DeinitRequest{Dir: dir}, drivers)
 	if !errs.Is(err, errs.Damaged) || !strings.Contains(errs.HintOf(err), `operation "init" with parameter "rebuild"`) {
 		t.Errorf("deinit: %v (hint %q)", err, errs.HintOf(err))
 	}

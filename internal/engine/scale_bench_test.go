@@ -60,7 +60,7 @@ func emptyBenchPool(b *testing.B, q engine.InitRequest) *engine.Engine {
 	}
 	b.Cleanup(func() {
 		e.Close()
-		if _, err := engine.Deinit(context.Background(), q.Dir, true, drivers); err != nil {
+		if _, err := engine.Deinit(context.Background(), engine.DeinitRequest{Dir: q.Dir, Force: true}, drivers); err != nil {
 			b.Errorf("deinit: %v", err)
 		}
 	})

@@ -31,8 +31,8 @@ func mayUseReserve(ctx context.Context) context.Context {
 // records is what content records in the catalogue.
 type records struct{ *catalog.Catalog }
 
-// NoteLostWrites is that of the catalogue, and may spend the reserve: a full pool is why writes are lost, and the kernel
-// does not report it again.
+// NoteLostWrites is that of the catalogue, and may spend the reserve: a full pool is why writes are lost, and the
+// kernel does not report it again.
 func (r records) NoteLostWrites(
 	ctx context.Context, a catalog.MountRecord, shared func(catalog.MountRecord) bool,
 ) error {

@@ -44,7 +44,7 @@ func newHost(t *testing.T, env map[string]string) *host {
 	testfs.LeakCheck(t, dir)
 	h := &host{t: t, pool: filepath.Join(dir, "pool"), env: env}
 	h.ok("init", "-q", "--size", "4G")
-	t.Cleanup(func() { h.ok("deinit", "--force", "-q") })
+	t.Cleanup(func() { h.ok("deinit", "--force", "--lose-keys", "-q") })
 	return h
 }
 

@@ -451,8 +451,8 @@ func TestRemoteFaultAtEveryStep(t *testing.T) {
 			if op.after != nil && !t.Failed() {
 				op.after(v)
 			}
-			v.a.pando("deinit", "--force")
-			v.b.pando("deinit", "--force")
+			v.a.pando("deinit", "--force", "--lose-keys")
+			v.b.pando("deinit", "--force", "--lose-keys")
 			v.a.nothingLeft()
 			v.b.nothingLeft()
 			t.Logf("%d runs in %v", runs, time.Since(start).Round(time.Millisecond))

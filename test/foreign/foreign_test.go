@@ -100,7 +100,7 @@ func newPool(t *testing.T, dir, driver, src string) *engine.Engine {
 
 	t.Cleanup(func() {
 		e.Close()
-		if _, err := engine.Deinit(context.Background(), q.Dir, true, drivers); err != nil {
+		if _, err := engine.Deinit(context.Background(), engine.DeinitRequest{Dir: q.Dir, Force: true}, drivers); err != nil {
 			t.Error(err)
 		}
 	})

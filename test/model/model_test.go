@@ -147,7 +147,7 @@ func TestRandomOperations(t *testing.T) {
 			defer m.explain(ops)
 			defer func() {
 				m.e.Close()
-				if _, err := engine.Deinit(context.Background(), m.dir, true, drivers); err != nil {
+				if _, err := engine.Deinit(context.Background(), engine.DeinitRequest{Dir: m.dir, Force: true}, drivers); err != nil {
 					m.errorf("deinit: %v", err)
 				}
 			}()

@@ -291,7 +291,7 @@ func (c *chaos) nothingOver() {
 
 func (c *chaos) close() {
 	for _, h := range c.hosts {
-		if o := h.run(trouble{}, "deinit", "--force", "-q"); o.code != 0 {
+		if o := h.run(trouble{}, "deinit", "--force", "--lose-keys", "-q"); o.code != 0 {
 			c.wrongf("deinit of %s: %s", h.name, o)
 		}
 	}

@@ -367,7 +367,7 @@ func (c *chaos) auditor(trees bool, points []found) {
 		h.restore(f)
 	}
 	h.must("remote", "rm", "nas")
-	h.must("deinit", "--force", "-q")
+	h.must("deinit", "--force", "--lose-keys", "-q")
 }
 
 // restore restores a point, compares it, and removes it.

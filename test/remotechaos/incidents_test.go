@@ -126,7 +126,7 @@ func (c *chaos) poolCopied() bool {
 	for _, v := range twin.sorted() {
 		twin.umount(v)
 	}
-	twin.must("deinit", "--force", "-q")
+	twin.must("deinit", "--force", "--lose-keys", "-q")
 	return true
 }
 

@@ -28,7 +28,7 @@ func TestRemote(t *testing.T) {
 	// The other pool has images in files.
 	o := &host{t: t, dir: filepath.Join(h.tmp, "other"), tmp: h.tmp}
 	o.pando("init", "--size", "1G", "-q")
-	t.Cleanup(func() { o.pando("deinit", "--force", "-q") })
+	t.Cleanup(func() { o.pando("deinit", "--force", "--lose-keys", "-q") })
 	o.pando("remote", "add", "r", repository, "--identity", filepath.Join(h.dir, "remotes/r/identity"))
 	o.pando("pull", "r", "v", "--mount", "--no-progress")
 	o.wantFile(filepath.Join(o.dir, "mnt/v/big"), big)
@@ -50,7 +50,7 @@ func TestRemote(t *testing.T) {
 	h.pando("push", "d", "--no-progress")
 	z := &host{t: t, dir: filepath.Join(h.tmp, "third"), tmp: h.tmp}
 	z.pando("init", "--zfs-dataset", h.zpool+"/third", "-q")
-	t.Cleanup(func() { z.pando("deinit", "--force", "-q") })
+	t.Cleanup(func() { z.pando("deinit", "--force", "--lose-keys", "-q") })
 	z.pando("remote", "add", "r", repository, "--identity", filepath.Join(h.dir, "remotes/r/identity"))
 	z.pando("pull", "r", "d", "--mount", "--no-progress")
 	z.wantFile(filepath.Join(z.dir, "mnt/d/big"), big)

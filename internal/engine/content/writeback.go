@@ -97,9 +97,9 @@ func (acc *Access) writeBackUpper(ctx context.Context, row catalog.Row, a catalo
 	return writeBack(root, false)
 }
 
-// UmountWriteBack makes sure that unmounting a volume does not lose data in silence. It fails each time if data was lost
-// since the volume was mounted, whichever process noticed it: a later sync that succeeds writes nothing of it. With
-// discard it succeeds, and returns when pando last noticed such a loss; zero if nothing was lost. NoSpace, IO.
+// UmountWriteBack makes sure that unmounting a volume does not lose data in silence. It fails each time if data was
+// lost since the volume was mounted, whichever process noticed it: a later sync that succeeds writes nothing of it.
+// With discard it succeeds, and returns when pando last noticed such a loss; zero if nothing was lost. NoSpace, IO.
 func (acc *Access) UmountWriteBack(
 	ctx context.Context, row catalog.Row, a catalog.MountRecord, discard bool,
 ) (lostAt time.Time, err error) {

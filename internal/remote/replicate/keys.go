@@ -110,8 +110,8 @@ func RemoveKey(ctx context.Context, r *Remote, which string, force bool) (out Ke
 
 		if out.ThisPool && !force {
 			return errs.New(errs.Conflict, opKey, which, "it is this pool's own key: without it the pool cannot use the remote").
-				WithHint("remove the remote from this pool with %s, or remove the key anyway with %s",
-					errs.Run("remote rm", r.Name), errs.Param("force"))
+				WithHint("list the keys with %s; %s says how to make this pool forget the remote, with its key",
+					errs.Run("remote key ls", r.Name), errs.Run("remote rm", errs.Param("help")))
 		}
 
 		id, err := repo.ParseID(out.ID)

@@ -486,8 +486,8 @@ func Load(pool, name string, access Access) (*Remote, error) {
 
 	damaged := func(file, format string, args ...any) error {
 		return errs.New(errs.Damaged, opOpen, name, file+": "+format, args...).
-			WithHint("restore %s from a backup, or remove the remote with %s and add it again with a key",
-				filepath.Join(dir, file), errs.Run("remote rm", errs.Param("force"), name))
+			WithHint("restore %s from a backup, or add the remote under another name with %s", filepath.Join(dir, file),
+				errs.Run("remote add", "NAME", "URL"))
 	}
 
 	// Parse remote.json, and the format alone first.
@@ -551,12 +551,14 @@ func List(pool string) ([]string, error) {
 type RemoveRequest struct {
 	Name   string
 	Access Access // how to reach the store
-	Force  bool   // even if no other key opens the repository, or the repository cannot be reached
+	Force  bool   // even if the repository cannot be reached, or the pool's files of the remote are damaged
+
+	LoseKeys bool // even if no other key opens the repository
 }
 
 // Remove removes a remote from the pool: its address, this host's key, and the records of pushes. The repository does
 // not change; it keeps this host's slot. Errors: NotFound; Conflict if this host's key is the only one that opens the
-// repository, unless Force.
+// repository, unless LoseKeys, even with Force: then the pool's copy of the config tells if the repository cannot.
 func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 	top := remotesDir(e.Dir())
 	if err := ref.CheckName(opRemove, q.Name); err != nil {
@@ -577,11 +579,14 @@ func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 		return err
 	}
 
-	if !q.Force {
-		if err == nil {
-			err = r.checkOtherKeys(ctx)
-		}
-		if err != nil {
+	switch {
+	case err != nil && !q.Force:
+		return err
+	case q.LoseKeys:
+	case err != nil && hasKey(dir):
+		return lastKeyError(q.Name, "this host's key may be the only one that opens the repository: %w", err)
+	case err == nil:
+		if err := r.checkOtherKeys(ctx, q.Force); err != nil {
 			return err
 		}
 	}
@@ -623,34 +628,30 @@ func (r *Remote) sharedRepo(pool string) bool {
 	return false
 }
 
-// checkOtherKeys returns an error unless a key other than this host's opens the repository.
-func (r *Remote) checkOtherKeys(ctx context.Context) error {
-	if r.Recipient == "" {
-		return nil // the key was not made for this remote, so it exists elsewhere
-	}
-
-	rp, err := r.Open(ctx)
-	if err != nil {
-		return err
-	}
-
-	defer rp.Close()
-
-	slots, err := rp.Slots(ctx)
-	if err != nil {
-		return err
-	}
-
-	for _, s := range slots {
-		if s.Recipient != r.Recipient {
-			return nil
+// checkOtherKeys returns an error unless a key other than this host's opens the repository. With offline, the
+// repository need not be reachable.
+func (r *Remote) checkOtherKeys(ctx context.Context, offline bool) error {
+	if !offline {
+		rp, err := r.Open(ctx)
+		if err != nil {
+			return err
 		}
+		rp.Close()
 	}
 
-	return errs.New(errs.Conflict, opRemove, r.Name,
-		"this host's key is the only one that opens the repository: without it, nobody can read the repository").
-		WithHint("add another key with %s, or keep a copy of %s and use %s", errs.Run("remote key add", r.Name),
-			filepath.Join(r.dir, identityName), errs.Param("force"))
+	last, err := r.isLastKey(ctx, map[string]bool{r.Recipient: true})
+	if last {
+		err = lastKeyError(r.Name, "this host's key is the only one that opens the repository: without it, nobody can "+
+			"read the repository")
+	}
+	return err
+}
+
+// lastKeyError refuses to remove this host's key of a remote. Its arguments are those of [errs.New].
+func lastKeyError(name, format string, args ...any) error {
+	return errs.New(errs.Conflict, opRemove, name, format, args...).
+		WithHint("export a recovery kit with %s, or add another key with %s",
+			errs.Run("remote key export", name, "FILE", errs.Param("passphrase")), errs.Run("remote key add", name))
 }
 
 // IdentityFile returns the path of this host's key.

@@ -103,8 +103,8 @@ func TestRemoteAdd(t *testing.T) {
 		t.Errorf("%v, %v", names, err)
 	}
 	// The pool is not removed while it has keys.
-	_, err = engine.Deinit(t.Context(), e.Dir(), false, testDrivers)
-	wantKind(t, err, errs.InUse, `operation "remote rm"`)
+	_, err = engine.Deinit(t.Context(), engine.DeinitRequest{Dir: e.Dir()}, testDrivers)
+	wantKind(t, err, errs.Conflict, `operation "remote key export"`)
 
 	for _, n := range []string{"one", "two", "three"} {
 		if err := Remove(t.Context(), e, RemoveRequest{Name: n}); err != nil {
@@ -119,7 +119,9 @@ func TestRemoteAdd(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: "only"}), errs.Conflict, `operation "remote key add"`)
-	if err := Remove(t.Context(), e, RemoveRequest{Name: "only", Force: true}); err != nil {
+	wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: "only", Force: true}), errs.Conflict,
+		`operation "remote key export"`)
+	if err := Remove(t.Context(), e, RemoveRequest{Name: "only", LoseKeys: true}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -157,7 +159,7 @@ func TestRemoteInterruptedAdd(t *testing.T) {
 	if _, err := Add(t.Context(), e, AddRequest{Name: "r", URL: "file:" + filepath.Join(dir, "new")}); err != nil {
 		t.Fatal(err)
 	}
-	if err := Remove(t.Context(), e, RemoveRequest{Name: "r", Force: true}); err != nil {
+	if err := Remove(t.Context(), e, RemoveRequest{Name: "r", LoseKeys: true}); err != nil {
 		t.Fatal(err)
 	}
 	// Of several that add one name at once, one does.

@@ -218,7 +218,7 @@ func (w *world) copied(t *testing.T) *world {
 	o := &world{t: t, e: openEngine(t, to), dir: to}
 	t.Cleanup(func() {
 		o.e.Close()
-		if _, err := engine.Deinit(context.Background(), to, true, testDrivers); err != nil {
+		if _, err := engine.Deinit(context.Background(), discardPool(to), testDrivers); err != nil {
 			t.Errorf("deinit of a copy: %v", err)
 		}
 	})

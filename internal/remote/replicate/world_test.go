@@ -62,7 +62,7 @@ func initEngine(t *testing.T, q engine.InitRequest) *engine.Engine {
 	e := openEngine(t, pool)
 	t.Cleanup(func() {
 		e.Close()
-		if _, err := engine.Deinit(context.Background(), pool, true, testDrivers); err != nil {
+		if _, err := engine.Deinit(context.Background(), discardPool(pool), testDrivers); err != nil {
 			t.Errorf("deinit at the end: %v", err)
 		}
 		if _, err := os.Stat(pool); err == nil {
@@ -70,6 +70,11 @@ func initEngine(t *testing.T, q engine.InitRequest) *engine.Engine {
 		}
 	})
 	return e
+}
+
+// discardPool is the request to remove a pool with everything in it, also the only keys.
+func discardPool(dir string) engine.DeinitRequest {
+	return engine.DeinitRequest{Dir: dir, Force: true, LoseKeys: true}
 }
 
 func openEngine(t *testing.T, pool string) *engine.Engine {

@@ -55,7 +55,7 @@ func newWorld(t testing.TB, driver string, size int64) *world {
 	}
 	t.Cleanup(func() {
 		e.Close()
-		if _, err := engine.Deinit(context.Background(), dir, true, drivers); err != nil {
+		if _, err := engine.Deinit(context.Background(), engine.DeinitRequest{Dir: dir, Force: true}, drivers); err != nil {
 			t.Errorf("deinit at the end: %v", err)
 		}
 	})
