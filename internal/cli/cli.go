@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/mask"
 	"pando/internal/base/progress"
 	"pando/internal/base/waiting"
 	"pando/internal/base/warnings"
@@ -260,7 +261,7 @@ func (a *App) withPool(
 // printNote prints information that is not part of the result, unless -q or --json is given.
 func (a *App) printNote(format string, args ...any) {
 	if !a.quiet && !a.json {
-		fmt.Fprintf(a.Stderr, "pando: "+format+"\n", renderArgs(args)...)
+		fmt.Fprint(a.Stderr, mask.Text(fmt.Sprintf("pando: "+format+"\n", renderArgs(args)...)))
 	}
 }
 
@@ -277,7 +278,7 @@ func (a *App) noteWait(text string) {
 
 // printWarning prints a problem that does not stop the command, even with --json.
 func (a *App) printWarning(format string, args ...any) {
-	fmt.Fprintf(a.Stderr, "pando: warning: "+format+"\n", renderArgs(args)...)
+	fmt.Fprint(a.Stderr, mask.Text(fmt.Sprintf("pando: warning: "+format+"\n", renderArgs(args)...)))
 }
 
 // printJSON prints the one JSON value of a command. Errors are those of printf.
@@ -336,19 +337,19 @@ type jsonError struct {
 func (a *App) printError(err error) {
 	if a.json || wantsJSON() {
 		var j jsonError
-		j.Error.Kind, j.Error.Message, j.Error.Hint = errs.KindOf(err), err.Error(), hintOf(err)
+		j.Error.Kind, j.Error.Message, j.Error.Hint = errs.KindOf(err), mask.Text(err.Error()), mask.Text(hintOf(err))
 		var e *errs.Error
 		if errors.As(err, &e) {
-			j.Error.Op, j.Error.Ref = e.Op, e.Ref
+			j.Error.Op, j.Error.Ref = e.Op, mask.Text(e.Ref)
 		}
 		b, _ := json.Marshal(j) // strings only
 		fmt.Fprintf(a.Stderr, "%s\n", b)
 		return
 	}
 
-	fmt.Fprintf(a.Stderr, "pando: %v\n", err)
+	fmt.Fprintf(a.Stderr, "pando: %s\n", mask.Text(err.Error()))
 	if hint := hintOf(err); hint != "" {
-		fmt.Fprintf(a.Stderr, "hint: %s\n", hint)
+		fmt.Fprintf(a.Stderr, "hint: %s\n", mask.Text(hint))
 	}
 }
 

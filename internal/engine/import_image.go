@@ -252,8 +252,9 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 	switch c.Class {
 	case fsprobe.VirtualDisk:
 		raw = false
-		hint = fmt.Sprintf("convert it with `qemu-img convert -f %s -O raw %s %s`, and import the result", c.Name, file,
-			errs.ShellWord(q.Source+".raw"))
+		// No command: such an image can name any file of this host, which a conversion would copy into the result.
+		hint = "have whoever made it convert it to a raw image, with the data of its backing file if it has one, and " +
+			"import that; a conversion on this host would copy files of this host that the image names"
 	case fsprobe.SparseImage:
 		raw = false
 		hint = fmt.Sprintf("convert it with `simg2img %s %s`, and import the result", file, errs.ShellWord(q.Source+".raw"))

@@ -311,7 +311,7 @@ func TestImportUnknown(t *testing.T) {
 	btrfs := strings.Repeat("\x00", 65536+64) + "_BHRfS_M"
 	for _, c := range []struct{ path, text, hint string }{
 		{file("vm image.qcow2", "QFI\xfb\x00\x00\x00\x03\x00\x00\x00\x00\x00\x00\x01\x00", 1<<20), "a qcow2 disk image",
-			"qemu-img convert -f qcow2 -O raw '"},
+			"have whoever made it convert it to a raw image"},
 		{file("btrfs", btrfs, 1<<20), "a btrfs image", "mount -o ro "},
 		{file("gpt", strings.Repeat("\x00", 512)+"EFI PART", 1<<20), "GPT partition table", "losetup -r -P -f --show "},
 		{file("luks", "LUKS\xba\xbe", 1<<20), "encrypted with LUKS", "open it with"},

@@ -54,7 +54,7 @@ var districts = map[string]struct {
 
 // groups are names for several packages.
 var groups = map[string][]string{
-	"{base}": in("base", "errs", "ref", "progress", "waiting", "warnings"),
+	"{base}": in("base", "errs", "mask", "ref", "progress", "waiting", "warnings"),
 	"{linux}": in("linux", "kernel", "loopdev", "mount", "extent", "run", "zfs", "fsprobe", "treewalk", "freeze",
 		"durable",
 		"btrfsstream", "qcow2"),
@@ -244,6 +244,7 @@ var table = map[string]layer{
 	"internal/linux/fsprobe": {},
 	"internal/linux/kernel":  {tests: []string{"internal/base/errs", "internal/linux/loopdev", "internal/linux/mount"}},
 	"internal/base/errs":     {},
+	"internal/base/mask":     {},
 	"internal/base/waiting":  {imports: []string{"internal/base/errs"}},
 	"internal/base/warnings": {imports: []string{"internal/base/errs"}},
 	"internal/base/progress": {},

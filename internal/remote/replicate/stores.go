@@ -2,11 +2,13 @@ package replicate
 
 import (
 	"context"
+	"errors"
 	"net/url"
 	"strings"
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/mask"
 	"pando/internal/remote/objstore"
 	"pando/internal/remote/objstore/file"
 	"pando/internal/remote/objstore/gcs"
@@ -59,12 +61,12 @@ func OpenStore(ctx context.Context, raw string, access Access, create bool) (obj
 // parseURL parses the URL of a store. Errors: Invalid.
 func parseURL(raw string) (*url.URL, error) {
 	bad := func(format string, args ...any) error {
-		return errs.New(errs.Invalid, "open remote", raw, format, args...).
+		return errs.New(errs.Invalid, "open remote", mask.URL(raw), format, args...).
 			WithHint("use a URL of the form %s", storeSchemes)
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
-		return nil, bad("not a URL: %w", err)
+		return nil, bad("not a URL: %w", errors.Unwrap(err)) // without the URL
 	}
 
 	if u.User != nil {
@@ -76,6 +78,9 @@ func parseURL(raw string) (*url.URL, error) {
 
 	// Check each part of the URL.
 	switch {
+	case mask.HasSecret(raw):
+		return nil, bad("a URL must not contain a password or a token: pando stores and prints URLs").(*errs.Error).
+			WithHint("set credentials in the environment or in the configuration files of the store's own tools")
 	case u.Scheme == "":
 		return nil, bad("the URL has no scheme")
 	case u.Fragment != "":

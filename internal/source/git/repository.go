@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/mask"
 	"pando/internal/base/progress"
 	"pando/internal/linux/run"
 )
@@ -87,7 +88,7 @@ func (r *repository) problem(what string, err error) error {
 		return errs.Wrap(r.op, r.name, err)
 	}
 
-	text := reason(failed.Stderr)
+	text := mask.Text(reason(failed.Stderr))
 	e := errs.New(kindOf(failed.Stderr), r.op, r.name, "%s: %s", what, cmp.Or(text, failed.Err.Error()))
 	switch {
 	case e.Kind == errs.Permission:

@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/mask"
 )
 
 // Source is where a golden comes from, and how it is made. Its JSON form is stable: see FORMAT.md.
@@ -78,9 +79,9 @@ func Describe(source []byte) string {
 	}
 
 	if len(more) == 0 {
-		return "git " + s.URL
+		return "git " + mask.URL(s.URL)
 	}
-	return "git " + s.URL + " (" + strings.Join(more, ", ") + ")"
+	return "git " + mask.URL(s.URL) + " (" + strings.Join(more, ", ") + ")"
 }
 
 // schemes are the kinds of URLs that git is given. Others, such as ext::, could run programs.
@@ -89,20 +90,20 @@ var schemes = map[string]bool{"https": true, "http": true, "ssh": true, "git": t
 // check returns an error if git cannot be given the source. Invalid.
 func (s Source) check() error {
 	bad := func(format string, args ...any) *errs.Error {
-		return errs.New(errs.Invalid, opImport, s.URL, format, args...)
+		return errs.New(errs.Invalid, opImport, mask.URL(s.URL), format, args...)
 	}
 	u, err := url.Parse(s.URL)
 	scp := !strings.Contains(s.URL, "://") && !strings.HasPrefix(s.URL, "-") &&
 		strings.Contains(s.URL, ":") && !strings.Contains(s.URL, "::") &&
 		!strings.Contains(strings.SplitN(s.URL, ":", 2)[0], "/")
 	switch {
+	case mask.HasSecret(s.URL):
+		return bad("the URL contains a credential, a password or a token, which every volume would contain").
+			WithHint("remove what precedes the host, and let git ask a credential helper: `git help credentials`")
 	case scp:
 	case err != nil || !schemes[u.Scheme]:
 		return bad("not the URL of a git repository").
 			WithHint("name it as https://HOST/PATH, ssh://HOST/PATH or file:///PATH")
-	case u.User != nil && hasPassword(u):
-		return bad("the URL contains a password, which every volume would contain").
-			WithHint("remove it from the URL, and let git find it: `git help credentials`")
 	}
 
 	switch {
@@ -119,11 +120,6 @@ func (s Source) check() error {
 	}
 
 	return nil
-}
-
-func hasPassword(u *url.URL) bool {
-	_, has := u.User.Password()
-	return has
 }
 
 // prepareSum returns the SHA-256 of the command and of the files that it depends on, in the work tree dir. That files
