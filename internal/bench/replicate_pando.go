@@ -188,7 +188,7 @@ func (p *pandoContender) clean(ctx context.Context, dir string) error {
 		_, err := p.pando(ctx, pool, "deinit", "--force", "--lose-keys")
 		if err != nil {
 			err = errs.New(errs.InUse, "bench", pool, "%w", err).
-				WithHint("%s", errs.Run("deinit", errs.Param("pool", pool), errs.Param("force")))
+				WithHint("end the programs that use it, then run the benchmark again, which cleans up")
 		}
 		all = append(all, err)
 	}

@@ -143,7 +143,7 @@ func (e *Engine) toDestroy(ctx context.Context, what []ref.Pattern) ([]doomed, e
 
 			if row.Kind == driver.Generation {
 				return errs.New(errs.Invalid, "destroy", p.String(), "it is a golden, not a volume").
-					WithHint("remove it with %s", errs.Run("golden rm", p))
+					WithHint("%s lists the commands for goldens", errs.Run("golden", errs.Param("help")))
 			}
 
 			if err := add(row); err != nil {

@@ -228,7 +228,7 @@ func (e *Engine) checkExportFile(q *ExportRequest) error {
 
 func existsError(file string) error {
 	return errs.New(errs.Exists, opExport, file, "the file already exists").
-		WithHint("name another file, or replace it with %s", errs.Param("force"))
+		WithHint("name another file; %s says how to replace one", errs.Run("export", errs.Param("help")))
 }
 
 // checkFormat checks that an object can be written in a format. Invalid, Unsupported.

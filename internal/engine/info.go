@@ -517,7 +517,7 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 
 		if row.Kind != driver.Generation {
 			return errs.New(errs.Invalid, "golden rm", r.String(), "it is a volume, not a golden").
-				WithHint("remove it with %s", errs.Run("destroy", r.String()))
+				WithHint("list goldens with %s", errs.Run("golden ls"))
 		}
 
 		gens, err := tx.Generations(r.Name)
@@ -532,7 +532,7 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 
 		if r.At != "" && row.Generation == g.Current && len(gens) > 1 {
 			return errs.New(errs.Invalid, "golden rm", r.String(), "it is the current generation").
-				WithHint("publish another generation first, or remove the whole golden with %s", errs.Run("golden rm", r.Name))
+				WithHint("publish another generation first, with %s", errs.Run("golden publish", r.Name, "VOLUME"))
 		}
 
 		// A golden is destroyed as a whole, in one commit, or not at all.

@@ -353,7 +353,7 @@ func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) 
 func (r *rebase) explainFailure(err error) error {
 	if errs.Is(err, errs.NoSpace) {
 		return errs.New(errs.NoSpace, opRebase, r.q.Volume.String(), "not enough free space; nothing was changed (%v)", err).
-			WithHint("free space with %s and %s, or make the volume's generation larger", errs.Run("destroy"), errs.Run("gc"))
+			WithHint("%s, or make the volume's generation larger", errs.FreeSpace())
 	}
 	return errs.Wrap(opRebase, r.q.Volume.String(), err)
 }

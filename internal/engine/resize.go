@@ -96,7 +96,7 @@ func (e *Engine) checkResize(ctx context.Context, l content.Live, size int64) er
 	case !row.FS.IsImage():
 		return errs.New(errs.Unsupported, opResize, row.Name,
 			"%s volumes of the %s driver have no size of their own: they share the space of the pool", row.FS, e.caps.Name).
-			WithHint("free space with %s, or enlarge the pool's filesystem", errs.Run("prune", errs.Param("keep-free", "10%")))
+			WithHint("%s, or enlarge the pool's filesystem", errs.FreeSpace())
 	case size < row.SizeBytes:
 		return errs.New(errs.Invalid, opResize, row.Name, "the volume has %s and cannot shrink (got %s)",
 			errs.FormatBytes(row.SizeBytes), errs.FormatBytes(size)).

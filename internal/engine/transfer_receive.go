@@ -367,7 +367,7 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	} else if taken {
 		return nil, errs.New(errs.Exists, opPull, r.ref, "volume %q already has a snapshot named %q",
 			q.Volume, q.Snapshot).
-			WithHint("destroy it first, or pull another")
+			WithHint("pull another point")
 	}
 
 	p.Volume, p.OriginID = vol.Lineage(), vol.ID

@@ -151,6 +151,11 @@ func Wrap(op, ref string, err error) error {
 	return out
 }
 
+// FreeSpace returns the beginning of a hint about a full pool. What to give up is for the user to decide.
+func FreeSpace() Message {
+	return Messagef("free space with %s; %s shows what takes it", Run("gc"), Run("ls", Param("exact")))
+}
+
 func defaultHint(err error, k Kind) Message {
 	switch {
 	case errors.Is(err, syscall.EROFS):
@@ -160,7 +165,7 @@ func defaultHint(err error, k Kind) Message {
 	case errors.Is(err, syscall.EDQUOT):
 		return "a disk quota is used up"
 	case k == NoSpace:
-		return Messagef("free space with %s and %s, or use a larger pool", Run("destroy"), Run("gc"))
+		return Messagef("%s, or use a larger pool", FreeSpace())
 	case k == Permission && os.Geteuid() != 0:
 		return "run it as root"
 	}

@@ -51,8 +51,7 @@ func (d *Driver) immutable(op string, id driver.ObjectID) (*os.File, kernel.Subv
 	case len(nested) > 0:
 		err = errs.New(errs.Unsupported, op, string(id),
 			"it contains btrfs subvolumes, such as %q, which streams cannot hold", nested[0].Dir+"/"+nested[0].Name).
-			WithHint("remove them in the volume with `btrfs subvolume delete`, or make them directories, and make another " +
-				"snapshot")
+			WithHint("make them directories in the volume, and make another snapshot")
 	}
 	if err != nil {
 		f.Close()

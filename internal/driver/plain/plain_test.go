@@ -296,7 +296,7 @@ func TestErrorNamesFile(t *testing.T) {
 	err := d.Clone(t.Context(), vol, identity(driver.Volume))
 	if !errs.Is(err, errs.NoSpace) || !strings.HasPrefix(err.Error(), "clone ") ||
 		!strings.Contains(err.Error(), "some/large") ||
-		!strings.Contains(errs.HintOf(err), `operation "destroy"`) {
+		!strings.Contains(errs.HintOf(err), `operation "gc"`) {
 		t.Errorf("clone without room: %v with hint %q", err, errs.HintOf(err))
 	}
 	if after := objects(t, dir); !slices.Equal(before, after) {

@@ -96,7 +96,7 @@ func (d *Driver) adoptRoot(ctx context.Context, props []string) error {
 	if !mine {
 		if len(owner) == 1 && owner[0][1] == "local" {
 			return errs.New(errs.Exists, op, d.root, "it is the dataset of the pool %s", owner[0][0]).
-				WithHint("choose another dataset, or %s that pool", errs.Run("deinit"))
+				WithHint("choose another dataset")
 		}
 		if found, err := d.listContents(ctx); err != nil {
 			return err
@@ -244,7 +244,7 @@ func (d *Driver) unmakeRoot(ctx context.Context) error {
 
 	if len(found) > 0 {
 		return errs.New(errs.InUse, op, d.root, "it contains something that is not Pando's: %s", nameSome(found)).
-			WithHint("list it with `zfs list -r -t all %s`, then move or destroy it", d.root)
+			WithHint("list it with `zfs list -r -t all %s`, then move it to another dataset", d.root)
 	}
 
 	if local[propMade] == "on" {

@@ -526,8 +526,8 @@ func wrap(op, path string, err error) error {
 	case sqliteCorrupt, sqliteNotADB:
 		e.Kind, e.Hint = errs.Damaged, damagedHint
 	case sqliteFull:
-		e.Kind, e.Hint = errs.NoSpace, errs.Messagef("free space with %s and %s, or on the filesystem of the pool directory",
-			errs.Run("destroy"), errs.Run("gc"))
+		e.Kind, e.Hint = errs.NoSpace, errs.Messagef("%s, or free some on the filesystem of the pool directory",
+			errs.FreeSpace())
 	case sqliteBusy:
 		e.Kind, e.Hint = errs.InUse, "another pando process is using this pool; try again"
 	case sqliteReadonly, sqlitePerm, sqliteCantOpen:

@@ -83,7 +83,7 @@ func (t *Tx) CheckFree(op, name string) error {
 		return err
 	} else if ok {
 		return errs.New(errs.Exists, op, name, "volume %q already exists", name).
-			WithHint("choose another name, or %s", errs.Run("destroy", name))
+			WithHint("choose another name, or list volumes with %s", errs.Run("ls"))
 	}
 
 	if _, ok, err := t.Golden(name); err != nil {

@@ -226,8 +226,8 @@ func (c *fsck) filesystemFinding(row catalog.Row, name string, v verdict) *Findi
 		f.fix = func(ctx context.Context) (string, error) { return c.fixInside(ctx, row) }
 	case isBeforeFsck(row):
 		f.Severity = sevNote
-		f.Repair = errs.Messagef("none: it is the state before a repair; %s when it is no longer needed",
-			errs.Run("destroy", name))
+		f.Repair = errs.Messagef("none: it is the state before a repair, %s, which you can compare with the repaired one",
+			name)
 	default:
 		f.Repair = adviceImmutable(row)
 	}

@@ -64,5 +64,5 @@ func (acc *Access) blameFull(ctx context.Context, err error) error {
 		return err
 	}
 	return (&errs.Error{Kind: errs.NoSpace, Err: fmt.Errorf("the pool is full: %w", err)}).
-		WithHint("free space with %s and %s, or use a larger pool", errs.Run("destroy"), errs.Run("gc"))
+		WithHint("%s, or use a larger pool", errs.FreeSpace())
 }

@@ -184,7 +184,7 @@ func (acc *Access) lostError(ctx context.Context, a catalog.MountRecord, u unwri
 	kind, free := errs.IO, errs.Message("")
 	s, err := acc.pool.Space(context.WithoutCancel(ctx))
 	if errs.Is(u.cause, errs.NoSpace) || err == nil && s.FreeBytes < nearlyFull {
-		kind, free = errs.NoSpace, errs.Messagef("free space in the pool; ")
+		kind, free = errs.NoSpace, errs.Messagef("%s; ", errs.FreeSpace())
 	}
 	what := "some data written to it could not be stored in the pool"
 	if u.stopped {

@@ -61,7 +61,7 @@ func Prepare(
 	if p, err := Read(abs); err == nil {
 		return "", false, nil, nil, errs.New(errs.Exists, "init", abs, "a pool already exists here (driver %s)",
 			p.Config.Driver).
-			WithHint("use it, or remove it with %s", errs.Run("deinit"))
+			WithHint("use it, or choose another directory with %s", errs.Param("pool"))
 	} else if k := errs.KindOf(err); k == errs.TooNew || k == errs.Damaged {
 		return "", false, nil, nil, err
 	}

@@ -383,9 +383,9 @@ func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 		}
 	}
 
-	hint := errs.Messagef("free space with %s and %s", errs.Run("destroy"), errs.Run("gc"))
+	hint := errs.FreeSpace()
 	if s.HostFree < least+need && p.Config.Backing != nil {
-		hint = errs.Messagef("%s, or on the filesystem below the pool, which has %d MiB left", hint, s.HostFree>>20)
+		hint = errs.Messagef("%s, or free some on the filesystem below the pool, which has %d MiB left", hint, s.HostFree>>20)
 	}
 
 	msg := fmt.Errorf("the pool has %d MiB free, and %.4g %% (%d MiB) must stay free for running volumes", s.FreeBytes>>20,

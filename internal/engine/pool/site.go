@@ -28,9 +28,7 @@ func checkSite(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err == nil && int(st.Uid) != os.Geteuid() {
 		return errs.New(errs.Invalid, "init", dir, "the directory belongs to another user (user ID %d)", st.Uid).
-			WithHint("choose a new directory with %s, or take ownership of this one: `chown %d %s`", errs.Param("pool"),
-				os.Geteuid(),
-				dir)
+			WithHint("choose a new directory with %s", errs.Param("pool"))
 	}
 
 	real, err := nearestExisting(dir)

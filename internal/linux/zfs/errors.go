@@ -52,8 +52,7 @@ const (
 )
 
 // spaceHint is the hint of Full. It names operations of Pando.
-var spaceHint = errs.Messagef("free space with %s and %s, or enlarge the zpool or its quota", errs.Run("destroy"),
-	errs.Run("gc"))
+var spaceHint = errs.Messagef("%s, or enlarge the zpool or its quota", errs.FreeSpace())
 
 // row is a line of the table.
 type row struct {

@@ -179,8 +179,7 @@ func (w *headWriter) checkFits(ctx context.Context, h headState, pt engine.Point
 	if h.Lineage != "" && h.Lineage != string(pt.Lineage) {
 		return errs.New(errs.Conflict, opPush, pt.Ref,
 			"the remote already has a different %s named %s, which this pool pushed before", kindOfHead(h.Golden), h.Name).
-			WithHint("push this one under another name with `%s`, or remove the other with %s", errs.Param("as", "NAME"),
-				errs.Run("remote delete", w.remote, h.Name))
+			WithHint("push this one under another name with `%s`", errs.Param("as", "NAME"))
 	}
 
 	// So must the name of the point.

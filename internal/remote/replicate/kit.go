@@ -52,7 +52,7 @@ type ExportedKit struct {
 func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, err error) {
 	if _, err := os.Lstat(q.File); err == nil && !q.Force {
 		return out, errs.New(errs.Exists, opKit, q.File, "file already exists").
-			WithHint("choose another file name, or overwrite the file with %s", errs.Param("force"))
+			WithHint("choose another file name; %s says how to replace a file", errs.Run(opKit, errs.Param("help")))
 	}
 
 	if i, err := os.Stat(filepath.Dir(q.File)); err != nil || !i.IsDir() {

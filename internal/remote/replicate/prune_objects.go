@@ -393,6 +393,6 @@ func (p *pruner) unreadableManifestError(ctx context.Context, now scene, id repo
 
 	return errs.New(errs.Damaged, opRemotePrune, what,
 		"nothing was deleted, because its manifest cannot be read and the data it needs is not known: %w", err).
-		WithHint("check the point with %s; if it is lost, remove it with %s, and prune again", errs.Run("verify"),
-			errs.Run("remote delete"))
+		WithHint("check the point with %s; %s says how to give it up if it is lost", errs.Run("verify"),
+			errs.Run("remote delete", errs.Param("help")))
 }

@@ -376,16 +376,14 @@ func (p *puller) checkDestination(h repo.Head, pt repo.Point, here local) error 
 			why += ": the generation was removed from the remote, and another was pushed under its number"
 		}
 		return errs.New(errs.Exists, opPull, full, "%s", why).
-			WithHint("to keep both, pull it under another name with `%s`; to replace the local one, "+
-				"remove it with %s and pull again", errs.Param("as", "NAME"), errs.Run("golden rm", full))
+			WithHint("pull it under another name with `%s`", errs.Param("as", "NAME"))
 	case !p.Update && !p.followsHead(here, h.Name):
 		return errs.New(errs.Exists, opPull, p.local.String(), "it already exists in this pool").
 			WithHint("pull it under another name with %s, or use %s to replace its content and keep the current state as "+
 				"a snapshot", errs.Param("as", "NAME"), errs.Param("update"))
 	case here.hasName(pt.Name):
 		return errs.New(errs.Exists, opPull, full, "the volume already has a different snapshot with this name").
-			WithHint("to keep both, pull it under another name with `%s`; to replace the local one, "+
-				"destroy it with %s and pull again", errs.Param("as", "NAME"), errs.Run("destroy", full))
+			WithHint("pull it under another name with `%s`", errs.Param("as", "NAME"))
 	}
 
 	return nil

@@ -92,7 +92,7 @@ func TestPullAnotherGeneration(t *testing.T) {
 	before := o.state()
 	_, err := o.tryPull("g", PullRequest{})
 	if !errs.Is(err, errs.Exists) || !strings.Contains(err.Error(), "pushed under its number") ||
-		!strings.Contains(errs.HintOf(err), "golden rm") {
+		!strings.Contains(errs.HintOf(err), "under another name") {
 		t.Errorf("%v (hint: %s)", err, errs.HintOf(err))
 	}
 	if after := o.state(); after != before {

@@ -131,7 +131,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 
 	if _, err := os.Lstat(filepath.Join(top, q.Name)); err == nil {
 		return Added{}, errs.New(errs.Exists, opAdd, q.Name, "this pool already has a remote with this name").
-			WithHint("choose another name, or remove that remote with %s", errs.Run("remote rm", q.Name))
+			WithHint("choose another name; list remotes with %s", errs.Run("remote ls"))
 	}
 
 	// Make this host's key, then open or create the repository with it.
@@ -193,7 +193,7 @@ func (r *Remote) hostIdentity() (fresh bool, err error) {
 		r.identity, r.Recipient = old, recipientOf(old)
 		if _, err := repo.Identity(old); err != nil || r.Recipient == "" {
 			return false, errs.New(errs.Damaged, opAdd, r.Name, "cannot read the key left by an interrupted add: %s", path).
-				WithHint("remove %s and run the command again", path)
+				WithHint("move %s away, keep it, and run the command again", path)
 		}
 		return false, nil
 	}

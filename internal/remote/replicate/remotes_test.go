@@ -65,7 +65,7 @@ func TestRemoteAdd(t *testing.T) {
 		_, err := Add(t.Context(), e, q)
 		return err
 	}
-	wantKind(t, add(AddRequest{Name: "one", URL: url}), errs.Exists, `operation "remote rm"`)
+	wantKind(t, add(AddRequest{Name: "one", URL: url}), errs.Exists, `operation "remote ls"`)
 	wantKind(t, add(AddRequest{Name: "a/b", URL: url}), errs.Invalid, "names have")
 	for _, bad := range []string{"", "store", "file:store", "ftp://host/x", "s3:///x", "https://host/x", "file:/a#b",
 		"gs://"} {

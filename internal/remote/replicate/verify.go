@@ -138,12 +138,11 @@ func (v *Verified) Err() error {
 	}
 
 	if first.Volume == "" && v.TotalProblems == 1 && strings.HasPrefix(first.Object, "packs/") {
-		return e.WithHint("remove the damaged copy with %s: no point is affected, because another copy exists",
-			errs.Run("remote prune", "REMOTE"))
+		return e.WithHint("no point is affected, because another copy exists; the next prune drops the damaged one")
 	}
 
-	return e.WithHint("pull the points without problems; remove the damaged ones with %s, and push them again",
-		errs.Run("remote delete", "REMOTE", "VOLUME@POINT"))
+	return e.WithHint("pull the points without problems; %s says how to give up the damaged ones and push them again",
+		errs.Run("remote delete", errs.Param("help")))
 }
 
 // Verify checks that all objects in a remote that volumes need exist and are

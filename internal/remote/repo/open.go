@@ -291,12 +291,12 @@ func (k *keyring) checkFollows(m Mark) error {
 	switch {
 	case k.id != m.ID:
 		return errs.New(errs.Conflict, "", "", "found repository %s, expected %s", k.id, m.ID).
-			WithHint("check the URL; if the repository was recreated on purpose, remove the remote and add it again")
+			WithHint("check the URL; if the repository was recreated on purpose, add it under another name")
 	case k.findKey(m.Key) == nil || k.serial < m.Serial:
 		return errs.New(errs.Damaged, "", "", "its keys went back to an older state (serial %d, was %d)", k.serial,
 			m.Serial).
-			WithHint("someone with access to the store restored an old config; pando writes nothing until you remove the " +
-				"remote and add it again")
+			WithHint("someone with access to the store restored an old config; pando writes nothing to it under this " +
+				"name; if that was intended, add it under another name")
 	}
 	return nil
 }

@@ -115,7 +115,7 @@ func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 				n.Passphrase = passphrases[s.ID]
 				if n.Passphrase == "" {
 					return errs.New(errs.Invalid, "", "", "the passphrase of key %q is required", s.Label).
-						WithHint("enter the passphrase, or remove the key first")
+						WithHint("enter the passphrase")
 				}
 
 				// Check the passphrase: a mistyped one would become the new passphrase.

@@ -272,8 +272,8 @@ func wrapSystemError(op, ref string, err error) error {
 	case out.Kind == errs.NoSpace && errors.Is(err, syscall.EDQUOT):
 		out.Hint = "raise the disk quota of the remote, or free space there"
 	case out.Kind == errs.NoSpace:
-		out.Hint = errs.Messagef("free space on the remote's filesystem, or remove old points with %s",
-			errs.Run("remote prune"))
+		out.Hint = errs.Messagef("free space on the remote's filesystem; %s says how to thin out old points",
+			errs.Run("remote prune", errs.Param("help")))
 	case errors.Is(err, syscall.EROFS):
 		out.Hint = "mount the remote's filesystem read-write"
 	case out.Kind == errs.Permission:

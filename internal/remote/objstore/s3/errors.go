@@ -141,7 +141,8 @@ func regionError(e *errs.Error, region string) error {
 // fullError completes the error for a store without free space.
 func fullError(e *errs.Error) error {
 	e.Kind = errs.NoSpace
-	return e.WithHint("free space there, raise the quota, or remove old points with %s", errs.Run("remote prune"))
+	return e.WithHint("free space there, or raise the quota; %s says how to thin out old points",
+		errs.Run("remote prune", errs.Param("help")))
 }
 
 // temporaryError completes an error that a retry may avoid.
