@@ -128,7 +128,7 @@ func emptyPool(ctx context.Context, q DeinitRequest, drivers Drivers, report *De
 				errs.Run("golden ls"), errs.Run(opDeinit, errs.Param("help")))
 	}
 
-	if err := e.pool.OnlyMountPoints(); err != nil {
+	if err := e.pool.OnlyOurs(); err != nil {
 		return err
 	}
 

@@ -39,6 +39,11 @@ func TestDeinitRefusedChangesNothing(t *testing.T) {
 				must(t, os.WriteFile(file, nil, 0o600))
 				return func() { must(t, os.Remove(file)) }
 			}},
+			{what: "a file of somebody's among the objects", kind: errs.InUse, stop: func() func() {
+				file := filepath.Join(top, "pool", "data", "objects", "file")
+				must(t, os.WriteFile(file, nil, 0o600))
+				return func() { must(t, os.Remove(file)) }
+			}},
 			{what: "a volume that is mounted elsewhere, too", kind: errs.InUse, again: true, stop: func() func() {
 				at := t.TempDir()
 				must(t, unix.Mount(v.Mountpoint, at, "", unix.MS_BIND, ""))

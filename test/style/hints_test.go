@@ -20,8 +20,8 @@ import (
 var destroyers = []string{"destroy", "deinit", "prune", "golden rm", "remote rm", "remote delete", "remote prune"}
 
 // harmful matches the texts of hints that cost data.
-var harmful = regexp.MustCompile("(?i)`?\\b(rm|chown|mkfs|wipefs|zpool destroy|zfs destroy)\\b [^.]|\\b(destroy|discard|delete) " +
-	"(it|them|the|that)\\b|--(force|discard|lose-keys)\\b")
+var harmful = regexp.MustCompile("(?i)`?\\b(rm|chown|mkfs|wipefs|zpool destroy|zfs destroy)\\b [^.]|" +
+	"\\b(destroy|discard|delete) (it|them|the|that)\\b|--(force|discard|lose-keys)\\b")
 
 // allowedHints are harmful by these rules, and right.
 var allowedHints = []string{

@@ -20,8 +20,8 @@ var userPart = sync.OnceValue(func() *regexp.Regexp {
 
 // secretParameter matches a parameter of a URL whose name says that its value is secret.
 var secretParameter = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`(?i)([?&;](?:[^=&;\s"']*(?:token|secret|passw|signature|credential|api[-_]?key|access[-_]?key)` +
-		`[^=&;\s"']*|auth|key|pat|pwd|sig)=)[^&;#\s"'<>]*[^&;#\s"'<>:,.]`)
+	return regexp.MustCompile(`(?i)([?&;](?:[^=&;\s"']*(?:token|secret|passw|signature|credential|api[-_]?key|` +
+		`access[-_]?key)[^=&;\s"']*|auth|key|pat|pwd|sig)=)[^&;#\s"'<>]*[^&;#\s"'<>:,.]`)
 })
 
 // Text returns a text in which the URLs have neither credentials nor secret parameters.

@@ -6,9 +6,12 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 	"sync"
 
 	"pando/internal/base/errs"
+	"pando/internal/driver"
 	"pando/internal/linux/kernel"
 
 	"golang.org/x/sys/unix"
@@ -47,6 +50,40 @@ func (p *Pool) OnlyMountPoints() error {
 		}
 	}
 
+	return nil
+}
+
+// OnlyOurs fails if removing the pool would stop at something that does not belong to it: at a mount point, or in the
+// directory of its data. A pool in a file goes with everything in the file. InUse.
+func (p *Pool) OnlyOurs() error {
+	if err := p.OnlyMountPoints(); err != nil {
+		return err
+	}
+	if p.Config.Backing != nil || exists(filepath.Join(p.DataDir(), outsideName)) {
+		return nil
+	}
+
+	ours := []string{"objects", markerName}
+	if err := onlyEntries(p.DataDir(), func(name string) bool { return slices.Contains(ours, name) }); err != nil {
+		return err
+	}
+	return onlyEntries(filepath.Join(p.DataDir(), "objects"), func(name string) bool {
+		return len(name) > driver.IDLength && driver.ValidID(name[:driver.IDLength])
+	})
+}
+
+// onlyEntries fails if a directory has an entry that is not one of Pando's, whose names ours accepts. Temporary ones
+// begin with a dot. InUse.
+func onlyEntries(dir string, ours func(name string) bool) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return errs.Wrap("deinit", dir, err)
+	}
+	for _, d := range entries {
+		if !ours(d.Name()) && !strings.HasPrefix(d.Name(), ".") {
+			return foreignFileError(filepath.Join(dir, d.Name()))
+		}
+	}
 	return nil
 }
 
