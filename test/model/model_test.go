@@ -147,7 +147,8 @@ func TestRandomOperations(t *testing.T) {
 			defer m.explain(ops)
 			defer func() {
 				m.e.Close()
-				if _, err := engine.Deinit(context.Background(), engine.DeinitRequest{Dir: m.dir, Force: true}, drivers); err != nil {
+				q := engine.DeinitRequest{Dir: m.dir, Force: true}
+				if _, err := engine.Deinit(context.Background(), q, drivers); err != nil {
 					m.errorf("deinit: %v", err)
 				}
 			}()

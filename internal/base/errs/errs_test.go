@@ -215,7 +215,8 @@ func TestHints(t *testing.T) {
 		{errs.New(errs.IO, "destroy", "web", "%w", inner).WithHint("outer"), "end pid 7"}, // who is nearest knows best
 		{errs.New(errs.IO, "destroy", "web", "x").WithHint("outer"), "outer"},
 		{errs.Wrap("clone", "",
-			syscall.ENOSPC), `free space with operation "gc"; operation "ls" with parameter "exact" shows what takes it, or use a larger pool`},
+			syscall.ENOSPC), `free space with operation "gc"; operation "ls" with parameter "exact" shows what takes it, ` +
+			"or use a larger pool"},
 		{errs.Wrap("clone", "", syscall.EFBIG), "the filesystem cannot hold a file of this size"},
 		{errs.Wrap("clone", "", syscall.EDQUOT), "a disk quota is used up"},
 		{errs.Wrap("clone", "", syscall.EROFS), "the filesystem is mounted read-only"},

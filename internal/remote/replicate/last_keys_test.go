@@ -78,9 +78,8 @@ func TestLastKeys(t *testing.T) {
 	must(t, os.Remove(filepath.Join(e.Dir(), "remotes", "words", remoteName)))
 	want("a damaged remote", "half", "words")
 
-	q := engine.DeinitRequest{Dir: e.Dir(), Force: true, LastKeys: func(ctx context.Context, dir string) ([]string, error) {
-		return LastKeys(ctx, dir, Access{})
-	}}
+	q := engine.DeinitRequest{Dir: e.Dir(), Force: true}
+	q.LastKeys = func(ctx context.Context, dir string) ([]string, error) { return LastKeys(ctx, dir, Access{}) }
 	if _, err := engine.Deinit(t.Context(), q, testDrivers); err == nil {
 		t.Error("the pool was removed")
 	}

@@ -6,8 +6,8 @@ import (
 	"pando/internal/base/errs"
 )
 
-// ConfigSlots lists the slots in raw, an earlier [Repo.Config], in the order in which they were added. It asks no store.
-// Damaged, TooNew; Permission if none of the secrets opens raw.
+// ConfigSlots lists the slots in raw, an earlier [Repo.Config], in the order in which they were added. It asks no
+// store. Damaged, TooNew; Permission if none of the secrets opens raw.
 func ConfigSlots(ctx context.Context, raw []byte, secrets ...Secret) ([]SlotInfo, error) {
 	k, err := unlock(ctx, raw, secrets)
 	if err != nil {
