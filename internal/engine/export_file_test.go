@@ -179,7 +179,7 @@ func TestExportRefuses(t *testing.T) {
 		cases := []refusal{
 			{from: "none", file: "a.tar", kind: errs.NotFound},
 			{from: "v@none", file: "a.tar", kind: errs.NotFound},
-			{from: "v", file: "old.tar", kind: errs.Exists, hint: "force"},
+			{from: "v", file: "old.tar", kind: errs.Exists, hint: "name another file"},
 			{from: "v", file: "link.tar", kind: errs.Exists},
 			{from: "v", file: "link.tar", force: true, kind: errs.Invalid},
 			{from: "v", file: "", format: "tar", kind: errs.Invalid, hint: "standard output"},

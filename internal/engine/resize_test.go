@@ -158,7 +158,7 @@ func TestResizeRefuses(t *testing.T) {
 		if image {
 			cases = append(cases, refusal{"v", 32 << 20, errs.Invalid, "export"}, refusal{"g", 1 << 30, errs.Invalid, ""})
 		} else {
-			cases = append(cases, refusal{"v", 1 << 30, errs.Unsupported, "prune"})
+			cases = append(cases, refusal{"v", 1 << 30, errs.Unsupported, "free space"})
 		}
 		for _, c := range cases {
 			_, err := e.Resize(t.Context(), engine.ResizeRequest{Volume: ref.MustName(c.volume), SizeBytes: c.size})
