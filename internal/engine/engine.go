@@ -94,7 +94,7 @@ func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Opt
 		return nil, err
 	}
 
-	e.caps, e.content = e.drv.Caps(), content.New(p, e.drv, e.cat)
+	e.caps, e.content = e.drv.Caps(), content.New(p, e.drv, records{e.cat})
 	e.ledger = ledger.New(e.cat, e.drv, work{e})
 	if readOnly {
 		return e, nil

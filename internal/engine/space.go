@@ -20,12 +20,21 @@ const (
 // pool. With less, operations that free space in the pool return it to the host at once.
 const hostLow = 256 << 20
 
-// mayUseReserve marks a call that frees space. Only such calls may spend the pool's reserve,
-// so that other calls leave it to them.
+// mayUseReserve marks a call that frees space, or records that writes were lost. Only such calls may spend the pool's
+// reserve, so that other calls leave it to them.
 func mayUseReserve(ctx context.Context) context.Context {
 	c := callOf(ctx)
 	c.frees = true
 	return withCall(ctx, c)
+}
+
+// records is what package content records in the catalogue.
+type records struct{ *catalog.Catalog }
+
+// NoteLostWrites may spend the reserve: writes are lost because the pool is full, and the kernel does not report it
+// again.
+func (r records) NoteLostWrites(ctx context.Context, a catalog.MountRecord, l catalog.Loss) error {
+	return r.Catalog.NoteLostWrites(mayUseReserve(ctx), a, l)
 }
 
 // spendReserve frees a part of the reserve for a call that frees space, and reports whether

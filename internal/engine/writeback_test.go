@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"database/sql"
 	"errors"
 	"os"
 	"path/filepath"
@@ -41,6 +42,12 @@ func newFullable(t *testing.T, kind string) *fullable {
 func (p *fullable) fill() {
 	p.t.Helper()
 	_ = os.Remove(filepath.Join(p.e.Dir(), "reserve"))
+	p.fillRest()
+}
+
+// fillRest leaves room only for those who may spend the reserve.
+func (p *fullable) fillRest() {
+	p.t.Helper()
 	f, err := os.Create(p.filler)
 	if err != nil {
 		p.t.Fatal(err)
@@ -311,6 +318,40 @@ func TestLostWritesAreShown(t *testing.T) {
 		!strings.Contains(err.Error(), "writes failed before") {
 		t.Errorf("umount: %v", err)
 	}
+	giveUp(t, p.e, "v")
+}
+
+// TestLossIsRecordedInFullPool: a command that finds out about lost writes has room to record it, so that a later
+// umount knows.
+func TestLossIsRecordedInFullPool(t *testing.T) {
+	testfs.NotShort(t, "it is about space")
+	p := newFullable(t, "xfs")
+	importTree(t, p.e, "g", source(t))
+	v := clone(t, p.e, "g", "v", true)
+	must(t, os.WriteFile(filepath.Join(v.Mountpoint, "lost"), bytes.Repeat([]byte("lost"), 2<<20), 0o600))
+
+	p.fillRest()
+
+	// Fill the catalogue's log: with a reader it cannot start over.
+	db, err := sql.Open("sqlite", "file:"+filepath.Join(p.e.Dir(), "catalog.db"))
+	must(t, err)
+	defer db.Close()
+	reader, err := db.BeginTx(t.Context(), nil)
+	must(t, err)
+	must(t, reader.QueryRowContext(t.Context(), "SELECT count(*) FROM meta").Scan(new(int)))
+	for size := 1 << 20; size > 0; {
+		if _, err := db.ExecContext(t.Context(), `REPLACE INTO meta VALUES ('filler', zeroblob(?))`, size); err != nil {
+			size /= 2
+		}
+	}
+
+	ctx, warnings := listen(t)
+	if _, err := p.e.Show(ctx, ref.Ref{Name: "v"}); err != nil ||
+		!strings.Contains(warnings(), "some data written to it") {
+		t.Errorf("show: %v, warnings %q", err, warnings())
+	}
+	must(t, reader.Rollback())
+	p.empty()
 	giveUp(t, p.e, "v")
 }
 

@@ -39,7 +39,7 @@ type Records interface {
 	// SetLowerLoop records the loop device that a lower layer is attached to.
 	SetLowerLoop(ctx context.Context, id driver.ObjectID, index int) error
 
-	// NoteLostWrites records that writes were lost now.
+	// NoteLostWrites records that writes were lost now. It may spend the pool's reserve.
 	NoteLostWrites(ctx context.Context, a catalog.MountRecord, l catalog.Loss) error
 }
 

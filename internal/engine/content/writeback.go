@@ -103,21 +103,20 @@ func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catal
 	if u.cause == nil {
 		u.cause = acc.syncIfNearlyFull(ctx, row)
 	}
-	lost, known, err := acc.records.LostWrites(ctx, a)
-	if err != nil {
-		return err
+	if u.cause != nil {
+		acc.recordLostWrites(ctx, a, u)
 	}
 
+	lost, known, err := acc.records.LostWrites(ctx, a)
 	switch {
+	case u.cause == nil && err != nil:
+		return err
 	case u.cause == nil && !known:
 		return nil
 	case u.cause == nil: // noticed before
 		u.cause = fmt.Errorf("writes failed before %s", lost.At.Local().Format(time.DateTime))
-	default:
-		acc.recordLostWrites(ctx, a, u)
-		if !known {
-			lost.At = time.Now()
-		}
+	case !known:
+		lost.At = time.Now()
 	}
 
 	if discard {
@@ -171,7 +170,8 @@ func (acc *Access) recordLostWrites(ctx context.Context, a catalog.MountRecord, 
 		l.Shared = acc.sharesFilesystem
 	}
 
-	// In a pool that is full to the last byte this may fail: then only the error that is about to be returned tells of it.
+	// In a pool that is full to the last byte, without its reserve, this may fail: then only the error that is about to be
+	// returned tells of it.
 	_ = acc.records.NoteLostWrites(context.WithoutCancel(ctx), a, l)
 }
 
