@@ -12,6 +12,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/driver"
 	"pando/internal/engine"
 )
 
@@ -48,6 +49,16 @@ func TestDeinitRefusedChangesNothing(t *testing.T) {
 			},
 			"a file of somebody's": func() func() {
 				file := filepath.Join(top, "pool", "mnt", "file")
+				must(t, os.WriteFile(file, nil, 0o600))
+				return func() { must(t, os.Remove(file)) }
+			},
+			"a file of somebody's among the data": func() func() {
+				file := filepath.Join(top, "pool", "data", "file")
+				must(t, os.WriteFile(file, nil, 0o600))
+				return func() { must(t, os.Remove(file)) }
+			},
+			"a file of somebody's among the objects": func() func() {
+				file := filepath.Join(top, "pool", "data", "objects", string(driver.NewID())+".txt")
 				must(t, os.WriteFile(file, nil, 0o600))
 				return func() { must(t, os.Remove(file)) }
 			},

@@ -228,6 +228,11 @@ func TestDeinitOfLostCatalogue(t *testing.T) {
 	if !errs.Is(err, errs.Damaged) || !strings.Contains(errs.HintOf(err), `operation "init" with parameter "rebuild"`) {
 		t.Errorf("deinit: %v (hint %q)", err, errs.HintOf(err))
 	}
+	file := filepath.Join(dir, "data", "file")
+	must(t, os.WriteFile(file, nil, 0o600))
+	_, err = engine.Deinit(t.Context(), engine.DeinitRequest{Dir: dir, Force: true}, drivers)
+	wantKind(t, err, errs.InUse, "does not belong to the pool")
+	must(t, os.Remove(file))
 	if m, err := kernel.MountAt(unix.AT_FDCWD, at); err != nil || !m.Root {
 		t.Errorf("refused, and %s is not mounted any more: %v", at, err)
 	}

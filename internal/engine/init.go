@@ -429,7 +429,7 @@ func emptyPool(ctx context.Context, q DeinitRequest, drivers Drivers, report *De
 			WithHint("list them with %s and %s", errs.Run("ls", errs.Param("tree")), errs.Run("golden ls"))
 	}
 
-	if err := e.pool.OnlyMountPoints(); err != nil {
+	if err := e.pool.OnlyOurs(); err != nil {
 		return err
 	}
 
@@ -601,6 +601,10 @@ func checkOnlyOurs(ctx context.Context, d driver.Driver, dir string) error {
 func forceEmpty(ctx context.Context, q DeinitRequest, drivers Drivers) (int, error) {
 	p, err := pool.Open(ctx, q.Dir)
 	if err != nil {
+		return 0, err
+	}
+
+	if err := p.OnlyOurs(); err != nil {
 		return 0, err
 	}
 

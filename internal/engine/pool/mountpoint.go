@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"sync"
 
 	"pando/internal/base/errs"
@@ -25,9 +26,48 @@ var mountLink = sync.OnceValue(func() *regexp.Regexp {
 // makes.
 func IsMountLink(to string) bool { return mountLink().MatchString(to) }
 
-// OnlyMountPoints fails if MountDir holds something at which removing the pool would stop: neither a link of Pando's,
+// objectName matches the names of files in data/objects, also of those in the making.
+var objectName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[0-9a-v]{26}\.(meta(\.new)?|(img|subvol|tree)(\..*)?)$`)
+})
+
+// OnlyOurs fails if the pool holds something at which removing it would stop: see onlyMountPoints, and files that are
+// not Pando's where the driver keeps its data. It does not look into a pool in a file, which goes with all that is in
+// it, and not at what the driver keeps outside the directory. InUse.
+func (p *Pool) OnlyOurs() error {
+	if err := p.onlyMountPoints(); err != nil {
+		return err
+	}
+	if p.Config.Backing != nil || exists(filepath.Join(p.DataDir(), outsideName)) {
+		return nil
+	}
+
+	ours := []string{"objects", markerName, ".pando-probe"}
+	if err := onlyEntries(p.DataDir(), func(name string) bool { return slices.Contains(ours, name) }); err != nil {
+		return err
+	}
+	return onlyEntries(filepath.Join(p.DataDir(), "objects"), objectName().MatchString)
+}
+
+// onlyEntries fails if a directory has an entry whose name ours does not accept. InUse.
+func onlyEntries(dir string, ours func(name string) bool) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return errs.Wrap("deinit", dir, err)
+	}
+
+	for _, d := range entries {
+		if !ours(d.Name()) {
+			return foreignFileError(filepath.Join(dir, d.Name()))
+		}
+	}
+
+	return nil
+}
+
+// onlyMountPoints fails if MountDir holds something at which removing the pool would stop: neither a link of Pando's,
 // nor an empty directory, nor one on which something is mounted. InUse.
-func (p *Pool) OnlyMountPoints() error {
+func (p *Pool) onlyMountPoints() error {
 	entries, err := os.ReadDir(p.MountDir())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return errs.Wrap("deinit", p.MountDir(), err)
