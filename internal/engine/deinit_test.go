@@ -2,11 +2,13 @@ package engine_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,6 +16,7 @@ import (
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
+	"pando/internal/engine/pool"
 )
 
 // TestDeinitRefusedChangesNothing: what stops the removal of a pool is found out before
@@ -75,6 +78,56 @@ func TestDeinitRefusedChangesNothing(t *testing.T) {
 					t.Errorf("%s: %s is %+v, %v", what, name, d, err)
 				}
 			}
+		}
+	})
+}
+
+// TestDeinitTwice: while one deinit looks who uses a pool, another waits: two looks at once would unmount volumes.
+func TestDeinitTwice(t *testing.T) {
+	oneKind(t, func(t *testing.T, e *engine.Engine, top string) {
+		importTree(t, e, "g", source(t))
+		clone(t, e, "g", "v", true)
+		remotes := filepath.Join(top, "pool", "remotes")
+		must(t, os.MkdirAll(filepath.Join(remotes, "backup"), 0o700))
+
+		var asked int
+		q := engine.DeinitRequest{Dir: filepath.Join(top, "pool"), Force: true}
+		q.MayForget = func(context.Context, []string) error {
+			if asked++; asked > 1 {
+				return nil
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if _, err := engine.Deinit(ctx, q, drivers); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("the second deinit: %v", err)
+			}
+			return errs.New(errs.InUse, "", "", "the only key")
+		}
+		_, err := engine.Deinit(t.Context(), q, drivers)
+		if !errs.Is(err, errs.InUse) || asked != 1 {
+			t.Errorf("the first deinit: %v, and %d of them asked for keys", err, asked)
+		}
+		if d, err := e.Show(t.Context(), ref.Ref{Name: "v"}); err != nil || !d.Mounted() {
+			t.Errorf("v is %+v, %v", d, err)
+		}
+
+		// A pool that is no longer there when the lock is free is not emptied.
+		must(t, os.RemoveAll(remotes))
+		unlock, err := pool.Lock(t.Context(), q.Dir)
+		must(t, err)
+		failed := make(chan error)
+		go func() {
+			_, err := engine.Deinit(t.Context(), engine.DeinitRequest{Dir: q.Dir, Force: true}, drivers)
+			failed <- err
+		}()
+		time.Sleep(200 * time.Millisecond) // it opens the pool, and waits
+		config := filepath.Join(q.Dir, "pool.json")
+		must(t, os.Rename(config, config+".away"))
+		unlock()
+		wantKind(t, <-failed, errs.NotFound, "there is no pool")
+		must(t, os.Rename(config+".away", config))
+		if d, err := e.Show(t.Context(), ref.Ref{Name: "v"}); err != nil || !d.Mounted() {
+			t.Errorf("v is %+v, %v", d, err)
 		}
 	})
 }

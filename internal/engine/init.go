@@ -357,27 +357,55 @@ func Deinit(ctx context.Context, q DeinitRequest, drivers Drivers) (*DeinitRepor
 	}
 	q.Dir = abs
 
-	report := &DeinitReport{Dir: abs}
-	if !pool.DeinitInterrupted(abs) {
-		if err = emptyPool(ctx, q, drivers, report); err != nil {
-			return nil, err
-		}
-	}
+	var lock deinitLock
+	defer lock.release()
 
-	unlock, err := pool.Lock(ctx, abs)
+	report := &DeinitReport{Dir: abs}
+	if pool.DeinitInterrupted(abs) {
+		err = lock.take(ctx, abs)
+	} else {
+		err = emptyPool(ctx, q, drivers, &lock, report)
+	}
 	if err != nil {
 		return nil, err
 	}
 
-	defer unlock()
 	return report, pool.Remove(ctx, abs, drivers.unmakePool)
+}
+
+// deinitLock is the pool's lock, which one deinit at a time holds from before it looks who uses the pool: a second look
+// at the same time would unmount volumes.
+type deinitLock struct{ unlock func() }
+
+// take locks the pool once it is open, as opening it may need the lock, too.
+func (l *deinitLock) take(ctx context.Context, dir string) (err error) {
+	l.unlock, err = pool.Lock(ctx, dir)
+	return err
+}
+
+// takePool is take for a pool that another deinit may have removed in the meantime. NotFound if it has.
+func (l *deinitLock) takePool(ctx context.Context, p *pool.Pool) error {
+	if err := l.take(ctx, p.Dir); err != nil {
+		return err
+	}
+	_, err := pool.Read(p.Dir)
+	return err
+}
+
+// release unlocks the pool if take has locked it.
+func (l *deinitLock) release() {
+	if l.unlock != nil {
+		l.unlock()
+	}
 }
 
 const opDeinit = "deinit"
 
 // emptyPool destroys everything in a pool. If anything is in use, or does not belong to
 // the pool, it fails before it destroys anything.
-func emptyPool(ctx context.Context, q DeinitRequest, drivers Drivers, report *DeinitReport) error {
+func emptyPool(
+	ctx context.Context, q DeinitRequest, drivers Drivers, lock *deinitLock, report *DeinitReport,
+) error {
 	dir, force := q.Dir, q.Force
 
 	// Open the pool. If its catalogue is damaged, all that can be done is to destroy what the driver lists.
@@ -388,7 +416,7 @@ func emptyPool(ctx context.Context, q DeinitRequest, drivers Drivers, report *De
 		}
 	}
 	if errs.Is(err, errs.Damaged) && force {
-		report.Destroyed, err = forceEmpty(ctx, q, drivers)
+		report.Destroyed, err = forceEmpty(ctx, q, drivers, lock)
 		return err
 	}
 
@@ -412,9 +440,13 @@ func emptyPool(ctx context.Context, q DeinitRequest, drivers Drivers, report *De
 
 	// Objects that the catalogue has lost are still in the pool, perhaps mounted, and are not garbage.
 	if err := e.cat.LostError(); err != nil && force {
-		report.Destroyed, err = forceEmpty(ctx, q, drivers)
+		report.Destroyed, err = forceEmpty(ctx, q, drivers, lock)
 		return err
 	} else if err != nil {
+		return err
+	}
+
+	if err := lock.takePool(ctx, e.pool); err != nil {
 		return err
 	}
 
@@ -598,9 +630,13 @@ func checkOnlyOurs(ctx context.Context, d driver.Driver, dir string) error {
 
 // forceEmpty empties a pool whose catalogue cannot be read or trusted, and returns the
 // number of objects destroyed.
-func forceEmpty(ctx context.Context, q DeinitRequest, drivers Drivers) (int, error) {
+func forceEmpty(ctx context.Context, q DeinitRequest, drivers Drivers, lock *deinitLock) (int, error) {
 	p, err := pool.Open(ctx, q.Dir)
 	if err != nil {
+		return 0, err
+	}
+
+	if err := lock.takePool(ctx, p); err != nil {
 		return 0, err
 	}
 
