@@ -133,10 +133,12 @@ func (a *App) deinitCommand() *cobra.Command {
 		Short:   "Remove the pool",
 		Long: `Remove the pool, including its files, mounts and loop devices. Without --force,
 the command fails if the pool contains anything. It also fails if a process uses
-a volume, if files of others lie among the mount points, or if the pool holds the
-only key to a remote. What it refuses to remove, it has not changed.
+a volume, if files of others lie among the mount points or the data, or if the
+pool holds the only key to a remote. What it refuses to remove, it has not
+changed.
 
-To find out about keys, pando asks the remotes. Keep what is stored there with
+To find out about keys, pando asks the remotes, and the pool's copies of their
+lists of keys if they cannot be reached. Keep what is stored there with
 ` + "`pando remote key export`" + ` or ` + "`pando remote key add`" + `, or give it up with
 --lose-keys.`,
 		Args: cobra.NoArgs,
@@ -167,7 +169,7 @@ To find out about keys, pando asks the remotes. Keep what is stored there with
 
 	c.Flags().BoolVar(&force, "force", false, "destroy everything in the pool")
 	c.Flags().BoolVar(&loseKeys, "lose-keys", false,
-		"with --force: forget remotes even if nobody can read them afterwards, or they cannot be reached")
+		"with --force: forget remotes even if nobody can read them afterwards, or it is not known who can")
 	return c
 }
 

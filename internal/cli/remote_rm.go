@@ -21,7 +21,8 @@ stays; with another key, the remote can be added again.
 
 The command fails (conflict) if no other key opens the repository, because its
 data would then be unreadable, and if pando cannot reach the repository to check
-that. --force forgets the remote anyway.`,
+that. With --force, the pool's copy of the list of keys is enough. Give up what
+nobody can read afterwards with --force --lose-keys.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeRemotes,
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
@@ -45,6 +46,8 @@ that. --force forgets the remote anyway.`,
 		}),
 	}
 
-	c.Flags().BoolVar(&q.Force, "force", false, "forget the remote even if no other key opens it, or it cannot be reached")
+	c.Flags().BoolVar(&q.Force, "force", false, "forget the remote even if it cannot be reached")
+	c.Flags().BoolVar(&q.LoseKeys, "lose-keys", false,
+		"with --force: even if nobody can read the remote afterwards, or it is not known who can")
 	return c
 }

@@ -3,6 +3,8 @@ package replicate
 import (
 	"context"
 	"errors"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -10,6 +12,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/engine"
+	"pando/internal/remote/objstore"
 	"pando/internal/remote/repo"
 )
 
@@ -194,42 +197,97 @@ func (r *Remote) dropOwnKey(ctx context.Context, rp *repo.Repo) (bool, error) {
 	return true, rp.RemoveSlot(ctx, slots[i].ID)
 }
 
-// checkOtherKeys returns an error unless a key other than this host's opens the repository.
-func (r *Remote) checkOtherKeys(ctx context.Context) error {
-	other, err := r.hasOtherKey(ctx, map[string]bool{r.Recipient: true})
-	if err != nil || other {
+// checkOtherKeys returns an error unless a key other than this host's opens the repository. The arguments are those of
+// hasOtherKey.
+func (r *Remote) checkOtherKeys(ctx context.Context, offline bool) error {
+	other, err := r.hasOtherKey(ctx, map[string]bool{r.Recipient: true}, offline)
+	switch {
+	case err != nil && offline:
+		return unknownKeys(opRemove, r.Name, err)
+	case err != nil || other:
 		return err
 	}
 	return errs.New(errs.Conflict, opRemove, r.Name,
 		"this host's key is the only one that opens the repository: without it, nobody can read the repository").
-		WithHint("add another key with %s, or keep a copy of %s and use %s", errs.Run("remote key add", r.Name),
-			filepath.Join(r.dir, identityName), errs.Param("force"))
+		WithHint("add another key with %s, or give the data on the remote up with %s and %s",
+			errs.Run("remote key add", r.Name), errs.Param("force"), errs.Param("lose-keys"))
 }
 
-// hasOtherKey reports whether a key opens the repository that is not among own, the recipients of some remotes.
-func (r *Remote) hasOtherKey(ctx context.Context, own map[string]bool) (bool, error) {
+// hasOtherKey reports whether a key opens the repository that is not among own, the recipients of some remotes. If the
+// repository cannot be opened, that is an error, unless offline is set and the pool's copy of the config has such a
+// key.
+func (r *Remote) hasOtherKey(ctx context.Context, own map[string]bool, offline bool) (bool, error) {
 	if r.Recipient == "" {
 		return true, nil // the key was not made for this remote, so it exists elsewhere
 	}
 
-	rp, err := r.Open(ctx)
-	if err != nil {
-		return false, err
+	slots, err := r.slots(ctx)
+	other := func(s repo.SlotInfo) bool { return !own[s.Recipient] }
+	if err == nil || !offline || ctx.Err() != nil {
+		return slices.ContainsFunc(slots, other), err
 	}
 
-	defer rp.Close()
+	// If the store has lost the config, a key is worth nothing without a copy of it, and only kits have one.
+	lost := false
+	if configLost(err) {
+		if store, serr := r.openStore(ctx, 0, false); serr == nil {
+			_ = objstore.Close(store) // nothing was written
+			lost = true
+		}
+	}
 
-	slots, err := rp.Slots(ctx)
-	return slices.ContainsFunc(slots, func(s repo.SlotInfo) bool { return !own[s.Recipient] }), err
+	if slices.ContainsFunc(r.copiedSlots(ctx), func(s repo.SlotInfo) bool {
+		return other(s) && (!lost || strings.HasPrefix(s.Label, KitLabel))
+	}) {
+		return true, nil
+	}
+
+	return false, err
+}
+
+// slots lists the slots of the repository.
+func (r *Remote) slots(ctx context.Context) ([]repo.SlotInfo, error) {
+	rp, err := r.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer rp.Close()
+	return rp.Slots(ctx)
+}
+
+// copiedSlots lists the slots in the pool's copy of the config: none if there is no copy, or it is damaged.
+func (r *Remote) copiedSlots(ctx context.Context) []repo.SlotInfo {
+	raw, err := os.ReadFile(r.configFile())
+	if err != nil {
+		return nil
+	}
+	id, err := repo.Identity(r.identity)
+	if err != nil {
+		return nil
+	}
+	slots, _ := repo.ConfigSlots(ctx, raw, id)
+	return slots
 }
 
 // CheckOtherKeys returns an error unless each repository that the remotes of a pool use can be opened without the keys
-// that are in the pool. Conflict; the errors of Remote.Open if that cannot be found out.
+// that are in the pool. It asks the pool's copies of their configs about those that cannot be reached. Errors:
+// Conflict, and that as well if an interrupted Add has left a key; those of Remote.Open and Load if it cannot find out.
 func CheckOtherKeys(ctx context.Context, pool string, access Access) error {
 	const op = "deinit"
 	names, err := List(pool)
 	if err != nil {
 		return err
+	}
+
+	left, err := interruptedAdds(pool)
+	if err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		return errs.New(errs.Conflict, op, pool, "an interrupted remote add has left a key that may be the only one: %s",
+			strings.Join(left, ", ")).
+			WithHint("finish it with %s, or give up what only keys in this pool can read with %s",
+				errs.Run("remote add", left[0], "URL"), errs.Param("lose-keys"))
 	}
 
 	// Two remotes may have the same repository: all keys in the pool go together.
@@ -248,7 +306,7 @@ func CheckOtherKeys(ctx context.Context, pool string, access Access) error {
 
 	var lost []string
 	for _, r := range all {
-		other, err := r.hasOtherKey(ctx, own)
+		other, err := r.hasOtherKey(ctx, own, true)
 		if err != nil {
 			return unknownKeys(op, r.Name, err)
 		}
@@ -264,6 +322,24 @@ func CheckOtherKeys(ctx context.Context, pool string, access Access) error {
 		strings.Join(lost, ", ")).
 		WithHint("write a recovery kit first with %s, or give the data on the remote up with %s",
 			errs.Run("remote key export", lost[0], "FILE", errs.Param("passphrase")), errs.Param("lose-keys"))
+}
+
+// interruptedAdds lists the names of remotes whose Add was interrupted and has left a key.
+func interruptedAdds(pool string) (names []string, err error) {
+	entries, err := os.ReadDir(remotesDir(pool))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, errs.Wrap("list remotes", pool, err)
+	}
+
+	for _, e := range entries {
+		name, adding := strings.CutPrefix(e.Name(), addingPrefix)
+		key, err := os.Stat(filepath.Join(remotesDir(pool), e.Name(), identityName))
+		if adding && (err != nil || key.Size() > 0) && !errors.Is(err, fs.ErrNotExist) {
+			names = append(names, name)
+		}
+	}
+
+	return names, nil
 }
 
 // unknownKeys says that it cannot be found out whether another key opens a remote.

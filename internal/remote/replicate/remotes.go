@@ -551,12 +551,16 @@ func List(pool string) ([]string, error) {
 type RemoveRequest struct {
 	Name   string
 	Access Access // how to reach the store
-	Force  bool   // even if no other key opens the repository, or the repository cannot be reached
+	Force  bool   // even if the repository cannot be reached
+
+	// LoseKeys, with Force: even if no other key opens the repository, or that cannot be found out.
+	LoseKeys bool
 }
 
 // Remove removes a remote from the pool: its address, this host's key, and the records of pushes. The repository does
 // not change; it keeps this host's slot. Errors: NotFound; Conflict if this host's key is the only one that opens the
-// repository, unless Force.
+// repository, unless LoseKeys; those of Load and Remote.Open. With Force, the pool's copy of the config says which keys
+// there are if the repository cannot be reached.
 func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 	top := remotesDir(e.Dir())
 	if err := ref.CheckName(opRemove, q.Name); err != nil {
@@ -577,11 +581,14 @@ func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 		return err
 	}
 
-	if !q.Force {
-		if err == nil {
-			err = r.checkOtherKeys(ctx)
-		}
-		if err != nil {
+	switch {
+	case q.Force && q.LoseKeys:
+	case err != nil && q.Force:
+		return unknownKeys(opRemove, q.Name, err)
+	case err != nil:
+		return err
+	default:
+		if err := r.checkOtherKeys(ctx, q.Force); err != nil {
 			return err
 		}
 	}
