@@ -105,21 +105,30 @@ func Refresh(ctx context.Context, e *engine.Engine, q RefreshRequest) (Made, err
 	}
 	defer unlock()
 
-	was, err := e.GoldenSource(ctx, q.Golden, q.Tracker)
+	m, err := refreshMaker(ctx, e, q)
 	if err != nil {
 		return Made{}, err
+	}
+	return m.run(ctx)
+}
+
+// refreshMaker looks up what a refresh begins with, and returns the maker of the next generation. NotFound, Invalid.
+func refreshMaker(ctx context.Context, e *engine.Engine, q RefreshRequest) (*maker, error) {
+	was, err := e.GoldenSource(ctx, q.Golden, q.Tracker)
+	if err != nil {
+		return nil, err
 	}
 
 	source, err := ParseSource(opRefresh, q.Golden.String(), was.Source)
 	if err != nil {
-		return Made{}, err
+		return nil, err
 	}
 
 	m := &maker{e: e, op: opRefresh, golden: q.Golden, source: source, env: q.Env, tracker: q.Tracker}
 	m.begin(was)
 	m.expect = &was.Current
 	m.force = m.from != generation(was.Current)
-	return m.run(ctx)
+	return m, nil
 }
 
 // CheckoutRequest says what to check out in clones of a golden.

@@ -1,6 +1,7 @@
 package git
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -213,13 +214,16 @@ func TestPreparedIndex(t *testing.T) {
 	w := newWorld(t, reflink.Name, 800<<20)
 	w.commit("a", "one")
 	s := w.source()
-	s.Prepare = "git update-index --skip-worktree a; echo local > a; touch .git/index.lock"
-	w.imports(s)
-	one := w.upstream("rev-parse", "HEAD")
-	w.same(w.clone("at", "trunk"), one)
-	two := w.commit("a", "two")
-	w.refresh()
-	w.same(w.clone("after", "trunk"), two)
+	for _, flag := range []string{"--skip-worktree", "--assume-unchanged"} {
+		s.Prepare = "git update-index " + flag + " a; echo local > a; touch .git/index.lock"
+		w.imports(s)
+		w.same(w.clone("at", "trunk"), w.upstream("rev-parse", "HEAD"))
+		two := w.commit("a", "two of "+flag)
+		w.refresh()
+		w.same(w.clone("after", "trunk"), two)
+		w.remove("g")
+		w.destroy("at", "after")
+	}
 }
 
 // TestRevisions: a name means the branch before the tag, and the tag before the commit; a full name only what it says.
@@ -233,6 +237,7 @@ func TestRevisions(t *testing.T) {
 	}
 	other, nested, hash := branch("other"), branch("origin/other"), branch("deadbee")
 	w.upstream("tag", "deadbee", one)
+	w.upstream("tag", "origin/other", one)
 	w.upstream("tag", "-a", "-m", "x", "v1", other)
 	w.upstream("symbolic-ref", "refs/heads/foo/HEAD", "refs/heads/other") // is not HEAD
 	w.imports(w.source())
@@ -286,6 +291,49 @@ func TestGoldenReplaced(t *testing.T) {
 	}
 }
 
+// TestRefreshOfReplacedGolden: a refresh neither begins with, nor reports, nor continues a golden that was removed and
+// published anew since the refresh looked it up.
+func TestRefreshOfReplacedGolden(t *testing.T) {
+	w := newWorld(t, plain.Name, 100<<20)
+	w.commit("a", "one")
+	replace := func() {
+		w.remove("g")
+		w.publish("v")
+	}
+	for _, c := range []struct {
+		name        string
+		early, news bool // replaced before the refresh clones it; the repository has a new commit
+	}{{"before the clone", true, false}, {"nothing is new", false, false}, {"a commit is new", false, true}} {
+		w.imports(w.source())
+		w.clone("v", "")
+		if c.news {
+			w.commit("a", "two")
+		}
+		m, err := refreshMaker(t.Context(), w.e, RefreshRequest{Golden: ref.MustName("g"), Env: os.Environ()})
+		must(t, err)
+		ran := false
+		fill := func(ctx context.Context, vol engine.Info) error {
+			ran = true
+			replace()
+			return m.fill(ctx, vol)
+		}
+		if c.early {
+			replace()
+			_, err = m.run(t.Context())
+		} else {
+			_, err = w.e.Run(t.Context(), engine.RunRequest{From: m.from, Object: m.object, Do: fill})
+		}
+		if !errs.Is(err, errs.Conflict) || ran == c.early || m.out.Commit != "" && c.early {
+			t.Errorf("%s: %v, %+v", c.name, err, m.out)
+		}
+		if got := w.volumes(); !slices.Equal(got, []string{"v", "g@1"}) {
+			t.Errorf("%s: there is %v", c.name, got)
+		}
+		w.remove("g")
+		w.destroy("v")
+	}
+}
+
 // TestPublishedInTheMeantime: a refresh does not replace what somebody has published since it began, nor an import a
 // golden that it did not find.
 func TestPublishedInTheMeantime(t *testing.T) {
@@ -311,6 +359,14 @@ func (w *world) remove(generation string) {
 	r, err := ref.Parse("test", generation)
 	must(w.t, err)
 	_, err = w.e.RemoveGolden(w.t.Context(), r)
+	must(w.t, err)
+}
+
+func (w *world) destroy(volumes ...string) {
+	w.t.Helper()
+	what, err := ref.ParsePatterns("test", volumes...)
+	must(w.t, err)
+	_, err = w.e.Destroy(w.t.Context(), engine.DestroyRequest{What: what})
 	must(w.t, err)
 }
 
