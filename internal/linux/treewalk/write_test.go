@@ -32,7 +32,7 @@ func TestReplaceFile(t *testing.T) {
 		must(treewalk.ReplaceFile(root, name, []byte("text of "+name), 0o640))
 		st, err := os.Lstat(at(name))
 		must(err)
-		if b, err := os.ReadFile(at(name)); err != nil || string(b) != "text of "+name || !st.Mode().IsRegular() {
+		if b, err := os.ReadFile(at(name)); err != nil || string(b) != "text of "+name || st.Mode() != 0o640 {
 			t.Errorf("%s: %q, %v, %v", name, b, st.Mode(), err)
 		}
 		if _, err := os.Lstat(at(name + ".new")); err == nil {
@@ -43,6 +43,9 @@ func TestReplaceFile(t *testing.T) {
 		if err := treewalk.ReplaceFile(root, name, []byte("x"), 0o640); err == nil {
 			t.Errorf("%s: it was written", name)
 		}
+	}
+	if _, err := os.Lstat(at("a/b.new")); err == nil {
+		t.Error("a/b.new is left of a failure")
 	}
 
 	entries, err := os.ReadDir(outside)
