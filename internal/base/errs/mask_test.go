@@ -22,6 +22,10 @@ func TestMaskURLs(t *testing.T) {
 		"s3://key:secret@bucket/x?region=eu":                 "s3://***@bucket/x?region=eu",
 		"s3://b/x?region=eu&secret_key=abc&x=1#y":            "s3://b/x?region=eu&secret_key=***&x=1#y",
 		"https://h/x.git?private_token=abc":                  "https://h/x.git?private_token=***",
+		"https://h/x?X-Amz-Signature=a&X-Amz-Date=b":         "https://h/x?X-Amz-Signature=***&X-Amz-Date=b",
+		"https://h/x?x-credential=a;passwd=b":                "https://h/x?x-credential=***;passwd=***",
+		"https://h/x?pwd=a&apikey=b&client_secret=c":         "https://h/x?pwd=***&apikey=***&client_secret=***",
+		"https://h/x?oauth=a#b":                              "https://h/x?oauth=***#b",
 		"file:///srv/a@b":                                    "file:///srv/a@b",
 		"s3://b/x?endpoint=https://k:s@h":                    "s3://b/x?endpoint=https://***@h",
 	} {
