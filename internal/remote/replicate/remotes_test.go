@@ -134,6 +134,11 @@ func TestRemoteAdd(t *testing.T) {
 	_, err = AddKey(t.Context(), r, NewKey{Label: "people", Passphrase: "a few good words"})
 	must(t, err)
 	must(t, atStake())
+	if _, err := Add(t.Context(), e, AddRequest{Name: "sole", URL: "file:" + filepath.Join(dir, "sole")}); err != nil {
+		t.Fatal(err)
+	}
+	wantKind(t, atStake(), errs.Conflict, `operation "remote key export" of sole`)
+	must(t, Remove(t.Context(), e, RemoveRequest{Name: "sole", Force: true, LoseKeys: true}))
 	if err := Remove(t.Context(), e, RemoveRequest{Name: "only", Force: true}); err != nil {
 		t.Fatal(err)
 	}
