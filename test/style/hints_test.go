@@ -9,8 +9,8 @@ import (
 
 // destroys finds hints that name something to destroy, and such as give files to another owner. A verb without a name,
 // as in "free space with `pando destroy`", leaves the choice to the user.
-var destroys = regexp.MustCompile(`errs\.Run\("(destroy|deinit|golden rm|remote rm|remote delete)", ` +
-	`|errs\.Run\("prune"|\bchown %|\brm -`)
+var destroys = regexp.MustCompile(`errs\.Run\("(destroy|deinit|golden rm|remote rm|remote delete)",` +
+	`|errs\.Run\("prune"|\bchown .*%|\brm -`)
 
 // mayDestroy are the places of hints for users who have just asked for a removal, and named the wrong verb or object.
 var mayDestroy = map[string]string{
