@@ -21,6 +21,17 @@ import (
 	"pando/internal/testing/testfs"
 )
 
+// TestProgressMasksURLs: no form of progress shows a secret.
+func TestProgressMasksURLs(t *testing.T) {
+	const secret = "fetching https://token@host/x"
+	s := progress.State{Stage: secret, Stalled: &progress.Stall{Answer: secret, Of: 2}}
+	for _, line := range []string{progressJSON(s, time.Second), describeProgress(s, time.Second)} {
+		if strings.Contains(line, "token") || strings.Count(line, "***@host") < 1 {
+			t.Error(line)
+		}
+	}
+}
+
 // TestStalledProgress: what is waited for is said in place of the time left, which nobody knows then.
 func TestStalledProgress(t *testing.T) {
 	s := progress.State{Stage: "pushing", Bytes: 1 << 20, TotalBytes: 2 << 20}

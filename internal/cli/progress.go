@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 
 	"github.com/schollz/progressbar/v3"
@@ -100,13 +101,13 @@ type stallEvent struct {
 // progressJSON is a state as one JSON object, d after its stage began.
 func progressJSON(s progress.State, d time.Duration) string {
 	rate := float64(s.Bytes) / max(d.Seconds(), 0.001)
-	e := progressEvent{Stage: s.Stage, Files: s.Files, TotalFiles: s.TotalFiles, Bytes: s.Bytes, TotalBytes: s.TotalBytes,
-		BytesPerSecond: int64(rate)}
+	e := progressEvent{Stage: errs.MaskURLs(s.Stage), Files: s.Files, TotalFiles: s.TotalFiles, Bytes: s.Bytes,
+		TotalBytes: s.TotalBytes, BytesPerSecond: int64(rate)}
 	if x := s.Stalled; x != nil && x.Of == 0 {
-		e.Stalled = &stallEvent{Answer: x.Answer}
+		e.Stalled = &stallEvent{Answer: errs.MaskURLs(x.Answer)}
 	} else if x != nil {
 		next := max(time.Until(x.Next), 0).Round(100 * time.Millisecond)
-		e.Stalled = &stallEvent{Answer: x.Answer, Attempt: x.Attempt, Of: x.Of, NextSeconds: next.Seconds()}
+		e.Stalled = &stallEvent{Answer: errs.MaskURLs(x.Answer), Attempt: x.Attempt, Of: x.Of, NextSeconds: next.Seconds()}
 	} else if rate > 0 && s.TotalBytes > s.Bytes {
 		e.SecondsLeft = float64(s.TotalBytes-s.Bytes) / rate
 	}
@@ -151,7 +152,7 @@ func describeProgress(s progress.State, d time.Duration) string {
 		out = strings.TrimPrefix(out+": "+stallWords(s.Stalled), ": ")
 	}
 
-	return out
+	return errs.MaskURLs(out)
 }
 
 func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {

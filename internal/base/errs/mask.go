@@ -20,9 +20,20 @@ var secretParameter = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`(?i)([?&;][^=&;]*(?:key|secret|token|passw|pwd|sig|cred|auth)[^=&;]*=)[^&;#]*`)
 })
 
+// scpPassword finds USER:PASSWORD@HOST:PATH, which looks like the USER@HOST:PATH of ssh. A reference such as v@s before
+// a colon and a space is none.
+var scpPassword = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile("(^|[\\s'\"`=(])([^\\s'\"`=(/:@]+):[^\\s'\"`/][^\\s'\"`]*@" +
+		"([^\\s'\"`/:@]+|\\[[^\\s\\]]+\\]):(\\S)")
+})
+
 // MaskURLs returns a text in which passwords, tokens and other secrets in URLs are replaced by three asterisks. All of
-// what stands before the host is one, as tokens are often used as user names; in ssh URLs, only a password is.
+// what stands before the host is one, as tokens are often used as user names; in ssh URLs and in the form
+// USER@HOST:PATH, only a password is.
 func MaskURLs(text string) string {
+	if strings.Contains(text, "@") {
+		text = scpPassword().ReplaceAllString(text, "${1}${2}:"+masked+"@${3}:${4}")
+	}
 	if !strings.Contains(text, "://") {
 		return text
 	}

@@ -9,7 +9,10 @@ import (
 
 func TestMaskURLs(t *testing.T) {
 	for text, want := range map[string]string{
-		"nothing": "nothing",
+		"nothing":                                            "nothing",
+		"clone user:p/w@host:x.git: no":                      "clone user:***@host:x.git: no",
+		"'user:p@w@[::1]:/x' (user@host:x:y)":                "'user:***@[::1]:/x' (user@host:x:y)",
+		"pull nas:base@s-1: no; a:b@c: no":                   "pull nas:base@s-1: no; a:b@c: no",
 		"cannot reach https://host/a@b/c.git: no":            "cannot reach https://host/a@b/c.git: no",
 		"https://user:pw@host/x":                             "https://***@host/x",
 		"https://ghp_TOKEN@host:8443/x and 'http://a:b@c/d'": "https://***@host:8443/x and 'http://***@c/d'",

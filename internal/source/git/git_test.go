@@ -288,9 +288,9 @@ func TestWorkspaceErrors(t *testing.T) {
 	wrong(errs.Invalid, "https://", importOf(Source{URL: "--upload-pack=x"}))
 	for _, u := range []string{"https://user:secret@example.com/x", "https://secret@example.com/x",
 		"https://example.com/x?private_token=secret", "ssh://git:secret@example.com/x", "https://user:sec%ret@host/x",
-		"https://user:/secret@example.com/x"} {
+		"https://user:/secret@example.com/x", "user:secret@example.com:x.git", "user:secret/x@host:y", "user:secret@h::x"} {
 		hint := "git help credentials"
-		if strings.Contains(u, "%") {
+		if strings.Contains(u, "%") || strings.Contains(u, "::x") {
 			hint = "https://HOST/PATH" // not a URL
 		}
 		wrong(errs.Invalid, hint, importOf(Source{URL: u}))

@@ -111,11 +111,11 @@ func (s Source) check() error {
 	switch {
 	case strings.ContainsFunc(s.URL, func(c rune) bool { return c < ' ' || c == 0x7f || c == utf8.RuneError }):
 		return bad("the URL has control characters, or is not UTF-8")
-	case scp:
-	case err != nil || !schemes[u.Scheme]:
+	case scp && errs.MaskURLs(s.URL) == s.URL:
+	case !scp && (err != nil || !schemes[u.Scheme]):
 		return bad("not the URL of a git repository").
 			WithHint("name it as https://HOST/PATH, ssh://HOST/PATH or file:///PATH")
-	case containsSecret(u):
+	case scp || containsSecret(u):
 		return bad("the URL contains a password, a token or another credential, which every volume would contain").
 			WithHint("remove it from the URL, and let git find it: `git help credentials`")
 	}
