@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"strings"
 
 	"pando/internal/base/ref"
 	"pando/internal/engine"
@@ -12,24 +13,31 @@ import (
 func (a *App) resizeCommand() *cobra.Command {
 	var q engine.ResizeRequest
 	return &cobra.Command{
-		Use:     "resize VOLUME SIZE",
+		Use:     "resize VOLUME [+]SIZE",
 		GroupID: "volumes",
 		Short:   "Enlarge a volume, even while it is in use",
-		Long: `Enlarge the block device of VOLUME to SIZE, for example 64G, and the filesystem
-on it. VOLUME may be mounted: programs see more free space, and need not stop.
-Space is used only when it is written to. A volume cannot shrink.
+		Long: `Enlarge the block device of VOLUME to SIZE, for example 64G, or by SIZE if that
+begins with a plus, and the filesystem on it. VOLUME may be mounted: programs see
+more free space, and need not stop. Space is used only when it is written to.
+
+A volume cannot shrink. So a size that the filesystem cannot grow to, that is
+larger than 64 times the pool, or whose tables do not fit into the pool, is
+refused, and the largest size that works is named. If the filesystem does not
+grow, the volume keeps its size.
 
 Snapshots and goldens keep their size. A rewind to a smaller snapshot keeps the
 size of the volume. Volumes that are trees (drivers btrfs and plain) share the
 space of the pool and have no size; overlays can be resized after a flatten.`,
-		Example:           "  pando resize job-17 64G",
+		Example:           "  pando resize job-17 64G\n  pando resize job-17 +16G",
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeVolumes(1),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			if q.Volume, err = ref.ParseName("resize", args[0]); err != nil {
 				return err
 			}
-			if q.SizeBytes, err = parseSize("resize", args[1]); err != nil {
+			size, add := strings.CutPrefix(args[1], "+")
+			q.Add = add
+			if q.SizeBytes, err = parseSize("resize", size); err != nil {
 				return err
 			}
 

@@ -175,6 +175,9 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 	}
 
 	q := *p
+	if err := e.admitCloneSize(ctx, q, int64(len(names))); err != nil {
+		return nil, l, err
+	}
 
 	// Check the user's directories before the transaction: its duration must not depend on them.
 	targets := make([]content.Target, len(names))
@@ -246,6 +249,29 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 	})
 
 	return plans, l, err
+}
+
+// admitCloneSize checks the size that clones are to have.
+func (e *Engine) admitCloneSize(ctx context.Context, q CloneRequest, count int64) error {
+	if q.SizeBytes == 0 || q.Overlay || q.empty {
+		return nil
+	}
+
+	var origin catalog.Row
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		if origin, _, err = q.resolveOrigin(tx); err == nil {
+			_, err = e.cloneSize(q, origin)
+		}
+		return err
+	}); err != nil {
+		return err
+	}
+
+	g, err := e.growthOf(ctx, origin)
+	if err != nil {
+		return err
+	}
+	return e.admitSize(ctx, wantedSize{q.op, q.From.String(), roundUp(q.SizeBytes), count, g})
 }
 
 // decideTemplate finds what an overlay or an empty volume is cloned from.
@@ -525,9 +551,25 @@ func (e *Engine) prepareClone(ctx context.Context, p *clonePlan, q CloneRequest)
 	return errs.Wrap(q.op, p.row.Name, unix.Syncfs(int(dir.Fd())))
 }
 
-// growInside grows the filesystem in a volume's image to the size of the image.
+// growInside grows the filesystem in the image of a volume that is being made to the size of the image. Durable on
+// return, unless the volume is ephemeral.
 func (e *Engine) growInside(ctx context.Context, row catalog.Row) error {
-	return e.content.GrowImage(ctx, row.ID, row.FS, row.SizeBytes)
+	if err := e.content.GrowImage(ctx, row.ID, row.FS, row.SizeBytes); err != nil || row.Ephemeral {
+		return err
+	}
+	return e.syncImage(ctx, row.ID)
+}
+
+// syncImage makes the content of an image durable.
+func (e *Engine) syncImage(ctx context.Context, id driver.ObjectID) error {
+	return e.content.WithPath(ctx, id, func(path string) error {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return f.Sync()
+	})
 }
 
 func (e *Engine) commitClones(ctx context.Context, q CloneRequest, origin catalog.Row, plans []*clonePlan) error {

@@ -352,7 +352,22 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 		}
 	}
 
+	if q.SizeBytes > 0 {
+		if err := e.admitImportSize(ctx, id, q, src); err != nil {
+			return id, err
+		}
+	}
+
 	return id, e.pool.Admit(ctx, opImport, q.Name.String(), src.alloc)
+}
+
+// admitImportSize checks the size that a golden is to have.
+func (e *Engine) admitImportSize(ctx context.Context, id driver.Identity, q ImportRequest, src *source) error {
+	w := wantedSize{opImport, q.Name.String(), id.SizeBytes, 1, fsprobe.NewGrowth(string(id.FS))}
+	if src.kind == "image" { // its filesystem stays as it is
+		w.growth = fsprobe.NewGrowth("")
+	}
+	return e.admitSize(ctx, w)
 }
 
 // planImage decides the filesystem and size of the volume for an image. Invalid.

@@ -339,14 +339,7 @@ func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) 
 		}
 	}
 
-	return e.content.WithPath(ctx, id, func(path string) error {
-		f, err := os.Open(path)
-		if err != nil {
-			return errs.Wrap(opRebase, r.q.Volume.String(), err)
-		}
-		defer f.Close()
-		return errs.Wrap(opRebase, r.q.Volume.String(), f.Sync())
-	})
+	return errs.Wrap(opRebase, r.q.Volume.String(), e.syncImage(ctx, id))
 }
 
 // explainFailure adds to an error that the volume has not changed, and how to free space.

@@ -171,7 +171,7 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 			return err
 		}
 	case m.Op == opResize:
-		if err := e.matchSize(ctx, m.ID, true); err != nil {
+		if err := e.finishResize(ctx, row); err != nil {
 			return err
 		}
 	case row.Kind == driver.Layer: // a generation that was removed while overlays needed it

@@ -15,13 +15,11 @@ import (
 
 const opResize = "resize"
 
-// maxVolumeBytes is the size of the largest ext4, 1 EiB.
-const maxVolumeBytes = 1 << 60
-
 // ResizeRequest says which volume to resize.
 type ResizeRequest struct {
 	Volume    ref.Name
 	SizeBytes int64 // rounded up to whole blocks of 4 KiB
+	Add       bool  // SizeBytes is added to the size that the volume has
 	Tracker   *progress.Tracker
 }
 
@@ -31,11 +29,11 @@ type Resized struct {
 	BeforeBytes int64 `json:"size_before_bytes"`
 }
 
-// Resize enlarges a volume, even while programs use it: its block device and the filesystem on it. The switch is one
-// commit: after a crash the volume has its old size or the new one, and the next command finishes what is left to do.
-// With the size that the volume has already, it grows the filesystem if that is smaller. Snapshots keep their size.
-// Durable on return. Invalid (smaller than the volume is), NotFound, Unsupported (a tree or an overlay, or a driver
-// that cannot), NoSpace, InUse, Damaged.
+// Resize enlarges a volume, even while programs use it: its block device and the filesystem on it. After a crash the
+// volume has its old size or the new one. If the filesystem cannot grow, nothing has changed. With the size that the
+// volume has already, it grows the filesystem if that is smaller. Snapshots keep their size. Durable on return. Invalid
+// (smaller than the volume is, or too large for the pool or the filesystem), NotFound, Unsupported (a tree or an
+// overlay, or a driver that cannot), NoSpace, InUse, Conflict (mounted or unmounted in the meantime), Damaged.
 func (e *Engine) Resize(ctx context.Context, q ResizeRequest) (Resized, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -50,45 +48,87 @@ func (e *Engine) Resize(ctx context.Context, q ResizeRequest) (Resized, error) {
 			q.SizeBytes)
 	}
 
-	if err := e.pool.Admit(ctx, opResize, name, 0); err != nil {
+	// Check what pool and filesystem can do before anything changes.
+	r := &resize{e: e, q: q}
+	if err := e.cat.View(ctx, r.find); err != nil {
 		return Resized{}, err
 	}
 
-	// Mark the volume: nobody may copy or mount it in the meantime.
-	size := roundUp(q.SizeBytes)
-	var row catalog.Row
-	err := e.ledger.Claim(ctx, opResize, true, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
-		if row, err = tx.ResolveVolume(opResize, name); err != nil {
-			return nil, err
-		}
-		l, err := e.content.FindLive(tx, row, FreezeIfNeeded)
-		if err == nil {
-			err = e.checkResize(ctx, l, size)
-		}
-		return []catalog.Mark{{ID: row.ID, Op: opResize}}, err
-	})
+	before := r.live.Row.SizeBytes
+	g, err := e.growthOf(ctx, r.live.Row)
 	if err != nil {
 		return Resized{}, err
 	}
 
-	// Enlarge the image, record the size, and let everything follow that.
-	q.Tracker.Start("resizing", 0, 0)
-	err = e.enlargeImage(ctx, row, size)
-	merr := e.matchSize(context.WithoutCancel(ctx), row.ID, err != nil)
-	if merr == nil { // else the mark stays, so that the next command does the rest
-		err = cmp.Or(err, e.ledger.Unmark(ctx, row.ID))
+	if r.size > before {
+		if err := e.admitSize(ctx, wantedSize{opResize, name, r.size, 1, g}); err != nil {
+			return Resized{}, err
+		}
+	} else if err := e.pool.Admit(ctx, opResize, name, g.Cost(r.size)); err != nil {
+		return Resized{}, err
 	}
-	if err = cmp.Or(err, merr); err != nil {
+
+	// Grow the volume in place if programs use it, else a copy of it.
+	q.Tracker.Start("resizing", 0, 0)
+	id := r.live.Row.ID
+	switch {
+	case r.live.InUse():
+		err = r.growUsed(ctx)
+	case r.size > before || g.Grows(r.size):
+		id, err = r.growCopy(ctx)
+	}
+	if err != nil {
 		return Resized{}, errs.Wrap(opResize, name, err)
 	}
 
-	info, err := e.resized(ctx, row.ID)
-	return Resized{Info: info, BeforeBytes: row.SizeBytes}, err
+	info, err := e.resized(ctx, id)
+	return Resized{Info: info, BeforeBytes: before}, err
 }
 
-// checkResize checks that a volume can get a size.
-func (e *Engine) checkResize(ctx context.Context, l content.Live, size int64) error {
-	row := l.Row
+// resize is the state of one Resize.
+type resize struct {
+	e    *Engine
+	q    ResizeRequest
+	live content.Live
+	size int64 // that it gets
+}
+
+// find finds the volume and the size that it gets, and checks that it can have one.
+func (r *resize) find(tx *catalog.Tx) error {
+	row, err := tx.ResolveVolume(opResize, r.q.Volume.String())
+	if err != nil {
+		return err
+	}
+
+	r.size = roundUp(r.q.SizeBytes)
+	if r.q.Add {
+		r.size = roundUp(row.SizeBytes + r.q.SizeBytes)
+	}
+
+	r.live, err = r.e.content.FindLive(tx, row, FreezeIfNeeded)
+	if err != nil {
+		return err
+	}
+	return r.check(row)
+}
+
+// again finds the volume again, to mark it. Conflict if it has another size now, or is in use now and was not before.
+func (r *resize) again(tx *catalog.Tx) error {
+	before, size := r.live, r.size
+	if err := r.find(tx); err != nil {
+		return err
+	}
+	if r.live.InUse() != before.InUse() || r.live.Row.ID != before.Row.ID || r.size != size {
+		return errs.New(errs.Conflict, opResize, r.q.Volume.String(),
+			"it has been mounted, unmounted, replaced or resized in the meantime").
+			WithHint("try again")
+	}
+	return nil
+}
+
+// check checks that the volume can get the size.
+func (r *resize) check(row catalog.Row) error {
+	e := r.e
 	switch {
 	case row.IsOverlay():
 		return errs.New(errs.Unsupported, opResize, row.Name, "it is an overlay, which this command does not support").
@@ -97,9 +137,9 @@ func (e *Engine) checkResize(ctx context.Context, l content.Live, size int64) er
 		return errs.New(errs.Unsupported, opResize, row.Name,
 			"%s volumes of the %s driver have no size of their own: they share the space of the pool", row.FS, e.caps.Name).
 			WithHint("free space with %s and %s, or enlarge the pool's filesystem", errs.Run("destroy"), errs.Run("gc"))
-	case size < row.SizeBytes:
+	case r.size < row.SizeBytes:
 		return errs.New(errs.Invalid, opResize, row.Name, "the volume has %s and cannot shrink (got %s)",
-			errs.FormatBytes(row.SizeBytes), errs.FormatBytes(size)).
+			errs.FormatBytes(row.SizeBytes), errs.FormatBytes(r.size)).
 			WithHint("to make a smaller one, export its files with %s, and import them with a smaller %s",
 				errs.Run("export", row.Name, row.Name+".tar"), errs.Param("size"))
 	}
@@ -109,12 +149,15 @@ func (e *Engine) checkResize(ctx context.Context, l content.Live, size int64) er
 			WithHint("clone it with a larger %s", errs.Param("size"))
 	}
 
-	if size > row.SizeBytes {
-		if err := e.content.CanGrow(l); err != nil {
-			return err
-		}
+	if r.size > row.SizeBytes {
+		return e.content.CanGrow(r.live)
 	}
 
+	return nil
+}
+
+// checkImageSize checks that the image of a volume has the size that the catalogue says.
+func (e *Engine) checkImageSize(ctx context.Context, row catalog.Row) error {
 	ins, ok := e.drv.(driver.Inspector)
 	if !ok {
 		return nil
@@ -133,16 +176,108 @@ func (e *Engine) checkResize(ctx context.Context, l content.Live, size int64) er
 	return err
 }
 
-// enlargeImage enlarges the image of a volume, and records its size. On error, matchSize undoes what was done.
-func (e *Engine) enlargeImage(ctx context.Context, row catalog.Row, size int64) error {
-	if size == row.SizeBytes {
-		return nil
+// growCopy replaces a volume that nobody uses by a larger copy, in one commit, and returns the ID of the copy. Whatever
+// happens before that, the volume is as it was: a program that enlarges a filesystem and is killed can leave it
+// unreadable.
+func (r *resize) growCopy(ctx context.Context) (driver.ObjectID, error) {
+	e := r.e
+	s := &succession{e: e, op: opResize, next: e.newIdentity(driver.Volume)}
+	err := s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
+		err := r.again(tx)
+		if err == nil {
+			err = e.checkImageSize(ctx, r.live.Row)
+		}
+		return r.live.Row, r.live.Row, err
+	})
+	if err != nil {
+		return "", err
 	}
 
-	if err := e.drv.(driver.Resizer).Resize(ctx, row.ID, size); err != nil {
+	s.next.Origin, s.next.OriginID, s.next.SizeBytes = s.vol.Origin, s.vol.OriginID, r.size
+	err = e.drv.Clone(ctx, s.vol.ID, s.draft())
+	if err == nil {
+		content.AtStep("growing")
+		err = e.growInside(ctx, catalog.Row{Identity: s.next})
+	}
+	if err == nil {
+		err = s.commit(ctx)
+	}
+	if err != nil {
+		e.ledger.DestroyUnfinished(ctx, s.next.ID)
+		_ = e.ledger.Unmark(ctx, s.vol.ID)
+		return "", err
+	}
+
+	e.dropPredecessor(ctx, s)
+	return s.next.ID, nil
+}
+
+// growUsed enlarges a volume that programs use. The switch is the commit of the new size: after a crash the next
+// command finishes what is left to do.
+func (r *resize) growUsed(ctx context.Context) error {
+	// Mark the volume: nobody may copy or unmount it in the meantime.
+	e := r.e
+	err := e.ledger.Claim(ctx, opResize, true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		err := r.again(tx)
+		if err == nil {
+			err = e.checkImageSize(ctx, r.live.Row)
+		}
+		// Its filesystem may be frozen by this operation itself.
+		return []catalog.Mark{{ID: r.live.Row.ID, Op: opResize, Reads: r.live.Row.ID}}, err
+	})
+	if err != nil {
 		return err
 	}
 
+	// Enlarge the image, record the size, and let everything follow that. On error, go back to the size before.
+	row := r.live.Row
+	err = e.drv.(driver.Resizer).Resize(ctx, row.ID, r.size)
+	if err == nil {
+		err = e.recordSize(ctx, row, r.size)
+	}
+	if err == nil {
+		content.AtStep("enlarged")
+		var grow error
+		grow, err = e.matchSize(ctx, row.ID)
+		err = cmp.Or(err, grow)
+	}
+	if err != nil {
+		if uerr := e.undoGrowth(context.WithoutCancel(ctx), row); uerr != nil {
+			// The mark stays, so that the next command goes on.
+			warnings.Add(ctx, "%s could not be brought back to its size of %s: %v", row.Name, errs.FormatBytes(row.SizeBytes),
+				uerr)
+			return err
+		}
+	}
+	if uerr := e.ledger.Unmark(ctx, row.ID); err == nil {
+		err = uerr
+	}
+
+	return err
+}
+
+// undoGrowth gives a volume the size that it had, or what its filesystem has grown to if that is more.
+func (e *Engine) undoGrowth(ctx context.Context, before catalog.Row) error {
+	l, err := e.liveNow(ctx, before.ID)
+	if err != nil {
+		return err
+	}
+
+	used, err := e.content.FilesystemBytes(ctx, l)
+	if err != nil {
+		return err
+	}
+
+	size := max(before.SizeBytes, roundUp(used))
+	if err := e.recordSize(ctx, before, size); err != nil {
+		return err
+	}
+	l.Row.SizeBytes = size
+	return e.matchImage(ctx, l)
+}
+
+// recordSize records the size of a volume.
+func (e *Engine) recordSize(ctx context.Context, row catalog.Row, size int64) error {
 	return e.cat.Update(ctx, catalog.Durability(!row.Ephemeral), func(tx *catalog.Tx) error {
 		now, ok, err := tx.Object(row.ID)
 		if err != nil || !ok {
@@ -153,43 +288,62 @@ func (e *Engine) enlargeImage(ctx context.Context, row catalog.Row, size int64) 
 	})
 }
 
-// matchSize makes a volume as large as the catalogue says: its image, its identity, its block device and the
-// filesystem on it. An image that is larger was enlarged by an operation that did not record it, and nothing uses the
-// rest yet. Idempotent. With lenient, a filesystem that does not grow is a warning.
-func (e *Engine) matchSize(ctx context.Context, id driver.ObjectID, lenient bool) error {
-	var l content.Live
-	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+// liveNow finds out whether an object is in use. Its row is zero if there is no such object.
+func (e *Engine) liveNow(ctx context.Context, id driver.ObjectID) (l content.Live, err error) {
+	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		row, ok, err := tx.Object(id)
 		if err == nil && ok {
 			l, err = e.content.FindLive(tx, row, FreezeIfNeeded)
 		}
 		return err
 	})
+	return l, err
+}
+
+// matchSize makes a volume as large as the catalogue says: its image, its identity, its block device and the filesystem
+// on it. grow is the error of the last step. Idempotent.
+func (e *Engine) matchSize(ctx context.Context, id driver.ObjectID) (grow, err error) {
+	l, err := e.liveNow(ctx, id)
 	if err != nil || l.Row.ID == "" {
-		return err
+		return nil, err
 	}
 
+	if err := e.matchImage(ctx, l); err != nil {
+		return nil, err
+	}
+	return e.content.Grow(ctx, l, freezes{e, id, id}), nil
+}
+
+// matchImage makes the image, the identity and the block device of a volume as large as l.Row says. An image that is
+// larger was enlarged by an operation that did not record it or has failed, and nothing uses the rest.
+func (e *Engine) matchImage(ctx context.Context, l content.Live) error {
 	if r, ok := e.drv.(driver.Resizer); ok {
-		if err := r.Resize(ctx, id, l.Row.SizeBytes); err != nil {
+		if err := r.Resize(ctx, l.Row.ID, l.Row.SizeBytes); err != nil {
 			return err
 		}
 	}
 
-	if err := e.matchIdentity(ctx, id); err != nil {
+	if err := e.matchIdentity(ctx, l.Row.ID); err != nil || !l.InUse() {
 		return err
 	}
+	return e.content.MatchDevice(ctx, l)
+}
 
-	err = e.content.Grow(ctx, l)
-	switch {
-	case err == nil:
-		return nil
-	case lenient:
-		warnings.Add(ctx, "the filesystem of %s did not grow: %v; retry with %s", l.Row.Name, err,
-			errs.Run("resize", l.Row.Name, itoa(int(l.Row.SizeBytes))))
-		return nil
+// finishResize ends a resize of a process that died. A filesystem that cannot grow is a warning: the volume is usable.
+func (e *Engine) finishResize(ctx context.Context, row catalog.Row) error {
+	if row.Kind != driver.Volume { // the previous object of one that has been replaced
+		return e.matchIdentity(ctx, row.ID)
 	}
 
-	return err
+	grow, err := e.matchSize(ctx, row.ID)
+	if err != nil || errs.Is(grow, errs.InUse) {
+		return cmp.Or(err, grow)
+	}
+	if grow != nil {
+		warnings.Add(ctx, "the filesystem of %s did not grow: %v; retry with %s", row.Name, grow,
+			errs.Run("resize", row.Name, itoa(int(row.SizeBytes))))
+	}
+	return nil
 }
 
 // resized describes a volume after a resize.

@@ -9,6 +9,8 @@ import (
 // FormatBytes formats a number of bytes for users, rounded down.
 func FormatBytes(n int64) string {
 	switch {
+	case n >= 10<<40:
+		return fmt.Sprintf("%d TiB", n>>40)
 	case n >= 10<<30:
 		return fmt.Sprintf("%d GiB", n>>30)
 	case n >= 10<<20:

@@ -108,7 +108,7 @@ func (acc *Access) copyFrozen(
 // frozenError says that something other than Pando has frozen a volume.
 func frozenError(l Live) error {
 	return errs.New(errs.InUse, "freeze", l.Row.Name, "%w", freeze.ErrFrozen).
-		WithHint("thaw it with `fsfreeze --unfreeze %s` if nothing needs it frozen, or copy it as it is with %s",
+		WithHint("thaw it with `fsfreeze --unfreeze %s` if nothing needs it frozen; a copy can be made as it is with %s",
 			l.Record.Mountpoint, errs.Param("no-freeze"))
 }
 

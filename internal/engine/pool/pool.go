@@ -366,7 +366,7 @@ func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 			return err
 		}
 
-		least = int64(float64(s.TotalBytes) * p.Config.MinFreePercent / 100)
+		least = p.least(s)
 		if s.FreeBytes-need >= least {
 			return nil
 		}
@@ -399,6 +399,14 @@ func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 
 	return (&errs.Error{Kind: errs.NoSpace, Op: op, Ref: what, Err: msg}).WithHint("%s", hint)
 }
+
+// least is how many bytes must stay free: the pool's watermark.
+func (p *Pool) least(s Space) int64 {
+	return int64(float64(s.TotalBytes) * p.Config.MinFreePercent / 100)
+}
+
+// Spare is how many bytes Admit admits.
+func (p *Pool) Spare(s Space) int64 { return max(s.FreeBytes-p.least(s), 0) }
 
 // hurryFreeing makes a btrfs return freed space, which takes one commit to begin and another to end. XFS does it by
 // itself. It reports whether more is to come, as far as can be known.

@@ -18,6 +18,7 @@ const (
 	extIncompatReplay   = 0x4 // the journal has to be replayed
 	extIncompatDevice   = 0x8 // an external journal, not a filesystem
 	extIncompat64       = 0x80
+	extROGroupChecksum  = 0x10
 	extROBigalloc       = 0x200
 	extROChecksum       = 0x400
 	extROOrphans        = 0x10000

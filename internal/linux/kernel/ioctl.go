@@ -126,6 +126,15 @@ func GrowXFS(dir *os.File, size int64) error {
 	return ioctl(dir, "XFS_IOC_FSGROWFSDATA", xfsIocFSGROWFS, unsafe.Pointer(&g))
 }
 
+// XFSBytes returns the size of the mounted XFS that dir is on.
+func XFSBytes(dir *os.File) (int64, error) {
+	geom, err := xfsGeometry(dir)
+	if err != nil {
+		return 0, err
+	}
+	return int64(binary.NativeEndian.Uint32(geom[0:])) * int64(binary.NativeEndian.Uint64(geom[32:])), nil
+}
+
 // XFSSectorBytes returns the sector size of the mounted XFS that dir is on: the unit in
 // which it writes its log, fixed by mkfs. It needs no privileges. ENOTTY on other filesystems.
 func XFSSectorBytes(dir *os.File) (int, error) {
