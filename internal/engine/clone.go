@@ -46,8 +46,9 @@ type CloneRequest struct {
 	Freeze        Freeze // of a volume that is in use: whether its writes are stopped
 	Tracker       *progress.Tracker
 
-	// Prepare is called with each clone before it exists for others, and with the directory where it is mounted for that
-	// time. If it fails, or this process is killed, there is no clone. It may be called concurrently.
+	// Prepare is called with each clone before it exists for others, and with the directory below the pool where it is
+	// mounted for that time: nobody else can get there. Only then is it mounted where the user wants it. If Prepare fails,
+	// or this process is killed, there is no clone. It may be called concurrently.
 	Prepare func(ctx context.Context, name, dir string) error
 
 	op       string      // in marks; "" is clone
@@ -67,7 +68,8 @@ const (
 // clonePlan is one volume to be created.
 type clonePlan struct {
 	row    catalog.Row
-	target content.Target
+	target content.Target // where it is mounted first
+	then   content.Target // where it is mounted after Prepare; zero: it stays where it is, or is not mounted
 	mark   catalog.Mark
 	att    catalog.MountRecord
 }
@@ -181,8 +183,10 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 
 	// Check the user's directories before the transaction: its duration must not depend on them.
 	targets := make([]content.Target, len(names))
+	var fs driver.FS // that the directories suit
 	if q.Mount && q.MountDir != "" {
-		if err := e.checkCloneTargets(ctx, q, names, targets); err != nil {
+		var err error
+		if fs, err = e.checkCloneTargets(ctx, q, names, targets); err != nil {
 			return nil, l, err
 		}
 	}
@@ -197,6 +201,11 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 		if q.op == opFork && origin.Kind != driver.Volume {
 			return nil, errs.New(errs.Invalid, opFork, q.From.String(), "it is a %s, not a volume", kindName(origin.Kind)).
 				WithHint("use %s", errs.Run("clone", q.From, q.Name))
+		}
+
+		if fs != "" && origin.FS != fs {
+			return nil, errs.New(errs.Conflict, q.op, q.From.String(), "it has been replaced by another in the meantime").
+				WithHint("try again")
 		}
 
 		size, err := e.cloneSize(q, origin)
@@ -226,21 +235,21 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 
 			id := e.cloneIdentity(q, n, origin, originRef, now)
 			id.SizeBytes = size
-			if q.mounts() && q.MountDir == "" {
-				if targets[i], err = e.content.CheckTarget("clone", n, origin.FS, "", q.May); err != nil {
+			p := &clonePlan{target: targets[i]}
+			if q.mounts() && (q.MountDir == "" || q.Prepare != nil) {
+				if p.target, err = e.content.CheckTarget("clone", n, origin.FS, "", q.May); err != nil {
 					return nil, err
 				}
+				p.then = targets[i]
 			}
-
-			p := &clonePlan{target: targets[i]}
 			from := origin
 			if q.Overlay {
 				from = q.template
 			}
 
 			p.row = catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, from), MeasuredAt: from.MeasuredAt}
-			p.mark = catalog.Mark{ID: id.ID, Op: q.op, Name: n, Reads: origin.ID, Mountpoint: targets[i].Path,
-				MadeDir: targets[i].Made, Freezes: l.Freezes()}
+			p.mark = catalog.Mark{ID: id.ID, Op: q.op, Name: n, Reads: origin.ID, Mountpoint: p.target.Path,
+				MadeDir: p.target.Made, Freezes: l.Freezes()}
 			plans = append(plans, p)
 			marks = append(marks, p.mark)
 		}
@@ -302,16 +311,16 @@ func (q CloneRequest) resolveOrigin(tx *catalog.Tx) (row catalog.Row, reference 
 }
 
 // checkCloneTargets checks the mount points of clones in a directory that the user has named, and returns them in
-// targets. The filesystem of the origin decides how a clone is mounted.
+// targets. The filesystem of the origin, which it returns, decides how a clone is mounted.
 func (e *Engine) checkCloneTargets(
 	ctx context.Context, q CloneRequest, names []string, targets []content.Target,
-) error {
+) (driver.FS, error) {
 	var origin catalog.Row
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		origin, err = tx.Resolve(q.op, q.From)
 		return err
 	}); err != nil {
-		return err
+		return "", err
 	}
 
 	for i, n := range names {
@@ -321,12 +330,12 @@ func (e *Engine) checkCloneTargets(
 		}
 		t, err := e.content.CheckTarget("clone", n, origin.FS, dir, q.May)
 		if err != nil {
-			return err
+			return "", err
 		}
 		targets[i] = t
 	}
 
-	return nil
+	return origin.FS, nil
 }
 
 // cloneIdentity returns the identity of a clone, but for its size.
@@ -525,13 +534,28 @@ func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePla
 		return nil
 	}
 
-	if err := e.prepareClone(ctx, p, q); err != nil || q.Mount {
+	if err := e.prepareClone(ctx, p, q); err != nil || q.Mount && p.then.Path == "" {
 		return err
 	}
 
-	err = e.content.Unmount(ctx, reasonFor("clone"), p.row, a, true)
-	if err == nil {
-		p.att = catalog.MountRecord{}
+	if err := e.content.Unmount(ctx, reasonFor("clone"), p.row, a, true); err != nil {
+		return err
+	}
+
+	p.att = catalog.MountRecord{}
+	if !q.Mount {
+		return nil
+	}
+
+	// Only now may others change what is in it.
+	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		return tx.MoveMark(p.row.ID, p.then.Path, p.then.Made)
+	}); err != nil {
+		return err
+	}
+
+	if a, err = e.content.Mount(ctx, p.row, p.then); err == nil {
+		p.att = a
 	}
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"pando/internal/base/ref"
@@ -81,4 +82,47 @@ func countFiles(t *testing.T, dir string) int {
 		t.Fatal(err)
 	}
 	return len(names)
+}
+
+// TestClonesArePreparedInPrivate: while a clone is prepared, it is below the pool and not in the directory of the user,
+// which others may be able to change. If that fails, nothing is there.
+func TestClonesArePreparedInPrivate(t *testing.T) {
+	eachKind(t, func(t *testing.T, e *engine.Engine, top string) {
+		importTree(t, e, "g", source(t))
+		theirs := filepath.Join(top, "theirs")
+		must(t, os.Mkdir(theirs, 0o777))
+		fail := false
+		q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v"), Count: 2, Mount: true, MountDir: theirs,
+			Prepare: func(_ context.Context, name, dir string) error {
+				if st, err := os.Stat(filepath.Dir(dir)); err != nil || st.Mode().Perm()&0o077 != 0 ||
+					!strings.HasPrefix(dir, e.Dir()+"/") {
+					t.Errorf("others can get to %s: %v", dir, err)
+				}
+				if _, err := os.Lstat(filepath.Join(theirs, name)); !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("%s is there already: %v", name, err)
+				}
+				if fail {
+					return errors.New("failed")
+				}
+				return os.WriteFile(filepath.Join(dir, "prepared"), nil, 0o600)
+			}}
+		out, err := e.Clone(t.Context(), q)
+		must(t, err)
+		for _, v := range out {
+			if _, err := os.Stat(filepath.Join(theirs, v.Name, "prepared")); err != nil ||
+				v.Mountpoint != filepath.Join(theirs, v.Name) {
+				t.Errorf("mounted at %s, %v", v.Mountpoint, err)
+			}
+		}
+		destroy(t, e, "v-1", "v-2")
+
+		fail = true
+		_, err = e.Clone(t.Context(), q)
+		left, lerr := os.ReadDir(theirs)
+		volumes, verr := e.Volumes(t.Context(), false)
+		if err == nil || len(left) > 0 || len(volumes) > 0 || lerr != nil || verr != nil {
+			t.Errorf("%v: left %v, %v, %v, %v", err, left, volumes, lerr, verr)
+		}
+		checkClean(t, e)
+	})
 }

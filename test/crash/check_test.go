@@ -100,7 +100,7 @@ func (w *world) check() {
 			mounts = append(mounts, leak)
 		}
 	}
-	own := filepath.Join(filepath.Dir(w.source), "own")
+	own := w.ownDir()
 	if isMounted(w.t, own) {
 		mounts = append(mounts, own)
 	} else if _, err := os.Lstat(own); err == nil {

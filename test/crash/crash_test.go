@@ -128,6 +128,9 @@ func (w *world) try(args ...string) (string, error) {
 	return stdout.String(), err
 }
 
+// ownDir is a mount point of the user.
+func (w *world) ownDir() string { return filepath.Join(filepath.Dir(w.source), "own") }
+
 func (w *world) initArgs() []string { return slices.Concat([]string{"init"}, w.kind.init, w.more) }
 
 func (w *world) initPool() {
@@ -257,7 +260,7 @@ var operations = []operation{
 	{name: "mount", command: func(*world) []string { return []string{"mount", "base"} },
 		prepare: func(w *world) { w.pando("umount", "base") }},
 	{name: "mount-own-dir", command: func(w *world) []string {
-		return []string{"mount", "base", filepath.Join(filepath.Dir(w.source), "own")}
+		return []string{"mount", "base", w.ownDir()}
 	},
 		prepare: func(w *world) { w.pando("umount", "base") }},
 	{name: "umount", command: func(*world) []string { return []string{"umount", "base"} },
@@ -463,7 +466,7 @@ func (w *world) outcome(op operation, before string) string {
 	if op.want != nil {
 		return op.want(before)
 	}
-	own := "volume base from g@1 mounted at " + filepath.Join(filepath.Dir(w.source), "own") + "\n"
+	own := "volume base from g@1 mounted at " + w.ownDir() + "\n"
 	idle := "volume base from g@1 idle at \n"
 	mounted := "volume base from g@1 mounted at /mnt/base\n"
 	var n int

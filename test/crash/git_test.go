@@ -29,7 +29,9 @@ var gits = []operation{
 			return strings.Replace(before, "golden repo@1 of 1\n", "golden repo@2 of 2\n", 1)
 		}},
 	{name: "git-clone", root: true, every: 40,
-		command: func(*world) []string { return []string{"clone", "repo", "v", "--git-ref", "main", "--no-progress"} },
+		command: func(w *world) []string {
+			return []string{"clone", "repo", "v", "--git-ref", "main", "--mount", w.ownDir(), "--no-progress"}
+		},
 		prepare: func(w *world) {
 			w.gone("v")
 			w.goldenGone("repo")
@@ -37,10 +39,11 @@ var gits = []operation{
 			w.commit("three")
 		},
 		wantOf: func(w *world, before string) string {
+			v := "volume v from repo@1 mounted at " + strings.TrimPrefix(w.ownDir(), w.dir)
 			if w.kind.name == "reflink" { // an empty volume is as large as the pool
-				return before + "volume v from repo@1 idle at  of 512M\n"
+				v += " of 512M with room"
 			}
-			return before + "volume v from repo@1 idle at \n"
+			return before + v + "\n"
 		}},
 }
 

@@ -75,6 +75,12 @@ func (t *Tx) MarkFreezes(id driver.ObjectID) error {
 	return err
 }
 
+// MoveMark records that the operation that has marked id mounts it at mountpoint from here on.
+func (t *Tx) MoveMark(id driver.ObjectID, mountpoint string, made bool) error {
+	_, err := t.exec(`UPDATE marks SET mountpoint = ?, made_dir = ? WHERE id = ?`, mountpoint, made, id)
+	return err
+}
+
 // Marks lists all marks, living or dead.
 func (t *Tx) Marks() ([]Mark, error) { return t.queryMarks(`1`) }
 
