@@ -16,8 +16,8 @@ import (
 
 // Grow makes the filesystem of a volume as large as its image and its block device, which have l.Row.SizeBytes. If
 // programs use it, its log is empty on return. Else it could contain, after a power loss, what lies beyond the size
-// that the superblock on disk still says, which XFS does not replay. Idempotent. Permission: see CanGrow. InUse: another
-// program has frozen it. The caller has marked the volume; others records what this operation freezes.
+// that the superblock on disk still says, which XFS does not replay. Idempotent. Permission: see CanGrow. InUse:
+// another program has frozen it. The caller has marked the volume; others records what this operation freezes.
 func (acc *Access) Grow(ctx context.Context, l Live, others Freezes) error {
 	if l.Row.FS == driver.None {
 		return nil
