@@ -17,10 +17,10 @@ const run = `{"Action":"run","Package":"pando/a","Test":"TestOne"}
 {"Action":"run","Package":"pando/a","Test":"TestSub"}
 {"Action":"run","Package":"pando/a","Test":"TestSub/x"}
 {"Action":"pass","Package":"pando/a","Test":"TestSub/x"}
-{"Action":"run","Package":"pando/a","Test":"TestSub/y"}
-{"Action":"output","Package":"pando/a","Test":"TestSub/y","Output":"    a_test.go:7: SKIPPED: mounting needs root\n"}
-{"Action":"output","Package":"pando/a","Test":"TestSub/y","Output":"--- SKIP: TestSub/y (0.00s)\n"}
-{"Action":"skip","Package":"pando/a","Test":"TestSub/y"}
+{"Action":"run","Package":"pando/a","Test":"TestSub/y/z"}
+{"Action":"output","Package":"pando/a","Test":"TestSub/y/z","Output":"    a_test.go:7: SKIPPED: mounting needs root\n"}
+{"Action":"output","Package":"pando/a","Test":"TestSub/y/z","Output":"--- SKIP: TestSub/y (0.00s)\n"}
+{"Action":"skip","Package":"pando/a","Test":"TestSub/y/z"}
 {"Action":"pass","Package":"pando/a","Test":"TestSub"}
 {"Action":"run","Package":"pando/a","Test":"TestDoesNotApply"}
 {"Action":"output","Package":"pando/a","Test":"TestDoesNotApply","Output":"  a_test.go:9: the driver keeps no images\n"}
@@ -52,7 +52,7 @@ func TestReport(t *testing.T) {
 	}{
 		{false, "3 passed, 4 failed, 2 skipped\n", []string{"2 tests were SKIPPED", "mounting needs root",
 			"keeps no images"}},
-		{true, "3 passed, 5 failed, 1 skipped\n", []string{"FAIL  a TestSub/y: SKIPPED: mounting needs root",
+		{true, "3 passed, 5 failed, 1 skipped\n", []string{"FAIL  a TestSub/y/z: SKIPPED: mounting needs root",
 			"keeps no images"}},
 	} {
 		r := newReport(c.requireAll)

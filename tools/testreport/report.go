@@ -81,8 +81,10 @@ func (r *report) addTest(p *testPackage, e event) {
 	if t == nil {
 		t = &test{}
 		p.tests[e.Test] = t
-		if parent := p.tests[parentOf(e.Test)]; parent != nil {
-			parent.parent = true
+		for up := parentOf(e.Test); up != ""; up = parentOf(up) {
+			if p.tests[up] != nil {
+				p.tests[up].parent = true
+			}
 		}
 	}
 
@@ -145,8 +147,10 @@ func (p *testPackage) fail(name, grave string) {
 		t.failed, t.count = true, 1
 	}
 	t.grave = cmp.Or(t.grave, grave)
-	for up := parentOf(name); p.tests[up] != nil; up = parentOf(up) {
-		p.tests[up].failed = true
+	for up := parentOf(name); up != ""; up = parentOf(up) {
+		if p.tests[up] != nil { // the name of a subtest may contain a slash itself
+			p.tests[up].failed = true
+		}
 	}
 }
 
