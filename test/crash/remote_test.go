@@ -395,7 +395,7 @@ var transports = []transport{
 		}},
 	{name: "remote-add", pool: onB, command: []string{"remote", "add", "two", "file:STORE.two"},
 		prepare: func(v *travel) {
-			if out, err := v.b.try("remote", "rm", "two", "--force"); err != nil &&
+			if out, err := v.b.try("remote", "rm", "two", "--force", "--lose-keys"); err != nil &&
 				!strings.Contains(err.Error(), "no such remote") {
 				v.t.Fatal(out, err)
 			}
