@@ -33,8 +33,13 @@ func start(t *testing.T, c Config) *exec.Cmd {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		// Its fio ends a moment after it, and uses the filesystem until then.
+		fio := children(t, cmd.Process.Pid, "pfio-")
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
+		for _, pid := range fio {
+			wait(t, "fio has ended", func() bool { _, _, runs := process(pid); return !runs })
+		}
 	})
 	return cmd
 }
@@ -65,7 +70,7 @@ func children(t *testing.T, of int, program string) []int {
 	return out
 }
 
-// process tells the name of a process, and whether it runs.
+// process tells the name of a process, and whether it runs: until its last thread has ended, its files are open.
 func process(pid int) (name, args string, runs bool) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -74,7 +79,8 @@ func process(pid int) (name, args string, runs bool) {
 	_, rest, _ := strings.Cut(string(stat), "(")
 	name, rest, _ = strings.Cut(rest, ") ")
 	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	return name, string(cmdline), err == nil && !strings.HasPrefix(rest, "Z")
+	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	return name, string(cmdline), err == nil && (!strings.HasPrefix(rest, "Z") || len(threads) > 1)
 }
 
 // measuring waits until fio measures, and returns its process and the files.
