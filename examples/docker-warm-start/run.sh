@@ -31,14 +31,17 @@ done
 # Its namespaces take along everything that it has started, when it ends or is killed.
 # It gets a /run/containerd of its own, because a dockerd that sees the host's
 # containerd there would use it. What it keeps while it runs is there, too: the path
-# of a socket in $top could be too long.
+# of a socket in $top could be too long. So are the temporary files of its containerd,
+# which writes its stacks when it is slow to answer, and leaves them.
 engine() {
   local dir=$top/e/$1 pid
   mkdir -p "$dir"
-  set -m
+  # In a session it stays in the session's process group, which clean_up ends as a whole: when a signal
+  # comes in this very moment, nobody has its PID.
+  [ "$BASH_SUBSHELL" -gt 0 ] || set -m
   # shellcheck disable=SC2016 # the inner shell expands it
   unshare --mount --propagation slave --pid --fork --kill-child --mount-proc \
-    sh -c 'mkdir -p /run/containerd && mount -t tmpfs none /run/containerd && exec "$@"' sh \
+    sh -c 'mkdir -p /run/containerd && mount -t tmpfs none /run/containerd && TMPDIR=/run/containerd exec "$@"' sh \
     dockerd --data-root "$2" --exec-root /run/containerd/docker --pidfile "$dir/pid" --host "unix://$dir/s" \
     --cgroup-parent "$group" --bridge=none --iptables=false \
     </dev/null >"$dir/log" 2>&1 3>&- 4>&- &

@@ -89,10 +89,29 @@ func TestDockerWarmStartInterrupted(t *testing.T) {
 	}
 }
 
+// unrecorded is an unshare that takes away the file with the PID of the engines cold-*, as if the signal had come
+// before it was written, and begins late: clean_up has to find them nevertheless.
+const unrecorded = `#!/bin/bash
+if [[ $* =~ --pidfile\ ([^ ]*/cold-[0-9])/pid ]]; then
+  until rm "${BASH_REMATCH[1]}/unshare" 2>/dev/null; do sleep 0.01; done
+  [[ $* == *cold-2* ]] || sleep 2
+fi
+exec "$REAL_UNSHARE" "$@"
+`
+
 // interrupt runs the example until an engine has made its socket, and ends it with SIGTERM.
 func interrupt(t *testing.T, engine string) {
 	var out bytes.Buffer
-	cmd := command(t, nil, warmStart)
+	unshare, err := exec.LookPath("unshare")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := t.TempDir()
+	if err := testfs.WriteProgram(filepath.Join(bin, "unshare"), []byte(unrecorded)); err != nil {
+		t.Fatal(err)
+	}
+
+	cmd := command(t, []string{"REAL_UNSHARE=" + unshare, "PATH=" + bin + ":" + os.Getenv("PATH")}, warmStart)
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.WaitDelay = time.Minute // until what it has started closes its output
 	if err := cmd.Start(); err != nil {
@@ -115,7 +134,40 @@ func interrupt(t *testing.T, engine string) {
 
 		if found, _ := filepath.Glob(socket); !sent && len(found) == 1 {
 			sent = true
+			if engine != "original" { // the other one is interrupted as it starts
+				dumpStacks(t, found[0])
+			}
 			_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		}
+	}
+}
+
+// dumpStacks makes the containerd of an engine write its stacks into its temporary directory, as dockerd does when it
+// is slow to answer (libcontainerd/supervisor/remote_daemon.go).
+func dumpStacks(t *testing.T, socket string) {
+	t.Helper()
+	// Before that the signal would end containerd.
+	for exec.Command("docker", "--host", "unix://"+socket, "version").Run() != nil {
+		time.Sleep(10 * time.Millisecond)
+	}
+
+	pid, err := exec.Command("pgrep", "-f", "^dockerd .*unix://"+socket).Output()
+	if err != nil {
+		t.Fatalf("no dockerd has %s: %v", socket, err)
+	}
+	engine := strings.TrimSpace(string(pid))
+	if err := exec.Command("pkill", "-USR1", "-x", "-P", engine, "containerd").Run(); err != nil {
+		t.Fatalf("dockerd %s has no containerd: %v", engine, err)
+	}
+
+	files := filepath.Join("/proc", engine, "root/run/containerd/containerd.*.stacks.log")
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if found, _ := filepath.Glob(files); len(found) > 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Errorf("there is no %s", files)
+			return
 		}
 	}
 }
@@ -134,7 +186,7 @@ func workDirOf(cmd *exec.Cmd) string {
 const killed = `
 mkdir "$1"
 unshare --mount --propagation slave --pid --fork --kill-child --mount-proc \
-  sh -c 'mkdir -p /run/containerd && mount -t tmpfs none /run/containerd && exec "$@"' sh \
+  sh -c 'mkdir -p /run/containerd && mount -t tmpfs none /run/containerd && TMPDIR=/run/containerd exec "$@"' sh \
   dockerd --data-root "$PANDO_MOUNT" --exec-root /run/containerd/docker --pidfile "$1/pid" --host "unix://$1/s" \
   --cgroup-parent "$2" --bridge=none --iptables=false >"$1/log" 2>&1 &
 until docker -H "unix://$1/s" version >/dev/null 2>&1; do kill -0 $! || exit 1; sleep 0.05; done

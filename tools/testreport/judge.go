@@ -15,6 +15,9 @@ import (
 // maxForgiven is how many flaky tests a run may have and pass.
 const maxForgiven = 3
 
+// maxOutside is how many lines are repeated of what a package said outside of its tests.
+const maxOutside = 20
+
 // failure is a top-level test that failed, or what failed of a package outside of its tests.
 type failure struct {
 	pkg    string // directory of the package
@@ -156,7 +159,20 @@ func (j *judge) print(w io.Writer, all []verdict) {
 			fmt.Fprintf(w, "\n%s\n", j.line(v))
 		} else {
 			fmt.Fprintf(w, "\nFAIL   %s: %s\n", v, v.why)
+			v.printOutside(w)
 		}
+	}
+}
+
+// printOutside repeats the end of what a package said outside of its tests, such as what it has left behind: no test
+// names it, and of a long log CI shows only the end.
+func (f failure) printOutside(w io.Writer) {
+	if f.test != "" || f.output == "" {
+		return
+	}
+	lines := strings.Split(strings.TrimSpace(f.output), "\n")
+	for _, line := range lines[max(0, len(lines)-maxOutside):] {
+		fmt.Fprintf(w, "    %s\n", line)
 	}
 }
 

@@ -92,7 +92,7 @@ func TestForgive(t *testing.T) {
 			"0 passed, 1 failed, 0 skipped\n", "outside of its tests"},
 		"leak of a package": {`{"Action":"output","Package":"pando/a","Output":"LEAK: file x\n"}` + "\n" +
 			failing("a", map[string]string{"TestA": ordinary}), nil, "", nil,
-			"0 passed, 1 failed, 0 skipped\n", "outside of its tests"},
+			"0 passed, 1 failed, 0 skipped\n", "outside of its tests\n    LEAK: file x\n"},
 		"a suite about data": {failing("test/crash", map[string]string{"TestA": ordinary}), nil, "", nil,
 			"0 passed, 1 failed, 0 skipped\n", "lost or leaked data"},
 	} {
