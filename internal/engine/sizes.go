@@ -23,7 +23,7 @@ const (
 // wantedSize is a size that a user has asked for.
 type wantedSize struct {
 	op, name string
-	bytes    int64 // in whole blocks
+	bytes    int64 // size of each volume, a multiple of 4096
 	copies   int64 // how many volumes get it
 	growth   fsprobe.Growth
 }

@@ -33,7 +33,6 @@ func (acc *Access) Grow(ctx context.Context, l Live, others Freezes) error {
 	if err != nil {
 		return err
 	}
-
 	defer release()
 
 	// While it is frozen, growing it would wait for ever, and nothing could end that.
@@ -86,13 +85,11 @@ func (acc *Access) FilesystemBytes(ctx context.Context, l Live) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-
 	defer done()
 	dev, err := os.Open(path)
 	if err != nil {
 		return 0, err
 	}
-
 	defer dev.Close()
 	p, err := fsprobe.Probe(dev, l.Row.SizeBytes)
 	if err == nil && p.Bytes == 0 {
@@ -129,13 +126,11 @@ func (acc *Access) MatchDevice(ctx context.Context, l Live) error {
 	if err != nil {
 		return err
 	}
-
 	defer done()
 	dev, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-
 	defer dev.Close()
 	return os.NewSyscallError("LOOP_SET_CAPACITY", unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_SET_CAPACITY, 0))
 }
