@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -146,10 +147,9 @@ func interrupt(t *testing.T, engine string) {
 // is slow to answer (libcontainerd/supervisor/remote_daemon.go).
 func dumpStacks(t *testing.T, socket string) {
 	t.Helper()
-	// Before that the signal would end containerd.
-	for exec.Command("docker", "--host", "unix://"+socket, "version").Run() != nil {
-		time.Sleep(10 * time.Millisecond)
-	}
+	waitUntil(t, "docker does not answer on "+socket, func() bool { // before that the signal would end containerd
+		return exec.Command("docker", "--host", "unix://"+socket, "version").Run() == nil
+	})
 
 	pid, err := exec.Command("pgrep", "-f", "^dockerd .*unix://"+socket).Output()
 	if err != nil {
@@ -161,15 +161,10 @@ func dumpStacks(t *testing.T, socket string) {
 	}
 
 	files := filepath.Join("/proc", engine, "root/run/containerd/containerd.*.stacks.log")
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if found, _ := filepath.Glob(files); len(found) > 0 {
-			return
-		}
-		if time.Now().After(end) {
-			t.Errorf("there is no %s", files)
-			return
-		}
-	}
+	waitUntil(t, "there is no "+files, func() bool {
+		found, _ := filepath.Glob(files)
+		return len(found) > 0
+	})
 }
 
 // workDirOf returns the directory that the example works in.
@@ -256,23 +251,25 @@ func TestDockerKilled(t *testing.T) {
 	must("deinit", "--force")
 }
 
-// waitForEnd waits until no process has the directory in its command line: SIGKILL takes a moment. The kernel tells the
-// end of processes only to those that know their numbers, and others may be forked in the meantime.
+// waitForEnd waits until no process has the directory in its command line: SIGKILL takes a moment.
 func waitForEnd(t *testing.T, dir string) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
-		left := ""
+	waitUntil(t, "processes with "+dir+" still run", func() bool {
 		files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-		for _, f := range files {
-			if b, err := os.ReadFile(f); err == nil && bytes.Contains(b, []byte(dir)) {
-				left = string(b)
-			}
-		}
-		if left == "" {
-			return
-		}
+		return !slices.ContainsFunc(files, func(f string) bool {
+			b, err := os.ReadFile(f)
+			return err == nil && bytes.Contains(b, []byte(dir))
+		})
+	})
+}
+
+// waitUntil looks until something that other programs do is done, for a minute. The kernel reports neither the end of
+// processes to those that did not start them, nor what happens in another mount namespace.
+func waitUntil(t *testing.T, not string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !done(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("still running: %q", left)
+			t.Fatal(not)
 		}
 	}
 }
