@@ -120,7 +120,7 @@ func TestDeinitTwice(t *testing.T) {
 			_, err := engine.Deinit(t.Context(), engine.DeinitRequest{Dir: q.Dir, Force: true}, drivers)
 			failed <- err
 		}()
-		time.Sleep(200 * time.Millisecond) // it opens the pool, and waits
+		waitForOpener(t, filepath.Join(q.Dir, "lock"))
 		config := filepath.Join(q.Dir, "pool.json")
 		must(t, os.Rename(config, config+".away"))
 		unlock()
@@ -130,4 +130,26 @@ func TestDeinitTwice(t *testing.T) {
 			t.Errorf("v is %+v, %v", d, err)
 		}
 	})
+}
+
+// waitForOpener waits until this process has opened a file twice: the second to open it has read the pool, and wants
+// its lock.
+func waitForOpener(t *testing.T, path string) {
+	t.Helper()
+	path, err := filepath.EvalSymlinks(path)
+	must(t, err)
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		files, err := filepath.Glob("/proc/self/fd/*")
+		must(t, err)
+		n := 0
+		for _, f := range files {
+			if to, err := os.Readlink(f); err == nil && to == path { // it may be closed by now
+				n++
+			}
+		}
+		if n == 2 {
+			return
+		}
+	}
+	t.Fatalf("nobody else has opened %s", path)
 }
