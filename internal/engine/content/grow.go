@@ -155,11 +155,15 @@ func (acc *Access) GrowImage(ctx context.Context, id driver.ObjectID, fs driver.
 	return err
 }
 
-// growFilesystem grows a mounted filesystem.
+// growFilesystem grows a mounted filesystem. What that wrote has reached the image on return: the pool may be full, and
+// unmounting would not say so.
 func growFilesystem(root *os.File, fs driver.FS, size int64) error {
+	grow := kernel.GrowExt4
 	if fs == driver.XFS {
-		return kernel.GrowXFS(root, size)
+		grow = kernel.GrowXFS
 	}
-
-	return kernel.GrowExt4(root, size)
+	if err := grow(root, size); err != nil {
+		return err
+	}
+	return os.NewSyscallError("syncfs", unix.Syncfs(int(root.Fd())))
 }
