@@ -125,8 +125,7 @@ func (r repairs) Succeed(ctx context.Context, op string, find func(*catalog.Tx) 
 		err = s.commit(ctx)
 	}
 	if err != nil {
-		e.ledger.DestroyUnfinished(ctx, s.next.ID)
-		_ = e.ledger.Unmark(ctx, s.vol.ID)
+		s.giveUp(ctx)
 		return "", errs.Wrap(op, s.vol.Name, err)
 	}
 

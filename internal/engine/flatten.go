@@ -167,8 +167,7 @@ func (e *Engine) replaceByCopy(
 		err = s.commit(ctx)
 	}
 	if err != nil {
-		e.ledger.DestroyUnfinished(ctx, s.next.ID)
-		_ = e.ledger.Unmark(ctx, s.vol.ID)
+		s.giveUp(ctx)
 		return catalog.Row{}, errs.Wrap(opFlatten, q.Volume.String(), err)
 	}
 

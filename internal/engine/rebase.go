@@ -88,8 +88,7 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 	}
 
 	if err := r.reapplyChanges(ctx, &out); err != nil {
-		e.ledger.DestroyUnfinished(ctx, r.s.next.ID)
-		_ = e.ledger.Unmark(ctx, r.vol.ID)
+		r.s.giveUp(ctx)
 		return out, r.explainFailure(err)
 	}
 

@@ -203,8 +203,7 @@ func (r *resize) growCopy(ctx context.Context) (driver.ObjectID, error) {
 		err = s.commit(ctx)
 	}
 	if err != nil {
-		e.ledger.DestroyUnfinished(ctx, s.next.ID)
-		_ = e.ledger.Unmark(ctx, s.vol.ID)
+		s.giveUp(ctx)
 		return "", err
 	}
 

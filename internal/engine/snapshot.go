@@ -267,8 +267,7 @@ func (r *rewind) replaceVolume(ctx context.Context) (Rewound, error) {
 		err = s.commit(ctx)
 	}
 	if err != nil {
-		e.ledger.DestroyUnfinished(ctx, s.next.ID)
-		_ = e.ledger.Unmark(ctx, r.vol.ID)
+		s.giveUp(ctx)
 		return Rewound{}, errs.Wrap(opRewind, q.Volume.At(q.Snapshot).String(), err)
 	}
 

@@ -63,8 +63,8 @@ func (s *succession) draft() driver.Identity {
 }
 
 // commit replaces the volume with the successor, which the driver has made. Durable on
-// return, unless it is ephemeral. On error nothing has changed, and the caller removes
-// the marks.
+// return, unless it is ephemeral. On error nothing has changed, and the caller
+// gives up.
 func (s *succession) commit(ctx context.Context) error {
 	e, now := s.e, time.Now()
 	s.row = catalog.Row{Identity: s.next, UsedAt: now}
@@ -112,6 +112,13 @@ func (s *succession) commit(ctx context.Context) error {
 
 	s.settled = true
 	return nil
+}
+
+// giveUp removes what was made of the successor, and the marks, after a failure between claim and commit. What it
+// cannot remove is left to the next command.
+func (s *succession) giveUp(ctx context.Context) {
+	s.e.ledger.DestroyUnfinished(ctx, s.next.ID)
+	_ = s.e.ledger.Unmark(ctx, s.vol.ID)
 }
 
 // dropPredecessor destroys the previous object of a volume after commit, if nobody needs
