@@ -196,7 +196,6 @@ func (r *resize) growCopy(ctx context.Context) (driver.ObjectID, error) {
 	s.next.Origin, s.next.OriginID, s.next.SizeBytes = s.vol.Origin, s.vol.OriginID, r.size
 	err = e.drv.Clone(ctx, s.vol.ID, s.draft())
 	if err == nil {
-		content.AtStep("growing")
 		err = e.growInside(ctx, catalog.Row{Identity: s.next})
 	}
 	if err == nil {

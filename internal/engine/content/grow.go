@@ -162,6 +162,8 @@ func growFilesystem(root *os.File, fs driver.FS, size int64) error {
 	if fs == driver.XFS {
 		grow = kernel.GrowXFS
 	}
+
+	AtStep("growing")
 	if err := grow(root, size); err != nil {
 		return err
 	}
