@@ -256,6 +256,7 @@ func (e *Engine) copyAdopted(
 ) (treecopy.Totals, error) {
 	opt.Before = src.stamp
 	opt.Pass = func(pass int, changed int64) {
+		content.AtStep("copying again")
 		q.Tracker.Start("copying "+countOf(changed, "changed directory", "changed directories")+" again", 0, 0)
 	}
 	r, err := treecopy.CopyStable(ctx, src.path, root, opt, adoptPasses)

@@ -3,6 +3,7 @@ package engine_test
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -250,42 +251,31 @@ func TestReplaceRefuses(t *testing.T) {
 }
 
 // TestAdoptOfBusyDirectory: a directory that is written to all the time is not
-// manyFiles makes a directory that takes a while to look through.
-func manyFiles(t *testing.T, dir string) {
-	t.Helper()
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for i := range 5000 {
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // adopted, and nothing of it is left; the error says what and who.
 func TestAdoptOfBusyDirectory(t *testing.T) {
 	eachKind(t, func(t *testing.T, e *engine.Engine, top string) {
 		dir := liveTree(t, top)
-		manyFiles(t, filepath.Join(dir, "many")) // so that the writer gets a processor between two looks
 		log := filepath.Join(dir, "sub", "log")
-		cmd := exec.Command("sh", "-c", `exec >>"$0"; while :; do echo x; done`, log)
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		cmd := exec.Command("sh", "-c", `exec 3>>"$0"; while read -r line; do echo "$line" >&3; echo; done`, log)
+		lines, err := cmd.StdinPipe()
+		must(t, err)
+		answers, err := cmd.StdoutPipe()
+		must(t, err)
+		must(t, cmd.Start())
 		end := func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
 		defer end()
-		// However busy the host is, it writes between two looks.
-		soon := &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
-		if err := unix.SchedSetAttr(cmd.Process.Pid, soon, 0); err != nil {
-			t.Logf("the writer runs at the priority of all: %v", err)
-		}
-		for { // until it writes
-			if st, err := os.Stat(log); err == nil && st.Size() > 0 {
-				break
+
+		// It writes between any two looks.
+		engine.AtStep(t, func(step string) {
+			if !strings.HasPrefix(step, "copying") || cmd.ProcessState != nil {
+				return
 			}
-		}
-		_, err := adopt(t, e, "g", dir, false)
+			_, err := io.WriteString(lines, "x\n")
+			must(t, err)
+			_, err = io.ReadFull(answers, make([]byte, 1))
+			must(t, err)
+		})
+		_, err = adopt(t, e, "g", dir, false)
 		wantKind(t, err, errs.Conflict, log, fmt.Sprintf("pid %d (sh)", cmd.Process.Pid))
 		end()
 		if all, err := e.Goldens(t.Context()); err != nil || len(all) != 0 {
