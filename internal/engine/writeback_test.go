@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"database/sql"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -73,27 +74,34 @@ func (p *fullable) empty() {
 	}
 }
 
-// lose writes a file into a mounted volume, of which next to nothing reaches the pool. Nobody
-// but who has the file open gets to know.
-func (p *fullable) lose(mountpoint string) (path string, content []byte) {
+// lose writes a file into a mounted volume, of which next to nothing reaches the pool, and leaves the pool as fill
+// makes it. Nobody but who has the file open gets to know.
+func (p *fullable) lose(mountpoint string, fill func()) (path string, content []byte) {
 	p.t.Helper()
 	content = make([]byte, 8<<20)
 	_, _ = rand.Read(content)
-	path = filepath.Join(mountpoint, "lost")
-	if err := os.WriteFile(path, content, 0o644); err != nil {
-		p.t.Fatal(err)
+	for try := range 20 {
+		// With an empty journal the next commit, which would stop the filesystem, is 5 seconds away.
+		must(p.t, syncPath(p.t, mountpoint, unix.Syncfs))
+
+		path = filepath.Join(mountpoint, fmt.Sprintf("lost-%d", try))
+		must(p.t, os.WriteFile(path, content, 0o644))
+		fill()
+		if syncPath(p.t, path, unix.Fsync) != nil {
+			return path, content
+		}
+		p.empty() // the kernel was faster: it had written the file before the pool was full
 	}
-	p.fill()
-	defer p.empty()
+	p.t.Fatal("the pool does not become full")
+	return "", nil
+}
+
+func syncPath(t *testing.T, path string, call func(fd int) error) error {
+	t.Helper()
 	f, err := os.Open(path)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
-	if err := f.Sync(); err == nil {
-		p.t.Fatal("the pool is not full")
-	}
-	return path, content
+	return call(int(f.Fd()))
 }
 
 // listen returns a context, and what calls with it warned of.
@@ -191,7 +199,8 @@ func (p *fullable) refuses(t *testing.T, v string, do func(e *engine.Engine, v s
 	if err != nil {
 		t.Fatal(err)
 	}
-	path, content := p.lose(info.Mountpoint)
+	path, content := p.lose(info.Mountpoint, p.fill)
+	p.empty()
 
 	e := open(t, p.e.Dir())
 	defer e.Close()
@@ -289,7 +298,8 @@ func TestLostWritesOfTrees(t *testing.T) {
 	importTree(t, e, "g", source(t))
 	p := &fullable{t, e, filepath.Join(host, "filler")}
 	a, b := clone(t, e, "g", "a", true), clone(t, e, "g", "b", true)
-	p.lose(a.Mountpoint)
+	p.lose(a.Mountpoint, p.fill)
+	p.empty()
 	for _, v := range []string{b.Name, a.Name} {
 		giveUp(t, e, v)
 	}
@@ -302,7 +312,8 @@ func TestLostWritesAreShown(t *testing.T) {
 	p := newFullable(t, "xfs")
 	importTree(t, p.e, "g", source(t))
 	v := clone(t, p.e, "g", "v", true)
-	p.lose(v.Mountpoint)
+	p.lose(v.Mountpoint, p.fill)
+	p.empty()
 	ctx, warnings := listen(t)
 	if _, err := p.e.Show(ctx, ref.Ref{Name: "v"}); err != nil ||
 		!strings.Contains(warnings(), "v: some data written to it") {
@@ -328,9 +339,7 @@ func TestLossIsRecordedInFullPool(t *testing.T) {
 	p := newFullable(t, "xfs")
 	importTree(t, p.e, "g", source(t))
 	v := clone(t, p.e, "g", "v", true)
-	must(t, os.WriteFile(filepath.Join(v.Mountpoint, "lost"), bytes.Repeat([]byte("lost"), 2<<20), 0o600))
-
-	p.fillRest()
+	p.lose(v.Mountpoint, p.fillRest)
 
 	// Fill the catalogue's log: with a reader it cannot start over.
 	db, err := sql.Open("sqlite", "file:"+filepath.Join(p.e.Dir(), "catalog.db"))
