@@ -183,7 +183,7 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 
 	// Check the user's directories before the transaction: its duration must not depend on them.
 	targets := make([]content.Target, len(names))
-	var fs driver.FS // of the origin when the directories of the user were checked; "": there are none
+	var fs driver.FS // filesystem of the origin when the directories of the user were checked; "" without such directories
 	if q.Mount && q.MountDir != "" {
 		var err error
 		if fs, err = e.checkCloneTargets(ctx, q, names, targets); err != nil {

@@ -90,7 +90,7 @@ type resize struct {
 	e    *Engine
 	q    ResizeRequest
 	live content.Live
-	size int64 // in bytes, that the volume gets; set by find
+	size int64 // new size of the volume in bytes; set by find
 }
 
 // find finds the volume and the size that it gets, and checks that it can have one.
