@@ -13,12 +13,15 @@ set -euo pipefail
 me=docker-warm-start
 # shellcheck source=scripts/temp-pool.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/temp-pool.sh"
+# shellcheck source=scripts/figures.sh
+source "$root/scripts/figures.sh"
 
 : "${WARM_DIR:=}" "${WARM_SOURCE:=}" "${WARM_ENGINES:=5}"
 if [ -z "$WARM_SOURCE" ]; then
   WARM_SOURCE=$(cd "$root" && scripts/go.sh go env GOROOT) || die 'no Go distribution for the image: set WARM_SOURCE=DIR'
 fi
 [ -d "$WARM_SOURCE" ] || die "WARM_SOURCE=$WARM_SOURCE is not a directory"
+need_numbers WARM_ENGINES
 become_root WARM_DIR WARM_SOURCE WARM_ENGINES
 export PATH=$PATH:/usr/sbin:/sbin
 for p in dockerd docker unshare; do
@@ -122,11 +125,6 @@ cloned() { # SESSION: clone a golden
   answer "$1"
 }
 
-used() { # bytes in use in the pool, all written
-  sync -f "$pool/data"
-  df -B1 --output=used "$pool/data" | tail -n 1 | tr -d ' '
-}
-
 # at_once WAY: starts all sessions, waits until a container has run in each, stops
 # their engines, and sets WAY_took (microseconds) and WAY_bytes (in the pool).
 at_once() {
@@ -178,17 +176,6 @@ medians() {
     done
   done
   for name; do sort -n "$top/times.$name" | sed -n 5p; done
-}
-
-say() { printf '\n%s\n' "$*"; }
-run() { # shows a command, and runs it
-  local word
-  printf '   $'
-  for word; do
-    case $word in *\**) printf " '%s'" "$word" ;; *) printf ' %s' "$word" ;; esac
-  done
-  printf '\n'
-  "$@" 2>&1 | sed 's/^/   /'
 }
 
 # --- the example ---
