@@ -43,6 +43,8 @@ if [ "$what" = all ]; then
   need setfattr attr
   need zstd zstd
   need sqlite3 sqlite3
+  # Debian keeps its programs out of PATH.
+  compgen -G '/usr/lib/postgresql/*/bin/pg_amcheck' >/dev/null || need pg_amcheck postgresql
   need shellcheck shellcheck
   need fio fio
   need stress-ng stress-ng

@@ -20,6 +20,7 @@ source "$root/scripts/temp-postgres.sh"
 source "$root/scripts/figures.sh"
 
 : "${BRANCH_DIR:=}" "${BRANCH_SCALE:=70}" "${BRANCH_COUNT:=20}" "${BRANCH_USER:=postgres}"
+need_numbers BRANCH_SCALE BRANCH_COUNT
 become_root BRANCH_DIR BRANCH_SCALE BRANCH_COUNT BRANCH_USER
 find_postgres "$BRANCH_USER"
 copies=2 # of the ways that copy everything: more would only take longer
@@ -37,6 +38,11 @@ production() {
 older() {
   start_server older "$top/older/data"
   wait_server older |& sed 's/^/   /'
+}
+
+# written N: pgbench has committed N transactions.
+written() {
+  until [ "$(sql prod 'select count(*) from pgbench_history')" -ge "$1" ]; do sleep 0.1; done
 }
 
 # --- three ways to a database of one's own ---
@@ -122,7 +128,7 @@ example() {
   become_user pgbench -h "$servers/prod" -n -c 2 -T 3600 shop </dev/null >/dev/null 2>&1 3>&- 4>&- &
   set +m
   load=$!
-  sleep 5
+  wait_for written 1000
   run pando golden publish shop prod
   run sql prod checkpoint
   run pando golden publish shop prod

@@ -17,6 +17,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/temp-pool.sh"
 source "$root/scripts/figures.sh"
 
 : "${BRANCH_DIR:=}" "${BRANCH_SIZE:=512}" "${BRANCH_COUNT:=20}"
+need_numbers BRANCH_SIZE BRANCH_COUNT
 become_root BRANCH_DIR BRANCH_SIZE BRANCH_COUNT
 type -P sqlite3 >/dev/null || die 'there is no sqlite3: install it, for example with apt-get install sqlite3'
 copies=2       # of the ways that copy everything: more would only take longer
@@ -41,6 +42,11 @@ payments() {
       update accounts set balance = balance - 1 where id = %d;
       update accounts set balance = balance + 1 where id = %d;
       commit;\n' $((RANDOM % accounts + 1)) $((RANDOM % accounts + 1)); do :; done | sql "$1"
+}
+
+# paid N: payments have changed N accounts.
+paid() {
+  until [ "$(sql "$top/prod/shop.db" 'select count(*) from accounts where balance <> 100')" -ge "$1" ]; do sleep 0.1; done
 }
 
 # --- four ways to a database of one's own ---
@@ -107,7 +113,7 @@ example() {
   payments "$top/prod/shop.db" </dev/null >/dev/null 2>&1 3>&- 4>&- &
   set +m
   writer=$!
-  sleep 2
+  wait_for paid 100
   run pando golden publish shop prod
   kill -- -$writer
   wait $writer || true # it was killed

@@ -23,8 +23,6 @@ var pando string // the binary
 
 func TestMain(m *testing.M) { os.Exit(testfs.WithProgram(&pando, m.Run)) }
 
-const warmStart = "../../examples/docker-warm-start/run.sh"
-
 // needDocker skips a test where it cannot start an engine.
 func needDocker(t *testing.T) {
 	t.Helper()
@@ -42,7 +40,8 @@ func needDocker(t *testing.T) {
 // with the images.
 func TestDockerWarmStart(t *testing.T) {
 	needDocker(t)
-	out, err := command(t, nil, warmStart).CombinedOutput()
+	cmd, _ := warmCommand(t)
+	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)
 	if err != nil {
 		t.Fatal(err)
@@ -81,15 +80,6 @@ func mib(t *testing.T, out []byte, row string) float64 {
 	return f
 }
 
-// TestDockerWarmStartInterrupted stops the example while an engine runs: the first, and one of a session. It leaves
-// nothing behind.
-func TestDockerWarmStartInterrupted(t *testing.T) {
-	needDocker(t)
-	for _, engine := range []string{"original", "cold-2"} {
-		t.Run(engine, func(t *testing.T) { interrupt(t, engine) })
-	}
-}
-
 // unrecorded is an unshare that takes away the file with the PID of the engines cold-*, as if the signal had come
 // before it was written, and begins late: clean_up has to find them nevertheless.
 const unrecorded = `#!/bin/bash
@@ -100,19 +90,35 @@ fi
 exec "$REAL_UNSHARE" "$@"
 `
 
-// interrupt runs the example until an engine has made its socket, and ends it with SIGTERM.
-func interrupt(t *testing.T, engine string) {
-	var out bytes.Buffer
+// TestDockerWarmStartInterrupted stops the example while an engine runs: the first, and one of a session. It leaves
+// nothing behind.
+func TestDockerWarmStartInterrupted(t *testing.T) {
+	needDocker(t)
 	unshare, err := exec.LookPath("unshare")
 	if err != nil {
 		t.Fatal(err)
 	}
-	bin := t.TempDir()
-	if err := testfs.WriteProgram(filepath.Join(bin, "unshare"), []byte(unrecorded)); err != nil {
-		t.Fatal(err)
+	for _, engine := range []string{"original", "cold-2"} {
+		t.Run(engine, func(t *testing.T) {
+			bin := t.TempDir()
+			if err := testfs.WriteProgram(filepath.Join(bin, "unshare"), []byte(unrecorded)); err != nil {
+				t.Fatal(err)
+			}
+			env := []string{"REAL_UNSHARE=" + unshare, "PATH=" + bin + ":" + os.Getenv("PATH")}
+			cmd, dir := warmCommand(t, env...)
+			interrupt(t, cmd, filepath.Join(dir, "*", "e", engine, "s"), func(socket string) {
+				if engine != "original" { // the other one is interrupted as it starts
+					dumpStacks(t, socket)
+				}
+			})
+		})
 	}
+}
 
-	cmd := command(t, []string{"REAL_UNSHARE=" + unshare, "PATH=" + bin + ":" + os.Getenv("PATH")}, warmStart)
+// interrupt runs an example until a server has made its socket, prepares, and ends the example with SIGTERM.
+func interrupt(t *testing.T, cmd *exec.Cmd, socket string, prepare func(socket string)) {
+	t.Helper()
+	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.WaitDelay = time.Minute // until what it has started closes its output
 	if err := cmd.Start(); err != nil {
@@ -121,7 +127,6 @@ func interrupt(t *testing.T, engine string) {
 
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	socket := filepath.Join(workDirOf(cmd), "*", "e", engine, "s")
 	for sent := false; ; {
 		select {
 		case err := <-ended:
@@ -135,9 +140,7 @@ func interrupt(t *testing.T, engine string) {
 
 		if found, _ := filepath.Glob(socket); !sent && len(found) == 1 {
 			sent = true
-			if engine != "original" { // the other one is interrupted as it starts
-				dumpStacks(t, found[0])
-			}
+			prepare(found[0])
 			_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
 		}
 	}
@@ -165,16 +168,6 @@ func dumpStacks(t *testing.T, socket string) {
 		found, _ := filepath.Glob(files)
 		return len(found) > 0
 	})
-}
-
-// workDirOf returns the directory that the example works in.
-func workDirOf(cmd *exec.Cmd) string {
-	for _, v := range cmd.Env {
-		if dir, ok := strings.CutPrefix(v, "WARM_DIR="); ok {
-			return dir
-		}
-	}
-	return ""
 }
 
 // killed starts an engine on the volume, and a container that never ends.
@@ -305,25 +298,27 @@ func workDir(t *testing.T) string {
 	return dir
 }
 
-// command makes a command that works in a directory of its own on an image of 64 MiB.
+// command makes a command that is killed after a while.
 func command(t *testing.T, env []string, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), append(env, "PANDO="+pando)...)
-	if name != warmStart {
-		return cmd
-	}
+	return cmd
+}
 
+// warmCommand makes the command of the example with an image of 64 MiB, and the directory that it works in.
+func warmCommand(t *testing.T, env ...string) (cmd *exec.Cmd, dir string) {
+	t.Helper()
 	source := t.TempDir()
 	content := make([]byte, 64<<20)
 	_, _ = rand.Read(content) // it never fails
 	if err := os.WriteFile(filepath.Join(source, "file"), content, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	cmd.Env = append(cmd.Env, "WARM_SOURCE="+source, "WARM_DIR="+workDir(t))
-	return cmd
+	dir = workDir(t)
+	return command(t, append(env, "WARM_SOURCE="+source, "WARM_DIR="+dir), "../../examples/docker-warm-start/run.sh"), dir
 }
 
 // removeGroups removes the control groups of containers that were killed.

@@ -16,7 +16,7 @@ func TestSQLiteBranch(t *testing.T) {
 		t.Skipf("SKIPPED: %v: run make deps", err)
 	}
 
-	env := []string{"BRANCH_DIR=" + workDir(t), "BRANCH_SIZE=40", "BRANCH_COUNT=5"}
+	env := []string{"BRANCH_DIR=" + workDir(t), "BRANCH_SIZE=24", "BRANCH_COUNT=3"}
 	out, err := command(t, env, "../../examples/sqlite-branch/run.sh").CombinedOutput()
 	t.Logf("%s", out)
 	if err != nil {
@@ -25,7 +25,7 @@ func TestSQLiteBranch(t *testing.T) {
 
 	for _, want := range []string{
 		` \d{3,} shop\.db-wal\n`,
-		`integrity_check finds no damage in 5 of 5 branches`,
+		`integrity_check finds no damage in 3 of 3 branches`,
 		`Left behind: nothing`,
 	} {
 		if !regexp.MustCompile(want).Match(out) {
