@@ -140,7 +140,7 @@ writable clone of it in milliseconds, and destroy the clone just as fast.`,
 	root.AddCommand(
 		a.cloneCommand(), a.forkCommand(), a.runCommand(), a.mountCommand(), a.umountCommand(), a.lsCommand(),
 		a.showCommand(), a.diffCommand(), a.rebaseCommand(), a.flattenCommand(), a.destroyCommand(),
-		a.snapshotCommand(), a.rewindCommand(), a.resizeCommand(), a.exportCommand(), a.pinCommand(), a.unpinCommand(),
+		a.snapshotCommand(), a.rewindCommand(), a.resizeCommand(), a.labelCommand(), a.exportCommand(), a.pinCommand(), a.unpinCommand(),
 		a.goldenCommand(),
 		a.remoteCommand(), a.pushCommand(), a.pullCommand(), a.verifyCommand(),
 		a.initCommand(), a.deinitCommand(), a.gcCommand(), a.pruneCommand(), a.fsckCommand(),

@@ -31,12 +31,16 @@ commit in the new volume, and fetches what the golden does not have of it.
 With --count N, pando creates VOLUME-1 to VOLUME-N: either all of them or none.
 
 With --mount, each new volume is also mounted; ` + "`pando mount --help`" + ` explains
---dev and --suid.`,
+--dev and --suid.
+
+With --label, each new volume gets labels (` + "`pando label --help`" + `). Those of REF are
+not copied.`,
 		Example: `  pando clone web job-17
   pando clone web job-17 --mount /srv/job-17
   pando clone web agent --count 100 --overlay --mount
   pando clone repo fix-123 --git-ref release-2 --mount
-  pando clone web@3 old --size 200G --ttl 2h`,
+  pando clone web@3 old --size 200G --ttl 2h
+  pando clone web job-19 --label team=search --label ticket=4711`,
 		ValidArgsFunction: a.completeRefs(1),
 	}, "clone", (*engine.Engine).Clone)
 }
@@ -84,6 +88,7 @@ func (a *App) configureClone(
 	}
 	rightsFlags(f, &q.May)
 	freezeFlags(f, &q.Freeze)
+	labels := a.labelFlag(c, op, "each volume")
 
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if q.From, err = ref.Parse(op, args[0]); err != nil {
@@ -115,6 +120,10 @@ func (a *App) configureClone(
 			if q.TTL, err = parseTTL(op, ttl); err != nil {
 				return err
 			}
+		}
+
+		if q.Labels, err = labels(); err != nil {
+			return err
 		}
 
 		if err := at.check(args[0]); err != nil {

@@ -6,41 +6,70 @@ import (
 	"fmt"
 
 	"pando/internal/base/ref"
+	"pando/internal/driver"
 	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
 )
 
 func (a *App) destroyCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:     "destroy REF...",
+	c := &cobra.Command{
+		Use:     "destroy [REF...]",
 		Aliases: []string{"rm"},
 		GroupID: "volumes",
 		Short:   "Destroy volumes and snapshots",
 		Long: `Destroy volumes with all their snapshots, or single snapshots (VOLUME@SNAPSHOT).
 REF may be a quoted glob that matches names of volumes. Mounted volumes that are
 idle are unmounted first. Volumes in use are kept, and pando names the processes
-that use them. If any name is unknown, nothing is destroyed.`,
-		Example:           "  pando destroy job-17\n  pando destroy 'agent-*'",
-		Args:              cobra.MinimumNArgs(1),
+that use them. If any name is unknown, nothing is destroyed.
+
+With --label, destroy only those that have the label, of REF or, without REF, of
+all volumes. VALUE may be a quoted glob. Of several labels with different keys,
+a volume must have all. ` + "`pando ls --filter label=KEY=VALUE`" + ` lists what it would
+destroy.`,
+		Example:           "  pando destroy job-17\n  pando destroy 'agent-*'\n  pando destroy --label team=search",
 		ValidArgsFunction: a.completeVolumes(0),
-		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
-			what, err := ref.ParsePatterns("destroy", args...)
-			if err != nil {
-				return err
-			}
-
-			q := engine.DestroyRequest{What: what}
-			stop := a.showProgress(&q.Tracker)
-			report, err := e.Destroy(ctx, q)
-			stop()
-			if report == nil {
-				return err
-			}
-
-			return errors.Join(a.printDestroyed(report), err)
-		}),
 	}
+
+	labels := a.selectorFlag(c, "destroy", "destroy only what has the label `KEY[=VALUE]` (repeatable)")
+	c.Args = func(c *cobra.Command, args []string) error {
+		if c.Flags().Changed("label") {
+			return nil
+		}
+		return cobra.MinimumNArgs(1)(c, args)
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		chosen, err := labels()
+		if err != nil {
+			return err
+		}
+
+		return a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
+			return a.destroy(ctx, e, args, chosen)
+		})(c, args)
+	}
+
+	return c
+}
+
+// destroy destroys what args name, as far as its labels are chosen.
+func (a *App) destroy(ctx context.Context, e *engine.Engine, args []string, chosen driver.LabelSelector) error {
+	q := engine.DestroyRequest{Labels: chosen}
+	var err error
+	if len(args) > 0 {
+		if q.What, err = ref.ParsePatterns("destroy", args...); err != nil {
+			return err
+		}
+	}
+
+	stop := a.showProgress(&q.Tracker)
+	report, err := e.Destroy(ctx, q)
+	stop()
+	if report == nil {
+		return err
+	}
+
+	return errors.Join(a.printDestroyed(report), err)
 }
 
 // shownFailures is how many errors people are shown of one command; JSON has all of them.

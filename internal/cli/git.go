@@ -91,7 +91,7 @@ func (g *gitSource) check(f *pflag.FlagSet, source string) error {
 func (a *App) importGit(ctx context.Context, e *engine.Engine, g gitSource, q engine.ImportRequest) error {
 	g.source.URL = q.Source
 	m := git.ImportRequest{Golden: q.Name, Source: g.source, Env: os.Environ(), Update: q.Update, Keep: q.Keep,
-		Overlay: q.Overlay}
+		Overlay: q.Overlay, Labels: q.Labels}
 	stop := a.showProgress(&m.Tracker)
 	out, err := git.Import(ctx, e, m)
 	stop()

@@ -76,6 +76,7 @@ func (a *App) goldenImportCommand() *cobra.Command {
 	f.BoolVar(&q.Update, "update", false, "create the next generation of an existing golden")
 	keepFlag(f, &keep)
 	overlay := overlayPolicyFlag(c, "import")
+	labels := a.labelFlag(c, "import", "the golden")
 	presetFlag(c, &q.Preset)
 	f.BoolVar(&q.Force, "force", false, "import an image even if it is truncated, damaged or in use")
 	f.BoolVar(&q.Adopt, "adopt", false, "import a directory in use, and copy files again that change during the import")
@@ -122,6 +123,12 @@ func (a *App) goldenImportCommand() *cobra.Command {
 		if q.Overlay, err = overlay(); err != nil {
 			return err
 		}
+
+		added, err := labels()
+		if err != nil {
+			return err
+		}
+		q.Labels = added.Map()
 
 		if err := repository.check(f, q.Source); err != nil {
 			return err

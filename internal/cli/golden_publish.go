@@ -18,6 +18,7 @@ func (a *App) goldenPublishCommand() *cobra.Command {
 	var q engine.PublishRequest
 	var keep string
 	var overlay func() (*driver.OverlayPolicy, error)
+	var labels func() (driver.Labels, error)
 	c := &cobra.Command{
 		Use:   "publish GOLDEN VOLUME",
 		Short: "Create the next generation of a golden from a volume",
@@ -56,6 +57,12 @@ with a process that the preset's rules find, such as dockerd, is refused
 				return err
 			}
 
+			added, err := labels()
+			if err != nil {
+				return err
+			}
+			q.Labels = added.Map()
+
 			stop := a.showProgress(&q.Tracker)
 			out, err := e.Publish(ctx, q)
 			stop()
@@ -78,6 +85,7 @@ with a process that the preset's rules find, such as dockerd, is refused
 	keepFlag(f, &keep)
 	presetFlag(c, &q.Preset)
 	overlay = overlayPolicyFlag(c, "publish")
+	labels = a.labelFlag(c, "publish", "the golden")
 	return c
 }
 

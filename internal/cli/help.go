@@ -9,6 +9,7 @@ import (
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
+	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
 )
@@ -106,35 +107,48 @@ func (a *App) completeNames(n int, goldens, volumes bool) completer {
 			return nil, cobra.ShellCompDirectiveDefault
 		}
 
-		ctx := c.Context()
-		if ctx == nil {
-			ctx = context.Background()
-		}
-
-		e, err := a.openReadOnly(ctx)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-
-		defer e.Close()
-
-		var out []string
-		if goldens {
-			if gs, err := e.Goldens(ctx); err == nil {
-				for _, g := range gs {
-					out = append(out, g.Name)
+		return a.completeWords(c, func(ctx context.Context, e *engine.Engine) (out []string, _ error) {
+			if goldens {
+				if gs, err := e.Goldens(ctx); err == nil {
+					for _, g := range gs {
+						out = append(out, g.Name)
+					}
 				}
 			}
-		}
 
-		if volumes {
-			if names, err := e.VolumeNames(ctx); err == nil {
-				out = append(out, names...)
+			if volumes {
+				if names, err := e.VolumeNames(ctx); err == nil {
+					out = append(out, names...)
+				}
 			}
-		}
 
-		return out, cobra.ShellCompDirectiveNoFileComp
+			return out, nil
+		})
 	}
+}
+
+// completeWords completes words that it reads from the pool.
+func (a *App) completeWords(
+	c *cobra.Command, words func(context.Context, *engine.Engine) ([]string, error),
+) ([]string, cobra.ShellCompDirective) {
+	ctx := c.Context()
+	if ctx == nil {
+		ctx = context.Background()
+	}
+
+	e, err := a.openReadOnly(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+
+	defer e.Close()
+
+	out, err := words(ctx, e)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+
+	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
 // completeSnapshots completes the snapshots of the volume that is the first
@@ -149,22 +163,7 @@ func (a *App) completeSnapshots(c *cobra.Command, args []string, word string) ([
 		return nil, cobra.ShellCompDirectiveError
 	}
 
-	ctx := c.Context()
-	if ctx == nil {
-		ctx = context.Background()
-	}
-
-	e, err := a.openReadOnly(ctx)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-
-	defer e.Close()
-
-	names, err := e.SnapshotNames(ctx, volume)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-
-	return names, cobra.ShellCompDirectiveNoFileComp
+	return a.completeWords(c, func(ctx context.Context, e *engine.Engine) ([]string, error) {
+		return e.SnapshotNames(ctx, volume)
+	})
 }

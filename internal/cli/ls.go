@@ -33,13 +33,18 @@ SHARED is the space that it shares with other objects. For pools with more than
   generation, extents                                a number: 3, '>100'
   created, used, measured, expires, pinned           an age: '>2h', '<7d'; true, false
   ephemeral, overlay                                 true, false
+  labels                                             all labels, as they are shown
+  label                                              a label, or its key: 'team=s*',
+                                                     team; it is not a column
 
-Volumes must match one of the filters of each KEY. An age is the distance from
-now: 'expires=<1h' lists volumes that expire within the next hour, pinned=true
-those that are pinned. Quote patterns, < and > for the shell.
+Volumes must match one of the filters of each KEY, and of each key of a label.
+An age is the distance from now: 'expires=<1h' lists volumes that expire within
+the next hour, pinned=true those that are pinned. Quote patterns, < and > for
+the shell.
 
---sort orders by any of these columns, and --columns shows them.`,
+--sort orders by any of the columns, and --columns shows them.`,
 		Example: "  pando ls --filter 'name=agent-*' --filter state=mounted\n" +
+			"  pando ls --filter label=team=search --columns name,labels\n" +
 			"  pando ls --sort exclusive:desc --columns name,exclusive,used\n" +
 			"  pando ls -q --filter 'used=>7d'",
 		Args: cobra.NoArgs,

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"pando/internal/driver"
 	"pando/internal/engine"
 )
 
@@ -101,7 +102,20 @@ func appendInfo(b []byte, v *engine.Info) []byte {
 	maybe("measured_at", v.MeasuredAt)
 	maybe("pinned_until", v.PinnedUntil)
 	text("consistency", v.Consistency)
-	return b
+	key("labels")
+	return appendLabels(b, v.Labels)
+}
+
+// appendLabels appends labels as an object in the third level.
+func appendLabels(b []byte, labels driver.Labels) []byte {
+	text := labels.Text()
+	if text == "" {
+		return append(b, "{}"...)
+	}
+
+	var w bytes.Buffer
+	_ = json.Indent(&w, []byte(text), "    ", "  ") // labels are JSON
+	return append(b, w.Bytes()...)
 }
 
 // appendText appends a string of JSON. Names need no escapes; a mount point may.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/remote/replicate"
 )
@@ -19,6 +20,7 @@ func TestWriteInfos(t *testing.T) {
 			"/bad\xffutf8", "/\u2028"}
 		return pool[rng.IntN(len(pool))]
 	}
+	labels := []string{"", `{"a":"b"}`, `{"a/b":"","c":"<\"é\\> & {}"}`}
 	at := func() time.Time { return time.Unix(rng.Int64N(1<<33), rng.Int64N(1e9)).UTC() }
 	maybe := func() *time.Time {
 		if rng.IntN(2) == 0 {
@@ -35,7 +37,7 @@ func TestWriteInfos(t *testing.T) {
 				Generation: rng.IntN(9), Mountpoint: text(), CreatedAt: at(), LastUsedAt: at(), ExpiresAt: maybe(),
 				Ephemeral: rng.IntN(2) == 0,
 				SizeBytes: rng.Int64(), LogicalBytes: rng.Int64(), ExclusiveBytes: rng.Int64(), SharedBytes: rng.Int64(),
-				Extents: rng.Int64(), MeasuredAt: maybe(),
+				Extents: rng.Int64(), MeasuredAt: maybe(), Labels: driver.StoredLabels(labels[rng.IntN(len(labels))]),
 			})
 		}
 		var want, got bytes.Buffer

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/driver"
 	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
@@ -55,8 +56,12 @@ func lsColumns() []column {
 		{name: "pinned", moment: func(v *engine.Info) time.Time { return at(v.PinnedUntil) }},
 		{name: "ephemeral", flag: func(v *engine.Info) bool { return v.Ephemeral }},
 		{name: "overlay", flag: func(v *engine.Info) bool { return v.Overlay }},
+		{name: "labels", text: func(v *engine.Info) string { return v.Labels.String() }},
 	}
 }
+
+// labelFilter is the key of filters for single labels.
+const labelFilter = "label"
 
 // defaultColumns is the number of columns that ls shows by default.
 const defaultColumns = 9
@@ -222,6 +227,7 @@ func (s *lsSelection) addFlags(c *cobra.Command) {
 	for i, n := range names {
 		keys[i] = n + "="
 	}
+	keys = append(keys, labelFilter+"=")
 
 	_ = c.RegisterFlagCompletionFunc("filter", cobra.FixedCompletions(keys, without|cobra.ShellCompDirectiveNoSpace))
 	_ = c.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(names, without))
@@ -238,6 +244,7 @@ func (s *lsSelection) addFlags(c *cobra.Command) {
 // lsView is a selection that was checked.
 type lsView struct {
 	filters map[string][]func(*engine.Info) bool // by column: one of each must hold
+	labels  driver.LabelSelector                 // must hold, too
 	order   *column                              // nil: as they come
 	desc    bool
 	columns []column
@@ -246,11 +253,17 @@ type lsView struct {
 // parse checks the flags. Invalid.
 func (s *lsSelection) parse(now time.Time) (*lsView, error) {
 	view := &lsView{filters: map[string][]func(*engine.Info) bool{}, columns: lsColumns()[:defaultColumns]}
+	var labels []string
 	for _, f := range s.filters {
 		key, value, ok := strings.Cut(f, "=")
 		if !ok {
 			return nil, errs.New(errs.Invalid, "ls", f, "--filter must be KEY=VALUE").
 				WithHint("use for example --filter state=mounted")
+		}
+
+		if key == labelFilter {
+			labels = append(labels, value)
+			continue
 		}
 
 		c, err := findColumn("filter", key)
@@ -264,6 +277,11 @@ func (s *lsSelection) parse(now time.Time) (*lsView, error) {
 		}
 
 		view.filters[c.name] = append(view.filters[c.name], test)
+	}
+
+	var err error
+	if view.labels, err = driver.ParseLabelSelector("ls", labels...); err != nil {
+		return nil, err
 	}
 
 	if s.sort != "" {
@@ -299,8 +317,11 @@ func (s *lsSelection) parse(now time.Time) (*lsView, error) {
 
 // apply returns the volumes that pass the filters, in their order.
 func (view *lsView) apply(vols []engine.Info) []engine.Info {
-	if len(view.filters) > 0 {
+	if len(view.filters) > 0 || !view.labels.IsZero() {
 		vols = slices.DeleteFunc(vols, func(v engine.Info) bool {
+			if !view.labels.Matches(v.Labels) {
+				return true
+			}
 			for _, tests := range view.filters {
 				if !slices.ContainsFunc(tests, func(test func(*engine.Info) bool) bool { return test(&v) }) {
 					return true

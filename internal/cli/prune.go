@@ -16,7 +16,8 @@ const pruneHelp = `Remove volumes with their snapshots, least recently used firs
 that are not current and have no clones. pando removes objects until --keep-free
 of the pool is free, and only those that --older-than and --idle allow; without
 --keep-free, it removes all of those. Without any of these options, it keeps 10
-% of the pool free.
+% of the pool free. --label restricts all of this to volumes with a label, and
+to generations of goldens with it.
 
 Pinned and mounted objects stay, and objects that a command is working on. A
 volume counts as used when it is created, cloned, mounted, unmounted or run in.
@@ -43,7 +44,13 @@ func (a *App) pruneCommand() *cobra.Command {
 	f.StringVar(&idle, "idle", "", "remove only objects last used more than this `DURATION` ago, for example 24h")
 	f.BoolVar(&q.DryRun, "dry-run", false, "list what would be removed, and change nothing")
 
+	labels := a.selectorFlag(c, "prune", "remove only objects with the label `KEY[=VALUE]` (repeatable)")
+
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
+		if q.Labels, err = labels(); err != nil {
+			return err
+		}
+
 		if f.Changed("keep-free") {
 			if q.KeepFreePercent, err = parsePercent("prune", keepFree); err != nil {
 				return err
@@ -126,6 +133,9 @@ func (a *App) printPrune(q engine.PruneRequest, r *engine.PruneReport) error {
 		young := ""
 		if q.Idle > 0 || q.OlderThan > 0 {
 			young = ", or too recent"
+		}
+		if !q.Labels.IsZero() {
+			young += ", or do not have the label " + q.Labels.String()
 		}
 		a.printWarning("%s of the pool is free, less than the requested %s: "+
 			"all other objects are pinned, mounted, or the current generation of a golden%s",

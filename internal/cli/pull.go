@@ -9,6 +9,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/remote/replicate"
 
@@ -58,6 +59,8 @@ func (a *App) pullCommand() *cobra.Command {
 		"receive at most this many `BYTES` per second, for example 50M (default: no limit)")
 	f.BoolVar(&lazy, "lazy", false, "not supported yet")
 	_ = f.MarkHidden("lazy")
+	labels := a.labelFlag(c, "pull", "the volume or golden")
+
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if lazy {
 			return errs.New(errs.Unsupported, "pull", args[1], "--lazy is not supported yet").
@@ -72,6 +75,11 @@ func (a *App) pullCommand() *cobra.Command {
 			if q.As, err = ref.ParseName("pull", as); err != nil {
 				return err
 			}
+		}
+
+		added, err := labels()
+		if err != nil {
+			return err
 		}
 
 		if limit != "" {
@@ -93,16 +101,36 @@ func (a *App) pullCommand() *cobra.Command {
 				return err
 			}
 
-			var merr error
+			more := labelPulled(ctx, e, &out.Info, added)
 			if c.Flags().Changed("mount") {
+				var merr error
 				out.Info, merr = mountPulled(ctx, e, out.Info, mount)
+				more = errors.Join(more, merr)
 			}
 
-			return errors.Join(a.printPulled(r.Name, out), merr)
+			return errors.Join(a.printPulled(r.Name, out), more)
 		})(c, args)
 	}
 
 	return c
+}
+
+// labelPulled adds labels to what was pulled; a generation has those of its golden.
+func labelPulled(ctx context.Context, e *engine.Engine, v *engine.Info, labels driver.Labels) error {
+	if labels == (driver.Labels{}) {
+		return nil
+	}
+
+	r, err := ref.Parse("label", v.Name)
+	if err != nil {
+		return err
+	}
+
+	out, err := e.SetLabels(ctx, engine.LabelRequest{Ref: r, Set: labels.Map()})
+	if err == nil {
+		v.Labels = out.Labels
+	}
+	return err
 }
 
 // mountPulled mounts a volume that was pulled. One that is mounted there already

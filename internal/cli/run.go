@@ -46,6 +46,7 @@ func (a *App) runCommand() *cobra.Command {
 	c.Flags().BoolVar(&q.Keep, "keep", false, "keep the volume, and unmount it when the command ends")
 	c.Flags().StringVar(&name, "name", "", "call the volume `NAME` (default: a generated name)")
 	c.Flags().BoolVar(&q.Overlay, "overlay", false, "use an overlay, as with `pando clone` (default: as the golden says)")
+	labels := a.labelFlag(c, "run", "the volume")
 	rightsFlags(c.Flags(), &q.May)
 	c.Flags().SetInterspersed(true)
 
@@ -57,6 +58,10 @@ func (a *App) runCommand() *cobra.Command {
 		if c.ArgsLenAtDash() < 0 && len(args) > 1 {
 			return errs.New(errs.Invalid, "run", args[0], "the command must follow --").
 				WithHint("run `pando run %s -- COMMAND`", args[0])
+		}
+
+		if q.Labels, err = labels(); err != nil {
+			return err
 		}
 
 		q.GoldenDecides = !c.Flags().Changed("overlay")

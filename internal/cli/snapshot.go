@@ -5,6 +5,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/driver"
 	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
@@ -39,6 +40,7 @@ volume destroys its snapshots.`
 
 func (a *App) snapshotCommand() *cobra.Command {
 	var q engine.SnapshotRequest
+	var labels func() (driver.Labels, error)
 	c := &cobra.Command{
 		Use:               "snapshot VOLUME [NAME]",
 		Aliases:           []string{"snap"},
@@ -63,6 +65,10 @@ func (a *App) snapshotCommand() *cobra.Command {
 				}
 			}
 
+			if q.Labels, err = labels(); err != nil {
+				return err
+			}
+
 			stop := a.showProgress(&q.Tracker)
 			out, err := e.Snapshot(ctx, q)
 			stop()
@@ -74,6 +80,7 @@ func (a *App) snapshotCommand() *cobra.Command {
 	}
 
 	freezeFlags(c.Flags(), &q.Freeze)
+	labels = a.labelFlag(c, "snapshot", "the snapshot")
 	return c
 }
 

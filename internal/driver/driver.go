@@ -93,7 +93,7 @@ type Identity struct {
 
 	Consistency      Consistency `json:"cons,omitempty"`  // of a snapshot
 	Pinned           time.Time   `json:"pinned,omitzero"` // not to be destroyed before; Forever
-	GoldenProperties             // of the current generation
+	GoldenProperties             // of the current generation; of other objects only Labels
 	// of a generation: when its golden was made, if that was not with it
 	Since    time.Time `json:"since,omitzero"`
 	Replaces ObjectID  `json:"repl,omitempty"`   // of a volume: the object that was it before, now a snapshot
@@ -131,6 +131,10 @@ const (
 	Crash Consistency = "crash" // one moment of a filesystem in use: as after a power loss
 )
 
+// MaxIdentityBytes limits the JSON of an identity, for all drivers: it is the longest value of a ZFS user property
+// (zfsprops(7)).
+const MaxIdentityBytes = 8191
+
 // IdentityVersion is the version of the identity format that this code writes.
 const IdentityVersion = 2
 
@@ -140,6 +144,7 @@ type GoldenProperties struct {
 	Keep    int           `json:"keep,omitempty"` // newest generations that a publish or pull leaves; 0: all
 	Overlay OverlayPolicy `json:"overlay,omitempty"`
 	Source  string        `json:"source,omitempty"` // what a refresh makes new generations from, as JSON; "": nothing
+	Labels  Labels        `json:"labels,omitzero"`  // volumes and snapshots, too, have labels of their own here
 }
 
 // LayerVersion is the version of identities with Lower, and of layers, which older versions of Pando must not misread.

@@ -22,5 +22,6 @@ func (id Identity) Predecessor(name string) Identity {
 	out := id.SnapshotOf(id, name, Clean)
 	out.Origin, out.OriginID = id.Origin, id.OriginID
 	out.Pinned, out.ExpiresAt, out.Replaces, out.Before = time.Time{}, time.Time{}, "", ""
+	out.Labels = Labels{} // the other volume has them
 	return out
 }

@@ -174,6 +174,7 @@ type buildRequest struct {
 	keep      *int                  // generations to keep from now on; nil: as before
 	overlay   *driver.OverlayPolicy // of the golden from now on; nil: as before
 	filled    *Filled               // see PublishRequest
+	labels    map[string]string     // added to those of the golden
 }
 
 // startBuild reserves the number of the next generation of a golden and marks
@@ -207,6 +208,9 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 		}
 		if q.overlay != nil {
 			g.Overlay = *q.overlay
+		}
+		if g.Labels, err = g.Labels.With(op, q.labels); err != nil {
+			return nil, errs.Wrap(op, name, err)
 		}
 		if q.filled != nil {
 			if err := q.filled.check(tx, op, name, g, exists); err != nil {
@@ -390,6 +394,7 @@ type PublishRequest struct {
 	Overlay *driver.OverlayPolicy // of the golden from now on; nil: as before
 	Preset  string                // see ImportRequest
 	Filled  *Filled               // nil: a session may have written to the volume
+	Labels  map[string]string     // of the golden, in addition to those that it has
 	Tracker *progress.Tracker
 }
 
@@ -445,7 +450,7 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 	defer unlock()
 
 	b, err := e.startBuild(ctx, buildRequest{op: opPublish, name: golden, reads: &vol, force: q.Force, freeze: q.Freeze,
-		keep: q.Keep, overlay: q.Overlay, filled: q.Filled})
+		keep: q.Keep, overlay: q.Overlay, filled: q.Filled, labels: q.Labels})
 	if err != nil {
 		return Published{}, err
 	}

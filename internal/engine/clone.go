@@ -39,6 +39,7 @@ type CloneRequest struct {
 	SizeBytes int64         // 0: the size of the origin
 	TTL       time.Duration // 0: none
 	Ephemeral bool          // need not survive a reboot, so nothing waits for the disk
+	Labels    driver.Labels // of each clone; those of the origin are not copied
 	Overlay   bool          // hold only what differs from the golden, whose files all its overlays share in memory
 
 	// GoldenDecides makes clones overlays, without Overlay, if that is the default of their golden, and possible.
@@ -344,7 +345,7 @@ func (e *Engine) cloneIdentity(
 ) driver.Identity {
 	id := e.newIdentity(driver.Volume)
 	id = id.WithContentOf(origin.Identity)
-	id.Name = name
+	id.Name, id.Labels = name, q.Labels
 	id.Origin, id.OriginID, id.Ephemeral = originRef, origin.ID, q.Ephemeral
 	id.Soon = q.Mount
 	id.Golden, id.Generation = origin.Golden, origin.Generation

@@ -45,14 +45,15 @@ type DestroyReport struct {
 
 // DestroyRequest says what to destroy.
 type DestroyRequest struct {
-	What    []ref.Pattern // volumes, with their snapshots, and snapshots
+	What    []ref.Pattern        // volumes, with their snapshots, and snapshots; none with Labels: all volumes
+	Labels  driver.LabelSelector // only those of What that it chooses
 	Tracker *progress.Tracker
 }
 
 // Destroy destroys volumes, with their snapshots, and snapshots. It resolves all names
 // first: if one is unknown, nothing is destroyed. After that, an object that is in use
 // does not keep the others from being destroyed. Volumes that are mounted but idle are
-// unmounted. NotFound, Invalid.
+// unmounted. NotFound (an unknown name, or nothing has the labels), Invalid.
 func (e *Engine) Destroy(ctx context.Context, q DestroyRequest) (*DestroyReport, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -60,11 +61,14 @@ func (e *Engine) Destroy(ctx context.Context, q DestroyRequest) (*DestroyReport,
 	if err := e.needRoot("destroy", ""); err != nil {
 		return nil, err
 	}
-	rows, err := e.toDestroy(ctx, q.What)
+	rows, err := e.toDestroy(ctx, q)
 	if err != nil {
 		return nil, err
 	}
-	return e.destroyRows(ctx, rows, destroyOptions{tracker: q.Tracker}), ctx.Err()
+
+	o := destroyOptions{tracker: q.Tracker}
+	o.still = func(_ *catalog.Tx, row catalog.Row, _ bool) (bool, error) { return q.Labels.Matches(row.Labels), nil }
+	return e.destroyRows(ctx, rows, o), ctx.Err()
 }
 
 // reclaimBound limits how long a command removes the objects it has destroyed. The
@@ -114,21 +118,25 @@ type doomed struct {
 	whole bool // of a golden: all its generations are destroyed, and row is the current one
 }
 
-// toDestroy resolves references and globs, without repeats. It omits snapshots whose
-// volume is destroyed as well, as these go with the volume.
-func (e *Engine) toDestroy(ctx context.Context, what []ref.Pattern) ([]doomed, error) {
+// toDestroy resolves references and globs, without repeats, and chooses those with the
+// labels. It omits snapshots whose volume is destroyed as well, as these go with the volume.
+func (e *Engine) toDestroy(ctx context.Context, q DestroyRequest) ([]doomed, error) {
 	var out []doomed
 	seen := map[driver.ObjectID]bool{}
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		add := func(r catalog.Row) error {
-			if !seen[r.ID] {
+			if !seen[r.ID] && q.Labels.Matches(r.Labels) {
 				seen[r.ID] = true
 				out = append(out, doomed{row: r, ref: tx.RefOf(r)})
 			}
 			return nil
 		}
 
-		for _, p := range what {
+		if len(q.What) == 0 && !q.Labels.IsZero() {
+			return tx.Rows(driver.Volume, add)
+		}
+
+		for _, p := range q.What {
 			if p.Glob != "" {
 				if err := e.addMatches(tx, p.Glob, add); err != nil {
 					return err
@@ -153,6 +161,11 @@ func (e *Engine) toDestroy(ctx context.Context, what []ref.Pattern) ([]doomed, e
 
 		return nil
 	})
+
+	if err == nil && len(out) == 0 && !q.Labels.IsZero() {
+		return nil, errs.New(errs.NotFound, "destroy", "", "nothing that could be destroyed has the label %s", q.Labels).
+			WithHint("list volumes with their labels: %s", errs.Run("ls", errs.Param("columns", "name,labels")))
+	}
 
 	// Omit the snapshots of these volumes.
 	lineages := map[driver.ObjectID]bool{}

@@ -44,6 +44,8 @@ type Info struct {
 	PinnedUntil    *time.Time `json:"pinned_until"`     // year 2200: until it is unpinned
 	Consistency    string     `json:"consistency"`      // of a snapshot: clean, crash
 	Mirror         bool       `json:"mirror,omitempty"` // of a generation: made from the golden's source, not published
+
+	Labels driver.Labels `json:"labels"` // of a generation: those of its golden
 }
 
 // Mounted reports whether the volume is mounted.
@@ -64,6 +66,7 @@ func rowInfo(r catalog.Row, driverName string) Info {
 		CreatedAt: r.CreatedAt, LastUsedAt: r.UsedAt, Ephemeral: r.Ephemeral, Overlay: r.IsOverlay(),
 		SizeBytes: r.SizeBytes, LogicalBytes: r.Usage.LogicalBytes, ExclusiveBytes: r.Usage.ExclusiveBytes,
 		SharedBytes: r.Usage.SharedBytes, Extents: r.Usage.Extents, Consistency: string(r.Consistency), Mirror: r.Mirror,
+		Labels: r.Labels,
 	}
 
 	if !r.ExpiresAt.IsZero() {
@@ -95,12 +98,31 @@ func volumeInfo(r catalog.Row, driverName, mountpoint string) Info {
 
 func generationInfo(r catalog.Row, g catalog.Golden, driverName string) Info {
 	i := rowInfo(r, driverName)
-	i.Kind, i.Name = "golden", r.Golden
+	i.Kind, i.Name, i.Labels = "golden", r.Golden, g.Labels
 	i.State = stateSuperseded
 	if r.Generation == g.Current {
 		i.State = stateCurrent
 	}
 	return i
+}
+
+// infoOf describes the object that a reference names, as the catalogue has it. NotFound.
+func (e *Engine) infoOf(tx *catalog.Tx, op string, r ref.Ref) (Info, error) {
+	row, err := tx.Resolve(op, r)
+	if err != nil {
+		return Info{}, err
+	}
+
+	switch row.Kind {
+	case driver.Generation:
+		g, _, err := tx.Golden(row.Golden)
+		return generationInfo(row, g, e.caps.Name), err
+	case driver.Snapshot:
+		return snapshotInfo(row, r.Name, e.caps.Name), nil
+	}
+
+	att, has, err := tx.MountRecord(row.ID)
+	return e.volumeNow(row, att, has), err
 }
 
 // exactUpTo is the largest number of volumes that Volumes measures each time. With

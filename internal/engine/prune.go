@@ -19,10 +19,11 @@ import (
 // on never are, nor is the current generation of a golden, nor one that a volume or
 // snapshot was made from.
 type PruneRequest struct {
-	KeepFreePercent float64       // stop when this much of the pool is free; 0: remove all that the others select
-	OlderThan       time.Duration // only objects created longer ago; 0: any
-	Idle            time.Duration // only objects last used longer ago; 0: any
-	DryRun          bool          // only report what would be removed
+	KeepFreePercent float64              // stop when this much of the pool is free; 0: remove all that the others select
+	OlderThan       time.Duration        // only objects created longer ago; 0: any
+	Idle            time.Duration        // only objects last used longer ago; 0: any
+	Labels          driver.LabelSelector // only volumes that it chooses, and generations of such goldens
+	DryRun          bool                 // only report what would be removed
 	Tracker         *progress.Tracker
 }
 
@@ -223,7 +224,14 @@ func (e *Engine) listPrunable(
 		}
 		snaps = u.snaps
 		for _, r := range u.rows {
-			if ok, _ := e.mayPrune(u, r); ok && now.Sub(r.CreatedAt) >= q.OlderThan && now.Sub(r.UsedAt) >= q.Idle {
+			labels := r.Labels
+			if r.Kind == driver.Generation {
+				labels = u.goldens[r.Golden].Labels
+			}
+			if ok, _ := e.mayPrune(u, r); !ok || !q.Labels.Matches(labels) {
+				continue
+			}
+			if now.Sub(r.CreatedAt) >= q.OlderThan && now.Sub(r.UsedAt) >= q.Idle {
 				out = append(out, r)
 			}
 		}
@@ -291,7 +299,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 	}
 
 	still := func(tx *catalog.Tx, row catalog.Row, attached bool) (bool, error) {
-		return e.stillPrunable(tx, row, attached, used[row.ID], &r.Candidates[at[row.ID]])
+		return e.stillPrunable(tx, q, row, attached, used[row.ID], &r.Candidates[at[row.ID]])
 	}
 
 	// Remove them in batches, and measure after each, until enough is free.
@@ -348,13 +356,15 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 // stillPrunable decides, in the transaction that claims an object, whether it may still be removed. If not, it records
 // why in c. used is when the object was last used when it was selected.
 func (e *Engine) stillPrunable(
-	tx *catalog.Tx, row catalog.Row, attached bool, used time.Time, c *Candidate,
+	tx *catalog.Tx, q PruneRequest, row catalog.Row, attached bool, used time.Time, c *Candidate,
 ) (bool, error) {
 	switch {
 	case !row.UsedAt.Equal(used):
 		c.Kept = "it has been used since"
 	case row.Pinned.After(time.Now()):
 		c.Kept = "it has been pinned since"
+	case row.Kind == driver.Volume && !q.Labels.Matches(row.Labels):
+		c.Kept = "its labels have changed since"
 	case attached && row.Kind == driver.Volume:
 		a, ok, err := tx.MountRecord(row.ID)
 		if err != nil {
@@ -374,6 +384,8 @@ func (e *Engine) stillPrunable(
 		}
 		if n > 0 || ok && g.Current == row.Generation {
 			c.Kept = "it is in use now"
+		} else if !q.Labels.Matches(g.Labels) {
+			c.Kept = "its labels have changed since"
 		}
 	}
 

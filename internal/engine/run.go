@@ -20,11 +20,12 @@ import (
 // RunRequest says which program to run in a clone of what.
 type RunRequest struct {
 	From    ref.Ref
-	Object  string   // as in CloneRequest
-	Name    ref.Name // of the volume; zero: generated
-	Keep    bool     // keep the volume after the program has ended, unmounted
-	May     Rights   // of the mount
-	Overlay bool     // as in CloneRequest
+	Object  string        // as in CloneRequest
+	Name    ref.Name      // of the volume; zero: generated
+	Keep    bool          // keep the volume after the program has ended, unmounted
+	May     Rights        // of the mount
+	Overlay bool          // as in CloneRequest
+	Labels  driver.Labels // of the volume
 
 	GoldenDecides bool // as in CloneRequest
 	Empty         bool // run it in an empty volume instead of a clone of From
@@ -77,7 +78,7 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	}
 
 	infos, err := e.Clone(ctx, CloneRequest{From: q.From, Object: q.Object, Name: q.Name, Mount: true, May: q.May,
-		Ephemeral: !q.Keep, Overlay: q.Overlay, GoldenDecides: q.GoldenDecides, Tracker: q.Tracker,
+		Ephemeral: !q.Keep, Overlay: q.Overlay, GoldenDecides: q.GoldenDecides, Labels: q.Labels, Tracker: q.Tracker,
 		op: opRun, empty: q.Empty})
 	if err != nil {
 		return RunResult{}, err

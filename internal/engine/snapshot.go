@@ -32,8 +32,9 @@ const (
 // SnapshotRequest says what to snapshot.
 type SnapshotRequest struct {
 	Volume  ref.Name
-	Name    ref.Name // zero: the time, in UTC
-	Freeze  Freeze   // whether its writes are stopped
+	Name    ref.Name      // zero: the time, in UTC
+	Labels  driver.Labels // of the snapshot; those of the volume are not copied
+	Freeze  Freeze        // whether its writes are stopped
 	Tracker *progress.Tracker
 }
 
@@ -64,6 +65,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 	// Reserve the name, and mark the work.
 	var l content.Live
 	id := e.newIdentity(driver.Snapshot)
+	id.Labels = q.Labels
 	err := e.ledger.Claim(ctx, opSnapshot, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		vol, err := tx.ResolveVolume(opSnapshot, q.Volume.String())
 		if err != nil {

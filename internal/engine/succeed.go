@@ -46,6 +46,7 @@ func (s *succession) claim(ctx context.Context, look func(*catalog.Tx) (vol, ori
 		n.Origin, n.OriginID = tx.RefOf(origin), origin.ID
 		n.Golden, n.Generation = origin.Golden, origin.Generation
 		n.CreatedAt, n.ExpiresAt, n.Pinned, n.Ephemeral = vol.CreatedAt, vol.ExpiresAt, vol.Pinned, vol.Ephemeral
+		n.Labels = vol.Labels
 		s.vol, s.next = vol, n
 		return []catalog.Mark{
 			{ID: vol.ID, Op: s.op},

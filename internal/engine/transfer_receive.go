@@ -386,7 +386,7 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	n.Before = "before-" + opPull + "-" + timestampName(time.Now())
 	n.Origin, n.OriginID = r.ref, p.ID
 	n.Golden, n.Generation = p.Golden, p.Generation
-	n.CreatedAt, n.ExpiresAt, n.Pinned = vol.CreatedAt, vol.ExpiresAt, vol.Pinned
+	n.CreatedAt, n.ExpiresAt, n.Pinned, n.Labels = vol.CreatedAt, vol.ExpiresAt, vol.Pinned, vol.Labels
 	r.volume = n
 	r.next = &succession{e: e, op: opPull, vol: vol, next: n}
 	return []catalog.Mark{{ID: vol.ID, Op: opPull}, {ID: n.ID, Op: opPull}}, nil

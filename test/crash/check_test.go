@@ -65,6 +65,7 @@ func (w *world) check() {
 		w.t.Errorf("LEAK: objects %v\nrows %v", ids, rows)
 	}
 	w.checkIdentities(column, said)
+	w.checkGoldens(column, said)
 	for _, m := range column("SELECT mountpoint FROM attachments JOIN objects USING (id) " +
 		"WHERE mount_id <> 0 AND loop >= 0 AND lower = ''") {
 		if frozen(w.t, m) {
@@ -152,15 +153,31 @@ func (w *world) objects() map[string]string {
 func (w *world) checkIdentities(column func(string) []string, objects map[string]string) {
 	w.t.Helper()
 	for _, row := range column("SELECT id || ' ' || kind || ' ' || name || ' ' || volume || ' ' || (pinned > 0) || ' ' " +
-		"|| consistency FROM objects") {
+		"|| consistency || ' ' || labels FROM objects") {
 		id, err := objdir.Decode([]byte(objects[row[:driver.IDLength]]))
 		pinned := "0"
 		if !id.Pinned.IsZero() {
 			pinned = "1"
 		}
+		labels := id.Labels.Text()
+		if id.Kind == driver.Generation { // its golden has them: see checkGoldens
+			labels = ""
+		}
 		if said := strings.Join([]string{string(id.ID), string(id.Kind), id.Name, string(id.Volume), pinned,
-			string(id.Consistency)}, " "); err != nil || said != row {
+			string(id.Consistency), labels}, " "); err != nil || said != row {
 			w.t.Errorf("the pool says %q, the catalogue %q, %v", said, row, err)
+		}
+	}
+}
+
+// checkGoldens compares the labels of goldens with the identities of their current generations.
+func (w *world) checkGoldens(column func(string) []string, objects map[string]string) {
+	w.t.Helper()
+	for _, row := range column("SELECT o.id || ' ' || g.labels FROM goldens g JOIN objects o " +
+		"ON o.kind = 'generation' AND o.golden = g.name AND o.generation = g.current") {
+		id, err := objdir.Decode([]byte(objects[row[:driver.IDLength]]))
+		if said := string(id.ID) + " " + id.Labels.Text(); err != nil || said != row {
+			w.t.Errorf("the pool says of a golden %q, the catalogue %q, %v", said, row, err)
 		}
 	}
 }

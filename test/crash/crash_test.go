@@ -175,7 +175,7 @@ func (w *world) peek() string {
 		if g.OverlayPolicy != "allowed" {
 			fmt.Fprintf(&b, " overlays %s", g.OverlayPolicy)
 		}
-		b.WriteString("\n")
+		b.WriteString(labelled(g.Info) + "\n")
 	}
 
 	volumes, err := e.Volumes(w.t.Context(), false)
@@ -191,7 +191,7 @@ func (w *world) peek() string {
 			w.t.Fatal(err)
 		}
 		for _, s := range d.Snapshots {
-			fmt.Fprintf(&b, "snapshot %s %s\n", beforeTime.ReplaceAllString(s.Name, "$1"), s.Consistency)
+			fmt.Fprintf(&b, "snapshot %s %s%s\n", beforeTime.ReplaceAllString(s.Name, "$1"), s.Consistency, labelled(s))
 		}
 	}
 	for _, v := range volumes {
@@ -199,8 +199,8 @@ func (w *world) peek() string {
 		if v.PinnedUntil != nil {
 			pinned = "pinned "
 		}
-		fmt.Fprintf(&b, "volume %s from %s %s%s at %s%s\n", v.Name, v.Origin, pinned, v.State,
-			strings.TrimPrefix(v.Mountpoint, w.dir), w.resized(v))
+		fmt.Fprintf(&b, "volume %s from %s %s%s at %s%s%s\n", v.Name, v.Origin, pinned, v.State,
+			strings.TrimPrefix(v.Mountpoint, w.dir), w.resized(v), labelled(v))
 	}
 	return b.String()
 }

@@ -69,6 +69,7 @@ type volume struct {
 	mounted bool
 	pinned  bool
 	overlay bool
+	labels  driver.Labels
 	snaps   map[string]*snapshot
 }
 
@@ -77,12 +78,14 @@ type snapshot struct {
 	golden  string
 	gen     int
 	pinned  bool
+	labels  driver.Labels // of a snapshot of a volume
 }
 
 // golden is a golden of the model.
 type golden struct {
 	current, keep int
 	gens          map[int]*snapshot
+	labels        driver.Labels
 }
 
 type model struct {
@@ -224,7 +227,7 @@ func (m *model) run(ops int) {
 		m.counts, start.FreeBytes>>20, end.FreeBytes>>20)
 	for _, verb := range []string{"import", "clone", "fork", "mount", "umount", "write", "snapshot", "rewind", "destroy",
 		"destroy snapshot", "publish", "diff", "rebase", "keep", "golden rm", "pin", "prune", "gc", "reopen", "refused",
-		"went back", "clone overlay", "resize", "export"} {
+		"went back", "clone overlay", "resize", "export", "label", "prune labels"} {
 		if ops >= 2000 && m.counts[verb] == 0 {
 			m.errorf("no %s was done: this run shows nothing of it", verb)
 		}
@@ -355,8 +358,10 @@ func (m *model) step() {
 		m.keep()
 	case n < 875:
 		m.removeGolden()
-	case n < 910:
+	case n < 900:
 		m.pinSomething(v, vol)
+	case n < 910:
+		m.label(v, vol)
 	case n < 920:
 		m.prune()
 	case n < 945 && n >= 925:
@@ -408,6 +413,9 @@ func (m *model) compare() {
 		if i.Overlay != vol.overlay {
 			m.errorf("%s: overlay %v, wanted %v", i.Name, i.Overlay, vol.overlay)
 		}
+		if i.Labels != vol.labels {
+			m.errorf("%s: labels %q, wanted %q", i.Name, i.Labels, vol.labels)
+		}
 		if i.Mounted() != vol.mounted || (i.PinnedUntil != nil) != vol.pinned || i.Origin != vol.origin ||
 			i.Golden != vol.golden || i.Generation != vol.gen {
 			m.errorf("%+v\nwanted %+v", i, *vol)
@@ -424,7 +432,8 @@ func (m *model) compare() {
 	names = nil
 	for _, g := range goldens {
 		names = append(names, g.Name)
-		if gold := m.goldens[g.Name]; gold != nil && (g.Generation != gold.current || g.Generations != len(gold.gens)) {
+		if gold := m.goldens[g.Name]; gold != nil && (g.Generation != gold.current || g.Generations != len(gold.gens) ||
+			g.Labels != gold.labels) {
 			m.errorf("golden %+v, wanted %+v", g, *gold)
 		}
 	}
@@ -438,7 +447,11 @@ func (m *model) compare() {
 		for _, s := range d.Snapshots {
 			name := strings.TrimPrefix(s.Name, v+"@")
 			snaps = append(snaps, name)
-			if want := vol.snaps[name]; want != nil && want.pinned != (s.PinnedUntil != nil) {
+			want := vol.snaps[name]
+			if want != nil && want.labels != s.Labels {
+				m.errorf("%s: labels %q, wanted %q", s.Name, s.Labels, want.labels)
+			}
+			if want != nil && want.pinned != (s.PinnedUntil != nil) {
 				m.errorf("%s: pinned %v", s.Name, s.PinnedUntil)
 			}
 		}

@@ -13,6 +13,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/driver"
 	"pando/internal/engine"
 )
 
@@ -76,13 +77,14 @@ func (m *model) clone() {
 	}
 	golden := m.goldens[r.Name] != nil
 	name, mount, overlay := m.fresh("v"), m.r.IntN(3) == 0, golden && m.overlays && m.r.IntN(3) == 0
+	labels := m.someLabels()
 	verb := "clone"
 	if overlay {
 		verb = "clone overlay"
 	}
 	m.note(verb, "%s %s mount=%v", from, name, mount)
 	out, err := m.e.Clone(m.t.Context(), engine.CloneRequest{From: r, Name: ref.MustName(name), Mount: mount,
-		Overlay: overlay})
+		Overlay: overlay, Labels: labels})
 	m.must(err)
 	if err == nil && r.At == "" && m.goldens[from] != nil {
 		from = ref.Generation(from, m.goldens[from].current)
@@ -94,7 +96,7 @@ func (m *model) clone() {
 		overlay = o.overlay
 	}
 	m.volumes[name] = &volume{content: maps.Clone(c.content), origin: from, golden: c.golden, gen: c.gen, mounted: mount,
-		overlay: overlay, snaps: map[string]*snapshot{}}
+		overlay: overlay, labels: labels, snaps: map[string]*snapshot{}}
 }
 
 // freeze chooses whether the writes to a volume are stopped while it is copied.
@@ -446,13 +448,18 @@ func (m *model) pinSomething(v string, vol *volume) {
 	*flag = on
 }
 
-// prune removes all that may go, which the model knows too.
+// prune removes all that may go, which the model knows too. It leaves little to go on with, so it is seldom.
 func (m *model) prune() {
-	if m.r.IntN(4) > 0 {
-		return // it leaves little to go on with
+	var selector driver.LabelSelector
+	verb := "prune"
+	if m.counts[verb] > 0 && m.r.IntN(2) == 0 { // both come in every run
+		selector, verb = m.selector(), "prune labels"
+	}
+	if m.counts[verb] > 0 && m.r.IntN(4) > 0 {
+		return
 	}
 	dry := m.r.IntN(2) == 0
-	m.note("prune", "dry=%v", dry)
+	m.note(verb, "dry=%v %s", dry, selector)
 	want := map[string]bool{}
 	used := map[string]bool{}
 	for v, vol := range m.volumes {
@@ -462,18 +469,19 @@ func (m *model) prune() {
 			pinned = pinned || s.pinned
 			used[ref.Generation(s.golden, s.gen)] = true
 		}
-		if !pinned {
+		if !pinned && selector.Matches(vol.labels) {
 			want[v] = true
 		}
 	}
 	for g, gold := range m.goldens {
 		for n, s := range gold.gens {
-			if name := ref.Generation(g, n); n != gold.current && !s.pinned && !used[name] {
+			if name := ref.Generation(g, n); n != gold.current && !s.pinned && !used[name] &&
+				selector.Matches(gold.labels) {
 				want[name] = true
 			}
 		}
 	}
-	r, err := m.e.Prune(m.t.Context(), engine.PruneRequest{Idle: time.Nanosecond, DryRun: dry})
+	r, err := m.e.Prune(m.t.Context(), engine.PruneRequest{Idle: time.Nanosecond, DryRun: dry, Labels: selector})
 	m.must(err)
 	if err != nil {
 		return

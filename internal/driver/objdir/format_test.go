@@ -64,6 +64,12 @@ var golden = map[string]driver.Identity{
 		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
 		GoldenProperties: driver.GoldenProperties{Overlay: driver.OverlayNever},
 	},
+	"labels": {
+		ID: "0000000000000000000000008g", Kind: driver.Volume, Name: "job", Golden: "web", Generation: 7, FS: driver.Ext4,
+		SizeBytes: 1 << 30, Sector: 512, Origin: "web@7", OriginID: "0000000000000000000000002g",
+		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
+		GoldenProperties: driver.GoldenProperties{Labels: driver.StoredLabels(`{"note":"a \"<b>\" é","team":"search"}`)},
+	},
 	"pinned": {
 		ID: "0000000000000000000000003g", Kind: driver.Snapshot, Name: "s", Golden: "web", Generation: 7,
 		Volume: "0123456789abcdefghijklmnog", FS: driver.Native,
@@ -109,6 +115,7 @@ func TestGoldenFiles(t *testing.T) {
 		case 1:
 			golden = maps.Clone(golden)
 			delete(golden, "never-overlay") // is newer
+			delete(golden, "labels")
 		case driver.LayerVersion:
 			golden = layered
 		}

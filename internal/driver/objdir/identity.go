@@ -14,10 +14,6 @@ import (
 	"pando/internal/driver"
 )
 
-// MaxIdentityBytes limits the JSON of an identity, for all drivers: it is the longest
-// value of a ZFS user property (zfsprops(7)).
-const MaxIdentityBytes = 8191
-
 // castagnoli is the polynomial of CRC-32C (RFC 3720).
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -28,7 +24,7 @@ const (
 )
 
 // Encode returns the JSON form of the identity of an object in a pool, with its checksum.
-// Invalid if it is longer than MaxIdentityBytes, or could not be read back.
+// Invalid if it is longer than driver.MaxIdentityBytes, or could not be read back.
 func Encode(id driver.Identity, pool string) ([]byte, error) {
 	const op = "write identity"
 	id.Version, id.Pool = VersionOf(id), pool
@@ -44,9 +40,9 @@ func Encode(id driver.Identity, pool string) ([]byte, error) {
 	}
 
 	b = fmt.Appendf(b, sumFormat, crc32.Checksum(b, castagnoli))
-	if len(b) > MaxIdentityBytes {
+	if len(b) > driver.MaxIdentityBytes {
 		return nil, errs.New(errs.Invalid, op, string(id.ID), "%d bytes of identity, at most %d fit", len(b),
-			MaxIdentityBytes)
+			driver.MaxIdentityBytes)
 	}
 
 	// Refuse what could not be read back: the object would count as damaged.
@@ -190,9 +186,8 @@ func parseFields(b []byte) (driver.Identity, error) {
 // isKnownField reports whether a field of an identity is one of driver.Identity's. Like
 // encoding/json it ignores case.
 func isKnownField(name string) bool {
-	t := reflect.TypeFor[driver.Identity]()
-	for i := range t.NumField() {
-		tag, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[driver.Identity]()) {
+		tag, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if strings.EqualFold(tag, name) {
 			return true
 		}

@@ -258,7 +258,7 @@ func (d *Dir) readMeta(path string) (i driver.Identity, isCommitted bool, err er
 		return i, false, err
 	}
 
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > MaxIdentityBytes+1 {
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > driver.MaxIdentityBytes+1 {
 		return i, false, damaged("%s is not a file with an identity", path)
 	}
 
@@ -273,7 +273,7 @@ func (d *Dir) readMeta(path string) (i driver.Identity, isCommitted bool, err er
 		return i, isCommitted, err
 	}
 
-	attr := make([]byte, MaxIdentityBytes)
+	attr := make([]byte, driver.MaxIdentityBytes)
 	if n, _ := unix.Fgetxattr(fd, attrName, attr); n > 0 {
 		i, err = Decode(attr[:n]) // a power loss took the content, or damaged it
 	} else if len(text) == 0 {
@@ -299,11 +299,11 @@ func readAll(fd int, size int64) ([]byte, error) {
 		}
 
 		n += got
-		if n > MaxIdentityBytes+1 {
+		if n > driver.MaxIdentityBytes+1 {
 			return b[:n], nil
 		}
 		if n == len(b) { // it has grown
-			b = append(b, make([]byte, MaxIdentityBytes)...)
+			b = append(b, make([]byte, driver.MaxIdentityBytes)...)
 		}
 	}
 }

@@ -29,7 +29,7 @@ import (
 )
 
 // Version of the schema, in the database's user_version.
-const Version = 8
+const Version = 9
 
 const schema = `
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -40,7 +40,8 @@ CREATE TABLE goldens (
   created_at INTEGER NOT NULL,   -- nanoseconds since 1970
   keep INTEGER NOT NULL DEFAULT 0, -- newest generations that a publish leaves, 0: all
   overlay TEXT NOT NULL DEFAULT '', -- whether clones are overlays: never, default, '' if the user decides
-  source TEXT NOT NULL DEFAULT '' -- what a refresh makes new generations from, as JSON
+  source TEXT NOT NULL DEFAULT '', -- what a refresh makes new generations from, as JSON
+  labels TEXT NOT NULL DEFAULT '' -- as JSON, '' if there are none
 ) WITHOUT ROWID;
 CREATE TABLE objects (
   id TEXT PRIMARY KEY,
@@ -67,7 +68,8 @@ CREATE TABLE objects (
   pinned INTEGER NOT NULL DEFAULT 0, -- not to be destroyed before
   consistency TEXT NOT NULL DEFAULT '', -- of a snapshot: clean, crash
   lower TEXT NOT NULL DEFAULT '', -- of an overlay: the object whose files it changes
-  mirror INTEGER NOT NULL DEFAULT 0 -- of a generation: 1: made from the source of its golden
+  mirror INTEGER NOT NULL DEFAULT 0, -- of a generation: 1: made from the source of its golden
+  labels TEXT NOT NULL DEFAULT '' -- of a volume or snapshot, as JSON, '' if there are none
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX volume_name ON objects(name) WHERE kind = 'volume';
 CREATE UNIQUE INDEX generation_number ON objects(golden, generation) WHERE kind = 'generation';

@@ -69,18 +69,23 @@ type Tombstone struct {
 
 const objectColumns = `id, kind, name, golden, generation, volume, fs, size, sector, origin, origin_id, created_at,
  expires_at, ephemeral, boot, used_at, logical, exclusive, shared, extents, measured_at, pinned, consistency, lower,
- mirror`
+ mirror, labels`
+
+// objectValues are the placeholders of objectColumns.
+var objectValues = `?` + strings.Repeat(`,?`, strings.Count(objectColumns, `,`))
 
 type scanner interface{ Scan(...any) error }
 
 func scanRow(s scanner) (Row, error) {
 	var r Row
 	var created, expires, used, measured, pinned int64
+	var labels string
 	err := s.Scan(&r.ID, &r.Kind, &r.Name, &r.Golden, &r.Generation, &r.Volume, &r.FS, &r.SizeBytes, &r.Sector, &r.Origin,
 		&r.OriginID,
 		&created, &expires, &r.Ephemeral, &r.BootID, &used,
 		&r.Usage.LogicalBytes, &r.Usage.ExclusiveBytes, &r.Usage.SharedBytes, &r.Usage.Extents, &measured, &pinned,
-		&r.Consistency, &r.Lower, &r.Mirror)
+		&r.Consistency, &r.Lower, &r.Mirror, &labels)
+	r.Labels = driver.StoredLabels(labels)
 	r.CreatedAt, r.ExpiresAt, r.UsedAt, r.MeasuredAt, r.Pinned = fromNano(created), fromNano(expires), fromNano(used),
 		fromNano(measured), fromNano(pinned)
 	return r, err
@@ -102,13 +107,21 @@ func fromNano(n int64) time.Time {
 
 // PutObject adds an object. Exists if its name is taken.
 func (t *Tx) PutObject(r Row) error {
-	_, err := t.exec(`INSERT INTO objects (`+objectColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
+	_, err := t.exec(`INSERT INTO objects (`+objectColumns+`) VALUES (`+objectValues+`)`,
 		r.ID, r.Kind, r.Name, r.Golden, r.Generation, r.Volume, r.FS, r.SizeBytes, r.Sector, r.Origin, r.OriginID,
 		toNano(r.CreatedAt), toNano(r.ExpiresAt), r.Ephemeral, r.BootID, toNano(r.UsedAt),
 		r.Usage.LogicalBytes, r.Usage.ExclusiveBytes, r.Usage.SharedBytes, r.Usage.Extents, toNano(r.MeasuredAt),
-		toNano(r.Pinned), r.Consistency, r.Lower, r.Mirror)
+		toNano(r.Pinned), r.Consistency, r.Lower, r.Mirror, storedLabels(r.Identity))
 	t.put = append(t.put, r.ID)
 	return err
+}
+
+// storedLabels returns the labels in the row of an object. Those of a generation are in the row of its golden.
+func storedLabels(id driver.Identity) string {
+	if id.Kind == driver.Generation {
+		return ""
+	}
+	return id.Labels.Text()
 }
 
 // DeleteObject removes an object, its mount record, and what is known of it in remotes. If it was the last overlay that
@@ -148,6 +161,12 @@ func (t *Tx) SetPinned(id driver.ObjectID, until time.Time) error {
 	return err
 }
 
+// SetLabels records the labels of a volume or snapshot. PutGolden records those of a golden.
+func (t *Tx) SetLabels(id driver.ObjectID, labels driver.Labels) error {
+	_, err := t.exec(`UPDATE objects SET labels=? WHERE id=?`, labels.Text(), id)
+	return err
+}
+
 // SetExpires records when an object expires.
 func (t *Tx) SetExpires(id driver.ObjectID, at time.Time) error {
 	_, err := t.exec(`UPDATE objects SET expires_at=? WHERE id=?`, toNano(at), id)
@@ -163,7 +182,8 @@ func (t *Tx) SetBase(id driver.ObjectID, golden string, generation int) error {
 // ReplaceVolume gives the name of the volume old to next, which continues its lineage, and makes old the snapshot that
 // asSnapshot describes.
 func (t *Tx) ReplaceVolume(old driver.ObjectID, asSnapshot, next Row) error {
-	if _, err := t.exec(`UPDATE objects SET kind='snapshot', name=?, volume=?, consistency=?, pinned=0, expires_at=0
+	if _, err := t.exec(`UPDATE objects SET kind='snapshot', name=?, volume=?, consistency=?, pinned=0, expires_at=0,
+		labels=''
 		WHERE id=?`,
 		asSnapshot.Name, asSnapshot.Volume, asSnapshot.Consistency, old); err != nil {
 		return err
@@ -329,7 +349,7 @@ func parseRow(text string) (Row, error) {
 	r.Usage = driver.Usage{LogicalBytes: number(), ExclusiveBytes: number(), SharedBytes: number(), Extents: number()}
 	r.MeasuredAt = moment()
 	r.Pinned, r.Consistency = moment(), driver.Consistency(next())
-	r.Lower, r.Mirror = driver.ObjectID(next()), number() != 0
+	r.Lower, r.Mirror, r.Labels = driver.ObjectID(next()), number() != 0, driver.StoredLabels(next())
 	if bad == nil && more {
 		bad = errors.New("a row with too many columns")
 	}
@@ -391,40 +411,43 @@ func (t *Tx) eachRow(q string, args []any, fn func(scanner) error) error {
 	return wrap("read catalogue", t.c.path, rows.Err())
 }
 
+const goldenColumns = `name, current, next, created_at, keep, overlay, source, labels`
+
+func scanGolden(s scanner) (Golden, error) {
+	var g Golden
+	var created int64
+	var labels string
+	err := s.Scan(&g.Name, &g.Current, &g.Next, &created, &g.Keep, &g.Overlay, &g.Source, &labels)
+	g.CreatedAt, g.Labels = fromNano(created), driver.StoredLabels(labels)
+	return g, err
+}
+
 // Golden looks a golden up.
 func (t *Tx) Golden(name string) (Golden, bool, error) {
-	g := Golden{Name: name}
-	var created int64
-	err := t.queryRow(`SELECT current, next, created_at, keep, overlay, source FROM goldens WHERE name = ?`, name).
-		Scan(&g.Current, &g.Next, &created, &g.Keep, &g.Overlay, &g.Source)
+	g, err := scanGolden(t.queryRow(`SELECT `+goldenColumns+` FROM goldens WHERE name = ?`, name))
 	if errors.Is(err, sql.ErrNoRows) {
 		return Golden{}, false, nil
 	}
-	g.CreatedAt = fromNano(created)
 	return g, err == nil, wrap("read catalogue", t.c.path, err)
 }
 
 // Goldens lists all goldens in order of name.
 func (t *Tx) Goldens() ([]Golden, error) {
 	var out []Golden
-	err := t.eachRow(`SELECT name, current, next, created_at, keep, overlay, source FROM goldens ORDER BY name`, nil,
-		func(s scanner) error {
-			var g Golden
-			var created int64
-			err := s.Scan(&g.Name, &g.Current, &g.Next, &created, &g.Keep, &g.Overlay, &g.Source)
-			g.CreatedAt = fromNano(created)
-			out = append(out, g)
-			return wrap("read catalogue", t.c.path, err)
-		})
+	err := t.eachRow(`SELECT `+goldenColumns+` FROM goldens ORDER BY name`, nil, func(s scanner) error {
+		g, err := scanGolden(s)
+		out = append(out, g)
+		return wrap("read catalogue", t.c.path, err)
+	})
 	return out, err
 }
 
 // PutGolden adds a golden or replaces its row.
 func (t *Tx) PutGolden(g Golden) error {
-	_, err := t.exec(`INSERT INTO goldens (name, current, next, created_at, keep, overlay, source) VALUES (?,?,?,?,?,?,?)
+	_, err := t.exec(`INSERT INTO goldens (`+goldenColumns+`) VALUES (?,?,?,?,?,?,?,?)
 		ON CONFLICT (name) DO UPDATE SET current=excluded.current, next=excluded.next, keep=excluded.keep,
-		overlay=excluded.overlay, source=excluded.source`,
-		g.Name, g.Current, g.Next, toNano(g.CreatedAt), g.Keep, g.Overlay, g.Source)
+		overlay=excluded.overlay, source=excluded.source, labels=excluded.labels`,
+		g.Name, g.Current, g.Next, toNano(g.CreatedAt), g.Keep, g.Overlay, g.Source, g.Labels.Text())
 	return err
 }
 

@@ -50,6 +50,11 @@ var upgrades = []func(*Tx) error{func(t *Tx) error {
 	return t.addColumn("goldens", "source TEXT NOT NULL DEFAULT ''")
 }, func(t *Tx) error {
 	return t.addColumn("objects", "mirror INTEGER NOT NULL DEFAULT 0")
+}, func(t *Tx) error {
+	if err := t.addColumn("goldens", "labels TEXT NOT NULL DEFAULT ''"); err != nil {
+		return err
+	}
+	return t.addColumn("objects", "labels TEXT NOT NULL DEFAULT ''")
 }}
 
 // addColumn adds a column, given as its definition, unless it is there.

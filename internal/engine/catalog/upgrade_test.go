@@ -76,6 +76,14 @@ func seventhCatalog(t *testing.T) string {
 			"2, 3, 4, 8, 0, '', '')")
 }
 
+// eighthCatalog is a catalogue whose goldens and volumes had no labels, with one of each.
+func eighthCatalog(t *testing.T) string {
+	t.Helper()
+	return catalogOf(t, 8, "INSERT INTO goldens VALUES ('g', 4, 5, 7, 6, '', '')",
+		"INSERT INTO objects VALUES ('i', 'volume', 'v', 'g', 4, '', 'ext4', 5, 512, 'g@4', 'o', 6, 0, 0, 'b', 7, 1, "+
+			"2, 3, 4, 8, 0, '', '', 0)")
+}
+
 // catalogOf makes a catalogue of a version, whose schema is frozen in testdata.
 func catalogOf(t *testing.T, version int, rows ...string) string {
 	t.Helper()
@@ -371,6 +379,33 @@ func TestCatalogueWithoutMirrors(t *testing.T) {
 			}
 			gens[0].Mirror = true
 			return tx.SetIdentity(gens[0].Identity)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestCatalogueWithoutLabels: nothing of a catalogue that had no labels has some, and everything can get them.
+func TestCatalogueWithoutLabels(t *testing.T) {
+	ctx := t.Context()
+	c, err := Open(ctx, eighthCatalog(t), "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, text := range []string{"", `{"k":"v"}`} {
+		if err := c.Update(ctx, Durable, func(tx *Tx) error {
+			g, _, gerr := tx.Golden("g")
+			v, _, verr := tx.Object("i")
+			if err := errors.Join(gerr, verr); err != nil {
+				return err
+			}
+			if g.Labels.Text() != text || v.Labels.Text() != text || v.Name != "v" {
+				t.Errorf("golden %q, volume %q, not %q", g.Labels.Text(), v.Labels.Text(), text)
+			}
+
+			g.Labels = driver.StoredLabels(`{"k":"v"}`)
+			return errors.Join(tx.PutGolden(g), tx.SetLabels("i", g.Labels))
 		}); err != nil {
 			t.Fatal(err)
 		}

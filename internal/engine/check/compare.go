@@ -406,6 +406,9 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 		add("overlay", got.Overlay == want.Overlay, got.Overlay, want.Overlay)
 		add("source", got.Source == want.Source, got.Source, want.Source)
 	}
+	if g := v.goldens[want.Golden]; want.Kind != driver.Generation || g.Current == want.Generation {
+		add("labels", got.Labels == want.Labels, got.Labels, want.Labels)
+	}
 
 	since := got.Since.IsZero() || got.Since.Equal(want.Since) || got.Since.Equal(want.CreatedAt)
 	add("since", since, got.Since, want.Since)

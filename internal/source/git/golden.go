@@ -28,6 +28,7 @@ type ImportRequest struct {
 	Update  bool                  // make the next generation of an existing golden, from this source from now on
 	Keep    *int                  // of the golden: newest generations to keep from now on, 0: all; nil: as before
 	Overlay *driver.OverlayPolicy // of the golden from now on; nil: as before
+	Labels  map[string]string     // of the golden, in addition to those that it has
 	Tracker *progress.Tracker
 }
 
@@ -51,7 +52,7 @@ func Import(ctx context.Context, e *engine.Engine, q ImportRequest) (Made, error
 	}
 
 	m := &maker{e: e, op: opImport, golden: q.Golden, source: q.Source, env: q.Env, tracker: q.Tracker,
-		publish: engine.PublishRequest{Keep: q.Keep, Overlay: q.Overlay}}
+		publish: engine.PublishRequest{Keep: q.Keep, Overlay: q.Overlay, Labels: q.Labels}}
 	ctx, unlock, waited, err := e.LockSource(ctx, q.Golden, q.Tracker)
 	if err != nil {
 		return Made{}, err

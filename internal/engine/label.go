@@ -1,0 +1,164 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
+	"pando/internal/driver"
+	"pando/internal/engine/catalog"
+)
+
+const opLabel = "label"
+
+// LabelRequest says how to change the labels of an object. Its other labels stay.
+type LabelRequest struct {
+	Ref     ref.Ref           // a volume, a golden, or VOLUME@SNAPSHOT
+	Set     map[string]string // in place of the values that these keys have
+	Remove  []string          // keys; those that it does not have are ignored
+	Tracker *progress.Tracker
+}
+
+// SetLabels changes the labels of a volume, a snapshot or a golden, all at once: after a crash it has the old ones or
+// the new ones. Volumes may be in use. Clones do not inherit labels. Durable on return. NotFound, Invalid (a key or
+// value, too many labels, a generation), InUse (another pando works on it).
+func (e *Engine) SetLabels(ctx context.Context, q LabelRequest) (Info, error) {
+	ctx, end := e.ledger.Begin(ctx)
+	defer end()
+
+	full := q.Ref.String()
+	if err := e.needRoot(opLabel, full); err != nil {
+		return Info{}, err
+	}
+
+	row, err := e.labelled(ctx, q.Ref)
+	if err != nil {
+		return Info{}, err
+	}
+
+	// Nobody may publish the golden in the meantime: the new generation would have the old labels.
+	if row.Kind == driver.Generation {
+		unlock, _, err := e.lockGolden(ctx, q.Ref.Name, q.Tracker)
+		if err != nil {
+			return Info{}, err
+		}
+		defer unlock()
+	}
+
+	if err := e.changeRow(ctx, opLabel, func(tx *catalog.Tx) (driver.ObjectID, error) {
+		row, err = resolveLabelled(tx, q.Ref)
+		return row.ID, err
+	}, func(tx *catalog.Tx) error {
+		return changeLabels(tx, row, q)
+	}); err != nil {
+		return Info{}, err
+	}
+
+	var info Info
+	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
+		info, err = e.infoOf(tx, opLabel, q.Ref)
+		return err
+	})
+	return info, err
+}
+
+// changeLabels changes the labels in the rows of the catalogue. Invalid.
+func changeLabels(tx *catalog.Tx, row catalog.Row, q LabelRequest) error {
+	full := q.Ref.String()
+	if row.Kind != driver.Generation {
+		labels, err := row.Labels.With(opLabel, q.Set, q.Remove...)
+		if err != nil {
+			return errs.Wrap(opLabel, full, err)
+		}
+		return cmp.Or(tx.SetLabels(row.ID, labels), checkIdentityFits(tx, row.ID, full))
+	}
+
+	g, _, err := tx.Golden(row.Golden)
+	if err == nil {
+		g.Labels, err = g.Labels.With(opLabel, q.Set, q.Remove...)
+	}
+	if err != nil {
+		return errs.Wrap(opLabel, full, err)
+	}
+	return cmp.Or(tx.PutGolden(g), checkIdentityFits(tx, row.ID, full))
+}
+
+// identityReserve is what an identity must be able to grow by without its labels: by a pin, a rewind, longer names.
+const identityReserve = 1024 // bytes
+
+// checkIdentityFits refuses labels with which the identity of an object would be too long to be written: the catalogue
+// would have them, and the pool never would. Invalid.
+func checkIdentityFits(tx *catalog.Tx, id driver.ObjectID, full string) error {
+	row, _, err := tx.Object(id)
+	if err != nil {
+		return err
+	}
+	whole, err := wholeIdentity(tx, row)
+	if err != nil {
+		return err
+	}
+
+	const most = driver.MaxIdentityBytes - identityReserve
+	b, err := json.Marshal(whole)
+	if err == nil && len(b)+len(whole.Extra) > most {
+		err = errs.New(errs.Invalid, opLabel, full, "with these labels, what the pool keeps of it has %d bytes, and can have %d",
+			len(b)+len(whole.Extra), most).WithHint("use shorter values")
+	}
+	return err
+}
+
+// Labels returns the labels of a volume, a snapshot or a golden. NotFound, Invalid (a generation).
+func (e *Engine) Labels(ctx context.Context, r ref.Ref) (driver.Labels, error) {
+	row, err := e.labelled(ctx, r)
+	return row.Labels, err
+}
+
+// LabelsInUse lists the labels of volumes and goldens as KEY=VALUE, sorted and without repeats.
+func (e *Engine) LabelsInUse(ctx context.Context) ([]string, error) {
+	words := map[string]bool{}
+	add := func(l driver.Labels) {
+		for k, v := range l.Map() {
+			words[k+"="+v] = true
+		}
+	}
+
+	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		goldens, err := tx.Goldens()
+		if err != nil {
+			return err
+		}
+		for _, g := range goldens {
+			add(g.Labels)
+		}
+		return tx.Rows(driver.Volume, func(r catalog.Row) error { add(r.Labels); return nil })
+	})
+	return slices.Sorted(maps.Keys(words)), err
+}
+
+// labelled finds what can have labels, with its labels. NotFound, Invalid (a generation).
+func (e *Engine) labelled(ctx context.Context, r ref.Ref) (row catalog.Row, err error) {
+	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
+		if row, err = resolveLabelled(tx, r); err != nil || row.Kind != driver.Generation {
+			return err
+		}
+
+		g, _, err := tx.Golden(row.Golden)
+		row.Labels = g.Labels
+		return err
+	})
+	return row, err
+}
+
+func resolveLabelled(tx *catalog.Tx, r ref.Ref) (catalog.Row, error) {
+	row, err := tx.Resolve(opLabel, r)
+	if err == nil && row.Kind == driver.Generation && r.At != "" {
+		return row, errs.New(errs.Invalid, opLabel, r.String(), "generations have no labels of their own").
+			WithHint("use the labels of the golden: %s", errs.Run("label ls", r.Name))
+	}
+	return row, err
+}
