@@ -55,6 +55,14 @@ var goldenVerbs = []struct {
 		_, err := e.SetGolden(ctx, engine.SetRequest{Golden: ref.MustName(golden), Keep: &three})
 		return err
 	}},
+	{name: "label", do: func(ctx context.Context, e *engine.Engine, golden string) error {
+		_, err := e.SetLabels(ctx, engine.LabelRequest{Ref: ref.Ref{Name: golden}, Set: map[string]string{"a": "b"}})
+		return err
+	}},
+	{name: "labels", do: func(ctx context.Context, e *engine.Engine, golden string) error {
+		_, err := e.Labels(ctx, ref.Ref{Name: golden})
+		return err
+	}},
 	{name: "export", do: func(ctx context.Context, e *engine.Engine, golden string) error {
 		file := filepath.Join(filepath.Dir(e.Dir()), golden+".tar")
 		defer os.Remove(file)
@@ -121,40 +129,48 @@ func TestFirstGenerationBetweenLookAndWait(t *testing.T) {
 	})
 }
 
+// heldImport begins an import, and returns what lets it end, in success or in failure.
+func heldImport(t *testing.T, builder *engine.Engine, q engine.ImportRequest, fails bool) (finish func()) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	q.Source, q.Stdin = "-", r
+	go func() {
+		defer r.Close()
+		_, err := builder.Import(context.WithoutCancel(t.Context()), q)
+		ended <- err
+	}()
+
+	// The import has begun, and cannot end, when it has taken the first bytes of an archive that is larger than a pipe
+	// holds.
+	tar := emptyTar(1 << 20)
+	if _, err := w.Write(tar[:512<<10]); err != nil {
+		t.Fatal(err)
+	}
+
+	return func() {
+		if !fails {
+			if _, err := w.Write(tar[512<<10:]); err != nil {
+				t.Error(err)
+			}
+		}
+		w.Close()
+		if err := <-ended; (err != nil) != fails {
+			t.Errorf("the import: %v", err)
+		}
+	}
+}
+
 // TestVerbsWaitForFirstGeneration: verbs that need a golden wait while its first generation is being built, however
 // that is done, and find it; or return NotFound after the build has failed.
 func TestVerbsWaitForFirstGeneration(t *testing.T) {
 	e, builder := firstBuild(t)
 	builds := map[string]func(t *testing.T, golden string, fails bool) (finish func()){
 		"import": func(t *testing.T, golden string, fails bool) func() {
-			r, w, err := os.Pipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			ended := make(chan error, 1)
-			go func() {
-				defer r.Close()
-				_, err := builder.Import(context.WithoutCancel(t.Context()),
-					engine.ImportRequest{Name: ref.MustName(golden), Source: "-", Stdin: r})
-				ended <- err
-			}()
-			// The import has begun, and cannot end, when it has taken the first bytes of an archive that is larger than
-			// a pipe holds.
-			tar := emptyTar(1 << 20)
-			if _, err := w.Write(tar[:512<<10]); err != nil {
-				t.Fatal(err)
-			}
-			return func() {
-				if !fails {
-					if _, err := w.Write(tar[512<<10:]); err != nil {
-						t.Error(err)
-					}
-				}
-				w.Close()
-				if err := <-ended; (err != nil) != fails {
-					t.Errorf("the import: %v", err)
-				}
-			}
+			return heldImport(t, builder, engine.ImportRequest{Name: ref.MustName(golden)}, fails)
 		},
 		// As of a repository that is being fetched: nothing in the catalogue names the golden before the end.
 		"source": func(t *testing.T, golden string, fails bool) func() {

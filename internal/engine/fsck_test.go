@@ -223,6 +223,12 @@ var fsckFaults = []struct {
 	{name: "identity-pin-only-in-catalogue", code: "identity-differs", spoil: func(b *broken) {
 		b.sql("UPDATE objects SET pinned = 4102444800000000000 WHERE name = 's'")
 	}, gains: true},
+	{name: "identity-of-golden-labels", code: "identity-differs", spoil: func(b *broken) {
+		b.sql(`UPDATE goldens SET labels = '{"k":"v"}' WHERE name = 'g'`)
+	}, gains: true},
+	{name: "identity-labels-only-in-pool", code: "identity-differs", spoil: func(b *broken) {
+		b.meta("v", func(s string) string { return strings.Replace(s, `"name":"v"`, `"name":"v","labels":{"k":"v"}`, 1) })
+	}},
 	{name: "identity-garbage", code: "identity-unreadable", spoil: func(b *broken) {
 		b.meta("v", func(string) string { return "{nonsense" })
 	}},

@@ -36,6 +36,10 @@ func (e *Engine) SetLabels(ctx context.Context, q LabelRequest) (Info, error) {
 		return Info{}, err
 	}
 
+	if err := e.awaitGolden(ctx, q.Ref.Name, q.Tracker); err != nil {
+		return Info{}, err
+	}
+
 	row, err := e.labelled(ctx, q.Ref)
 	if err != nil {
 		return Info{}, err
@@ -114,6 +118,10 @@ func checkIdentityFits(tx *catalog.Tx, id driver.ObjectID, full string) error {
 
 // Labels returns the labels of a volume, a snapshot or a golden. NotFound, Invalid (a generation).
 func (e *Engine) Labels(ctx context.Context, r ref.Ref) (driver.Labels, error) {
+	if err := e.awaitGolden(ctx, r.Name, nil); err != nil {
+		return driver.Labels{}, err
+	}
+
 	row, err := e.labelled(ctx, r)
 	return row.Labels, err
 }

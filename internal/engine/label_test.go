@@ -6,8 +6,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
@@ -21,54 +23,83 @@ func selector(t *testing.T, words ...string) driver.LabelSelector {
 	return s
 }
 
-// TestDestroyByLabelChecksAgain: a volume whose label was removed before destroy claimed it stays, even if it was
-// chosen already.
-func TestDestroyByLabelChecksAgain(t *testing.T) {
-	dir := t.TempDir()
-	e := newPool(t, dir, engine.InitRequest{Driver: "plain"})
-	importTree(t, e, "g", source(t))
-	const count = 200 // destroy claims them in several batches
-	labels, err := driver.ParseLabels("test", []string{"old=yes"})
-	must(t, err)
-	_, err = e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v"), Count: count,
-		Labels: labels})
-	must(t, err)
-
-	// Remove labels, from the last volume on, while all volumes with the label are being destroyed.
-	other := open(t, e.Dir())
-	defer other.Close()
-	kept := map[string]bool{}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for i := count; i > 0; i-- {
-			name := fmt.Sprint("v-", i)
-			_, err := other.SetLabels(t.Context(), engine.LabelRequest{Ref: ref.Ref{Name: name}, Remove: []string{"old"}})
-			if err == nil {
-				kept[name] = true
-			} else if !errs.Is(err, errs.NotFound) {
-				t.Error(err)
+// TestChosenByLabelIsCheckedAgain: a volume whose label was removed before destroy or prune claimed it stays, even if it
+// was chosen already.
+func TestChosenByLabelIsCheckedAgain(t *testing.T) {
+	verbs := map[string]func(*engine.Engine) (gone []string, err error){
+		"destroy": func(e *engine.Engine) (gone []string, err error) {
+			r, err := e.Destroy(t.Context(), engine.DestroyRequest{Labels: selector(t, "old=yes")})
+			if err != nil {
+				return nil, err
 			}
-		}
-	})
-	r, err := e.Destroy(t.Context(), engine.DestroyRequest{Labels: selector(t, "old=yes")})
-	must(t, err)
-	wg.Wait()
+			for _, d := range r.Destroyed {
+				gone = append(gone, d.Ref)
+			}
+			return gone, errors.Join(r.Failed...)
+		},
+		"prune": func(e *engine.Engine) (gone []string, err error) {
+			r, err := e.Prune(t.Context(), engine.PruneRequest{Labels: selector(t, "old=yes"), Idle: time.Nanosecond})
+			if err != nil {
+				return nil, err
+			}
+			for _, c := range r.Candidates {
+				if c.Destroyed {
+					gone = append(gone, c.Ref)
+				}
+			}
+			return gone, nil
+		},
+	}
+	for name, verb := range verbs {
+		t.Run(name, func(t *testing.T) {
+			e := newPool(t, t.TempDir(), engine.InitRequest{Driver: "plain"})
+			importTree(t, e, "g", source(t))
+			const count = 200 // they are claimed in several batches
+			labels, err := driver.ParseLabels("test", []string{"old=yes"})
+			must(t, err)
+			_, err = e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v"), Count: count,
+				Labels: labels})
+			must(t, err)
 
-	must(t, errors.Join(r.Failed...))
-	left, err := e.VolumeNames(t.Context())
-	must(t, err)
-	t.Logf("%d volumes lost their label in time", len(kept))
-	if len(left)+len(r.Destroyed) != count {
-		t.Errorf("%d of %d volumes destroyed, %d left", len(r.Destroyed), count, len(left))
+			kept := map[string]bool{}
+			var wg sync.WaitGroup
+			wg.Go(func() { removeLabels(t, e.Dir(), count, kept) })
+			gone, err := verb(e)
+			must(t, err)
+			wg.Wait()
+
+			left, err := e.VolumeNames(t.Context())
+			must(t, err)
+			t.Logf("%d volumes lost their label in time", len(kept))
+			if len(left)+len(gone) != count {
+				t.Errorf("%d of %d volumes are gone, %d left", len(gone), count, len(left))
+			}
+			for _, name := range left {
+				if !kept[name] {
+					t.Errorf("%s has the label, and is left", name)
+				}
+			}
+			for _, name := range gone {
+				if kept[name] {
+					t.Errorf("%s is gone after its label was removed", name)
+				}
+			}
+		})
 	}
-	for _, name := range left {
-		if !kept[name] {
-			t.Errorf("%s has the label, and is left", name)
-		}
-	}
-	for _, d := range r.Destroyed {
-		if kept[d.Ref] {
-			t.Errorf("%s was destroyed after its label was removed", d.Ref)
+}
+
+// removeLabels removes the labels of the volumes v-1 to v-count that still exist, from the last one on, as another
+// process would, and notes in kept which.
+func removeLabels(t *testing.T, dir string, count int, kept map[string]bool) {
+	other := open(t, dir)
+	defer other.Close()
+	for i := count; i > 0; i-- {
+		name := fmt.Sprint("v-", i)
+		q := engine.LabelRequest{Ref: ref.Ref{Name: name}, Remove: []string{"old"}}
+		if _, err := other.SetLabels(t.Context(), q); err == nil {
+			kept[name] = true
+		} else if !errs.Is(err, errs.NotFound) {
+			t.Error(err)
 		}
 	}
 }
@@ -128,5 +159,45 @@ func TestLabelsFitIntoIdentities(t *testing.T) {
 				t.Errorf("there was something to clean up: %+v", r)
 			}
 		})
+	}
+}
+
+// TestLabelsWaitForNextGeneration: labels that a golden gets while its next generation is being built are not lost.
+func TestLabelsWaitForNextGeneration(t *testing.T) {
+	e, builder := firstBuild(t)
+	finish := sync.OnceFunc(heldImport(t, builder, engine.ImportRequest{Name: ref.MustName("other"), Update: true}, false))
+	defer finish()
+
+	q := engine.LabelRequest{Ref: ref.Ref{Name: "other"}, Set: map[string]string{"a": "b"}, Tracker: &progress.Tracker{}}
+	set := make(chan error, 1)
+	go func() {
+		_, err := e.SetLabels(t.Context(), q)
+		set <- err
+	}()
+
+	// It must wait, for the import to record the golden as it was when it began.
+	for waits := false; !waits; {
+		select {
+		case err := <-set:
+			t.Fatalf("did not wait: %v", err)
+		case <-time.After(time.Millisecond):
+			waits = strings.HasPrefix(q.Tracker.State().Stage, "waiting for another process")
+		}
+	}
+	finish()
+	must(t, <-set)
+	if l, err := e.Labels(t.Context(), q.Ref); err != nil || l.String() != "a=b" {
+		t.Errorf("labels %q, %v", l, err)
+	}
+
+	// The identity has them, too.
+	builder.Close()
+	e.Close()
+	_, err := engine.Rebuild(t.Context(), e.Dir(), drivers)
+	must(t, err)
+	again := open(t, e.Dir())
+	defer again.Close()
+	if l, err := again.Labels(t.Context(), q.Ref); err != nil || l.String() != "a=b" {
+		t.Errorf("labels of the identity %q, %v", l, err)
 	}
 }

@@ -84,6 +84,10 @@ func richPool(t *testing.T, e *engine.Engine) {
 	}
 	_, err = e.Pin(ctx, parse("made@6"), 0)
 	must(err)
+	for _, r := range []string{"g", "job", "made"} {
+		_, err = e.SetLabels(ctx, engine.LabelRequest{Ref: parse(r), Set: map[string]string{"of": r}})
+		must(err)
+	}
 	must(func() error {
 		_, err := e.Keep(ctx, engine.KeepRequest{Golden: ref.MustName("g"), Generations: 3})
 		return err
@@ -141,9 +145,9 @@ func dump(t *testing.T, dir string) []string {
 	defer db.Close()
 	var out []string
 	for _, q := range []string{
-		`SELECT concat_ws('|', 'golden', name, current, next, created_at, keep) FROM goldens`,
+		`SELECT concat_ws('|', 'golden', name, current, next, created_at, keep, overlay, source, labels) FROM goldens`,
 		`SELECT concat_ws('|', kind, id, name, golden, generation, volume, fs, size, sector, origin, origin_id, created_at,
-			expires_at, ephemeral, boot, pinned, consistency) FROM objects`,
+			expires_at, ephemeral, boot, pinned, consistency, lower, mirror, labels) FROM objects`,
 		`SELECT concat_ws('|', 'mark', op, name) FROM marks`,
 		`SELECT concat_ws('|', 'tombstone', ref) FROM tombstones WHERE reclaimed = 0`,
 		`SELECT concat_ws('|', 'meta', key, value) FROM meta WHERE key NOT IN ('commits', 'boot_at')`,

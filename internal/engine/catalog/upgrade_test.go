@@ -405,10 +405,27 @@ func TestCatalogueWithoutLabels(t *testing.T) {
 			}
 
 			g.Labels = driver.StoredLabels(`{"k":"v"}`)
-			return errors.Join(tx.PutGolden(g), tx.SetLabels("i", g.Labels))
+			v.Labels = g.Labels
+			return errors.Join(tx.PutGolden(g), tx.SetIdentity(v.Identity))
 		}); err != nil {
 			t.Fatal(err)
 		}
+	}
+
+	// The row of a golden has the labels of its generations, and theirs have none.
+	if err := c.Update(ctx, Durable, func(tx *Tx) error {
+		gen := Row{Identity: driver.Identity{ID: "n", Kind: driver.Generation, Golden: "g", Generation: 5}}
+		gen.Labels = driver.StoredLabels(`{"k":"v"}`)
+		if err := tx.PutObject(gen); err != nil {
+			return err
+		}
+		got, _, err := tx.Object("n")
+		if got.Labels.Text() != "" {
+			t.Errorf("the row of a generation has labels %q", got.Labels.Text())
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
 
