@@ -38,7 +38,8 @@ func (w *watch) databases() {
 			if s.Loses == "" {
 				continue
 			}
-			w.addLie("database-unsafe", databaseNames[db.Kind]+" at "+printable(db.Path)+" has "+s.Name+" = "+s.Value+": "+s.Loses,
+			what := databaseNames[db.Kind] + " at " + printable(db.Path) + " has " + s.Name + " = " + s.Value + ": " + s.Loses
+			w.addLie("database-unsafe", what,
 				[]string{s.Name + " = " + s.Value + ", from " + s.From},
 				"its figures are not those of a database that keeps what it has committed", "see docs/diagnose.md")
 		}

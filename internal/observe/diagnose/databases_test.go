@@ -117,8 +117,10 @@ func TestSQLiteSettings(t *testing.T) {
 func TestServerRoot(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"data/PG_VERSION": "15\n", "data/global/pg_control": "x",
-		"data/postgresql.conf": "include '/etc/more.conf'\ninclude '/etc/fifo'\ninclude '/etc/device'\ninclude_dir '/etc/conf.d'\n",
-		"root/srv/real.conf":   "fsync = off\n\033full_page_writes = off\n", "root/srv/conf.d/1.conf": "wal_sync_method = \033[2Jx\n"})
+		"data/postgresql.conf": "include '/etc/more.conf'\ninclude '/etc/fifo'\ninclude '/etc/device'\n" +
+			"include_dir '/etc/conf.d'\n",
+		"root/srv/real.conf":     "fsync = off\n\033full_page_writes = off\n",
+		"root/srv/conf.d/1.conf": "wal_sync_method = \033[2Jx\n"})
 	for _, err := range []error{os.MkdirAll(filepath.Join(dir, "root/etc"), 0o755),
 		os.Symlink("/srv/real.conf", filepath.Join(dir, "root/etc/more.conf")),
 		os.Symlink("../../srv/conf.d", filepath.Join(dir, "root/etc/conf.d")),
