@@ -46,6 +46,7 @@ func TestRenameWaits(t *testing.T) {
 			select {
 			case err := <-ended:
 				t.Errorf("renamed while it was being cloned: %v", err)
+				ended <- err
 			case <-time.After(patience):
 			}
 			return nil
