@@ -62,7 +62,7 @@ func TestRenameWaits(t *testing.T) {
 	}
 }
 
-// TestRenameKeepsLineage: points have the same lineage after a rename, and others than those of what has the name later.
+// TestRenameKeepsLineage: points keep their lineage in a rename, and what has the name later has another one.
 func TestRenameKeepsLineage(t *testing.T) {
 	e, _ := firstBuild(t)
 	rename := func(from, to string) {
