@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"runtime"
@@ -103,6 +104,30 @@ func generationInfo(r catalog.Row, g catalog.Golden, driverName string) Info {
 	return i
 }
 
+// infoOf describes the object that a reference names, as the catalogue has it. NotFound.
+func (e *Engine) infoOf(tx *catalog.Tx, op string, r ref.Ref) (Info, error) {
+	row, err := tx.Resolve(op, r)
+	if err != nil {
+		return Info{}, err
+	}
+
+	one := []catalog.Row{row}
+	if err := tx.CurrentOrigins(one); err != nil {
+		return Info{}, err
+	}
+
+	switch row = one[0]; row.Kind {
+	case driver.Generation:
+		g, _, err := tx.Golden(row.Golden)
+		return generationInfo(row, g, e.caps.Name), err
+	case driver.Snapshot:
+		return snapshotInfo(row, r.Name, e.caps.Name), nil
+	}
+
+	att, has, err := tx.MountRecord(row.ID)
+	return e.volumeNow(row, att, has), err
+}
+
 // exactUpTo is the largest number of volumes that Volumes measures each time. With
 // more, it reports the last figures: from creation, umount, show or ls --exact.
 const exactUpTo = 64
@@ -122,7 +147,10 @@ func (e *Engine) Volumes(ctx context.Context, exact bool) ([]Info, error) {
 			return err
 		}
 		rows = make([]catalog.Row, 0, n.Volumes)
-		return tx.Rows(driver.Volume, func(r catalog.Row) error { rows = append(rows, r); return nil })
+		if err := tx.Rows(driver.Volume, func(r catalog.Row) error { rows = append(rows, r); return nil }); err != nil {
+			return err
+		}
+		return tx.CurrentOrigins(rows)
 	})
 	if err != nil {
 		return nil, err
@@ -407,7 +435,13 @@ func (e *Engine) readShown(ctx context.Context, r ref.Ref) (s shown, err error) 
 			}
 			s.snaps, err = tx.Snapshots(s.row.Lineage())
 		}
+		if err != nil {
+			return err
+		}
 
+		one := []catalog.Row{s.row}
+		err = cmp.Or(tx.CurrentOrigins(one), tx.CurrentOrigins(s.snaps), tx.CurrentOrigins(s.gens))
+		s.row = one[0]
 		return err
 	})
 	return s, err

@@ -166,7 +166,7 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 	}
 
 	switch {
-	case slices.Contains([]string{opPin, opKeep, opSet, opRewind, opRebase, opFlatten, opPull}, m.Op):
+	case slices.Contains([]string{opPin, opKeep, opSet, opRewind, opRebase, opFlatten, opPull, opRename}, m.Op):
 		if err := e.matchIdentity(ctx, m.ID); err != nil {
 			return err
 		}
