@@ -39,10 +39,10 @@ run. Directories need no pool. The benchmark removes its files at the end, even
 if it is interrupted; while it runs, it needs as much space as they take
 (--list, --size).
 
-The default is one run of 60 s, which covers several cycles of writeback and of
-transaction groups. Runs differ, so use --runs 3 or more for reports that you
-want to compare with ` + "`pando bench compare`" + `. Other work of the host at the same
-time is measured as well. --quick (5 s) shows whether syncs reach the disk,
+The default is one run of two minutes, which covers several cycles of writeback
+and of transaction groups. Runs differ, so use --runs 3 or more for reports that
+you want to compare with ` + "`pando bench compare`" + `. Other work of the host at the
+same time is measured as well. --quick (5 s) shows whether syncs reach the disk,
 without a verdict on speed.`
 
 func (a *App) benchSyncCommand() *cobra.Command {
@@ -70,7 +70,7 @@ func (a *App) benchSyncCommand() *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&q.profile, "profile", "postgres", "write and sync as this `PROFILE` does (--list prints all)")
 	f.BoolVar(&q.list, "list", false, "list the profiles and what they model, and measure nothing")
-	f.StringVar(&q.length, "time", "", "measure for this `DURATION` in each run (default 60s, or 5s with --quick)")
+	f.StringVar(&q.length, "time", "", "measure for this `DURATION` in each run (default 2m, or 5s with --quick)")
 	f.IntVar(&q.runs, "runs", 1, "measure `N` times; 3 or more, to compare reports")
 	f.BoolVar(&q.quick, "quick", false, "measure for 5 s whether syncs reach the disk, without a verdict on speed")
 	f.IntVar(&q.writers, "writers", 0, "write with `N` writers at once (default: as in the profile)")

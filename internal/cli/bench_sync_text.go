@@ -150,6 +150,7 @@ func (a *App) printSyncRuns(r *syncbench.Report) {
 	}
 
 	t.flush()
+	a.explainIndicative(r)
 	if !writes {
 		return
 	}
@@ -167,8 +168,24 @@ func (a *App) printSyncRuns(r *syncbench.Report) {
 }
 
 func latencyCells(l syncbench.Latency) []string {
-	return []string{formatDuration(l.P50), formatDuration(l.P95), formatDuration(l.P99), formatDuration(l.P999),
+	cell := func(name string, seconds float64) string {
+		if slices.Contains(l.Indicative, name) {
+			return "~" + formatDuration(seconds)
+		}
+		return formatDuration(seconds)
+	}
+	return []string{cell("p50", l.P50), cell("p95", l.P95), cell("p99", l.P99), cell("p999", l.P999),
 		formatDuration(l.Max)}
+}
+
+// explainIndicative says what the marks in the table mean, if there are any.
+func (a *App) explainIndicative(r *syncbench.Report) {
+	for _, x := range r.Runs {
+		if len(x.Sync.Indicative) > 0 {
+			a.printf("~ indicative: fewer than 10 syncs of the run took longer\n")
+			return
+		}
+	}
 }
 
 func (a *App) printTarget(r *syncbench.Report) {

@@ -40,7 +40,8 @@ not copied.`,
   pando clone web agent --count 100 --overlay --mount
   pando clone repo fix-123 --git-ref release-2 --mount
   pando clone web@3 old --size 200G --ttl 2h
-  pando clone web job-19 --label team=search --label ticket=4711`,
+  pando clone web job-19 --label team=search --label ticket=4711
+  eval "$(pando clone web job-18 --mount --shell)"; cd "$PANDO_MOUNT"`,
 		ValidArgsFunction: a.completeRefs(1),
 	}, "clone", (*engine.Engine).Clone)
 }
@@ -89,8 +90,14 @@ func (a *App) configureClone(
 	rightsFlags(f, &q.May)
 	freezeFlags(f, &q.Freeze)
 	labels := a.labelFlag(c, op, "each volume")
+	var shell bool
 
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
+		many := c.Flags().Changed("count")
+		if err := a.checkShell(op, shell, many); err != nil {
+			return err
+		}
+
 		if q.From, err = ref.Parse(op, args[0]); err != nil {
 			return err
 		}
@@ -106,7 +113,7 @@ func (a *App) configureClone(
 				WithHint("add --mount, or remove --dev and --suid and pass them to `pando mount`")
 		}
 
-		if c.Flags().Changed("count") && q.Count < 1 {
+		if many && q.Count < 1 {
 			return errs.New(errs.Invalid, op, args[1], "--count must be at least 1 (got %d)", q.Count)
 		}
 
@@ -141,10 +148,14 @@ func (a *App) configureClone(
 			if err != nil {
 				return err
 			}
-			return a.printClones(out, c.Flags().Changed("count"))
+			if shell {
+				return a.printShell(out[0])
+			}
+			return a.printClones(out, many)
 		})(c, args)
 	}
 
+	a.shellFlag(c, &shell)
 	return c
 }
 

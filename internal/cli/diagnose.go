@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/engine"
 	"pando/internal/observe/diagnose"
 
 	"github.com/spf13/cobra"
@@ -25,7 +26,9 @@ and which of the usual causes contribute. Causes are ranked, each with its
 evidence and the next step: syncs that do not reach the disk, a slow log device
 or disk, other processes and control groups that write, limits of control
 groups, throttled writers, deep queues, scrub, balance and discard, slow
-commits, full or fragmented filesystems, processors and memory.
+commits, full or fragmented filesystems, processors and memory. It also reads
+what PostgreSQL, MySQL and SQLite databases there are set to keep after a power
+failure.
 
 diagnose causes no load and writes nothing. An argument with a slash is a path;
 any other is a volume if one has this name, and otherwise a path. Run it as root
@@ -137,6 +140,7 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 	a.printDiagnosedProcesses(r.Syncs.Processes)
 	a.printDiagnosedDevices(r.Devices)
 	a.printDiagnosedWriters(r.Writers)
+	a.printBullets("Databases", diagnosedDatabases(r.Databases))
 
 	// Print the causes, and what follows from them.
 	for _, c := range r.Causes {
@@ -152,6 +156,23 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 
 	a.printBullets("Not examined", missing)
 	return nil
+}
+
+// diagnosedDatabases describes databases by the settings on which their durability depends.
+func diagnosedDatabases(all []diagnose.Database) (out []string) {
+	for _, db := range all {
+		who := db.Kind + " at " + showPath(engine.Path(db.Path))
+		if db.PID > 0 {
+			who += fmt.Sprintf(" (pid %d)", db.PID)
+		}
+
+		var settings []string
+		for _, s := range db.Settings {
+			settings = append(settings, fmt.Sprintf("%s = %s (%s)", s.Name, s.Value, s.From))
+		}
+		out = append(out, who+": "+strings.Join(settings, ", "))
+	}
+	return out
 }
 
 // printBullets prints a title and a list; nothing if the list is empty.

@@ -20,6 +20,7 @@ func rightsFlags(f *pflag.FlagSet, may *engine.Rights) {
 
 func (a *App) mountCommand() *cobra.Command {
 	var may engine.Rights
+	var shell bool
 	c := &cobra.Command{
 		Use:     "mount VOLUME [DIR]",
 		GroupID: "volumes",
@@ -38,6 +39,10 @@ data. Only root can reach the place below the pool.`,
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeVolumes(1),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
+			if err := a.checkShell("mount", shell, false); err != nil {
+				return err
+			}
+
 			volume, err := ref.ParseName("mount", args[0])
 			if err != nil {
 				return err
@@ -53,10 +58,14 @@ data. Only root can reach the place below the pool.`,
 				return err
 			}
 
+			if shell {
+				return a.printShell(v)
+			}
 			return a.printResult(v, v.Mountpoint, "%s  mounted at %s\n", v.Name, v.Mountpoint)
 		}),
 	}
 
 	rightsFlags(c.Flags(), &may)
+	a.shellFlag(c, &shell)
 	return c
 }

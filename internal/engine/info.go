@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"runtime"
@@ -113,7 +114,12 @@ func (e *Engine) infoOf(tx *catalog.Tx, op string, r ref.Ref) (Info, error) {
 		return Info{}, err
 	}
 
-	switch row.Kind {
+	one := []catalog.Row{row}
+	if err := tx.CurrentOrigins(one); err != nil {
+		return Info{}, err
+	}
+
+	switch row = one[0]; row.Kind {
 	case driver.Generation:
 		g, _, err := tx.Golden(row.Golden)
 		return generationInfo(row, g, e.caps.Name), err
@@ -144,7 +150,10 @@ func (e *Engine) Volumes(ctx context.Context, exact bool) ([]Info, error) {
 			return err
 		}
 		rows = make([]catalog.Row, 0, n.Volumes)
-		return tx.Rows(driver.Volume, func(r catalog.Row) error { rows = append(rows, r); return nil })
+		if err := tx.Rows(driver.Volume, func(r catalog.Row) error { rows = append(rows, r); return nil }); err != nil {
+			return err
+		}
+		return tx.CurrentOrigins(rows)
 	})
 	if err != nil {
 		return nil, err
@@ -429,7 +438,13 @@ func (e *Engine) readShown(ctx context.Context, r ref.Ref) (s shown, err error) 
 			}
 			s.snaps, err = tx.Snapshots(s.row.Lineage())
 		}
+		if err != nil {
+			return err
+		}
 
+		one := []catalog.Row{s.row}
+		err = cmp.Or(tx.CurrentOrigins(one), tx.CurrentOrigins(s.snaps), tx.CurrentOrigins(s.gens))
+		s.row = one[0]
 		return err
 	})
 	return s, err

@@ -3,7 +3,6 @@ package engine
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"maps"
 	"slices"
 
@@ -79,7 +78,7 @@ func changeLabels(tx *catalog.Tx, row catalog.Row, q LabelRequest) error {
 		if err != nil {
 			return errs.Wrap(opLabel, full, err)
 		}
-		return cmp.Or(tx.SetLabels(row.ID, labels), checkIdentityFits(tx, row.ID, full))
+		return cmp.Or(tx.SetLabels(row.ID, labels), checkIdentityFits(tx, opLabel, row.ID, labelsLeave))
 	}
 
 	g, _, err := tx.Golden(row.Golden)
@@ -89,32 +88,11 @@ func changeLabels(tx *catalog.Tx, row catalog.Row, q LabelRequest) error {
 	if err != nil {
 		return errs.Wrap(opLabel, full, err)
 	}
-	return cmp.Or(tx.PutGolden(g), checkIdentityFits(tx, row.ID, full))
+	return cmp.Or(tx.PutGolden(g), checkIdentityFits(tx, opLabel, row.ID, labelsLeave))
 }
 
-// identityReserve is what an identity must be able to grow by without its labels: by a pin, a rewind, longer names.
-const identityReserve = 1024 // bytes
-
-// checkIdentityFits refuses labels with which the identity of an object would be too long to be written: the catalogue
-// would have them, and the pool never would. Invalid.
-func checkIdentityFits(tx *catalog.Tx, id driver.ObjectID, full string) error {
-	row, _, err := tx.Object(id)
-	if err != nil {
-		return err
-	}
-	whole, err := wholeIdentity(tx, row)
-	if err != nil {
-		return err
-	}
-
-	const most = driver.MaxIdentityBytes - identityReserve
-	b, err := json.Marshal(whole)
-	if err == nil && len(b)+len(whole.Extra) > most {
-		err = errs.New(errs.Invalid, opLabel, full, "with these labels, what the pool keeps of it has %d bytes, and can have %d",
-			len(b)+len(whole.Extra), most).WithHint("use shorter values")
-	}
-	return err
-}
+// labelsLeave is what an identity must be able to grow by beside its labels: by a pin, a rewind, longer names.
+const labelsLeave = 1024 // bytes
 
 // Labels returns the labels of a volume, a snapshot or a golden. NotFound, Invalid (a generation).
 func (e *Engine) Labels(ctx context.Context, r ref.Ref) (driver.Labels, error) {

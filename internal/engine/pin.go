@@ -2,12 +2,17 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
+	"pando/internal/engine/ledger"
+
+	"golang.org/x/sync/errgroup"
 )
 
 const opPin = "pin"
@@ -75,34 +80,109 @@ func (e *Engine) pinUntil(ctx context.Context, r ref.Ref, until time.Time) (Info
 	return e.volumeNow(row, att, has), nil
 }
 
-// changeRow changes the row of an object in the catalogue, durably, and then its
-// identity in the pool. If this process dies between the two, it leaves a mark, and the
-// next command writes the identity. find looks the object up, change writes the row.
+// changeRow is changeRows for one object, which find looks up.
 func (e *Engine) changeRow(
 	ctx context.Context, op string, find func(*catalog.Tx) (driver.ObjectID, error), change func(*catalog.Tx) error,
 ) error {
-	var id driver.ObjectID
-	if err := e.ledger.Claim(ctx, op, false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
-		if id, err = find(tx); err != nil {
+	return e.changeRows(ctx, rowsChange{op: op, find: func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		id, err := find(tx)
+		return []catalog.Mark{{ID: id, Op: op}}, err
+	}, change: change})
+}
+
+// rowsChange is a change of the rows of objects.
+type rowsChange struct {
+	op      string
+	find    ledger.Check            // returns the marks of the objects
+	change  func(*catalog.Tx) error // writes the rows
+	readers bool                    // wait for operations that only read one of the objects, too
+	tracker *progress.Tracker
+}
+
+// changeRows changes rows of objects in the catalogue, durably and all at once, and then their identities in the pool.
+// If this process dies between the two, it leaves marks, and the next command writes the identities.
+func (e *Engine) changeRows(ctx context.Context, c rowsChange) error {
+	var ids []driver.ObjectID
+	if err := e.ledger.Claim(ctx, c.op, c.readers, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		marks, err := c.find(tx)
+		if err != nil {
 			return nil, err
 		}
-		return []catalog.Mark{{ID: id, Op: op}}, nil
+
+		ids = nil
+		for _, m := range marks {
+			ids = append(ids, m.ID)
+		}
+		return marks, nil
 	}); err != nil {
 		return err
 	}
 
-	err := e.cat.Update(ctx, catalog.Durable, change)
+	err := e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+		if err := c.change(tx); err != nil {
+			return err
+		}
+		for _, id := range ids {
+			if err := checkIdentityFits(tx, c.op, id, 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	if err == nil {
-		if err = e.matchIdentity(context.WithoutCancel(ctx), id); err != nil {
-			return err // the mark stays, so that the next command writes the identity
+		if err = e.matchIdentities(context.WithoutCancel(ctx), c.tracker, ids); err != nil {
+			return err // the marks stay, so that the next command writes the identities
 		}
 	}
 
-	if uerr := e.ledger.Unmark(ctx, id); err == nil {
+	if uerr := e.ledger.Unmark(ctx, ids...); err == nil {
 		err = uerr
 	}
 
 	return err
+}
+
+// checkIdentityFits refuses a row whose identity could not be written, or not with spare bytes more: the catalogue would
+// have it, and the pool never would. Invalid.
+func checkIdentityFits(tx *catalog.Tx, op string, id driver.ObjectID, spare int) error {
+	row, ok, err := tx.Object(id)
+	if err != nil || !ok {
+		return err
+	}
+	whole, err := wholeIdentity(tx, row)
+	if err != nil {
+		return err
+	}
+
+	const version = 64 // what the JSON has besides: the version, a checksum
+	b, err := json.Marshal(whole)
+	most := driver.MaxIdentityBytes - version - spare
+	if n := len(b) + len(whole.Extra); err == nil && n > most {
+		err = errs.New(errs.Invalid, op, tx.RefOf(row), "what the pool keeps of it would have %d bytes, and can have %d", n,
+			most).WithHint("use shorter names and labels")
+	}
+	return err
+}
+
+// identitiesAtOnce is how many identities are written at the same time: each waits for the disk.
+const identitiesAtOnce = 8
+
+// matchIdentities is matchIdentity for several objects.
+func (e *Engine) matchIdentities(ctx context.Context, t *progress.Tracker, ids []driver.ObjectID) error {
+	if len(ids) == 1 {
+		return e.matchIdentity(ctx, ids[0])
+	}
+
+	t.Start("writing identities", int64(len(ids)), 0)
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(identitiesAtOnce)
+	for _, id := range ids {
+		g.Go(func() error {
+			defer t.Add(1, 0)
+			return e.matchIdentity(ctx, id)
+		})
+	}
+	return g.Wait()
 }
 
 // matchIdentity writes the identity that the catalogue has of an object to the pool.

@@ -166,7 +166,7 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 	}
 
 	switch {
-	case slices.Contains([]string{opPin, opKeep, opSet, opRewind, opRebase, opFlatten, opPull, opLabel}, m.Op):
+	case slices.Contains([]string{opPin, opKeep, opSet, opRewind, opRebase, opFlatten, opPull, opRename, opLabel}, m.Op):
 		if err := e.matchIdentity(ctx, m.ID); err != nil {
 			return err
 		}

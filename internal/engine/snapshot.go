@@ -184,7 +184,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 				WithHint("unmount it first with %s, or use %s", errs.Run("umount", name), errs.Param("detach"))
 		}
 		again, may = r.att.Mountpoint, content.RightsOf(r.att)
-		if r.att.Loop >= 0 && r.att.MountID == 0 || again == e.pool.DefaultMountpoint(name) {
+		if r.att.Loop >= 0 && r.att.MountID == 0 || e.pool.IsDefaultMountpoint(again) {
 			again = "" // the device, or the place below the pool
 		}
 		if _, err := e.Umount(ctx, UmountRequest{Volume: q.Volume}); err != nil {

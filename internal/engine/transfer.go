@@ -36,6 +36,7 @@ type Point struct {
 	ID          driver.ObjectID
 	Ref         string          // "web@3", "job@before"
 	Volume      string          // name of the volume or golden
+	Former      []string        // names that the volume or golden had before, the last one first
 	Name        string          // of the snapshot, or the number of the generation
 	Golden      bool            // it is a generation
 	Lineage     driver.ObjectID // shared by all points of one volume or golden, and never by others in this pool
@@ -60,7 +61,7 @@ func (p Point) AsLayer() Point {
 	const suffix, idLength = ".layer-", 8
 	name := p.Volume[:min(len(p.Volume), ref.MaxNameBytes-len(suffix)-idLength)]
 	p.Volume = strings.TrimRight(name, ".") + suffix + strings.ToLower(string(p.ID[:idLength]))
-	p.Lineage = p.ID
+	p.Lineage, p.Former = p.ID, nil
 	return p
 }
 
@@ -147,12 +148,13 @@ func (e *Engine) pointOf(tx *catalog.Tx, row catalog.Row) (Point, error) {
 				WithHint("check the pool with %s", errs.Run("fsck"))
 		}
 		p.Volume, p.Name, p.Golden = row.Golden, itoa(row.Generation), true
-		p.Lineage = e.goldenLineage(g)
+		if p.Lineage, p.Former, err = e.goldenLineage(tx, g); err != nil {
+			return p, err
+		}
 		p.OriginRef, p.OriginID = row.Origin, row.OriginID
 	case driver.Layer:
 		p.Name, p.Golden = itoa(row.Generation), true
-		var err error
-		if p.Volume, p.Lineage, err = e.goldenOfRemoved(tx, row); err != nil {
+		if err := e.goldenOfRemoved(tx, row, &p); err != nil {
 			return p, err
 		}
 	case driver.Snapshot:
@@ -167,6 +169,9 @@ func (e *Engine) pointOf(tx *catalog.Tx, row catalog.Row) (Point, error) {
 		}
 
 		p.Volume, p.Lineage = vol.Name, row.Volume
+		if p.Former, err = tx.FormerNames(vol); err != nil {
+			return p, err
+		}
 		p.OriginRef, p.OriginID = vol.Origin, vol.OriginID
 		if row.Golden == "" {
 			break
@@ -188,32 +193,72 @@ func (e *Engine) pointOf(tx *catalog.Tx, row catalog.Row) (Point, error) {
 	return p, nil
 }
 
-// goldenOfRemoved returns the golden that a removed generation is pushed as a part of: its own, or, if that was removed
-// as well, one that is only for this generation, because another golden may have the name by now.
-func (e *Engine) goldenOfRemoved(tx *catalog.Tx, row catalog.Row) (name string, lineage driver.ObjectID, err error) {
+// goldenOfRemoved fills in the golden that a removed generation is pushed as a part of: its own, or, if that was
+// removed as well, one that is only for this generation, because another golden may have the name by now.
+func (e *Engine) goldenOfRemoved(tx *catalog.Tx, row catalog.Row, p *Point) error {
 	g, ok, err := tx.Golden(row.Golden)
 	if err != nil {
-		return "", "", err
+		return err
 	}
 
 	if ok && row.Generation < g.Next && !row.CreatedAt.Before(g.CreatedAt) {
 		_, taken, err := tx.Generation(row.Golden, row.Generation)
 		if err != nil || !taken {
-			return row.Golden, e.goldenLineage(g), err
+			p.Volume = row.Golden
+			if err == nil {
+				p.Lineage, p.Former, err = e.goldenLineage(tx, g)
+			}
+			return err
 		}
 	}
 
 	alone := Point{ID: row.ID, Volume: row.Golden}.AsLayer()
-	return alone.Volume, alone.Lineage, nil
+	p.Volume, p.Lineage = alone.Volume, alone.Lineage
+	return nil
 }
 
-// goldenLineage returns the lineage of a golden. It differs between goldens that have had
-// the same name one after the other, as it depends on the creation time, which a rebuild
-// can recover.
-func (e *Engine) goldenLineage(g catalog.Golden) driver.ObjectID {
-	sum := sha256.Sum256(fmt.Appendf(nil, "golden\x00%s\x00%s\x00%d", e.pool.Config.ID, g.Name, g.CreatedAt.UnixNano()))
+// goldenLineage returns the lineage of a golden, and its former names. The lineage stays when the golden is renamed. It
+// differs between goldens that have had the same name one after the other, as it depends on the creation time, which a
+// rebuild can recover; the first name, on which it depends too, is the present one after a rebuild.
+func (e *Engine) goldenLineage(tx *catalog.Tx, g catalog.Golden) (driver.ObjectID, []string, error) {
+	former, err := tx.FormerGoldenNames(g)
+	first := g.Name
+	if len(former) > 0 {
+		first = former[len(former)-1]
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "golden\x00%s\x00%s\x00%d", e.pool.Config.ID, first, g.CreatedAt.UnixNano()))
 	text := base32.HexEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:16])
-	return driver.ObjectID(strings.ToLower(text))
+	return driver.ObjectID(strings.ToLower(text)), former, err
+}
+
+// Names are the names of a volume or golden.
+type Names struct {
+	Lineage driver.ObjectID // of its points
+	All     []string        // the name that it has, and those that it had before, the last one first
+}
+
+// NamesOf returns the names of a volume or golden. NotFound.
+func (e *Engine) NamesOf(ctx context.Context, name string) (n Names, err error) {
+	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
+		var former []string
+		g, isGolden, err := tx.Golden(name)
+		if err != nil {
+			return err
+		}
+		if isGolden {
+			n.Lineage, former, err = e.goldenLineage(tx, g)
+		} else {
+			var vol catalog.Row
+			if vol, err = tx.ResolveVolume(opPush, name); err != nil {
+				return err
+			}
+			n.Lineage = vol.Lineage()
+			former, err = tx.FormerNames(vol)
+		}
+		n.All = append([]string{name}, former...)
+		return err
+	})
+	return n, err
 }
 
 // Range is a range of an image, in bytes.

@@ -46,8 +46,7 @@ type ReceiveRequest struct {
 	OriginID  driver.ObjectID // of the origin, if it is in this pool
 	// generation that volume and snapshot descend from, if it is in this pool; "": that of Base, of the volume before, or
 	// of OriginID
-	BaseGolden     string
-	BaseGeneration int
+	Descends driver.ObjectID
 
 	// Lower is the generation that volume and snapshot are overlays on: then the content is their upper layer. It may
 	// have been removed, and stay for other overlays. "": they are no overlays.
@@ -137,6 +136,7 @@ type receive struct {
 	ref    string
 	base   catalog.Row     // zero if there is none
 	lower  catalog.Row     // of an overlay
+	from   catalog.Row     // the point that Descends names; zero if there is none
 	point  driver.Identity // the snapshot or generation
 	volume driver.Identity // its ID is "" if no volume is made
 	next   *succession     // of Update of a volume
@@ -234,6 +234,14 @@ func (r *receive) planWork(ctx context.Context) error {
 		reads, err := r.planLower(tx)
 		if err != nil {
 			return nil, err
+		}
+
+		// The golden must have the same name when what descends from it is recorded.
+		if r.from, _, err = tx.Object(q.Descends); err != nil {
+			return nil, err
+		}
+		if r.from.ID != "" {
+			reads = append(reads, catalog.Mark{ID: driver.NewID(), Op: opPull, Reads: r.from.ID})
 		}
 
 		marks := []catalog.Mark{{ID: p.ID, Op: opPull, Name: r.ref, Reads: q.Base}}
@@ -350,11 +358,15 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 		if err != nil {
 			return nil, err
 		}
+		marks := []catalog.Mark{{ID: fresh.ID, Op: opPull, Name: q.Volume.String()}}
+		if origin.ID != "" { // its golden keeps its name until the volume is recorded
+			marks = append(marks, catalog.Mark{ID: driver.NewID(), Op: opPull, Reads: origin.ID})
+		}
 		p.Golden, p.Generation = r.baseGeneration(origin)
 		fresh.Name, fresh.Origin, fresh.OriginID = q.Volume.String(), q.OriginRef, q.OriginID
 		fresh.Golden, fresh.Generation = p.Golden, p.Generation
 		r.volume = fresh
-		return []catalog.Mark{{ID: fresh.ID, Op: opPull, Name: q.Volume.String()}}, nil
+		return marks, nil
 	}
 
 	vol, err := tx.ResolveVolume(opPull, q.Volume.String())
@@ -420,8 +432,8 @@ func (r *receive) baseGeneration(before catalog.Row) (golden string, generation 
 	switch {
 	case r.lower.ID != "":
 		return r.lower.Golden, r.lower.Generation
-	case r.q.BaseGolden != "":
-		return r.q.BaseGolden, r.q.BaseGeneration
+	case r.from.Golden != "":
+		return r.from.Golden, r.from.Generation
 	case r.base.Golden != "":
 		return r.base.Golden, r.base.Generation
 	}

@@ -257,7 +257,7 @@ func TestTransfer(t *testing.T) {
 			}
 			gThere := point(t, b, "g")
 			info, c = carry(t, a, b, one, g.ID, gThere.ID, func(q *engine.ReceiveRequest) {
-				q.OriginID, q.BaseGolden, q.BaseGeneration = gThere.ID, "g", 1
+				q.OriginID, q.Descends = gThere.ID, gThere.ID
 				q.Links = []engine.Link{{Repo: "r", Manifest: "m1"}, {Repo: "r", Manifest: "mg2", Object: gThere.ID}}
 			})
 			if info.Kind != "volume" || info.Name != "job" || info.Golden != "g" || info.Origin != "g@1" || !c.exact ||
@@ -272,7 +272,7 @@ func TestTransfer(t *testing.T) {
 			// remains of it.
 			first := info.ID
 			info, c = carry(t, a, b, two, one.ID, oneThere.ID, func(q *engine.ReceiveRequest) {
-				q.Update, q.BaseGolden, q.BaseGeneration = true, "g", 1
+				q.Update, q.Descends = true, gThere.ID
 				q.Links = []engine.Link{{Repo: "r", Manifest: "m2"}}
 			})
 			if info.ID == first || info.Name != "job" || !c.exact || c.data > 4<<20 {

@@ -78,7 +78,9 @@ func (w *world) check() {
 		}
 	}
 
-	mounted := column("SELECT name FROM objects JOIN attachments USING (id) WHERE mountpoint LIKE '" + w.dir + "/mnt/%'")
+	below := w.dir + "/mnt/" // a volume that was renamed is still mounted under its former name
+	mounted := column(fmt.Sprintf("SELECT substr(mountpoint, %d) FROM attachments WHERE mountpoint LIKE '%s%%'",
+		len(below)+1, below))
 	entries, err := os.ReadDir(filepath.Join(w.dir, "mnt"))
 	if err != nil {
 		w.t.Fatal(err)
@@ -153,7 +155,7 @@ func (w *world) objects() map[string]string {
 func (w *world) checkIdentities(column func(string) []string, objects map[string]string) {
 	w.t.Helper()
 	for _, row := range column("SELECT id || ' ' || kind || ' ' || name || ' ' || volume || ' ' || (pinned > 0) || ' ' " +
-		"|| consistency || ' ' || labels FROM objects") {
+		"|| consistency || ' ' || golden || ' ' || labels FROM objects") {
 		id, err := objdir.Decode([]byte(objects[row[:driver.IDLength]]))
 		pinned := "0"
 		if !id.Pinned.IsZero() {
@@ -164,7 +166,7 @@ func (w *world) checkIdentities(column func(string) []string, objects map[string
 			labels = ""
 		}
 		if said := strings.Join([]string{string(id.ID), string(id.Kind), id.Name, string(id.Volume), pinned,
-			string(id.Consistency), labels}, " "); err != nil || said != row {
+			string(id.Consistency), id.Golden, labels}, " "); err != nil || said != row {
 			w.t.Errorf("the pool says %q, the catalogue %q, %v", said, row, err)
 		}
 	}

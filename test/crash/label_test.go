@@ -70,8 +70,3 @@ func TestLabelsAtEveryStep(t *testing.T) {
 		})
 	}
 }
-
-// replaced is the state in which all of some texts have become others.
-func replaced(texts ...string) func(before string) string {
-	return strings.NewReplacer(texts...).Replace
-}

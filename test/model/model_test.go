@@ -89,6 +89,8 @@ type golden struct {
 }
 
 type model struct {
+	renamed map[string]string // from former names to the next ones; those of snapshots begin with @
+
 	t        *testing.T
 	r        *rand.Rand
 	e        *engine.Engine
@@ -140,7 +142,8 @@ func TestRandomOperations(t *testing.T) {
 			}
 			m := &model{t: t, r: faulttest.Rand(t), dir: filepath.Join(dir, "pool"), fs: pool.fs,
 				source: t.TempDir(), overlays: pool.fs != driver.Native || testfs.ZFSHasOverlays(),
-				volumes: map[string]*volume{}, goldens: map[string]*golden{}, counts: map[string]int{}}
+				volumes: map[string]*volume{}, goldens: map[string]*golden{}, counts: map[string]int{},
+				renamed: map[string]string{}}
 			pool.init.Dir = m.dir
 			if _, err := engine.Init(t.Context(), pool.init, drivers); err != nil {
 				t.Fatal(err)
@@ -227,7 +230,7 @@ func (m *model) run(ops int) {
 		m.counts, start.FreeBytes>>20, end.FreeBytes>>20)
 	for _, verb := range []string{"import", "clone", "fork", "mount", "umount", "write", "snapshot", "rewind", "destroy",
 		"destroy snapshot", "publish", "diff", "rebase", "keep", "golden rm", "pin", "prune", "gc", "reopen", "refused",
-		"went back", "clone overlay", "resize", "export", "label", "prune labels"} {
+		"went back", "clone overlay", "resize", "export", "rename", "label", "prune labels"} {
 		if ops >= 2000 && m.counts[verb] == 0 {
 			m.errorf("no %s was done: this run shows nothing of it", verb)
 		}
@@ -266,7 +269,7 @@ func (m *model) end() {
 		_, err := m.e.RemoveGolden(m.t.Context(), ref.Ref{Name: g})
 		m.must(err)
 	}
-	m.volumes, m.goldens = map[string]*volume{}, map[string]*golden{}
+	m.volumes, m.goldens, m.renamed = map[string]*volume{}, map[string]*golden{}, map[string]string{}
 	m.compare()
 }
 
@@ -392,6 +395,8 @@ func (m *model) step() {
 		m.resize(v, vol)
 	case n < 990:
 		m.export(v, vol)
+	case n < 994:
+		m.rename(v, vol)
 	default:
 		m.nonsense(v, vol)
 	}
@@ -416,7 +421,7 @@ func (m *model) compare() {
 		if i.Labels != vol.labels {
 			m.errorf("%s: labels %q, wanted %q", i.Name, i.Labels, vol.labels)
 		}
-		if i.Mounted() != vol.mounted || (i.PinnedUntil != nil) != vol.pinned || i.Origin != vol.origin ||
+		if i.Mounted() != vol.mounted || (i.PinnedUntil != nil) != vol.pinned || m.now(i.Origin) != m.now(vol.origin) ||
 			i.Golden != vol.golden || i.Generation != vol.gen {
 			m.errorf("%+v\nwanted %+v", i, *vol)
 		}

@@ -128,7 +128,7 @@ func (m *model) write(v string, vol *volume) {
 		return
 	}
 	m.note("write", "%s", v)
-	at := filepath.Join(m.dir, "mnt", v)
+	at := m.mountpoint(v)
 	for range 1 + m.r.IntN(3) {
 		p := fmt.Sprintf("f%d", m.r.IntN(8))
 		if m.r.IntN(3) == 0 {

@@ -41,8 +41,7 @@ func (t *Tx) Lost(a MountRecord) (l Lost, ok bool, err error) {
 
 // ForgetLost removes what SetLost has recorded of an object. Absent is success.
 func (t *Tx) ForgetLost(id driver.ObjectID) error {
-	_, err := t.exec(`DELETE FROM meta WHERE key = ?`, lostPrefix+string(id))
-	return err
+	return t.forgetMeta(lostPrefix + string(id))
 }
 
 // LostWrites returns what is known of writes that were lost in a mount.

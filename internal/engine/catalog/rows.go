@@ -125,16 +125,23 @@ func storedLabels(id driver.Identity) string {
 }
 
 // DeleteObject removes an object, its mount record, and what is known of it in remotes. If it was the last overlay that
-// needed a layer, a tombstone replaces that, too. Absent is success.
+// needed a layer, a tombstone replaces that, too. Of a volume, its former names go as well. Absent is success.
 func (t *Tx) DeleteObject(id driver.ObjectID) error {
-	var lower driver.ObjectID
-	err := t.queryRow(`DELETE FROM objects WHERE id = ? RETURNING lower`, id).Scan(&lower)
+	gone := Row{Identity: driver.Identity{ID: id}}
+	err := t.queryRow(`DELETE FROM objects WHERE id = ? RETURNING kind, volume, lower`, id).
+		Scan(&gone.Kind, &gone.Volume, &gone.Lower)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return wrap("write catalogue", t.c.path, err)
 	}
 
-	if lower != "" {
-		if err := t.dropUnusedLayer(lower); err != nil {
+	if gone.Lower != "" {
+		if err := t.dropUnusedLayer(gone.Lower); err != nil {
+			return err
+		}
+	}
+
+	if gone.Kind == driver.Volume {
+		if err := t.forgetMeta(volumeNamesKey(gone.Lineage())); err != nil {
 			return err
 		}
 	}
@@ -142,7 +149,7 @@ func (t *Tx) DeleteObject(id driver.ObjectID) error {
 	if _, err := t.exec(`DELETE FROM remote_points WHERE object = ?`, id); err != nil {
 		return err
 	}
-	if _, err := t.exec(`DELETE FROM meta WHERE key = ?`, lowerKey(id)); err != nil {
+	if err := t.forgetMeta(lowerKey(id)); err != nil {
 		return err
 	}
 	return t.ForgetMount(id)
@@ -451,11 +458,18 @@ func (t *Tx) PutGolden(g Golden) error {
 	return err
 }
 
-// DeleteEmptyGolden removes the row of a golden that has no generation left.
+// DeleteEmptyGolden removes the row of a golden that has no generation left, and its former names.
 func (t *Tx) DeleteEmptyGolden(name string) error {
-	_, err := t.exec(`DELETE FROM goldens WHERE name = ?1 AND NOT EXISTS
-		(SELECT 1 FROM objects WHERE kind = 'generation' AND golden = ?1)`, name)
-	return err
+	var created int64
+	err := t.queryRow(`DELETE FROM goldens WHERE name = ?1 AND NOT EXISTS
+		(SELECT 1 FROM objects WHERE kind = 'generation' AND golden = ?1) RETURNING created_at`, name).Scan(&created)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return wrap("write catalogue", t.c.path, err)
+	}
+	return t.forgetMeta(goldenNamesKey(Golden{Name: name, CreatedAt: fromNano(created)}))
 }
 
 // RecordMount records where an object is mounted.

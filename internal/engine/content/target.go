@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"pando/internal/base/errs"
@@ -222,7 +223,8 @@ func (acc *Access) moveMountTo(
 	switch {
 	case errors.Is(err, unix.EXDEV):
 		return made, errs.New(errs.InUse, "mount", t.Path, "something else is mounted there").
-			WithHint("unmount it: `umount %s`", t.Path)
+			WithHint("unmount it: `umount %s`, or %s if it is a volume that was renamed; or mount this one elsewhere",
+				t.Path, errs.Run("umount", "VOLUME"))
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
 		return made, notOursError(t.Path, "it is not a directory")
 	case err != nil:
@@ -362,13 +364,16 @@ func (acc *Access) removeMarked(ctx context.Context, name string, m catalog.Mark
 func (acc *Access) removeTargets(
 	ctx context.Context, name, path string, made bool, link func(to string) bool, ours func(dir *os.File) bool,
 ) error {
+	places := []string{}
 	if name != "" {
-		p, err := acc.OpenPlace(acc.pool.DefaultMountpoint(name))
-		if err != nil {
-			return err
-		}
-		defer p.Close()
-		if err := p.RemoveLeftover(link); err != nil {
+		places = append(places, acc.pool.DefaultMountpoint(name))
+	}
+	if acc.pool.IsDefaultMountpoint(path) && !slices.Contains(places, path) {
+		places = append(places, path) // the volume has been renamed since
+	}
+
+	for _, place := range places {
+		if err := acc.removeLeftover(place, link); err != nil {
 			return err
 		}
 	}
@@ -378,6 +383,16 @@ func (acc *Access) removeTargets(
 	}
 
 	return nil
+}
+
+// removeLeftover removes what Mount made at a place below the pool.
+func (acc *Access) removeLeftover(place string, link func(to string) bool) error {
+	p, err := acc.OpenPlace(place)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	return p.RemoveLeftover(link)
 }
 
 // removeMade removes the directory of the user's choice that Pando has made. That can become impossible, as in a

@@ -130,5 +130,8 @@ func foreignFileError(path string) error {
 		WithHint("move it away or unmount it, then run %s again", errs.Run("deinit"))
 }
 
+// IsDefaultMountpoint reports whether a path is the default mount point of a volume, whatever its name is or was.
+func (p *Pool) IsDefaultMountpoint(path string) bool { return filepath.Dir(path) == p.MountDir() }
+
 // DefaultMountpoint is where a volume is mounted unless the user chooses another directory.
 func (p *Pool) DefaultMountpoint(name string) string { return filepath.Join(p.MountDir(), name) }

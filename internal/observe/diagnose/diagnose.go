@@ -50,14 +50,16 @@ type Report struct {
 	// Interrupted is set if Watch ended early; the report then covers Seconds.
 	Interrupted bool `json:"interrupted"`
 
-	Syncs     Syncs     `json:"syncs"`
-	Devices   []Device  `json:"devices"`
-	Writers   []Writer  `json:"writers"`
-	Host      Host      `json:"host"`
-	Causes    []Cause   `json:"causes"`
-	Verdict   string    `json:"verdict"` // a sentence or two
-	Next      []string  `json:"next"`    // suggested command lines, if there is no cause
-	NotLooked []Missing `json:"not_looked_at"`
+	Syncs   Syncs    `json:"syncs"`
+	Devices []Device `json:"devices"`
+	Writers []Writer `json:"writers"`
+	Host    Host     `json:"host"`
+	Causes  []Cause  `json:"causes"`
+	// Databases are those at the path or directly below it.
+	Databases []Database `json:"databases,omitempty"`
+	Verdict   string     `json:"verdict"` // a sentence or two
+	Next      []string   `json:"next"`    // suggested command lines, if there is no cause
+	NotLooked []Missing  `json:"not_looked_at"`
 }
 
 // Layer is a filesystem, device or pool below the path.

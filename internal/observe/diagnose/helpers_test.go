@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -132,6 +133,7 @@ func startFio(t testing.TB, group string, args ...string) *load {
 	l.cmd = exec.Command("sh",
 		append([]string{"-c", `[ -z "$0" ] || echo $$ >"$0/cgroup.procs" && exec "$@"`, group, fio, "--thread", "--name=load",
 			"--time_based", "--runtime=600", "--eta=never"}, args...)...)
+	runtime.LockOSThread() // for the rest of the test: fio dies with its thread
 	l.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	l.cmd.Stdout, l.cmd.Stderr = &l.out, &l.out
 	l.cmd.Dir = t.TempDir()

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -193,6 +194,7 @@ func TestCgroupLimitUnified(t *testing.T) {
 	f := makeFresh(t, "ext4", t.TempDir(), 128*mib, nil)
 	cmd := exec.Command("sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, group, "dd", "if=/dev/zero",
 		"of="+filepath.Join(f.dir, "log"), "bs=8k", "count=100000", "oflag=dsync")
+	runtime.LockOSThread() // for the rest of the test: dd dies with its thread
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

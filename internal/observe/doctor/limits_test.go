@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -192,6 +193,7 @@ func init() {
 			sleep.ExtraFiles = append(sleep.ExtraFiles, os.Stdin)
 		}
 		sleep.ExtraFiles = append(sleep.ExtraFiles, os.NewFile(uintptr(fd), "inotify"))
+		runtime.LockOSThread() // for good: the child dies with its thread
 		sleep.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		if err := sleep.Start(); err != nil {
 			return err

@@ -26,6 +26,7 @@ func storageChecks() []check {
 		{"btrfs-qgroups", "btrfs quotas with many snapshots", checkBtrfsQgroups},
 		{"fragmentation", "goldens with many extents, which make clones slow", checkFragmentation},
 		{"dedup", "dedup tables and deduplicating programs", checkDedup},
+		{"heat", "disks that are so hot that they slow down", checkHeat},
 		{"scrub", "pools and filesystems that are damaged, degraded, being scrubbed or overdue for a scrub", checkScrub},
 	}
 }

@@ -43,7 +43,7 @@ func checkWriteCache(ctx context.Context, q *HostRequest, c *Report) error {
 	pools, why := zpools(ctx)
 	logs := 0
 	for _, p := range pools {
-		n, err := c.findVolatileLogs(ctx, p)
+		n, err := c.findLogs(ctx, p)
 		if err != nil {
 			why = fmt.Sprintf("the log devices of %s could not be checked: %v", p, err)
 		}
@@ -181,13 +181,43 @@ func (c *Report) findPoolInMemory(ctx context.Context, pool *PoolFacts) {
 	}
 }
 
-// findVolatileLogs reports log devices of a zpool with a volatile cache. It returns the number of its log devices.
-func (c *Report) findVolatileLogs(ctx context.Context, pool string) (int, error) {
+// findLogs reports log devices of a zpool whose failure can lose data. It returns the number of its log devices.
+func (c *Report) findLogs(ctx context.Context, pool string) (int, error) {
 	vdevs, err := vdevsOf(ctx, pool)
 	if err != nil {
 		return 0, err
 	}
+	c.findSingleLogs(pool, vdevs)
+	return c.findVolatileLogs(pool, vdevs), nil
+}
 
+// findSingleLogs reports the log devices of a zpool that are not mirrored.
+func (c *Report) findSingleLogs(pool string, vdevs []vdev) {
+	var single []string
+	for _, v := range vdevs {
+		if v.class == "logs" && v.path != "" && v.top == v.name {
+			single = append(single, v.path)
+		}
+	}
+	if len(single) == 0 {
+		return
+	}
+
+	c.find(Finding{
+		Code: "write-cache-log-single", Severity: Warning, Subject: pool,
+		Title: fmt.Sprintf("zpool %s has %s without a mirror", pool, errs.Plural(len(single), "log device")),
+		Measured: []Figure{count("devices", "log devices without a mirror", len(single)),
+			words("paths", "log devices", strings.Join(single, " "))},
+		Why: "Until the next transaction group, some seconds, synced data is only in memory and on the log device. If the " +
+			"device is lost together with the memory, as when a power failure kills it, programs lose what they were told " +
+			"was durable, and the pool needs a manual import.",
+		Do: []Step{step("attach a second device, preferably with power-loss protection",
+			"zpool attach "+word(pool)+" "+word(single[0])+" NEWDISK")},
+	})
+}
+
+// findVolatileLogs reports log devices of a zpool with a volatile cache. It returns the number of its log devices.
+func (c *Report) findVolatileLogs(pool string, vdevs []vdev) int {
 	n := 0
 	for _, v := range vdevs {
 		if v.class != "logs" || !strings.HasPrefix(v.path, "/dev/") {
@@ -220,5 +250,5 @@ func (c *Report) findVolatileLogs(ctx context.Context, pool string) (int, error)
 		})
 	}
 
-	return n, nil
+	return n
 }

@@ -149,10 +149,18 @@ func TestZFSLogDevice(t *testing.T) {
 	nothing(t, examine(t, "write-cache", nil), d.Path())
 	tool(t, "zpool", "add", p, "log", d.Path())
 	t.Cleanup(func() { sh(t, "zpool remove "+p+" "+d.Path()) })
-	f := only(t, examine(t, "write-cache", nil), d.Path(), "write-cache-log", Note)
+	r := examine(t, "write-cache", nil)
+	f := only(t, r, d.Path(), "write-cache-log", Note)
 	if m := measured(t, f, "pool"); m.Text != p {
 		t.Errorf("the pool is %s", m.Text)
 	}
+
+	// A mirror protects it.
+	f = only(t, r, p, "write-cache-log-single", Warning)
+	second := attach(t, filepath.Join(t.TempDir(), "log"), 64<<20, loopdev.Options{})
+	sh(t, strings.Replace(f.Do[0].Commands[0], "NEWDISK", second.Path(), 1))
+	nothing(t, examine(t, "write-cache", nil), p)
+	tool(t, "zpool", "detach", p, second.Path())
 }
 
 func TestZFSAlignment(t *testing.T) {

@@ -240,7 +240,7 @@ func (c *counts) keys() []int64 {
 func (c *counts) latency() Latency {
 	p := c.percentiles(0.50, 0.95, 0.99, 0.999)
 	l := Latency{Count: c.n, Min: seconds(c.min), P50: p[0], P95: p[1], P99: p[2], P999: p[3], Max: seconds(c.max),
-		Histogram: []Bin{}}
+		Indicative: indicative(c.n), Histogram: []Bin{}}
 	if c.n > 0 {
 		l.Mean = seconds(c.sum / float64(c.n))
 	}

@@ -271,3 +271,15 @@ func TestShortEnd(t *testing.T) {
 		t.Errorf("%q, want %q", says, want)
 	}
 }
+
+// TestIndicative: a percentile needs ten latencies above it.
+func TestIndicative(t *testing.T) {
+	for n, want := range map[int64]string{
+		0: "", 1: "p50 p95 p99 p999", 19: "p50 p95 p99 p999", 20: "p95 p99 p999", 199: "p95 p99 p999", 200: "p99 p999",
+		999: "p99 p999", 1000: "p999", 9999: "p999", 10_000: "",
+	} {
+		if got := strings.Join(indicative(n), " "); got != want {
+			t.Errorf("%d latencies: %q are indicative, want %q", n, got, want)
+		}
+	}
+}

@@ -3,6 +3,7 @@
 package syncbench
 
 import (
+	"math"
 	"time"
 
 	"pando/internal/observe/proof"
@@ -105,8 +106,28 @@ type Latency struct {
 	P99   float64 `json:"p99"`
 	P999  float64 `json:"p999"`
 	Max   float64 `json:"max"`
+	// Indicative names the percentiles, as their fields are named here, above which there are fewer than ten of Count:
+	// chance decides them.
+	Indicative []string `json:"indicative,omitempty"`
 	// Histogram has no empty bins; ascending. A bin is about 1.6 % wide: fio's own.
 	Histogram []Bin `json:"histogram"`
+}
+
+// percentiles of a Latency, ascending.
+var percentileFields = []struct {
+	name string // in JSON
+	part float64
+}{{"p50", 0.5}, {"p95", 0.95}, {"p99", 0.99}, {"p999", 0.999}}
+
+// indicative returns what Indicative says of n latencies.
+func indicative(n int64) []string {
+	var out []string
+	for _, p := range percentileFields {
+		if n > 0 && math.Round(float64(n)*(1-p.part)*1e6)/1e6 < 10 {
+			out = append(out, p.name)
+		}
+	}
+	return out
 }
 
 // Bin counts the latencies around a value (fio's bin), in seconds.

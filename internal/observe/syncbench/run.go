@@ -32,7 +32,7 @@ type Config struct {
 	Profile string // its name
 	Version string // of Pando; for the report only
 
-	Duration  time.Duration // of a run; 0: 60 s, 5 s if Quick
+	Duration  time.Duration // of a run; 0: 2 minutes, 5 s if Quick
 	Runs      int           // 0: 1
 	Quick     bool          // the report says that it is no verdict on speed
 	Writers   int           // 0: the profile's
@@ -46,7 +46,7 @@ type Config struct {
 
 // Defaults of a Config.
 const (
-	usualDuration = 60 * time.Second
+	usualDuration = 2 * time.Minute
 	quickDuration = 5 * time.Second
 	// shortest is what a time line and a look at single syncs need.
 	shortest   = time.Second

@@ -2,7 +2,9 @@ package syncbench
 
 import (
 	"fmt"
+	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"pando/internal/base/errs"
@@ -12,9 +14,6 @@ import (
 // writeback is the longest of the usual cycles in which kernels write what was left in memory: 30 s of
 // the page cache (dirty_expire_centisecs) and of btrfs, 5 s of ext4's journal and of ZFS.
 const writeback = 30 * time.Second
-
-// tailSyncs is how many syncs a p99.9 needs to rest on 10 of them.
-const tailSyncs = 10_000
 
 // verdict says what the runs come to. note is of the search; notDurable as in Config.
 func verdict(r *Report, note, notDurable string) Verdict {
@@ -94,19 +93,20 @@ func figures(r *Report) []string {
 			length, words(writeback.Seconds())))
 	}
 
-	few, stalled := int64(-1), 0
+	few, stalled := int64(math.MaxInt64), 0
 	for _, run := range r.Runs {
-		if run.Syncs < tailSyncs && (few < 0 || run.Syncs < few) {
-			few = run.Syncs
-		}
+		few = min(few, run.Syncs)
 		stalled += len(run.Stalls)
 	}
 
-	switch {
-	case few >= 0 && few < 1000:
-		out = append(out, fmt.Sprintf("p99 and p99.9 are based on few syncs (%d in a run)", few))
-	case few >= 0:
-		out = append(out, fmt.Sprintf("p99.9 is based on fewer than 10 of %d syncs in a run", few))
+	if names := indicative(few); len(names) > 0 {
+		what := strings.Replace(names[0], "p999", "p99.9", 1)
+		if len(names) == 1 {
+			what += " is"
+		} else {
+			what += " and above are"
+		}
+		out = append(out, fmt.Sprintf("%s indicative: fewer than 10 of %d syncs in a run took longer", what, few))
 	}
 
 	if stalled > 0 {

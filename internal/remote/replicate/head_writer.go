@@ -180,7 +180,8 @@ func (w *headWriter) checkFits(ctx context.Context, h headState, pt engine.Point
 	if h.Lineage != "" && h.Lineage != string(pt.Lineage) {
 		return errs.New(errs.Conflict, opPush, pt.Ref,
 			"the remote already has a different %s named %s, which this pool pushed before", kindOfHead(h.Golden), h.Name).
-			WithHint("push this one under another name with `%s`", errs.Param("as", "NAME"))
+			WithHint("push this one under another name with `%s`, or give it another name with %s", errs.Param("as", "NAME"),
+				errs.Run("rename", pt.Volume, "NEW"))
 	}
 
 	// So must the name of the point.

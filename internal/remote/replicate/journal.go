@@ -488,7 +488,7 @@ func (j *journal) finishedParts() []finishedPart {
 }
 
 // plannedSnapshots returns the references of the snapshots that unfinished pushes of a pool, to any of its remotes, are
-// pushing.
+// pushing, and their IDs as far as these are recorded: a volume may have been renamed since.
 func plannedSnapshots(pool string) (map[string]bool, error) {
 	out := map[string]bool{}
 	paths, err := filepath.Glob(filepath.Join(escapeGlob(remotesDir(pool)), "*", journalDir, "*"))
@@ -523,6 +523,9 @@ func plannedSnapshots(pool string) (map[string]bool, error) {
 		}
 		if j.plan != nil {
 			out[j.plan.Snapshot] = true
+			if j.plan.Object != "" {
+				out[j.plan.Object] = true
+			}
 		}
 	}
 

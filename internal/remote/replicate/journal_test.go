@@ -143,7 +143,7 @@ func TestJournal(t *testing.T) {
 	if err := os.Symlink(dir, filepath.Join(pool, "remotes", "r")); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := plannedSnapshots(pool); err != nil || !p["v@push-1"] || len(p) != 1 {
+	if p, err := plannedSnapshots(pool); err != nil || !p["v@push-1"] || !p["other"] || len(p) != 2 {
 		t.Errorf("%v, %v", p, err)
 	}
 	// An empty one goes away.

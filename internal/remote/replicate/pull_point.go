@@ -217,7 +217,7 @@ func (p *puller) fillOrigin(ctx context.Context, q *engine.ReceiveRequest, pt re
 
 	q.OriginRef, q.OriginID = o.Ref, o.ID
 	if o.Golden && !q.Golden {
-		q.BaseGolden, q.BaseGeneration = o.Volume, generationOf(repo.Point{Name: o.Name})
+		q.Descends = o.ID
 	}
 
 	return nil

@@ -86,7 +86,11 @@ var (
 func (p *pusher) pushTarget(ctx context.Context, t target) error {
 	// 1. Lock the journal: no other process of this pool pushes to the head.
 	begun := time.Now()
-	name := cmp.Or(p.q.As.String(), t.ref.Name)
+	name, err := p.headOfTarget(ctx, t)
+	if err != nil {
+		return err
+	}
+
 	j, err := openJournal(ctx, p.r.dir, name)
 	if err != nil {
 		return err

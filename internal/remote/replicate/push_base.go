@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/remote/repo"
@@ -223,8 +222,12 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 	}
 
 	// Under another name, the volume may have been pushed under its own before.
-	if pt.Volume != h.Name {
-		was, err := head(pt.Volume)
+	own, err := p.headOf(ctx, pt)
+	if err != nil {
+		return base{}, err
+	}
+	if own != h.Name {
+		was, err := head(own)
 		if err != nil {
 			return base{}, err
 		}
@@ -262,12 +265,20 @@ func (x *pointPush) descentBase(
 	ctx context.Context, head func(string) (headState, error), unread map[string]bool,
 ) (base, error) {
 	p, pt := x.p, x.pt
-	r, err := ref.Parse(opPush, pt.BaseRef)
+	gp, err := p.e.PointByID(ctx, pt.BaseID)
+	if errs.Is(err, errs.NotFound) {
+		return base{}, nil
+	}
 	if err != nil {
 		return base{}, err
 	}
 
-	golden, err := head(r.Name)
+	name, err := p.headOf(ctx, gp)
+	if err != nil {
+		return base{}, err
+	}
+
+	golden, err := head(name)
 	if err != nil {
 		return base{}, err
 	}
@@ -277,7 +288,7 @@ func (x *pointPush) descentBase(
 		return base{}, err
 	}
 
-	if ok || p.q.NoOrigin || r.Name == x.name {
+	if ok || p.q.NoOrigin || name == x.name {
 		if ok {
 			err = p.finishOriginPush(ctx, b, golden)
 		}
@@ -285,26 +296,19 @@ func (x *pointPush) descentBase(
 	}
 
 	// Push that generation.
-	if unread[r.Name] {
+	if unread[name] {
 		return base{}, nil
 	}
 
-	return x.pushGolden(ctx, golden)
+	return x.pushGolden(ctx, golden, gp)
 }
 
-// pushGolden pushes the generation that the volume descends from to the head golden, and returns it as a base. The
+// pushGolden pushes gp, the generation that the volume descends from, to the head golden, and returns it as a base. The
 // result has no head if the generation cannot be pushed.
-func (x *pointPush) pushGolden(ctx context.Context, golden headState) (base, error) {
+func (x *pointPush) pushGolden(ctx context.Context, golden headState, gp engine.Point) (base, error) {
 	p, pt := x.p, x.pt
-	gp, err := p.e.PointByID(ctx, pt.BaseID)
-	if errs.Is(err, errs.NotFound) {
-		return base{}, nil
-	}
+	err := p.checkFits(ctx, golden, gp)
 	if err != nil {
-		return base{}, err
-	}
-
-	if err := p.checkFits(ctx, golden, gp); err != nil {
 		x.note = "its golden " + pt.BaseRef + " was not pushed, so all data of the volume was sent: " + err.Error()
 		return base{}, nil
 	}
@@ -319,13 +323,18 @@ func (x *pointPush) pushGolden(ctx context.Context, golden headState) (base, err
 
 // pushOrigin pushes a generation, and returns its head. It waits for another process that pushes to that head.
 func (p *pusher) pushOrigin(ctx context.Context, pt engine.Point, h headState) (headState, error) {
-	j, err := waitJournal(ctx, p.r.dir, pt.Volume)
+	name, err := p.headOf(ctx, pt)
+	if err != nil {
+		return h, err
+	}
+
+	j, err := waitJournal(ctx, p.r.dir, name)
 	if err != nil {
 		return h, err
 	}
 
 	defer j.releaseLock()
-	if h, err = p.readHead(ctx, pt.Volume); err != nil {
+	if h, err = p.readHead(ctx, name); err != nil {
 		return h, err
 	}
 
@@ -333,7 +342,7 @@ func (p *pusher) pushOrigin(ctx context.Context, pt engine.Point, h headState) (
 		return h, err
 	}
 
-	return p.readHead(ctx, pt.Volume)
+	return p.readHead(ctx, name)
 }
 
 // finishOriginPush finishes a push of a generation that was interrupted after its commit, because the generation may

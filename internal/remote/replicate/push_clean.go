@@ -42,13 +42,16 @@ func (p *pusher) cleanSnapshots(ctx context.Context, pt engine.Point, h headStat
 	}
 
 	points, err := p.e.Points(ctx, name)
+	if errs.Is(err, errs.NotFound) {
+		return nil // it was renamed during the push: the next one does it
+	}
 	if err != nil {
 		return err
 	}
 
 	var old []engine.Point
 	for _, x := range points {
-		if x.ID != pt.ID && !x.Golden && pushNames().MatchString(x.Name) && !x.CreatedAt.After(pt.CreatedAt) {
+		if x.ID != pt.ID && x.Lineage == pt.Lineage && pushNames().MatchString(x.Name) && !x.CreatedAt.After(pt.CreatedAt) {
 			old = append(old, x)
 		}
 	}
@@ -78,7 +81,7 @@ func (p *pusher) cleanSnapshots(ctx context.Context, pt engine.Point, h headStat
 
 	// Destroy the others.
 	for _, x := range old {
-		if planned[x.Ref] || needed[x.ID] {
+		if planned[x.Ref] || planned[string(x.ID)] || needed[x.ID] {
 			continue
 		}
 		err = errors.Join(err, p.destroySnapshot(ctx, x.Ref))

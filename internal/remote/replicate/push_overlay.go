@@ -3,7 +3,6 @@ package replicate
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"pando/internal/base/errs"
 	"pando/internal/engine"
@@ -17,8 +16,12 @@ import (
 // own name, the overlay that it was cloned from, or, of an image, the overlay that shares most with it. The result has
 // no head if there is none.
 func (x *pointPush) upperBase(ctx context.Context) (base, error) {
-	if x.pt.Volume != x.name {
-		h, err := x.p.readHead(ctx, x.pt.Volume)
+	own, err := x.p.headOf(ctx, x.pt)
+	if err != nil {
+		return base{}, err
+	}
+	if own != x.name {
+		h, err := x.p.readHead(ctx, own)
 		if err == nil {
 			b, ok, err := x.newestKnown(ctx, h)
 			itself := b.object == x.pt.ID && x.content.contentKind().Chained() // nothing is a difference from itself
@@ -47,7 +50,11 @@ func (x *pointPush) upperOfOrigin(ctx context.Context) (base, error) {
 		return base{}, err
 	}
 
-	name, _, _ := strings.Cut(from.Ref, "@")
+	name, err := x.p.headOf(ctx, from)
+	if err != nil {
+		return base{}, err
+	}
+
 	h, err := x.p.readHead(ctx, name)
 	if isUnreadable(err) { // damage of another volume must not prevent this push
 		return base{}, nil
@@ -147,7 +154,11 @@ func (x *pointPush) lowerOnRemote(ctx context.Context, lower engine.Point) (base
 		return b, h, err
 	}
 
-	if b, h, err := search(lower.Volume); err != nil || b.head != "" {
+	name, err := p.headOf(ctx, lower)
+	if err != nil {
+		return base{}, headState{}, err
+	}
+	if b, h, err := search(name); err != nil || b.head != "" {
 		return b, h, err
 	}
 
@@ -215,7 +226,11 @@ func (x *pointPush) pushLower(ctx context.Context, lower engine.Point) (base, er
 	defer release()
 
 	for _, as := range []engine.Point{lower, lower.AsLayer()} {
-		if as.Volume == x.name {
+		name, err := x.p.headOf(ctx, as)
+		if err != nil {
+			return base{}, err
+		}
+		if name == x.name {
 			continue
 		}
 
@@ -223,7 +238,7 @@ func (x *pointPush) pushLower(ctx context.Context, lower engine.Point) (base, er
 		h, err = x.p.pushOrigin(ctx, as, h)
 		if errs.Is(err, errs.Conflict, errs.Exists, errs.Damaged) && as.Volume != lower.AsLayer().Volume {
 			x.note = fmt.Sprintf("its golden %s was pushed as %s, because it cannot be pushed as %s: %v",
-				lower.Ref, lower.AsLayer().Volume, as.Volume, err)
+				lower.Ref, lower.AsLayer().Volume, name, err)
 			continue
 		}
 		if err != nil {

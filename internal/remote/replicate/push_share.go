@@ -233,8 +233,12 @@ func (p *pusher) findOnRemote(
 		return b, err
 	}
 
-	// Search the head of the same name, then those that the linked manifests name.
-	if b, err := searchHead(c.Volume); err != nil || b.head != "" {
+	// Search its own head, then those that the linked manifests name.
+	name, err := p.headOf(ctx, c.Point)
+	if err != nil {
+		return base{}, err
+	}
+	if b, err := searchHead(name); err != nil || b.head != "" {
 		return b, err
 	}
 

@@ -1,0 +1,43 @@
+package cli
+
+import (
+	"pando/internal/base/errs"
+	"pando/internal/engine"
+
+	"github.com/spf13/cobra"
+)
+
+// shellFlag adds --shell to a command that is complete but for that. If the command fails, it prints what makes eval
+// fail, too: a script would go on otherwise, with the directory of another volume.
+func (a *App) shellFlag(c *cobra.Command, shell *bool) {
+	c.Flags().BoolVar(shell, "shell", false,
+		"print assignments of PANDO_VOLUME and PANDO_MOUNT, for eval in a shell")
+	args, run := c.Args, c.RunE
+	failing := func(fn func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
+		return func(c *cobra.Command, words []string) error {
+			err := fn(c, words)
+			if err != nil && *shell {
+				_ = a.printf("unset PANDO_VOLUME PANDO_MOUNT; false\n") // err says more
+			}
+			return err
+		}
+	}
+	c.Args, c.RunE = failing(args), failing(run)
+}
+
+// checkShell refuses --shell where there is no single volume, or another format.
+func (a *App) checkShell(op string, shell, many bool) error {
+	switch {
+	case shell && a.json:
+		return errs.New(errs.Invalid, op, "", "--shell and --json are two formats").WithHint("choose one of them")
+	case shell && many:
+		return errs.New(errs.Invalid, op, "", "--shell prints one volume, and --count creates several").
+			WithHint("use --json, or call pando once for each volume")
+	}
+	return nil
+}
+
+// printShell prints a volume as assignments that any POSIX shell reads. PANDO_MOUNT is empty if it is not mounted.
+func (a *App) printShell(v engine.Info) error {
+	return a.printf("PANDO_VOLUME=%s\nPANDO_MOUNT=%s\n", shellWord(v.Name), shellWord(v.Mountpoint))
+}
