@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 )
@@ -122,5 +123,35 @@ func TestRenameKeepsLineage(t *testing.T) {
 	var left int
 	if err := db.QueryRow("SELECT count(*) FROM meta WHERE key LIKE 'names-%'").Scan(&left); err != nil || left != 0 {
 		t.Errorf("%d former names are left, %v", left, err)
+	}
+}
+
+// TestRewindOfRenamed: a volume that gets the name of one that is being rewound is left as it is.
+func TestRewindOfRenamed(t *testing.T) {
+	e, other := firstBuild(t)
+	for _, name := range []string{"v", "w"} {
+		clone(t, e, "other", name, name == "v")
+		_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName(name), Name: ref.MustName("s")})
+		must(t, err)
+	}
+	w, err := e.Show(t.Context(), ref.Ref{Name: "w"})
+	must(t, err)
+
+	engine.AtStep(t, func(step string) {
+		if step == "detached" {
+			for _, names := range [][2]string{{"v", "moved"}, {"w", "v"}} {
+				_, err := other.Rename(t.Context(), engine.RenameRequest{Ref: ref.Ref{Name: names[0]},
+					Name: ref.MustName(names[1])})
+				must(t, err)
+			}
+		}
+	})
+	_, err = e.Rewind(t.Context(), engine.RewindRequest{Volume: ref.MustName("v"), Snapshot: ref.MustName("s"), Detach: true})
+	if !errs.Is(err, errs.Conflict) {
+		t.Errorf("%v", err)
+	}
+	v, err := e.Show(t.Context(), ref.Ref{Name: "v"})
+	if err != nil || v.ID != w.ID || v.Mounted() {
+		t.Errorf("%+v, %v", v.Info, err)
 	}
 }

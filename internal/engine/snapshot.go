@@ -190,6 +190,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 		if _, err := e.Umount(ctx, UmountRequest{Volume: q.Volume}); err != nil {
 			return Rewound{}, err
 		}
+		content.AtStep("detached")
 	}
 
 	out, err := r.replaceVolume(ctx)
@@ -197,8 +198,14 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 		return out, err
 	}
 
-	// Mount it again, even if rewinding failed.
-	info, merr := e.Mount(ctx, MountRequest{Volume: q.Volume, Dir: again, May: may})
+	// Mount it again, even if rewinding failed, whatever it is called by now.
+	volume := q.Volume
+	if err != nil {
+		if volume = e.nameNow(ctx, r.att.ID); volume.IsZero() {
+			return out, err
+		}
+	}
+	info, merr := e.Mount(ctx, MountRequest{Volume: volume, Dir: again, May: may})
 	if err == nil && merr == nil {
 		out.Info = info
 	}
@@ -207,6 +214,18 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 	}
 
 	return out, err
+}
+
+// nameNow returns the name of a volume, zero if it no longer exists.
+func (e *Engine) nameNow(ctx context.Context, id driver.ObjectID) (name ref.Name) {
+	_ = e.cat.View(ctx, func(tx *catalog.Tx) error { // without a name, what has failed before says enough
+		row, ok, err := tx.Object(id)
+		if err == nil && ok && row.Kind == driver.Volume {
+			name = ref.MustName(row.Name)
+		}
+		return err
+	})
+	return name
 }
 
 // rewind is the state of one Rewind.
@@ -220,8 +239,13 @@ type rewind struct {
 
 // find finds the volume and the snapshot, and whether the volume is mounted.
 func (r *rewind) find(tx *catalog.Tx) (err error) {
+	before := r.vol
 	if r.vol, err = tx.ResolveVolume(opRewind, r.q.Volume.String()); err != nil {
 		return err
+	}
+	if before.ID != "" && r.vol.Lineage() != before.Lineage() {
+		return errs.New(errs.Conflict, opRewind, r.q.Volume.String(), "another volume has got this name in the meantime").
+			WithHint("see which volumes there are with %s", errs.Run("ls"))
 	}
 
 	if r.snap, err = tx.Resolve(opRewind, r.q.Volume.At(r.q.Snapshot)); err != nil {
