@@ -23,8 +23,8 @@ func selector(t *testing.T, words ...string) driver.LabelSelector {
 	return s
 }
 
-// TestChosenByLabelIsCheckedAgain: a volume whose label was removed before destroy or prune claimed it stays, even if it
-// was chosen already.
+// TestChosenByLabelIsCheckedAgain: a volume whose label was removed before destroy or prune claimed it stays, even if
+// it was chosen already.
 func TestChosenByLabelIsCheckedAgain(t *testing.T) {
 	verbs := map[string]func(*engine.Engine) (gone []string, err error){
 		"destroy": func(e *engine.Engine) (gone []string, err error) {

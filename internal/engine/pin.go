@@ -142,8 +142,8 @@ func (e *Engine) changeRows(ctx context.Context, c rowsChange) error {
 	return err
 }
 
-// checkIdentityFits refuses a row whose identity could not be written, or not with spare bytes more: the catalogue would
-// have it, and the pool never would. Invalid.
+// checkIdentityFits refuses a row whose identity could not be written, or not with spare bytes more: the catalogue
+// would have it, and the pool never would. Invalid.
 func checkIdentityFits(tx *catalog.Tx, op string, id driver.ObjectID, spare int) error {
 	row, ok, err := tx.Object(id)
 	if err != nil || !ok {

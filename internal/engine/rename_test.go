@@ -146,7 +146,8 @@ func TestRewindOfRenamed(t *testing.T) {
 			}
 		}
 	})
-	_, err = e.Rewind(t.Context(), engine.RewindRequest{Volume: ref.MustName("v"), Snapshot: ref.MustName("s"), Detach: true})
+	_, err = e.Rewind(t.Context(), engine.RewindRequest{Volume: ref.MustName("v"), Snapshot: ref.MustName("s"),
+		Detach: true})
 	if !errs.Is(err, errs.Conflict) {
 		t.Errorf("%v", err)
 	}
