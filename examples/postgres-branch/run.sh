@@ -128,7 +128,7 @@ example() {
   become_user pgbench -h "$servers/prod" -n -c 2 -T 3600 shop </dev/null >/dev/null 2>&1 3>&- 4>&- &
   set +m
   load=$!
-  wait_for written 1000
+  wait_for written $((200 * BRANCH_SCALE))
   run pando golden publish shop prod
   run sql prod checkpoint
   run pando golden publish shop prod
