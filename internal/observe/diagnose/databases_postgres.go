@@ -1,35 +1,56 @@
 package diagnose
 
 import (
-	"os"
+	"errors"
 	"path/filepath"
-	"strconv"
 	"strings"
 )
 
+var postgresSettings = []string{"fsync", "full_page_writes", "synchronous_commit", "wal_sync_method"}
+
 // postgresAt reads the settings of a PostgreSQL cluster: its files, and the command line of its server, which overrides
 // them. Settings of one role, database or session are not visible from outside.
-func postgresAt(dir string) Database {
-	db := Database{Kind: "postgresql", Path: dir}
-	args := splitQuoted(string(serverRoot{}.read(filepath.Join(dir, "postmaster.opts"), configBytes))) // of the last start
-	if pid := postmaster(dir); pid > 0 {
-		db.PID, args = pid, commandLine(pid)
+func postgresAt(data files) Database {
+	db := Database{Kind: "postgresql", Path: data.within}
+	c := &config{wanted: postgresSettings, values: map[string]value{}}
+
+	// Without a server, postmaster.opts has the command line of its last start.
+	server := postmaster(data)
+	defer server.close()
+	var args []string
+	var err error
+	if server != nil {
+		db.PID = server.pid
+		args, err = server.strings("cmdline")
+	} else if b, unread := data.read("postmaster.opts", configBytes); unread == nil {
+		args = splitQuoted(string(b))
 	}
 	options := serverOptions(args)
 
-	// The server may see other files than this process does, but the data directory is the one that was asked for.
 	// postgresql.auto.conf, which ALTER SYSTEM writes, overrides postgresql.conf.
-	root := rootOf(db.PID)
+	root, unseen := server.files()
 	defer root.close()
-	p := &postgresConfig{values: map[string]value{}, root: root}
-	if o, ok := options["config_file"]; ok {
-		p.read(root, o.text, 0)
+	if err = errors.Join(err, unseen); err == nil {
+		c.root = root
+		in, dir := server.locate(data, root)
+		main, at := filepath.Join(dir, "postgresql.conf"), in
+		file, elsewhere := options["config_file"], options["-D"]
+		switch {
+		case filepath.IsAbs(file):
+			main, at = file, root
+		case filepath.IsAbs(elsewhere) && !data.exists("postgresql.conf"):
+			main, at = filepath.Join(elsewhere, "postgresql.conf"), root
+		}
+		c.readPostgres(at, main, 0, true)
+		if file != "" && !filepath.IsAbs(file) {
+			c.skip(file, "it is relative to where the server was started")
+		}
+		c.readPostgres(in, filepath.Join(dir, "postgresql.auto.conf"), 0, false)
 	} else {
-		p.read(serverRoot{}, filepath.Join(dir, "postgresql.conf"), 0)
+		c.skip("what the server sees", err)
 	}
-	p.read(serverRoot{}, filepath.Join(dir, "postgresql.auto.conf"), 0)
-	for name, v := range options {
-		p.values[name] = v
+	for name, text := range options {
+		c.set(name, text, "command line")
 	}
 
 	off := func(loses string) func(string) string {
@@ -41,33 +62,31 @@ func postgresAt(dir string) Database {
 		}
 	}
 	db.Settings = []DatabaseSetting{
-		judged(p.values, "fsync", "on", off("a power failure damages or loses the database")),
-		judged(p.values, "full_page_writes", "on", off("a power failure damages pages, unless the storage writes 8 KiB at "+
+		c.judged("fsync", "on", off("a power failure damages or loses the database")),
+		c.judged("full_page_writes", "on", off("a power failure damages pages, unless the storage writes 8 KiB at "+
 			"once, as ZFS does")),
-		judged(p.values, "synchronous_commit", "on", off("a power failure loses the commits of the last moment")),
-		judged(p.values, "wal_sync_method", "fdatasync", nothing),
+		c.judged("synchronous_commit", "on", off("a power failure loses the commits of the last moment")),
+		c.judged("wal_sync_method", "fdatasync", nothing),
 	}
 	return db
 }
 
-// postmaster returns the process ID of the server that runs on a data directory, 0 if none does. A clone has the file
-// of its origin's server, whose directory is another one.
-func postmaster(dir string) int {
-	lines := strings.Split(string(serverRoot{}.read(filepath.Join(dir, "postmaster.pid"), 4096)), "\n")
-	pid, err := strconv.Atoi(strings.TrimSpace(lines[0]))
-	if err != nil || pid <= 0 {
-		return 0
+// postmaster returns the server that runs on a data directory, nil if none does. A clone has the file of its origin's
+// server, whose directory is another one. The file has the number that the process has in its own container.
+func postmaster(data files) *server {
+	own, _, _ := strings.Cut(string(data.head("postmaster.pid", 4096)), "\n")
+	if own = strings.TrimSpace(own); own == "" {
+		return nil
 	}
-
-	cwd, err := os.Stat("/proc/" + strconv.Itoa(pid) + "/cwd") // PostgreSQL works in its data directory
-	if err != nil {
-		return 0
-	}
-	own, err := os.Stat(dir)
-	if err != nil || !os.SameFile(cwd, own) {
-		return 0
-	}
-	return pid
+	return findServer(data, func(s *server) bool {
+		for line := range strings.Lines(slurp(s.path("status"))) {
+			if all, is := strings.CutPrefix(line, "NSpid:"); is {
+				numbers := strings.Fields(all)
+				return len(numbers) > 0 && numbers[len(numbers)-1] == own
+			}
+		}
+		return false
+	})
 }
 
 // isOff reports whether a boolean of PostgreSQL is false: it accepts unique prefixes of these words.
@@ -76,21 +95,25 @@ func isOff(text string) bool {
 	return t != "" && (t == "0" || t == "of" || t == "off" || strings.HasPrefix("false", t) || strings.HasPrefix("no", t))
 }
 
-// serverOptions returns the settings on the command line of a server: -c NAME=VALUE, --NAME=VALUE, and -F.
-func serverOptions(args []string) map[string]value {
-	out := map[string]value{}
+// serverOptions returns the settings on the command line of a server: -c NAME=VALUE, --NAME=VALUE, -F, and -D.
+func serverOptions(args []string) map[string]string {
+	out := map[string]string{}
 	set := func(assignment string) {
 		if name, text, ok := strings.Cut(assignment, "="); ok {
-			out[settingName(name)] = value{text, "command line"}
+			out[settingName(name)] = text
 		}
 	}
 
 	for i, a := range args {
 		switch {
 		case a == "-F":
-			out["fsync"] = value{"off", "command line"}
+			out["fsync"] = "off"
 		case a == "-c" && i+1 < len(args):
 			set(args[i+1])
+		case a == "-D" && i+1 < len(args):
+			out["-D"] = args[i+1]
+		case strings.HasPrefix(a, "-D"):
+			out["-D"] = a[2:]
 		case strings.HasPrefix(a, "--"):
 			set(a[2:])
 		case strings.HasPrefix(a, "-c"):
@@ -99,8 +122,6 @@ func serverOptions(args []string) map[string]value {
 	}
 	return out
 }
-
-func settingName(s string) string { return strings.ToLower(strings.ReplaceAll(s, "-", "_")) }
 
 // splitQuoted splits a line into words, some of them in double quotes, as postmaster.opts has them.
 func splitQuoted(line string) (out []string) {
@@ -114,44 +135,35 @@ func splitQuoted(line string) (out []string) {
 	return out
 }
 
-// postgresConfig is what files of settings say, which may include others: the last word counts.
-type postgresConfig struct {
-	values map[string]value
-	files  int
-	root   serverRoot // of the server: what absolute paths begin at
-}
+// deepestInclude is how deep files may include others, as in PostgreSQL.
+const deepestInclude = 10
 
-// Files may include others, to this depth as in PostgreSQL; the number of files is limited, too.
-const (
-	deepestInclude = 10
-	mostIncluded   = 100
-)
-
-// read reads a file, which root leads to.
-func (p *postgresConfig) read(root serverRoot, path string, depth int) {
-	if p.files++; depth > deepestInclude || p.files > mostIncluded {
+// readPostgres reads a file, and what it includes.
+func (c *config) readPostgres(in files, path string, depth int, required bool) {
+	if depth > deepestInclude {
+		c.skip(in.show(path), "it is included too deeply")
 		return
 	}
 
-	for line := range strings.Lines(string(root.read(path, configBytes))) {
+	for line := range strings.Lines(c.file(in, path, required)) {
 		name, text, ok := parseSetting(line)
 		if !ok {
 			continue
 		}
 
-		at, from := text, p.root
+		at, from := text, c.root
 		if !filepath.IsAbs(at) {
-			at, from = filepath.Join(filepath.Dir(path), at), root
+			at, from = filepath.Join(filepath.Dir(path), at), in
 		}
 		switch name {
 		case "include", "include_if_exists":
-			p.read(from, at, depth+1)
+			c.readPostgres(from, at, depth+1, name == "include")
 		case "include_dir":
-			for _, f := range from.list(at, ".conf") {
-				p.read(from, f, depth+1)
+			for _, f := range c.list(from, at, ".conf") {
+				c.readPostgres(from, f, depth+1, true)
 			}
 		default:
-			p.values[name] = value{text, path}
+			c.set(name, text, in.show(path))
 		}
 	}
 }

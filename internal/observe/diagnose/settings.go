@@ -61,7 +61,7 @@ func (w *watch) settings(ctx context.Context) error {
 		w.missing("the layers below", "%s", w.stack.Hidden)
 	}
 
-	w.databases()
+	w.databases(ctx)
 	w.zfs = w.readZFS(ctx)
 	return ctx.Err()
 }
