@@ -64,13 +64,15 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	root.SetIn(a.Stdin)
 	root.SetOut(a.Stdout)
 	root.SetErr(a.Stderr)
-	err := root.ExecuteContext(waiting.WithNotes(ctx, a.noteWait))
+	c, err := root.ExecuteContextC(waiting.WithNotes(ctx, a.noteWait))
 	if err == nil {
 		err = a.unprinted
 	}
 	if err == nil {
 		return a.exit
 	}
+
+	a.failShell(c, args)
 
 	// Give every error a kind.
 	var known *errs.Error

@@ -155,7 +155,7 @@ func (a *App) configureClone(
 		})(c, args)
 	}
 
-	a.shellFlag(c, &shell)
+	shellFlag(c, &shell)
 	return c
 }
 

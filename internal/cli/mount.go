@@ -66,6 +66,6 @@ data. Only root can reach the place below the pool.`,
 	}
 
 	rightsFlags(c.Flags(), &may)
-	a.shellFlag(c, &shell)
+	shellFlag(c, &shell)
 	return c
 }

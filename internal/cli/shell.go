@@ -3,26 +3,23 @@ package cli
 import (
 	"pando/internal/base/errs"
 	"pando/internal/engine"
+	"slices"
 
 	"github.com/spf13/cobra"
 )
 
-// shellFlag adds --shell to a command that is complete but for that. If the command fails, it prints what makes eval
-// fail, too: a script would go on otherwise, with the directory of another volume.
-func (a *App) shellFlag(c *cobra.Command, shell *bool) {
+// shellFlag adds --shell.
+func shellFlag(c *cobra.Command, shell *bool) {
 	c.Flags().BoolVar(shell, "shell", false,
 		"print assignments of PANDO_VOLUME and PANDO_MOUNT, for eval in a shell")
-	args, run := c.Args, c.RunE
-	failing := func(fn func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
-		return func(c *cobra.Command, words []string) error {
-			err := fn(c, words)
-			if err != nil && *shell {
-				_ = a.printf("unset PANDO_VOLUME PANDO_MOUNT; false\n") // err says more
-			}
-			return err
-		}
+}
+
+// failShell prints what makes eval fail, if a command with --shell has failed: a script would go on otherwise, with the
+// directory of another volume. args may be wrong in any way.
+func (a *App) failShell(c *cobra.Command, args []string) {
+	if c.Flags().Lookup("shell") != nil && slices.Contains(args, "--shell") {
+		_ = a.printf("unset PANDO_VOLUME PANDO_MOUNT; false\n") // the error of the command says more
 	}
-	c.Args, c.RunE = failing(args), failing(run)
 }
 
 // checkShell refuses --shell where there is no single volume, or another format.
