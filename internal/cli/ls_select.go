@@ -244,7 +244,7 @@ func (s *lsSelection) addFlags(c *cobra.Command) {
 // lsView is a selection that was checked.
 type lsView struct {
 	filters map[string][]func(*engine.Info) bool // by column: one of each must hold
-	labels  driver.LabelSelector                 // must hold, too
+	labels  driver.LabelSelector                 // labels that a volume must have as well
 	order   *column                              // nil: as they come
 	desc    bool
 	columns []column

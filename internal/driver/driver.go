@@ -93,7 +93,7 @@ type Identity struct {
 
 	Consistency      Consistency `json:"cons,omitempty"`  // of a snapshot
 	Pinned           time.Time   `json:"pinned,omitzero"` // not to be destroyed before; Forever
-	GoldenProperties             // of the current generation; of other objects only Labels
+	GoldenProperties             // a golden's are those of its current generation; other objects have only Labels
 	// of a generation: when its golden was made, if that was not with it
 	Since    time.Time `json:"since,omitzero"`
 	Replaces ObjectID  `json:"repl,omitempty"`   // of a volume: the object that was it before, now a snapshot

@@ -14,10 +14,10 @@ import (
 
 // Limits of labels. The last one keeps an identity with labels within what a ZFS user property can hold.
 const (
-	MaxLabels          = 64   // of one object
+	MaxLabels          = 64   // how many labels an object may have
 	MaxLabelKeyBytes   = 63   //
 	MaxLabelValueChars = 253  //
-	MaxLabelsBytes     = 4096 // of the JSON of all labels of an object
+	MaxLabelsBytes     = 4096 // length of all labels of an object as JSON
 )
 
 // Labels are keys with values that users have given an object. The zero value has none, and equal labels are ==. Labels
@@ -119,7 +119,7 @@ func labelsOf(all map[string]string) Labels {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
-	_ = enc.Encode(all) // of strings: cannot fail
+	_ = enc.Encode(all) // strings can always be encoded
 	return Labels{strings.TrimSuffix(b.String(), "\n")}
 }
 

@@ -394,7 +394,7 @@ type PublishRequest struct {
 	Overlay *driver.OverlayPolicy // of the golden from now on; nil: as before
 	Preset  string                // see ImportRequest
 	Filled  *Filled               // nil: a session may have written to the volume
-	Labels  map[string]string     // of the golden, in addition to those that it has
+	Labels  map[string]string     // labels to add to those of the golden
 	Tracker *progress.Tracker
 }
 

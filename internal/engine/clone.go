@@ -35,11 +35,11 @@ type CloneRequest struct {
 	Count     int           // 0: one, called Name
 	Mount     bool          // mount the clones
 	MountDir  string        // "": below the pool; of many, the directory above
-	May       Rights        // of the mount
+	May       Rights        // what the mount allows
 	SizeBytes int64         // 0: the size of the origin
 	TTL       time.Duration // 0: none
 	Ephemeral bool          // need not survive a reboot, so nothing waits for the disk
-	Labels    driver.Labels // of each clone; those of the origin are not copied
+	Labels    driver.Labels // labels of each clone; those of the origin are not copied
 	Overlay   bool          // hold only what differs from the golden, whose files all its overlays share in memory
 
 	// GoldenDecides makes clones overlays, without Overlay, if that is the default of their golden, and possible.

@@ -46,7 +46,7 @@ type DestroyReport struct {
 // DestroyRequest says what to destroy.
 type DestroyRequest struct {
 	What    []ref.Pattern        // volumes, with their snapshots, and snapshots; none with Labels: all volumes
-	Labels  driver.LabelSelector // only those of What that it chooses
+	Labels  driver.LabelSelector // only objects of What that it chooses
 	Tracker *progress.Tracker
 }
 

@@ -42,7 +42,7 @@ type ImportRequest struct {
 	Force     bool                  // import an image as is, even incomplete or damaged, or a block device in use
 	Keep      *int                  // of the golden: newest generations to keep from now on, 0: all; nil: as before
 	Overlay   *driver.OverlayPolicy // of the golden from now on; nil: as before
-	Labels    map[string]string     // of the golden, in addition to those that it has
+	Labels    map[string]string     // labels to add to those of the golden
 	Tracker   *progress.Tracker
 
 	// Preset names rules for what the golden must not have of its source, or is a path of such rules: see package preset.

@@ -46,7 +46,7 @@ type Info struct {
 	Consistency    string     `json:"consistency"`      // of a snapshot: clean, crash
 	Mirror         bool       `json:"mirror,omitempty"` // of a generation: made from the golden's source, not published
 
-	Labels driver.Labels `json:"labels"` // of a generation: those of its golden
+	Labels driver.Labels `json:"labels"` // a generation has those of its golden
 }
 
 // Mounted reports whether the volume is mounted.

@@ -21,7 +21,7 @@ type Rights = content.Rights
 type MountRequest struct {
 	Volume ref.Name
 	Dir    string // "": the default place below the pool
-	May    Rights // of the mount
+	May    Rights // what the mount allows
 }
 
 // Mount mounts a volume. It does nothing if the volume is mounted there already.

@@ -23,9 +23,9 @@ type RunRequest struct {
 	Object  string        // as in CloneRequest
 	Name    ref.Name      // of the volume; zero: generated
 	Keep    bool          // keep the volume after the program has ended, unmounted
-	May     Rights        // of the mount
+	May     Rights        // what the mount allows
 	Overlay bool          // as in CloneRequest
-	Labels  driver.Labels // of the volume
+	Labels  driver.Labels // labels of the volume
 
 	GoldenDecides bool // as in CloneRequest
 	Empty         bool // run it in an empty volume instead of a clone of From

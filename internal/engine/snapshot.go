@@ -33,7 +33,7 @@ const (
 type SnapshotRequest struct {
 	Volume  ref.Name
 	Name    ref.Name      // zero: the time, in UTC
-	Labels  driver.Labels // of the snapshot; those of the volume are not copied
+	Labels  driver.Labels // labels of the snapshot; those of the volume are not copied
 	Freeze  Freeze        // whether its writes are stopped
 	Tracker *progress.Tracker
 }

@@ -233,7 +233,7 @@ func (e *Engine) goldenLineage(tx *catalog.Tx, g catalog.Golden) (driver.ObjectI
 
 // Names are the names of a volume or golden.
 type Names struct {
-	Lineage driver.ObjectID // of its points
+	Lineage driver.ObjectID // lineage of its points
 	All     []string        // the name that it has, and those that it had before, the last one first
 }
 

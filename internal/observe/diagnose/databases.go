@@ -36,7 +36,7 @@ const (
 	// databasesTime is how long reading settings may take. Files of a container can be those of a program or of another
 	// machine, which does not answer.
 	databasesTime = 5 * time.Second
-	mostPrinted   = 300 // characters of a name or value
+	mostPrinted   = 300 // longest name or value that is printed, in characters
 	unknown       = "unknown"
 )
 

@@ -16,9 +16,9 @@ import (
 // Limits of what is read: whoever owns a database, or a container, decides what is there.
 const (
 	configBytes  = 1 << 20 // longest file of settings, command line or environment
-	mostEntries  = 4096    // of a directory
-	mostRetries  = 16      // of a lookup during which directories moved
-	mostIncluded = 100     // files of settings of one database
+	mostEntries  = 4096    // entries of a directory that are read
+	mostRetries  = 16      // tries of a lookup while directories move
+	mostIncluded = 100     // files of settings that one database may have
 )
 
 // kernelFS are filesystems in which a regular file can wait or act when it is read, such as /proc/kmsg and trace_pipe.

@@ -28,7 +28,7 @@ type ImportRequest struct {
 	Update  bool                  // make the next generation of an existing golden, from this source from now on
 	Keep    *int                  // of the golden: newest generations to keep from now on, 0: all; nil: as before
 	Overlay *driver.OverlayPolicy // of the golden from now on; nil: as before
-	Labels  map[string]string     // of the golden, in addition to those that it has
+	Labels  map[string]string     // labels to add to those of the golden
 	Tracker *progress.Tracker
 }
 
