@@ -146,7 +146,7 @@ writable clone of it in milliseconds, and destroy the clone just as fast.`,
 		a.pinCommand(), a.unpinCommand(),
 		a.goldenCommand(),
 		a.remoteCommand(), a.pushCommand(), a.pullCommand(), a.verifyCommand(),
-		a.initCommand(), a.deinitCommand(), a.gcCommand(), a.pruneCommand(), a.fsckCommand(),
+		a.initCommand(), a.deinitCommand(), a.poolCommand(), a.gcCommand(), a.pruneCommand(), a.fsckCommand(),
 		a.doctorCommand(), a.diagnoseCommand(), a.iostatCommand(), a.benchCommand(), a.versionCommand(), a.exitCodesTopic(),
 	)
 

@@ -633,7 +633,7 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 		return PoolInfo{}, err
 	}
 
-	c := e.pool.Config
+	c := e.config()
 	p := PoolInfo{
 		Dir: e.pool.Dir, ID: c.ID, Driver: c.Driver, Why: c.Why, CloneCost: string(e.caps.CloneCost),
 		TotalBytes: s.TotalBytes, UsedBytes: s.UsedBytes, FreeBytes: s.FreeBytes,

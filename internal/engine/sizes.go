@@ -65,24 +65,13 @@ func (e *Engine) admitSize(ctx context.Context, w wantedSize) error {
 
 // largestSize is the largest size that admitSize accepts, rounded down to a unit that users would type.
 func (e *Engine) largestSize(s pool.Space, w wantedSize, limit int64) int64 {
-	n := w.growth.Largest(limit, e.pool.Spare(s)/w.copies)
-	for shift := 30; shift >= 20; shift -= 10 {
-		if n >= 10<<shift {
-			return n >> shift << shift
-		}
-	}
-	return n / 4096 * 4096
+	n, _ := errs.TypedSize(w.growth.Largest(limit, e.pool.Spare(s)/w.copies) / 4096 * 4096)
+	return n
 }
 
 // sizeHint tells which size to use.
 func (w wantedSize) sizeHint(largest int64) errs.Message {
-	text := itoa(int(largest))
-	switch {
-	case largest >= 10<<30:
-		text = itoa(int(largest>>30)) + "G"
-	case largest >= 10<<20:
-		text = itoa(int(largest>>20)) + "M"
-	}
+	_, text := errs.TypedSize(largest)
 	if w.op == opResize {
 		return errs.Messagef("use at most %s", errs.Run("resize", w.name, text))
 	}

@@ -165,7 +165,8 @@ var table = map[string]layer{
 		"internal/linux/kernel", "internal/base/ref", "internal/base/waiting"}},
 	"internal/engine/pool": {
 		imports: []string{"internal/driver", "internal/linux/durable", "internal/base/errs", "internal/linux/kernel",
-			"internal/linux/loopdev", "internal/linux/mount", "internal/linux/run", "internal/base/waiting"},
+			"internal/linux/loopdev", "internal/linux/mount", "internal/linux/run", "internal/linux/freeze",
+			"internal/linux/fsprobe", "internal/base/waiting"},
 		tests: []string{"{drivers}"},
 	},
 

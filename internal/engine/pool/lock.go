@@ -43,3 +43,16 @@ func Lock(ctx context.Context, dir string) (unlock func(), err error) {
 
 	return func() { f.Close() }, nil
 }
+
+// tryLock is Lock that does not wait: ok reports whether it has the lock.
+func tryLock(dir string) (unlock func(), ok bool) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, false
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, false
+	}
+	return func() { f.Close() }, true
+}

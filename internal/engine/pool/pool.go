@@ -71,7 +71,8 @@ type Config struct {
 // Backing describes the file behind a loop-backed pool.
 type Backing struct {
 	FS        string `json:"fs"`
-	SizeBytes int64  `json:"size_bytes"`
+	SizeBytes int64  `json:"size_bytes"`        // what the pool was created with, or its filesystem has grown to
+	Growing   bool   `json:"growing,omitempty"` // a resize has begun; if it was interrupted, Open finishes it
 }
 
 // Pool is an open pool directory.
@@ -166,31 +167,34 @@ func Read(dir string) (*Pool, error) {
 }
 
 // Open reads the pool and makes it usable: it mounts a loop-backed pool that is not
-// mounted (after a reboot). It returns the errors of Read and of mounting.
+// mounted (after a reboot), and finishes a resize that was interrupted. It returns the
+// errors of Read and of mounting.
 func Open(ctx context.Context, dir string) (*Pool, error) {
 	p, err := Read(dir)
 	if err != nil {
 		return nil, err
 	}
-	if p.Config.Backing == nil || p.isMounted() {
-		return p, nil
+	if err := p.mountIfNeeded(ctx); err != nil {
+		return nil, err
+	}
+
+	p.finishResize(ctx)
+	return p, nil
+}
+
+// mountIfNeeded mounts a loop-backed pool that is not mounted.
+func (p *Pool) mountIfNeeded(ctx context.Context) error {
+	if p.IsMounted() {
+		return nil
 	}
 
 	unlock, err := Lock(ctx, p.Dir)
 	if err != nil {
-		return nil, err
+		return err
 	}
 
 	defer unlock()
-	if p.isMounted() {
-		return p, nil
-	}
-
-	if err := p.mountData(ctx); err != nil {
-		return nil, err
-	}
-
-	return p, nil
+	return p.MountData(ctx)
 }
 
 // IsMounted reports whether the pool can be used as it is: it is not a loop-backed pool that is not mounted yet.
