@@ -24,7 +24,7 @@ func TestPoolResizeAtEveryStep(t *testing.T) {
 	w.pando("clone", "g", "v", "--mount")
 	before := w.sizes().filesystem
 	size := before
-	op := operation{name: "pool-resize",
+	op := operation{name: "pool-resize", all: true,
 		command: func(*world) []string { return []string{"pool", "resize", fmt.Sprint(size)} },
 		prepare: func(w *world) { before = w.sizes().filesystem; size = before>>20<<20 + 16<<20 },
 		want:    func(before string) string { return before },
