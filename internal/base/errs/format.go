@@ -19,8 +19,8 @@ func FormatBytes(n int64) string {
 	return fmt.Sprintf("%d bytes", n)
 }
 
-// TypedSize returns the largest size of at most n bytes that users would type, in bytes and as they would type it: "12G"
-// from 10 GiB on, "500M" from 10 MiB on.
+// TypedSize returns the largest size of at most n bytes that users would type, in bytes and as they would type it:
+// "12G" from 10 GiB on, "500M" from 10 MiB on.
 func TypedSize(n int64) (bytes int64, text string) {
 	switch {
 	case n >= 10<<30:

@@ -200,8 +200,8 @@ func (g *growing) check(before, size int64) error {
 	var refused *errs.Error
 	switch {
 	case size > can.LimitBytes:
-		refused = errs.New(errs.Invalid, opResize, dir, "a size of %s is too large: at most %s, the most that its filesystem "+
-			"can grow to", errs.FormatBytes(size), errs.FormatBytes(can.LimitBytes))
+		refused = errs.New(errs.Invalid, opResize, dir, "a size of %s is too large: at most %s, the most that its "+
+			"filesystem can grow to", errs.FormatBytes(size), errs.FormatBytes(can.LimitBytes))
 	case size-before > free:
 		refused = errs.New(errs.NoSpace, opResize, dir, "needs %s more, but its disk has only %s free",
 			errs.FormatBytes(size-before), errs.FormatBytes(free))
