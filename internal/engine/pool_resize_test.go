@@ -11,9 +11,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"pando/internal/base/errs"
-	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/engine/pool"
 	"pando/internal/linux/kernel"
@@ -75,28 +75,6 @@ func TestResizePool(t *testing.T) {
 		}
 	}
 	checkClean(t, e)
-}
-
-// TestResizePoolThenPowerLoss: what is synced in a pool that was resized while it is in use survives a power loss. It
-// did so on Linux 6.18 even without an empty log, unlike in volumes: TestResizePoolEmptiesLog checks that.
-func TestResizePoolThenPowerLoss(t *testing.T) {
-	e, fs := filePool(t)
-	size := int64(400 << 20)
-
-	// The superblock is in the log twice, and between them what is in the new part.
-	var names []string
-	var want []byte
-	for range 3 {
-		size += 40 << 20
-		resizePool(t, e, size)
-		for range 10 {
-			names = append(names, "synced"+strconv.Itoa(len(names)))
-			want = writeSynced(t, filepath.Join(e.Dir(), "data", names[len(names)-1]), 8)
-		}
-	}
-
-	after := powerLost(t, fs, "ext4")
-	checkLost(t, filepath.Join(after, "pool", "backing.xfs"), driver.XFS, want, names...)
 }
 
 // TestResizePoolEmptiesLog: the log of the pool's filesystem is emptied before it grows, and again afterwards.
@@ -169,6 +147,8 @@ func TestResizePoolFrozen(t *testing.T) {
 	must(t, err)
 	defer data.Close()
 	must(t, kernel.Freeze(data))
+	rescue := time.AfterFunc(20*time.Second, func() { _ = kernel.Thaw(data) }) // who grows it now waits for ever
+	defer rescue.Stop()
 	_, err = e.ResizePool(t.Context(), 500<<20, false)
 	openAgain(t, e)
 	must(t, kernel.Thaw(data))
