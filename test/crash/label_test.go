@@ -59,11 +59,8 @@ func TestLabelsAtEveryStep(t *testing.T) {
 			w.initPool()
 			w.importGolden("g")
 			for _, op := range labels {
-				for _, f := range faults {
-					t.Run(op.name+"-"+f.name, func(t *testing.T) { w.sweep(t, op, f.plan) })
-				}
+				w.sweepFaults(t, op, op.name+"-")
 			}
-			w.t = t
 			w.gone("*")
 			w.pando("deinit", "--force")
 			w.nothingLeft()

@@ -44,11 +44,7 @@ func TestPoolResizeAtEveryStep(t *testing.T) {
 				w.t.Errorf("after the next resize to %d: %+v", size, s)
 			}
 		}}
-	for _, f := range faults {
-		t.Run(f.name, func(t *testing.T) { w.sweep(t, op, f.plan) })
-	}
-
-	w.t = t
+	w.sweepFaults(t, op, "")
 	w.gone("*")
 	w.pando("deinit", "--force")
 	w.nothingLeft()

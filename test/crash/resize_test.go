@@ -69,10 +69,7 @@ func TestResizeAtEveryStep(t *testing.T) {
 			w.initPool()
 			w.importGolden("g")
 			w.pando("golden", "import", "x", w.source, "--fs", "xfs", "--size", "320M", "--no-progress")
-			for _, f := range faults {
-				t.Run(f.name, func(t *testing.T) { w.sweep(t, op, f.plan) })
-			}
-			w.t = t
+			w.sweepFaults(t, op, "")
 			w.pando("deinit", "--force")
 			w.nothingLeft()
 		})

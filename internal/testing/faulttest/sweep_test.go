@@ -169,6 +169,27 @@ func TestStepsThatAreAlwaysStruck(t *testing.T) {
 	}
 }
 
+// TestSampleEndsWithKnownSteps: no run is undisturbed then, unless everything is struck.
+func TestSampleEndsWithKnownSteps(t *testing.T) {
+	var known []Step
+	for i := range 12 {
+		known = append(known, Step{Index: i, Name: "mkdirat", Paths: []string{fmt.Sprint("/dir", i%2)}})
+	}
+	for _, full := range []string{"", "1"} {
+		t.Setenv("PANDO_TEST_FULL", full)
+		s := Sweep{Plan: Plan{Mode: KillBefore, PathPrefix: []string{"/dir0"}}, Every: 2, Known: known}
+		var at []int
+		last := s.Each(t, func(p Plan) Result {
+			at = append(at, p.At)
+			return Result{Fired: p.At < 6, Steps: known}
+		}, func(Result) {})
+		if beyond := slices.ContainsFunc(at, func(n int) bool { return n >= 6 }); beyond != (full != "") ||
+			(last.Steps != nil) != (full != "") || len(at) < 3 {
+			t.Errorf("full %q: struck %v, and in the end %+v", full, at, last)
+		}
+	}
+}
+
 // TestDrawsAreIndependent: all shards of two draws, one below the other, come to all combinations.
 func TestDrawsAreIndependent(t *testing.T) {
 	t.Setenv("PANDO_TEST_FULL", "")
@@ -189,6 +210,9 @@ func TestSweepThatTestsNothingFails(t *testing.T) {
 		"nothing was tested": func() (*recorder, []int) { return pretended(Sweep{Plan: kill}, 0, nil) },
 		"after 3 runs":       func() (*recorder, []int) { return pretended(Sweep{Plan: kill, MaxRuns: 3}, 7, nil) },
 		"a plan that":        func() (*recorder, []int) { return pretended(Sweep{}, 7, nil) },
+		"the program made no step": func() (*recorder, []int) {
+			return pretended(Sweep{Plan: kill, Every: 2, Known: []Step{}}, 0, nil)
+		},
 	} {
 		r, _ := f()
 		if !r.failed || !strings.Contains(strings.Join(r.logs, "\n"), want) {
