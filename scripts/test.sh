@@ -54,8 +54,9 @@ go list -m all >/dev/null || echo "test.sh: could not list all modules; the test
 
 # Longest first, so that no processor idles at the end; those that measure the disk, one at a time, between the others.
 # Not from Go's cache, which does not see kernel and disks. Vet belongs to lint; without symbols programs link faster.
-order=(./test/crash ./test/remotechaos ./internal/observe/syncbench ./internal/remote/replicate ./internal/engine ./internal/observe/diagnose ./test/model
-  ./internal/bench ./internal/observe/proof ./internal/cli ./cmd/pando ./internal/tree/treecopy ./internal/observe/iostat ./internal/driver/... ./internal/observe/doctor)
+order=(./test/crash ./internal/remote/replicate ./internal/engine ./internal/observe/syncbench ./internal/bench ./test/foreign
+  ./test/examples ./cmd/pando ./internal/cli ./internal/observe/diagnose ./test/buckets ./internal/source/git ./test/model ./test/remotechaos
+  ./internal/tree/... ./internal/observe/... ./internal/driver/...)
 [ "$*" = ./... ] || order=()
 read -ra more <<<"${TESTFLAGS:-}"
 flags=(-count=1 -vet=off -ldflags='-s -w' -timeout "$timeout" -exec "$top/isolate" "${race[@]}" "${more[@]}")

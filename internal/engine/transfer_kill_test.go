@@ -130,9 +130,9 @@ func TestReceiveKilled(t *testing.T) {
 				}
 				k := &killed{t: t, e: e, way: way, base: point(t, e, "v@s").ID}
 				plan.PathPrefix = []string{top}
-				s := faulttest.Sweep{Plan: plan, Every: 2}
+				s := faulttest.Sweep{Plan: plan, Every: 6}
 				if plan.Mode == faulttest.Fail {
-					s.Every = 4
+					s.Every = 12
 				}
 				last := s.Each(t, k.run, k.check)
 				if last.ExitCode != 0 || last.Signal != 0 {
@@ -177,7 +177,7 @@ func TestReceiveTreeKilled(t *testing.T) {
 					}
 					k := &killed{t: t, e: e, way: way, base: point(t, e, "v@s").ID, tree: true}
 					plan.PathPrefix = []string{top}
-					s := faulttest.Sweep{Plan: plan, Every: 40}
+					s := faulttest.Sweep{Plan: plan, Every: 80}
 					last := s.Each(t, k.run, k.check)
 					if last.ExitCode != 0 || last.Signal != 0 {
 						t.Fatalf("in the end: %d %v %s", last.ExitCode, last.Signal, last.Stderr)

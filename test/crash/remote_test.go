@@ -424,7 +424,7 @@ func (v *travel) onePoint() {
 }
 
 // strikeEvery is of how many steps one is struck by default: a verb has some 20 to 200.
-var strikeEvery = map[string]int{"kill": 32, "ENOSPC": 64, "EIO": 64}
+var strikeEvery = map[string]int{"kill": 64, "ENOSPC": 128, "EIO": 128}
 
 // commitsRemote reports whether a step commits the head of a volume on the remote, or a change of the catalogue.
 func commitsRemote(s faulttest.Step) bool {
@@ -444,8 +444,10 @@ func TestRemoteFaultAtEveryStep(t *testing.T) {
 			t.Parallel()
 			v := newTravel(t)
 			start, runs := time.Now(), 0
+			v.over(t)
+			known := v.undisturbed(op)
 			for _, f := range faults {
-				t.Run(f.name, func(t *testing.T) { runs += v.sweep(t, op, f.name, f.plan) })
+				t.Run(f.name, func(t *testing.T) { runs += v.sweep(t, op, f.name, f.plan, known) })
 			}
 			v.over(t)
 			if op.after != nil && !t.Failed() {
@@ -463,24 +465,45 @@ func TestRemoteFaultAtEveryStep(t *testing.T) {
 // over makes t the test that is told.
 func (v *travel) over(t *testing.T) { v.t, v.a.t, v.b.t = t, t, t }
 
-func (v *travel) sweep(t *testing.T, op transport, name string, plan faulttest.Plan) (runs int) {
-	v.over(t)
-	w := op.pool(v)
-	args := []string{pando, "--pool", w.dir}
+// undisturbed runs a verb without a fault, and returns its steps.
+func (v *travel) undisturbed(op transport) []faulttest.Step {
+	v.t.Helper()
+	op.prepare(v)
+	wanted := op.want(v.state())
+	res := v.strike(op, faulttest.Plan{})
+	if after := v.state(); res.ExitCode != 0 || after != wanted {
+		v.t.Fatalf("undisturbed, it came to:\n%swanted:\n%sexit %d: %s", after, wanted, res.ExitCode, res.Stderr)
+	}
+	v.clean()
+	v.nothingOver()
+	return res.Steps
+}
+
+// arguments are those of a verb's command.
+func (v *travel) arguments(op transport) (args []string) {
 	for _, s := range op.command {
 		args = append(args, strings.ReplaceAll(s, "STORE", v.store))
 	}
-	run := func(p faulttest.Plan) faulttest.Result {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-		defer cancel()
-		res, err := faulttest.Run(ctx, args, faulttest.Options{Plan: p, KillGroup: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		runs++
-		return res
+	return args
+}
+
+// strike runs the command of a verb with a fault.
+func (v *travel) strike(op transport, p faulttest.Plan) faulttest.Result {
+	v.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	args := append([]string{pando, "--pool", op.pool(v).dir}, v.arguments(op)...)
+	res, err := faulttest.Run(ctx, args, faulttest.Options{Plan: p, KillGroup: true})
+	if err != nil {
+		v.t.Fatal(err)
 	}
-	s := faulttest.Sweep{Plan: plan, MaxRuns: 3000, Every: strikeEvery[name], Of: "remote " + op.name}
+	return res
+}
+
+func (v *travel) sweep(t *testing.T, op transport, name string, plan faulttest.Plan,
+	known []faulttest.Step) (runs int) {
+	v.over(t)
+	s := faulttest.Sweep{Plan: plan, MaxRuns: 3000, Every: strikeEvery[name], Of: "remote " + op.name, Known: known}
 	if plan.Mode != faulttest.Fail {
 		s.Always = commitsRemote
 	}
@@ -489,7 +512,8 @@ func (v *travel) sweep(t *testing.T, op transport, name string, plan faulttest.P
 		op.prepare(v)
 		before = v.state()
 		wanted = op.want(before)
-		return run(p)
+		runs++
+		return v.strike(op, p)
 	}, func(res faulttest.Result) {
 		after := v.state() // which lets each pool clean up
 		v.clean()
@@ -513,12 +537,7 @@ func (v *travel) sweep(t *testing.T, op transport, name string, plan faulttest.P
 // again repeats the command, which leads to the new state, also from there.
 func (v *travel) again(op transport, wanted string) {
 	v.t.Helper()
-	w := op.pool(v)
-	args := []string{}
-	for _, s := range op.command {
-		args = append(args, strings.ReplaceAll(s, "STORE", v.store))
-	}
-	out, err := w.try(args...)
+	out, err := op.pool(v).try(v.arguments(op)...)
 	if err != nil && !(op.name == "remote-add" && strings.Contains(err.Error(), "already has a remote with this name")) {
 		v.t.Errorf("again: %s%v", out, err)
 	}

@@ -34,7 +34,7 @@ import (
 // defaultOps is the number of random operations, fullOps that with PANDO_TEST_FULL;
 // PANDO_TEST_OPS is another.
 const (
-	defaultOps = 4_000
+	defaultOps = 2_000
 	fullOps    = 20_000
 )
 

@@ -61,7 +61,7 @@ func (s shape) String() string {
 	return how + where
 }
 
-// rounds is how many rounds of work and rest a test has: PANDO_CHAOS, or as many as take about a minute on two
+// rounds is how many rounds of work and rest a test has: PANDO_CHAOS, or as many as take about half a minute on two
 // processors, or with PANDO_TEST_FULL an hour. On S3, rests have races in them, which take longer than the work.
 func (s shape) rounds(t *testing.T) int {
 	if text := os.Getenv("PANDO_CHAOS"); text != "" {
@@ -72,12 +72,12 @@ func (s shape) rounds(t *testing.T) int {
 		return n
 	}
 
-	n := 10
+	n := 6
 	if s.s3 {
-		n = 3
+		n = 2
 	}
 	if testfs.Full() {
-		n *= 60
+		n *= 100
 	}
 	return n
 }

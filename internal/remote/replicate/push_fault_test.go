@@ -11,15 +11,18 @@ import (
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 	"pando/internal/remote/repo"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/storetest"
 )
 
 // TestPushFaults: whichever operation of the store fails, before its effect or after,
 // for a moment or for good, the push or the next one succeeds, what is then there is
-// the volume, and nothing is left over.
+// the volume, and nothing is left over. By default every third operation fails.
 func TestPushFaults(t *testing.T) {
 	w := newWorld(t)
 	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, 3*mib) })
+	w.clone("g", "v")
+	w.push("v")
 	rp := w.open()
 	kinds := []struct {
 		name  string
@@ -37,15 +40,13 @@ func TestPushFaults(t *testing.T) {
 	for _, k := range kinds {
 		// The first push, of golden and clone, and an increment.
 		for _, first := range []bool{true, false} {
-			for at := 0; ; at++ {
+			for at := faulttest.Draw(t, 3, k.name, first); ; at += faulttest.DrawStep(3) {
 				n++
 				name, golden := "v", ""
 				if first {
 					name, golden = fmt.Sprintf("v%d", n), fmt.Sprintf("g%d", n)
 					w.importImage(golden, 64*mib, func(f *os.File) { noise(t, f, uint64(n), 0, mib) })
 					w.clone(golden, name)
-				} else if at == 0 && k.name == kinds[0].name {
-					w.clone("g", name)
 				}
 				w.edit(name, func(f *os.File) { noise(t, f, uint64(1000+n), 32*mib, 256<<10) })
 				f := k.fault
