@@ -22,14 +22,18 @@ type unwritten struct {
 	stopped bool  // nor can anything be from now on: the filesystem in the image has given up
 }
 
-// writeBack writes what is in memory of a filesystem or block device, given its root, to the pool. The kernel reports a
-// failure once, even one of some time ago, and from then on treats the data as written: a second call succeeds.
-func writeBack(root *os.File, raw bool) (u unwritten) {
+// writeBack writes what is in memory of a volume's filesystem or block device, given its root, to the pool. The kernel
+// reports a failure once, even one of some time ago, and from then on treats the data as written: a second call
+// succeeds.
+func writeBack(root *os.File, fs driver.FS) (u unwritten) {
 	flush := func() error {
-		if raw {
+		if fs == driver.None {
 			return unix.Fsync(int(root.Fd()))
 		}
-		return unix.Syncfs(int(root.Fd()))
+		if err := unix.Syncfs(int(root.Fd())); err != nil || fs != driver.Ext4 {
+			return err
+		}
+		return kernel.CheckpointExt4(root) // of an aborted journal, syncfs may not know
 	}
 
 	if u.cause = flush(); u.cause == nil {
@@ -65,7 +69,7 @@ func (acc *Access) writeBackMounted(ctx context.Context, row catalog.Row, a cata
 		return unwritten{} // unmounted just now: this is another filesystem
 	}
 
-	return writeBack(root, raw)
+	return writeBack(root, row.FS)
 }
 
 // writeBackUpper is writeBackMounted for an overlay, which does not report the failures of its upper layer.
@@ -92,7 +96,7 @@ func (acc *Access) writeBackUpper(ctx context.Context, row catalog.Row, a catalo
 
 	defer root.Close()
 
-	return writeBack(root, false)
+	return writeBack(root, row.FS)
 }
 
 // UmountWriteBack makes sure that unmounting a volume does not lose data in silence. It fails if data was lost since
@@ -133,7 +137,7 @@ func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catal
 // copyWriteBack writes back the data of a volume in use that is about to be copied. root is that of its filesystem, or
 // its block device.
 func (acc *Access) copyWriteBack(ctx context.Context, l Live, root *os.File) error {
-	u := writeBack(root, l.Row.FS == driver.None)
+	u := writeBack(root, l.Row.FS)
 	if u.cause == nil {
 		u.cause = acc.SyncEphemeral(ctx, l.Row)
 	}
