@@ -13,3 +13,6 @@ func ReadLivingTables(ctx context.Context) (*Tables, error) {
 
 // OverlayInNamespace is Overlay.Mount as older kernels need it.
 func OverlayInNamespace(o Overlay) (*Detached, error) { return o.inNamespace() }
+
+// IsDenied is isDenied.
+func IsDenied(base string, err error) bool { return isDenied(base, err) }

@@ -271,7 +271,7 @@ func (s *search) searchAll() {
 	s.readSpace("/proc/self", os.Getpid())
 	pids := listNumbers("/proc")
 	if !slices.Contains(pids, 1) {
-		s.noteDenied(0, fs.ErrPermission) // /proc is mounted with hidepid
+		s.noteDenied(0, "/proc", fs.ErrPermission) // /proc is mounted with hidepid
 	}
 
 	for _, pid := range pids {
@@ -308,10 +308,10 @@ func (s *search) isOver() bool {
 	return s.closed || s.ctx.Err() != nil || len(s.processes) >= maxHolders
 }
 
-// noteDenied records that a process, or with 0 an unknown one, may not be inspected. It
-// ignores other errors, such as those of processes that have ended.
-func (s *search) noteDenied(pid int, err error) {
-	if !errors.Is(err, fs.ErrPermission) {
+// noteDenied records that a process, or with 0 an unknown one, may not be inspected, if err says so of base, as
+// isDenied finds out. Other errors are ignored.
+func (s *search) noteDenied(pid int, base string, err error) {
+	if !isDenied(base, err) {
 		return
 	}
 	s.mu.Lock()
@@ -320,6 +320,17 @@ func (s *search) noteDenied(pid int, err error) {
 		s.denied = denials{}
 	}
 	s.denied[pid] = struct{}{}
+}
+
+// isDenied reports whether err says that what is at base in /proc, the directory of a process or thread, may not be
+// inspected. Of a process that has just ended the kernel says EACCES, too (fs/proc/base.c, proc_pid_get_link), but then
+// base is gone.
+func isDenied(base string, err error) bool {
+	if !errors.Is(err, fs.ErrPermission) {
+		return false
+	}
+	_, err = os.Lstat(base)
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // denials are the processes that may not be inspected.
@@ -376,7 +387,7 @@ func (s *search) readProcess(pid int) {
 	for _, link := range []string{"cwd", "root", "exe"} {
 		n, err := statNode(base + "/" + link)
 		if err != nil {
-			s.noteDenied(pid, err)
+			s.noteDenied(pid, base, err)
 		} else if s.isVolume(n) {
 			how = append(how, link)
 			if link == "exe" {
@@ -416,19 +427,19 @@ func (s *search) readProcess(pid int) {
 func (s *search) readFiles(base string, pid int) (how []string) {
 	f, err := os.Open(base + "/fd")
 	if err != nil {
-		s.noteDenied(pid, err)
+		s.noteDenied(pid, base, err)
 		return nil
 	}
 
 	defer f.Close()
 
 	names, err := f.Readdirnames(-1)
-	s.noteDenied(pid, err)
+	s.noteDenied(pid, base, err)
 
 	for _, name := range names {
 		n, err := statNode(base + "/fd/" + name)
 		if err != nil {
-			s.noteDenied(pid, err)
+			s.noteDenied(pid, base, err)
 			continue
 		}
 		if n.dev == s.nsDev {
@@ -447,7 +458,7 @@ func (s *search) readFiles(base string, pid int) (how []string) {
 func (s *search) readMaps(base string, pid int, exe string) (how []string) {
 	f, err := os.Open(base + "/maps")
 	if err != nil {
-		s.noteDenied(pid, err)
+		s.noteDenied(pid, base, err)
 		return nil
 	}
 
@@ -475,7 +486,7 @@ func (s *search) readMaps(base string, pid int, exe string) (how []string) {
 			// The names in map_files are the same addresses without leading zeros.
 			from, to, _ := strings.Cut(fields[0], "-")
 			n, err := statNode(base + "/map_files/" + strings.TrimLeft(from, "0") + "-" + strings.TrimLeft(to, "0"))
-			s.noteDenied(pid, err)
+			s.noteDenied(pid, base, err)
 			if err != nil || !s.isVolume(n) {
 				continue
 			}
@@ -488,7 +499,7 @@ func (s *search) readMaps(base string, pid int, exe string) (how []string) {
 		}
 	}
 
-	s.noteDenied(pid, sc.Err())
+	s.noteDenied(pid, base, sc.Err())
 	return how
 }
 
@@ -496,7 +507,7 @@ func (s *search) readMaps(base string, pid int, exe string) (how []string) {
 func (s *search) readSwaps() {
 	b, err := os.ReadFile("/proc/swaps")
 	if err != nil {
-		s.noteDenied(0, err)
+		s.noteDenied(0, "/proc", err)
 		return
 	}
 
@@ -544,7 +555,7 @@ func (s *search) hasBehind(dev, path string) bool {
 
 	f, err := os.Open(dev)
 	if err != nil {
-		s.noteDenied(0, err)
+		s.noteDenied(0, "/proc", err)
 		return false
 	}
 

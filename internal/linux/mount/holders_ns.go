@@ -126,13 +126,13 @@ func Unescape(s string) string {
 func (s *search) readSpace(base string, pid int) {
 	ns, err := statNode(base + "/ns/mnt")
 	if err != nil {
-		s.noteDenied(pid, err)
+		s.noteDenied(pid, base, err)
 		return
 	}
 
 	root, err := statNode(base + "/root")
 	if err != nil {
-		s.noteDenied(pid, err)
+		s.noteDenied(pid, base, err)
 		return
 	}
 
@@ -143,7 +143,7 @@ func (s *search) readSpace(base string, pid int) {
 
 	table, err := readMountTable(base + "/mountinfo")
 	if err != nil {
-		s.noteDenied(pid, err)
+		s.noteDenied(pid, base, err)
 		return // the next process of this namespace is tried
 	}
 
@@ -285,7 +285,7 @@ func (s *search) readPins() {
 		}
 
 		table, err := tableOf(p.path)
-		s.noteDenied(p.pid, err)
+		s.noteDenied(p.pid, p.path, err)
 		if err == nil {
 			s.known[p.ns] = struct{}{}
 			s.readTable(table, p.ns, Holder{}, by)

@@ -566,3 +566,24 @@ func copySelf(t *testing.T) string {
 	}
 	return to
 }
+
+// TestEndedProcessIsNotDenied: the kernel answers EACCES for a process that has just ended, which hides nothing.
+func TestEndedProcessIsNotDenied(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	base := fmt.Sprintf("/proc/%d", cmd.Process.Pid)
+	if !mount.IsDenied(base, unix.EACCES) {
+		t.Error("a process that lives is not denied")
+	}
+	if mount.IsDenied(base, unix.ESRCH) {
+		t.Error("another error is a denial")
+	}
+
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	if mount.IsDenied(base, unix.EACCES) {
+		t.Error("a process that has ended is denied")
+	}
+}

@@ -125,14 +125,14 @@ func (f *namespaceFinder) readProcess(pid int) {
 	base := "/proc/" + strconv.Itoa(pid)
 	ns, err := statNode(base + "/ns/mnt")
 	if err != nil {
-		f.denials.noteDenied(pid, err)
+		f.denials.noteDenied(pid, base, err)
 		return
 	}
 
 	n := f.namespace(ns.ino)
 	n.addProcess(pid, base)
 	if err := f.readView(n, pid, base); err != nil {
-		f.denials.noteDenied(pid, err)
+		f.denials.noteDenied(pid, base, err)
 		return
 	}
 
@@ -196,7 +196,7 @@ func (f *namespaceFinder) readThreads(own uint64, pid int, base string) {
 func (f *namespaceFinder) readDescriptors(pid int, base string) {
 	fds, err := os.ReadDir(base + "/fd")
 	if err != nil {
-		f.denials.noteDenied(pid, err)
+		f.denials.noteDenied(pid, base, err)
 	}
 
 	for _, fd := range fds {
@@ -217,7 +217,7 @@ func (f *namespaceFinder) readPins(ctx context.Context) {
 		}
 		if n.Living == 0 && len(n.Table) == 0 && ctx.Err() == nil {
 			table, err := tableOf(p.path)
-			f.denials.noteDenied(p.pid, err)
+			f.denials.noteDenied(p.pid, p.path, err)
 			f.addMounts(n, table)
 		}
 	}

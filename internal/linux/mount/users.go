@@ -72,7 +72,7 @@ func TreeUsers(ctx context.Context, dir string, writing bool) ([]Holder, error) 
 func linksBelow(base string, inside func(string) bool) (how []string, denied error) {
 	for _, link := range []string{"cwd", "root", "exe"} {
 		to, err := os.Readlink(base + "/" + link)
-		if os.IsPermission(err) {
+		if isDenied(base, err) {
 			denied = err
 		}
 		if err == nil && inside(to) {
