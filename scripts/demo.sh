@@ -91,7 +91,10 @@ table() {
 # and contents of everything in it.
 digest() {
   (cd "$1" && {
-    find . -mindepth 1 \( -type f -printf '%p %y %m %U:%G %T@ %n %s\n' \) -o -printf '%p %y %m %U:%G %T@ %l\n' | sort
+    find . -mindepth 1 \( -type f -printf '%p %y %m %U:%G %T@ %s\n' \) -o -printf '%p %y %m %U:%G %T@ %l\n' | sort
+    # Which names inside are the same file: each with the first of them.
+    find . -type f -printf '%i %p\n' | sort -k 2 |
+      awk '{ i = $1; sub(/^[0-9]+ /, ""); if (!(i in first)) first[i] = $0; print first[i], $0 }'
     find . -type f -print0 | sort -z | xargs -0 -r sha256sum
   } | sha256sum | cut -c1-16)
 }
