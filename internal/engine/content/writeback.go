@@ -1,16 +1,20 @@
 package content
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"path/filepath"
 	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/base/warnings"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
+	"pando/internal/linux/fsprobe"
 	"pando/internal/linux/kernel"
 
 	"golang.org/x/sys/unix"
@@ -30,19 +34,52 @@ func writeBack(root *os.File, fs driver.FS) (u unwritten) {
 		if fs == driver.None {
 			return unix.Fsync(int(root.Fd()))
 		}
-		if err := unix.Syncfs(int(root.Fd())); err != nil || fs != driver.Ext4 {
-			return err
-		}
-		return kernel.CheckpointExt4(root) // of an aborted journal, syncfs may not know
+		return unix.Syncfs(int(root.Fd()))
 	}
 
-	if u.cause = flush(); u.cause == nil {
+	u.cause = flush()
+	if fs == driver.Ext4 && journalAborted(root) {
+		return unwritten{cause: cmp.Or(u.cause, errJournalAborted), stopped: true}
+	}
+	if u.cause == nil {
 		return u
 	}
 
-	// A second failure means that nothing can be written at all: ext4 has aborted its journal, XFS has shut down.
+	// A second failure means that nothing can be written at all: XFS has shut down.
 	u.stopped = flush() != nil
 	return u
+}
+
+var errJournalAborted = fmt.Errorf("ext4 has aborted its journal: %w", unix.EIO)
+
+// journalAborted reports whether the mounted ext4 that root is on has given up. syncfs(2) does not always say so: it
+// succeeds while ext4 has nothing to commit and has not noticed (fs/ext4/super.c, ext4_sync_fs), and, before Linux
+// 6.14, always once ext4 is read-only (fs/sync.c, sync_filesystem).
+func journalAborted(root *os.File) bool {
+	var st unix.Stat_t
+	if unix.Fstat(int(root.Fd()), &st) != nil {
+		return false
+	}
+
+	device, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)))
+	if err != nil {
+		return false
+	}
+
+	dev, err := os.Open(filepath.Join("/dev", filepath.Base(device)))
+	if err != nil {
+		return false
+	}
+
+	defer dev.Close()
+
+	size, err := dev.Seek(0, io.SeekEnd)
+	if err != nil {
+		return false
+	}
+
+	aborted, err := fsprobe.JournalAborted(dev, size)
+	return err == nil && aborted
 }
 
 // writeBackMounted is writeBack for a volume that is mounted in this namespace.

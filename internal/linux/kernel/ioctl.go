@@ -19,16 +19,15 @@ import (
 // fs/ext4/ext4.h and fs/xfs/libxfs/xfs_fs.h. The values hold for architectures
 // with the generic ioctl encoding (amd64, arm64, riscv64).
 const (
-	fsIocFIEMAP       = 0xc020660b
-	fsIocFITRIM       = 0xc0185879
-	fsIocFIFREEZE     = 0xc0045877
-	fsIocFITHAW       = 0xc0045878
-	fsIocFSGETXATTR   = 0x801c581f
-	fsIocFSSETXATTR   = 0x401c5820
-	ext4IocResizeFS   = 0x40086610 // _IOW('f', 16, __u64)
-	ext4IocCheckpoint = 0x4004662b // _IOW('f', 43, __u32)
-	xfsIocFSGROWFS    = 0x4010586e // _IOW('X', 110, struct xfs_growfs_data)
-	xfsIocFSGEOM      = 0x8100587e // _IOR('X', 126, struct xfs_fsop_geom)
+	fsIocFIEMAP     = 0xc020660b
+	fsIocFITRIM     = 0xc0185879
+	fsIocFIFREEZE   = 0xc0045877
+	fsIocFITHAW     = 0xc0045878
+	fsIocFSGETXATTR = 0x801c581f
+	fsIocFSSETXATTR = 0x401c5820
+	ext4IocResizeFS = 0x40086610 // _IOW('f', 16, __u64)
+	xfsIocFSGROWFS  = 0x4010586e // _IOW('X', 110, struct xfs_growfs_data)
+	xfsIocFSGEOM    = 0x8100587e // _IOR('X', 126, struct xfs_fsop_geom)
 )
 
 // ioctl makes a call, which errors name.
@@ -91,21 +90,6 @@ func GrowExt4(dir *os.File, size int64) error {
 	err := ioctl(dir, "EXT4_IOC_RESIZE_FS", ext4IocResizeFS, unsafe.Pointer(&blocks))
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("EXT4_IOC_RESIZE_FS needs the capability CAP_SYS_RESOURCE: %w", unix.EPERM)
-	}
-
-	return err
-}
-
-// CheckpointExt4 commits the journal of the mounted ext4 that dir is on, and writes what is in it to its place, as
-// umount does. It does not write files, and does not wait for a frozen filesystem. EIO: the journal was aborted, and
-// nothing can be written any more; syncfs(2) does not always say so (fs/ext4/super.c, ext4_sync_fs: not while no
-// transaction runs, and before Linux 6.14 never once the filesystem is read-only). An ext4 without a journal and a
-// kernel before 5.15, which lacks the call, are no errors.
-func CheckpointExt4(dir *os.File) error {
-	var flags uint32
-	err := ioctl(dir, "EXT4_IOC_CHECKPOINT", ext4IocCheckpoint, unsafe.Pointer(&flags))
-	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.ENODEV) {
-		return nil
 	}
 
 	return err
