@@ -139,7 +139,7 @@ func (r *resize) check(row catalog.Row) error {
 			WithHint("free space with %s and %s, or enlarge the pool's filesystem", errs.Run("destroy"), errs.Run("gc"))
 	case r.size < row.SizeBytes:
 		return errs.New(errs.Invalid, opResize, row.Name, "the volume has %s and cannot shrink (got %s)",
-			errs.FormatBytes(row.SizeBytes), errs.FormatBytes(r.size)).
+			errs.FormatBytes(row.SizeBytes), errs.FormatBytes(r.q.SizeBytes)).
 			WithHint("to make a smaller one, export its files with %s, and import them with a smaller %s",
 				errs.Run("export", row.Name, row.Name+".tar"), errs.Param("size"))
 	}

@@ -71,8 +71,9 @@ func (p *Pool) Resize(ctx context.Context, size int64, add bool) (r Resized, err
 	if add {
 		size += min(r.BeforeBytes, math.MaxInt64-sizeUnit-size)
 	}
+	asked := size
 	size = (size + sizeUnit - 1) / sizeUnit * sizeUnit
-	if err := g.check(r.BeforeBytes, size); err != nil {
+	if err := g.check(r.BeforeBytes, size, asked); err != nil {
 		return r, err
 	}
 
@@ -176,12 +177,12 @@ func (g *growing) bytes() (int64, error) {
 	return max(n, g.p.Config.Backing.SizeBytes), errs.Wrap(opResize, g.p.Dir, err)
 }
 
-// check refuses a size that the pool cannot have. Invalid, NoSpace.
-func (g *growing) check(before, size int64) error {
+// check refuses a size that the pool cannot have, asked before it was rounded up. Invalid, NoSpace.
+func (g *growing) check(before, size, asked int64) error {
 	dir := g.p.Dir
 	if size < before {
 		return errs.New(errs.Invalid, opResize, dir, "the pool has %s and cannot shrink (got %s)",
-			errs.FormatBytes(before), errs.FormatBytes(size)).
+			errs.FormatBytes(before), errs.FormatBytes(asked)).
 			WithHint("its file is sparse: return the space that it does not use with %s", errs.Run("gc"))
 	}
 	if size == before {
