@@ -14,9 +14,6 @@ import (
 // density runs the benchmark with small numbers.
 func (h *host) density(args ...string) *bench.DensityReport {
 	h.t.Helper()
-	if len(args) == 0 {
-		args = []string{"--sessions", "4,1,4"}
-	}
 	out := h.run(append([]string{"bench", "density", "--json", "--no-progress", "--files", "220", "--runs", "1"},
 		args...)...)
 	r := &bench.DensityReport{}
@@ -28,25 +25,28 @@ func (h *host) density(args ...string) *bench.DensityReport {
 	return r
 }
 
-// TestDensity measures on each kind of pool. It looks at figures that other programs on this host do not change.
+// TestDensity measures on each kind of pool, on the first with more than one number of sessions. It looks at figures
+// that other programs on this host do not change.
 func TestDensity(t *testing.T) {
 	needRoot(t)
 	notShort(t)
 	for _, pool := range []struct {
-		driver string
-		dir    func() string
-		absent string // a variant that such pools do not have
+		driver   string
+		dir      func() string
+		sessions string
+		numbers  int    // how many different ones these are
+		absent   string // a variant that such pools do not have
 	}{
-		{"reflink", func() string { return testfs.XFS(t, 2<<30) }, ""},
-		{"btrfs", func() string { return testfs.Btrfs(t, 2<<30) }, ""},
-		{"plain", func() string { return testfs.Ext4(t, 1<<30) }, bench.DensityReflink},
+		{"reflink", func() string { return testfs.XFS(t, 2<<30) }, "4,1,4", 2, ""},
+		{"btrfs", func() string { return testfs.Btrfs(t, 2<<30) }, "4", 1, ""},
+		{"plain", func() string { return testfs.Ext4(t, 1<<30) }, "4", 1, bench.DensityReflink},
 	} {
 		t.Run(pool.driver, func(t *testing.T) {
 			h := newHost(t, pool.dir(), "--driver", pool.driver)
 			h.layers = 1 // overlays begin as a copy of it
-			r := h.density()
+			r := h.density("--sessions", pool.sessions)
 			h.clean()
-			if want := 2 * len(bench.DensityVariants); len(r.Rows) != want || len(r.Targets) != 4 {
+			if want := pool.numbers * len(bench.DensityVariants); len(r.Rows) != want || len(r.Targets) != 4 {
 				t.Fatalf("%d rows, want %d; %d targets", len(r.Rows), want, len(r.Targets))
 			}
 			for _, row := range r.Rows {

@@ -225,7 +225,7 @@ func TestBenchOnLoopBackedPool(t *testing.T) {
 	h := newHost(t, t.TempDir(), "--loop", "--size", "2G")
 	t.Run("generated tree", func(t *testing.T) {
 		h.t = t
-		r := h.bench("--files", "60", "--rounds", "2")
+		r := h.bench("--files", "60")
 		complete(t, r)
 		h.clean()
 		if r.Source.Kind != "generated" || r.Source.Files != 60 || r.Source.Extents == 0 || !r.Pool.LoopBacked {
@@ -408,7 +408,7 @@ func TestBenchOnPlainPool(t *testing.T) {
 		dir = testfs.Ext4(t, 1<<30)
 	}
 	h := newHost(t, dir, "--driver", "plain")
-	r := h.bench("--files", "60")
+	r := h.bench("--files", "60", "--rounds", "2")
 	complete(t, r, bench.OpReflink, bench.OpFloor, bench.OpFloorDestroy, bench.WhileFloor, bench.WhileReflink,
 		bench.WhileSnapped, bench.WhileFrozen, bench.WhileThawed)
 	h.clean()
