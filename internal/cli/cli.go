@@ -32,6 +32,7 @@ type App struct {
 	Stdin   *os.File
 	Stdout  io.Writer
 	Stderr  io.Writer
+	Inside  bool // Run is called in a process that goes on: nothing that the command has opened stays open
 
 	dir        string
 	json       bool
@@ -187,14 +188,18 @@ func (a *App) openReadOnly(ctx context.Context) (*engine.Engine, error) {
 	return engine.Open(ctx, a.poolDir(), a.Drivers, engine.ReadOnly)
 }
 
-// openPool opens the pool, does urgent maintenance, and prints what that cleaned up. The caller closes the engine.
-func (a *App) openPool(ctx context.Context) (*engine.Engine, error) {
+// openUnmaintained opens the pool, and does no more. The caller closes the engine.
+func (a *App) openUnmaintained(ctx context.Context) (*engine.Engine, error) {
 	var options []engine.Option
-	if !a.lasting {
+	if !a.lasting && !a.Inside {
 		options = append(options, engine.ShortLived)
 	}
+	return engine.Open(ctx, a.poolDir(), a.Drivers, options...)
+}
 
-	e, err := engine.Open(ctx, a.poolDir(), a.Drivers, options...)
+// openPool opens the pool, does urgent maintenance, and prints what that cleaned up. The caller closes the engine.
+func (a *App) openPool(ctx context.Context) (*engine.Engine, error) {
+	e, err := a.openUnmaintained(ctx)
 	if err != nil {
 		return nil, err
 	}

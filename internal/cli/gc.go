@@ -28,7 +28,7 @@ mounted, which process holds it in which mount namespace, or what was cloned
 from it.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			e, err := engine.Open(c.Context(), a.poolDir(), a.Drivers, engine.ShortLived)
+			e, err := a.openUnmaintained(c.Context())
 			if err != nil {
 				return err
 			}

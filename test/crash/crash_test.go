@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"pando/internal/base/ref"
+	"pando/internal/cli"
 	"pando/internal/driver/btrfs"
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
@@ -36,6 +37,7 @@ var drivers = engine.Drivers{reflink.Name: reflink.Open, btrfs.Name: btrfs.Open,
 	zfs.Name: zfs.Open}
 
 func TestMain(m *testing.M) {
+	engine.Helper(os.Args) // see try
 	if err := testfs.ShareMounts(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -117,7 +119,19 @@ func (w *world) pando(args ...string) string {
 	return out
 }
 
+// try runs a command in this process, which is three times as quick as starting another.
 func (w *world) try(args ...string) (string, error) {
+	var stdout, stderr strings.Builder
+	a := &cli.App{Drivers: drivers, Version: "test", Stdin: os.Stdin, Stdout: &stdout, Stderr: &stderr, Inside: true}
+	var err error
+	if code := a.Run(context.Background(), append([]string{"--pool", w.dir}, args...)); code != 0 {
+		err = fmt.Errorf("exit status %d: %s", code, stderr.String())
+	}
+	return stdout.String(), err
+}
+
+// tryProcess runs a command in a process of its own, as at the same time as others.
+func (w *world) tryProcess(args ...string) (string, error) {
 	cmd := exec.Command(pando, append([]string{"--pool", w.dir}, args...)...)
 	var stdout, stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

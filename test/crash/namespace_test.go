@@ -157,7 +157,7 @@ func TestRefusedKeepsMount(t *testing.T) {
 			for _, args := range [][]string{{"umount", "base1"}, {"destroy", "base2"}, {"rewind", "base3", "s", "--detach"},
 				{"ls"}, {"gc"}} {
 				wg.Go(func() {
-					_, err := w.try(args...)
+					_, err := w.tryProcess(args...)
 					if looks := len(args) == 1; looks == (err != nil) || !looks &&
 						!strings.Contains(err.Error(), "in mount namespace") {
 						t.Errorf("pando %v: %v", args, err)

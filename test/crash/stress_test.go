@@ -65,7 +65,7 @@ func TestManyProcesses(t *testing.T) {
 // oneLife takes one volume through its life, and checks what it holds.
 func (w *world) oneLife(name string, rng *rand.Rand) error {
 	do := func(args ...string) error {
-		if _, err := w.try(args...); err != nil {
+		if _, err := w.tryProcess(args...); err != nil {
 			return fmt.Errorf("pando %s: %w", strings.Join(args, " "), err)
 		}
 		return nil

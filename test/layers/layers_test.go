@@ -267,7 +267,7 @@ var table = map[string]layer{
 
 	// Tests of the whole, and tools: they stand above everything.
 	"test/model":       {tests: []string{"internal/engine", "{drivers}"}},
-	"test/crash":       {tests: []string{"internal/bench", "internal/engine", "{drivers}"}},
+	"test/crash":       {tests: []string{"internal/bench", "internal/cli", "internal/engine", "{drivers}"}},
 	"test/examples":    {},
 	"test/foreign":     {tests: []string{"internal/engine", "{drivers}"}},
 	"test/zfs":         {},
