@@ -68,9 +68,9 @@ func TestExportRoundTrip(t *testing.T) {
 		v := clone(t, e, "g", "v", true)
 		must(t, os.WriteFile(filepath.Join(v.Mountpoint, "new"), []byte("text"), 0o640))
 		before := objects(t, e)
-		formats := []string{"a.tar", "b.tar.zst", "c.tzst"}
+		formats := []string{"a.tar"} // all of them where there are images; what reads and writes a tar is the same elsewhere
 		if e.Caps().FS[0].IsImage() {
-			formats = append(formats, "d.raw", "e.img", "f.qcow2")
+			formats = append(formats, "b.tar.zst", "c.tzst", "d.raw", "e.img", "f.qcow2")
 		}
 
 		for _, name := range formats {
