@@ -31,7 +31,7 @@ fi
 [ $# -gt 0 ] || set -- ./...
 
 # More than processors: packages wait for disks and timers.
-at_once=${AT_ONCE:-$(($(nproc) + 1))}
+at_once=${AT_ONCE:-$(($(nproc) + 2))}
 timeout=15m # less than CI gives the whole run, so that what hangs says where
 [ -z "${PANDO_TEST_FULL:-}" ] || timeout=3h
 
@@ -61,6 +61,7 @@ order=(./test/crash ./internal/remote/replicate ./internal/engine ./internal/obs
 read -ra more <<<"${TESTFLAGS:-}"
 flags=(-count=1 -vet=off -ldflags='-s -w' -timeout "$timeout" -exec "$top/isolate" "${race[@]}" "${more[@]}")
 export PANDO_TEST_BINARY=$top/pando PANDO_TEST_RUNNING=$top/running
+export GOGC=${GOGC:-400} # there is more memory than processors; tests about memory set what users have
 
 # The tests are a job of their own, which a signal ends as a whole; bash would not see the signal before their end.
 # shellcheck disable=SC2317,SC2329 # traps call them

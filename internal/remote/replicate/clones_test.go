@@ -111,6 +111,8 @@ func TestPullMemory(t *testing.T) {
 	})
 	w.push("g")
 	o := w.other(testfs.XFS(t, 2<<30), reflink.Name)
+	gc := debug.SetGCPercent(100) // as users have it
+	defer debug.SetGCPercent(gc)
 	debug.FreeOSMemory()
 	most := make(chan uint64)
 	stop := make(chan bool)

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 func runChild(t *testing.T, name string, args ...string) (string, error) {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), os.Args[0], args...)
-	c.Env = append(os.Environ(), childVariable+"="+name)
+	c.Env = append(os.Environ(), childVariable+"="+name, "GOGC=100") // as users have it: some measure its memory
 	var out strings.Builder
 	c.Stdout, c.Stderr = &out, &out
 	err := c.Run()
