@@ -277,23 +277,46 @@ func LookupNumber(dev uint64) (Bound, error) {
 	return Lookup(n)
 }
 
-// List returns all attached loop devices. It reads sysfs, and its cost grows with the
-// number of loop devices, so it is for recovery only.
-func List() ([]Bound, error) {
-	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
+// A File is what loop device Index is attached to, as the kernel shows it: an absolute path, possibly with " (deleted)".
+type File struct {
+	Index int
+	Path  string
+}
+
+// Files returns the files of all attached loop devices: none where sysfs is not mounted. It needs no root. It opens one
+// file of sysfs for each loop device of the host, attached or not.
+func Files() ([]File, error) {
+	const block = "/sys/block/"
+	devices, err := os.ReadDir(block)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, errs.Wrap("list loop devices", "", err)
 	}
 
-	var out []Bound
-	for _, p := range files {
-		name := strings.Split(p, "/")[3]
-		n, err := strconv.Atoi(strings.TrimPrefix(name, "loop"))
-		if err != nil {
+	var out []File
+	for _, d := range devices {
+		digits, ok := strings.CutPrefix(d.Name(), "loop")
+		n, err := strconv.Atoi(digits)
+		if !ok || err != nil {
 			continue
 		}
+		if path, err := os.ReadFile(block + d.Name() + "/loop/backing_file"); err == nil {
+			out = append(out, File{Index: n, Path: strings.TrimSuffix(string(path), "\n")})
+		}
+	}
 
-		b, err := Lookup(n)
+	return out, nil
+}
+
+// List returns all attached loop devices. Its cost grows with the number of loop devices, so it is for recovery only.
+func List() ([]Bound, error) {
+	files, err := Files()
+	if err != nil {
+		return nil, err
+	}
+
+	var out []Bound
+	for _, f := range files {
+		b, err := Lookup(f.Index)
 		if errs.Is(err, errs.NotFound) {
 			continue // detached in the meantime
 		}
@@ -301,10 +324,7 @@ func List() ([]Bound, error) {
 			return nil, err
 		}
 
-		if path, err := os.ReadFile(p); err == nil {
-			b.File = strings.TrimSuffix(string(path), "\n") // complete, while the ioctl truncates it to 64 bytes
-		}
-
+		b.File = f.Path // complete, while the ioctl truncates it to 64 bytes
 		out = append(out, b)
 	}
 

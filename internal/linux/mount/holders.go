@@ -15,6 +15,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/linux/kernel"
+	"pando/internal/linux/loopdev"
 
 	"golang.org/x/sys/unix"
 )
@@ -523,16 +524,10 @@ func (s *search) readSwaps() {
 // readDevices adds loop devices of files on the volume, and block devices stacked on its
 // device.
 func (s *search) readDevices() {
-	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	for _, file := range files {
-		dev := "/dev/" + strings.Split(file, "/")[3]
-		b, err := os.ReadFile(file)
-		if err != nil {
-			continue
-		}
-		path := strings.TrimSuffix(string(b), "\n")
-		if s.hasBehind(dev, path) {
-			s.addHolder(Holder{How: []string{"loop device " + dev + " on " + path}})
+	files, _ := loopdev.Files()
+	for _, f := range files {
+		if dev := loopdev.DevicePath(f.Index); s.hasBehind(dev, f.Path) {
+			s.addHolder(Holder{How: []string{"loop device " + dev + " on " + f.Path}})
 		}
 	}
 

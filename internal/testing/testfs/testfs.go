@@ -348,16 +348,14 @@ func leaks(dir string) []string {
 		out = append(out, fmt.Sprintf("%s mounted at %s", m.FSType, m.Mountpoint))
 	}
 
-	// Not loopdev.List, which needs root.
-	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	files, err := loopdev.Files()
 	if err != nil {
 		return append(out, err.Error())
 	}
 
-	for _, p := range files {
-		b, err := os.ReadFile(p)
-		if err == nil && strings.HasPrefix(string(b), dir+"/") {
-			out = append(out, fmt.Sprintf("%s has %s behind it", strings.Split(p, "/")[3], strings.TrimSpace(string(b))))
+	for _, f := range files {
+		if strings.HasPrefix(f.Path, dir+"/") {
+			out = append(out, fmt.Sprintf("loop%d has %s behind it", f.Index, f.Path))
 		}
 	}
 
