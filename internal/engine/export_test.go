@@ -78,3 +78,8 @@ func (e *Engine) SpendReserve(ctx context.Context) bool { return e.spendReserve(
 
 // HasReserve reports whether the reserve is whole.
 func (e *Engine) HasReserve() bool { return e.pool.HasReserve() }
+
+// BlamePool is what an error of writing to an image becomes.
+func BlamePool(ctx context.Context, e *Engine, err error) error {
+	return e.blamePool(ctx, "write", "v", err)
+}

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"os"
 
 	"pando/internal/base/errs"
@@ -15,10 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 )
-
-// fullPool is the free space, in bytes, below which a write error in an image counts as
-// a full pool: the filesystem in the image only knows that it cannot write.
-const fullPool = 64 << 20
 
 // RebaseRequest says which volume to move to which generation of its golden.
 type RebaseRequest struct {
@@ -312,16 +307,13 @@ func (r *rebase) chooseOrigin(ctx context.Context) (err error) {
 func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) error {
 	e, id := r.e, r.s.next.ID
 	sync := func(root *os.File) error {
-		if err := fn(root); err != nil || !r.s.next.FS.IsImage() && r.s.next.Ephemeral {
-			return err
+		err := fn(root)
+		if err == nil && (r.s.next.FS.IsImage() || !r.s.next.Ephemeral) {
+			// If a full pool keeps data from being written back, this reports an error,
+			// but unmounting the filesystem does not.
+			err = unix.Syncfs(int(root.Fd()))
 		}
-		// If a full pool keeps data from being written back, this reports an error,
-		// but unmounting the filesystem does not.
-		err := unix.Syncfs(int(root.Fd()))
-		if errors.Is(err, unix.EIO) && errs.Is(e.pool.Admit(ctx, opRebase, r.q.Volume.String(), fullPool), errs.NoSpace) {
-			err = unix.ENOSPC
-		}
-		return errs.Wrap(opRebase, r.q.Volume.String(), err)
+		return errs.Wrap(opRebase, r.q.Volume.String(), e.blamePool(ctx, opRebase, r.q.Volume.String(), err))
 	}
 
 	switch {

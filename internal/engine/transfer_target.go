@@ -68,13 +68,8 @@ func (r *receive) fillImageFile(ctx context.Context, path string) error {
 		err = f.Sync()
 	}
 
-	// Data that fits into the page cache but not into the full pool causes an I/O error.
-	if errors.Is(err, unix.EIO) && errs.Is(r.e.pool.Admit(context.WithoutCancel(ctx), opPull, r.ref, fullPool),
-		errs.NoSpace) {
-		err = unix.ENOSPC
-	}
-
-	return errs.Wrap(opPull, r.ref, err)
+	// Data may fit into the page cache but not into the pool.
+	return errs.Wrap(opPull, r.ref, r.e.blamePool(ctx, opPull, r.ref, err))
 }
 
 // A golden with more than sealAbove extents, plus one for each bytesAnExtent of size, is

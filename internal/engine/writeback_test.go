@@ -447,3 +447,24 @@ func stop(t *testing.T, dir string) {
 		t.Fatal(errno)
 	}
 }
+
+// TestFullPoolIsBlamed: what filesystems in images say when the pool has run full means that it has.
+func TestFullPoolIsBlamed(t *testing.T) {
+	testfs.NotShort(t, "it is about space")
+	p := newFullable(t, "xfs")
+	blamed := func(err error) error { return engine.BlamePool(t.Context(), p.e, err) }
+	readOnly := errs.Wrap("write", "f", unix.EROFS)
+	if got := blamed(readOnly); got != readOnly {
+		t.Errorf("in a pool with room, %v has become %v", readOnly, got)
+	}
+
+	p.fill()
+	if got := blamed(readOnly); !errs.Is(got, errs.NoSpace) || errs.HintOf(got) == "" || !errors.Is(got, unix.EROFS) {
+		t.Errorf("in a full pool, %v has become %v, wanted NoSpace with a hint", readOnly, got)
+	}
+	for _, err := range []error{nil, errs.Wrap("write", "f", unix.EACCES)} {
+		if got := blamed(err); got != err {
+			t.Errorf("in a full pool, %v has become %v", err, got)
+		}
+	}
+}
