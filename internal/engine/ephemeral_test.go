@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -181,11 +180,7 @@ func TestEphemeralRemount(t *testing.T) {
 func powerLost(t *testing.T, fs *testfs.FS, kind string) string {
 	t.Helper()
 	image, dir := filepath.Join(t.TempDir(), "image"), t.TempDir()
-	from := loopSetting(t, fs.Device(), "loop/backing_file")
-	if out, err := exec.Command("cp", "--sparse=always", from, image).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-
+	fs.CopyTo(image)
 	f, err := os.OpenFile(image, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)

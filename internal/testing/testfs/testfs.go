@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,7 +18,6 @@ import (
 	"pando/internal/linux/loopdev"
 	"pando/internal/linux/mount"
 	"pando/internal/linux/run"
-	"pando/internal/observe/blockdev"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -209,20 +207,6 @@ func (fs *FS) Flushes() int64 {
 	return flushes(fs.t, fs.loop)
 }
 
-// loopStat is what a loop device has done.
-func loopStat(t testing.TB, loop int) blockdev.Stat {
-	t.Helper()
-	d, err := blockdev.Lookup(unix.Mkdev(7, uint32(loop)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := d.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
 // flushes is how many flushes a loop device has completed.
 func flushes(t testing.TB, loop int) int64 {
 	t.Helper()
@@ -233,6 +217,13 @@ func flushes(t testing.TB, loop int) int64 {
 	return n
 }
 
+// CopyTo writes to a new file what the device under the filesystem has been given
+// at this moment, and nothing that was only in memory: as after a power loss.
+func (fs *FS) CopyTo(image string) {
+	fs.t.Helper()
+	copyMoment(fs.t, fs.loop, image, fs.image)
+}
+
 // Cut cuts the power: the filesystem that is then mounted in the place of the
 // old one has what its device had been given at this moment, and nothing that
 // was only in memory. It returns the directory. Nothing may be open in the old
@@ -241,10 +232,7 @@ func (fs *FS) Cut() string {
 	fs.t.Helper()
 	fs.cuts++
 	image := fmt.Sprintf("%s.cut%d", filepath.Join(fs.top, "image"), fs.cuts)
-	if err := copySparse(image, fs.image); err != nil {
-		fs.t.Fatal(err)
-	}
-
+	fs.CopyTo(image)
 	fs.unmount()
 	if err := os.Remove(fs.image); err != nil {
 		fs.t.Fatal(err)
@@ -253,55 +241,6 @@ func (fs *FS) Cut() string {
 	fs.image = image
 	fs.attach()
 	return fs.dir
-}
-
-// copySparse copies a file with its holes.
-func copySparse(to, from string) error {
-	src, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-
-	defer src.Close()
-
-	st, err := src.Stat()
-	if err != nil {
-		return err
-	}
-
-	dst, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-
-	defer dst.Close()
-
-	if err := dst.Truncate(st.Size()); err != nil {
-		return err
-	}
-
-	for off := int64(0); off < st.Size(); {
-		start, err := unix.Seek(int(src.Fd()), off, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) {
-			break
-		}
-		if err != nil {
-			return err
-		}
-
-		end, err := unix.Seek(int(src.Fd()), start, unix.SEEK_HOLE)
-		if err != nil {
-			return err
-		}
-
-		if _, err := io.Copy(io.NewOffsetWriter(dst, start), io.NewSectionReader(src, start, end-start)); err != nil {
-			return err
-		}
-
-		off = end
-	}
-
-	return dst.Close()
 }
 
 // LeakCheck fails the test if, after all clean-ups registered later, anything

@@ -158,24 +158,7 @@ func (p *Zpool) Cut() {
 	p.t.Helper()
 	p.cuts++
 	image := fmt.Sprintf("%s.cut%d", filepath.Join(p.top, "image"), p.cuts)
-
-	// A moment it must be: a copy made while ZFS writes is of no moment.
-	const tries = 20
-	for try := range tries {
-		before := loopStat(p.t, p.loop).Writes
-		if err := copySparse(image, p.image); err != nil {
-			p.t.Fatal(err)
-		}
-		if s := loopStat(p.t, p.loop); s.Writes == before && s.InFlight == 0 {
-			break
-		}
-		if try == tries-1 {
-			p.t.Fatal("testfs: the pool is written to all the time")
-		}
-		if err := os.Remove(image); err != nil {
-			p.t.Fatal(err)
-		}
-	}
+	copyMoment(p.t, p.loop, image, p.image)
 
 	// Two pools of one GUID cannot be imported at once. What the export writes, and
 	// the unmounting that it does, goes into the old image.
