@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"pando/internal/base/errs"
@@ -81,11 +82,18 @@ func (s *Stack) Above(i int) int {
 	return -1
 }
 
-// Bottom returns the devices without a known layer below: disks, and memory.
+// Bottom returns the devices without a device below: disks, and loop devices whose files are in memory or out of sight.
 func (s *Stack) Bottom() []Layer {
 	var out []Layer
 	for i, l := range s.Layers {
-		if l.Device != nil && (i+1 == len(s.Layers) || s.Layers[i+1].Depth <= l.Depth) {
+		if l.Device == nil {
+			continue
+		}
+		below := s.Layers[i+1:]
+		if end := slices.IndexFunc(below, func(b Layer) bool { return b.Depth <= l.Depth }); end >= 0 {
+			below = below[:end]
+		}
+		if !slices.ContainsFunc(below, func(b Layer) bool { return b.Device != nil }) {
 			out = append(out, l)
 		}
 	}

@@ -194,6 +194,10 @@ func TestElsewhere(t *testing.T) {
 	if !strings.Contains(s.Hidden, "memory") || len(s.Devices()) != 0 || len(s.Bottom()) != 0 {
 		t.Errorf("%+v", s)
 	}
+	inMemory := testfs.NewIn(t, tmpfs, "ext4", 8<<20)
+	if b := of(t, inMemory.Dir()).Bottom(); len(b) != 1 || b[0].Name != inMemory.Device() {
+		t.Errorf("at the bottom of a filesystem in a file in memory: %+v", b)
+	}
 
 	base := testfs.New(t, "ext4", 64<<20)
 	for _, d := range []string{"lower", "upper", "work"} {
