@@ -246,7 +246,8 @@ func (j *journal) loadRecords() error {
 	}
 }
 
-// readRecord reads the record at an offset. n is its length with its header, 0 if there is no complete record.
+// readRecord reads the record at an offset. n is its length with its header, 0 if there is no complete record: also
+// when the file was size bytes long and its push, whose lock the caller lacks, has truncated it meanwhile.
 func (j *journal) readRecord(at, size int64) (payload []byte, n int64, err error) {
 	var head [8]byte
 	if at+8 > size {
@@ -254,7 +255,7 @@ func (j *journal) readRecord(at, size int64) (payload []byte, n int64, err error
 	}
 
 	if _, err := j.f.ReadAt(head[:], at); err != nil {
-		return nil, 0, err
+		return nil, 0, ignoreEOF(err)
 	}
 
 	length := int64(binary.LittleEndian.Uint32(head[:]))
@@ -264,7 +265,7 @@ func (j *journal) readRecord(at, size int64) (payload []byte, n int64, err error
 
 	payload = make([]byte, length)
 	if _, err := j.f.ReadAt(payload, at+8); err != nil {
-		return nil, 0, err
+		return nil, 0, ignoreEOF(err)
 	}
 
 	if crc32.Checksum(payload, castagnoli) != binary.LittleEndian.Uint32(head[4:]) {
@@ -272,6 +273,13 @@ func (j *journal) readRecord(at, size int64) (payload []byte, n int64, err error
 	}
 
 	return payload, 8 + length, nil
+}
+
+func ignoreEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
 }
 
 // applyRecord applies a record to the state; at is the offset of its payload in the file. It reports whether the record

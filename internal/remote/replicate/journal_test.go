@@ -2,6 +2,7 @@ package replicate
 
 import (
 	"bytes"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -154,6 +155,58 @@ func TestJournal(t *testing.T) {
 	j.releaseLock()
 	if _, err := os.Stat(path); err == nil {
 		t.Error("an empty journal stays")
+	}
+}
+
+// TestPlannedSnapshotsMeanwhile: whoever looks at the journals of other pushes, which begin and end meanwhile, finds
+// what was planned before.
+func TestPlannedSnapshotsMeanwhile(t *testing.T) {
+	pool := t.TempDir()
+	open := func(remote string) *journal {
+		dir := filepath.Join(remotesDir(pool), remote)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		j, err := openJournal(t.Context(), dir, "v")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(j.releaseLock)
+		return j
+	}
+	if err := open("still").replacePlan(plan{Version: planVersion, Snapshot: "v@push-still"}, false); err != nil {
+		t.Fatal(err)
+	}
+
+	j, ended := open("busy"), make(chan error)
+	stop := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-stop:
+				ended <- j.reset()
+				return
+			default:
+			}
+			err := j.replacePlan(plan{Version: planVersion, Snapshot: "v@push-busy"}, false)
+			for range 20 {
+				err = errors.Join(err, j.appendRun(1))
+			}
+			if err = errors.Join(err, j.reset()); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	for range 3000 {
+		if p, err := plannedSnapshots(pool); err != nil || !p["v@push-still"] {
+			t.Errorf("%v, %v", p, err)
+			break
+		}
+	}
+	close(stop)
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 
