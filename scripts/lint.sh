@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Checks the source: format, vet, dead code, shell scripts, layers, style, the length
-# of files, and that nothing of a developer's machine got in. All checks run,
-# even when one fails.
+# Checks the source: format, vet, dead code, shell scripts, layers, style, the length of files, and that nothing of a
+# developer's machine got in. All checks run, at once, even when one fails.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
@@ -12,19 +11,47 @@ TESTS_ONLY='HintOf|Clear|Runs|DecodeNode|EncodePage|Unpack'
 MAX_LINES=800
 MAX_COLUMNS=120
 
-failed=0
-check() { # NAME COMMAND...: a check is good if it prints nothing and exits with 0
-  local name=$1 out status=0
+results=$(mktemp -d) || exit
+trap 'rm -rf "$results"' EXIT
+# shellcheck disable=SC2317,SC2329 # a trap calls it
+interrupted() {
+  local job
+  for job in "${jobs[@]}"; do kill -TERM -- "-$job" 2>/dev/null; done
+  wait
+  exit 130
+}
+trap interrupted HUP INT TERM
+
+# check NAME COMMAND...: a check is good if it prints nothing and exits with 0. It runs in the background, in a process
+# group of its own.
+names=() jobs=()
+set -m
+check() {
+  local name=$1 to=$results/${#names[@]}
   shift
-  out=$("$@" 2>&1) || status=$?
-  out=$(grep -vE '^go: (downloading|.*; switching to) ' <<<"$out") || true
-  if [ $status -eq 0 ] && [ -z "$out" ]; then
-    printf 'ok    %s\n' "$name"
-    return
-  fi
-  printf 'FAIL  %s\n' "$name"
-  [ -z "$out" ] || printf '      %s\n' "${out//$'\n'/$'\n'      }"
-  failed=$((failed + 1))
+  names+=("$name")
+  {
+    "$@" </dev/null >"$to.out" 2>&1
+    echo $? >"$to.status"
+  } &
+  jobs+=($!)
+}
+
+# report: waits for all checks, and says how they went, in their order. Its status is how many have failed.
+report() {
+  local i out failed=0
+  wait
+  for i in "${!names[@]}"; do
+    out=$(grep -vE '^go: (downloading|.*; switching to) ' "$results/$i.out") || true
+    if [ "$(<"$results/$i.status")" = 0 ] && [ -z "$out" ]; then
+      printf 'ok    %s\n' "${names[i]}"
+      continue
+    fi
+    printf 'FAIL  %s\n' "${names[i]}"
+    [ -z "$out" ] || printf '      %s\n' "${out//$'\n'/$'\n      '}"
+    failed=$((failed + 1))
+  done
+  return "$failed"
 }
 
 # files [SUFFIX]: every file that belongs to the project.
@@ -78,7 +105,7 @@ check "no Go file longer than $MAX_LINES lines" lengths
 check "no line longer than $MAX_COLUMNS columns" columns
 check 'no private paths' private
 
-if [ $failed -gt 0 ]; then
-  printf 'lint: %d checks failed\n' "$failed"
+report || {
+  printf 'lint: %d checks failed\n' "$?"
   exit 1
-fi
+}
