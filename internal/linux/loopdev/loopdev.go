@@ -277,7 +277,7 @@ func LookupNumber(dev uint64) (Bound, error) {
 	return Lookup(n)
 }
 
-// A File is what loop device Index is attached to, as the kernel shows it: an absolute path, possibly with " (deleted)".
+// A File is what a loop device is attached to: an absolute path, possibly with " (deleted)".
 type File struct {
 	Index int
 	Path  string

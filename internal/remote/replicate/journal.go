@@ -247,7 +247,7 @@ func (j *journal) loadRecords() error {
 }
 
 // readRecord reads the record at an offset. n is its length with its header, 0 if there is no complete record: also
-// when the file was size bytes long and its push, whose lock the caller lacks, has truncated it meanwhile.
+// when the file was size bytes long and its push, whose lock the caller lacks, has truncated it in the meantime.
 func (j *journal) readRecord(at, size int64) (payload []byte, n int64, err error) {
 	var head [8]byte
 	if at+8 > size {

@@ -158,9 +158,9 @@ func TestJournal(t *testing.T) {
 	}
 }
 
-// TestPlannedSnapshotsMeanwhile: whoever looks at the journals of other pushes, which begin and end meanwhile, finds
-// what was planned before.
-func TestPlannedSnapshotsMeanwhile(t *testing.T) {
+// TestPlannedSnapshotsWhileOthersPush: whoever looks at the journals of other pushes, which begin and end in the
+// meantime, finds what was planned before.
+func TestPlannedSnapshotsWhileOthersPush(t *testing.T) {
 	pool := t.TempDir()
 	open := func(remote string) *journal {
 		dir := filepath.Join(remotesDir(pool), remote)

@@ -13,7 +13,7 @@ import (
 )
 
 // copyMoment copies the image of a loop device to a new file, with its holes. It
-// copies again until the device is written to by nobody meanwhile: else the copy
+// copies again until the device is written to by nobody in between: else the copy
 // would be of no moment, with a log that is older than what was written after it.
 func copyMoment(t testing.TB, loop int, to, image string) {
 	t.Helper()

@@ -26,7 +26,7 @@ func TestCopyMoment(t *testing.T) {
 	}
 	defer d.Close()
 
-	// Write a number at the beginning, then at the end, until a copy is there that was made meanwhile.
+	// Write a number at the beginning, then at the end, until a copy is there that was made in the meantime.
 	write := func(n uint64) error {
 		b := binary.LittleEndian.AppendUint64(nil, n)
 		_, err := d.WriteAt(b, first)
