@@ -34,7 +34,7 @@ func TestDensity(t *testing.T) {
 		driver   string
 		dir      func() string
 		sessions string
-		numbers  int    // how many different ones these are
+		numbers  int    // count of different numbers of sessions
 		absent   string // a variant that such pools do not have
 	}{
 		{"reflink", func() string { return testfs.XFS(t, 2<<30) }, "4,1,4", 2, ""},

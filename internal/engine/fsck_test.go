@@ -448,7 +448,7 @@ func newBroken(t *testing.T, e *engine.Engine) *broken {
 // then nothing is found any more.
 func TestFsckFinds(t *testing.T) {
 	testfs.NotShort(t, "it does one thing after the other")
-	const again = 4 // of how many faults one is checked twice: that finds the same, whatever it is
+	const again = 4 // one in so many faults is checked twice, whichever it is: a second check finds the same
 	drawn := faulttest.Draw(t, again)
 	for _, k := range poolKinds {
 		t.Run(k.name, func(t *testing.T) {

@@ -70,7 +70,6 @@ func journalAborted(root *os.File) bool {
 	if err != nil {
 		return false
 	}
-
 	defer dev.Close()
 
 	size, err := dev.Seek(0, io.SeekEnd)
@@ -100,7 +99,6 @@ func (acc *Access) writeBackMounted(ctx context.Context, row catalog.Row, a cata
 	if err != nil {
 		return unwritten{} // unmounted by hand
 	}
-
 	defer root.Close()
 	if m, err := kernel.MountAt(int(root.Fd()), ""); !raw && (err != nil || m.ID != a.MountID) {
 		return unwritten{} // unmounted just now: this is another filesystem
@@ -130,7 +128,6 @@ func (acc *Access) writeBackUpper(ctx context.Context, row catalog.Row, a catalo
 	if err != nil {
 		return unwritten{cause: err, stopped: true}
 	}
-
 	defer root.Close()
 
 	return writeBack(root, row.FS)
