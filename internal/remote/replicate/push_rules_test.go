@@ -114,21 +114,36 @@ func TestPushTwoPools(t *testing.T) {
 	a.noSessions(rp)
 }
 
-// TestPushFenced: a session that a prune has ended commits nothing, whenever that
-// happens, and the next push succeeds.
+// TestPushFenced: a session that a prune has ended, or is just ending, commits nothing, whenever that happens, and the
+// next push succeeds.
 func TestPushFenced(t *testing.T) {
+	t.Run("ended", func(t *testing.T) { pushFenced(t, true) })
+	t.Run("ending", func(t *testing.T) { pushFenced(t, false) })
+}
+
+// pushFenced fences the session of a push at each of its operations, and then drops it: at once, or after the push.
+func pushFenced(t *testing.T, atOnce bool) {
 	w := newWorld(t)
 	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, mib) })
 	w.clone("g", "v")
 	rp := w.open()
 	ctx := context.Background()
 	// As a prune does it: first the heads, then the session.
+	drop := func(all []repo.SessionState) {
+		for _, s := range all {
+			if err := rp.DropSession(ctx, s); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	var fenced []repo.SessionState
 	fence := func() {
 		all, err := rp.Sessions(ctx)
 		if err != nil {
 			t.Error(err)
 			return
 		}
+		fenced = all
 		for _, s := range all {
 			for _, name := range s.Heads {
 				h, v, err := rp.Head(ctx, name)
@@ -143,9 +158,9 @@ func TestPushFenced(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if err := rp.DropSession(ctx, s); err != nil {
-				t.Error(err)
-			}
+		}
+		if atOnce {
+			drop(all)
 		}
 	}
 	fences, refused := 0, 0
@@ -162,11 +177,15 @@ func TestPushFenced(t *testing.T) {
 			return len(h.Recent)
 		}
 		before, had := points(), 0
+		fenced = nil
 		w.store.Add(storetest.Fault{At: at, When: storetest.Before, Do: func(storetest.Call) { had = points(); fence() }})
 		w.load()
 		_, err := w.tryPush("v")
 		fired := w.store.Fired() > 0
 		w.store.Heal()
+		if !atOnce {
+			drop(fenced)
+		}
 		if !fired {
 			if err != nil {
 				t.Fatal(err)
@@ -180,8 +199,9 @@ func TestPushFenced(t *testing.T) {
 			if n := points(); n != before {
 				t.Fatalf("operation %d: refused, and there are %d points, not %d", at, n, before)
 			}
-		} else if n := points(); n == before {
-			t.Fatalf("operation %d: the push succeeded and made no point (it had %d)", at, had)
+		} else if n := points(); n == before || had == before && len(fenced) > 0 {
+			t.Fatalf("operation %d: the push succeeded; before there were %d points, when it was fenced %d, then %d", at,
+				before, had, n)
 		}
 		w.push("v")
 		w.checkPoint(rp, "v", w.image("v"))
