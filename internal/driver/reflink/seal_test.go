@@ -2,6 +2,8 @@ package reflink
 
 import (
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"testing"
 )
 
@@ -89,5 +91,34 @@ func TestPlanKeepsLongExtentsShared(t *testing.T) {
 	want := []piece{{span{0, 512 * mb}, false}, {span{512 * mb, 1024 * mb}, true}}
 	if len(plan) != 2 || plan[0] != want[0] || plan[1] != want[1] {
 		t.Errorf("plan %v, wanted %v", plan, want)
+	}
+}
+
+// TestCopyRangeFails: what cannot be read or written is not left out.
+func TestCopyRangeFails(t *testing.T) {
+	open := func(name string, flag int) *os.File {
+		f, err := os.OpenFile(filepath.Join(t.TempDir(), name), flag|os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	whole := open("whole", os.O_RDWR)
+	if err := whole.Truncate(8192); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct{ dst, src *os.File }{
+		"unreadable": {open("dst", os.O_RDWR), open("src", os.O_WRONLY)},
+		"too short":  {open("dst", os.O_RDWR), open("src", os.O_RDWR)},
+		"unwritable": {open("dst", os.O_RDONLY), whole},
+	} {
+		if err := copyRange(t.Context(), c.dst, c.src, span{0, 8192}, make([]byte, 4096), func(int64) {}); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if err := copyRange(t.Context(), open("dst", os.O_RDWR), whole, span{0, 8192}, make([]byte, 4096),
+		func(int64) {}); err != nil {
+		t.Error(err)
 	}
 }
