@@ -81,5 +81,5 @@ func (e *Engine) HasReserve() bool { return e.pool.HasReserve() }
 
 // BlamePool is what an error of writing to an image becomes.
 func BlamePool(ctx context.Context, e *Engine, err error) error {
-	return e.blamePool(ctx, "write", "v", err)
+	return e.content.BlameFull(ctx, err)
 }

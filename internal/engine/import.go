@@ -549,7 +549,7 @@ func (e *Engine) fillTree(ctx context.Context, id driver.Identity, put func(*os.
 		o.Extra = []string{"barrier=0", "noauto_da_alloc"}
 	}
 
-	return e.blamePool(ctx, opImport, id.Name, e.content.WithImage(ctx, id.ID, o, func(root *os.File) error {
+	return e.content.WithImage(ctx, id.ID, o, func(root *os.File) error {
 		// An empty volume has no lost+found; e2fsck creates it if it needs one.
 		if err := unix.Unlinkat(int(root.Fd()), "lost+found", unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
 			return errs.Wrap(opImport, "lost+found", err)
@@ -561,7 +561,7 @@ func (e *Engine) fillTree(ctx context.Context, id driver.Identity, put func(*os.
 			return errs.Wrap(opImport, id.Name, err)
 		}
 		return errs.Wrap(opImport, id.Name, unix.Syncfs(int(root.Fd())))
-	}))
+	})
 }
 
 // flushBeforeSealing writes the scratch volume to disk if the pool has no space for a

@@ -313,7 +313,7 @@ func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) 
 			// but unmounting the filesystem does not.
 			err = unix.Syncfs(int(root.Fd()))
 		}
-		return errs.Wrap(opRebase, r.q.Volume.String(), e.blamePool(ctx, opRebase, r.q.Volume.String(), err))
+		return errs.Wrap(opRebase, r.q.Volume.String(), err)
 	}
 
 	switch {

@@ -69,7 +69,7 @@ func (r *receive) fillImageFile(ctx context.Context, path string) error {
 	}
 
 	// Data may fit into the page cache but not into the pool.
-	return errs.Wrap(opPull, r.ref, r.e.blamePool(ctx, opPull, r.ref, err))
+	return errs.Wrap(opPull, r.ref, r.e.content.BlameFull(ctx, err))
 }
 
 // A golden with more than sealAbove extents, plus one for each bytesAnExtent of size, is

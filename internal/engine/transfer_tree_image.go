@@ -49,11 +49,11 @@ func (r *receive) makeTreeImagePoint(ctx context.Context) error {
 	}
 
 	if err := e.content.WithImage(ctx, d.ID, content.ImageOptions{}, r.fillMounted(ctx)); err != nil {
-		return r.blameImage(e.blamePool(ctx, opPull, r.ref, err))
+		return r.blameImage(err)
 	}
 
 	if err := e.content.WithPath(ctx, d.ID, syncPath); err != nil {
-		return errs.Wrap(opPull, r.ref, e.blamePool(ctx, opPull, r.ref, err))
+		return errs.Wrap(opPull, r.ref, e.content.BlameFull(ctx, err))
 	}
 
 	return r.finishImage(ctx)

@@ -6,12 +6,15 @@ package content
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/pool"
+
+	"golang.org/x/sys/unix"
 )
 
 // Access makes the content of one pool's objects reachable. Its methods may be called concurrently. The caller marks
@@ -51,12 +54,12 @@ func New(p *pool.Pool, drv driver.Driver, records Records) *Access {
 // nearlyFull is the free space, in bytes, below which a failed write is blamed on a full pool: a filesystem in an image
 // may only know that it cannot write. It is more than the pool's reserve, which a command that finds the pool full has
 // just given up.
-const nearlyFull = 16 << 20
+const nearlyFull = 64 << 20
 
-// blameFull turns an error of writing into an image into NoSpace if the pool is full: a process that mounts a
-// filesystem only learns that its device cannot be written.
-func (acc *Access) blameFull(ctx context.Context, err error) error {
-	if !errs.Is(err, errs.IO) {
+// BlameFull turns an error of writing into an image into NoSpace, with a hint, if the pool is full: a process that
+// mounts a filesystem only learns that its device cannot be written, or that ext4 has given up writing (EROFS).
+func (acc *Access) BlameFull(ctx context.Context, err error) error {
+	if !errs.Is(err, errs.IO) && !errors.Is(err, unix.EROFS) {
 		return err
 	}
 	if s, serr := acc.pool.Space(context.WithoutCancel(ctx)); serr != nil || s.FreeBytes >= nearlyFull {

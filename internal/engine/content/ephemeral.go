@@ -32,7 +32,7 @@ func (acc *Access) SyncImage(ctx context.Context, id driver.ObjectID) error {
 		return errs.Wrap("sync", w.Image, err)
 	}
 	defer f.Close()
-	return acc.blameFull(ctx, errs.Wrap("sync", w.Image, f.Sync()))
+	return acc.BlameFull(ctx, errs.Wrap("sync", w.Image, f.Sync()))
 }
 
 // SyncEphemeral is SyncImage for an ephemeral object that is about to be copied. Drivers share the blocks of an origin

@@ -306,7 +306,7 @@ func (acc *Access) mountAgain(ctx context.Context, l Live) (*os.File, func(), er
 	m, err := mount.Device(string(w.FS), dev, mountOptions(l.Row, w), false)
 	done()
 	if err != nil {
-		return nil, nil, acc.blameFull(ctx, err)
+		return nil, nil, acc.BlameFull(ctx, err)
 	}
 
 	f, err := m.Open()

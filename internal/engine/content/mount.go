@@ -99,7 +99,7 @@ func (acc *Access) mountImage(
 
 	m, err := mount.Device(string(what.FS), dev.path, mountOptions(row, what), false)
 	if err != nil {
-		return a, acc.blameFull(ctx, err)
+		return a, acc.BlameFull(ctx, err)
 	}
 
 	defer m.Close()

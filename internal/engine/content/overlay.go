@@ -60,7 +60,7 @@ func (acc *Access) mountOverlay(
 
 	upper, err := acc.mountUpper(ctx, row, &a, what, false)
 	if err != nil {
-		return a, acc.blameFull(ctx, err)
+		return a, acc.BlameFull(ctx, err)
 	}
 
 	defer upper.Close()
@@ -74,13 +74,13 @@ func (acc *Access) mountOverlay(
 	defer lower.Close()
 
 	if err := prepareUpper(ctx, lower, upper); err != nil {
-		return a, acc.blameFull(ctx, err)
+		return a, acc.BlameFull(ctx, err)
 	}
 
 	m, err := mount.Overlay{Lower: lower, Upper: upper, Name: overlayName(row.ID), UpperPath: upperPath(a, what),
 		Options: OverlayOptions(row.Ephemeral)}.Mount()
 	if err != nil {
-		return a, acc.blameFull(ctx, err)
+		return a, acc.BlameFull(ctx, err)
 	}
 
 	defer m.Close()

@@ -36,7 +36,7 @@ func (acc *Access) WithOverlay(
 
 	// Wait until the block device of the upper layer is gone. That of the lower one may be in use by other overlays.
 	if what.Image == "" {
-		return acc.blameFull(ctx, err)
+		return acc.BlameFull(ctx, err)
 	}
 	free, rerr := acc.releaseDevice(context.WithoutCancel(ctx), id.ID, what, 30*time.Second, false)
 	if err == nil {
@@ -46,7 +46,7 @@ func (acc *Access) WithOverlay(
 		err = errs.New(errs.InUse, "umount", what.Image, "something else has mounted it")
 	}
 
-	return acc.blameFull(ctx, err)
+	return acc.BlameFull(ctx, err)
 }
 
 // withLayers is WithOverlay, but for the end of the block device.

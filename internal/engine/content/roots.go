@@ -49,7 +49,7 @@ func (acc *Access) WithImage(
 		err = errs.New(errs.InUse, "umount", w.Image, "something else has mounted %s", dev.path)
 	}
 
-	return acc.blameFull(ctx, err)
+	return acc.BlameFull(ctx, err)
 }
 
 // ImageOptions of WithImage.
