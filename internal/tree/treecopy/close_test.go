@@ -15,9 +15,13 @@ import (
 )
 
 // fullNode is a file of a filesystem that finds out on close that there is no room, as network filesystems do.
-type fullNode struct{ fs.LoopbackNode }
+type fullNode struct{ *fs.LoopbackNode }
 
-func (*fullNode) Flush(context.Context, fs.FileHandle) syscall.Errno { return syscall.EDQUOT }
+func (fullNode) WrapChild(_ context.Context, node fs.InodeEmbedder) fs.InodeEmbedder {
+	return fullNode{node.(*fs.LoopbackNode)}
+}
+
+func (fullNode) Flush(context.Context, fs.FileHandle) syscall.Errno { return syscall.EDQUOT }
 
 // TestErrorOfClose: an error that a filesystem reports only when a file is closed is an error of the copy.
 func TestErrorOfClose(t *testing.T) {
@@ -27,14 +31,7 @@ func TestErrorOfClose(t *testing.T) {
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		t.Skipf("SKIPPED: no FUSE: %v", err)
 	}
-	root, err := fs.NewLoopbackRoot(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	root.(*fs.LoopbackNode).RootData.NewNode = func(r *fs.LoopbackRoot, _ *fs.Inode, _ string,
-		_ *syscall.Stat_t) fs.InodeEmbedder {
-		return &fullNode{fs.LoopbackNode{RootData: r}}
-	}
+	root := fullNode{&fs.LoopbackNode{RootData: &fs.LoopbackRoot{Path: t.TempDir()}}}
 	at := t.TempDir()
 	server, err := fs.Mount(at, root, &fs.Options{MountOptions: fuse.MountOptions{DirectMount: true}})
 	if err != nil {
