@@ -145,6 +145,7 @@ func TestExtrasAreDue(t *testing.T) {
 		{"test/zfsvm/build.sh", false, true, false},
 		{"scripts/dist.sh", false, false, true},
 		{"scripts/test.sh", true, true, true},
+		{"scripts/test-programs.sh", true, true, true},
 		{"go.mod", false, false, true},
 		{"tools/manpages/page.go", false, false, true},
 		{".ci/run", true, true, false},
