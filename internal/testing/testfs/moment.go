@@ -55,7 +55,6 @@ func copySparse(to, from string) error {
 	if err != nil {
 		return err
 	}
-
 	defer src.Close()
 
 	st, err := src.Stat()
@@ -67,7 +66,6 @@ func copySparse(to, from string) error {
 	if err != nil {
 		return err
 	}
-
 	defer dst.Close()
 
 	if err := dst.Truncate(st.Size()); err != nil {
