@@ -3,11 +3,13 @@
 package faulttest
 
 import (
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -50,6 +52,7 @@ func DrawInside(t testing.TB, n, outer int, what ...any) int {
 	if Full() {
 		return 0
 	}
+	noteDraw(t, n*outer)
 	return residue(n, Shard()/uint64(outer), t.Name(), what)
 }
 
@@ -72,7 +75,35 @@ func residue(n int, shard uint64, what ...any) int {
 func Rand(t testing.TB, what ...any) *rand.Rand {
 	t.Helper()
 	t.Logf("drawn with PANDO_SEED=%d", Seed())
+	noteDraw(t, 1)
 	return rand.New(source(t.Name(), what))
+}
+
+// DrawnVariable is the environment variable that names a file which gets a line for each test that draws: its top-level
+// name, a tab, and how many shards cover what it samples; 1 if only other seeds make it draw something else.
+const DrawnVariable = "PANDO_TEST_DRAWN"
+
+var drawn sync.Map // files, each with a line that is in it
+
+func noteDraw(t testing.TB, shards int) {
+	path := os.Getenv(DrawnVariable)
+	if path == "" {
+		return
+	}
+	top, _, _ := strings.Cut(t.Name(), "/")
+	line := fmt.Sprintf("%s\t%d\n", top, shards)
+	if _, known := drawn.LoadOrStore(path+line, true); known {
+		return
+	}
+
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666)
+	if err == nil {
+		_, err = f.WriteString(line)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		t.Fatalf("%s: %v", DrawnVariable, err)
+	}
 }
 
 func source(what ...any) *rand.PCG {

@@ -75,6 +75,7 @@ func (s Sweep) sample(t testing.TB) Sweep {
 		what = t.Name()
 	}
 	every, stride := s.every(), max(s.Stride, 1)
+	noteDraw(t, every)
 	turn := uint64(s.Turn + s.Plan.turn()*every/4)
 	s.Start, s.Stride = s.Start+stride*residue(every, Shard()+turn, what), stride*every
 	return s

@@ -4,6 +4,8 @@ package faulttest
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -200,6 +202,27 @@ func TestDrawsAreIndependent(t *testing.T) {
 	}
 	if len(seen) != 80 {
 		t.Errorf("80 shards draw %d of 80 combinations", len(seen))
+	}
+}
+
+// TestDrawsAreNoted: the file that the environment names has a line for each test and number of shards.
+func TestDrawsAreNoted(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "drawn")
+	t.Setenv(DrawnVariable, path)
+	t.Setenv(AtVariable, "")
+	t.Setenv("PANDO_TEST_FULL", "")
+	t.Run("sub", func(t *testing.T) {
+		for range 2 {
+			pretended(Sweep{Plan: Plan{Mode: KillBefore}, Every: 3}, 9, nil)
+			pretended(Sweep{Plan: Plan{Mode: KillBefore}}, 9, nil) // not sampled
+			Draw(t, 5)
+			DrawInside(t, 4, 10)
+			Rand(t)
+		}
+	})
+	const want = "TestRecorded\t3\nTestDrawsAreNoted\t5\nTestDrawsAreNoted\t40\nTestDrawsAreNoted\t1\n"
+	if got, err := os.ReadFile(path); string(got) != want {
+		t.Errorf("noted %q, %v; want %q", got, err, want)
 	}
 }
 
