@@ -94,6 +94,7 @@ func main() {
 
 // outside makes the directory of the package, starts the second stage in new namespaces, and measures it.
 func outside() (status int, err error) {
+	signals := notify() // before there is anything that a signal would leave behind
 	dir, err := makeDir()
 	if err != nil {
 		return 0, err
@@ -136,7 +137,6 @@ func outside() (status int, err error) {
 		}
 	}
 
-	signals := notify()
 	gone, err := announce(running)
 	if err != nil {
 		return 0, err
