@@ -35,22 +35,9 @@ at_once=${AT_ONCE:-$(($(nproc) + 2))}
 timeout=15m # less than CI gives the whole run, so that what hangs says where
 [ -z "${PANDO_TEST_FULL:-}" ] || timeout=3h
 
-top=$(mktemp -d "${TMPDIR:-/tmp}/pando-make-test.XXXXXX")
-trap 'rm -rf "$top"' EXIT
-trap 'exit 130' HUP INT TERM
-go() { scripts/go.sh go "$@"; }
-
-# Everything that more than one package needs is built once.
-mkdir -p out
-go build -o "$top/" ./tools/isolate ./tools/testreport
-go build -ldflags '-s -w' -o "$top/pando" ./cmd/pando
-for server in gofakes3 versitygw fakegcs; do
-  GOFLAGS='-mod=readonly -trimpath -buildvcs=false' go -C test/servers tool -n "$server" >/dev/null ||
-    echo "test.sh: could not build $server; tests that need it will say so" >&2
-done
-
-# What the tests ask of Go's modules is fetched here: as root, they have no network.
-go list -m all >/dev/null || echo "test.sh: could not list all modules; the test of tools/sbom may say so" >&2
+me=test.sh
+# shellcheck source=scripts/test-programs.sh
+. scripts/test-programs.sh ./tools/isolate ./tools/testreport
 
 # Longest first, so that no processor idles at the end; those that measure the disk, one at a time, between the others.
 # Not from Go's cache, which does not see kernel and disks. Vet belongs to lint; without symbols programs link faster.
@@ -60,8 +47,7 @@ order=(./test/crash ./internal/remote/replicate ./internal/engine ./internal/obs
 [ "$*" = ./... ] || order=()
 read -ra more <<<"${TESTFLAGS:-}"
 flags=(-count=1 -vet=off -ldflags='-s -w' -timeout "$timeout" -exec "$top/isolate" "${race[@]}" "${more[@]}")
-export PANDO_TEST_BINARY=$top/pando PANDO_TEST_RUNNING=$top/running
-export GOGC=${GOGC:-400} # there is more memory than processors; tests about memory set what users have
+export PANDO_TEST_RUNNING=$top/running
 
 # The tests are a job of their own, which a signal ends as a whole; bash would not see the signal before their end.
 # shellcheck disable=SC2317,SC2329 # traps call them

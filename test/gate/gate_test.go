@@ -147,6 +147,7 @@ func TestExtrasAreDue(t *testing.T) {
 		{"scripts/go.sh", false, false, true},
 		{"scripts/lint.sh", false, false, false},
 		{"scripts/test.sh", true, true, false},
+		{"scripts/test-programs.sh", true, true, false},
 		{"go.mod", false, false, true},
 		{"tools/manpages/page.go", false, false, true},
 		{".ci/run", true, true, false},
