@@ -1,7 +1,7 @@
 # Pando: `make` lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test test-race test-all test-zfs test-dist lint bench dist ci clean
+.PHONY: help deps build demo test test-race test-all test-zfs test-dist explore lint bench dist ci clean
 
 # Runs a command with a Go that can build this.
 WITH_GO := scripts/go.sh
@@ -39,6 +39,10 @@ test-zfs: ## run the tests of ZFS in a guest that has it: RUN=TestX PKGS=./inter
 test-dist: ## build the packages twice, compare them, and install them into a clean Debian (as root)
 	@scripts/deps.sh dist
 	@scripts/dist-test.sh
+
+explore: ## look for faults with other shards, seeds and fuzz targets: TIME=20m PKG=./test/crash
+	@scripts/deps.sh --try all
+	@scripts/explore.sh $(PKG)
 
 lint: ## check format, vet, staticcheck, shellcheck, layers, lengths
 	@scripts/lint.sh

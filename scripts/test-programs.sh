@@ -22,3 +22,16 @@ go list -m all >/dev/null || echo "$me: could not list all modules; the test of 
 
 export PANDO_TEST_BINARY=$top/pando
 export GOGC=${GOGC:-400} # there is more memory than processors; tests about memory set what users have
+
+# run_tool COMMAND...: until it ends. A signal becomes SIGTERM for it, as it need not be in the group of a terminal.
+run_tool() {
+  local tool status
+  nice -n 10 scripts/go.sh "$@" &
+  tool=$!
+  # shellcheck disable=SC2064 # this tool
+  trap "kill -TERM $tool 2>/dev/null || true" HUP INT QUIT TERM
+  while status=0; do
+    wait "$tool" || status=$?
+    kill -0 "$tool" 2>/dev/null || return "$status" # else it was a signal that ended the wait
+  done
+}

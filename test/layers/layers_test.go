@@ -265,20 +265,24 @@ var table = map[string]layer{
 	"internal/testing/servertest":         {support: true},
 
 	// Tests of the whole, and tools: they stand above everything.
-	"test/model":       {tests: []string{"internal/engine", "{drivers}"}},
-	"test/crash":       {tests: []string{"internal/bench", "internal/cli", "internal/engine", "{drivers}"}},
-	"test/examples":    {},
-	"test/foreign":     {tests: []string{"internal/engine", "{drivers}"}},
-	"test/zfs":         {},
-	"test/remotechaos": {tests: []string{"internal/base/errs", "internal/remote/objstore", "internal/remote/replicate"}},
-	"test/buckets":     {tests: []string{"internal/testing/servertest"}},
-	"test/gate":        {},
-	"test/layers":      {},
-	"test/style":       {},
-	"tools/isolate":    {support: true, imports: []string{"internal/testing/testfs"}},
-	"tools/testreport": {},
-	"tools/manpages":   {imports: []string{"internal/cli"}},
-	"tools/sbom":       {},
+	"test/model":    {tests: []string{"internal/engine", "{drivers}"}},
+	"test/crash":    {tests: []string{"internal/bench", "internal/cli", "internal/engine", "{drivers}"}},
+	"test/examples": {},
+	"test/foreign":  {tests: []string{"internal/engine", "{drivers}"}},
+	"test/zfs":      {},
+	"test/remotechaos": {
+		tests: []string{"internal/base/errs", "internal/remote/objstore", "internal/remote/replicate"}},
+	"test/buckets":           {tests: []string{"internal/testing/servertest"}},
+	"test/gate":              {},
+	"test/layers":            {},
+	"test/style":             {},
+	"tools/isolate":          {support: true, imports: []string{"internal/testing/testfs"}},
+	"tools/testreport":       {},
+	"tools/testrun":          {},
+	"tools/explore":          {imports: []string{"tools/testrun"}},
+	"tools/explore/testdata": {},
+	"tools/manpages":         {imports: []string{"internal/cli"}},
+	"tools/sbom":             {},
 }
 
 // imported is one import of one file.
