@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prints the files that differ from the newest landed commit, one a line:
 #
-#   scripts/changed.sh
+#   scripts/changed.sh [--base]     that commit itself, or nothing if there is none
 #
 # .ci/landed names commits that have landed, one a line: the newest ancestor of HEAD among them counts. Files that are
 # not committed count, too. Where there is no such commit, or no git, it prints "everything".
@@ -22,6 +22,10 @@ landed() {
 }
 
 base=$(landed)
+if [ "${1:-}" = --base ]; then
+  printf '%s\n' "$base"
+  exit
+fi
 if [ -z "$base" ]; then
   echo everything
   exit

@@ -77,6 +77,9 @@ func TestChanged(t *testing.T) {
 	if got := p.run("bash", "scripts/changed.sh"); got != "everything" {
 		t.Errorf("without any commit and mark: %q", got)
 	}
+	if got := p.run("bash", "scripts/changed.sh", "--base"); got != "" {
+		t.Errorf("without any mark, the base is %q", got)
+	}
 	first := p.commit()
 	p.write("a.go", "1")
 	second := p.commit()
@@ -102,6 +105,10 @@ func TestChanged(t *testing.T) {
 		if got := p.changed(c.landed...); got != c.want {
 			t.Errorf("landed %q: %q, want %q", c.landed, got, c.want)
 		}
+	}
+
+	if got := p.run("bash", "scripts/changed.sh", "--base"); got != second[:12] {
+		t.Errorf("the newest landed ancestor: %q, want %q", got, second[:12])
 	}
 
 	// A mark that hides all that stands before it counts for nothing.

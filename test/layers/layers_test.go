@@ -281,6 +281,7 @@ var table = map[string]layer{
 	"tools/testrun":          {},
 	"tools/explore":          {imports: []string{"tools/testrun"}},
 	"tools/explore/testdata": {},
+	"tools/newtests":         {imports: []string{"tools/testrun"}},
 	"tools/manpages":         {imports: []string{"internal/cli"}},
 	"tools/sbom":             {},
 }
