@@ -176,7 +176,7 @@ func TestFinds(t *testing.T) {
 			t.Errorf("%s has run twice", key)
 		}
 		seen[key] = true
-		of := map[string]int{"TestSweep": 4, "TestDraws": 3, "TestSeeds": 1}[r.Test]
+		of := map[string]int{"TestSweep": 4, "TestDraws": 6, "TestSeeds": 1}[r.Test]
 		if r.Of != of || r.Package != "sample" {
 			t.Errorf("%+v, want %d shards of sample", r, of)
 		}

@@ -17,7 +17,8 @@ type record struct {
 	Test    string   `json:"test"`            // top-level test, or fuzz target
 	Seed    uint64   `json:"seed,omitempty"`  // PANDO_SEED
 	Shard   int      `json:"shard"`           // PANDO_SHARD
-	Of      int      `json:"of"`              // how many shards cover everything; 0: the test draws nothing
+	Round   int      `json:"round"`           // how many shards cover what the test samples most densely
+	Of      int      `json:"of"`              // how many cover everything; 0: the test draws nothing
 	Done    []string `json:"done,omitempty"`  // subtests that ended, if the time was up before the test did
 	Found   int      `json:"found,omitempty"` // how many subtests failed
 	Seconds float64  `json:"seconds"`         // that it ran

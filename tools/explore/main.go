@@ -6,8 +6,9 @@
 //	explore -for 20m -isolate PROGRAM -dir DIR [-log FILE] [PACKAGE...]
 //
 // Packages take turns, and in a package shards, seeds and fuzz targets. What a test draws from, it says itself
-// (faulttest.DrawnVariable), so each test runs once before it is known. All shards of all tests of a package, with one
-// seed, are a round.
+// (faulttest.DrawnVariable), so each test runs once before it is known. A round of a package is as many shards of each
+// test as cover what the test samples most densely: every kill on the first kind of pool, say. The next round goes on
+// with the next shards, and when a test has run with all of them, with the next seed.
 //
 // For each find two lines are printed: the test and where its output is, and a command that repeats it. The log has a
 // line of JSON for each test, seed and shard that ran, with the commit: see [record]. The next search continues there,

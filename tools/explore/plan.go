@@ -35,7 +35,8 @@ const (
 type item struct {
 	name    string
 	kind    kind
-	of      int               // how many shards cover everything
+	round   int               // how many shards cover what it samples most densely
+	of      int               // how many cover everything
 	covered map[draw]string   // with which commit
 	done    map[draw][]string // subtests that ended in runs that did not
 	seconds float64           // that it ran
@@ -55,7 +56,7 @@ func newItem(name string) *item {
 // add takes in a record.
 func (i *item) add(r record) {
 	i.seconds += r.Seconds
-	i.of = max(i.of, r.Of)
+	i.shards(r.Round, r.Of)
 	if i.kind == fuzzed {
 		return
 	}
@@ -70,46 +71,44 @@ func (i *item) add(r record) {
 	case len(i.covered) == 0:
 	case i.of == 0:
 		i.kind = drawsNothing
-	case i.of == 1:
+	case i.of == 1 || i.round == 0:
 		i.kind = seeded
 	default:
 		i.kind = sharded
 	}
 }
 
-// rounds returns with how many seeds everything is covered, and how many shards with the next seed.
-func (i *item) rounds() (full, shards int) {
-	for {
-		shards = 0
-		for s := range max(i.of, 1) {
-			if i.covered[draw{uint64(full + 1), s}] != "" {
-				shards++
-			}
-		}
-		if shards < max(i.of, 1) {
-			return full, shards
-		}
-		full++
+// shards takes in what one more run has drawn from.
+func (i *item) shards(round, of int) {
+	i.of = max(i.of, of)
+	if round > 0 && (i.round == 0 || round < i.round) {
+		i.round = round
 	}
 }
 
-// next is what the item is to draw from.
-func (i *item) next() draw {
-	full, _ := i.rounds()
-	d := draw{seed: uint64(full + 1)}
-	for i.covered[d] != "" {
-		d.shard++
-	}
-	return d
+// turn is what the item draws from in its n-th run: shard after shard, then the same with the next seed.
+func (i *item) turn(n int) draw {
+	of := max(i.of, 1)
+	return draw{uint64(n/of + 1), n % of}
 }
+
+// ran returns how many turns are covered, without a gap.
+func (i *item) ran() (n int) {
+	for i.covered[i.turn(n)] != "" {
+		n++
+	}
+	return n
+}
+
+// next is what the item is to draw from.
+func (i *item) next() draw { return i.turn(i.ran()) }
 
 // progress orders items of a kind: those that have come farthest come last.
 func (i *item) progress() float64 {
 	if i.kind == fuzzed {
 		return i.seconds
 	}
-	full, shards := i.rounds()
-	return float64(full) + float64(shards)/float64(max(i.of, 1))
+	return float64(i.ran()) / float64(max(i.round, 1))
 }
 
 // searched is a package with what is known of its tests.
@@ -183,21 +182,19 @@ func (p *searched) free(k kind) (free []*item) {
 func (p *searched) commits(round int) string {
 	with := map[string]bool{}
 	for _, i := range p.items {
-		for d, commit := range i.covered {
-			if i.kind == sharded && d.seed == uint64(round) {
-				with[commit] = true
-			}
+		for n := (round - 1) * i.round; i.kind == sharded && n < round*i.round; n++ {
+			with[i.covered[i.turn(n)]] = true
 		}
 	}
 	return strings.Join(slices.Sorted(maps.Keys(with)), ", ")
 }
 
-// rounds returns of how many rounds all shards of all tests are covered, and how far the next one is.
+// rounds returns how many rounds of all tests are covered, and how far the next one is.
 func (p *searched) rounds() (full, shards, of, unseen int) {
 	full = -1
 	for _, i := range p.items {
-		if n, _ := i.rounds(); i.kind == sharded && (full < 0 || n < full) {
-			full = n
+		if i.kind == sharded && (full < 0 || i.ran()/i.round < full) {
+			full = i.ran() / i.round
 		}
 		if i.kind == unknown {
 			unseen++
@@ -207,11 +204,8 @@ func (p *searched) rounds() (full, shards, of, unseen int) {
 		if i.kind != sharded {
 			continue
 		}
-		n, s := i.rounds()
-		if n > full {
-			s = i.of
-		}
-		shards, of = shards+s, of+i.of
+		shards += min(i.ran()-full*i.round, i.round)
+		of += i.round
 	}
 	return max(full, 0), shards, of, unseen
 }

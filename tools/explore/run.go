@@ -44,11 +44,11 @@ func (s *search) runUnit(ctx context.Context, u unit) error {
 	if err != nil {
 		return err
 	}
-	shards, err := readDrawn(drawn)
+	drew, err := readDrawn(drawn)
 	if err != nil {
 		return err
 	}
-	return s.takeIn(u, r, shards, time.Since(start))
+	return s.takeIn(u, r, drew, time.Since(start))
 }
 
 // fuzz builds a package for fuzzing, once, and returns what runs a target. What it learns goes where `go test -fuzz`
@@ -99,26 +99,34 @@ func exactly(name string) string {
 	return strings.Join(parts, "/")
 }
 
-// readDrawn returns how many shards cover each test that drew something.
-func readDrawn(path string) (map[string]int, error) {
+// drew is how many shards a test that has run draws from: those that cover what it samples most densely (every kill on
+// the first kind of pool, say), and those that cover everything.
+type drew struct{ round, of int }
+
+// readDrawn returns what each test that drew something draws from.
+func readDrawn(path string) (map[string]drew, error) {
 	text, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	shards := map[string]int{}
+	tests := map[string]drew{}
 	for line := range strings.Lines(string(text)) {
 		name, number, _ := strings.Cut(strings.TrimSpace(line), "\t")
 		n, err := strconv.Atoi(number)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
-		shards[name] = max(shards[name], n)
+		d := tests[name]
+		if d.of = max(d.of, n); n > 1 && (d.round <= 1 || n < d.round) || d.round == 0 {
+			d.round = n
+		}
+		tests[name] = d
 	}
-	return shards, nil
+	return tests, nil
 }
 
 // takeIn notes what became of a unit, and prints it.
-func (s *search) takeIn(u unit, r *testrun.Result, shards map[string]int, took time.Duration) error {
+func (s *search) takeIn(u unit, r *testrun.Result, tests map[string]drew, took time.Duration) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	fmt.Fprintf(s.out, "%s  %s  %.1f s\n", time.Now().Format(time.TimeOnly), u, took.Seconds())
@@ -129,7 +137,7 @@ func (s *search) takeIn(u unit, r *testrun.Result, shards map[string]int, took t
 
 	recorded := 0
 	for _, i := range u.items {
-		rec, ok := i.recordOf(r, max(i.of, shards[i.name]))
+		rec, ok := i.recordOf(r, tests[i.name])
 		rec.Found = finds[i.name]
 		i.finds += rec.Found
 		i.left = i.finds >= maxFinds || i.kind == fuzzed && i.finds > 0 || !ok && r.Status == 0
@@ -156,17 +164,17 @@ func (s *search) takeIn(u unit, r *testrun.Result, shards map[string]int, took t
 
 // recordOf returns what to note of a test that has run. It returns false if the test did not come to its end, or did
 // not come to what it draws, because it failed or this host cannot run it.
-func (i *item) recordOf(r *testrun.Result, of int) (rec record, ok bool) {
+func (i *item) recordOf(r *testrun.Result, d drew) (rec record, ok bool) {
 	t := r.Test(i.name)
 	if t == nil {
 		return rec, false
 	}
-	rec = record{Test: i.name, Of: of, Seconds: t.Seconds}
+	rec = record{Test: i.name, Round: d.round, Of: max(i.of, d.of), Seconds: t.Seconds}
 	switch ended := t.Passed+t.Failed+t.Skipped > 0; {
 	case i.kind == fuzzed:
 		return rec, ended || r.Stopped
 	case ended:
-		return rec, t.Passed > 0 || of > 0
+		return rec, t.Passed > 0 || rec.Of > 0
 	case r.Stopped:
 		rec.Done = r.Ended(i.name)
 	}

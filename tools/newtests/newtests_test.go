@@ -163,7 +163,7 @@ func TestStress(t *testing.T) {
 			"1 of 6 new tests", "skipped   a TestElsewhere\n", "skipped   a TestSkipped\n"}, false},
 		"fails": {"4", "3600", time.Minute, []string{"the fifth time", "FAILED    a TestFifth\n",
 			"10 of 10  a TestFast"}, true},
-		"stops": {"-1", "0.1", 5 * time.Second, []string{"LEFT OUT  a TestHangs, which"}, false},
+		"stops": {"-1", "0.1", 2 * time.Second, []string{"LEFT OUT  a TestHangs, which"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("TMPDIR", t.TempDir())

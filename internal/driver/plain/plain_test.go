@@ -18,6 +18,7 @@ import (
 	"pando/internal/driver/drivertest"
 	"pando/internal/driver/plain"
 	"pando/internal/linux/mount"
+	"pando/internal/testing/faulttest"
 	"pando/internal/testing/testfs"
 	"pando/internal/testing/treetest"
 )
@@ -91,7 +92,8 @@ func unprivileged(t *testing.T) bool {
 	}
 	cmd := exec.CommandContext(t.Context(), binary, "-test.run=^"+t.Name()+"$", "-test.v")
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), envDir+"="+dir, envSmall+"="+small, "TMPDIR="+dir, "HOME="+dir)
+	cmd.Env = append(os.Environ(), envDir+"="+dir, envSmall+"="+small, "TMPDIR="+dir, "HOME="+dir,
+		faulttest.DrawnVariable+"=") // a file of root's
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -24,8 +24,9 @@ func TestSweep(t *testing.T) {
 	})
 }
 
-// TestDraws fails with one shard of three.
+// TestDraws fails with one shard of three. Six cover everything.
 func TestDraws(t *testing.T) {
+	faulttest.DrawInside(t, 2, 3)
 	if faulttest.Draw(t, 3) == 1 {
 		t.Error("the sample's fault")
 	}
