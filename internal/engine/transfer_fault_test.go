@@ -6,8 +6,12 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
@@ -216,6 +220,7 @@ func TestReceiveInFullPool(t *testing.T) {
 			clone(t, e, "g", "v", false)
 			snapshot(t, e, "v", "s")
 			base := point(t, e, "v@s").ID
+			ballast(t, e.Dir())
 			before := dump(t, e.Dir())
 			for name, change := range receipts {
 				rng := rand.NewChaCha8([32]byte{9})
@@ -240,4 +245,15 @@ func TestReceiveInFullPool(t *testing.T) {
 			healthy(t, e)
 		})
 	}
+}
+
+// ballast takes most of the space of a filesystem, so that less has to be written until it is full.
+func ballast(t *testing.T, pool string) {
+	t.Helper()
+	var st unix.Statfs_t
+	must(t, unix.Statfs(pool, &st))
+	f, err := os.Create(filepath.Join(filepath.Dir(pool), "ballast"))
+	must(t, err)
+	defer f.Close()
+	must(t, unix.Fallocate(int(f.Fd()), 0, 0, int64(st.Bavail)*st.Bsize/4*3))
 }

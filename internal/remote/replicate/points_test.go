@@ -169,13 +169,15 @@ func TestPagedPoints(t *testing.T) {
 // TestPagedPointsDamaged: a page that is damaged or lost hides its points, no others, nothing that they need is pruned,
 // and it can be made anew.
 func TestPagedPointsDamaged(t *testing.T) {
+	rnd := faulttest.Rand(t)
+	b := newBench(t)
+	b.history(rnd, "w", nil, 1)
+	b.history(rnd, "v", nil, 2)
+	lengthen(t, b.repo, "v", 5000, 0)
+	points := 5002
 	for _, how := range []string{"damaged", "lost"} {
 		t.Run(how, func(t *testing.T) {
-			rnd := faulttest.Rand(t)
-			b := newBench(t)
-			b.history(rnd, "w", nil, 1)
-			b.history(rnd, "v", nil, 2)
-			lengthen(t, b.repo, "v", 5000, 0)
+			b.t = t
 			before, pages := b.namesOf("v"), b.pagesOf("v")
 			if how == "damaged" {
 				b.flip(pages[1], 100)
@@ -197,13 +199,18 @@ func TestPagedPointsDamaged(t *testing.T) {
 			if !errs.Is(err, errs.Damaged) || !strings.Contains(errs.HintOf(err), "repair") {
 				t.Errorf("remove what is in the page: %v", err)
 			}
-			if _, err := removeVolume(t.Context(), b.repo, ref.Ref{Name: "v", At: "h4999"}); err != nil {
+			inHead := before[points-4]
+			if _, err := removeVolume(t.Context(), b.repo, ref.Ref{Name: "v", At: inHead}); err != nil {
 				t.Errorf("remove what is in the head: %v", err)
 			}
+			points--
 			manifests, segments := b.count("manifests/"), b.count("segments/")
 			out := b.prune(PruneRequest{Policy: Policy{Last: 1}})
-			if len(out.Damaged) != 1 || out.Damaged[0].Volume != "v" || out.Damaged[0].Object != pages[1] || out.Kept != 5002 {
+			if len(out.Damaged) != 1 || out.Damaged[0].Volume != "v" || out.Damaged[0].Object != pages[1] {
 				t.Errorf("prune: %+v", out.Damaged)
+			}
+			if out.Kept != points+1 {
+				t.Errorf("prune kept %d points, want %d", out.Kept, points+1)
 			}
 			if b.count("manifests/") != manifests || b.count("segments/") != segments {
 				t.Errorf("prune left %d of %d manifests, %d of %d segments",
@@ -229,7 +236,7 @@ func TestPagedPointsDamaged(t *testing.T) {
 					t.Errorf("repair: %+v", v)
 				}
 			}
-			before = slices.DeleteFunc(before, func(n string) bool { return n == "h4999" })
+			before = slices.DeleteFunc(before, func(n string) bool { return n == inHead })
 			if now := b.namesOf("v"); !slices.Equal(now, before) {
 				t.Errorf("%d points instead of %d", len(now), len(before))
 			}
@@ -237,21 +244,22 @@ func TestPagedPointsDamaged(t *testing.T) {
 				t.Errorf("repaired twice: %+v", again.Volumes)
 			}
 			b.verified(0)
-
-			// Nothing of the head is left: all comes back.
-			if err := b.store.Delete(t.Context(), b.headKey("v")); err != nil {
-				t.Fatal(err)
-			}
-			if done := b.repair(false); len(done.Volumes) != 1 || len(done.Volumes[0].Points) != 5002 {
-				t.Errorf("repair of the head: %+v", len(done.Volumes[0].Points))
-			}
-			if now := b.namesOf("v"); len(now) != 5002 || now[0] != "h1" || now[5001] != "p2" {
-				t.Errorf("%d points", len(now))
-			}
-			b.prune(PruneRequest{})
-			b.verified(0)
 		})
 	}
+
+	// Nothing of the head is left: all comes back.
+	b.t = t
+	if err := b.store.Delete(t.Context(), b.headKey("v")); err != nil {
+		t.Fatal(err)
+	}
+	if done := b.repair(false); len(done.Volumes) != 1 || len(done.Volumes[0].Points) != 5002 {
+		t.Errorf("repair of the head: %+v", len(done.Volumes[0].Points))
+	}
+	if now := b.namesOf("v"); len(now) != 5002 || now[0] != "h1" || now[5001] != "p2" {
+		t.Errorf("%d points", len(now))
+	}
+	b.prune(PruneRequest{})
+	b.verified(0)
 }
 
 // TestPagedPush: a push asks the same of a remote however many points a volume has, and one request more when it closes

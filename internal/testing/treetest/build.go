@@ -285,11 +285,11 @@ func (b *builder) dirs() {
 	}
 
 	b.file("dirs/"+strings.Repeat("deep/", 60)+"end", 7, 0o644)
-	for i := range 3000 {
+	for i := range 1800 { // more than a buffer of getdents takes
 		b.file(fmt.Sprintf("dirs/wide/some name %d", i), i%200, 0o644)
 	}
 
-	for i := range 300 {
+	for i := range 100 {
 		b.file(fmt.Sprintf("dirs/bushy/%d/file", i), 9, 0o644)
 	}
 
