@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"pando/internal/driver"
 )
 
@@ -20,13 +22,19 @@ func Sealed(text string) string {
 	return fmt.Sprintf(`%s,"sum":"%08x"}`, body, crc32.Checksum([]byte(body), crc32.MakeTable(crc32.Castagnoli)))
 }
 
-// ReadMeta returns the text of the identity in a file of package objdir, "" if there is none.
+// ReadMeta returns the text of the identity in a file of package objdir, "" if there is none. Like the package, it
+// reads the attribute if the content is lost, which nobody has synced where there is one.
 func ReadMeta(path string) string {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return ""
 	}
-	return strings.TrimSuffix(string(b), "\n")
+	if text := strings.Trim(string(b), "\x00\n"); text != "" {
+		return text
+	}
+	b = make([]byte, driver.MaxIdentityBytes)
+	n, _ := unix.Getxattr(path, "trusted.pando.identity", b) // not there: empty
+	return string(b[:max(n, 0)])
 }
 
 // WriteMeta writes the text of an identity over what there was at path. Whether the
