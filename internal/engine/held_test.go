@@ -3,6 +3,8 @@ package engine_test
 import (
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 
 	"pando/internal/base/errs"
@@ -59,6 +61,36 @@ func TestMountedAgain(t *testing.T) {
 		t.Error("it is still mounted")
 	}
 	destroy(t, e, "v")
+}
+
+// TestHolderVanishes: a volume is unmounted although it was held a moment ago, if nobody is found who holds it.
+func TestHolderVanishes(t *testing.T) {
+	e := newPool(t, testfs.XFS(t, 1<<30), engine.InitRequest{})
+	importTree(t, e, "g", source(t))
+	for _, overlay := range []bool{false, true} {
+		v, err := e.Clone(t.Context(), engine.CloneRequest{From: reference(t, "g"), Name: ref.MustName("v"), Mount: true,
+			Overlay: overlay})
+		must(t, err)
+		held, err := os.Open(filepath.Join(v[0].Mountpoint, "file"))
+		must(t, err)
+
+		if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); !errs.Is(err, errs.InUse) ||
+			!strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
+			t.Errorf("overlay %v: held by this process: %v", overlay, err)
+		}
+
+		refused := 0
+		engine.AtStep(t, func(step string) {
+			if step == "refused" {
+				refused++
+				held.Close()
+			}
+		})
+		if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); err != nil || refused != 1 {
+			t.Errorf("overlay %v: %v after %d refusals", overlay, err, refused)
+		}
+		destroy(t, e, "v")
+	}
 }
 
 // TestRawDeviceInUse: to refuse to take a raw device away changes nothing, even when its user ends.

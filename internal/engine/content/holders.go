@@ -13,6 +13,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// vanished is how often a volume is unmounted once more as what held it could not be found.
+const vanished = 5
+
+// unmountUnheld unmounts a volume. What held it a moment ago and cannot be found any more was about to let go, like a
+// child between fork and exec: then it is tried again. InUse, with the holders.
+func (acc *Access) unmountUnheld(
+	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment, dev uint64,
+) error {
+	for tries := 0; ; tries++ {
+		err := acc.unmountAt(a.Mountpoint, a.MountID, why.Gentle)
+		if !errs.Is(err, errs.InUse) {
+			return err
+		}
+		if why.Gentle {
+			return errs.New(errs.InUse, why.Op, row.Name, "it is in use")
+		}
+
+		AtStep("refused")
+		holders, herr := acc.findHolders(ctx, row, a, w, dev)
+		if len(holders) > 0 || ctx.Err() != nil || tries == vanished {
+			return heldBy(why, row, holders, herr)
+		}
+	}
+}
+
 // holdersError names the processes and mount namespaces that keep a volume mounted.
 func (acc *Access) holdersError(
 	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment, dev uint64,
@@ -20,6 +45,14 @@ func (acc *Access) holdersError(
 	if why.Gentle {
 		return errs.New(errs.InUse, why.Op, row.Name, "it is in use")
 	}
+	holders, err := acc.findHolders(ctx, row, a, w, dev)
+	return heldBy(why, row, holders, err)
+}
+
+// findHolders finds those processes and mount namespaces. With an error there may be others.
+func (acc *Access) findHolders(
+	ctx context.Context, row catalog.Row, a catalog.MountRecord, w driver.Attachment, dev uint64,
+) ([]mount.Holder, error) {
 	if !w.Block && w.Image+w.Source+w.Tree == "" {
 		w, _ = acc.drv.Attachment(ctx, row.ID) // an object that is gone has no holders
 	}
@@ -27,7 +60,11 @@ func (acc *Access) holdersError(
 		dev = deviceOf(a, w)
 	}
 
-	holders, herr := mount.Holders(ctx, holdersQuery(row, a, w, dev))
+	return mount.Holders(ctx, holdersQuery(row, a, w, dev))
+}
+
+// heldBy is the error that names them.
+func heldBy(why Reason, row catalog.Row, holders []mount.Holder, herr error) error {
 	msg := "it is in use"
 	if len(holders) > 0 {
 		msg += ": " + mount.FormatHolders(holders)

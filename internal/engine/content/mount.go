@@ -237,10 +237,7 @@ func (acc *Access) unmountFilesystem(
 	}
 
 	// Each command tries to unmount expired volumes, and must not be slower for that.
-	err = acc.unmountAt(a.Mountpoint, a.MountID, why.Gentle)
-	if errs.Is(err, errs.InUse) {
-		return false, acc.holdersError(ctx, why, row, *a, w, dev)
-	}
+	err = acc.unmountUnheld(ctx, why, row, *a, w, dev)
 	if err != nil && !errs.Is(err, errs.NotFound) {
 		return false, err
 	}

@@ -450,10 +450,7 @@ func (acc *Access) unmountOverlay(
 		acc.trimUpper(ctx, row, a, w)
 	}
 
-	err := acc.unmountAt(a.Mountpoint, a.MountID, why.Gentle)
-	if errs.Is(err, errs.InUse) {
-		return acc.holdersError(ctx, why, row, a, w, dev)
-	}
+	err := acc.unmountUnheld(ctx, why, row, a, w, dev)
 	if err != nil && !errs.Is(err, errs.NotFound) {
 		return err
 	}
