@@ -34,10 +34,10 @@ func (acc *Access) Busy(ctx context.Context, why Reason, volumes []Volume) error
 		}
 
 		// Whoever has its files open, or something mounted below.
-		if used, err := acc.busyHere(ctx, v, w); err != nil {
+		if err := acc.unlessHeld(ctx, why, v.Row, v.Record, w, deviceOf(v.Record, w), func() error {
+			return acc.busyHere(ctx, v, w)
+		}); err != nil {
 			return err
-		} else if used {
-			return acc.heldError(ctx, why, v.Row, v.Record, w)
 		}
 
 		// Copies of the mount in other namespaces.
@@ -58,15 +58,19 @@ func (acc *Access) Busy(ctx context.Context, why Reason, volumes []Volume) error
 	return nil
 }
 
-// busyHere reports whether something uses a volume where it is mounted in this namespace.
-func (acc *Access) busyHere(ctx context.Context, v Volume, w driver.Attachment) (bool, error) {
+// busyHere is InUse if something uses a volume where it is mounted in this namespace.
+func (acc *Access) busyHere(ctx context.Context, v Volume, w driver.Attachment) error {
+	const op = "look whether it is in use"
+	used := errs.New(errs.InUse, op, v.Row.Name, "it is")
 	a := v.Record
 	switch {
 	case acc.OwnMountState(v.Row, a) != Mounted:
-		return false, nil
+		return nil
 	case a.MountID == 0: // a block device, or a link to a tree
-		holders, _ := mount.Holders(ctx, mount.Query{Dev: deviceOf(a, w)})
-		return len(holders) > 0, nil
+		if holders, _ := mount.Holders(ctx, mount.Query{Dev: deviceOf(a, w)}); len(holders) > 0 {
+			return used
+		}
+		return nil
 	}
 
 	// The first of these calls only looks: umount(2), MNT_EXPIRE. Whatever follows a path to the mount, such as
@@ -76,11 +80,11 @@ func (acc *Access) busyHere(ctx context.Context, v Volume, w driver.Attachment) 
 	deviceHere(a)
 	switch {
 	case errors.Is(err, unix.EBUSY):
-		return true, nil
+		return used
 	case err == nil || errors.Is(err, unix.EAGAIN):
-		return false, nil
+		return nil
 	}
-	return false, errs.Wrap("look whether it is in use", v.Row.Name, err)
+	return errs.Wrap(op, v.Row.Name, err)
 }
 
 // deviceHere returns the device number of what is mounted where a mount record says; 0 if that is unknown.

@@ -3,6 +3,7 @@ package content
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/driver"
@@ -13,16 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// vanished is how often a volume is unmounted once more as what held it could not be found.
+// vanished is how often something that a volume in use does not permit is tried again as nobody is found who uses it.
 const vanished = 5
 
-// unmountUnheld unmounts a volume. What held it a moment ago and cannot be found any more was about to let go, like a
-// child between fork and exec: then it is tried again. InUse, with the holders.
-func (acc *Access) unmountUnheld(
+// unlessHeld does what a volume in use does not permit. What held it a moment ago and cannot be found any more was
+// about to let go, like a child between fork and exec: then it is tried again. InUse, with the holders.
+func (acc *Access) unlessHeld(
 	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment, dev uint64,
+	do func() error,
 ) error {
 	for tries := 0; ; tries++ {
-		err := acc.unmountAt(a.Mountpoint, a.MountID, why.Gentle)
+		err := do()
 		if !errs.Is(err, errs.InUse) {
 			return err
 		}
@@ -35,7 +37,17 @@ func (acc *Access) unmountUnheld(
 		if len(holders) > 0 || ctx.Err() != nil || tries == vanished {
 			return heldBy(why, row, holders, herr)
 		}
+		time.Sleep(time.Millisecond << tries)
 	}
+}
+
+// unmountUnheld unmounts a volume. InUse, with the holders.
+func (acc *Access) unmountUnheld(
+	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment, dev uint64,
+) error {
+	return acc.unlessHeld(ctx, why, row, a, w, dev, func() error {
+		return acc.unmountAt(a.Mountpoint, a.MountID, why.Gentle)
+	})
 }
 
 // holdersError names the processes and mount namespaces that keep a volume mounted.
