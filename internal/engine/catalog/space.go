@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/linux/durable"
@@ -55,9 +56,20 @@ func Preallocate(dir string) {
 	ifClosed(dir, func() { preallocateFile(filepath.Join(dir, "catalog.db-shm"), like, indexBytes) })
 }
 
+// inodeWait is how long the last inodes of a disk may take to become free: those of files that this process has just
+// removed are not while a child between fork and exec has them open.
+const inodeWait = 128 * time.Millisecond
+
+// waitForInode is time.Sleep. Tests set it.
+var waitForInode = time.Sleep
+
 // preallocateFile allocates blocks for a file, and makes it, empty, if it is missing.
 func preallocateFile(path string, like fs.FileInfo, bytes int64) {
 	f, err := openInPlace(path, like)
+	for wait := time.Millisecond; errs.KindOf(err) == errs.NoSpace && wait <= inodeWait; wait *= 2 {
+		waitForInode(wait)
+		f, err = openInPlace(path, like)
+	}
 	if err != nil {
 		return
 	}

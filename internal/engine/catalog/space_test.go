@@ -76,6 +76,43 @@ func live(t *testing.T, dir string) (names []string) {
 	return names
 }
 
+// TestLastInodes: the last process that closes a catalogue removes its log and index. They are made again on a disk
+// that has no other inodes, although those are not free while a child between fork and exec has the removed files open.
+func TestLastInodes(t *testing.T) {
+	dir := newTight(t, "inodes")
+	c, err := catalog.Open(t.Context(), dir, spaceID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var held []int
+	for _, name := range []string{"catalog.db-wal", "catalog.db-shm"} {
+		fd, err := unix.Open(filepath.Join(dir, name), unix.O_PATH|unix.O_CLOEXEC, 0) // which keeps SQLite's locks
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, fd)
+	}
+	fillUp(t, dir)
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+
+	catalog.OnWaitForInode(t, func() {
+		for _, fd := range held {
+			_ = unix.Close(fd)
+		}
+		held = nil
+	})
+	catalog.Preallocate(dir)
+	if len(held) > 0 {
+		t.Error("it did not wait")
+	}
+	if c, err = catalog.Open(t.Context(), dir, spaceID); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+}
+
 // TestFullDisk: marks and commits need nothing of a disk that has neither a block nor an
 // inode left.
 func TestFullDisk(t *testing.T) {
