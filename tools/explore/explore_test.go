@@ -96,6 +96,7 @@ func (p *project) explore(pkg string, wantStatus int, enough func(out string) bo
 	if err := cmd.Start(); err != nil {
 		p.t.Fatal(err)
 	}
+	// Some of what is waited for shows in files only: polling sees both.
 	for end := time.Now().Add(4 * time.Minute); !enough(out.String()); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			p.t.Error("it has not done enough")

@@ -13,7 +13,7 @@ import (
 
 // record is a line of the log: a test that ran with a seed and a shard, or a fuzz target.
 type record struct {
-	Package string   `json:"package"`         // its directory
+	Package string   `json:"package"`         // directory of the package
 	Test    string   `json:"test"`            // top-level test, or fuzz target
 	Seed    uint64   `json:"seed,omitempty"`  // PANDO_SEED
 	Shard   int      `json:"shard"`           // PANDO_SHARD
@@ -21,8 +21,8 @@ type record struct {
 	Of      int      `json:"of"`              // how many cover everything; 0: the test draws nothing
 	Done    []string `json:"done,omitempty"`  // subtests that ended, if the time was up before the test did
 	Found   int      `json:"found,omitempty"` // how many subtests failed
-	Seconds float64  `json:"seconds"`         // that it ran
-	Commit  string   `json:"commit"`          // with which; "+" is appended if files differed from it
+	Seconds float64  `json:"seconds"`         // how long the run took
+	Commit  string   `json:"commit"`          // of the code that ran; "+" is appended if files differed from it
 }
 
 // log is the file that says what has been searched. Lines are only ever added to it.

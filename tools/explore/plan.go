@@ -37,10 +37,10 @@ type item struct {
 	kind    kind
 	round   int               // how many shards cover what it samples most densely
 	of      int               // how many cover everything
-	covered map[draw]string   // with which commit
+	covered map[draw]string   // what runs that ended drew from, and the commit that they tested
 	done    map[draw][]string // subtests that ended in runs that did not
-	seconds float64           // that it ran
-	finds   int               // in this search
+	seconds float64           // how long all runs took
+	finds   int               // how often this search has seen it fail
 	busy    bool              // it is running
 	left    bool              // out of this search: it has failed often enough, or could not run
 }
@@ -116,7 +116,7 @@ type searched struct {
 	testrun.Package
 	opened bool             // its tests are listed, or are being listed
 	items  map[string]*item // nil until they are listed
-	turn   kind             // which comes next
+	turn   kind             // kind of the tests that run next
 	told   int              // how many full rounds have been reported
 
 	building sync.Mutex // its fuzz targets
