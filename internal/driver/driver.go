@@ -83,8 +83,10 @@ type Identity struct {
 	Origin     string    `json:"origin,omitempty"`    // a reference, as a person would write it
 	OriginID   ObjectID  `json:"origin_id,omitempty"` //
 	CreatedAt  time.Time `json:"at"`
-	ExpiresAt  time.Time `json:"expires,omitzero"`
-	Ephemeral  bool      `json:"eph,omitempty"` // need not survive a reboot; not made durable
+	// of a snapshot: see Place; of a volume with Replaces: of the snapshot that was it before
+	Order     int64     `json:"order,omitempty"`
+	ExpiresAt time.Time `json:"expires,omitzero"`
+	Ephemeral bool      `json:"eph,omitempty"` // need not survive a reboot; not made durable
 	// Lower is not "" for a volume or snapshot that holds only the changes to another object, an immutable one, as
 	// overlayfs stores them (see [Identity.IsOverlay]). That object stays in the pool for as long as anything names it so.
 	Lower  ObjectID `json:"lower,omitempty"`
@@ -118,6 +120,16 @@ func (id Identity) Lineage() ObjectID {
 		return id.Volume
 	}
 	return id.ID
+}
+
+// Place orders the snapshots of a pool: one that came into it later has a larger number, even if the clock was set back
+// in between. It is a hybrid logical clock (Kulkarni et al. 2014): the time, in nanoseconds since 1970, but always more
+// than the number before.
+func (id Identity) Place() int64 {
+	if id.Order != 0 {
+		return id.Order
+	}
+	return id.CreatedAt.UnixNano()
 }
 
 // Forever is the end of a pin that lasts until the object is unpinned.

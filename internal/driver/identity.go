@@ -17,9 +17,10 @@ func (id Identity) SnapshotOf(vol Identity, name string, worth Consistency) Iden
 	return id.WithContentOf(vol)
 }
 
-// Predecessor returns the identity of a volume that another has replaced: it becomes the snapshot called name.
-func (id Identity) Predecessor(name string) Identity {
-	out := id.SnapshotOf(id, name, Clean)
+// Predecessor returns the identity of a volume that successor has replaced: it becomes the snapshot successor.Before.
+func (id Identity) Predecessor(successor Identity) Identity {
+	out := id.SnapshotOf(id, successor.Before, Clean)
+	out.Order = successor.Order
 	out.Origin, out.OriginID = id.Origin, id.OriginID
 	out.Pinned, out.ExpiresAt, out.Replaces, out.Before = time.Time{}, time.Time{}, "", ""
 	out.Labels = Labels{} // the other volume has them

@@ -147,10 +147,11 @@ func dump(t *testing.T, dir string) []string {
 	for _, q := range []string{
 		`SELECT concat_ws('|', 'golden', name, current, next, created_at, keep, overlay, source, labels) FROM goldens`,
 		`SELECT concat_ws('|', kind, id, name, golden, generation, volume, fs, size, sector, origin, origin_id, created_at,
-			expires_at, ephemeral, boot, pinned, consistency, lower, mirror, labels) FROM objects`,
+			expires_at, ephemeral, boot, pinned, consistency, lower, mirror, labels,
+			ord) FROM objects`,
 		`SELECT concat_ws('|', 'mark', op, name) FROM marks`,
 		`SELECT concat_ws('|', 'tombstone', ref) FROM tombstones WHERE reclaimed = 0`,
-		`SELECT concat_ws('|', 'meta', key, value) FROM meta WHERE key NOT IN ('commits', 'boot_at')`,
+		`SELECT concat_ws('|', 'meta', key, value) FROM meta WHERE key NOT IN ('commits', 'boot_at', 'place')`,
 	} {
 		rows, err := db.Query(q)
 		if err != nil {
@@ -216,6 +217,12 @@ func TestRebuildLosesNothing(t *testing.T) {
 			}
 			if _, err := os.Lstat(filepath.Join(e.Dir(), "rebuild.inprogress")); err == nil {
 				t.Error("LEAK: rebuild.inprogress")
+			}
+
+			// What a volume was before it was rewound is newer than the snapshots that it had by then.
+			names, err := again.SnapshotNames(t.Context(), ref.MustName("job"))
+			if err != nil || len(names) != 4 || names[0]+names[1] != "onetwo" {
+				t.Errorf("the snapshots are %q: %v", names, err)
 			}
 		})
 	}

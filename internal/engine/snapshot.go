@@ -84,6 +84,9 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 		}
 
 		id = id.SnapshotOf(vol.Identity, q.Name.String(), l.CopyConsistency())
+		if id.Order, err = tx.NextPlace(now); err != nil {
+			return nil, err
+		}
 		return []catalog.Mark{{ID: id.ID, Op: opSnapshot, Name: full, Reads: vol.ID, Freezes: l.Freezes()}}, nil
 	})
 	if err != nil {

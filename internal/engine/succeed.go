@@ -47,6 +47,10 @@ func (s *succession) claim(ctx context.Context, look func(*catalog.Tx) (vol, ori
 		n.Golden, n.Generation = origin.Golden, origin.Generation
 		n.CreatedAt, n.ExpiresAt, n.Pinned, n.Ephemeral = vol.CreatedAt, vol.ExpiresAt, vol.Pinned, vol.Ephemeral
 		n.Labels = vol.Labels
+		if n.Order, err = tx.NextPlace(time.Now()); err != nil {
+			return nil, err
+		}
+
 		s.vol, s.next = vol, n
 		return []catalog.Mark{
 			{ID: vol.ID, Op: s.op},
@@ -81,7 +85,7 @@ func (s *succession) commit(ctx context.Context) error {
 		return err
 	}
 
-	old := catalog.Row{Identity: s.vol.Identity.Predecessor(s.next.Before)}
+	old := catalog.Row{Identity: s.vol.Identity.Predecessor(s.next)}
 	if err := e.cat.Update(ctx, catalog.Durability(!s.next.Ephemeral), func(tx *catalog.Tx) error {
 		if err := tx.ReplaceVolume(s.vol.ID, old, s.row); err != nil {
 			return err

@@ -44,6 +44,7 @@ type Point struct {
 	SizeBytes   int64  // of the block device; 0 of native
 	Sector      uint32 // logical sector size of the block device, bytes; 0 of native
 	CreatedAt   time.Time
+	Place       int64              // later states of the volume or golden have larger ones, whatever clocks say
 	Consistency driver.Consistency // of a snapshot
 	// origin of a snapshot's volume, or the volume that a generation was published from; "" if imported
 	OriginRef string
@@ -135,7 +136,7 @@ func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 func (e *Engine) pointOf(tx *catalog.Tx, row catalog.Row) (Point, error) {
 	p := Point{
 		ID: row.ID, Ref: tx.RefOf(row), Name: row.Name, FS: row.FS, SizeBytes: row.SizeBytes, Sector: row.Sector,
-		CreatedAt: row.CreatedAt, Consistency: row.Consistency, LowerID: row.Lower,
+		CreatedAt: row.CreatedAt, Place: row.Place(), Consistency: row.Consistency, LowerID: row.Lower,
 	}
 	switch row.Kind {
 	case driver.Generation:
@@ -147,13 +148,13 @@ func (e *Engine) pointOf(tx *catalog.Tx, row catalog.Row) (Point, error) {
 			return p, errs.New(errs.Damaged, opPush, p.Ref, "its golden is missing from the catalogue").
 				WithHint("check the pool with %s", errs.Run("fsck"))
 		}
-		p.Volume, p.Name, p.Golden = row.Golden, itoa(row.Generation), true
+		p.Volume, p.Name, p.Golden, p.Place = row.Golden, itoa(row.Generation), true, int64(row.Generation)
 		if p.Lineage, p.Former, err = e.goldenLineage(tx, g); err != nil {
 			return p, err
 		}
 		p.OriginRef, p.OriginID = row.Origin, row.OriginID
 	case driver.Layer:
-		p.Name, p.Golden = itoa(row.Generation), true
+		p.Name, p.Golden, p.Place = itoa(row.Generation), true, int64(row.Generation)
 		if err := e.goldenOfRemoved(tx, row, &p); err != nil {
 			return p, err
 		}

@@ -363,6 +363,10 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 			marks = append(marks, catalog.Mark{ID: driver.NewID(), Op: opPull, Reads: origin.ID})
 		}
 		p.Golden, p.Generation = r.baseGeneration(origin)
+		if p.Order, err = tx.NextPlace(time.Now()); err != nil {
+			return nil, err
+		}
+
 		fresh.Name, fresh.Origin, fresh.OriginID = q.Volume.String(), q.OriginRef, q.OriginID
 		fresh.Golden, fresh.Generation = p.Golden, p.Generation
 		r.volume = fresh
@@ -386,14 +390,23 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	p.Golden, p.Generation = r.baseGeneration(vol)
 	if q.SnapshotOnly {
 		// Keep the volume from being destroyed, or the snapshot would not have one.
-		return []catalog.Mark{{ID: driver.NewID(), Op: opPull, Reads: vol.ID}}, nil
+		p.Order, err = tx.NextPlace(time.Now())
+		return []catalog.Mark{{ID: driver.NewID(), Op: opPull, Reads: vol.ID}}, err
 	}
 
 	if err := e.notMounted(tx, vol); err != nil {
 		return nil, err
 	}
 
+	// The present state of the volume comes before the point.
 	n := fresh
+	if n.Order, err = tx.NextPlace(time.Now()); err != nil {
+		return nil, err
+	}
+	if p.Order, err = tx.NextPlace(time.Now()); err != nil {
+		return nil, err
+	}
+
 	n.Name, n.Volume, n.Replaces = vol.Name, vol.Lineage(), vol.ID
 	n.Before = "before-" + opPull + "-" + timestampName(time.Now())
 	n.Origin, n.OriginID = r.ref, p.ID

@@ -26,7 +26,7 @@ var labels = []operation{
 			w.pando("clone", "g", "base", "--label", "a=1")
 			w.pando("snapshot", "base", "s")
 		}, want: func(before string) string { // the labels stay those of the volume
-			before = strings.Replace(before, "snapshot ", "snapshot base@before-rewind clean\nsnapshot ", 1)
+			before = strings.Replace(before, "volume ", "snapshot base@before-rewind clean\nvolume ", 1)
 			return strings.Replace(before, " from g@1", " from base@s", 1)
 		}},
 	{name: "label-destroy", command: func(*world) []string { return []string{"destroy", "--label", "a"} },

@@ -100,7 +100,7 @@ func TestKillInRecovery(t *testing.T) {
 					}
 				}},
 				{name: "half rewound", next: "ls", want: func(string) string {
-					return "golden g@1 of 1\nsnapshot base@before-rewind clean\nsnapshot base@s clean\nvolume base from base@s " +
+					return "golden g@1 of 1\nsnapshot base@s clean\nsnapshot base@before-rewind clean\nvolume base from base@s " +
 						"idle at \n"
 				}, spoil: func() {
 					w.onlySnapshot("base", "s")

@@ -29,7 +29,7 @@ import (
 )
 
 // Version of the schema, in the database's user_version.
-const Version = 9
+const Version = 10
 
 const schema = `
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -69,7 +69,8 @@ CREATE TABLE objects (
   consistency TEXT NOT NULL DEFAULT '', -- of a snapshot: clean, crash
   lower TEXT NOT NULL DEFAULT '', -- of an overlay: the object whose files it changes
   mirror INTEGER NOT NULL DEFAULT 0, -- of a generation: 1: made from the source of its golden
-  labels TEXT NOT NULL DEFAULT '' -- of a volume or snapshot, as JSON, '' if there are none
+  labels TEXT NOT NULL DEFAULT '', -- of a volume or snapshot, as JSON, '' if there are none
+  ord INTEGER NOT NULL DEFAULT 0 -- of a snapshot: its place among all of them, 0: created_at
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX volume_name ON objects(name) WHERE kind = 'volume';
 CREATE UNIQUE INDEX generation_number ON objects(golden, generation) WHERE kind = 'generation';

@@ -65,11 +65,12 @@ func (c *Catalog) Check(ctx context.Context) ([]string, error) {
 func (t *Tx) SetIdentity(id driver.Identity) error {
 	_, err := t.exec(`UPDATE objects SET kind=?, name=?, golden=?, generation=?, volume=?, fs=?, size=?, sector=?,
 		origin=?, origin_id=?,
-		created_at=?, expires_at=?, ephemeral=?, boot=?, pinned=?, consistency=?, lower=?, mirror=?, labels=?
+		created_at=?, expires_at=?, ephemeral=?, boot=?, pinned=?, consistency=?, lower=?, mirror=?, labels=?,
+		ord=?
 		WHERE id=?`,
 		id.Kind, id.Name, id.Golden, id.Generation, id.Volume, id.FS, id.SizeBytes, id.Sector, id.Origin, id.OriginID,
 		toNano(id.CreatedAt), toNano(id.ExpiresAt), id.Ephemeral, id.BootID, toNano(id.Pinned), id.Consistency,
-		id.Lower, id.Mirror, storedLabels(id), id.ID)
+		id.Lower, id.Mirror, storedLabels(id), id.Order, id.ID)
 	return err
 }
 

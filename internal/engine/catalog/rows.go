@@ -69,7 +69,10 @@ type Tombstone struct {
 
 const objectColumns = `id, kind, name, golden, generation, volume, fs, size, sector, origin, origin_id, created_at,
  expires_at, ephemeral, boot, used_at, logical, exclusive, shared, extents, measured_at, pinned, consistency, lower,
- mirror, labels`
+ mirror, labels, ord`
+
+// place is what Identity.Place returns for a row.
+const place = `CASE ord WHEN 0 THEN created_at ELSE ord END`
 
 // objectValues are the placeholders of objectColumns.
 var objectValues = `?` + strings.Repeat(`,?`, strings.Count(objectColumns, `,`))
@@ -84,7 +87,7 @@ func scanRow(s scanner) (Row, error) {
 		&r.OriginID,
 		&created, &expires, &r.Ephemeral, &r.BootID, &used,
 		&r.Usage.LogicalBytes, &r.Usage.ExclusiveBytes, &r.Usage.SharedBytes, &r.Usage.Extents, &measured, &pinned,
-		&r.Consistency, &r.Lower, &r.Mirror, &labels)
+		&r.Consistency, &r.Lower, &r.Mirror, &labels, &r.Order)
 	r.Labels = driver.StoredLabels(labels)
 	r.CreatedAt, r.ExpiresAt, r.UsedAt, r.MeasuredAt, r.Pinned = fromNano(created), fromNano(expires), fromNano(used),
 		fromNano(measured), fromNano(pinned)
@@ -111,7 +114,7 @@ func (t *Tx) PutObject(r Row) error {
 		r.ID, r.Kind, r.Name, r.Golden, r.Generation, r.Volume, r.FS, r.SizeBytes, r.Sector, r.Origin, r.OriginID,
 		toNano(r.CreatedAt), toNano(r.ExpiresAt), r.Ephemeral, r.BootID, toNano(r.UsedAt),
 		r.Usage.LogicalBytes, r.Usage.ExclusiveBytes, r.Usage.SharedBytes, r.Usage.Extents, toNano(r.MeasuredAt),
-		toNano(r.Pinned), r.Consistency, r.Lower, r.Mirror, storedLabels(r.Identity))
+		toNano(r.Pinned), r.Consistency, r.Lower, r.Mirror, storedLabels(r.Identity), r.Order)
 	t.put = append(t.put, r.ID)
 	return err
 }
@@ -190,9 +193,9 @@ func (t *Tx) SetBase(id driver.ObjectID, golden string, generation int) error {
 // asSnapshot describes.
 func (t *Tx) ReplaceVolume(old driver.ObjectID, asSnapshot, next Row) error {
 	if _, err := t.exec(`UPDATE objects SET kind='snapshot', name=?, volume=?, consistency=?, pinned=0, expires_at=0,
-		labels=''
+		labels='', ord=?
 		WHERE id=?`,
-		asSnapshot.Name, asSnapshot.Volume, asSnapshot.Consistency, old); err != nil {
+		asSnapshot.Name, asSnapshot.Volume, asSnapshot.Consistency, asSnapshot.Order, old); err != nil {
 		return err
 	}
 	if err := t.ForgetMount(old); err != nil {
@@ -259,7 +262,7 @@ func (t *Tx) Rows(kind driver.Kind, fn func(Row) error) error {
 	case driver.Generation:
 		q += ` WHERE kind = 'generation' ORDER BY golden, generation`
 	case driver.Snapshot:
-		q += ` WHERE kind = 'snapshot' ORDER BY volume, created_at`
+		q += ` WHERE kind = 'snapshot' ORDER BY volume, ` + place
 	case driver.Layer:
 		q += ` WHERE kind = 'layer' ORDER BY golden, generation`
 	}
@@ -357,11 +360,26 @@ func parseRow(text string) (Row, error) {
 	r.MeasuredAt = moment()
 	r.Pinned, r.Consistency = moment(), driver.Consistency(next())
 	r.Lower, r.Mirror, r.Labels = driver.ObjectID(next()), number() != 0, driver.StoredLabels(next())
+	r.Order = number()
 	if bad == nil && more {
 		bad = errors.New("a row with too many columns")
 	}
 
 	return r, bad
+}
+
+// metaPlace is the key of the largest place that was given to a snapshot, in the table meta.
+const metaPlace = "place"
+
+// NextPlace returns the place of a snapshot that comes into the pool now, for [driver.Identity.Order].
+func (t *Tx) NextPlace(now time.Time) (n int64, err error) {
+	err = t.queryRow(`UPDATE meta SET value = max(?1, CAST(value AS INTEGER) + 1) WHERE key = ?2
+		RETURNING CAST(value AS INTEGER)`, toNano(now), metaPlace).Scan(&n)
+	if errors.Is(err, sql.ErrNoRows) { // the catalogue is new, or was rebuilt
+		err = t.queryRow(`INSERT INTO meta SELECT ?2, max(?1, 1 + coalesce(max(`+place+`), 0)) FROM objects
+			RETURNING CAST(value AS INTEGER)`, toNano(now), metaPlace).Scan(&n)
+	}
+	return n, wrap("write catalogue", t.c.path, err)
 }
 
 // Expired lists at most limit volumes that have expired and are not pinned.
@@ -392,7 +410,7 @@ func (t *Tx) Generations(golden string) ([]Row, error) {
 // Snapshots lists the snapshots of a volume, given its lineage, oldest first.
 func (t *Tx) Snapshots(volume driver.ObjectID) ([]Row, error) {
 	var out []Row
-	err := t.eachRow(`SELECT `+objectColumns+` FROM objects WHERE kind = 'snapshot' AND volume = ? ORDER BY created_at`,
+	err := t.eachRow(`SELECT `+objectColumns+` FROM objects WHERE kind = 'snapshot' AND volume = ? ORDER BY `+place,
 		[]any{volume}, func(s scanner) error {
 			r, err := scanRow(s)
 			out = append(out, r)

@@ -55,6 +55,8 @@ var upgrades = []func(*Tx) error{func(t *Tx) error {
 		return err
 	}
 	return t.addColumn("objects", "labels TEXT NOT NULL DEFAULT ''")
+}, func(t *Tx) error {
+	return t.addColumn("objects", "ord INTEGER NOT NULL DEFAULT 0")
 }}
 
 // addColumn adds a column, given as its definition, unless it is there.

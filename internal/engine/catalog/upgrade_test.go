@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/driver"
@@ -82,6 +83,16 @@ func eighthCatalog(t *testing.T) string {
 	return catalogOf(t, 8, "INSERT INTO goldens VALUES ('g', 4, 5, 7, 6, '', '')",
 		"INSERT INTO objects VALUES ('i', 'volume', 'v', 'g', 4, '', 'ext4', 5, 512, 'g@4', 'o', 6, 0, 0, 'b', 7, 1, "+
 			"2, 3, 4, 8, 0, '', '', 0)")
+}
+
+// ninthCatalog is a catalogue whose snapshots were in the order of their dates, with two of the year 2255.
+func ninthCatalog(t *testing.T) string {
+	t.Helper()
+	return catalogOf(t, 9,
+		"INSERT INTO objects VALUES ('b', 'snapshot', 'b', '', 0, 'v', 'ext4', 5, 512, 'v', 'v', 9000000000000000002, 0, 0, "+
+			"'b', 7, 1, 2, 3, 4, 8, 0, 'clean', '', 0, '')",
+		"INSERT INTO objects VALUES ('a', 'snapshot', 'a', '', 0, 'v', 'ext4', 5, 512, 'v', 'v', 9000000000000000000, 0, 0, "+
+			"'b', 7, 1, 2, 3, 4, 8, 0, 'clean', '', 0, '')")
 }
 
 // catalogOf makes a catalogue of a version, whose schema is frozen in testdata.
@@ -424,6 +435,63 @@ func TestCatalogueWithoutLabels(t *testing.T) {
 			t.Errorf("the row of a generation has labels %q", got.Labels.Text())
 		}
 		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPlaces: snapshots are in the order in which they came into the pool, also after the clock was set back, and after
+// the newest were destroyed. A catalogue that did not record places has those of the dates.
+func TestPlaces(t *testing.T) {
+	ctx := t.Context()
+	c, err := Open(ctx, ninthCatalog(t), "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+
+	early := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	take := func(tx *Tx, name string, at time.Time) Row {
+		r := Row{Identity: driver.Identity{ID: driver.ObjectID(name), Kind: driver.Snapshot, Name: name, Volume: "v",
+			CreatedAt: at}}
+		if r.Order, err = tx.NextPlace(at); err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.PutObject(r); err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	names := func(tx *Tx) (out string) {
+		rows, err := tx.Snapshots("v")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range rows {
+			out += r.Name
+		}
+		if err := tx.Rows(driver.Snapshot, func(r Row) error { out += r.Name; return nil }); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	if err := c.Update(ctx, Durable, func(tx *Tx) error {
+		third := take(tx, "c", early)
+		if got := names(tx); got != "abcabc" {
+			t.Errorf("the order is %s", got)
+		}
+		if err := errors.Join(tx.DeleteObject("b"), tx.DeleteObject("c")); err != nil {
+			return err
+		}
+		fourth := take(tx, "d", early)
+		if third.Place() != 9000000000000000003 || fourth.Place() != third.Place()+1 {
+			t.Errorf("after %d, d has place %d", third.Place(), fourth.Place())
+		}
+		late := take(tx, "e", time.Date(2260, 1, 1, 0, 0, 0, 0, time.UTC))
+		if late.Place() != late.CreatedAt.UnixNano() || names(tx) != "adeade" {
+			t.Errorf("e has place %d; the order is %s", late.Place(), names(tx))
+		}
+		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -220,7 +220,7 @@ func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Ident
 		next, replaced := successors[id.ID]
 		switch {
 		case id.Kind == driver.Volume && replaced:
-			id = id.Predecessor(next.Before)
+			id = id.Predecessor(next)
 		case id.Kind == driver.Volume:
 			if id.Name = rename(id.Name, id.ID); id.Name != was.Name {
 				r.Notes = append(r.Notes, "two objects were named "+was.Name+": one is now named "+id.Name)
