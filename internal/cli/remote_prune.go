@@ -20,7 +20,8 @@ removed. The newest point of each volume always stays.
 
 Hours, days, weeks, months and years are in UTC and counted back from the newest
 point of each volume, so a volume that is no longer pushed does not lose points
-over time.
+over time. Which point is newer is known without clocks; one that is dated later
+than the newest takes no other's place.
 
 A segment is removed when no point needs any part of it. If REMOTE takes more
 than 1.5 times the space that its points need, prune reads the segments with the

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -32,9 +31,9 @@ type headWriter struct {
 	remote string // its name, for hints
 	me     repo.Writer
 
-	tokens     tokenLog          // of this pool's writes
-	freeNames  *sync.Map         // by reference on the remote: pages of points without a point of that name
-	replaceSeq map[string]uint64 // by reference on the remote: the number of a point that is pushed again; see inPlace
+	tokens    tokenLog              // of this pool's writes
+	freeNames *sync.Map             // by reference on the remote: pages of points without a point of that name
+	replaced  map[string]repo.Point // by reference on the remote: points that are pushed again, in their places
 
 	memory         headMemory // what this pool remembers of heads
 	acceptRollback bool       // accept a head that is older than memory says
@@ -54,7 +53,7 @@ func (h headState) claim() claim { return claim{h.Epoch} }
 
 // findListed finds the point of a manifest that was just pushed: a recent one, or one in the place of an older point.
 func (w *headWriter) findListed(ctx context.Context, h headState, m *repo.Manifest) (repo.Point, bool, error) {
-	seq := w.replaceSeq[h.Name+"@"+m.Point]
+	seq := w.replaced[h.Name+"@"+m.Point].Seq
 	return findPoint(ctx, w.repo, h.Head, pageHolding(seq), func(x repo.Point) bool { return x.Manifest == m.ID })
 }
 
@@ -309,37 +308,16 @@ func (w *headWriter) addPoint(
 	ctx context.Context, l *lease, h headState, pt engine.Point, m *repo.Manifest,
 ) (headState, repo.Point, error) {
 	// A head without a writer becomes this pool's.
-	back := w.rollbackReason(h) != ""
-	switch {
-	case h.Gone:
+	h.Epoch = w.epochOfCommit(h)
+	if h.version == "" || h.unclaimed() {
 		h.Writer = w.me
-		h.Epoch++
-	case h.version == "" || h.unclaimed():
-		h.Writer = w.me
-		h.Epoch = max(h.Epoch, 1)
-	}
-
-	if back { // the rollback was accepted; no epoch may be used twice
-		h.Epoch = max(h.Epoch, w.memory[h.Name].Epoch) + 1
 	}
 
 	h.Gone, h.Golden, h.Lineage = false, pt.Golden, string(pt.Lineage)
 	h.NextSeq = max(h.NextSeq, 1)
 
-	// Describe the point.
-	at := repo.Point{
-		Seq: h.NextSeq, Name: m.Point, Manifest: m.ID, Source: m.Source, Content: m.Content, FS: m.FS, SizeBytes: m.SizeBytes,
-		CreatedAt: m.CreatedAt, Consistency: m.Consistency, Logical: m.Logical, Added: m.Added,
-	}
-	if m.Content.Chained() {
-		at.Parent = m.Parent
-	}
-
-	if o := m.Origin; o != nil {
-		at.OriginRef, at.OriginVol, at.OriginID = o.Ref, o.Volume, o.Manifest
-	}
-
 	// A point that is pushed again stays in its place.
+	at := pointFrom(m, h.NextSeq)
 	pages := repo.PagePutter{Repo: w.repo, Session: func(context.Context) (repo.ID, error) { return l.id, nil }}
 	if is, err := w.replacePoint(ctx, pages, &h, &at); is || err != nil {
 		return h, at, err
@@ -347,14 +325,13 @@ func (w *headWriter) addPoint(
 
 	h.NextSeq++
 
-	// An older generation or snapshot that is pushed later is not the current state of the golden or
-	// volume.
+	// An older generation or snapshot that is pushed later is not the current state of the golden or volume.
 	now, any, err := newestOf(ctx, w.repo, h.Head)
 	if err != nil {
 		return h, at, err
 	}
 
-	if h.Latest = 0; any && isOlderState(pt, now) {
+	if h.Latest = 0; any && at.State().Compare(now.State()) < 0 {
 		h.Latest = now.Seq
 	}
 
@@ -362,14 +339,20 @@ func (w *headWriter) addPoint(
 	return h, at, pages.Shrink(ctx, &h.Head)
 }
 
-// isOlderState reports whether a point is an older state than the newest point of a head. A
-// snapshot that a push took never is, whatever the clocks say.
-func isOlderState(pt engine.Point, newest repo.Point) bool {
-	if pt.Golden {
-		n, _ := strconv.Atoi(pt.Name)
-		return n < generationOf(newest)
+// epochOfCommit returns the epoch that a head has once this pool has added a point to it.
+func (w *headWriter) epochOfCommit(h headState) uint64 {
+	epoch := h.Epoch
+	switch {
+	case h.Gone:
+		epoch++
+	case h.version == "" || h.unclaimed():
+		epoch = max(epoch, 1)
 	}
-	return !pushNames().MatchString(pt.Name) && pt.CreatedAt.Before(newest.CreatedAt)
+
+	if w.rollbackReason(h) != "" { // the rollback was accepted; no epoch may be used twice
+		epoch = max(epoch, w.memory[h.Name].Epoch) + 1
+	}
+	return epoch
 }
 
 // takeOver makes this pool the writer of a head, unless it already is. admit returns an error if the

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/remote/repo"
@@ -49,7 +50,7 @@ func (p *pruner) readVolume(ctx context.Context, h repo.Head) (*prunedVolume, er
 	}
 
 	v.newest = newest.Seq
-	v.keep = p.Policy.selectKept(v.points, v.newest, h.Golden)
+	v.keep = p.Policy.selectKept(v.points, v.newest, time.Now())
 	if len(p.Names) > 0 && !slices.Contains(p.Names, h.Name) {
 		for i := range v.keep {
 			v.keep[i] = true

@@ -1,9 +1,9 @@
 package replicate
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"pando/internal/base/errs"
@@ -16,8 +16,9 @@ import (
 // points without which another one cannot be read.
 //
 // Hours, days, weeks (from Monday, as in ISO 8601), months and years are those of
-// UTC. Ages are counted from the newest point of the volume, not from now: no clock
-// is needed, and a volume that is not written to loses no points.
+// UTC. Ages are counted from the newest point of the volume, not from now, so that a
+// volume that is not written to loses no points. No point is lost because a clock
+// was wrong.
 type Policy struct {
 	Last    int           `json:"keep_last,omitempty"`    // this many of the newest points
 	Hourly  int           `json:"keep_hourly,omitempty"`  // the newest point of each of this many hours that have points
@@ -54,6 +55,7 @@ func (p Policy) Check(op string) error {
 // policyPoint is the part of a point that a policy looks at. There may be millions of them.
 type policyPoint struct {
 	seq      uint64
+	order    repo.StateOrder
 	manifest repo.ID
 	name     string
 	at       time.Time
@@ -61,77 +63,62 @@ type policyPoint struct {
 }
 
 func policyPointOf(pt repo.Point) policyPoint {
-	return policyPoint{seq: pt.Seq, manifest: pt.Manifest, name: pt.Name, at: pt.CreatedAt, keep: pt.Keep}
+	return policyPoint{pt.Seq, pt.State(), pt.Manifest, pt.Name, pt.CreatedAt, pt.Keep}
 }
 
-// generation returns the number of a generation, and 0 for a snapshot.
-func (x policyPoint) generation() int {
-	n, _ := strconv.Atoi(x.name)
-	return n
-}
-
-// selectKept reports for each point of a volume, the oldest first, whether the rules keep it, or
-// it is always kept. newestSeq is the number of the newest point. Points that other points need
-// are added later: see keepParents.
-func (p Policy) selectKept(points []policyPoint, newestSeq uint64, golden bool) []bool {
+// selectKept reports for each point of a volume, in the order of the list, whether the rules keep it, or it is always
+// kept. newestSeq is the number of the newest point. Points that other points need are added later: see keepParents.
+func (p Policy) selectKept(points []policyPoint, newestSeq uint64, now time.Time) []bool {
 	keep := make([]bool, len(points))
-	isNewest := func(i int) bool { return points[i].seq == newestSeq }
 	if len(points) == 0 {
 		return keep
 	}
-
+	isNewest := func(i int) bool { return points[i].seq == newestSeq }
 	for i, pt := range points {
 		keep[i] = pt.keep || p.IsZero() || isNewest(i)
 	}
 
-	p.keepLast(keep, points, isNewest, golden)
-	p.keepByTime(keep, points)
-	return keep
-}
-
-// keepLast keeps the last points. These are the ones that were pushed last, because clocks can be
-// wrong. But generations are ordered by number, and the newest state is the last one.
-func (p Policy) keepLast(keep []bool, points []policyPoint, isNewest func(int) bool, golden bool) {
-	last := make([]int, len(points))
-	for i := range last {
-		last[i] = i
+	// Order the points by state, the oldest first.
+	order := make([]int, len(points))
+	for i := range order {
+		order[i] = i
 	}
-
-	slices.SortStableFunc(last, func(a, b int) int {
+	slices.SortStableFunc(order, func(a, b int) int {
 		switch {
 		case isNewest(a):
 			return 1
 		case isNewest(b):
 			return -1
-		case golden:
-			return points[a].generation() - points[b].generation()
 		}
-		return 0
+		return points[a].order.Compare(points[b].order)
 	})
 
-	for _, i := range last[max(0, len(last)-p.Last):] {
+	for _, i := range order[max(0, len(order)-p.Last):] {
 		keep[i] = true
 	}
+
+	p.keepByTime(keep, points, order, now)
+	return keep
 }
 
-// keepByTime keeps the newest point of each hour, day, week, month and year, and those within an
-// age.
-func (p Policy) keepByTime(keep []bool, points []policyPoint) {
-	// Order points by time, newest first: the writer's clock may have been set back, so their own
-	// order may differ.
-	order := make([]int, len(points))
-	for i := range order {
-		order[i] = i
-	}
-
-	slices.SortStableFunc(order, func(a, b int) int {
-		if c := points[b].at.Compare(points[a].at); c != 0 {
-			return c
-		}
-		return b - a
-	})
+// keepByTime keeps the newest point of each hour, day, week, month and year, and those within an age. order has the
+// points by state, the oldest first.
+//
+// Dates come from clocks that may have been wrong. A point that is dated later than the newest state, or than now, is
+// from the future: its date says nothing. Others may be wrong, too, but then a rule keeps more than it should.
+func (p Policy) keepByTime(keep []bool, points []policyPoint, order []int, now time.Time) {
+	at := func(n int) time.Time { return points[order[n]].at }
+	newest := newestDate(len(order), at, now)
+	future := func(n int) bool { return at(n).After(newest) }
 
 	// Go back through the hours, days and so on until each rule has kept its number.
+	byDate := make([]int, 0, len(order))
+	for n := range order {
+		if !future(n) {
+			byDate = append(byDate, n)
+		}
+	}
+	slices.SortStableFunc(byDate, func(a, b int) int { return cmp.Or(at(b).Compare(at(a)), b-a) })
 	for _, rule := range []struct {
 		n      int
 		bucket func(time.Time) string
@@ -143,23 +130,64 @@ func (p Policy) keepByTime(keep []bool, points []policyPoint) {
 		{p.Yearly, func(t time.Time) string { return t.Format("2006") }},
 	} {
 		left, last := rule.n, ""
-		for _, i := range order {
+		newer := make([]bool, len(order)) // it is one of those that the rule has kept
+		for _, n := range byDate {
 			if left == 0 {
 				break
 			}
-			if b := rule.bucket(points[i].at.UTC()); b != last {
-				keep[i], last = true, b
+			if b := rule.bucket(at(n).UTC()); b != last {
+				keep[order[n]], newer[n], last = true, true, b
 				left--
+			}
+		}
+
+		// What is from the future takes no other's place. It stays until the rule keeps its number of newer states.
+		seen, kept := map[string]bool{}, 0
+		for n := range slices.Backward(order) {
+			if newer[n] {
+				kept++
+			}
+			if b := rule.bucket(at(n).UTC()); future(n) && kept < rule.n && !seen[b] {
+				keep[order[n]], seen[b] = true, true
 			}
 		}
 	}
 
 	if p.Within > 0 {
-		newest := points[order[0]].at
-		for i, pt := range points {
-			if newest.Sub(pt.at) <= p.Within {
-				keep[i] = true
-			}
+		for n, date := range datesOf(len(order), at, newest) {
+			keep[order[n]] = keep[order[n]] || newest.Sub(date) <= p.Within
 		}
 	}
+}
+
+// newestDate returns the date from which ages count: that of the newest of n states that is not dated after now. If all
+// are, the clock of this host is wrong, and it is the date of the newest state.
+func newestDate(n int, at func(int) time.Time, now time.Time) time.Time {
+	for i := n - 1; i >= 0; i-- {
+		if !at(i).After(now) {
+			return at(i)
+		}
+	}
+	return at(n - 1)
+}
+
+// datesOf returns when each of n states was taken at the latest, the oldest state first: no state is older than one
+// before it, and one from the future, dated after newest, is as old as the next.
+func datesOf(n int, at func(int) time.Time, newest time.Time) []time.Time {
+	out := make([]time.Time, n)
+	var last time.Time
+	for i := range n {
+		if !at(i).After(newest) && at(i).After(last) {
+			last = at(i)
+		}
+		out[i] = last
+	}
+	next := newest
+	for i := n - 1; i >= 0; i-- {
+		if at(i).After(newest) {
+			out[i] = next
+		}
+		next = out[i]
+	}
+	return out
 }

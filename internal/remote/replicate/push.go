@@ -409,11 +409,16 @@ func (x *pointPush) confirmBase(ctx, gctx context.Context) error {
 // putManifest uploads the manifest.
 func (x *pointPush) putManifest(ctx context.Context) (*repo.Manifest, error) {
 	pt := x.pt
+	order, err := x.stateOrder(ctx)
+	if err != nil {
+		return nil, err
+	}
+
 	m := &repo.Manifest{
 		ID: repo.NewID(), Volume: x.name, Point: pt.Name, Content: x.content.contentKind(), FS: string(pt.FS),
-		SizeBytes: pt.SizeBytes, Sector: pt.Sector, CreatedAt: pt.CreatedAt, Consistency: string(pt.Consistency),
-		Source: string(pt.ID), Session: x.session.ID, Parent: x.base.point.Manifest, Origin: x.origin,
-		Added: x.stats.uploaded.Load(),
+		SizeBytes: pt.SizeBytes, Sector: pt.Sector, CreatedAt: pt.CreatedAt, StateOrder: order,
+		Consistency: string(pt.Consistency), Source: string(pt.ID), Session: x.session.ID, Parent: x.base.point.Manifest,
+		Origin: x.origin, Added: x.stats.uploaded.Load(),
 	}
 
 	if err := x.content.describeManifest(m); err != nil {

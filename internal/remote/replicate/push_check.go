@@ -318,10 +318,10 @@ func (p *pusher) preparePushAgain(ctx context.Context, x *pointPush, at repo.Poi
 		return err
 	}
 	x.resuming, x.portable = false, at.Content == repo.Tree
-	if p.replaceSeq == nil {
-		p.replaceSeq = map[string]uint64{}
+	if p.replaced == nil {
+		p.replaced = map[string]repo.Point{}
 	}
-	p.replaceSeq[x.name+"@"+at.Name] = at.Seq
+	p.replaced[x.name+"@"+at.Name] = at
 	return nil
 }
 
@@ -329,11 +329,12 @@ func (p *pusher) preparePushAgain(ctx context.Context, x *pointPush, at repo.Poi
 func (w *headWriter) replacePoint(
 	ctx context.Context, pages repo.PagePutter, h *headState, at *repo.Point,
 ) (bool, error) {
-	seq, is := w.replaceSeq[h.Name+"@"+at.Name]
+	old, is := w.replaced[h.Name+"@"+at.Name]
 	if !is {
 		return false, nil
 	}
 
+	seq := old.Seq
 	was, err := w.repo.Point(ctx, h.Head, seq)
 	if isUnreadable(err) || err == nil && was.Name != at.Name {
 		return false, nil // nothing to replace: the caller adds the point

@@ -51,7 +51,7 @@ func (p *pusher) cleanSnapshots(ctx context.Context, pt engine.Point, h headStat
 
 	var old []engine.Point
 	for _, x := range points {
-		if x.ID != pt.ID && x.Lineage == pt.Lineage && pushNames().MatchString(x.Name) && !x.CreatedAt.After(pt.CreatedAt) {
+		if x.ID != pt.ID && x.Lineage == pt.Lineage && pushNames().MatchString(x.Name) && x.Place < pt.Place {
 			old = append(old, x)
 		}
 	}

@@ -1,6 +1,7 @@
 package replicate
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -49,9 +50,17 @@ func removeVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error)
 				return false, err
 			}
 			out.Points = append(out.Points, p.Name)
+			last := uint64(0)
+			if n := len(h.Recent); n > 0 {
+				last = h.Recent[n-1].Seq
+			}
+			wasNewest := p.Seq == cmp.Or(h.Latest, last)
 			err = pages.Edit(ctx, h, pageHolding(p.Seq), func(all []repo.Point) []repo.Point {
 				return slices.DeleteFunc(all, func(x repo.Point) bool { return x.Seq == p.Seq })
 			})
+			if err == nil && wasNewest {
+				err = findLatest(ctx, r, h)
+			}
 			return true, err
 		}
 
@@ -71,4 +80,20 @@ func removeVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error)
 	}
 
 	return out, nil
+}
+
+// findLatest finds the newest state of a head whose newest point was removed. It reads all pages, except those that
+// cannot be read.
+func findLatest(ctx context.Context, r *repo.Repo, h *repo.Head) error {
+	var newest repo.Point
+	for p, err := range allPoints(ctx, r, *h, nil) {
+		if err != nil {
+			return err
+		}
+		if newest.Seq == 0 || p.State().Compare(newest.State()) >= 0 {
+			newest = p
+		}
+	}
+	h.Latest = newest.Seq
+	return nil
 }

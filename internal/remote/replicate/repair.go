@@ -299,7 +299,7 @@ func (x *repairer) wholeMaps(ctx context.Context) error {
 	}
 
 	slices.SortFunc(all, func(a, b *repo.Manifest) int {
-		return cmp.Or(cmp.Compare(a.Volume, b.Volume), a.CreatedAt.Compare(b.CreatedAt), slices.Compare(a.ID[:], b.ID[:]))
+		return cmp.Or(cmp.Compare(a.Volume, b.Volume), compareStates(a, b))
 	})
 
 	// Compare each map with that of the last complete point of its volume.
@@ -486,16 +486,20 @@ func (x *repairer) rebuildHead(ctx context.Context, l lostHead, out *RepairedVol
 	}
 
 	// List the points.
-	for _, m := range x.pushOrder(l.manifests, h.Golden) {
+	var newest repo.StateOrder
+	for _, m := range x.inStateOrder(l.manifests) {
 		pt := pointFrom(m, h.NextSeq)
 		h.NextSeq++
+		h.Epoch = max(h.Epoch, m.Epoch+1) // whatever the clock of this host says
 		h.Recent = append(h.Recent, pt)
 		if !x.whole[m.ID] {
 			out.Broken = append(out.Broken, pt.Name)
 			continue
 		}
 		out.Points = append(out.Points, pt.Name)
-		h.Latest = pt.Seq
+		if pt.Compare(newest) >= 0 {
+			h.Latest, newest = pt.Seq, pt.StateOrder
+		}
 	}
 
 	// This pool is the writer if it has the object of the newest point.
@@ -531,7 +535,7 @@ func (x *repairer) raiseEpoch(ctx context.Context, h *repo.Head) error {
 func pointFrom(m *repo.Manifest, seq uint64) repo.Point {
 	at := repo.Point{
 		Seq: seq, Name: m.Point, Manifest: m.ID, Source: m.Source, Content: m.Content, FS: m.FS, SizeBytes: m.SizeBytes,
-		CreatedAt: m.CreatedAt, Consistency: m.Consistency, Logical: m.Logical, Added: m.Added,
+		CreatedAt: m.CreatedAt, StateOrder: m.StateOrder, Consistency: m.Consistency, Logical: m.Logical, Added: m.Added,
 	}
 	if m.Content.Chained() {
 		at.Parent = m.Parent
@@ -542,19 +546,16 @@ func pointFrom(m *repo.Manifest, seq uint64) repo.Point {
 	return at
 }
 
-// pushOrder returns the manifests of one volume, each point once, in the order in which they were pushed as far as that
-// is known: by generation or by time, and each after its parent.
-func (x *repairer) pushOrder(all []*repo.Manifest, golden bool) []*repo.Manifest {
-	slices.SortFunc(all, func(a, b *repo.Manifest) int {
-		if golden {
-			an, _ := strconv.Atoi(a.Point)
-			bn, _ := strconv.Atoi(b.Point)
-			if an != bn {
-				return cmp.Compare(an, bn)
-			}
-		}
-		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Point, b.Point), slices.Compare(a.ID[:], b.ID[:]))
-	})
+// compareStates orders manifests of one volume, the oldest state first.
+func compareStates(a, b *repo.Manifest) int {
+	return cmp.Or(a.Compare(b.StateOrder), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Point, b.Point),
+		slices.Compare(a.ID[:], b.ID[:]))
+}
+
+// inStateOrder returns the manifests of one volume, each point once, the oldest state first, but each stream after what
+// it is the difference from.
+func (x *repairer) inStateOrder(all []*repo.Manifest) []*repo.Manifest {
+	slices.SortFunc(all, compareStates)
 
 	// Choose one manifest for each point: a push that was interrupted after it wrote its manifest has written
 	// a second one. Complete ones are better than others, and then those on which others build.
@@ -592,6 +593,9 @@ func (x *repairer) pushOrder(all []*repo.Manifest, golden bool) []*repo.Manifest
 		var line []*repo.Manifest // m and its parents, the youngest first
 		for p := byID[m.ID]; p != nil && !done[p.ID] && !slices.Contains(line, p); p = byID[p.Parent] {
 			line = append(line, p)
+			if !p.Content.Chained() && p.Order != 0 {
+				break // its own order tells more than that of the point it was compared with
+			}
 		}
 		for _, p := range slices.Backward(line) {
 			done[p.ID] = true

@@ -39,7 +39,7 @@ func (x *repairer) repairPages(ctx context.Context, f pointsFault, now scene) (R
 		}
 	}
 
-	found = x.pushOrder(found, f.head.Golden)
+	found = x.inStateOrder(found)
 
 	// Distribute them over the pages.
 	again := map[repo.ID][]repo.Point{}
@@ -83,7 +83,14 @@ func (x *repairer) repairPages(ctx context.Context, f pointsFault, now scene) (R
 			left = append(left, made...)
 		}
 
+		lost := h.Latest != 0 && slices.ContainsFunc(h.Pages, func(p repo.PointPage) bool {
+			_, is := again[p.ID]
+			return is && pageHolding(h.Latest)(p)
+		})
 		h.Pages = left
+		if lost { // points have got other numbers
+			return true, findLatest(ctx, x.repo, h)
+		}
 		return true, nil
 	})
 

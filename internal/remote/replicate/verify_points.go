@@ -107,7 +107,7 @@ func (v *verifier) planSpans(ctx context.Context, heads []repo.Head) error {
 		all := !h.Gone && (len(v.Names) == 0 || slices.Contains(v.Names, h.Name))
 		points := make([]checked, 0, h.Count())
 		var bad []*pageFault
-		last := checked{}
+		last, at := checked{}, int64(0)
 		for pt, err := range allPoints(ctx, v.repo, h, &bad) {
 			if err != nil {
 				return err
@@ -116,7 +116,8 @@ func (v *verifier) planSpans(ctx context.Context, heads []repo.Head) error {
 			if all {
 				last = checkedOf(h.Name, pt, last)
 				points = append(points, last)
-				v.ages[pt.Manifest] = pt.CreatedAt.UnixMicro()
+				at = max(at+1, pt.CreatedAt.UnixMicro()) // in the order of the list, even if a clock was set back
+				v.ages[pt.Manifest] = at
 			}
 		}
 
@@ -125,12 +126,8 @@ func (v *verifier) planSpans(ctx context.Context, heads []repo.Head) error {
 			continue
 		}
 
-		// Check the points of this volume in order of age.
 		v.out.Volumes++
 		v.out.Points += len(points)
-		slices.SortStableFunc(points, func(a, b checked) int {
-			return age{v.ages[a.manifest], a.manifest}.compare(age{v.ages[b.manifest], b.manifest})
-		})
 		v.spans = append(v.spans, span{points: points})
 	}
 

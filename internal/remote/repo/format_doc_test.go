@@ -40,6 +40,10 @@ func TestFormatIsDocumented(t *testing.T) {
 	var check func(prefix string, typ reflect.Type)
 	check = func(prefix string, typ reflect.Type) {
 		for i := range typ.NumField() {
+			if typ.Field(i).Anonymous {
+				check(prefix, typ.Field(i).Type)
+				continue
+			}
 			name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
 			if name == "-" || !typ.Field(i).IsExported() {
 				continue

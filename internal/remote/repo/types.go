@@ -1,6 +1,8 @@
 package repo
 
 import (
+	"cmp"
+	"strconv"
 	"time"
 )
 
@@ -106,6 +108,19 @@ type Origin struct {
 	Manifest ID     `json:"manifest"`
 }
 
+// StateOrder orders the states of a volume or golden, whatever the clocks of hosts say. States of different epochs come
+// from different pools: that of the later epoch is newer. Those of one epoch come from one pool, which knows their
+// order. A state that is pushed again, or late, keeps its order.
+type StateOrder struct {
+	Epoch uint64 `json:"epoch,omitempty"` // of the head when the state was first pushed; 0 of a generation
+	Order int64  `json:"order,omitempty"` // of a snapshot: engine.Point.Place; of a generation: its number; 0: not known
+}
+
+// Compare is negative if a is an older state than b, and 0 if that is not known.
+func (a StateOrder) Compare(b StateOrder) int {
+	return cmp.Or(cmp.Compare(a.Epoch, b.Epoch), cmp.Compare(a.Order, b.Order))
+}
+
 // Manifest describes one point of a volume, with everything needed to restore it.
 type Manifest struct {
 	ID          ID        `json:"id"`
@@ -126,6 +141,7 @@ type Manifest struct {
 	Logical int64    `json:"logical"`         // bytes of content, without zeros
 	Added   int64    `json:"added"`           // bytes that the push of this point stored
 	Sizes   []uint32 `json:"sizes,omitempty"` // only in the object: of Uses, in their order
+	StateOrder
 
 	Version    int         `json:"-"` // of the object: 2 or 1; 0 means 1
 	Stream     []Frame     `json:"-"` // of Stream, in order
@@ -136,6 +152,18 @@ type Manifest struct {
 	// In version 1: all segments that contain Pages, their pieces, or Stream. In version 2: those that contain Map and
 	// Stream, all that the session had written so far, and some older ones of known size; not all of them are needed.
 	Uses []Use `json:"-"`
+}
+
+// State returns the order of the point's state. Points of earlier versions have none: their dates, or the numbers of
+// generations, stand for it.
+func (p *Point) State() StateOrder {
+	if p.Order != 0 {
+		return p.StateOrder
+	}
+	if n, err := strconv.Atoi(p.Name); err == nil && p.Consistency == "" { // snapshots have a consistency
+		return StateOrder{Order: int64(n)}
+	}
+	return StateOrder{Order: p.CreatedAt.UnixNano()}
 }
 
 // Writer identifies the pool that may write a head.
@@ -162,6 +190,7 @@ type Point struct {
 	OriginRef   string    `json:"origin,omitempty"`   // informational
 	OriginVol   string    `json:"origin_v,omitempty"` // head of the origin
 	OriginID    ID        `json:"origin_m,omitzero"`  // manifest of the origin
+	StateOrder
 }
 
 // Head is the record of one volume or golden in a remote. It changes only by
