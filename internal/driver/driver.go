@@ -83,7 +83,7 @@ type Identity struct {
 	Origin     string    `json:"origin,omitempty"`    // a reference, as a person would write it
 	OriginID   ObjectID  `json:"origin_id,omitempty"` //
 	CreatedAt  time.Time `json:"at"`
-	// of a snapshot: see Place; of a volume with Replaces: of the snapshot that was it before
+	// place of a snapshot (see Place), or, for a volume with Replaces, of the snapshot that was it before
 	Order     int64     `json:"order,omitempty"`
 	ExpiresAt time.Time `json:"expires,omitzero"`
 	Ephemeral bool      `json:"eph,omitempty"` // need not survive a reboot; not made durable

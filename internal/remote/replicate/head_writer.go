@@ -31,9 +31,9 @@ type headWriter struct {
 	remote string // its name, for hints
 	me     repo.Writer
 
-	tokens    tokenLog              // of this pool's writes
-	freeNames *sync.Map             // by reference on the remote: pages of points without a point of that name
-	replaced  map[string]repo.Point // by reference on the remote: points that are pushed again, in their places
+	tokens    tokenLog              // tokens of this pool's last writes of heads
+	freeNames *sync.Map             // from a reference on the remote to the pages (of points) that have no point of that name
+	replaced  map[string]repo.Point // from a reference on the remote to the point there that is pushed again, in its place
 
 	memory         headMemory // what this pool remembers of heads
 	acceptRollback bool       // accept a head that is older than memory says

@@ -17,8 +17,9 @@ import (
 //
 // Hours, days, weeks (from Monday, as in ISO 8601), months and years are those of
 // UTC. Ages are counted from the newest point of the volume, not from now, so that a
-// volume that is not written to loses no points. No point is lost because a clock
-// was wrong.
+// volume that is not written to loses no points. A clock that was ahead costs no point:
+// one that is dated later than the newest, or than now, takes no other's place. One that
+// is dated too early counts as a point of that hour, day, …
 type Policy struct {
 	Last    int           `json:"keep_last,omitempty"`    // this many of the newest points
 	Hourly  int           `json:"keep_hourly,omitempty"`  // the newest point of each of this many hours that have points

@@ -50,8 +50,8 @@ func TestPolicyKeeps(t *testing.T) {
 	old[6].CreatedAt = points[0].CreatedAt.Add(-time.Hour)
 	ahead := append([]repo.Point{}, points...) // the clocks of two were ahead, by different times
 	ahead[4].CreatedAt, ahead[5].CreatedAt = points[9].CreatedAt.AddDate(2, 0, 0), points[9].CreatedAt.AddDate(1, 0, 0)
-	last := append([]repo.Point{}, points...) // that of the last is
-	last[9].CreatedAt = points[9].CreatedAt.AddDate(1, 0, 0)
+	lastAhead := append([]repo.Point{}, points...) // the clock was ahead when the last was taken
+	lastAhead[9].CreatedAt = points[9].CreatedAt.AddDate(1, 0, 0)
 	late := append([]repo.Point{}, points...) // the oldest state was pushed last
 	late = append(late[1:], late[0])
 	for _, c := range []struct {
@@ -82,8 +82,8 @@ func TestPolicyKeeps(t *testing.T) {
 		{"daily, with clocks ahead", Policy{Daily: 3}, ahead, "2 3 4 5 9"},
 		{"monthly, with clocks ahead", Policy{Monthly: 1}, ahead, "9"},
 		{"within, with clocks ahead", Policy{Within: 25 * time.Hour}, ahead, "4 5 6 7 8 9"},
-		{"hourly, with the clock ahead", Policy{Hourly: 2}, last, "6 8 9"},
-		{"within, with the clock ahead", Policy{Within: time.Hour}, last, "6 7 8 9"},
+		{"hourly, with the clock ahead", Policy{Hourly: 2}, lastAhead, "6 8 9"},
+		{"within, with the clock ahead", Policy{Within: time.Hour}, lastAhead, "6 7 8 9"},
 		{"last, of which one was pushed late", Policy{Last: 2}, late, "8 9"},
 		{"within, of which one was pushed late", Policy{Within: time.Hour}, late, "7 8 9"},
 	} {

@@ -202,6 +202,41 @@ func TestRepairedPageWithNewest(t *testing.T) {
 	}
 }
 
+// TestRemoveNewestOfPages: the newest state is removed when all points are in pages. The newest of the rest is not the
+// last of them.
+func TestRemoveNewestOfPages(t *testing.T) {
+	b := newBench(t)
+	b.history(faulttest.Rand(t), "v", nil, 4)
+	h, v, err := b.repo.Head(t.Context(), "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, order := range []int64{1, 3, 2, 4} {
+		h.Recent[i].Order = order
+	}
+	last := h.Recent[3].Name
+	pages := newPageWriter(b.repo, "v")
+	defer pages.endSession(t.Context())
+	h.Pages, err = pages.pagePutter().PutPages(t.Context(), "v", h.Recent)
+	h.Recent = nil
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.repo.PutHead(t.Context(), h, v); err != nil {
+		t.Fatal(err)
+	}
+
+	if _, err := removeVolume(t.Context(), b.repo, ref.Ref{Name: "v", At: last}); err != nil {
+		t.Fatal(err)
+	}
+	if h, _, err = b.repo.Head(t.Context(), "v"); err != nil {
+		t.Fatal(err)
+	}
+	if p, _, err := newestOf(t.Context(), b.repo, h); err != nil || p.Seq != 2 {
+		t.Errorf("the newest is %s with number %d: %v", p.Name, p.Seq, err)
+	}
+}
+
 // TestVerifyWithClockSetBack: points whose dates go back are checked each against the one before it.
 func TestVerifyWithClockSetBack(t *testing.T) {
 	b := grown(t, 40)

@@ -1,7 +1,6 @@
 package replicate
 
 import (
-	"cmp"
 	"context"
 	"slices"
 
@@ -50,11 +49,7 @@ func removeVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error)
 				return false, err
 			}
 			out.Points = append(out.Points, p.Name)
-			last := uint64(0)
-			if n := len(h.Recent); n > 0 {
-				last = h.Recent[n-1].Seq
-			}
-			wasNewest := p.Seq == cmp.Or(h.Latest, last)
+			wasNewest := p.Seq == h.NewestSeq()
 			err = pages.Edit(ctx, h, pageHolding(p.Seq), func(all []repo.Point) []repo.Point {
 				return slices.DeleteFunc(all, func(x repo.Point) bool { return x.Seq == p.Seq })
 			})

@@ -1,6 +1,7 @@
 package repo
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"iter"
@@ -140,16 +141,26 @@ func (r *Repo) Newest(ctx context.Context, h Head) (Point, bool, error) {
 		}
 	}
 
+	last := h.lastSeq()
+	if last == 0 {
+		return Point{}, false, nil
+	}
+	p, err := r.Point(ctx, h, last)
+	return p, err == nil, err
+}
+
+// NewestSeq is the number of the point that [Repo.Newest] finds; 0: the head has no points.
+func (h *Head) NewestSeq() uint64 { return cmp.Or(h.Latest, h.lastSeq()) }
+
+// lastSeq is the number of the point that was pushed last; 0: there is none.
+func (h *Head) lastSeq() uint64 {
 	if n := len(h.Recent); n > 0 {
-		return h.Recent[n-1], true, nil
+		return h.Recent[n-1].Seq
 	}
-
 	if n := len(h.Pages); n > 0 {
-		p, err := r.Point(ctx, h, h.Pages[n-1].Last)
-		return p, err == nil, err
+		return h.Pages[n-1].Last
 	}
-
-	return Point{}, false, nil
+	return 0
 }
 
 // PageError reports that a page of points cannot be read. Its kind is that of the cause.

@@ -112,8 +112,8 @@ type Origin struct {
 // from different pools: that of the later epoch is newer. Those of one epoch come from one pool, which knows their
 // order. A state that is pushed again, or late, keeps its order.
 type StateOrder struct {
-	Epoch uint64 `json:"epoch,omitempty"` // of the head when the state was first pushed; 0 of a generation
-	Order int64  `json:"order,omitempty"` // of a snapshot: engine.Point.Place; of a generation: its number; 0: not known
+	Epoch uint64 `json:"epoch,omitempty"` // epoch of the head when the state was first pushed; 0 for a generation
+	Order int64  `json:"order,omitempty"` // place of a snapshot (engine.Point.Place), or number of a generation; 0: not known
 }
 
 // Compare is negative if a is an older state than b, and 0 if that is not known.
