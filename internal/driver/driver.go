@@ -83,7 +83,10 @@ type Identity struct {
 	Origin     string    `json:"origin,omitempty"`    // a reference, as a person would write it
 	OriginID   ObjectID  `json:"origin_id,omitempty"` //
 	CreatedAt  time.Time `json:"at"`
-	// place of a snapshot (see Place), or, for a volume with Replaces, of the snapshot that was it before
+	// Order of a snapshot is its place among the snapshots of the pool: one that came into it later has a larger number,
+	// even if the clock was set back in between. It is a hybrid logical clock (Kulkarni et al. 2014): the time, in
+	// nanoseconds since 1970, but always more than the number before. A volume with Replaces has that of the snapshot that
+	// was it before.
 	Order     int64     `json:"order,omitempty"`
 	ExpiresAt time.Time `json:"expires,omitzero"`
 	Ephemeral bool      `json:"eph,omitempty"` // need not survive a reboot; not made durable
@@ -122,16 +125,6 @@ func (id Identity) Lineage() ObjectID {
 	return id.ID
 }
 
-// Place orders the snapshots of a pool: one that came into it later has a larger number, even if the clock was set back
-// in between. It is a hybrid logical clock (Kulkarni et al. 2014): the time, in nanoseconds since 1970, but always more
-// than the number before.
-func (id Identity) Place() int64 {
-	if id.Order != 0 {
-		return id.Order
-	}
-	return id.CreatedAt.UnixNano()
-}
-
 // Forever is the end of a pin that lasts until the object is unpinned.
 var Forever = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
 
@@ -147,8 +140,8 @@ const (
 // (zfsprops(7)).
 const MaxIdentityBytes = 8191
 
-// IdentityVersion is the version of the identity format that this code writes.
-const IdentityVersion = 2
+// IdentityVersion is the version of the identity format.
+const IdentityVersion = 1
 
 // GoldenProperties are the properties of a golden that users set. The identity of its current generation holds them;
 // older generations keep those of when they were current.
@@ -158,9 +151,6 @@ type GoldenProperties struct {
 	Source  string        `json:"source,omitempty"` // what a refresh makes new generations from, as JSON; "": nothing
 	Labels  Labels        `json:"labels,omitzero"`  // volumes and snapshots, too, have labels of their own here
 }
-
-// LayerVersion is the version of identities with Lower, and of layers, which older versions of Pando must not misread.
-const LayerVersion = 3
 
 // CloneCost says what the time of Clone and Snapshot depends on.
 type CloneCost string
@@ -311,13 +301,6 @@ type Committer interface {
 
 	// Committed reports whether the note exists. NotFound, Damaged, TooNew.
 	Committed(id ObjectID) (bool, error)
-}
-
-// Upgrader is a driver that stored objects in another way in pools of an older format. Upgrade converts them, durably;
-// it may be interrupted at any point, and then starts over. isCommitted reports the objects that were certainly
-// committed.
-type Upgrader interface {
-	Upgrade(ctx context.Context, isCommitted func(ObjectID) bool) error
 }
 
 // Condition describes how an object is stored in the pool, whole or not.

@@ -109,13 +109,6 @@ func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Opt
 
 	e.cat.OnCommit(func(ids []driver.ObjectID) { ledger.NoteCommitted(e.drv, ids...) })
 	e.cat.OnFull(e.spendReserve)
-	if p.Config.Format < pool.Format {
-		if err := e.upgradePool(ctx); err != nil {
-			e.Close()
-			return nil, err
-		}
-	}
-
 	return e, nil
 }
 

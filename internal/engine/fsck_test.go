@@ -237,7 +237,7 @@ var fsckFaults = []struct {
 		b.meta("v@s", func(s string) string { return strings.Replace(s, `"pool":"`, `"pool":"x`, 1) })
 	}},
 	{name: "identity-too-new", code: "identity-too-new", left: true, spoil: func(b *broken) {
-		b.meta("v", func(s string) string { return strings.Replace(s, `"v":2`, `"v":9`, 1) })
+		b.meta("v", func(s string) string { return strings.Replace(s, `"v":1`, `"v":9`, 1) })
 	}},
 	{name: "identity-gone", code: "identity-missing", spoil: func(b *broken) {
 		b.must(os.Remove(b.path("g@1", ".meta")))

@@ -199,12 +199,7 @@ func (e *Engine) matchIdentity(ctx context.Context, id driver.ObjectID) error {
 		return err
 	}
 
-	i, err := e.fillSector(ctx, row.Identity)
-	if err != nil {
-		return err
-	}
-
-	return e.writeIdentity(ctx, i)
+	return e.writeIdentity(ctx, row.Identity)
 }
 
 // restoreIdentity writes the identity that the catalogue has of an object to the pool,
@@ -229,22 +224,7 @@ func (e *Engine) restoreIdentity(ctx context.Context, id driver.ObjectID) error 
 		return err
 	}
 
-	if filled, err := e.fillSector(ctx, want); err == nil { // on error keep 0, the default of every device
-		want = filled
-	}
-
 	return ins.Restore(ctx, want)
-}
-
-// fillSector adds the sector size that the driver has chosen if the catalogue lacks it,
-// as it does in rows of earlier versions.
-func (e *Engine) fillSector(ctx context.Context, id driver.Identity) (driver.Identity, error) {
-	if !id.FS.IsImage() || id.Sector > 0 {
-		return id, nil
-	}
-	w, err := e.drv.Attachment(ctx, id.ID)
-	id.Sector = w.SectorBytes
-	return id, err
 }
 
 // wholeIdentity returns the identity of a row, with the fields that the catalogue keeps in

@@ -12,7 +12,6 @@ import (
 
 	"pando/internal/base/ref"
 	"pando/internal/driver"
-	"pando/internal/driver/drivertest"
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
 	"pando/internal/linux/kernel"
@@ -245,43 +244,6 @@ func dumpOf(t *testing.T, path string) []string {
 		}
 	}
 	return dump(t, dir)
-}
-
-// TestRebuildFindsOldBases: identities of earlier versions do not tell what a
-// volume is based on; its origin does, also at second hand.
-func TestRebuildFindsOldBases(t *testing.T) {
-	e := newPool(t, t.TempDir(), engine.InitRequest{Driver: plain.Name})
-	importTree(t, e, "g", source(t))
-	clone(t, e, "g", "v", false)
-	clone(t, e, "v", "w", false)
-	if _, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("w"),
-		Name: ref.MustName("s")}); err != nil {
-		t.Fatal(err)
-	}
-	before := dump(t, e.Dir())
-	e.Close()
-	n := 0
-	metas, _ := filepath.Glob(filepath.Join(e.Dir(), "data/objects/*.meta"))
-	for _, m := range metas {
-		text := drivertest.ReadMeta(m)
-		if strings.Contains(text, `"kind":"generation"`) {
-			continue
-		}
-		old := strings.Replace(text, `"golden":"g","gen":1,`, "", 1)
-		if old != text {
-			n++
-		}
-		if err := drivertest.WriteMeta(m, drivertest.Sealed(old)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if n != 3 {
-		t.Fatalf("%d identities without a base, wanted 3", n)
-	}
-	if _, err := engine.Rebuild(t.Context(), e.Dir(), drivers); err != nil {
-		t.Fatal(err)
-	}
-	sameDump(t, "rebuilt", before, dump(t, e.Dir()))
 }
 
 // TestRebuildGoesOn: a rebuild that died between any two of its renames, or

@@ -136,7 +136,7 @@ func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 func (e *Engine) pointOf(tx *catalog.Tx, row catalog.Row) (Point, error) {
 	p := Point{
 		ID: row.ID, Ref: tx.RefOf(row), Name: row.Name, FS: row.FS, SizeBytes: row.SizeBytes, Sector: row.Sector,
-		CreatedAt: row.CreatedAt, Place: row.Place(), Consistency: row.Consistency, LowerID: row.Lower,
+		CreatedAt: row.CreatedAt, Place: row.Order, Consistency: row.Consistency, LowerID: row.Lower,
 	}
 	switch row.Kind {
 	case driver.Generation:

@@ -180,3 +180,13 @@ func (t *imageTarget) Zero(off, length int64) error {
 
 	return nil
 }
+
+// fillSector adds the sector size that the driver has chosen to the identity of an image, unless it is known.
+func (e *Engine) fillSector(ctx context.Context, id driver.Identity) (driver.Identity, error) {
+	if !id.FS.IsImage() || id.Sector > 0 {
+		return id, nil
+	}
+	w, err := e.drv.Attachment(ctx, id.ID)
+	id.Sector = w.SectorBytes
+	return id, err
+}

@@ -75,7 +75,6 @@ var (
 
 	_ driver.Inspector = (*Driver)(nil)
 	_ driver.Committer = (*Driver)(nil)
-	_ driver.Upgrader  = (*Driver)(nil)
 )
 
 // Open is a driver.Opener. With create it tries whether subvolumes can be made

@@ -2,8 +2,6 @@ package objdir_test
 
 import (
 	"bytes"
-	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -15,8 +13,7 @@ import (
 	"pando/internal/driver/objdir"
 )
 
-// golden are identities of format version 1. Their files in testdata are never
-// changed: pools hold such bytes.
+// golden are identities. Their files in testdata are never changed: pools hold such bytes.
 var golden = map[string]driver.Identity{
 	"minimal": {
 		ID: "000000000000000000000000g0", Kind: driver.Scratch, FS: driver.None,
@@ -51,6 +48,7 @@ var golden = map[string]driver.Identity{
 		SizeBytes: 1 << 30, Sector: 4096, Origin: "job@before", OriginID: "0000000000000000000000000c",
 		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
 		Pinned: driver.Forever, Replaces: "0123456789abcdefghijklmnog", Before: "before-rewind-20260304T050607.000Z",
+		Order: 1772600767000000001,
 	},
 	"current": {
 		ID: "0000000000000000000000002g", Kind: driver.Generation, Golden: "web", Generation: 7, FS: driver.XFS,
@@ -75,12 +73,8 @@ var golden = map[string]driver.Identity{
 		Volume: "0123456789abcdefghijklmnog", FS: driver.Native,
 		Origin: "job", OriginID: "0000000000000000000000001g",
 		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
-		Consistency: driver.Crash, Pinned: time.Date(2026, 3, 5, 5, 6, 7, 0, time.UTC),
+		Consistency: driver.Crash, Pinned: time.Date(2026, 3, 5, 5, 6, 7, 0, time.UTC), Order: 1772600767000000000,
 	},
-}
-
-// layered are the identities that need version 3.
-var layered = map[string]driver.Identity{
 	"overlay": {
 		ID: "0000000000000000000000004g", Kind: driver.Volume, Name: "agent", Golden: "web", Generation: 7, FS: driver.Ext4,
 		SizeBytes: 1 << 30, Sector: 512, Origin: "web@7", OriginID: "0000000000000000000000002g",
@@ -105,51 +99,34 @@ var layered = map[string]driver.Identity{
 	},
 }
 
-// TestGoldenFiles holds every version's files against what they mean, and those of the versions that are still written
-// against what is written now. PANDO_UPDATE=1 writes them, for a new version.
+// TestGoldenFiles holds the files against what they mean, and against what is written now. PANDO_UPDATE=1 writes them,
+// for a new version.
 func TestGoldenFiles(t *testing.T) {
-	for version := 1; version <= driver.LayerVersion; version++ {
-		dir := fmt.Sprintf("testdata/v%d", version)
-		golden, newest := golden, version >= driver.IdentityVersion
-		switch version {
-		case 1:
-			golden = maps.Clone(golden)
-			delete(golden, "never-overlay") // is newer
-			delete(golden, "labels")
-		case driver.LayerVersion:
-			golden = layered
-		}
-		if newest && os.Getenv("PANDO_UPDATE") != "" {
-			update(t, dir, golden)
-		}
-		files, err := filepath.Glob(dir + "/*.json")
-		if err != nil || len(files) != len(golden) {
-			t.Errorf("%s: %d files for %d identities, %v", dir, len(files), len(golden), err)
-		}
-		for name, id := range golden {
-			t.Run(fmt.Sprintf("v%d/%s", version, name), func(t *testing.T) {
-				text, err := os.ReadFile(filepath.Join(dir, name+".json"))
-				if err != nil {
-					t.Fatal(err)
-				}
-				want := written(id)
-				want.Version = version
-				got, err := objdir.Decode(text)
-				if err != nil || !reflect.DeepEqual(got, want) {
-					t.Errorf("read as %+v, %v\nwant %+v", got, err, want)
-				}
-				if !newest {
-					return
-				}
-				d := open(t, t.TempDir())
-				if err := d.Put(id, objdir.InMemory); err != nil {
-					t.Fatal(err)
-				}
-				if file := metaText(t, d, id.ID); file != string(text) {
-					t.Errorf("written as %s\nwant       %s", file, text)
-				}
-			})
-		}
+	const dir = "testdata/v1"
+	if os.Getenv("PANDO_UPDATE") != "" {
+		update(t, dir, golden)
+	}
+	files, err := filepath.Glob(dir + "/*.json")
+	if err != nil || len(files) != len(golden) {
+		t.Errorf("%s: %d files for %d identities, %v", dir, len(files), len(golden), err)
+	}
+	for name, id := range golden {
+		t.Run(name, func(t *testing.T) {
+			text, err := os.ReadFile(filepath.Join(dir, name+".json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := objdir.Decode(text); err != nil || !reflect.DeepEqual(got, written(id)) {
+				t.Errorf("read as %+v, %v\nwant %+v", got, err, written(id))
+			}
+			d := open(t, t.TempDir())
+			if err := d.Put(id, objdir.InMemory); err != nil {
+				t.Fatal(err)
+			}
+			if file := metaText(t, d, id.ID); file != string(text) {
+				t.Errorf("written as %s\nwant       %s", file, text)
+			}
+		})
 	}
 }
 
@@ -167,7 +144,7 @@ func update(t *testing.T, dir string, golden map[string]driver.Identity) {
 }
 
 func FuzzDecode(f *testing.F) {
-	files, err := filepath.Glob("testdata/v*/*.json")
+	files, err := filepath.Glob("testdata/v1/*.json")
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -182,7 +159,7 @@ func FuzzDecode(f *testing.F) {
 		f.Add(bytes.ToUpper(b))
 	}
 	for _, s := range []string{"", "{}", "null", "[]", `{"v":1}`, `{"v":1e0}`, `{"v":99999999999999999999}`,
-		`{"v":1,"id":"\u0000"}`, `{"v":2,"V":1}`} {
+		`{"v":1,"id":"\u0000"}`, `{"v":1,"V":2}`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -196,8 +173,7 @@ func FuzzDecode(f *testing.F) {
 			}
 			return
 		}
-		if !driver.ValidID(string(id.ID)) || id.SizeBytes < 0 || id.Generation < 0 || id.Version < 1 ||
-			id.Version > driver.LayerVersion {
+		if !driver.ValidID(string(id.ID)) || id.SizeBytes < 0 || id.Generation < 0 || id.Version != 1 {
 			t.Errorf("accepted %+v", id)
 		}
 		again, err := objdir.Encode(id, id.Pool)
@@ -207,7 +183,6 @@ func FuzzDecode(f *testing.F) {
 			}
 			t.Fatalf("%+v cannot be written: %v", id, err)
 		}
-		id.Version = objdir.VersionOf(id)
 		back, err := objdir.Decode(again)
 		if err != nil {
 			t.Fatalf("%s cannot be read again: %v", again, err)

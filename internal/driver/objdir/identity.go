@@ -17,7 +17,7 @@ import (
 // castagnoli is the polynomial of CRC-32C (RFC 3720).
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// sumFormat is how an identity ends from version 2 on: with the CRC-32C of all bytes before.
+// sumFormat is how an identity ends: with the CRC-32C of all bytes before.
 const (
 	sumFormat = `,"sum":"%08x"}`
 	sumBytes  = len(`,"sum":"01234567"}`)
@@ -27,7 +27,7 @@ const (
 // Invalid if it is longer than driver.MaxIdentityBytes, or could not be read back.
 func Encode(id driver.Identity, pool string) ([]byte, error) {
 	const op = "write identity"
-	id.Version, id.Pool = VersionOf(id), pool
+	id.Version, id.Pool = driver.IdentityVersion, pool
 	b, err := json.Marshal(id)
 	if err != nil {
 		return nil, errs.Wrap(op, string(id.ID), err)
@@ -53,15 +53,6 @@ func Encode(id driver.Identity, pool string) ([]byte, error) {
 	return b, nil
 }
 
-// VersionOf returns the version of the format that an identity needs: the oldest, so that an older Pando can work with
-// as much of a pool as possible.
-func VersionOf(id driver.Identity) int {
-	if id.Lower != "" || id.Kind == driver.Layer {
-		return driver.LayerVersion
-	}
-	return driver.IdentityVersion
-}
-
 // readable reports whether Decode would read an identity back from b, its JSON form,
 // as it is. It does not parse b unless there are fields in it that this version does
 // not know: that would double the time of a clone's identity.
@@ -78,8 +69,7 @@ func readable(id driver.Identity, b []byte) error {
 	return err
 }
 
-// Decode reads the JSON form of an identity, of this version or an older one. Damaged
-// (for example if the checksum is wrong), TooNew.
+// Decode reads the JSON form of an identity. Damaged (for example if the checksum is wrong), TooNew.
 func Decode(b []byte) (driver.Identity, error) {
 	b = bytes.TrimSuffix(b, []byte("\n"))
 	version, err := versionOf(b)
@@ -87,23 +77,20 @@ func Decode(b []byte) (driver.Identity, error) {
 		return driver.Identity{}, damaged("%w", err)
 	}
 
-	if version > driver.LayerVersion {
+	if version > driver.IdentityVersion {
 		return driver.Identity{}, (&errs.Error{Kind: errs.TooNew,
 			Err: fmt.Errorf("identity of format %d, but this pando supports formats up to %d", version,
-				driver.LayerVersion)}).
+				driver.IdentityVersion)}).
 			WithHint("upgrade pando")
 	}
 
-	// Version 1 had no checksum.
-	if version > 1 {
-		if b, err = checkSum(b); err != nil {
-			return driver.Identity{}, err
-		}
+	if b, err = checkSum(b); err != nil {
+		return driver.Identity{}, err
 	}
 
 	i, err := parseFields(b)
-	if err == nil && i.Version != version {
-		err = errors.New("an identity with two versions")
+	if err == nil && i.Version != driver.IdentityVersion {
+		err = fmt.Errorf("unknown version %d", i.Version)
 	}
 	if err != nil {
 		return driver.Identity{}, damaged("%w", err)
@@ -199,7 +186,7 @@ func isKnownField(name string) bool {
 func checkValues(i driver.Identity) error {
 	optional := func(id driver.ObjectID) bool { return id == "" || driver.ValidID(string(id)) }
 	switch {
-	case i.Version < 1, !driver.ValidID(string(i.ID)), i.SizeBytes < 0, i.Generation < 0, i.Keep < 0,
+	case !driver.ValidID(string(i.ID)), i.SizeBytes < 0, i.Generation < 0, i.Keep < 0,
 		!optional(i.Volume), !optional(i.Replaces), !optional(i.OriginID), !optional(i.Lower):
 		return damaged("identity with impossible values")
 	}

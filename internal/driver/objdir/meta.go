@@ -1,12 +1,9 @@
 package objdir
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
-	"strings"
 
 	"pando/internal/base/errs"
 	"pando/internal/driver"
@@ -239,14 +236,9 @@ func (d *Dir) readIdentity(id driver.ObjectID) (driver.Identity, bool, error) {
 
 func (d *Dir) readMeta(path string) (i driver.Identity, isCommitted bool, err error) {
 	fd, err := openMeta(path)
-	if errors.Is(err, unix.ELOOP) { // of a pool of format 1
-		var target string
-		if target, err = os.Readlink(path); err == nil {
-			i, err = Decode([]byte(target))
-		}
-		return i, false, err
+	if errors.Is(err, unix.ELOOP) {
+		return i, false, damaged("%s is a symbolic link", path)
 	}
-
 	if err != nil {
 		return i, false, err
 	}
@@ -316,76 +308,4 @@ func (d *Dir) Remove(id driver.ObjectID) error {
 		}
 	}
 	return nil
-}
-
-// Upgrade replaces the identities of a pool of format 1, which are symbolic links, by files.
-// isCommitted reports the objects that were certainly committed. Upgrade is durable, and can
-// be interrupted and repeated at any point. Until it is done, both kinds are read. It does not
-// change damaged identities.
-func (d *Dir) Upgrade(ctx context.Context, isCommitted func(driver.ObjectID) bool) error {
-	names, err := d.f.Readdirnames(-1)
-	if err != nil {
-		return errs.Wrap("upgrade", d.path, err)
-	}
-
-	var made []driver.ObjectID
-	for _, n := range names {
-		name, ok := strings.CutSuffix(n, metaExt)
-		if !ok || !driver.ValidID(name) {
-			continue
-		}
-
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-
-		id := driver.ObjectID(name)
-		was, err := d.upgradeOne(id, isCommitted(id))
-		if err != nil {
-			return errs.Wrap("upgrade", name, err)
-		}
-		if was {
-			made = append(made, id)
-		}
-	}
-
-	// Sync all content before the first rename.
-	if err := unix.Syncfs(int(d.f.Fd())); err != nil {
-		return errs.Wrap("upgrade", d.path, fmt.Errorf("syncfs: %w", err))
-	}
-
-	for _, id := range made {
-		if err := os.Rename(d.metaPath(id)+newExt, d.metaPath(id)); err != nil {
-			return errs.Wrap("upgrade", string(id), err)
-		}
-	}
-
-	return d.Sync()
-}
-
-// upgradeOne writes the new form of an identity beside the old one, if that is a link.
-func (d *Dir) upgradeOne(id driver.ObjectID, isCommitted bool) (made bool, err error) {
-	if st, err := os.Lstat(d.metaPath(id)); err != nil || st.Mode()&fs.ModeSymlink == 0 {
-		return false, err
-	}
-
-	i, err := d.Get(id)
-	if errs.Is(err, errs.Damaged, errs.TooNew) {
-		return false, nil // fsck says so
-	}
-	if err != nil {
-		return false, err
-	}
-
-	mode := uncommitted
-	if isCommitted {
-		mode = committed
-	}
-
-	f, _, err := d.writeNew(i, mode)
-	if err != nil {
-		return false, err
-	}
-
-	return true, f.Close()
 }

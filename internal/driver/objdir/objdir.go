@@ -6,8 +6,7 @@
 //
 // The identity is written under another name and renamed, so that readers always find
 // all of it or nothing. Its mode tells whether the object was committed (see
-// [Dir.Commit]). In pools of format 1 it was a symbolic link whose target was the JSON:
-// see [Dir.Upgrade]. FORMAT.md has the table.
+// [Dir.Commit]). FORMAT.md has the table.
 //
 // Names that are not of this form are not Pando's and are never touched.
 package objdir
@@ -49,7 +48,6 @@ type Dir struct {
 // Shared are the methods of a driver that Dir implements. Drivers embed it.
 type Shared interface {
 	driver.Committer
-	driver.Upgrader
 	List(context.Context) iter.Seq2[driver.Object, error]
 	Close() error // releases the directory, so that its filesystem can be unmounted
 }

@@ -2,7 +2,6 @@ package objdir_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -390,12 +389,12 @@ func TestDamagedIdentities(t *testing.T) {
 		{"null", func(string) string { return "null" }, errs.Damaged},
 		{"empty object", func(string) string { return "{}" }, errs.Damaged},
 		{"array", func(s string) string { return "[" + s + "]" }, errs.Damaged},
-		{"no version", swap(`"v":2,`, ``), errs.Damaged},
-		{"version 0", swap(`"v":2,`, `"v":0,`), errs.Damaged},
-		{"negative version", swap(`"v":2,`, `"v":-1,`), errs.Damaged},
-		{"version as text", swap(`"v":2,`, `"v":"1",`), errs.Damaged},
-		{"version with a fraction", swap(`"v":2,`, `"v":1.5,`), errs.Damaged},
-		{"too new", swap(`"v":2,`, `"v":4,`), errs.TooNew},
+		{"no version", swap(`"v":1,`, ``), errs.Damaged},
+		{"version 0", swap(`"v":1,`, `"v":0,`), errs.Damaged},
+		{"negative version", swap(`"v":1,`, `"v":-1,`), errs.Damaged},
+		{"version as text", swap(`"v":1,`, `"v":"1",`), errs.Damaged},
+		{"version with a fraction", swap(`"v":1,`, `"v":1.5,`), errs.Damaged},
+		{"too new", swap(`"v":1,`, `"v":2,`), errs.TooNew},
 		{"another byte", func(s string) string { return strings.Replace(s, "web", "wec", 1) }, errs.Damaged},
 		{"without its checksum", func(s string) string { return s[:len(s)-len(`,"sum":"01234567"}`)] + "}" }, errs.Damaged},
 		{"too new, of another shape", func(string) string {
@@ -673,58 +672,5 @@ func TestLoggedIdentity(t *testing.T) {
 			}
 			d.Close()
 		})
-	}
-}
-
-// A pool of format 1 has symbolic links; half upgraded it has both.
-func TestUpgrade(t *testing.T) {
-	d := open(t, t.TempDir())
-	link := func(id driver.ObjectID, text string) {
-		t.Helper()
-		if err := errors.Join(os.Symlink(text, metaPath(d, id)), os.WriteFile(d.Data(id), nil, 0o600)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	old := func(name string) driver.Identity {
-		id := written(volume(name))
-		id.Version = 1
-		b, err := json.Marshal(id)
-		if err != nil {
-			t.Fatal(err)
-		}
-		link(id.ID, string(b))
-		return id
-	}
-	a, b, damaged, file := old("a"), old("b"), driver.NewID(), volume("file")
-	link(damaged, "nonsense")
-	put(t, d, file)
-	if err := os.Symlink("x", metaPath(d, a.ID)+".new"); err != nil { // of a process that was killed
-		t.Fatal(err)
-	}
-	if got, err := d.Get(a.ID); err != nil || got != a {
-		t.Errorf("before: %+v, %v", got, err)
-	}
-
-	for range 2 {
-		d.Close()
-		d = open(t, filepath.Dir(d.Path()))
-		if err := d.Upgrade(t.Context(), func(id driver.ObjectID) bool { return id == a.ID }); err != nil {
-			t.Fatal(err)
-		}
-		for _, want := range []driver.Identity{a, b} {
-			want.Version = driver.IdentityVersion
-			o := list(t, d)[want.ID]
-			if o.Identity != want || o.Committed != (want.ID == a.ID) || !o.Whole {
-				t.Errorf("after: %+v, want %+v", o, want)
-			}
-			if st, err := os.Lstat(metaPath(d, want.ID)); err != nil || !st.Mode().IsRegular() {
-				t.Errorf("%v, %v", st, err)
-			}
-		}
-		_, err := d.Get(damaged)
-		wantKind(t, err, errs.Damaged)
-		if got, err := d.Get(file.ID); err != nil || got.Name != "file" {
-			t.Errorf("%+v, %v", got, err)
-		}
 	}
 }

@@ -51,7 +51,6 @@ var (
 
 	_ driver.Inspector = (*Driver)(nil)
 	_ driver.Committer = (*Driver)(nil)
-	_ driver.Upgrader  = (*Driver)(nil)
 )
 
 // Open is a driver.Opener.

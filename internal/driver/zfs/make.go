@@ -137,7 +137,7 @@ func options(props []string) (args []string) {
 func (d *Driver) finishCreate(ctx context.Context, id driver.Identity, err error) error {
 	switch {
 	case err == nil:
-		id.Version, id.Pool = objdir.VersionOf(id), d.pool
+		id.Version, id.Pool = driver.IdentityVersion, d.pool
 		d.memo.remember(object{Object: driver.Object{ID: id.ID, Whole: true, Identity: id},
 			node: &node{name: d.dataset(id.ID), volume: id.FS.IsImage(), size: id.SizeBytes}})
 		return nil

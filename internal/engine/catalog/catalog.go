@@ -28,9 +28,6 @@ import (
 	sqlite "modernc.org/sqlite"
 )
 
-// Version of the schema, in the database's user_version.
-const Version = 10
-
 const schema = `
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE goldens (
@@ -70,7 +67,7 @@ CREATE TABLE objects (
   lower TEXT NOT NULL DEFAULT '', -- of an overlay: the object whose files it changes
   mirror INTEGER NOT NULL DEFAULT 0, -- of a generation: 1: made from the source of its golden
   labels TEXT NOT NULL DEFAULT '', -- of a volume or snapshot, as JSON, '' if there are none
-  ord INTEGER NOT NULL DEFAULT 0 -- of a snapshot: its place among all of them, 0: created_at
+  ord INTEGER NOT NULL DEFAULT 0 -- of a snapshot: its place among all of them
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX volume_name ON objects(name) WHERE kind = 'volume';
 CREATE UNIQUE INDEX generation_number ON objects(golden, generation) WHERE kind = 'generation';
@@ -114,10 +111,7 @@ CREATE TABLE marks (
   at INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX mark_name ON marks(name) WHERE name <> '';
-` + remoteSchema
-
-// remoteSchema is what version 3 adds to version 2, and in remote_heads what version 4 adds.
-const remoteSchema = `CREATE TABLE remote_points (
+CREATE TABLE remote_points (
   repo TEXT NOT NULL,            -- ID of a repository
   manifest TEXT NOT NULL,        -- ID of a manifest in it
   object TEXT NOT NULL,          -- object with the content that it describes; the row goes with it
@@ -190,7 +184,7 @@ func Create(ctx context.Context, dir, poolID string) error {
 	defer db.Close()
 
 	for _, stmt := range []string{"PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "BEGIN IMMEDIATE", schema,
-		fmt.Sprintf("PRAGMA user_version=%d", Version),
+		fmt.Sprintf("PRAGMA user_version=%d", version()),
 		"INSERT INTO meta VALUES ('pool', '" + poolID + "')", "COMMIT"} {
 		if _, err := db.ExecContext(ctx, stmt); err != nil {
 			return wrap("create catalogue", path, err)
@@ -241,22 +235,16 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 		return nil, wrap("open catalogue", path, err)
 	}
 
-	var version int
 	var pool string
 	var commits int64
-	err = db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version)
+	found, err := readVersion(ctx, db, path)
 	switch {
 	case err != nil:
-		err = wrap("open catalogue", path, err)
-	case version > Version:
-		err = errs.New(errs.TooNew, "open catalogue", path, "it has format %d, but this pando supports formats up to %d",
-			version, Version).
-			WithHint("upgrade pando")
-	case version > 0 && version < Version:
+	case found > 0 && found < version():
 		err = errs.New(errs.Unsupported, "open catalogue", path,
-			"it has format %d; the next command that uses the pool upgrades it to %d", version, Version)
+			"it has format %d; the next command that uses the pool upgrades it to %d", found, version())
 	default:
-		if version == Version {
+		if found > 0 {
 			err = db.QueryRowContext(ctx, poolQuery).Scan(&pool, &commits)
 		}
 		if errors.Is(err, sql.ErrNoRows) {
@@ -275,6 +263,18 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	c := &Catalog{db: db, path: path, dir: dir, seen: seen}
 	c.checkSeen(noted, commits)
 	return c, nil
+}
+
+// readVersion returns the version of a catalogue, 0 if it is none. TooNew.
+func readVersion(ctx context.Context, db *database, path string) (found int, err error) {
+	if err := db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&found); err != nil {
+		return 0, wrap("open catalogue", path, err)
+	}
+	if found > version() {
+		return 0, errs.New(errs.TooNew, "open catalogue", path, "it has format %d, but this pando supports formats up to %d",
+			found, version()).WithHint("upgrade pando")
+	}
+	return found, nil
 }
 
 // Open opens the catalogue of the pool in dir. Damaged if it is missing or not
@@ -305,31 +305,18 @@ func openWritable(ctx context.Context, dir, poolID, more string) (*Catalog, erro
 	}
 
 	c := &Catalog{db: db, path: path, dir: dir, seen: seenOf(dir)}
-	var version int
-	if err := db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
-		_ = c.Close()
-		return nil, wrap("open catalogue", path, err)
+	found, err := readVersion(ctx, db, path)
+	if err == nil && found > 0 && found < version() {
+		err = c.upgrade(ctx)
 	}
-
-	if version > Version {
+	if err != nil {
 		_ = c.Close()
-		return nil, errs.New(errs.TooNew, "open catalogue", path,
-			"it has format %d, but this pando supports formats up to %d", version,
-			Version).
-			WithHint("upgrade pando")
-	}
-
-	if version > 0 && version < Version {
-		if err := c.upgrade(ctx, version); err != nil {
-			_ = c.Close()
-			return nil, err
-		}
-		version = Version
+		return nil, err
 	}
 
 	var pool string
 	noted := c.seen.readCommits() // before reading the catalogue: other processes may commit in between
-	if version == Version {
+	if found > 0 {
 		var commits int64
 		err = db.QueryRowContext(ctx, poolQuery).Scan(&pool, &commits)
 		c.checkSeen(noted, commits)

@@ -71,9 +71,6 @@ const objectColumns = `id, kind, name, golden, generation, volume, fs, size, sec
  expires_at, ephemeral, boot, used_at, logical, exclusive, shared, extents, measured_at, pinned, consistency, lower,
  mirror, labels, ord`
 
-// place is what Identity.Place returns for a row.
-const place = `CASE ord WHEN 0 THEN created_at ELSE ord END`
-
 // objectValues are the placeholders of objectColumns.
 var objectValues = `?` + strings.Repeat(`,?`, strings.Count(objectColumns, `,`))
 
@@ -262,7 +259,7 @@ func (t *Tx) Rows(kind driver.Kind, fn func(Row) error) error {
 	case driver.Generation:
 		q += ` WHERE kind = 'generation' ORDER BY golden, generation`
 	case driver.Snapshot:
-		q += ` WHERE kind = 'snapshot' ORDER BY volume, ` + place
+		q += ` WHERE kind = 'snapshot' ORDER BY volume, ord`
 	case driver.Layer:
 		q += ` WHERE kind = 'layer' ORDER BY golden, generation`
 	}
@@ -371,12 +368,12 @@ func parseRow(text string) (Row, error) {
 // metaPlace is the key of the largest place that was given to a snapshot, in the table meta.
 const metaPlace = "place"
 
-// NextPlace returns the place of a snapshot that comes into the pool now, for [driver.Identity.Order].
+// NextPlace returns the [driver.Identity.Order] of a snapshot that comes into the pool now.
 func (t *Tx) NextPlace(now time.Time) (n int64, err error) {
 	err = t.queryRow(`UPDATE meta SET value = max(?1, CAST(value AS INTEGER) + 1) WHERE key = ?2
 		RETURNING CAST(value AS INTEGER)`, toNano(now), metaPlace).Scan(&n)
 	if errors.Is(err, sql.ErrNoRows) { // the catalogue is new, or was rebuilt
-		err = t.queryRow(`INSERT INTO meta SELECT ?2, max(?1, 1 + coalesce(max(`+place+`), 0)) FROM objects
+		err = t.queryRow(`INSERT INTO meta SELECT ?2, max(?1, 1 + coalesce(max(ord), 0)) FROM objects
 			RETURNING CAST(value AS INTEGER)`, toNano(now), metaPlace).Scan(&n)
 	}
 	return n, wrap("write catalogue", t.c.path, err)
@@ -410,7 +407,7 @@ func (t *Tx) Generations(golden string) ([]Row, error) {
 // Snapshots lists the snapshots of a volume, given its lineage, oldest first.
 func (t *Tx) Snapshots(volume driver.ObjectID) ([]Row, error) {
 	var out []Row
-	err := t.eachRow(`SELECT `+objectColumns+` FROM objects WHERE kind = 'snapshot' AND volume = ? ORDER BY `+place,
+	err := t.eachRow(`SELECT `+objectColumns+` FROM objects WHERE kind = 'snapshot' AND volume = ? ORDER BY ord`,
 		[]any{volume}, func(s scanner) error {
 			r, err := scanRow(s)
 			out = append(out, r)

@@ -1,10 +1,12 @@
 package catalog
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pando/internal/driver"
 	"pando/internal/testing/faulttest"
@@ -57,4 +59,126 @@ func TestManyVolumesInOrder(t *testing.T) {
 	check(true)
 	put(driver.Snapshot, 2000)
 	check(false)
+}
+
+// TestPlaces: snapshots are in the order in which they came into the pool, also after the clock was set back, after the
+// newest were destroyed, and after a rebuild.
+func TestPlaces(t *testing.T) {
+	ctx := t.Context()
+	c := openCatalog(t)
+	late, early := time.Date(2255, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	if err := c.Update(ctx, Durable, func(tx *Tx) error {
+		take := func(name string, at time.Time, want int64) {
+			t.Helper()
+			r := Row{Identity: driver.Identity{ID: driver.ObjectID(name), Kind: driver.Snapshot, Name: name, Volume: "v",
+				CreatedAt: at}}
+			var err error
+			if r.Order, err = tx.NextPlace(at); err != nil || r.Order != want {
+				t.Fatalf("%s has place %d, want %d: %v", name, r.Order, want, err)
+			}
+			if err := tx.PutObject(r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		inOrder := func(want string) {
+			t.Helper()
+			rows, err := tx.Snapshots("v")
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			for _, r := range rows {
+				got += r.Name
+			}
+			if err := tx.Rows(driver.Snapshot, func(r Row) error { got += r.Name; return nil }); err != nil {
+				t.Fatal(err)
+			}
+			if got != want+want {
+				t.Errorf("the order is %s, not %s", got, want+want)
+			}
+		}
+
+		take("b", early, early.UnixNano())
+		take("d", late, late.UnixNano())
+		take("a", early, late.UnixNano()+1)
+		take("c", early, late.UnixNano()+2)
+		inOrder("bdac")
+		if err := errors.Join(tx.DeleteObject("a"), tx.DeleteObject("c")); err != nil {
+			return err
+		}
+		take("a", early, late.UnixNano()+3)
+		if err := tx.forgetMeta(metaPlace); err != nil { // as after a rebuild
+			return err
+		}
+		take("c", early, late.UnixNano()+4)
+		take("e", late.Add(time.Hour), late.Add(time.Hour).UnixNano())
+		inOrder("bdace")
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestLayers: a generation that overlays need becomes a layer, and goes with the last of them.
+func TestLayers(t *testing.T) {
+	dir := t.TempDir()
+	ctx := t.Context()
+	if err := Create(ctx, dir, "p"); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Open(ctx, dir, "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+
+	row := func(id string, kind driver.Kind, name string, lower driver.ObjectID) Row {
+		return Row{Identity: driver.Identity{ID: driver.ObjectID(id), Kind: kind, Name: name, Golden: "g", Generation: 1,
+			FS: driver.Ext4, Lower: lower}}
+	}
+	state := func(tx *Tx) (kind driver.Kind, tombstone bool) {
+		r, _, err := tx.Object("g1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tombstone, err = tx.HasTombstone("g1"); err != nil {
+			t.Fatal(err)
+		}
+		return r.Kind, tombstone
+	}
+	if err := c.Update(ctx, Durable, func(tx *Tx) error {
+		if err := errors.Join(tx.PutObject(row("g1", driver.Generation, "", "")), tx.PutObject(row("a", driver.Volume, "a",
+			"g1")), tx.PutObject(row("b", driver.Volume, "b", "g1"))); err != nil {
+			return err
+		}
+		if n, err := tx.CountOverlays("g1"); n != 2 || err != nil {
+			t.Errorf("%d overlays: %v", n, err)
+		}
+
+		// A generation stays when its last overlay goes; a layer does not.
+		if err := tx.DeleteObject("a"); err != nil {
+			return err
+		}
+		if err := tx.KeepAsLayer("g1"); err != nil {
+			return err
+		}
+		if kind, dead := state(tx); kind != driver.Layer || dead {
+			t.Errorf("kept as a layer it is a %s, tombstone %v", kind, dead)
+		}
+		if _, ok, err := tx.Generation("g", 1); ok || err != nil {
+			t.Errorf("the layer is still a generation: %v", err)
+		}
+		if err := tx.PutObject(row("g2", driver.Generation, "", "")); err != nil {
+			t.Errorf("another generation cannot have its number: %v", err)
+		}
+		if err := tx.DeleteObject("b"); err != nil {
+			return err
+		}
+		if kind, dead := state(tx); kind != "" || !dead {
+			t.Errorf("without overlays it is a %q, tombstone %v", kind, dead)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
 }

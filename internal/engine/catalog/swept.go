@@ -16,7 +16,7 @@ const (
 // Swept says when the whole pool was last compared with the catalogue.
 type Swept struct {
 	BootID string    // "" if it never was
-	At     time.Time // zero: by a version that did not record it
+	At     time.Time // zero: it never was
 }
 
 // BeforeBoot reports whether that was in an earlier boot, or never: then mounts and operations on record may have ended

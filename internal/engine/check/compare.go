@@ -389,9 +389,7 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 	add("lower", got.Lower == want.Lower, got.Lower, want.Lower)
 	add("mirror", got.Mirror == want.Mirror, got.Mirror, want.Mirror)
 	add("size", got.SizeBytes == want.SizeBytes, got.SizeBytes, want.SizeBytes)
-
-	// Rows of earlier versions have no sector size, and their identities have no `since`.
-	add("sector", got.Sector == want.Sector || want.Sector == 0, got.Sector, want.Sector)
+	add("sector", got.Sector == want.Sector, got.Sector, want.Sector)
 	add("origin", got.Origin == want.Origin, got.Origin, want.Origin)
 	add("origin_id", got.OriginID == want.OriginID, got.OriginID, want.OriginID)
 	add("at", got.CreatedAt.Equal(want.CreatedAt), got.CreatedAt, want.CreatedAt)
@@ -411,22 +409,18 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 		add("labels", got.Labels == want.Labels, got.Labels, want.Labels)
 	}
 
-	since := got.Since.IsZero() || got.Since.Equal(want.Since) || got.Since.Equal(want.CreatedAt)
+	since := got.Since.Equal(want.Since) || got.Since.Equal(want.CreatedAt)
 	add("since", since, got.Since, want.Since)
 	return out
 }
 
-// baseIsSame compares bases. The catalogue may have a newer base for a volume, if a generation proves it. Identities of
-// earlier versions have no base.
+// baseIsSame compares bases. The catalogue may have a newer base for a volume, if a generation proves it.
 func (v *poolView) baseIsSame(got, want driver.Identity) bool {
 	if got.Golden == want.Golden && got.Generation == want.Generation {
 		return true
 	}
 	if want.Kind == driver.Generation {
 		return false
-	}
-	if got.Golden == "" {
-		return true
 	}
 	if want.Kind != driver.Volume || got.Golden != want.Golden || got.Generation > want.Generation {
 		return false

@@ -301,14 +301,12 @@ func orphanVolume(id driver.Identity) driver.Identity {
 	return id
 }
 
-// findBases fills in the generations that volumes and snapshots descend from: after a
-// publish, which records the base in the identity of the generation first, and where
-// identities of earlier versions have none.
+// findBases fills in the generations that volumes and snapshots descend from after a publish, which records the base in
+// the identity of the generation first.
 func findBases(whole []driver.Identity) {
-	byID, published := map[driver.ObjectID]*driver.Identity{}, map[driver.ObjectID]*driver.Identity{}
+	published := map[driver.ObjectID]*driver.Identity{}
 	for i := range whole {
 		id := &whole[i]
-		byID[id.ID] = id
 		if id.Kind != driver.Generation || id.OriginID == "" {
 			continue
 		}
@@ -321,18 +319,6 @@ func findBases(whole []driver.Identity) {
 		id := &whole[i]
 		if id.Kind == driver.Generation {
 			continue
-		}
-
-		if id.Golden == "" {
-			at := id
-			for range whole { // origins could lead in a circle
-				if at = byID[at.OriginID]; at == nil || at.Golden != "" {
-					break
-				}
-			}
-			if at != nil {
-				id.Golden, id.Generation = at.Golden, at.Generation
-			}
 		}
 
 		if g := published[id.ID]; g != nil && (id.Golden == "" || id.Golden == g.Golden && id.Generation < g.Generation) {

@@ -162,7 +162,7 @@ func makeDir(dir string) (made, left bool, err error) {
 // Make makes the pool that plan describes in a prepared directory. The pool exists as soon as pool.json does.
 func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, error) {
 	p := &Pool{Dir: dir, Config: Config{
-		Format: Format, ID: string(driver.NewID()), Driver: plan.Driver, MinFreePercent: plan.MinFree,
+		Version: Version, ID: string(driver.NewID()), Driver: plan.Driver, MinFreePercent: plan.MinFree,
 		MadeDir: madeDir, CreatedAt: time.Now().UTC().Truncate(time.Second), Why: plan.Why,
 	}}
 	for _, d := range []string{p.DataDir(), p.MountDir()} {

@@ -35,9 +35,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Format is the version of the pool directory that this code makes. In format 1
-// identities were symbolic links, and the catalogue's commits were not counted.
-const Format = 2
+// Version is the version of the pool directory.
+const Version = 1
 
 // DefaultDir is the directory of the pool unless the user names another.
 const DefaultDir = "/var/lib/pando"
@@ -58,7 +57,7 @@ const (
 
 // Config is the content of pool.json.
 type Config struct {
-	Format         int       `json:"format"`
+	Version        int       `json:"version"`
 	ID             string    `json:"id"`
 	Driver         string    `json:"driver"`
 	Backing        *Backing  `json:"backing,omitempty"`
@@ -141,21 +140,26 @@ func Read(dir string) (*Pool, error) {
 
 	p := &Pool{Dir: dir}
 	var v struct {
-		Format int `json:"format"`
+		Version int `json:"version"`
+		Format  int `json:"format"` // instead, before there were releases
 	}
 	if err := json.Unmarshal(b, &v); err != nil {
 		return nil, errs.New(errs.Damaged, "open pool", dir, "%s: %w", configName, err).
 			WithHint("restore %s from a copy: it is needed to find the pool's driver", configName)
 	}
 
-	if v.Format > Format {
-		return nil, errs.New(errs.TooNew, "open pool", dir,
-			"the pool has format %d, but this pando supports formats up to %d", v.Format,
-			Format).
-			WithHint("upgrade pando")
+	switch {
+	case v.Version > Version:
+		return nil, errs.New(errs.TooNew, "open pool", dir, "the pool has format %d, but this pando supports formats up to %d",
+			v.Version, Version).WithHint("upgrade pando")
+	case v.Version == 0 && v.Format > 0:
+		return nil, errs.New(errs.Unsupported, "open pool", dir,
+			"the pool was made by a development version of pando, from before version 0.1.0").
+			WithHint("with that version, write what you need to files with %s, and import them into a new pool",
+				errs.Run("export"))
 	}
 
-	if err := json.Unmarshal(b, &p.Config); err != nil || v.Format < 1 || p.Config.ID == "" || p.Config.Driver == "" {
+	if err := json.Unmarshal(b, &p.Config); err != nil || v.Version < 1 || p.Config.ID == "" || p.Config.Driver == "" {
 		if err == nil {
 			err = errors.New("values are missing")
 		}
@@ -464,12 +468,6 @@ func (p *Pool) WaitFreed(ctx context.Context, patience time.Duration) (Space, er
 
 // Sync makes the names in the pool's directory durable.
 func (p *Pool) Sync() error { return errs.Wrap("sync", p.Dir, durable.SyncDir(p.Dir)) }
-
-// SetFormat records that the pool now has another format. Durable. The caller holds the lock.
-func (p *Pool) SetFormat(format int) error {
-	p.Config.Format = format
-	return errs.Wrap("upgrade", p.Dir, p.writeConfig())
-}
 
 func (p *Pool) writeConfig() error {
 	b, err := json.MarshalIndent(p.Config, "", "  ")

@@ -18,14 +18,15 @@ func write(t *testing.T, path, content string) {
 
 func TestRead(t *testing.T) {
 	for content, want := range map[string]errs.Kind{
-		`{"format":1,"id":"x","driver":"plain"}`:    "",
-		`{"format":99,"id":"x","driver":"plain"}`:   errs.TooNew,
-		`{"format":99,"id":17,"driver":{"a":true}}`: errs.TooNew, // a newer format may look like anything
-		`{"format":0,"id":"x","driver":"plain"}`:    errs.Damaged,
-		`{"format":1,"driver":"plain"}`:             errs.Damaged,
-		`{"format":1,"id":"x","driver":7}`:          errs.Damaged,
-		`nonsense`:                                  errs.Damaged,
-		``:                                          errs.Damaged,
+		`{"version":1,"id":"x","driver":"plain"}`:    "",
+		`{"version":99,"id":"x","driver":"plain"}`:   errs.TooNew,
+		`{"version":99,"id":17,"driver":{"a":true}}`: errs.TooNew, // a newer format may look like anything
+		`{"version":0,"id":"x","driver":"plain"}`:    errs.Damaged,
+		`{"version":1,"driver":"plain"}`:             errs.Damaged,
+		`{"version":1,"id":"x","driver":7}`:          errs.Damaged,
+		`{"format":2,"id":"x","driver":"plain"}`:     errs.Unsupported, // from before there were releases
+		`nonsense`:                                   errs.Damaged,
+		``:                                           errs.Damaged,
 	} {
 		dir := t.TempDir()
 		write(t, filepath.Join(dir, configName), content)
@@ -48,7 +49,7 @@ func TestRemoveStopsAtForeignFiles(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		write(t, filepath.Join(dir, configName), `{"format":1,"id":"x","driver":"plain"}`)
+		write(t, filepath.Join(dir, configName), `{"version":1,"id":"x","driver":"plain"}`)
 		write(t, filepath.Join(dir, foreign), "precious")
 		if err := Remove(context.Background(), dir, nil); !errs.Is(err, errs.InUse) {
 			t.Errorf("%s: %v, wanted InUse", foreign, err)
