@@ -69,10 +69,12 @@ func TestFormatsAreDocumented(t *testing.T) {
 		if err := rows.Scan(&table, &column); err != nil {
 			t.Fatal(err)
 		}
-		columns++
-		has(table, column)
+		if table == "goldens" || table == "objects" { // the others are records of operations
+			columns++
+			has(table, column)
+		}
 	}
-	if err := rows.Err(); err != nil || columns < 40 {
+	if err := rows.Err(); err != nil || columns < 30 {
 		t.Errorf("%d columns found, %v", columns, err)
 	}
 }

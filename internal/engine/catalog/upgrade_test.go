@@ -14,8 +14,8 @@ func pretendUpgrades(t *testing.T, steps ...func(*Tx) error) {
 	t.Cleanup(func() { upgrades = nil })
 }
 
-// TestUpgrade: a catalogue of an older version is upgraded when it is opened, once, even if several processes open it at
-// the same time. It keeps what it has. A version that knows only the older one refuses it from then on.
+// TestUpgrade: a catalogue of an older version is upgraded when it is opened, once, even if several processes open it
+// at the same time. It keeps what it has. A version that knows only the older one refuses it from then on.
 func TestUpgrade(t *testing.T) {
 	ctx, dir := t.Context(), t.TempDir()
 	if err := Create(ctx, dir, "p"); err != nil {

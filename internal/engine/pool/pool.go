@@ -150,8 +150,9 @@ func Read(dir string) (*Pool, error) {
 
 	switch {
 	case v.Version > Version:
-		return nil, errs.New(errs.TooNew, "open pool", dir, "the pool has format %d, but this pando supports formats up to %d",
-			v.Version, Version).WithHint("upgrade pando")
+		return nil, errs.New(errs.TooNew, "open pool", dir,
+			"the pool has format %d, but this pando supports formats up to %d", v.Version, Version).
+			WithHint("upgrade pando")
 	case v.Version == 0 && v.Format > 0:
 		return nil, errs.New(errs.Unsupported, "open pool", dir,
 			"the pool was made by a development version of pando, from before version 0.1.0").

@@ -7,22 +7,21 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// pagePrefetcher reads regions of a map, or cells of a map of version 2, before they are needed. It reads a few at once
-// and keeps each until it is dropped. Methods may be called concurrently.
-type pagePrefetcher struct {
+// cellPrefetcher reads cells of a map before they are needed. It reads a few at once and keeps each until it is
+// dropped. Methods may be called concurrently.
+type cellPrefetcher struct {
 	ctx        context.Context
 	readPieces func(context.Context, uint32) ([]repo.Piece, error)
 
-	mu         sync.Mutex
-	known      map[uint32]*prefetchedRegion
-	queue      []uint32
-	running    int // regions that were begun and not dropped
-	maxRunning int // of these
+	mu      sync.Mutex
+	known   map[uint32]*prefetchedCell
+	queue   []uint32
+	running int // cells that were begun and not dropped, at most cellAhead of those in queue
 
-	room chan struct{} // a token for each region that reserve may still let in
+	room chan struct{} // a token for each cell that reserve may still let in
 }
 
-type prefetchedRegion struct {
+type prefetchedCell struct {
 	begun    bool
 	reserved bool
 	done     chan struct{}
@@ -30,33 +29,24 @@ type prefetchedRegion struct {
 	err      error
 }
 
-// newPagePrefetcher returns a prefetcher for the regions of a manifest of version 1, or the cells of one of version 2.
-// It reads until ctx ends.
-func newPagePrefetcher(ctx context.Context, r *repo.Repo, nodes readNodes, m *repo.Manifest) *pagePrefetcher {
-	a := &pagePrefetcher{ctx: ctx, known: map[uint32]*prefetchedRegion{}, maxRunning: regionAhead}
-	a.readPieces = func(ctx context.Context, region uint32) ([]repo.Piece, error) { return readRegion(ctx, r, m, region) }
-
-	if m.Version == 2 {
-		a.maxRunning = cellAhead
-		a.readPieces = func(ctx context.Context, cell uint32) ([]repo.Piece, error) { return readCell(ctx, nodes, m, cell) }
-	}
-
-	a.room = make(chan struct{}, 2*a.maxRunning)
+// newCellPrefetcher returns a prefetcher for the cells of a map. It reads until ctx ends.
+func newCellPrefetcher(ctx context.Context, nodes readNodes, m *repo.Manifest) *cellPrefetcher {
+	a := &cellPrefetcher{ctx: ctx, known: map[uint32]*prefetchedCell{}, room: make(chan struct{}, 2*cellAhead)}
+	a.readPieces = func(ctx context.Context, cell uint32) ([]repo.Piece, error) { return readCell(ctx, nodes, m, cell) }
 	for range cap(a.room) {
 		a.room <- struct{}{}
 	}
-
 	return a
 }
 
-// reserveRegion bounds how many regions the reader may get before they are dropped. At the bound it calls full, which
-// passes on what the callers of dropRegion still need, and then waits for a drop.
-func (a *pagePrefetcher) reserveRegion(ctx context.Context, region uint32, full func() error) error {
+// reserveCell bounds how many cells the reader may get before they are dropped. At the bound it calls full, which
+// passes on what the callers of dropCell still need, and then waits for a drop.
+func (a *cellPrefetcher) reserveCell(ctx context.Context, cell uint32, full func() error) error {
 	a.mu.Lock()
-	r := a.known[region]
+	r := a.known[cell]
 	if r == nil {
-		r = &prefetchedRegion{done: make(chan struct{})}
-		a.known[region] = r
+		r = &prefetchedCell{done: make(chan struct{})}
+		a.known[cell] = r
 	}
 
 	reserved := r.reserved
@@ -84,28 +74,28 @@ func (a *pagePrefetcher) reserveRegion(ctx context.Context, region uint32, full 
 	}
 }
 
-// prefetchRegion queues a region that waitRegion will ask for. It does not wait. Callers queue regions in the order in
+// prefetchCell queues a cell that waitCell will ask for. It does not wait. Callers queue cells in the order in
 // which they will drop them.
-func (a *pagePrefetcher) prefetchRegion(region uint32) {
+func (a *cellPrefetcher) prefetchCell(cell uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.known[region] == nil {
-		a.known[region] = &prefetchedRegion{done: make(chan struct{})}
-		a.queue = append(a.queue, region)
+	if a.known[cell] == nil {
+		a.known[cell] = &prefetchedCell{done: make(chan struct{})}
+		a.queue = append(a.queue, cell)
 		a.startQueued()
 	}
 }
 
-// waitRegion returns the pieces of a region, which stay in memory until dropRegion.
-func (a *pagePrefetcher) waitRegion(ctx context.Context, region uint32) ([]repo.Piece, error) {
+// waitCell returns the pieces of a cell, which stay in memory until dropCell.
+func (a *cellPrefetcher) waitCell(ctx context.Context, cell uint32) ([]repo.Piece, error) {
 	a.mu.Lock()
-	r := a.known[region]
+	r := a.known[cell]
 	if r == nil {
-		r = &prefetchedRegion{done: make(chan struct{})}
-		a.known[region] = r
+		r = &prefetchedCell{done: make(chan struct{})}
+		a.known[cell] = r
 	}
 
-	a.startReading(region, r) // at once, whatever else is being read
+	a.startReading(cell, r) // at once, whatever else is being read
 	a.mu.Unlock()
 	select {
 	case <-r.done:
@@ -115,32 +105,32 @@ func (a *pagePrefetcher) waitRegion(ctx context.Context, region uint32) ([]repo.
 	}
 }
 
-// dropRegion forgets a region.
-func (a *pagePrefetcher) dropRegion(region uint32) {
+// dropCell forgets a cell.
+func (a *cellPrefetcher) dropCell(cell uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.dropLocked(region)
+	a.dropLocked(cell)
 }
 
-// dropRegions forgets the regions from first to last, both included.
-func (a *pagePrefetcher) dropRegions(first, last uint32) {
+// dropCells forgets the cells from first to last, both included.
+func (a *cellPrefetcher) dropCells(first, last uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for region := range a.known {
-		if region >= first && region <= last {
-			a.dropLocked(region)
+	for cell := range a.known {
+		if cell >= first && cell <= last {
+			a.dropLocked(cell)
 		}
 	}
 }
 
-// dropLocked is dropRegion for callers that hold mu.
-func (a *pagePrefetcher) dropLocked(region uint32) {
-	r := a.known[region]
+// dropLocked is dropCell for callers that hold mu.
+func (a *cellPrefetcher) dropLocked(cell uint32) {
+	r := a.known[cell]
 	if r == nil {
 		return
 	}
 
-	delete(a.known, region)
+	delete(a.known, cell)
 	if r.begun {
 		a.running--
 	}
@@ -151,19 +141,19 @@ func (a *pagePrefetcher) dropLocked(region uint32) {
 	a.startQueued()
 }
 
-// startQueued starts to read queued regions as far as the bound allows. The caller holds mu.
-func (a *pagePrefetcher) startQueued() {
-	for len(a.queue) > 0 && a.running < a.maxRunning {
-		region := a.queue[0]
+// startQueued starts to read queued cells as far as the bound allows. The caller holds mu.
+func (a *cellPrefetcher) startQueued() {
+	for len(a.queue) > 0 && a.running < cellAhead {
+		cell := a.queue[0]
 		a.queue = a.queue[1:]
-		if r := a.known[region]; r != nil {
-			a.startReading(region, r)
+		if r := a.known[cell]; r != nil {
+			a.startReading(cell, r)
 		}
 	}
 }
 
-// startReading starts to read a region, once. The caller holds mu.
-func (a *pagePrefetcher) startReading(region uint32, r *prefetchedRegion) {
+// startReading starts to read a cell, once. The caller holds mu.
+func (a *cellPrefetcher) startReading(cell uint32, r *prefetchedCell) {
 	if r.begun {
 		return
 	}
@@ -171,6 +161,6 @@ func (a *pagePrefetcher) startReading(region uint32, r *prefetchedRegion) {
 	a.running++
 	go func() {
 		defer close(r.done)
-		r.pieces, r.err = a.readPieces(a.ctx, region)
+		r.pieces, r.err = a.readPieces(a.ctx, cell)
 	}()
 }

@@ -33,8 +33,6 @@ type bench struct {
 	mu     sync.Mutex
 	truth  map[string]map[string]*made // by volume and point
 	blocks int                         // in one frame, at most
-	old    bool                        // manifests are of version 1
-	mix    *rand.Rand                  // the first ones of a volume are, some of them
 	frames int                         // in one segment, about
 }
 
@@ -143,6 +141,7 @@ func (b *bench) push(
 		ID: repo.NewID(), Volume: volume, Point: point, Content: repo.Block, FS: "none", SizeBytes: size, Sector: 512,
 		CreatedAt: time.Now().UTC(), Source: "source", Session: l.id,
 	}
+	m.manifest.Order = m.manifest.CreatedAt.UnixNano()
 	if base != nil {
 		bh, _, err := r.Head(sctx, base.volume)
 		if err != nil {
@@ -179,7 +178,7 @@ func (b *bench) push(
 		pt := repo.Point{
 			Seq: h.NextSeq, Name: point, Manifest: m.manifest.ID, Source: "source", Content: repo.Block, FS: "none",
 			SizeBytes: size,
-			CreatedAt: m.manifest.CreatedAt, Logical: m.manifest.Logical,
+			CreatedAt: m.manifest.CreatedAt, Logical: m.manifest.Logical, StateOrder: m.manifest.StateOrder,
 		}
 		if o := m.manifest.Origin; o != nil {
 			pt.OriginRef, pt.OriginVol, pt.OriginID = o.Ref, o.Volume, o.Manifest
@@ -200,7 +199,7 @@ func (b *bench) push(
 	}
 }
 
-// write writes frames, pages and manifest.
+// write writes frames, the map and the manifest.
 func (b *bench) write(ctx context.Context, r *repo.Repo, session repo.ID, m, base *made, c change) error {
 	var seg *repo.SegmentWriter
 	n := uint32(0)
@@ -266,96 +265,15 @@ func (b *bench) write(ctx context.Context, r *repo.Repo, session repo.ID, m, bas
 		return err
 	}
 	slices.SortFunc(layers, func(a, b layer) int { return int(a.Offset/repo.BlockBytes - b.Offset/repo.BlockBytes) })
-	if b.mix != nil {
-		b.mu.Lock()
-		b.old = (base == nil || base.manifest.Version < 2) && b.mix.IntN(3) > 0
-		b.mu.Unlock()
-	}
-	if !b.old {
-		return b.writeTree(ctx, r, m, base, layers, add, finish, &written)
-	}
-	uses := map[repo.Segment]int64{}
-	for region := uint32(0); regionStart(region) < m.manifest.SizeBytes; region++ {
-		var old []repo.Piece
-		if base != nil {
-			pieces, err := regionPieces(ctx, r, r.ReadNodes, &base.manifest, region)
-			if err != nil {
-				return err
-			}
-			old = pieces
-		}
-		var over []layer
-		for _, l := range layers {
-			if regionOf(l.Offset) == region {
-				over = append(over, l)
-			}
-		}
-		pieces := overlayLayers(old, over)
-		if len(pieces) == 0 {
-			continue
-		}
-		page := repo.Page{Region: region}
-		if len(over) == 0 && base != nil && base.manifest.Version < 2 {
-			if same, ok := findPage(&base.manifest, region); ok {
-				page = same
-			}
-		}
-		if page.Frame.Plain == 0 {
-			encoded, err := repo.EncodePage(pieces)
-			if err != nil {
-				return err
-			}
-			if page.Frame, err = add(encoded); err != nil {
-				return err
-			}
-		}
-		pageUses(uses, 1, page, pieces)
-		m.manifest.Pages = append(m.manifest.Pages, page)
-		m.manifest.Logical += pageLogical(pieces)
-	}
-	if err := finish(); err != nil {
-		return err
-	}
-	var err error
-	if m.manifest.Uses, err = usesOf(uses); err != nil {
-		return err
-	}
-	var before []repo.Use
-	if base != nil && base.manifest.Version < 2 {
-		before = base.manifest.Uses
-	}
-	written.fillSizes(m.manifest.Uses, before)
-	return r.PutManifest(ctx, m.manifest)
-}
 
-// writeTree writes a map of version 2, and the manifest.
-func (b *bench) writeTree(
-	ctx context.Context,
-	r *repo.Repo,
-	m, base *made,
-	layers []layer,
-	add func([]byte) (repo.Frame, error),
-	finish func() error,
-	written *stats,
-) error {
+	// Write the map, and the manifest.
 	var was *repo.Manifest
-	if base != nil && base.manifest.Version == 2 {
+	if base != nil {
 		was = &base.manifest
 	}
 	t, err := newTree(ctx, r.ReadNodes, was, m.manifest.SizeBytes)
 	if err != nil {
 		return err
-	}
-	if base != nil && was == nil {
-		for region := uint32(0); regionStart(region) < base.manifest.SizeBytes; region++ {
-			pieces, err := readRegion(ctx, r, &base.manifest, region)
-			if err != nil {
-				return err
-			}
-			if err := fillCells(ctx, t, pieces); err != nil {
-				return err
-			}
-		}
 	}
 	for len(layers) > 0 {
 		cell := layers[0].Offset / repo.CellBytes
@@ -372,7 +290,6 @@ func (b *bench) writeTree(
 		}
 		layers = layers[n:]
 	}
-	m.manifest.Version = 2
 	m.manifest.Map, err = t.finishTree(
 		ctx,
 		func(_ context.Context, packed []byte, codec repo.Codec, plain int) (repo.Frame, error) {
@@ -400,19 +317,11 @@ func (b *bench) writeTree(
 // pieces are all pieces of a small map.
 func (b *bench) pieces(m *made) []repo.Piece {
 	b.t.Helper()
-	pieces, err := regionPieces(b.t.Context(), b.repo, b.repo.ReadNodes, &m.manifest, 0)
+	pieces, err := piecesBetween(b.t.Context(), b.repo.ReadNodes, &m.manifest, 0, m.manifest.SizeBytes)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	return pieces
-}
-
-// mapFrame is the frame of the first page, or of the root.
-func mapFrame(m *repo.Manifest) repo.Frame {
-	if m.Version == 2 {
-		return m.Map.Frame
-	}
-	return m.Pages[0].Frame
 }
 
 // must is push without faults.
@@ -587,6 +496,3 @@ func (t *tree) cellPieces(ctx context.Context, cell int64) ([]repo.Piece, error)
 
 	return nil, nil
 }
-
-// regionOf returns the region of an offset.
-func regionOf(offset int64) uint32 { return uint32(offset / repo.RegionBytes) }

@@ -32,8 +32,8 @@ type headWriter struct {
 	me     repo.Writer
 
 	tokens    tokenLog              // tokens of this pool's last writes of heads
-	freeNames *sync.Map             // from a reference on the remote to the pages (of points) that have no point of that name
-	replaced  map[string]repo.Point // from a reference on the remote to the point there that is pushed again, in its place
+	freeNames *sync.Map             // by reference on the remote: the pages of points that have no point of that name
+	replaced  map[string]repo.Point // by reference on the remote: the point there that is pushed again, in its place
 
 	memory         headMemory // what this pool remembers of heads
 	acceptRollback bool       // accept a head that is older than memory says
@@ -331,7 +331,7 @@ func (w *headWriter) addPoint(
 		return h, at, err
 	}
 
-	if h.Latest = 0; any && at.State().Compare(now.State()) < 0 {
+	if h.Latest = 0; any && at.StateOrder.Compare(now.StateOrder) < 0 {
 		h.Latest = now.Seq
 	}
 

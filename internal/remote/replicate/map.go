@@ -1,16 +1,11 @@
 package replicate
 
 import (
-	"cmp"
-	"context"
-	"slices"
-
-	"pando/internal/base/errs"
 	"pando/internal/remote/repo"
 )
 
 // A map tells for every byte of a volume where it is on the remote: in a piece, or nowhere, which means zero. It is
-// read and written region by region, so that neither memory nor the cost of a change grows with the volume.
+// read and written part by part, so that neither memory nor the cost of a change grows with the volume.
 
 // layer is a change of a range of a volume in a map: to a piece, or to zero.
 type layer struct {
@@ -170,154 +165,10 @@ func changedLayers(old, now []repo.Piece) []layer {
 	return out
 }
 
-// regionStart returns the offset at which a region begins.
-func regionStart(region uint32) int64 { return int64(region) * repo.RegionBytes }
-
-// regionEnd returns the offset at which a region of a volume of size bytes ends.
-func regionEnd(region uint32, size int64) int64 {
-	return min(regionStart(region)+repo.RegionBytes, size)
-}
-
-// findPage returns the page of a region. A region without data has none.
-func findPage(m *repo.Manifest, region uint32) (repo.Page, bool) {
-	i, ok := slices.BinarySearchFunc(m.Pages, region, func(p repo.Page, r uint32) int { return cmp.Compare(p.Region, r) })
-	if !ok {
-		return repo.Page{}, false
-	}
-	return m.Pages[i], true
-}
-
-// readRegion reads the pieces of one region, none if it has no data, and checks that they lie within the volume.
-// Errors: Damaged, NotFound (the segment does not exist).
-func readRegion(ctx context.Context, r *repo.Repo, m *repo.Manifest, region uint32) ([]repo.Piece, error) {
-	page, ok := findPage(m, region)
-	if !ok {
-		return nil, nil
-	}
-
-	pieces, err := r.ReadPage(ctx, page)
-	if err != nil {
-		return nil, err
-	}
-
-	if n := len(pieces); n > 0 && (pieces[0].Offset < regionStart(region) ||
-		pieces[n-1].End() > regionEnd(region, m.SizeBytes)) {
-		return nil, errs.New(errs.Damaged, "read map", m.Volume+"@"+m.Point,
-			"the page of region %d describes bytes outside that region", region)
-	}
-
-	return pieces, nil
-}
-
-// regionPieces reads the pieces of one region of a map of either version; nil is a volume of zeros.
-func regionPieces(
-	ctx context.Context,
-	r *repo.Repo,
-	nodes readNodes,
-	m *repo.Manifest,
-	region uint32,
-) ([]repo.Piece, error) {
-	switch {
-	case m == nil:
-		return nil, nil
-	case m.Version < 2:
-		return readRegion(ctx, r, m, region)
-	}
-	pieces, err := piecesBetween(ctx, nodes, m, regionStart(region), regionStart(region+1))
-	if n := len(pieces); err == nil && n > 0 && pieces[n-1].End() > m.SizeBytes {
-		err = errs.New(errs.Damaged, "read map", m.Volume+"@"+m.Point, "the map describes bytes beyond the end of the volume")
-	}
-	return pieces, err
-}
-
-// differentRegions lists, in order, the regions whose pages are stored in different frames in two manifests. In all
-// other regions the volumes are equal. A nil manifest is a volume of zeros.
-func differentRegions(a, b *repo.Manifest) []uint32 {
-	var out []uint32
-	pages := func(m *repo.Manifest) []repo.Page {
-		if m == nil {
-			return nil
-		}
-		return m.Pages
-	}
-
-	x, y := pages(a), pages(b)
-	for len(x) > 0 || len(y) > 0 {
-		switch {
-		case len(y) == 0 || len(x) > 0 && x[0].Region < y[0].Region:
-			out, x = append(out, x[0].Region), x[1:]
-		case len(x) == 0 || y[0].Region < x[0].Region:
-			out, y = append(out, y[0].Region), y[1:]
-		default:
-			if x[0].Frame != y[0].Frame {
-				out = append(out, x[0].Region)
-			}
-			x, y = x[1:], y[1:]
-		}
-	}
-
-	return out
-}
-
-// A manifest's Uses are additive by page, so that an increment computes them without reading the pages that it keeps.
-// Uses[s] is the sum, over all pages of the manifest, of the stored bytes of the page's own frame, if it is in s, and
-// of those frames in s that its pieces refer to, each counted once per page; and over the frames of a stream. A segment
-// is in Uses if and only if that sum is not 0.
-
-// pageUses adds to uses the bytes that one page with its pieces needs, multiplied by sign.
-func pageUses(uses map[repo.Segment]int64, sign int64, page repo.Page, pieces []repo.Piece) {
-	uses[page.Frame.Segment] += sign * int64(page.Frame.Stored)
-	type frame struct {
-		s repo.Segment
-		i uint32
-	}
-	seen := make(map[frame]struct{}, len(pieces))
-	for _, p := range pieces {
-		f := frame{p.Frame.Segment, p.Frame.Index}
-		if _, is := seen[f]; is {
-			continue
-		}
-		seen[f] = struct{}{}
-		uses[f.s] += sign * int64(p.Frame.Stored)
-	}
-}
-
-// pageLogical returns how many bytes the pieces of a page describe.
-func pageLogical(pieces []repo.Piece) (n int64) {
+// logicalBytes returns how many bytes of a volume pieces describe.
+func logicalBytes(pieces []repo.Piece) (n int64) {
 	for _, p := range pieces {
 		n += p.Length
 	}
 	return n
-}
-
-// usesOf lists uses in order of segment. Errors: Damaged if one is negative, because then the manifest of the base did
-// not list everything it needs.
-func usesOf(uses map[repo.Segment]int64) ([]repo.Use, error) {
-	out := make([]repo.Use, 0, len(uses))
-	for s, n := range uses {
-		if n < 0 {
-			return nil, errs.New(errs.Damaged, "merge maps", "", "the manifest of the base counts segment %s incorrectly", s)
-		}
-		if n > 0 {
-			out = append(out, repo.Use{Segment: s, Bytes: n})
-		}
-	}
-
-	slices.SortFunc(out, func(a, b repo.Use) int {
-		if c := slices.Compare(a.Segment.Session[:], b.Segment.Session[:]); c != 0 {
-			return c
-		}
-		return cmp.Compare(a.Segment.N, b.Segment.N)
-	})
-
-	return out, nil
-}
-
-// useMap is the inverse of usesOf.
-func useMap(uses []repo.Use) map[repo.Segment]int64 {
-	out := make(map[repo.Segment]int64, len(uses))
-	for _, u := range uses {
-		out[u.Segment] += u.Bytes
-	}
-	return out
 }

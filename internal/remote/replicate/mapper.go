@@ -11,44 +11,33 @@ import (
 // frameAdder stores one frame, and returns where.
 type frameAdder func(ctx context.Context, content []byte, codec repo.Codec, plain int) (repo.Frame, error)
 
-// mapper makes the map of a new point, in order of offset: unit by unit, it applies layers to the map of the base, and
-// puts the result into a tree. A unit is a cell, or a region if base is of version 1. The mapper then reads all regions
-// of base, once after an upgrade, so that the whole new map is a tree.
+// mapper makes the map of a new point, in order of offset: cell by cell, it applies layers to the map of the base, and
+// puts the result into a tree.
 type mapper struct {
 	base     *repo.Manifest  // to merge into, or to compare with; nil: none
 	merge    bool            // bytes without a layer are as in base; else they are zero
-	ahead    *pagePrefetcher // of base; nil without
+	ahead    *cellPrefetcher // of base; nil without
 	makeTree func(context.Context) (*tree, error)
 
-	tree       *tree // nil until the first layer
-	unit       int64 // bytes
-	unitOpen   bool
-	unitNumber uint32 // of the open unit
-	layers     []layer
-	at         int64 // everything before it is in the tree
-	nextPage   int   // index of the first of base's pages that is not in the tree
+	tree     *tree // nil until the first layer
+	cellOpen bool
+	cell     uint32  // number of the open cell
+	layers   []layer // of the open cell
+	at       int64   // everything before it is in the tree
 }
 
 // newMapper begins the map of a volume of size bytes. With scratch, the new map reuses no node of base's map, because
 // some of it is damaged.
-func newMapper(nodes readNodes, base *repo.Manifest, merge, scratch bool, size int64, ahead *pagePrefetcher) *mapper {
-	m := &mapper{base: base, merge: merge, ahead: ahead, unit: unitOf(base)}
+func newMapper(nodes readNodes, base *repo.Manifest, merge, scratch bool, size int64, ahead *cellPrefetcher) *mapper {
+	m := &mapper{base: base, merge: merge, ahead: ahead}
 	m.makeTree = func(ctx context.Context) (*tree, error) {
 		from := base
-		if from != nil && (from.Version < 2 || scratch) {
+		if scratch {
 			from = nil
 		}
 		return newTree(ctx, markBaseDamaged(nodes), from, size)
 	}
 	return m
-}
-
-// unitOf returns how many bytes of a volume's map are read at once to change it.
-func unitOf(base *repo.Manifest) int64 {
-	if base != nil && base.Version < 2 {
-		return repo.RegionBytes
-	}
-	return repo.CellBytes
 }
 
 // markBaseDamaged wraps nodes, so that the error of an unreadable node is errBaseDamaged.
@@ -79,32 +68,32 @@ func (m *mapper) putLayer(ctx context.Context, l layer, add frameAdder) error {
 	}
 
 	for l.Length > 0 {
-		n := uint32(l.Offset / m.unit)
-		if m.unitOpen && n != m.unitNumber {
-			if err := m.finishUnit(ctx, add); err != nil {
+		cell := cellOf(l.Offset)
+		if m.cellOpen && cell != m.cell {
+			if err := m.finishCell(ctx, add); err != nil {
 				return err
 			}
 		}
 
-		// Zero whole units at once.
-		whole := l.end()/m.unit*m.unit - l.Offset
-		if l.Piece == nil && whole > 0 && l.Offset%m.unit == 0 && m.canClearUnits() {
-			if err := m.clearUnits(ctx, l.Offset, l.Offset+whole, add); err != nil {
+		// Zero whole cells at once.
+		whole := l.end()/repo.CellBytes*repo.CellBytes - l.Offset
+		if l.Piece == nil && whole > 0 && l.Offset%repo.CellBytes == 0 {
+			if err := m.clearCells(ctx, l.Offset, l.Offset+whole, add); err != nil {
 				return err
 			}
 			l.Offset, l.Length = l.Offset+whole, l.Length-whole
 			continue
 		}
 
-		// Add the part of the layer in this unit.
+		// Add the part of the layer in this cell.
 		part := l
-		part.Length = min(l.Length, int64(n+1)*m.unit-l.Offset)
+		part.Length = min(l.Length, cellStart(cell+1)-l.Offset)
 		if l.Piece != nil {
 			p := cutPiece(*l.Piece, l.Offset, l.Offset+part.Length)
 			part.Piece = &p
 		}
 
-		m.unitOpen, m.unitNumber = true, n
+		m.cellOpen, m.cell = true, cell
 		if part.Piece != nil || m.merge {
 			m.layers = append(m.layers, part)
 		}
@@ -115,17 +104,19 @@ func (m *mapper) putLayer(ctx context.Context, l layer, add frameAdder) error {
 	return nil
 }
 
-// canClearUnits reports whether whole units can be cleared without reading base. Pages of version 1 cannot: they are
-// put into the tree one by one.
-func (m *mapper) canClearUnits() bool { return m.unit == repo.CellBytes }
+// cellOf returns the number of the cell that an offset lies in.
+func cellOf(offset int64) uint32 { return uint32(offset / repo.CellBytes) }
 
-// clearUnits makes whole units zero.
-func (m *mapper) clearUnits(ctx context.Context, from, to int64, add frameAdder) error {
+// cellStart returns the offset at which a cell begins.
+func cellStart(cell uint32) int64 { return int64(cell) * repo.CellBytes }
+
+// clearCells makes whole cells zero.
+func (m *mapper) clearCells(ctx context.Context, from, to int64, add frameAdder) error {
 	if !m.merge {
 		return nil // bytes without a layer are zero anyway
 	}
 	if m.base != nil {
-		m.ahead.dropRegions(uint32(from/m.unit), uint32((to-1)/m.unit))
+		m.ahead.dropCells(cellOf(from), cellOf(to-1))
 	}
 	m.at = to
 	if err := m.tree.replace(ctx, from, to, nil); err != nil {
@@ -134,81 +125,42 @@ func (m *mapper) clearUnits(ctx context.Context, from, to int64, add frameAdder)
 	return m.flushTree(ctx, to, add)
 }
 
-// finishUnit puts the open unit, with its layers, into the tree.
-func (m *mapper) finishUnit(ctx context.Context, add frameAdder) error {
-	from := int64(m.unitNumber) * m.unit
-	if err := m.copyUnchanged(ctx, from, add); err != nil {
+// finishCell puts the open cell, with its layers, into the tree.
+func (m *mapper) finishCell(ctx context.Context, add frameAdder) error {
+	from, to := cellStart(m.cell), cellStart(m.cell+1)
+	if err := m.clearUntil(ctx, from); err != nil {
 		return err
 	}
 
-	// Read what base has in the unit.
+	// Read what base has in the cell.
 	var old []repo.Piece
 	if m.base != nil && m.merge {
 		var err error
-		if old, err = m.ahead.waitRegion(ctx, m.unitNumber); err != nil {
+		if old, err = m.ahead.waitCell(ctx, m.cell); err != nil {
 			return err
 		}
 	}
 
 	if m.base != nil {
-		m.ahead.dropRegion(m.unitNumber)
-		if m.nextPage < len(m.base.Pages) && m.base.Pages[m.nextPage].Region == m.unitNumber {
-			m.nextPage++
-		}
+		m.ahead.dropCell(m.cell)
 	}
 
-	// Replace the unit in the tree.
+	// Replace the cell in the tree.
 	now := overlayLayers(old, m.layers)
-	m.unitOpen, m.layers, m.at = false, m.layers[:0], from+m.unit
-	if err := m.replaceUnit(ctx, from, from+m.unit, now); err != nil {
+	m.cellOpen, m.layers, m.at = false, m.layers[:0], to
+	if err := m.tree.replace(ctx, from, to, now); err != nil {
 		return err
 	}
 
-	return m.flushTree(ctx, m.at, add)
+	return m.flushTree(ctx, to, add)
 }
 
-// replaceUnit replaces the content of one unit in the tree with pieces.
-func (m *mapper) replaceUnit(ctx context.Context, from, to int64, pieces []repo.Piece) error {
-	if to-from == repo.CellBytes {
-		return m.tree.replace(ctx, from, to, pieces)
-	}
-	return fillCells(ctx, m.tree, pieces) // into a new tree
-}
-
-// copyUnchanged puts the ranges without layers into the tree, up to an offset.
-func (m *mapper) copyUnchanged(ctx context.Context, to int64, add frameAdder) error {
-	switch {
-	case !m.merge:
-		return m.tree.replace(ctx, m.at, to, nil)
-	case m.base == nil || m.base.Version == 2:
+// clearUntil makes the range without layers up to an offset zero, unless it is as in base.
+func (m *mapper) clearUntil(ctx context.Context, to int64) error {
+	if m.merge {
 		return nil
 	}
-
-	// Convert the pages of version 1, reading a few ahead.
-	for ; m.nextPage < len(m.base.Pages) && regionStart(m.base.Pages[m.nextPage].Region) < to; m.nextPage++ {
-		for _, p := range m.base.Pages[m.nextPage:min(m.nextPage+regionAhead/2, len(m.base.Pages))] {
-			if regionStart(p.Region) < to {
-				m.ahead.prefetchRegion(p.Region)
-			}
-		}
-
-		region := m.base.Pages[m.nextPage].Region
-		pieces, err := m.ahead.waitRegion(ctx, region)
-		if err != nil {
-			return err
-		}
-
-		m.ahead.dropRegion(region)
-		if err := fillCells(ctx, m.tree, pieces); err != nil {
-			return err
-		}
-
-		if err := m.flushTree(ctx, regionStart(region+1), add); err != nil {
-			return err
-		}
-	}
-
-	return nil
+	return m.tree.replace(ctx, m.at, to, nil)
 }
 
 // flushTree writes the finished part of the tree if much of it is in memory.
@@ -225,23 +177,22 @@ func (m *mapper) finishMap(ctx context.Context, add frameAdder) (repo.NodeRef, e
 		return repo.NodeRef{}, err
 	}
 
-	if m.unitOpen {
-		if err := m.finishUnit(ctx, add); err != nil {
+	if m.cellOpen {
+		if err := m.finishCell(ctx, add); err != nil {
 			return repo.NodeRef{}, err
 		}
 	}
 
-	end := int64(repo.MaxVolumeBytes)
-	if err := m.copyUnchanged(ctx, end, add); err != nil {
+	if err := m.clearUntil(ctx, repo.MaxVolumeBytes); err != nil {
 		return repo.NodeRef{}, err
 	}
 
 	return m.tree.finishTree(ctx, add)
 }
 
-// readCell reads the pieces that a map of version 2 has in one cell.
+// readCell reads the pieces that a map has in one cell.
 func readCell(ctx context.Context, nodes readNodes, m *repo.Manifest, cell uint32) ([]repo.Piece, error) {
-	from := int64(cell) * repo.CellBytes
+	from := cellStart(cell)
 	at := m.Root()
 	for !at.IsZero() && at.From() <= from && from < at.To() {
 		got, err := nodes(ctx, []repo.NodeAt{at})

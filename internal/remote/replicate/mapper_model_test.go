@@ -1,7 +1,6 @@
 package replicate
 
 import (
-	"context"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -21,12 +20,11 @@ type mapperModel struct {
 	nodes *nodeStore
 	mark  uint32
 	now   *repo.Manifest // nil: nothing yet
-	pages map[uint32][]repo.Piece
 	model mapModel
 }
 
-// TestMapperModel: whatever is written, discarded, grown and cut, merged into a map of either version or compared with
-// it, the new map says of each block what was said last.
+// TestMapperModel: whatever is written, discarded, grown and cut, merged into a map or compared with it, the
+// new map says of each block what was said last.
 func TestMapperModel(t *testing.T) {
 	rnd := faulttest.Rand(t)
 	for range 150 {
@@ -37,7 +35,7 @@ func TestMapperModel(t *testing.T) {
 	}
 }
 
-// sizes are in blocks: of some blocks, of some cells, beside borders of regions, and large.
+// sizes are in blocks: of some blocks, of some cells, beside 1 GiB, and large.
 func (x *mapperModel) size() int64 {
 	all := []int64{1, 3, 127, 128, 129, 4096, 20_000, 1 << 18, 1<<18 + 1, 600_000, 16 << 40 / repo.BlockBytes}
 	n := all[x.rnd.IntN(len(all))]
@@ -149,31 +147,24 @@ func (x *mapperModel) round() {
 		}
 	}
 
-	x.now = &repo.Manifest{Version: 2, Content: repo.Block, SizeBytes: size * repo.BlockBytes}
+	x.now = &repo.Manifest{Content: repo.Block, SizeBytes: size * repo.BlockBytes}
 	x.now.Map = x.mapped(base, merge, size*repo.BlockBytes, layers)
 	x.nodes.upload()
 	before := x.model
 	x.model = model
-	if base != nil && base.Version == 2 {
+	if base != nil {
 		x.sameDifference(base, before)
 	}
 	x.same()
-	if x.rnd.IntN(3) == 0 {
-		x.makeOld()
-	}
 }
 
 // mapped makes the new map.
 func (x *mapperModel) mapped(base *repo.Manifest, merge bool, size int64, layers []layer) repo.NodeRef {
 	x.t.Helper()
 	ctx := x.t.Context()
-	var ahead *pagePrefetcher
+	var ahead *cellPrefetcher
 	if base != nil {
-		ahead = newPagePrefetcher(ctx, nil, x.nodes.read, base)
-		if base.Version < 2 {
-			pages := x.pages
-			ahead.readPieces = func(_ context.Context, region uint32) ([]repo.Piece, error) { return pages[region], nil }
-		}
+		ahead = newCellPrefetcher(ctx, x.nodes.read, base)
 	}
 	m := newMapper(x.nodes.read, base, merge, x.rnd.IntN(8) == 0 && !merge, size, ahead)
 	for _, l := range layers {
@@ -194,12 +185,6 @@ func (x *mapperModel) mapped(base *repo.Manifest, merge bool, size int64, layers
 // pieces are all pieces of the map as it is.
 func (x *mapperModel) pieces() (out []repo.Piece) {
 	x.t.Helper()
-	if x.now.Version < 2 {
-		for _, region := range slices.Sorted(maps.Keys(x.pages)) {
-			out = append(out, x.pages[region]...)
-		}
-		return out
-	}
 	out, err := piecesBetween(x.t.Context(), x.nodes.read, x.now, 0, repo.MaxVolumeBytes)
 	if err != nil {
 		x.t.Fatal(err)
@@ -262,25 +247,4 @@ func (x *mapperModel) sameDifference(base *repo.Manifest, before mapModel) {
 	if !maps.Equal(got, x.model) {
 		x.t.Fatalf("the changes make %d blocks, not %d as they are", len(got), len(x.model))
 	}
-}
-
-// makeOld makes the map one of version 1, in which pieces cross borders of cells.
-func (x *mapperModel) makeOld() {
-	old := &repo.Manifest{Version: 1, Content: repo.Block, SizeBytes: x.now.SizeBytes}
-	pages := map[uint32][]repo.Piece{}
-	for _, p := range x.pieces() {
-		region := regionOf(p.Offset)
-		if last := len(pages[region]) - 1; last >= 0 {
-			q := &pages[region][last]
-			if q.End() == p.Offset && sameContent(*q, p) && q.Frame == p.Frame {
-				q.Length, q.Sum = q.Length+p.Length, repo.Sum{}
-				continue
-			}
-		}
-		pages[region] = append(pages[region], p)
-	}
-	for _, region := range slices.Sorted(maps.Keys(pages)) {
-		old.Pages = append(old.Pages, repo.Page{Region: region})
-	}
-	x.now, x.pages = old, pages
 }

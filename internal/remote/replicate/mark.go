@@ -7,26 +7,20 @@ import (
 	"sync"
 
 	"pando/internal/remote/repo"
-
-	"golang.org/x/sync/semaphore"
 )
 
 // A marker finds exactly which frames, and which blocks of these frames, points need. Points share most of their maps,
-// so every page is read only once, however many points have it. Marks are only added, never removed.
+// so every node is read only once, however many points have it. Marks are only added, never removed.
 
 // marker collects the data that manifests need. Its methods may be called concurrently.
 type marker struct {
-	repo   *repo.Repo
-	memory *semaphore.Weighted // for pages
+	repo *repo.Repo
 
-	mu              sync.Mutex
-	segments        map[repo.Segment]*marked
-	pages           map[pageKey]bool // that were read, or are in todo
-	todo            []repo.Page      // to be read
-	nodes           []ownedNode      // to be read
-	lost            []lostNode       // that cannot be read, at most maxLostNodes
-	inexact         error            // why marks may be missing; nil: none are
-	segmentsUnknown error            // why even segments may be missing: manifests of version 2 do not list them
+	mu       sync.Mutex
+	segments map[repo.Segment]*marked
+	nodes    []ownedNode // to be read
+	lost     []lostNode  // that cannot be read, at most maxLostNodes
+	unread   error       // why marks may be missing; nil: none are
 }
 
 // ownedNode is a node of a map, and the first manifest found to have it.
@@ -44,37 +38,15 @@ type lostNode struct {
 // maxLostNodes is the most unreadable nodes that a marker remembers.
 const maxLostNodes = 100
 
-// pageKey identifies a page, whichever manifest lists it.
-type pageKey struct {
-	segment repo.Segment
-	index   uint32
-	region  uint32
-}
+func newMarker(r *repo.Repo) *marker { return &marker{repo: r, segments: map[repo.Segment]*marked{}} }
 
-func newMarker(r *repo.Repo) *marker {
-	return &marker{
-		repo: r, memory: semaphore.NewWeighted(pagesInMemory),
-		segments: map[repo.Segment]*marked{}, pages: map[pageKey]bool{},
-	}
-}
-
-// addManifest marks the frames that a manifest names itself. walkMaps marks those that its pages and nodes name.
+// addManifest marks the frames that a manifest names itself. walkMaps marks those that nodes name.
 func (k *marker) addManifest(m *repo.Manifest) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, p := range m.Pages {
-		k.segment(p.Frame.Segment).markWhole(p.Frame)
-		key := pageKey{p.Frame.Segment, p.Frame.Index, p.Region}
-		if !k.pages[key] {
-			k.pages[key] = true
-			k.todo = append(k.todo, p)
-		}
-	}
-
 	for _, f := range m.Stream {
 		k.segment(f.Segment).markWhole(f)
 	}
-
 	k.addNode(ownedNode{m.Root(), m.ID})
 }
 
@@ -91,8 +63,10 @@ func (k *marker) addNode(n ownedNode) {
 	}
 }
 
-// walkNodes reads nodes until none are left. It takes the last ones first, so that the list of nodes stays short.
-func (k *marker) walkNodes(ctx context.Context) error {
+// walkMaps reads the nodes that were added and those below them, and marks the frames they need. It takes the last ones
+// first, so that the list of nodes stays short. A node that cannot be read is not an error, but means that marks may be
+// missing: see checkComplete.
+func (k *marker) walkMaps(ctx context.Context) error {
 	for {
 		// Take a batch.
 		k.mu.Lock()
@@ -131,7 +105,7 @@ func (k *marker) markNode(at ownedNode, r repo.ReadNode) {
 		if len(k.lost) < maxLostNodes {
 			k.lost = append(k.lost, lostNode{at, r.Err})
 		}
-		k.inexact, k.segmentsUnknown = cmp.Or(k.inexact, r.Err), cmp.Or(k.segmentsUnknown, r.Err)
+		k.unread = cmp.Or(k.unread, r.Err)
 	case r.Children == nil:
 		for _, x := range r.Pieces {
 			k.segment(x.Frame.Segment).markPart(x.Frame, x.Within, x.Length)
@@ -146,76 +120,17 @@ func (k *marker) markNode(at ownedNode, r repo.ReadNode) {
 // needsOf returns all segments that the given manifests need.
 func needsOf(ctx context.Context, r *repo.Repo, all ...*repo.Manifest) (map[repo.Segment]bool, error) {
 	k := newMarker(r)
-	out := map[repo.Segment]bool{}
 	for _, m := range all {
-		if m.Version == 2 {
-			k.addManifest(m)
-			continue
-		}
-		for _, u := range m.Uses {
-			out[u.Segment] = true
-		}
+		k.addManifest(m)
 	}
 
 	err := k.walkMaps(ctx)
+	out := map[repo.Segment]bool{}
 	for s := range k.segments {
 		out[s] = true
 	}
 
 	return out, err
-}
-
-// walkMaps reads the pages and nodes that were added, several at once, and marks the frames they need. A page that
-// cannot be read is not an error, but means that marks may be missing: see checkExact.
-func (k *marker) walkMaps(ctx context.Context) error {
-	if err := k.walkNodes(ctx); err != nil {
-		return err
-	}
-
-	for {
-		k.mu.Lock()
-		todo := k.todo
-		k.todo = nil
-		k.mu.Unlock()
-		if len(todo) == 0 {
-			return nil
-		}
-
-		// Pages that lie near each other are read near each other.
-		slices.SortFunc(todo, func(a, b repo.Page) int {
-			return cmp.Or(compareSegment(a.Frame.Segment, b.Frame.Segment), cmp.Compare(a.Frame.Index, b.Frame.Index))
-		})
-		if err := eachOf(ctx, todo, k.markPage); err != nil {
-			return err
-		}
-	}
-}
-
-// markPage reads a page and marks the frames it needs.
-func (k *marker) markPage(ctx context.Context, p repo.Page) error {
-	room := pageRoom(p)
-	if err := k.memory.Acquire(ctx, room); err != nil {
-		return err
-	}
-
-	defer k.memory.Release(room)
-	pieces, err := k.repo.ReadPage(ctx, p)
-	if err != nil && !isUnreadable(err) {
-		return err
-	}
-
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if err != nil {
-		k.inexact = cmp.Or(k.inexact, err)
-		return nil
-	}
-
-	for _, x := range pieces {
-		k.segment(x.Frame.Segment).markPart(x.Frame, x.Within, x.Length)
-	}
-
-	return nil
 }
 
 // segment returns the marks of a segment. The caller holds the lock.
@@ -235,19 +150,11 @@ func (k *marker) hasSegment(s repo.Segment) bool {
 	return k.segments[s] != nil
 }
 
-// checkSegmentsKnown returns nil if all needed segments are known, and otherwise why not. Manifests of version 1 list
-// their segments themselves.
-func (k *marker) checkSegmentsKnown() error {
+// checkComplete returns nil if all nodes could be read. Otherwise data that is not marked may be needed.
+func (k *marker) checkComplete() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.segmentsUnknown
-}
-
-// checkExact returns nil if all pages and nodes could be read. Otherwise data that is not marked may be needed.
-func (k *marker) checkExact() error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.inexact
+	return k.unread
 }
 
 // neededBytes returns how many bytes of a segment of size bytes are needed. A frame of which only some blocks are
@@ -304,10 +211,6 @@ func (m *marked) markWhole(f repo.Frame) { m.frame(f).blocks = repo.AllBlocks }
 
 // markPart marks a part of the content of a frame, in bytes.
 func (m *marked) markPart(f repo.Frame, within uint32, length int64) {
-	if f.Plain > repo.FrameBytes { // more blocks than a BlockSet can hold
-		m.markWhole(f)
-		return
-	}
 	m.frame(f).blocks.Add(int64(within), int64(within)+length)
 }
 

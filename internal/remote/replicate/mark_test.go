@@ -1,7 +1,9 @@
 package replicate
 
 import (
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"pando/internal/remote/repo"
@@ -13,7 +15,6 @@ import (
 func TestMarkerIsExact(t *testing.T) {
 	rnd := faulttest.Rand(t)
 	b := newBench(t)
-	b.mix = rnd
 	b.history(rnd, "v", nil, 5)
 	b.history(rnd, "fork", b.truth["v"]["p2"], 3)
 
@@ -27,9 +28,6 @@ func TestMarkerIsExact(t *testing.T) {
 	for _, points := range b.truth {
 		for _, m := range points {
 			k.addManifest(&m.manifest)
-			for _, p := range m.manifest.Pages {
-				want[place{p.Frame.Segment, p.Frame.Index, -1}] = true
-			}
 			d := &treeDiff{nodes: b.repo.ReadNodes, now: &m.manifest, onRead: func(n repo.NodeAt, _ bool) {
 				want[place{n.Frame.Segment, n.Frame.Index, -1}] = true
 			}}
@@ -43,8 +41,8 @@ func TestMarkerIsExact(t *testing.T) {
 			}
 		}
 	}
-	if err := k.walkMaps(t.Context()); err != nil || k.checkExact() != nil {
-		t.Fatal(err, k.checkExact())
+	if err := k.walkMaps(t.Context()); err != nil || k.checkComplete() != nil {
+		t.Fatal(err, k.checkComplete())
 	}
 
 	for s, m := range k.segments {
@@ -56,7 +54,7 @@ func TestMarkerIsExact(t *testing.T) {
 			last = int(f.index)
 			if want[place{s, f.index, -1}] {
 				if delete(want, place{s, f.index, -1}); f.blocks.Count(int(f.total)) != int(f.total) {
-					t.Errorf("not all of the page %s#%d is marked", s, f.index)
+					t.Errorf("not all of the node %s#%d is marked", s, f.index)
 				}
 				continue
 			}
@@ -74,24 +72,38 @@ func TestMarkerIsExact(t *testing.T) {
 	}
 }
 
-// TestMarkerReadsPagesOnce: a page that many points share is read once.
-func TestMarkerReadsPagesOnce(t *testing.T) {
+// TestMarkerReadsNodesOnce: a node that many points share is read once.
+func TestMarkerReadsNodesOnce(t *testing.T) {
 	b := newBench(t)
-	base := b.must("v", "p", 3<<30, nil, change{0: block(1), 1 << 30: block(2), 2 << 30: block(3)}, false)
 	rnd := faulttest.Rand(t)
-	for i := range 20 { // each changes a page, and shares two
+	c := change{}
+	for i := range int64(900) { // three parts, of several nodes each
+		c[i%3<<30+i*repo.BlockBytes*2] = block(rnd.Uint64())
+	}
+	base := b.must("v", "p", 3<<30, nil, c, false)
+	for i := range 20 { // each changes one part, and shares two
 		base = b.must("v", string(rune('a'+i)), 3<<30, base, change{int64(i%3) << 30: block(rnd.Uint64())}, false)
 	}
-	r, f := b.faulty()
-	k := newMarker(r)
-	for _, m := range b.truth["v"] {
-		k.addManifest(&m.manifest)
+	requests := func(points ...*made) int {
+		r, f := b.faulty()
+		k := newMarker(r)
+		for range 2 {
+			for _, m := range points {
+				k.addManifest(&m.manifest)
+			}
+			if err := k.walkMaps(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return f.Count(storetest.Get)
 	}
-	if err := k.walkMaps(t.Context()); err != nil {
-		t.Fatal(err)
+	all := slices.Collect(maps.Values(b.truth["v"]))
+	together, alone := requests(all...), 0
+	for _, m := range all {
+		alone += requests(m)
 	}
-	if n := f.Count(storetest.Get); n > 2*23 { // a page may take a second request, for the key of its segment
-		t.Errorf("%d requests for 23 pages", n)
+	if together > alone*2/3 {
+		t.Errorf("%d requests for %d points together, %d for each alone", together, len(all), alone)
 	}
 }
 
@@ -114,7 +126,7 @@ func TestPruneCountsWaste(t *testing.T) {
 	}
 	b.must("v", "p2", small, base, c, false)
 	out := b.prune(PruneRequest{Policy: Policy{Last: 1}})
-	want := int64(48 * repo.BlockBytes) // and the page of p1
+	want := int64(48 * repo.BlockBytes) // and the map of p1
 	if out.PartlyUsedBytes < want || out.PartlyUsedBytes > want+8192 {
 		t.Errorf("%d bytes of %d are said to be of no use, want about %d", out.PartlyUsedBytes, out.UsedBytes, want)
 	}

@@ -8,7 +8,7 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// Maps of version 2 are trees of nodes. They are read part by part in order of offset, never all at once. One request
+// Maps are trees of nodes. They are read part by part in order of offset, never all at once. One request
 // reads many nodes if they lie near each other.
 
 // These constants bound how much of trees is in memory at once.
@@ -53,7 +53,7 @@ type part struct {
 // treeDiff finds the parts in which two trees differ, in order of offset. It is used once.
 type treeDiff struct {
 	nodes    readNodes
-	old, now *repo.Manifest // of version 2; nil: an empty map
+	old, now *repo.Manifest //; nil: an empty map
 
 	// wantLeaf reports whether to read a leaf of old. A leaf that is not read counts as having no pieces. If wantLeaf is
 	// nil, all leaves are read.
@@ -236,37 +236,4 @@ func piecesIn(pieces []repo.Piece, from, to int64) []repo.Piece {
 	i := sort.Search(len(pieces), func(i int) bool { return pieces[i].Offset >= from })
 	j := sort.Search(len(pieces), func(j int) bool { return pieces[j].Offset >= to })
 	return pieces[i:j]
-}
-
-// piecesBetween reads the pieces of a map of version 2 that begin in [from, to), a range whose pieces must fit into
-// memory.
-func piecesBetween(ctx context.Context, nodes readNodes, m *repo.Manifest, from, to int64) ([]repo.Piece, error) {
-	var out []repo.Piece
-	todo := []repo.NodeAt{m.Root()}
-	for len(todo) > 0 {
-		todo = slices.DeleteFunc(todo, func(n repo.NodeAt) bool { return n.IsZero() || n.To() <= from || n.From() >= to })
-		got, err := nodes(ctx, todo)
-		if err != nil {
-			return nil, err
-		}
-
-		var next []repo.NodeAt
-		for i, r := range got {
-			switch {
-			case r.Err != nil:
-				return nil, r.Err
-			case r.Children == nil:
-				out = append(out, piecesIn(r.Pieces, from, to)...)
-			default:
-				for slot, ref := range r.Children {
-					next = append(next, todo[i].Child(slot, ref))
-				}
-			}
-		}
-
-		todo = next
-	}
-
-	slices.SortFunc(out, func(a, b repo.Piece) int { return int((a.Offset - b.Offset) / repo.BlockBytes) })
-	return out, nil
 }

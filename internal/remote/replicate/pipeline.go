@@ -20,11 +20,10 @@ import (
 // Its memory is bounded, however large the volume: by the number of buffers (batchBuffers), of uploads, and of regions
 // whose pages are read ahead.
 const (
-	uploads     = 4                   // segments uploaded at once
-	regionAhead = 8                   // pages of the base that are read ahead
-	cellAhead   = 64                  // or cells of it
-	batchItems  = 4096                // maximum in one batch
-	minHole     = 4 * repo.BlockBytes // shorter runs of zeros between data are stored as data
+	uploads    = 4                   // segments uploaded at once
+	cellAhead  = 64                  // cells of the base that are read ahead
+	batchItems = 4096                // maximum in one batch
+	minHole    = 4 * repo.BlockBytes // shorter runs of zeros between data are stored as data
 )
 
 // batchBuffers returns how many frames may be between reader and sealer.
@@ -87,26 +86,10 @@ func (s *stats) setSize(seg repo.Segment, n int) {
 	s.sizes[seg] = uint32(n)
 }
 
-// fillSizes sets the segment size of each use as far as it is known: from this push's uploads and from was, the uses of
-// the base.
-func (s *stats) fillSizes(uses []repo.Use, was []repo.Use) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	before := make(map[repo.Segment]uint32, len(was))
-	for _, u := range was {
-		before[u.Segment] = u.Size
-	}
-	for i, u := range uses {
-		if uses[i].Size = s.sizes[u.Segment]; uses[i].Size == 0 {
-			uses[i].Size = before[u.Segment]
-		}
-	}
-}
-
 // toldSizes is the maximum number of older segments whose sizes a manifest records.
 const toldSizes = 128
 
-// listUses lists the segments whose sizes a manifest of version 2 records: the uploaded ones, the one with the root,
+// listUses lists the segments whose sizes a manifest records: the uploaded ones, the one with the root,
 // and up to toldSizes of the base's.
 func (s *stats) listUses(root repo.NodeRef, was []repo.Use) []repo.Use {
 	s.mu.Lock()

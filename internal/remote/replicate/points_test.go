@@ -43,7 +43,7 @@ func lengthen(t testing.TB, rp *repo.Repo, name string, n, manifests int) {
 	for i := range points {
 		at := like
 		at.Seq, at.Name, at.CreatedAt = uint64(i+1), fmt.Sprint("h", i+1), begun.Add(time.Duration(i)*time.Minute)
-		at.Source = repo.NewID().String()
+		at.Source, at.Order = repo.NewID().String(), at.CreatedAt.UnixNano()
 		if at.Manifest = repo.NewID(); i >= manifests {
 			at.Manifest = points[i%manifests].Manifest
 		}
@@ -51,7 +51,7 @@ func lengthen(t testing.TB, rp *repo.Repo, name string, n, manifests int) {
 	}
 	err = eachOf(ctx, points[:manifests], func(ctx context.Context, pt repo.Point) error {
 		c := m
-		c.ID, c.Point, c.CreatedAt, c.Source = pt.Manifest, pt.Name, pt.CreatedAt, pt.Source
+		c.ID, c.Point, c.CreatedAt, c.Source, c.StateOrder = pt.Manifest, pt.Name, pt.CreatedAt, pt.Source, pt.StateOrder
 		return rp.PutManifest(ctx, c)
 	})
 	if err != nil {

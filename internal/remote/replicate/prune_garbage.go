@@ -105,7 +105,7 @@ func (p *pruner) findGarbage(
 
 	// Segments are garbage if nothing needs them, or if they were moved.
 	for s, size := range o.segments {
-		used, is := n.segments[s], n.hasSegment(s)
+		is := n.marks.hasSegment(s)
 		switch {
 		case is && o.places[s].Generation > 0 && !o.unsound[s]: // moved, by a prune that did not get to delete it
 			segments = append(segments, s)
@@ -113,7 +113,7 @@ func (p *pruner) findGarbage(
 			p.out.FreedBytes += size
 		case is:
 			p.out.UsedBytes += size
-			p.out.PartlyUsedBytes += size - n.neededBytes(s, size, used)
+			p.out.PartlyUsedBytes += size - n.marks.neededBytes(s, size)
 		case now.hasSession(s.Session):
 			p.out.HeldBytes += size
 		default:

@@ -70,13 +70,13 @@ func (p *pruner) findAllNeeds(ctx context.Context, o objects) (scene, need, erro
 		}
 		if err == nil {
 			p.Tracker.Start("reading maps", 0, 0)
-			err = n.walkMaps(ctx)
+			err = n.marks.walkMaps(ctx)
 		}
 		if err != nil {
 			return now, n, err
 		}
 
-		why := n.marks.checkSegmentsKnown()
+		why := n.marks.checkComplete()
 		if why == nil {
 			return now, n, nil
 		}
@@ -235,8 +235,7 @@ func (p *pruner) rewriteHeads(ctx context.Context, heads []repo.HeadState) (bool
 // need is the set of objects that must stay.
 type need struct {
 	manifests map[repo.ID]bool
-	segments  map[repo.Segment]int64 // at least this many bytes of each are needed
-	marks     *marker                // the exact parts that are needed
+	marks     *marker // the parts of segments that are needed
 
 	todo []repo.ID // manifests whose own needs have not been added
 }
@@ -249,48 +248,18 @@ func (n *need) addManifest(id repo.ID) {
 	}
 }
 
-// addUses adds the segments and manifests that a manifest needs.
-func (n *need) addUses(m *repo.Manifest) {
-	if m.Version < 2 { // for others walkMaps finds the segments
-		for _, u := range m.Uses {
-			n.segments[u.Segment] = max(n.segments[u.Segment], u.Bytes)
-		}
-	}
+// addNeeds adds the segments and manifests that a manifest needs.
+func (n *need) addNeeds(m *repo.Manifest) {
 	n.marks.addManifest(m)
 	for _, id := range m.Needs() {
 		n.addManifest(id)
 	}
 }
 
-// hasSegment reports whether any part of a segment is needed.
-func (n *need) hasSegment(s repo.Segment) bool { return n.segments[s] > 0 || n.marks.hasSegment(s) }
-
-// walkMaps reads the maps of the manifests that must stay, and adds the segments they need.
-func (n *need) walkMaps(ctx context.Context) error {
-	if err := n.marks.walkMaps(ctx); err != nil {
-		return err
-	}
-	for s := range n.marks.segments {
-		if _, is := n.segments[s]; !is {
-			n.segments[s] = 0
-		}
-	}
-	return nil
-}
-
-// neededBytes returns how many of the bytes of a segment are needed. If some maps could not be read, that is used, the
-// number that manifests give.
-func (n *need) neededBytes(s repo.Segment, size, used int64) int64 {
-	if n.marks.checkExact() != nil {
-		return min(size, used)
-	}
-	return n.marks.neededBytes(s, size)
-}
-
 // needsOfScene reads the manifests that must stay, and returns them with the segments that they name:
 // manifests in heads, those that sessions pin, and those that these need.
 func (p *pruner) needsOfScene(ctx context.Context, now scene) (need, error) {
-	n := need{manifests: map[repo.ID]bool{}, segments: map[repo.Segment]int64{}, marks: newMarker(p.repo)}
+	n := need{manifests: map[repo.ID]bool{}, marks: newMarker(p.repo)}
 	p.Tracker.Start("reading manifests", 0, 0)
 
 	// Manifests that heads name must exist.
@@ -329,7 +298,7 @@ func (p *pruner) readNeededManifests(ctx context.Context, n *need, failed func(r
 		n.todo = nil
 		err := readManifests(ctx, p.repo, batch, func(m repo.Manifest) {
 			p.Tracker.Add(1, 0)
-			n.addUses(&m)
+			n.addNeeds(&m)
 		}, failed)
 		if err != nil {
 			return err
@@ -389,7 +358,7 @@ func (p *pruner) addNeedsOfDamaged(ctx context.Context, o objects, now scene, n 
 
 		p.out.Damaged[i].Volume = m.Volume
 		n.manifests[m.ID] = true
-		n.addUses(&m)
+		n.addNeeds(&m)
 	}, unread)
 	if err != nil {
 		return err

@@ -22,7 +22,7 @@ func (p *pruner) findPackGarbage(o objects, now scene, n need) (named, unnamed [
 			known = true
 			for _, s := range m.Segments {
 				at, placed := o.places[s.Segment]
-				if !n.hasSegment(s.Segment) || placed && at.Pack != pk && !o.unsound[s.Segment] {
+				if !n.marks.hasSegment(s.Segment) || placed && at.Pack != pk && !o.unsound[s.Segment] {
 					continue
 				}
 				needed = true // even if the pack is damaged: some data in it may still be readable
@@ -70,7 +70,7 @@ func (p *pruner) checkCopies(ctx context.Context, o *objects, n need) error {
 
 	var todo []repo.Segment
 	for s := range o.places {
-		if older[s] && n.hasSegment(s) {
+		if older[s] && n.marks.hasSegment(s) {
 			todo = append(todo, s)
 		}
 	}
@@ -102,12 +102,6 @@ func (p *pruner) mayLackTable(o objects, n need) bool {
 		_, there := o.segments[s]
 		_, moved := o.places[s]
 		return !there && !moved
-	}
-
-	for s := range n.segments {
-		if missing(s) {
-			return true
-		}
 	}
 
 	for s := range n.marks.segments {
@@ -179,7 +173,7 @@ func staleTables(m repo.Moved, o objects, n need) (out []repo.Table) {
 	only := func(s repo.SegmentState) bool {
 		_, there := o.segments[s.Segment]
 		_, moved := places[s.Segment]
-		return n.hasSegment(s.Segment) && !there && !moved
+		return n.marks.hasSegment(s.Segment) && !there && !moved
 	}
 
 	for t, packs := range m.Tables {

@@ -175,7 +175,7 @@ func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error
 		}
 	}
 
-	if p.MaxRepack == 0 || n.marks.checkExact() != nil || len(o.moved.Damaged) > 0 {
+	if p.MaxRepack == 0 || n.marks.checkComplete() != nil || len(o.moved.Damaged) > 0 {
 		return nil
 	}
 
@@ -192,29 +192,14 @@ func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error
 		return nil
 	}
 
-	// (1) Raise the version, so that older programs, which do not know packs, refuse the repository. One that is still at
-	// work would report moved segments as damage: then leave the repacking to a later prune.
-	version, err := p.repo.Version()
-	if err != nil {
-		return err
-	}
-
-	if err := p.repo.Upgrade(ctx); err != nil {
-		return err
-	}
-
-	if now, verr := p.repo.Version(); verr != nil || now != version && p.out.Working > 0 {
-		return verr
-	}
-
-	// (2) Begin a session, only so that other prunes do not delete packs that no table names yet: see Prune.
+	// Begin a session, only so that other prunes do not delete packs that no table names yet: see Prune.
 	host, _ := os.Hostname()
 	sctx, l, err := beginSession(ctx, p.repo, repo.Repack, nil, repo.Writer{Host: host})
 	if err != nil {
 		return err
 	}
 
-	// (3) Move the frames.
+	// Move the frames.
 	x := &repacker{pruner: p, marks: n.marks, session: l.id, places: o.places}
 	err = x.repackUnits(sctx, chosen)
 	if cause := context.Cause(sctx); errors.Is(cause, errEnded) {

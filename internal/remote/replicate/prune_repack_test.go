@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net/url"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 
@@ -542,31 +541,20 @@ func (b *bench) overwrite(key string, object []byte) {
 // TestRestoreOverLostBase: a base whose map is gone, as nothing keeps it on the remote, is no reason to fail: what
 // depends on it is written anew.
 func TestRestoreOverLostBase(t *testing.T) {
-	// Whether what was there, and what is to be there, are of version 1.
-	for name, old := range map[string][2]bool{"1": {true, true}, "2": {false, false}, "2 over 1": {true, false}} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t)
-			b.old = old[0]
-			size, rnd := int64(2*repo.RegionBytes), rand.New(rand.NewPCG(1, 2))
-			was := b.must("v", "p1", size, nil, randomChange(rnd, size, 200), false)
-			b.old = old[1]
-			now := b.must("v", "p2", size, was, randomChange(rnd, size, 20), false)
-			lost := *was
-			lost.manifest.Map.Frame.Segment.Session = repo.NewID()
-			lost.manifest.Pages = slices.Clone(lost.manifest.Pages)
-			for i := range lost.manifest.Pages {
-				lost.manifest.Pages[i].Frame.Segment.Session = repo.NewID()
-			}
-			to, _, err := b.restored(b.repo, now, &lost)
-			if err != nil {
-				t.Fatal(err)
-			}
-			to.same(t, "v@p2", now.content)
+	b := newBench(t)
+	size, rnd := int64(2<<30), rand.New(rand.NewPCG(1, 2))
+	was := b.must("v", "p1", size, nil, randomChange(rnd, size, 200), false)
+	now := b.must("v", "p2", size, was, randomChange(rnd, size, 20), false)
+	lost := *was
+	lost.manifest.Map.Frame.Segment.Session = repo.NewID()
+	to, _, err := b.restored(b.repo, now, &lost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	to.same(t, "v@p2", now.content)
 
-			if _, _, err := b.restored(b.repo, &lost, now); !errs.Is(err, errs.NotFound) {
-				t.Errorf("the map of the point itself is gone: %v", err)
-			}
-		})
+	if _, _, err := b.restored(b.repo, &lost, now); !errs.Is(err, errs.NotFound) {
+		t.Errorf("the map of the point itself is gone: %v", err)
 	}
 }
 

@@ -64,7 +64,7 @@ type policyPoint struct {
 }
 
 func policyPointOf(pt repo.Point) policyPoint {
-	return policyPoint{pt.Seq, pt.State(), pt.Manifest, pt.Name, pt.CreatedAt, pt.Keep}
+	return policyPoint{pt.Seq, pt.StateOrder, pt.Manifest, pt.Name, pt.CreatedAt, pt.Keep}
 }
 
 // selectKept reports for each point of a volume, in the order of the list, whether the rules keep it, or it is always

@@ -23,7 +23,6 @@ const (
 	fetchGap         = 128 << 10 // maximum bytes between two frames in one request, which are read and dropped
 	windowPlacements = 128 << 10 // maximum number of placements planned before fetching them begins
 	windowBytes      = 1 << 30   // maximum bytes of these placements
-	pagesPlain       = 8 << 20   // maximum bytes of encoded pages that are read at once
 )
 
 // zeroRun is the minimum length of a run of zeros to become a hole.
@@ -63,8 +62,8 @@ type restore struct {
 	read, written atomic.Int64 // bytes read from the remote, written to the target
 }
 
-// restoreImage reads the maps of both manifests, region by region, and fetches and writes the differences. Within a
-// window of regions it fetches every frame once. Errors: Damaged (with the range of the volume), NotFound (an object
+// restoreImage reads the maps of both manifests, part by part, and fetches and writes the differences. Within a
+// window of parts it fetches every frame once. Errors: Damaged (with the range of the volume), NotFound (an object
 // does not exist).
 func (x *restore) restoreImage(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
@@ -138,21 +137,6 @@ func (x *restore) planFetches(ctx context.Context, send func(fetchBatch) error) 
 
 // eachChangedPart calls fn for each part of the volume in which the maps may differ, in order of offset.
 func (x *restore) eachChangedPart(ctx context.Context, fn func(part) error) error {
-	was := x.now.Version == 2 // without a base, treat it as of the same version
-	if x.base != nil {
-		was = x.base.Version == 2
-	}
-	switch {
-	case was && x.now.Version == 2:
-		return x.treeParts(ctx, fn)
-	case was || x.now.Version == 2:
-		return x.mixedParts(ctx, fn)
-	}
-	return x.pageParts(ctx, fn)
-}
-
-// treeParts is eachChangedPart for two maps of version 2.
-func (x *restore) treeParts(ctx context.Context, fn func(part) error) error {
 	d := &treeDiff{
 		nodes: x.repo.ReadNodes, old: x.base, now: x.now,
 		onRead: func(n repo.NodeAt, _ bool) { x.read.Add(int64(n.Frame.Stored)) },
@@ -166,118 +150,6 @@ func (x *restore) treeParts(ctx context.Context, fn func(part) error) error {
 	}
 
 	return d.eachPart(ctx, fn)
-}
-
-// mixedParts is eachChangedPart for maps of different versions.
-func (x *restore) mixedParts(ctx context.Context, fn func(part) error) error {
-	cache := x.repo.NewNodeCache(cachedNodes)
-	for region := uint32(0); regionStart(region) < x.now.SizeBytes; region++ {
-		m := part{from: regionStart(region), to: regionEnd(region, x.now.SizeBytes)}
-		for _, y := range []struct {
-			m  *repo.Manifest
-			to *[]repo.Piece
-		}{{x.base, &m.old}, {x.now, &m.now}} {
-			var err error
-			*y.to, err = regionPieces(ctx, x.repo, cache.Read, y.m, region)
-			switch {
-			case y.m == x.base && isUnreadable(err):
-				*y.to = unknownPieces(m.from, min(m.to, x.base.SizeBytes))
-			case err != nil:
-				return x.rangeError(m.from, m.to-m.from, err)
-			}
-			if p, ok := findPage(y.m, region); ok {
-				x.read.Add(int64(p.Frame.Stored))
-			}
-		}
-
-		if len(m.old) == 0 && len(m.now) == 0 {
-			continue
-		}
-
-		if err := fn(m); err != nil {
-			return err
-		}
-	}
-
-	x.read.Add(cache.BytesRead())
-	return nil
-}
-
-// pageParts is eachChangedPart for two maps of version 1.
-func (x *restore) pageParts(ctx context.Context, fn func(part) error) error {
-	regions := differentRegions(x.base, x.now)
-	for len(regions) > 0 {
-		// Choose how many pages to read at once.
-		n, plain := 0, uint32(0)
-		for n < len(regions) && n < requests {
-			plain += pagePlain(x.base, regions[n]) + pagePlain(x.now, regions[n])
-			if n > 0 && plain > pagesPlain {
-				break
-			}
-			n++
-		}
-
-		parts, err := x.readPages(ctx, regions[:n])
-		if err != nil {
-			return err
-		}
-
-		regions = regions[n:]
-		for _, m := range parts {
-			if err := fn(m); err != nil {
-				return err
-			}
-		}
-	}
-
-	return nil
-}
-
-// pagePlain returns the encoded size of a region's page.
-func pagePlain(m *repo.Manifest, region uint32) uint32 {
-	if m == nil {
-		return 0
-	}
-	p, _ := findPage(m, region)
-	return p.Frame.Plain
-}
-
-// readPages reads the pieces of regions in both manifests.
-func (x *restore) readPages(ctx context.Context, regions []uint32) ([]part, error) {
-	out := make([]part, len(regions))
-	g, ctx := errgroup.WithContext(ctx)
-	for i, region := range regions {
-		for _, m := range []*repo.Manifest{x.base, x.now} {
-			if m == nil {
-				continue
-			}
-
-			// Read the page. The base's may be unreadable.
-			g.Go(func() error {
-				pieces, err := readRegion(ctx, x.repo, m, region)
-				if m == x.base && m != x.now && isUnreadable(err) {
-					pieces, err = unknownPieces(regionStart(region), regionEnd(region, m.SizeBytes)), nil
-				}
-				if err != nil {
-					return x.rangeError(regionStart(region), regionEnd(region, m.SizeBytes)-regionStart(region), err)
-				}
-
-				if p, ok := findPage(m, region); ok {
-					x.read.Add(int64(p.Frame.Stored))
-				}
-
-				if m == x.now {
-					out[i].now = pieces
-				} else {
-					out[i].old = pieces
-				}
-
-				return nil
-			})
-		}
-	}
-
-	return out, g.Wait()
 }
 
 // unknownPieces returns pieces for a range of a base whose map cannot be read: a base is only an optimization, and

@@ -7,28 +7,17 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// storedBytes estimates how many bytes a manifest refers to: bytes on the remote, or bytes of content if only those are
-// known.
-func storedBytes(m *repo.Manifest) (n int64) {
-	if m.Version == 2 {
-		return m.Map.Bytes
-	}
-	for _, u := range m.Uses {
-		n += u.Bytes
+// storedBytes estimates how many bytes a manifest refers to: of content for a block image, as stored for a stream.
+func storedBytes(m *repo.Manifest) int64 {
+	n := m.Map.Bytes
+	for _, f := range m.Stream {
+		n += int64(f.Stored)
 	}
 	return n
 }
 
 // estimateShared estimates how many of the bytes that b refers to are also in a. Damaged data counts as not shared.
 func (p *puller) estimateShared(ctx context.Context, a, b *repo.Manifest) (n int64, err error) {
-	if a.Version < 2 && b.Version < 2 {
-		uses := useMap(a.Uses)
-		for _, u := range b.Uses {
-			n += min(u.Bytes, uses[u.Segment])
-		}
-		return n, nil
-	}
-
 	// Compare the maps, once for each pair.
 	key := [2]repo.ID{a.ID, b.ID}
 	if n, known := p.sharedBytes[key]; known {
@@ -67,11 +56,6 @@ func estimateDiffering(ctx context.Context, r *repo.Repo, a, b *repo.Manifest) (
 		return nil
 	}
 
-	if a.Version != b.Version { // once, after an upgrade
-		x := &restore{repo: r, base: a, now: b}
-		return n, x.eachChangedPart(ctx, add)
-	}
-
 	// Compare until enough nodes were read.
 	read := 0
 	d := &treeDiff{
@@ -92,7 +76,7 @@ func estimateDiffering(ctx context.Context, r *repo.Repo, a, b *repo.Manifest) (
 	// Count half of the rest.
 	for _, p := range d.todo {
 		if n += p.now.node.Bytes / 2; p.now.node.IsZero() {
-			n += pageLogical(p.now.pieces) / 2
+			n += logicalBytes(p.now.pieces) / 2
 		}
 	}
 

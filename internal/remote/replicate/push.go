@@ -430,12 +430,6 @@ func (x *pointPush) putManifest(ctx context.Context) (*repo.Manifest, error) {
 	}
 
 	x.wroteManifest = true
-	if m.Version == 2 { // older programs must not mistake such manifests for damage
-		if err := x.p.repo.Upgrade(ctx); err != nil {
-			return nil, err
-		}
-	}
-
 	return m, x.p.repo.PutManifest(ctx, *m)
 }
 

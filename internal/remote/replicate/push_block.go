@@ -68,7 +68,7 @@ func (c *imageContent) closeContent() error {
 // describeManifest sets the root of the new map, and the segments whose sizes are known.
 func (c *imageContent) describeManifest(m *repo.Manifest) error {
 	intact := slices.DeleteFunc(slices.Clone(c.baseManifest.Uses), func(u repo.Use) bool { return c.base.lost[u.Segment] })
-	m.Version, m.Map, m.Logical, m.Uses = 2, c.root, c.root.Bytes, c.stats.listUses(c.root, intact)
+	m.Map, m.Logical, m.Uses = c.root, c.root.Bytes, c.stats.listUses(c.root, intact)
 	return nil
 }
 
@@ -145,7 +145,7 @@ func (c *imageContent) readBase(ctx context.Context) (nodes *repo.NodeCache, err
 				"the head lists a block image, but its manifest says %q", c.baseManifest.Content)
 		}
 		r.base = &c.baseManifest
-		r.ahead = newPagePrefetcher(ctx, p.repo, nodes.Read, r.base)
+		r.ahead = newCellPrefetcher(ctx, nodes.Read, r.base)
 		if r.merge {
 			r.ahead.requireIntactMap()
 		} else {
@@ -153,7 +153,6 @@ func (c *imageContent) readBase(ctx context.Context) (nodes *repo.NodeCache, err
 		}
 	}
 
-	r.unit = unitOf(r.base)
 	return nodes, nil
 }
 

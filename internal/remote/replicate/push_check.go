@@ -107,7 +107,7 @@ func (p *pusher) listSegments(ctx context.Context) error {
 func (p *pusher) addMissing(ctx context.Context, m *repo.Manifest, to map[repo.Segment]bool) error {
 	missing := map[repo.Segment]bool{}
 	needs := func(m *repo.Manifest, to map[repo.Segment]bool) { missingSegments(m, p.sizes, to) }
-	if m.Version == 2 && m.Content == repo.Block {
+	if m.Content == repo.Block {
 		frames, err := p.sampleFrames(ctx, m)
 		if err != nil {
 			return err
@@ -142,7 +142,7 @@ func (p *pusher) addMissing(ctx context.Context, m *repo.Manifest, to map[repo.S
 // and a different sample of a larger one each time.
 const checkedNodes = 64
 
-// sampleFrames returns, for segments that a map of version 2 needs, the last frame that is needed of each. It reads a
+// sampleFrames returns, for segments that a map needs, the last frame that is needed of each. It reads a
 // sample of the nodes, which is all of them if the map is small, and keeps them for the push. It skips nodes that
 // cannot be read: a push that needs such a node notices.
 func (p *pusher) sampleFrames(ctx context.Context, m *repo.Manifest) (map[repo.Segment]repo.Frame, error) {
@@ -268,10 +268,6 @@ func missingSegments(m *repo.Manifest, sizes map[repo.Segment]int64, to map[repo
 		}
 	}
 
-	for _, pg := range m.Pages {
-		short(pg.Frame)
-	}
-
 	for _, f := range m.Stream {
 		short(f)
 	}
@@ -356,10 +352,10 @@ func (w *headWriter) replacePoint(
 
 // skipLostSegments makes the prefetcher leave out pieces in lost segments and parts of the map that cannot be read. It
 // is for a map that is only compared with.
-func (a *pagePrefetcher) skipLostSegments(lostSegments map[repo.Segment]bool) {
+func (a *cellPrefetcher) skipLostSegments(lostSegments map[repo.Segment]bool) {
 	read := a.readPieces
-	a.readPieces = func(ctx context.Context, region uint32) ([]repo.Piece, error) {
-		pieces, err := read(ctx, region)
+	a.readPieces = func(ctx context.Context, cell uint32) ([]repo.Piece, error) {
+		pieces, err := read(ctx, cell)
 		if isUnreadable(err) {
 			return nil, nil
 		}
@@ -374,10 +370,10 @@ func (a *pagePrefetcher) skipLostSegments(lostSegments map[repo.Segment]bool) {
 }
 
 // requireIntactMap makes the prefetcher report parts of the map that cannot be read as errBaseDamaged.
-func (a *pagePrefetcher) requireIntactMap() {
+func (a *cellPrefetcher) requireIntactMap() {
 	read := a.readPieces
-	a.readPieces = func(ctx context.Context, region uint32) ([]repo.Piece, error) {
-		pieces, err := read(ctx, region)
+	a.readPieces = func(ctx context.Context, cell uint32) ([]repo.Piece, error) {
+		pieces, err := read(ctx, cell)
 		if isUnreadable(err) {
 			err = errors.Join(errBaseDamaged, err)
 		}

@@ -27,7 +27,7 @@ func (x *pointPush) stateOrder(ctx context.Context) (repo.StateOrder, error) {
 		return order, err
 	}
 
-	was := newest.State()
+	was := newest.StateOrder
 	if x.tookNow() && was.Compare(order) < 0 {
 		return order, nil
 	}
@@ -48,7 +48,7 @@ func (x *pointPush) stateOrder(ctx context.Context) (repo.StateOrder, error) {
 		if err != nil {
 			return order, err
 		}
-		if was = p.State(); was.Compare(order) < 0 && x.cameLater(p, order.Epoch, here) {
+		if was = p.StateOrder; was.Compare(order) < 0 && x.cameLater(p, order.Epoch, here) {
 			order = repo.StateOrder{Epoch: was.Epoch, Order: min(x.pt.Place, was.Order-1)}
 		}
 	}
@@ -84,7 +84,7 @@ func (x *pointPush) cameLater(p repo.Point, epoch uint64, here []engine.Point) b
 	switch {
 	case x.tookNow():
 		return false
-	case p.Epoch == epoch && p.Order != 0:
+	case p.Epoch == epoch:
 		return p.Order > x.pt.Place
 	}
 	return p.CreatedAt.After(x.pt.CreatedAt)

@@ -32,9 +32,9 @@ func (p *pusher) planTree(ctx context.Context, x *pointPush, b base) (base, driv
 	return b, expected, err
 }
 
-// wasRaw reports whether a base was pushed as a raw stream, so that a raw difference can build upon it. Earlier
-// versions pushed encrypted datasets decrypted, and such a base may also have been pulled and then encrypted with this
-// pool's key. A base whose manifest cannot be read counts as not raw.
+// wasRaw reports whether a base was pushed as a raw stream, so that a raw difference can build upon it. A
+// base that was pushed decrypted may have been pulled and then encrypted with this pool's key. A base whose manifest
+// cannot be read counts as not raw.
 func (p *pusher) wasRaw(ctx context.Context, b base) (bool, error) {
 	m, err := p.repo.Manifest(ctx, b.point.Manifest)
 	if isUnreadable(err) {

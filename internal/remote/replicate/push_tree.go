@@ -66,22 +66,13 @@ func (c *filesContent) openContent(ctx context.Context) (unchanged bool, err err
 func (c *filesContent) closeContent() error { return nil }
 
 // describeManifest sets the frames of the stream.
-func (c *filesContent) describeManifest(m *repo.Manifest) (err error) {
-	m.Raw, m.Stream = c.expected.Raw, c.frames
+func (c *filesContent) describeManifest(m *repo.Manifest) error {
+	m.Raw, m.Stream, m.Uses = c.expected.Raw, c.frames, c.stats.listUses(repo.NodeRef{}, nil)
 	if c.base.object == "" {
 		m.Logical = c.stats.read.Load()
 	}
 
-	uses := map[repo.Segment]int64{}
-	for _, f := range c.frames {
-		uses[f.Segment] += int64(f.Stored)
-	}
-
-	if m.Uses, err = usesOf(uses); err == nil {
-		c.stats.fillSizes(m.Uses, nil)
-	}
-
-	return err
+	return nil
 }
 
 func (c *filesContent) reportResult(out *Pushed) {

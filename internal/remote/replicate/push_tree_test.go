@@ -53,18 +53,16 @@ func (w *world) stream(rp *repo.Repo, id repo.ID) (repo.Manifest, []byte) {
 		w.t.Fatal(err)
 	}
 	var b bytes.Buffer
-	uses := map[repo.Segment]int64{}
 	for _, f := range m.Stream {
 		c, err := rp.ReadFrames(context.Background(), []repo.Frame{f})
 		if err != nil {
 			w.t.Fatal(err)
 		}
 		b.Write(c[0])
-		uses[f.Segment] += int64(f.Stored)
 	}
 	for _, u := range m.Uses {
-		if uses[u.Segment] != u.Bytes {
-			w.t.Errorf("segment %s: %d bytes are used, and %d said", u.Segment, uses[u.Segment], u.Bytes)
+		if s, err := rp.StatSegment(context.Background(), u.Segment); err != nil || s.Bytes != int64(u.Size) {
+			w.t.Errorf("segment %s has %d bytes, not %d: %v", u.Segment, s.Bytes, u.Size, err)
 		}
 	}
 	return m, b.Bytes()

@@ -19,9 +19,8 @@ type imageReader struct {
 	ranges   *readAhead
 	held     *engine.Range // the next range, if peekRange has taken it from ranges
 	base     *repo.Manifest
-	unit     int64           // bytes of a region: see unitOf
 	merge    bool            // ranges are the differences from base; else the data is compared with base
-	ahead    *pagePrefetcher // of base
+	ahead    *cellPrefetcher // of base
 	hasSum   func([]byte, repo.Sum) bool
 	stats    *stats
 	tracker  *progress.Tracker
@@ -118,7 +117,7 @@ func (r *imageReader) produce(ctx context.Context, b *batcher) error {
 	return nil
 }
 
-// readGap reads the ranges in [from, to), region by region.
+// readGap reads the ranges in [from, to), cell by cell.
 func (r *imageReader) readGap(ctx context.Context, b *batcher, from, to int64) error {
 	for from < to {
 		g, ok, err := r.peekRange()
@@ -129,8 +128,8 @@ func (r *imageReader) readGap(ctx context.Context, b *batcher, from, to int64) e
 			break
 		}
 		from = max(from, g.Offset)
-		end := min(to, (from/r.unit+1)*r.unit)
-		if err := r.passRegion(ctx, b, from, end); err != nil {
+		end := min(to, cellStart(cellOf(from)+1))
+		if err := r.passCell(ctx, b, from, end); err != nil {
 			return err
 		}
 		from = end
@@ -139,33 +138,23 @@ func (r *imageReader) readGap(ctx context.Context, b *batcher, from, to int64) e
 	return b.flushBatch(ctx, to)
 }
 
-// prefetch starts to read the pages that layers in [from, to) will be merged into.
+// prefetch starts to read the cells that layers in [from, to) will be merged into.
 func (r *imageReader) prefetch(from, to int64) {
 	if !r.merge {
 		return
 	}
 
-	first, last := uint32(from/r.unit), uint32((to-1)/r.unit)
-	for region := first; region <= last; region++ {
-		if r.unit == repo.CellBytes && region > first && region < last {
-			region = last // the cells in between become zero, without a merge
-		}
-		if r.baseHasRegion(region) {
-			r.ahead.prefetchRegion(region)
+	// The cells in between become zero, without a merge.
+	for _, cell := range []uint32{cellOf(from), cellOf(to - 1)} {
+		if r.baseHasCell(cell) {
+			r.ahead.prefetchCell(cell)
 		}
 	}
 }
 
-// baseHasRegion reports whether base may have data in a region.
-func (r *imageReader) baseHasRegion(region uint32) bool {
-	switch {
-	case r.base == nil:
-		return false
-	case r.base.Version == 2:
-		return !r.base.Map.IsZero() && int64(region)*repo.CellBytes < r.base.SizeBytes
-	}
-	_, has := findPage(r.base, region)
-	return has
+// baseHasCell reports whether base may have data in a cell.
+func (r *imageReader) baseHasCell(cell uint32) bool {
+	return r.base != nil && !r.base.Map.IsZero() && cellStart(cell) < r.base.SizeBytes
 }
 
 // readData reads [from, to) and passes it on, frame by frame, without blocks of zeros.
@@ -275,11 +264,11 @@ func splitZeros(buf []byte) []stretch {
 // it does not pay to wait for the page that tells what base has there.
 const minCompare = 64 << 10
 
-// passRegion passes on the ranges in [from, to), which lies within one region. It does not upload data again that base
+// passCell passes on the ranges in [from, to), which lies within one cell. It does not upload data again that base
 // has: the ranges may cover more than the differences.
-func (r *imageReader) passRegion(ctx context.Context, b *batcher, from, to int64) error {
-	region := uint32(from / r.unit)
-	known := r.baseHasRegion(region)
+func (r *imageReader) passCell(ctx context.Context, b *batcher, from, to int64) error {
+	cell := cellOf(from)
+	known := r.baseHasCell(cell)
 	before := b.n
 	var pieces []repo.Piece // of base, from the first that the next range may share
 	loaded := !known
@@ -308,7 +297,7 @@ func (r *imageReader) passRegion(ctx context.Context, b *batcher, from, to int64
 		if !loaded && r.merge && g.Length < minCompare {
 			r.prefetch(g.Offset, g.End())
 		} else if !loaded {
-			if pieces, err = r.loadPieces(ctx, b, region); err != nil {
+			if pieces, err = r.loadPieces(ctx, b, cell); err != nil {
 				return err
 			}
 			loaded = true
@@ -320,14 +309,14 @@ func (r *imageReader) passRegion(ctx context.Context, b *batcher, from, to int64
 	}
 
 	if known && b.n == before {
-		r.ahead.dropRegion(region) // nothing was passed on, so the sealer does not drop it
+		r.ahead.dropCell(cell) // nothing was passed on, so the sealer does not drop it
 	}
 
 	return nil
 }
 
 // passData passes on the range g, which has data: the pieces of base that are unchanged as they are stored, and the
-// rest as data. Everything before at is passed on, and the region ends at to. passData returns the remaining pieces and
+// rest as data. Everything before at is passed on, and the cell ends at to. passData returns the remaining pieces and
 // the new at.
 func (r *imageReader) passData(
 	ctx context.Context, b *batcher, g engine.Range, pieces []repo.Piece, at, to int64,
@@ -382,23 +371,23 @@ func (r *imageReader) passData(
 	return pieces, at, nil
 }
 
-// loadPieces reads the pieces that base has in a region.
-func (r *imageReader) loadPieces(ctx context.Context, b *batcher, region uint32) ([]repo.Piece, error) {
-	for ahead := region; int(ahead) < int(region)+r.ahead.maxRunning/2 && !r.merge; ahead++ {
-		if r.baseHasRegion(ahead) {
-			r.ahead.prefetchRegion(ahead)
+// loadPieces reads the pieces that base has in a cell.
+func (r *imageReader) loadPieces(ctx context.Context, b *batcher, cell uint32) ([]repo.Piece, error) {
+	for ahead := cell; int(ahead) < int(cell)+cellAhead/2 && !r.merge; ahead++ {
+		if r.baseHasCell(ahead) {
+			r.ahead.prefetchCell(ahead)
 		}
 	}
 
-	// The sealer drops regions once it seals what was passed on, so the current batch must not wait here.
-	if err := r.ahead.reserveRegion(ctx, region, func() error { return b.flushBatch(ctx, b.pos) }); err != nil {
+	// The sealer drops cells once it seals what was passed on, so the current batch must not wait here.
+	if err := r.ahead.reserveCell(ctx, cell, func() error { return b.flushBatch(ctx, b.pos) }); err != nil {
 		return nil, err
 	}
-	return r.ahead.waitRegion(ctx, region)
+	return r.ahead.waitCell(ctx, cell)
 }
 
 // canCompare reports whether the whole of a piece of base can be compared with the image, once: everything before at is
-// already passed on, and everything after to is not part of this region. If ranges are the differences, data outside of
+// already passed on, and everything after to is not part of this cell. If ranges are the differences, data outside of
 // them is known to be unchanged, so comparing must not read it.
 func (r *imageReader) canCompare(p repo.Piece, g engine.Range, at, to int64) bool {
 	if p.Sum == (repo.Sum{}) || p.Offset < at || p.End() > to {

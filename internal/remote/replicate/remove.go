@@ -85,7 +85,7 @@ func findLatest(ctx context.Context, r *repo.Repo, h *repo.Head) error {
 		if err != nil {
 			return err
 		}
-		if newest.Seq == 0 || p.State().Compare(newest.State()) >= 0 {
+		if newest.Seq == 0 || p.StateOrder.Compare(newest.StateOrder) >= 0 {
 			newest = p
 		}
 	}

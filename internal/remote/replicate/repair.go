@@ -208,8 +208,8 @@ func (x *repairer) readUnnamedManifests(ctx context.Context, heads headset) erro
 	unnamed := slices.DeleteFunc(o.manifests, func(id repo.ID) bool { return named[id] })
 	err := readManifests(ctx, x.repo, unnamed, func(m repo.Manifest) {
 		x.Tracker.Add(1, 0)
-		x.whole[m.ID] = x.hasSegments(&m)
-		m.Pages, m.Stream, m.Uses = nil, nil, nil // a million of them fit into memory without these
+		x.whole[m.ID] = x.hasStream(&m)
+		m.Stream, m.Uses = nil, nil // a million of them fit into memory without these
 		x.manifests[m.ID] = &m
 	}, func(id repo.ID, err error) error {
 		if errs.Is(err, errs.NotFound) {
@@ -256,30 +256,9 @@ func (x *repairer) hasNeeds(m *repo.Manifest, named map[repo.ID]bool) bool {
 	return true
 }
 
-// hasSegments reports whether all segments of a manifest exist, and are at least as long as the manifest needs. It does
-// not check the maps of manifests of version 2: see wholeMaps.
-func (x *repairer) hasSegments(m *repo.Manifest) bool {
-	if m.Version < 2 {
-		for _, u := range m.Uses {
-			if _, there := x.segments[u.Segment]; !there {
-				return false
-			}
-		}
-	}
-
-	for _, p := range m.Pages {
-		if !x.hasFrame(p.Frame) {
-			return false
-		}
-	}
-
-	for _, f := range m.Stream {
-		if !x.hasFrame(f) {
-			return false
-		}
-	}
-
-	return true
+// hasStream reports whether all segments of a manifest's stream exist, and are long enough. See wholeMaps for maps.
+func (x *repairer) hasStream(m *repo.Manifest) bool {
+	return !slices.ContainsFunc(m.Stream, func(f repo.Frame) bool { return !x.hasFrame(f) })
 }
 
 // hasFrame reports whether the segment of a frame exists and is long enough.
@@ -287,13 +266,13 @@ func (x *repairer) hasFrame(f repo.Frame) bool {
 	return x.segments[f.Segment] >= int64(f.Offset)+int64(f.Stored)
 }
 
-// wholeMaps finds out for which manifests of version 2 all data that their maps need exists. It compares each map with
+// wholeMaps finds out for which manifests all data that their maps need exists. It compares each map with
 // that of an earlier complete point of the volume, and reads only the differences.
 func (x *repairer) wholeMaps(ctx context.Context) error {
 	// Order the manifests by volume and age.
 	var all []*repo.Manifest
 	for _, m := range x.manifests {
-		if m.Version == 2 && m.Content == repo.Block {
+		if m.Content == repo.Block {
 			all = append(all, m)
 		}
 	}
@@ -593,8 +572,8 @@ func (x *repairer) inStateOrder(all []*repo.Manifest) []*repo.Manifest {
 		var line []*repo.Manifest // m and its parents, the youngest first
 		for p := byID[m.ID]; p != nil && !done[p.ID] && !slices.Contains(line, p); p = byID[p.Parent] {
 			line = append(line, p)
-			if !p.Content.Chained() && p.Order != 0 {
-				break // its own order tells more than that of the point it was compared with
+			if !p.Content.Chained() {
+				break // it needs no other point, and has an order of its own
 			}
 		}
 		for _, p := range slices.Backward(line) {

@@ -145,7 +145,7 @@ func TestRepairOfWhatIsGone(t *testing.T) {
 	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "v", nil, 3)
-	for _, key := range []string{b.headKey("v"), "segments/" + mapFrame(&b.truth["v"]["p3"].manifest).Segment.String()} {
+	for _, key := range []string{b.headKey("v"), "segments/" + b.truth["v"]["p3"].manifest.Map.Frame.Segment.String()} {
 		if err := b.store.Delete(t.Context(), key); err != nil {
 			t.Fatal(err)
 		}

@@ -7,7 +7,7 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// tree is a map of version 2 that is changed in order of offset. It keeps changed nodes in memory and writes them when
+// tree is a map that is changed in order of offset. It keeps changed nodes in memory and writes them when
 // there are many. Nodes that do not change stay where they are stored, and are not read.
 //
 // Nodes are written together, level by level, so that nodes that are read together are stored together.
@@ -376,37 +376,4 @@ func (w pendingNode) writeNode(ctx context.Context, add frameAdder) error {
 	pieces, bytes := n.Count()
 	*w.kid = treeKid{ref: repo.NodeRef{Frame: f, Pieces: pieces, Bytes: bytes}}
 	return nil
-}
-
-// fillCells puts pieces, which are in order of offset, into the cells of a tree. It cuts pieces that cross the border
-// of a cell.
-func fillCells(ctx context.Context, t *tree, pieces []repo.Piece) error {
-	var cell []repo.Piece
-	put := func() error {
-		if len(cell) == 0 {
-			return nil
-		}
-		from := cell[0].Offset / repo.CellBytes * repo.CellBytes
-		err := t.replace(ctx, from, from+repo.CellBytes, cell)
-		cell = cell[:0]
-		return err
-	}
-
-	for _, p := range pieces {
-		for p.Length > 0 {
-			end := min(p.End(), (p.Offset/repo.CellBytes+1)*repo.CellBytes)
-			if len(cell) > 0 && cell[0].Offset/repo.CellBytes != p.Offset/repo.CellBytes {
-				if err := put(); err != nil {
-					return err
-				}
-			}
-			cell = append(cell, cutPiece(p, p.Offset, end))
-			if end == p.End() {
-				break
-			}
-			p = cutPiece(p, end, p.End())
-		}
-	}
-
-	return put()
 }

@@ -90,8 +90,8 @@ func (s *nodeStore) shape(m *repo.Manifest) shape {
 	return out
 }
 
-// cellOf draws what a cell has.
-func cellOf(r *rand.Rand, cell int64, mark *uint32) (out []repo.Piece) {
+// drawCell draws what a cell has.
+func drawCell(r *rand.Rand, cell int64, mark *uint32) (out []repo.Piece) {
 	if r.IntN(3) == 0 {
 		return nil
 	}
@@ -116,10 +116,10 @@ func TestTreeIsCanonical(t *testing.T) {
 		s := newNodeStore(t)
 		cells := map[int64][]repo.Piece{}
 		mark := uint32(0)
-		m := &repo.Manifest{Version: 2, Content: repo.Block, SizeBytes: repo.CellBytes << (5 * rnd.IntN(4))}
+		m := &repo.Manifest{Content: repo.Block, SizeBytes: repo.CellBytes << (5 * rnd.IntN(4))}
 		for range 8 {
 			before := *m
-			m = &repo.Manifest{Version: 2, Content: repo.Block, SizeBytes: before.SizeBytes}
+			m = &repo.Manifest{Content: repo.Block, SizeBytes: before.SizeBytes}
 			if rnd.IntN(3) == 0 {
 				m.SizeBytes = repo.CellBytes * (1 + rnd.Int64N(40_000))
 			}
@@ -139,7 +139,7 @@ func TestTreeIsCanonical(t *testing.T) {
 				if rnd.IntN(6) == 0 {
 					to = min(last, cell+rnd.Int64N(max(1, last)))
 				} else {
-					pieces = cellOf(rnd, cell, &mark)
+					pieces = drawCell(rnd, cell, &mark)
 				}
 				if err := tr.replace(ctx, cell*repo.CellBytes, to*repo.CellBytes, pieces); err != nil {
 					t.Fatal(err)
@@ -174,7 +174,7 @@ func TestTreeIsCanonical(t *testing.T) {
 			}
 			s.upload()
 
-			fresh := &repo.Manifest{Version: 2, SizeBytes: m.SizeBytes}
+			fresh := &repo.Manifest{SizeBytes: m.SizeBytes}
 			again := newNodeStore(t)
 			all, err := newTree(ctx, again.read, nil, m.SizeBytes)
 			if err != nil {
@@ -231,14 +231,14 @@ func TestTreeChangesLittle(t *testing.T) {
 	ctx := t.Context()
 	s := newNodeStore(t)
 	rnd := faulttest.Rand(t)
-	m := &repo.Manifest{Version: 2, SizeBytes: 16 << 40}
+	m := &repo.Manifest{SizeBytes: 16 << 40}
 	tr, err := newTree(ctx, s.read, nil, m.SizeBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
 	mark := uint32(0)
 	for c := int64(0); c < m.SizeBytes/repo.CellBytes; c += 1 + rnd.Int64N(20_000) {
-		if err := tr.replace(ctx, c*repo.CellBytes, (c+1)*repo.CellBytes, cellOf(rnd, c, &mark)); err != nil {
+		if err := tr.replace(ctx, c*repo.CellBytes, (c+1)*repo.CellBytes, drawCell(rnd, c, &mark)); err != nil {
 			t.Fatal(err)
 		}
 		if tr.held > heldInTree {
@@ -253,7 +253,7 @@ func TestTreeChangesLittle(t *testing.T) {
 	s.upload()
 	s.reads, s.bytes = 0, 0
 	before := len(s.nodes)
-	now := &repo.Manifest{Version: 2, SizeBytes: m.SizeBytes}
+	now := &repo.Manifest{SizeBytes: m.SizeBytes}
 	if tr, err = newTree(ctx, s.read, m, m.SizeBytes); err != nil {
 		t.Fatal(err)
 	}

@@ -197,7 +197,7 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 	v := &verifier{
 		repo: rp, VerifyRequest: q, number: map[repo.Segment]uint32{}, sizes: map[repo.Segment]uint32{},
 		named: map[repo.ID]bool{}, needing: map[repo.ID][]owner{},
-		memory: semaphore.NewWeighted(pagesInMemory), expectations: expectations{dir: q.scratch, limit: expectedInMemory},
+		memory: semaphore.NewWeighted(walkMemory), expectations: expectations{dir: q.scratch, limit: expectedInMemory},
 		unreadableNodes: map[repo.NodeRef]string{}, faults: map[expected]string{}, findings: map[findingKey]*finding{},
 		spoilt: map[string]string{},
 		out:    &Verified{Unknown: []string{}, Warnings: []Problem{}, Problems: []Problem{}},
@@ -259,7 +259,6 @@ type verifier struct {
 	damaged         bool                    // segments are missing, of another size, or cannot be read
 	unreadableNodes map[repo.NodeRef]string // pages and nodes that cannot be read, and why; of a page only the frame
 	faults          map[expected]string
-	usesWrong       bool // a manifest does not list a segment
 }
 
 // runVerify checks points, objects and, with ReadPercent, data, and puts the problems into the result.

@@ -9,7 +9,7 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// Faults are found by segment, page and frame. The points they affect are found in a second pass over the points, which
+// Faults are found by segment, node and frame. The points they affect are found in a second pass over the points, which
 // a remote without damage never needs.
 
 // maxFaults bounds each list of faults. A segment with faults beyond that counts as completely damaged.
@@ -30,12 +30,7 @@ func (v *verifier) noteUses(m *repo.Manifest) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, u := range m.Uses {
-		if m.Version == 2 { // the map says which are needed
-			v.sizes[u.Segment] = max(v.sizes[u.Segment], u.Size)
-			continue
-		}
-		s := &v.segments[v.segmentPlace(u.Segment)]
-		s.size = max(s.size, u.Size)
+		v.sizes[u.Segment] = max(v.sizes[u.Segment], u.Size)
 	}
 }
 
@@ -149,7 +144,7 @@ func (v *verifier) faultReason(f repo.Frame, within, length uint32, sum repo.Sum
 
 // blamePoints reports the faults that were found, for all points they affect.
 func (v *verifier) blamePoints(ctx context.Context) error {
-	if !v.damaged && len(v.unreadableNodes) == 0 && len(v.faults) == 0 && !v.usesWrong {
+	if !v.damaged && len(v.unreadableNodes) == 0 && len(v.faults) == 0 {
 		return nil
 	}
 	v.Tracker.Start("finding affected points", 0, 0)
@@ -158,7 +153,6 @@ func (v *verifier) blamePoints(ctx context.Context) error {
 
 // blameSpan reports the faults that affect the points of a span.
 func (v *verifier) blameSpan(ctx context.Context, s span) error {
-	known := map[uint32]blamed{} // pages of the point before, by region
 	trees := newTreeBlame(v)
 	for _, c := range s.points {
 		m, err := v.repo.Manifest(ctx, c.manifest)
@@ -170,89 +164,14 @@ func (v *verifier) blameSpan(ctx context.Context, s span) error {
 			return err
 		}
 
-		v.blameUses(c.owner, &m)
-		if m.Version == 2 && m.Content == repo.Block {
-			if err := v.blameTree(ctx, c.owner, &m, trees); err != nil {
-				return err
-			}
-			continue
-		}
-
 		if m.Content.Chained() {
 			v.blameStream(c.owner, &m)
-			continue
+		} else if err := v.blameTree(ctx, c.owner, &m, trees); err != nil {
+			return err
 		}
-
-		// Pages that the point before has as well are not read again.
-		now := make(map[uint32]blamed, len(m.Pages))
-		for _, p := range m.Pages {
-			b, same := known[p.Region]
-			if !same || b.page != p {
-				if b, err = v.blamePage(ctx, &m, p); err != nil {
-					return err
-				}
-			}
-			now[p.Region] = b
-			v.blamePoint(c.owner, &m, b)
-		}
-
-		known = now
 	}
 
 	return nil
-}
-
-// blamed holds the faults of a page, without the points they affect.
-type blamed struct {
-	page     repo.Page
-	ranges   []Problem
-	segments []repo.Segment // that the page needs, if some manifest does not list its segments
-}
-
-// blamePage finds the faults of a page, and of the pieces that it lists.
-func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Page) (blamed, error) {
-	b := blamed{page: page}
-	object := "segments/" + page.Frame.Segment.String()
-	unread := func(why string, whole bool) (blamed, error) {
-		start := regionStart(page.Region)
-		if !whole {
-			why = "cannot read the point's map: " + why
-		}
-		b.ranges = []Problem{{
-			Offset: start, Length: regionEnd(page.Region, m.SizeBytes) - start, Object: object, Message: why, whole: whole,
-		}}
-		return b, nil
-	}
-
-	// The page itself may be faulty.
-	if why, whole := v.faultReason(page.Frame, 0, 0, repo.Sum{}); whole {
-		return unread(why, true)
-	} else if why = cmp.Or(v.unreadableNodes[repo.NodeRef{Frame: page.Frame}], why); why != "" {
-		return unread(why, false)
-	}
-
-	// Read it, and find the faults of its pieces.
-	room := pageRoom(page)
-	if err := v.memory.Acquire(ctx, room); err != nil {
-		return b, err
-	}
-
-	defer v.memory.Release(room)
-
-	pieces, err := readRegion(ctx, v.repo, m, page.Region)
-	switch {
-	case isUnreadable(err): // it could be read before: it has just been removed or damaged
-		return unread(err.Error(), false)
-	case err != nil:
-		return b, err
-	}
-
-	b.ranges = v.wrongPieces(pieces)
-	if v.usesWrong {
-		b.segments = unlistedSegments(&repo.Manifest{}, page, pieces) // all of them
-	}
-
-	return b, nil
 }
 
 // wrongPieces returns the ranges of faulty pieces. It merges adjacent ranges with the same fault.
@@ -280,17 +199,11 @@ func (v *verifier) wrongPieces(pieces []repo.Piece) (ranges []Problem) {
 	return ranges
 }
 
-// blamePoint reports the faults of a page for a point that has it.
-func (v *verifier) blamePoint(o owner, m *repo.Manifest, b blamed) {
-	for _, r := range b.ranges {
+// blameRanges reports the faults in ranges of a point.
+func (v *verifier) blameRanges(o owner, ranges []Problem) {
+	for _, r := range ranges {
 		r.Volume, r.Point, r.manifest = o.volume, o.point, o.manifest
 		v.report(r)
-	}
-	for _, s := range b.segments {
-		if !listsSegment(m, s) {
-			v.report(o.problem("segments/"+s.String(),
-				"the manifest does not list this segment, although the point needs it: a prune may remove it"))
-		}
 	}
 }
 

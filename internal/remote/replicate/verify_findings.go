@@ -86,17 +86,3 @@ func (v *verifier) listFindings(named map[repo.ID]bool) (out []Problem) {
 
 	return out
 }
-
-// blameUses reports the segments that a point needs and that are missing or have another size.
-func (v *verifier) blameUses(o owner, m *repo.Manifest) {
-	if m.Version == 2 {
-		return // the map says what it needs
-	}
-	for _, u := range m.Uses {
-		if why := v.lostReason(u.Segment); why != "" {
-			p := o.problem("segments/"+u.Segment.String(), "%s", why)
-			p.whole = true
-			v.report(p)
-		}
-	}
-}

@@ -227,7 +227,7 @@ func (v *verifier) checkPoints(ctx context.Context) error {
 
 // checkSpan reads the manifests and maps of a span, and notes what they expect.
 func (v *verifier) checkSpan(ctx context.Context, s span) error {
-	w := &pageWalk{v: v}
+	w := &mapWalk{v: v}
 	defer w.reset()
 
 	for _, c := range s.points {
@@ -351,132 +351,24 @@ func (v *verifier) noteExpected(all []expected) error {
 	return v.expectations.addExpected(all)
 }
 
-// pagesInMemory is the memory for pages in all spans together, in bytes.
-const pagesInMemory = 96 << 20
+// walkMemory is the memory for reading maps in all spans together, in bytes.
+const walkMemory = 96 << 20
 
-// keptPage is the size of the largest page that a span keeps for the next point, in bytes.
-const keptPage = 4 << 20
-
-// pageRoom estimates the most memory that decoding a page takes, in bytes.
-func pageRoom(p repo.Page) int64 {
-	pieces := min(int64(p.Frame.Plain)/4, repo.RegionBytes/repo.BlockBytes)
-	return min(int64(p.Frame.Plain)+pieces*128, pagesInMemory/2)
-}
-
-// pageWalk reads the pages of points, one point after the other.
-type pageWalk struct {
-	v    *verifier
-	base *repo.Manifest // nil: all pages are read
-	kept mapOf          // the last page, if it is small
-
-	nodes *repo.NodeCache // of points of version 2
-}
-
-// mapOf is a page with its pieces.
-type mapOf struct {
-	page   repo.Page
-	pieces []repo.Piece
+// mapWalk reads the maps of points, one point after the other.
+type mapWalk struct {
+	v     *verifier
+	base  *repo.Manifest  // nil: all nodes are read
+	nodes *repo.NodeCache // nil: no map was read yet
 }
 
 // reset drops the base and the memory that the walk holds.
-func (w *pageWalk) reset() { *w = pageWalk{v: w.v} }
+func (w *mapWalk) reset() { *w = mapWalk{v: w.v} }
 
-// checkMap checks a map of either version. A manifest with a map of the other version cannot be the base.
-func (w *pageWalk) checkMap(ctx context.Context, m *repo.Manifest) error {
-	if w.base != nil && (w.base.Version == 2) != (m.Version == 2) {
-		w.base = nil
-	}
-	if m.Version == 2 {
-		return w.checkTree(ctx, m)
-	}
-	return w.checkPages(ctx, m)
-}
-
-// checkPages reads the pages of a manifest that its base does not share, notes what they expect, and makes the manifest
-// the next base.
-func (w *pageWalk) checkPages(ctx context.Context, m *repo.Manifest) error {
-	for _, region := range differentRegions(w.base, m) {
-		page, ok := findPage(m, region)
-		if !ok {
-			continue
-		}
-		if err := w.checkPage(ctx, m, page); err != nil {
-			return err
-		}
-	}
-
-	if err := w.checkUses(ctx, m); err != nil {
-		return err
-	}
-
-	w.base = m
-	return nil
-}
-
-// checkPage reads a page, and notes the expectations that the base does not share.
-func (w *pageWalk) checkPage(ctx context.Context, m *repo.Manifest, page repo.Page) error {
-	v := w.v
-	old, has := repo.Page{}, false
-	if w.base != nil && v.ReadPercent > 0 {
-		old, has = findPage(w.base, page.Region)
-	}
-
-	// Wait for memory.
-	room := pageRoom(page)
-	if has {
-		room += pageRoom(old)
-	}
-
-	if err := v.memory.Acquire(ctx, room); err != nil {
-		return err
-	}
-
-	defer v.memory.Release(room)
-
-	pieces, err := readRegion(ctx, v.repo, m, page.Region)
-	switch {
-	case isUnreadable(err):
-		v.pageBroken(page, err)
-		return nil
-	case err != nil:
-		return err
-	}
-
-	// Read the page of the base, too, unless it was kept.
-	var was []repo.Piece
-	if has {
-		if was = w.kept.pieces; w.kept.page != old {
-			if was, err = readRegion(ctx, v.repo, w.base, page.Region); isUnreadable(err) {
-				was = nil // reported when the base is checked
-			} else if err != nil {
-				return err
-			}
-		}
-	}
-
-	if err := v.notePieces(page, pieces, was); err != nil {
-		return err
-	}
-
-	v.countUses(m, page, pieces)
-	w.kept = mapOf{}
-	if pageRoom(page) <= keptPage {
-		w.kept = mapOf{page, pieces}
-	}
-
-	return nil
-}
-
-// notePieces notes the expectations of the pieces of a page, except those in was, the pieces of another map of the
-// region.
-func (v *verifier) notePieces(page repo.Page, pieces, was []repo.Piece) error {
+// notePieces notes the expectations of pieces, except those in was, the pieces of another map of the same range.
+func (v *verifier) notePieces(pieces, was []repo.Piece) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	all := make([]expected, 0, 1024)
-	if page.Frame.Stored > 0 { // otherwise the pieces are those of a leaf, which was noted when it was read
-		all = append(all, v.expectFrame(page.Frame, 0, 0, repo.Sum{}))
-	}
-
 	for _, x := range pieces {
 		for len(was) > 0 && was[0].Offset < x.Offset {
 			was = was[1:]
@@ -493,135 +385,6 @@ func (v *verifier) notePieces(page repo.Page, pieces, was []repo.Piece) error {
 	}
 
 	return v.noteExpected(all)
-}
-
-// countUses records whether a page needs a segment that its manifest does not list.
-func (v *verifier) countUses(m *repo.Manifest, page repo.Page, pieces []repo.Piece) {
-	if len(unlistedSegments(m, page, pieces)) > 0 {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		v.usesWrong = true
-	}
-}
-
-// unlistedSegments returns the segments that a page needs but its manifest does not list.
-func unlistedSegments(m *repo.Manifest, page repo.Page, pieces []repo.Piece) (out []repo.Segment) {
-	good := map[repo.Segment]bool{}
-	check := func(s repo.Segment) {
-		if _, seen := good[s]; seen {
-			return
-		}
-		if good[s] = listsSegment(m, s); !good[s] {
-			out = append(out, s)
-		}
-	}
-
-	check(page.Frame.Segment)
-	last := page.Frame.Segment
-	for _, x := range pieces {
-		if x.Frame.Segment != last {
-			last = x.Frame.Segment
-			check(last)
-		}
-	}
-
-	return out
-}
-
-// listsSegment reports whether a manifest lists a segment.
-func listsSegment(m *repo.Manifest, s repo.Segment) bool {
-	_, has := slices.BinarySearchFunc(m.Uses, s, func(u repo.Use, s repo.Segment) int {
-		return compareSegment(u.Segment, s)
-	})
-	return has
-}
-
-// checkUses records whether a manifest fails to list a segment that one of the pages it shares with its base needs. The
-// base lists how many bytes it needs of each segment. If the manifest does not list a segment, then the pages that it
-// no longer shares must have needed all these bytes.
-func (w *pageWalk) checkUses(ctx context.Context, m *repo.Manifest) error {
-	if w.base == nil {
-		return nil // all its pages were read
-	}
-
-	// Find the segments that only the base lists.
-	lost := map[repo.Segment]int64{}
-	for _, u := range w.base.Uses {
-		if !listsSegment(m, u.Segment) {
-			lost[u.Segment] = u.Bytes
-		}
-	}
-
-	if len(lost) == 0 {
-		return nil
-	}
-
-	// Count what the replaced pages of the base needed of them.
-	gone := map[repo.Segment]int64{}
-	changed := differentRegions(w.base, m)
-	for _, region := range changed {
-		if err := w.withPage(ctx, w.base, region, func(p repo.Page, pieces []repo.Piece) {
-			pageUses(gone, 1, p, pieces)
-		}); err != nil {
-			return err
-		}
-	}
-
-	exact := true
-	for s, n := range lost {
-		exact = exact && gone[s] == n
-	}
-
-	if exact {
-		return nil
-	}
-
-	// Shared pages need some of them: read these pages.
-	for _, p := range m.Pages {
-		if _, is := slices.BinarySearch(changed, p.Region); is {
-			continue
-		}
-		if err := w.withPage(ctx, m, p.Region, func(p repo.Page, pieces []repo.Piece) {
-			w.v.countUses(m, p, pieces)
-		}); err != nil {
-			return err
-		}
-	}
-
-	return nil
-}
-
-// withPage calls fn with the page of a region of a manifest, if there is one and it can be read.
-func (w *pageWalk) withPage(
-	ctx context.Context, m *repo.Manifest, region uint32, fn func(repo.Page, []repo.Piece),
-) error {
-	page, ok := findPage(m, region)
-	if !ok {
-		return nil
-	}
-
-	room := pageRoom(page)
-	if err := w.v.memory.Acquire(ctx, room); err != nil {
-		return err
-	}
-
-	defer w.v.memory.Release(room)
-	pieces, err := readRegion(ctx, w.v.repo, m, region)
-	switch {
-	case isUnreadable(err):
-		w.v.pageBroken(page, err)
-	case err != nil:
-		return err
-	default:
-		fn(page, pieces)
-	}
-
-	return nil
-}
-
-// pageBroken records that a page cannot be read.
-func (v *verifier) pageBroken(p repo.Page, err error) {
-	v.nodeBroken(repo.NodeRef{Frame: p.Frame}, err)
 }
 
 // nodeBroken records that a node cannot be read, or is not as its parent describes it.

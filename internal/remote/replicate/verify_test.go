@@ -318,7 +318,6 @@ func TestVerifySample(t *testing.T) {
 func TestVerifyOfWhatDoesNotFit(t *testing.T) {
 	rnd := faulttest.Rand(t)
 	b := newBench(t)
-	b.old = true
 	ctx := t.Context()
 	v := b.history(rnd, "v", nil, 2)
 	relist := func(m repo.Manifest, change func(*repo.Point)) {
@@ -354,45 +353,39 @@ func TestVerifyOfWhatDoesNotFit(t *testing.T) {
 			t.Errorf("nothing of %q in %v", words, out.Problems)
 		}
 	}
-	few := v.manifest
-	page := few.Pages[0].Frame.Segment
-	few.Uses = slices.DeleteFunc(slices.Clone(few.Uses), func(u repo.Use) bool { return u.Segment != page })
-	relist(few, nil)
-	find("does not list this segment")
 	relist(v.manifest, func(p *repo.Point) { p.FS = "xfs" })
 	find("contradicts the volume")
 
 	// A map that leads to other content than it promises.
-	pieces, err := readRegion(ctx, b.repo, &v.manifest, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pieces := b.pieces(v)
 	i := slices.IndexFunc(pieces, func(p repo.Piece) bool { return p.Sum != repo.Sum{} })
 	pieces[i].Sum[3] ^= 1
-	withPages := func(pieces []repo.Piece) repo.Manifest {
-		encoded, err := repo.EncodePage(pieces)
+	withMap := func(pieces []repo.Piece) repo.Manifest {
+		w, err := b.repo.NewSegment(repo.NewID(), 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		id := repo.NewID()
-		w, err := b.repo.NewSegment(id, 0)
-		if err != nil {
-			t.Fatal(err)
+		m := v.manifest
+		tr, err := newTree(ctx, b.repo.ReadNodes, nil, m.SizeBytes)
+		for cell := uint32(0); err == nil && cellStart(cell) < m.SizeBytes; cell++ {
+			from, to := cellStart(cell), cellStart(cell+1)
+			err = tr.replace(ctx, from, to, piecesIn(pieces, from, to))
 		}
-		packed, codec := repo.Compress(nil, encoded)
-		f, err := w.Add(packed, codec, len(encoded))
+		if err == nil {
+			m.Map, err = tr.finishTree(ctx, func(_ context.Context, b []byte, codec repo.Codec, plain int) (repo.Frame, error) {
+				return w.Add(b, codec, plain)
+			})
+		}
 		if err == nil {
 			err = b.repo.PutSegment(ctx, w.Segment(), w.Finish())
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := v.manifest
-		m.Pages = []repo.Page{{Frame: f}}
-		m.Uses = append(slices.Clone(m.Uses), repo.Use{Segment: f.Segment, Bytes: 1})
+		m.Uses = append(slices.Clone(m.Uses), repo.Use{Segment: w.Segment()})
 		return m
 	}
-	relist(withPages(pieces), nil)
+	relist(withMap(pieces), nil)
 	find("is not what was pushed")
 	pieces[i].Sum[3] ^= 1
 	for j := range pieces {
@@ -401,7 +394,7 @@ func TestVerifyOfWhatDoesNotFit(t *testing.T) {
 		}
 	}
 	pieces[i].Frame.Plain += repo.BlockBytes
-	relist(withPages(pieces), nil)
+	relist(withMap(pieces), nil)
 	find("describe the frame differently")
 }
 

@@ -10,9 +10,9 @@ import (
 // treeRoom estimates the memory that reading a tree of nodes takes, in bytes.
 const treeRoom = 8 << 20
 
-// checkTree reads the nodes of a manifest that its base does not share, notes what they expect, and makes the manifest
+// checkMap reads the nodes of a manifest that its base does not share, notes what they expect, and makes the manifest
 // the next base.
-func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
+func (w *mapWalk) checkMap(ctx context.Context, m *repo.Manifest) error {
 	v := w.v
 	if err := v.memory.Acquire(ctx, treeRoom); err != nil {
 		return err
@@ -59,7 +59,7 @@ func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 				Message: "its map describes bytes past the end of the volume",
 			})
 		}
-		return v.notePieces(repo.Page{}, p.now, p.old)
+		return v.notePieces(p.now, p.old)
 	})
 
 	w.base = m
@@ -85,7 +85,7 @@ const maxClean = 64 << 10
 
 func newTreeBlame(v *verifier) *treeBlame { return &treeBlame{v: v, clean: map[repo.NodeRef]bool{}} }
 
-// blameTree reports the faults of the map of a point of version 2, and of the frames that the map needs.
+// blameTree reports the faults of the map of a point, and of the frames that the map needs.
 func (v *verifier) blameTree(ctx context.Context, o owner, m *repo.Manifest, t *treeBlame) error {
 	if m.Map.IsZero() {
 		return nil
@@ -154,7 +154,7 @@ func (t *treeBlame) blameBelow(
 ) (clean bool, err error) {
 	if n.Children == nil {
 		ranges := t.v.wrongPieces(n.Pieces)
-		t.v.blamePoint(o, m, blamed{ranges: ranges})
+		t.v.blameRanges(o, ranges)
 		clean, last := len(ranges) == 0, repo.Segment{}
 		for _, x := range n.Pieces {
 			if x.Frame.Segment != last {

@@ -57,7 +57,7 @@ func (b *BlockSet) covers(from, to int64) bool {
 }
 
 // Blocks returns the number of blocks in the frame's content.
-func (f Frame) Blocks() int { return min(int(f.Plain+BlockBytes-1)/BlockBytes, frameBlocks) }
+func (f Frame) Blocks() int { return int(f.Plain+BlockBytes-1) / BlockBytes }
 
 // eachRun calls fn for every run of consecutive blocks in the set, as a byte range of a content of size bytes.
 func (b *BlockSet) eachRun(size int, fn func(from, to int)) {

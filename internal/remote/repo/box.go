@@ -12,27 +12,9 @@ import (
 	"pando/internal/base/errs"
 )
 
-// Versions of objects: byte 5 of each. A decoder refuses newer versions (TooNew), so the layout of an object may
-// change only together with its version.
-const (
-	objectVersion   = 1 // of all objects except those below
-	configVersion   = 2 // of config: the version of the repository, see [Repo.Upgrade]
-	headVersion     = 2 // of heads that name pages of points; older programs would see only the recent points
-	manifestVersion = 2 // of manifests; version 1 is still written as well
-)
-
-// newestVersion returns the newest version of a type that this package reads and writes.
-func newestVersion(t objectType) byte {
-	switch t {
-	case typeConfig:
-		return configVersion
-	case typeHead:
-		return headVersion
-	case typeManifest:
-		return manifestVersion
-	}
-	return objectVersion
-}
+// objectVersion is the version of every object: its byte 5. A decoder refuses newer ones (TooNew), so the layout of an
+// object may change only together with its version.
+const objectVersion = 1
 
 // objectType is the fifth byte of every object.
 type objectType byte
@@ -50,8 +32,9 @@ const (
 )
 
 const (
-	magic        = "PNDO"
-	preambleSize = 8 // magic, type, version, two zeros
+	magic        = "PNDR"
+	oldMagic     = "PNDO" // of development versions
+	preambleSize = 8      // magic, type, version, two zeros
 	versionAt    = 5
 	saltSize     = 32
 	tagSize      = 16
@@ -68,30 +51,35 @@ const (
 	infoPack     = "pando pack v1"
 	infoConfig   = "pando config v1"
 	infoNames    = "pando names v1"
-	infoOldSums  = "pando sums v1" // in repositories of version 1
-	infoSums     = "pando sums v2"
+	infoSums     = "pando sums v1"
 	infoRepoID   = "pando repository id v1"
 	infoKeyID    = "pando key id v1"
 )
 
-func putPreamble(b []byte, t objectType, version byte) []byte {
+func putPreamble(b []byte, t objectType) []byte {
 	b = append(b, magic...)
-	return append(b, byte(t), version, 0, 0)
+	return append(b, byte(t), objectVersion, 0, 0)
 }
 
-// checkPreamble reports an error unless b is an object of type t in a version that this package reads.
+// checkPreamble reports an error unless b is an object of type t in a version that this package reads. TooNew;
+// Unsupported for the config of a repository from before version 0.1.0.
 func checkPreamble(b []byte, t objectType) error {
 	switch {
 	case len(b) < preambleSize:
 		return damaged("only %d bytes long, too short for a header", len(b))
+	case string(b[:4]) == oldMagic && t == typeConfig:
+		return errs.New(errs.Unsupported, "", "", "the repository was made by a development version of pando, from before "+
+			"version 0.1.0").
+			WithHint("with that version, pull what you need and write it to files with %s; import these, and push them to "+
+				"another remote", errs.Run("export"))
 	case string(b[:4]) != magic:
 		return damaged("not an object of a repository: wrong magic number")
 	case objectType(b[4]) != t:
 		return damaged("object type is %q, want %q", b[4], byte(t))
-	case b[5] == 0:
+	case b[versionAt] == 0:
 		return damaged("version number is 0")
-	case b[5] > newestVersion(t):
-		return tooNew(b[versionAt], newestVersion(t))
+	case b[versionAt] > objectVersion:
+		return tooNew(b[versionAt], objectVersion)
 	case b[6] != 0 || b[7] != 0:
 		return damaged("reserved bytes are not zero")
 	}
@@ -99,10 +87,10 @@ func checkPreamble(b []byte, t objectType) error {
 	return nil
 }
 
-// withVersion returns a copy of an object with another version number.
-func withVersion(object []byte, version byte) []byte {
+// withKnownVersion returns a copy of an object with the version number that this package writes.
+func withKnownVersion(object []byte) []byte {
 	b := bytes.Clone(object)
-	b[versionAt] = version
+	b[versionAt] = objectVersion
 	return b
 }
 
@@ -113,13 +101,12 @@ func changedVersion(object []byte) error {
 
 // header begins every object except config, and identifies the key the object is sealed with.
 type header struct {
-	version byte // of the object
-	key     ID   // of the master key
-	salt    [saltSize]byte
+	key  ID // of the master key
+	salt [saltSize]byte
 }
 
 func (h header) appendTo(b []byte, t objectType) []byte {
-	b = putPreamble(b, t, h.version)
+	b = putPreamble(b, t)
 	b = append(b, h.key[:]...)
 	return append(b, h.salt[:]...)
 }
@@ -132,7 +119,6 @@ func parseHeader(b []byte, t objectType) (header, error) {
 	if len(b) < headerSize {
 		return h, damaged("only %d bytes long, too short for a header", len(b))
 	}
-	h.version = b[versionAt]
 	copy(h.key[:], b[preambleSize:])
 	copy(h.salt[:], b[preambleSize+16:])
 	return h, nil

@@ -23,8 +23,7 @@ const (
 // keyring is the decrypted content of config. The object has a public part and a part
 // sealed under the ring key, which each slot wraps for one recipient or passphrase.
 type keyring struct {
-	version byte // of the repository: determines which objects may exist
-	id      ID   // of the repository: derived from its first key
+	id      ID // of the repository: derived from its first key
 	serial  uint64
 	ringKey []byte      // keySize; replaced at every rotation
 	keys    []masterKey // at least one; the last is current
@@ -74,13 +73,12 @@ type publicSlot struct {
 
 // publicConfig is the unencrypted part of config.
 type publicConfig struct {
-	version byte
-	id      ID
-	serial  uint64
-	slots   []publicSlot
-	salt    []byte
-	aad     []byte // everything before the sealed part, which is bound to it
-	sealed  []byte
+	id     ID
+	serial uint64
+	slots  []publicSlot
+	salt   []byte
+	aad    []byte // everything before the sealed part, which is bound to it
+	sealed []byte
 }
 
 var slotKinds = map[byte]SlotKind{1: SlotRecipient, 2: SlotPassphrase}
@@ -110,7 +108,6 @@ func decodeConfig(b []byte) (publicConfig, error) {
 	}
 
 	// Decode the fixed fields.
-	c.version = b[versionAt]
 	copy(c.id[:], b[preambleSize:])
 	c.serial = binary.LittleEndian.Uint64(b[preambleSize+16:])
 	count := int(binary.LittleEndian.Uint16(b[preambleSize+24:]))
@@ -164,10 +161,8 @@ func decodeConfigFor(raw []byte, opens func(publicConfig) bool) (publicConfig, e
 	if !errs.Is(err, errs.TooNew) {
 		return c, err
 	}
-	for version := range byte(configVersion) {
-		if older, derr := decodeConfig(withVersion(raw, version+1)); derr == nil && opens(older) {
-			return c, changedVersion(raw)
-		}
+	if known, derr := decodeConfig(withKnownVersion(raw)); derr == nil && opens(known) {
+		return c, changedVersion(raw)
 	}
 	return c, err
 }
@@ -202,7 +197,7 @@ func (k *keyring) encode(salt []byte) ([]byte, error) {
 	}
 
 	// Write the public part, and collect the descriptions of the slots.
-	b := putPreamble(nil, typeConfig, k.version)
+	b := putPreamble(nil, typeConfig)
 	b = append(b, k.id[:]...)
 	b = binary.LittleEndian.AppendUint64(b, k.serial)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(k.slots)))
@@ -252,7 +247,7 @@ func (c publicConfig) openSealed(ringKey []byte) (*keyring, error) {
 		return nil, damaged("cannot parse the sealed part: %v", err)
 	}
 
-	k := &keyring{version: c.version, id: c.id, serial: c.serial, ringKey: ringKey}
+	k := &keyring{id: c.id, serial: c.serial, ringKey: ringKey}
 	if err := k.loadSealed(c, private); err != nil {
 		for _, key := range private.Keys {
 			clear(key.Secret)

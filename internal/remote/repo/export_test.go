@@ -23,28 +23,28 @@ func FrozenVolume() Volume {
 	a, b := noise(1, BlockBytes), noise(2, BlockBytes+100)
 	text := bytes.Repeat([]byte("all that glitters is not gold\n"), 1000)[:4*BlockBytes]
 	return Volume{
-		Size: RegionBytes + 101*BlockBytes + 100,
+		Size: gib + 101*BlockBytes + 100,
 		Pieces: map[int64][]byte{
-			RegionBytes:                  a,
-			RegionBytes + 2*BlockBytes:   text[3*BlockBytes:],
-			RegionBytes + 3*BlockBytes:   text[:2*BlockBytes],
-			RegionBytes + 100*BlockBytes: b,
+			gib:                  a,
+			gib + 2*BlockBytes:   text[3*BlockBytes:],
+			gib + 3*BlockBytes:   text[:2*BlockBytes],
+			gib + 100*BlockBytes: b,
 		},
 		Stream: bytes.Join([][]byte{b, a, text, text}, nil),
 	}
 }
 
-// FrozenVersion2 is the frozen block image and stream of version 2, and what they hold.
-func FrozenVersion2() (block, stream string, v Volume) {
+// FrozenMap is the frozen block image and stream with a map, and what they hold.
+func FrozenMap() (block, stream string, v Volume) {
 	a, b := noise(1, BlockBytes), noise(2, BlockBytes+100)
-	v = Volume{Size: golden2Size, Pieces: map[int64][]byte{}, Stream: bytes.Join([][]byte{b, a, b}, nil)}
+	v = Volume{Size: mapSize, Pieces: map[int64][]byte{}, Stream: bytes.Join([][]byte{b, a, b}, nil)}
 	for i := range int64(LeafPieces) {
 		v.Pieces[i*BlockBytes] = a
 	}
 	v.Pieces[CellBytes+BlockBytes] = a
 	v.Pieces[LevelBytes(1)] = b[:BlockBytes]
-	v.Pieces[golden2Size-BlockBytes-100] = b
-	return golden2Block, golden2Stream, v
+	v.Pieces[mapSize-BlockBytes-100] = b
+	return mapBlock, mapStream, v
 }
 
 // FrozenPartial are the frames of which the frozen packs have the even blocks only, by index.

@@ -68,7 +68,7 @@ func TestFormatIsDocumented(t *testing.T) {
 		t.Errorf("only %d fields", fields)
 	}
 	for _, n := range []int{repo.FrameBytes >> 10, repo.SegmentBytes >> 20, repo.MaxSegment >> 20, repo.BlockBytes,
-		repo.MaxPageBytes >> 20, repo.RegionBytes / repo.BlockBytes} {
+		repo.MaxNodeBytes >> 10, repo.LeafPieces} {
 		text := fmt.Sprint(n)
 		if n >= 1000 && n < 1_000_000 {
 			text = fmt.Sprintf("%d,%03d", n/1000, n%1000)
@@ -198,7 +198,7 @@ type place struct {
 
 func (f *foreign) frame(p place) []byte {
 	f.t.Helper()
-	name := fmt.Sprintf("segments/%s/%d", id(p.session), p.n)
+	name := p.segment()
 	if _, err := os.Stat(f.dir + "/" + name); err != nil {
 		return f.movedFrame(p)
 	}
@@ -206,6 +206,9 @@ func (f *foreign) frame(p place) []byte {
 	key := f.hkdf(f.keys[string(b[8:24])], b[24:56], "pando segment v1")
 	return f.unpack(p.codec, f.decrypt(key, p.nonce(p.index), b[p.offset:p.offset+p.stored], f.aad(p)), p.plain)
 }
+
+// segment is the key of the segment.
+func (p place) segment() string { return fmt.Sprintf("segments/%s/%d", id(p.session), p.n) }
 
 func (place) nonce(n uint32) []byte { return binary.BigEndian.AppendUint64(make([]byte, 4), uint64(n)) }
 
@@ -334,7 +337,7 @@ func TestAnotherProgramCanReadPacks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &foreign{t: t, dir: "testdata/packs"}
+	f := &foreign{t: t, dir: "testdata/v1/packs"}
 	f.openConfig(who, 1)
 	session, n := repo.FrozenPartialSegment()
 	for index, want := range repo.FrozenPartial() {
@@ -443,7 +446,7 @@ func TestAnotherProgramCanReadIt(t *testing.T) {
 		kind byte
 		who  age.Identity
 	}{
-		{"testdata/v1", 1, x25519}, {"testdata/v1", 2, paper}, {"testdata/packs", 1, x25519},
+		{"testdata/v1/all", 1, x25519}, {"testdata/v1/all", 2, paper}, {"testdata/v1/packs", 1, x25519},
 	} {
 		f := &foreign{t: t, dir: c.dir}
 		f.openConfig(c.who, c.kind)
@@ -461,76 +464,79 @@ func TestAnotherProgramCanReadIt(t *testing.T) {
 			t.Fatalf("%+v", head)
 		}
 
-		n := &numbers{f.object("manifests/" + head.Points[0].Manifest)}
-		var manifest struct {
-			Size int64 `json:"size"`
-		}
-		f.must(json.Unmarshal(n.take(n.u()), &manifest))
-		segments := n.segments()
-		for range segments {
-			n.u()
-		}
-		volume := map[int64][]byte{} // blocks by offset: it is large, and mostly zero
-		var l = loose{0, 0, 56}
-		region := int64(0)
-		for range n.u() {
-			region += n.u()
-			f.page(f.frame(n.loose(&l, segments)), region, volume)
-			region++
-		}
-		if n.u() != 0 || len(n.b) != 0 {
-			t.Error("there is more than pages")
-		}
 		want := repo.FrozenVolume()
-		if manifest.Size != want.Size || !reflect.DeepEqual(volume, want.Pieces) {
-			t.Errorf("the volume is not what was written: %d bytes, %d pieces", manifest.Size, len(volume))
+		block := f.manifest(head.Points[0].Manifest)
+		if block.size != want.Size || !reflect.DeepEqual(block.volume, want.Pieces) || len(block.stream) > 0 {
+			t.Errorf("the volume is not what was written: %d bytes, %d pieces", block.size, len(block.volume))
 		}
-
-		n = &numbers{f.object("manifests/" + head.Points[1].Manifest)}
-		n.take(n.u())
-		segments = n.segments()
-		for range segments {
-			n.u()
-		}
-		n.u() // no pages
-		l = loose{0, 0, 56}
-		var stream []byte
-		for range n.u() {
-			stream = append(stream, f.frame(n.loose(&l, segments))...)
-		}
-		if !bytes.Equal(stream, want.Stream) || len(n.b) != 0 {
+		if stream := f.manifest(head.Points[1].Manifest); !bytes.Equal(stream.stream, want.Stream) || len(stream.volume) > 0 {
 			t.Error("the stream is not what was written")
 		}
 	}
 }
 
-func (f *foreign) page(b []byte, region int64, volume map[int64][]byte) {
+// foreignManifest is what a manifest describes.
+type foreignManifest struct {
+	size       int64
+	volume     map[int64][]byte // blocks by offset
+	stream     []byte
+	extensions map[string]string
+	sizes      map[string]int64 // bytes of segments, by key
+}
+
+// manifest reads a manifest, and all that it describes.
+func (f *foreign) manifest(id string) foreignManifest {
 	f.t.Helper()
-	n := &numbers{b[1:]}
-	if b[0] != 1 || n.u() != region {
-		f.t.Error("not the page of this region")
+	out := foreignManifest{volume: map[int64][]byte{}, extensions: map[string]string{}, sizes: map[string]int64{}}
+	n := &numbers{f.object("manifests/" + id)}
+	var fields struct {
+		Size int64 `json:"size"`
 	}
-	n.pieces(f, region<<30, volume)
+	f.must(json.Unmarshal(n.take(n.u()), &fields))
+	out.size = fields.Size
+	segments := n.segments()
+	for _, s := range segments {
+		out.sizes[s.segment()] = n.u()
+	}
+
+	l := loose{0, 0, 56}
+	if n.u() == 1 {
+		root := n.loose(&l, segments)
+		pieces, bytes := n.u(), n.u()
+		level := int64(0)
+		for 512<<10<<(5*level) < out.size {
+			level++
+		}
+		if p, b := f.node(f.frame(root), level, 0, out.volume); p != pieces || b != bytes {
+			f.t.Errorf("%d pieces of %d bytes, not %d of %d", p, b, pieces, bytes)
+		}
+	}
+	for range n.u() {
+		out.stream = append(out.stream, f.frame(n.loose(&l, segments))...)
+	}
+	for range n.u() {
+		name := string(n.take(n.u()))
+		if n.take(1)[0] != 0 {
+			f.t.Error("an extension is critical")
+		}
+		out.extensions[name] = string(n.take(n.u()))
+	}
 	if len(n.b) != 0 {
 		f.t.Error("bytes are left over")
 	}
+	return out
 }
 
-// sum is that of the version of the repository.
+// sum is what tells contents apart.
 func (f *foreign) sum(content []byte) []byte {
-	if f.get("config")[5] == 1 {
-		mac := hmac.New(sha256.New, f.expand(f.first, "pando sums v1", 32))
-		mac.Write(content)
-		return mac.Sum(nil)[:16]
-	}
-	block, err := aes.NewCipher(f.expand(f.first, "pando sums v2", 32))
+	block, err := aes.NewCipher(f.expand(f.first, "pando sums v1", 32))
 	f.must(err)
 	gcm, err := cipher.NewGCM(block)
 	f.must(err)
 	return gcm.Seal(nil, make([]byte, 12), nil, content)
 }
 
-// pieces reads what a page or a leaf lists, and what is there.
+// pieces reads what a leaf lists, and what is there.
 func (n *numbers) pieces(f *foreign, at int64, volume map[int64][]byte) {
 	f.t.Helper()
 	frames := n.frames(n.segments())
@@ -553,12 +559,12 @@ func (n *numbers) pieces(f *foreign, at int64, volume map[int64][]byte) {
 	}
 }
 
-// node reads a node of a map of version 2, and all below it. It returns how many pieces it found, and of how many
+// node reads a node of a map, and all below it. It returns how many pieces it found, and of how many
 // bytes.
 func (f *foreign) node(b []byte, level, index int64, volume map[int64][]byte) (pieces, bytes int64) {
 	f.t.Helper()
 	n := &numbers{b[3:]}
-	if b[0] != 2 || int64(b[2]) != level || n.u() != index {
+	if b[0] != 1 || int64(b[2]) != level || n.u() != index {
 		f.t.Errorf("not node %d of level %d", index, level)
 	}
 	if b[1] == 0 {
@@ -595,76 +601,28 @@ func (f *foreign) node(b []byte, level, index int64, volume map[int64][]byte) (p
 	return pieces, bytes
 }
 
-func TestAnotherProgramCanReadVersion2(t *testing.T) {
+func TestAnotherProgramCanReadMaps(t *testing.T) {
 	who, err := age.ParseX25519Identity(repo.FrozenIdentity)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &foreign{t: t, dir: "testdata/v2"}
+	f := &foreign{t: t, dir: "testdata/v1/map"}
 	f.openConfig(who, 1)
-	block, stream, want := repo.FrozenVersion2()
+	block, stream, want := repo.FrozenMap()
 
-	if b := f.get("manifests/" + block); b[5] != 2 || f.get("config")[5] != 2 {
-		t.Error("not of version 2")
-	}
-	n := &numbers{f.object("manifests/" + block)}
-	var manifest struct {
-		Size int64 `json:"size"`
-	}
-	f.must(json.Unmarshal(n.take(n.u()), &manifest))
-	segments := n.segments()
-	for _, s := range segments {
-		if size := n.u(); size != int64(len(f.get(fmt.Sprintf("segments/%s/%d", id(s.session), s.n)))) {
-			t.Errorf("segment %d is said to have %d bytes", s.n, size)
+	got := f.manifest(block)
+	for key, size := range got.sizes {
+		if size != int64(len(f.get(key))) {
+			t.Errorf("%s is said to have %d bytes", key, size)
 		}
 	}
-	if n.u() != 1 {
-		t.Fatal("no map")
+	if got.size != want.Size || !reflect.DeepEqual(got.volume, want.Pieces) || len(got.stream) > 0 {
+		t.Errorf("the volume is not what was written: %d bytes, %d pieces", got.size, len(got.volume))
 	}
-	l := loose{0, 0, 56}
-	root := n.loose(&l, segments)
-	pieces, bytes := n.u(), n.u()
-	level := int64(0)
-	for 512<<10<<(5*level) < manifest.Size {
-		level++
+	if !reflect.DeepEqual(got.extensions, map[string]string{"labels": `{"team":"storage"}`, "x.empty": ""}) {
+		t.Error(got.extensions)
 	}
-	volume := map[int64][]byte{}
-	if p, b := f.node(f.frame(root), level, 0, volume); p != pieces || b != bytes {
-		t.Errorf("%d pieces of %d bytes, not %d of %d", p, b, pieces, bytes)
-	}
-	if n.u() != 0 {
-		t.Error("a volume has a stream")
-	}
-	extensions := map[string]string{}
-	for range n.u() {
-		name := string(n.take(n.u()))
-		if n.take(1)[0] != 0 {
-			t.Error("an extension is critical")
-		}
-		extensions[name] = string(n.take(n.u()))
-	}
-	if len(n.b) != 0 || manifest.Size != want.Size || !reflect.DeepEqual(volume, want.Pieces) {
-		t.Errorf("the volume is not what was written: %d bytes, %d pieces", manifest.Size, len(volume))
-	}
-	if !reflect.DeepEqual(extensions, map[string]string{"labels": `{"team":"storage"}`, "x.empty": ""}) {
-		t.Error(extensions)
-	}
-
-	n = &numbers{f.object("manifests/" + stream)}
-	n.take(n.u())
-	segments = n.segments()
-	for range segments {
-		n.u()
-	}
-	if n.u() != 0 {
-		t.Error("a stream has a map")
-	}
-	l = loose{0, 0, 56}
-	var got []byte
-	for range n.u() {
-		got = append(got, f.frame(n.loose(&l, segments))...)
-	}
-	if n.u() != 0 || len(n.b) != 0 || string(got) != string(want.Stream) {
+	if got := f.manifest(stream); string(got.stream) != string(want.Stream) || len(got.volume) > 0 {
 		t.Error("the stream is not what was written")
 	}
 }
@@ -674,14 +632,11 @@ func TestAnotherProgramCanReadPagesOfPoints(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &foreign{t: t, dir: "testdata/points"}
+	f := &foreign{t: t, dir: "testdata/v1/points"}
 	f.openConfig(who, 1)
 	mac := hmac.New(sha256.New, f.expand(f.first, "pando names v1", 32))
 	mac.Write([]byte("web"))
 	key := "heads/" + id(mac.Sum(nil)[:16])
-	if f.get(key)[5] != 2 {
-		t.Error("not of version 2")
-	}
 
 	type points []struct {
 		Seq  uint64 `json:"seq"`

@@ -49,7 +49,7 @@ func contentOf(f *testing.F, r *Repo, m *memory, t objectType) (all [][]byte) {
 		if o := m.data(key); objectType(o[4]) == t {
 			opened, err := r.unseal(f.Context(), t, key, o, maxManifestBytes)
 			must(f, err)
-			all = append(all, opened.content)
+			all = append(all, opened)
 		}
 	}
 	if len(all) == 0 {
@@ -58,32 +58,11 @@ func contentOf(f *testing.F, r *Repo, m *memory, t objectType) (all [][]byte) {
 	return all
 }
 
-func FuzzPage(f *testing.F) {
-	g, _, _ := golden(f)
-	page, err := EncodePage(g.pieces)
-	must(f, err)
-	one, err := EncodePage(g.pieces[3:])
-	must(f, err)
-	seeds(f, page, one)
-	// Many are said to come: nothing is made room for.
-	f.Add(append([]byte{1, 0}, binary.AppendUvarint(nil, 1<<62)...))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		pieces, err := DecodePage(b)
-		if refused(t, err) {
-			return
-		}
-		again, err := EncodePage(pieces)
-		if err != nil || !bytes.Equal(again, b) {
-			t.Errorf("read as %+v, which is written as %x, %v, not %x", pieces, again, err, b)
-		}
-	})
-}
-
 func FuzzManifest(f *testing.F) {
 	_, r, m := golden(f)
 	seeds(f, contentOf(f, r, m, typeManifest)...)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, err := decodeManifest(b, 1)
+		m, err := decodeManifest(b)
 		if refused(t, err) {
 			return
 		}
@@ -91,9 +70,9 @@ func FuzzManifest(f *testing.F) {
 		if err != nil {
 			return // a time that has no text
 		}
-		m2, err := decodeManifest(again, 1)
-		if err != nil || !sameJSON(m, m2) || !reflect.DeepEqual([]any{m.Pages, m.Stream, m.Uses},
-			[]any{m2.Pages, m2.Stream, m2.Uses}) {
+		m2, err := decodeManifest(again)
+		if err != nil || !sameJSON(m, m2) || !reflect.DeepEqual([]any{m.Map, m.Stream, m.Uses},
+			[]any{m2.Map, m2.Stream, m2.Uses}) {
 			t.Errorf("read as %+v, then as %+v, %v", m, m2, err)
 		}
 	})
@@ -183,7 +162,7 @@ func FuzzSealedConfig(f *testing.F) {
 		if json.Unmarshal(b, &private) != nil {
 			return
 		}
-		k := &keyring{version: c.version, id: c.id, serial: c.serial, ringKey: make([]byte, keySize)}
+		k := &keyring{id: c.id, serial: c.serial, ringKey: make([]byte, keySize)}
 		if refused(t, k.loadSealed(c, private)) {
 			return
 		}
@@ -274,7 +253,7 @@ func FuzzSegmentIndex(f *testing.F) {
 		}
 		next := uint32(headerSize)
 		for _, f := range frames {
-			if f.Offset != next || f.check(MaxPageBytes) != nil {
+			if f.Offset != next || f.check(FrameBytes) != nil {
 				t.Errorf("%+v", f)
 			}
 			next += f.Stored
@@ -292,7 +271,7 @@ func FuzzContent(f *testing.F) {
 	f.Add(bytes.Repeat(text, 3), uint32(12*BlockBytes))
 	f.Add([]byte{}, uint32(0))
 	f.Fuzz(func(t *testing.T, b []byte, size uint32) {
-		if size > MaxPageBytes {
+		if size > FrameBytes {
 			return // is checked before
 		}
 		for _, codec := range []Codec{Raw, Zstd, 2, indexCodec} {

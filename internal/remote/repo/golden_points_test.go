@@ -15,8 +15,8 @@ import (
 	"pando/internal/base/errs"
 )
 
-// The files in testdata/points are a repository with a head that has pages of points. They are never changed.
-const goldenPointsDir = "testdata/points"
+// The files in testdata/v1/points are a repository with a head that has pages of points.
+const goldenPointsDir = "testdata/v1/points"
 
 // goldenPoints is what is in the repository.
 type goldenPoints struct {
@@ -34,7 +34,7 @@ func writeGoldenPoints(t testing.TB, wrapped []byte) *goldenPoints {
 	m := newMemory()
 	g := &goldenPoints{}
 
-	k := keyring{version: 1, serial: 3, ringKey: e.randomBytes(keySize)}
+	k := keyring{serial: 3, ringKey: e.randomBytes(keySize)}
 	k.keys = []masterKey{newMasterKey(e.randomBytes(keySize), e.utcNow())}
 	k.id = derivedID(k.keys[0].secret, infoRepoID)
 	s, err := k.newSlot(e.newID(), NewSlot{Label: "host a", Recipient: testRecipient}, e)
@@ -133,26 +133,6 @@ func TestFrozenPoints(t *testing.T) {
 	newest, ok, err := r.Newest(ctx, h)
 	if err != nil || !ok || newest.Name != "p3" {
 		t.Errorf("the newest is %+v, %v", newest, err)
-	}
-}
-
-// An older program must not take a head with pages for one with few points: it refuses its version.
-func TestVersionOfHeads(t *testing.T) {
-	ctx := t.Context()
-	g, r, m := frozenPoints(t)
-	key, err := r.headKey("web")
-	must(t, err)
-	if v := m.data(key)[versionAt]; v != 2 {
-		t.Errorf("a head with pages is of version %d", v)
-	}
-	_, version, err := r.Head(ctx, "web")
-	must(t, err)
-	h := g.head
-	h.Pages = nil
-	_, err = r.PutHead(ctx, h, version)
-	must(t, err)
-	if v := m.data(key)[versionAt]; v != 1 {
-		t.Errorf("a head without pages is of version %d", v)
 	}
 }
 

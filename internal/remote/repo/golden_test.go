@@ -17,13 +17,14 @@ import (
 	"pando/internal/remote/objstore"
 )
 
-// The files in testdata/v1 are a repository of format version 1: one file for each
-// object, under its key. They are never changed: remotes hold such bytes. freeze
-// writes what is missing, for a new kind of object.
+// The directories in testdata/v1 are repositories of format version 1: one file for each object, under its key. They
+// are never changed: remotes hold such bytes. freeze writes what is missing, for a new kind of object.
 var freeze = flag.Bool("freeze", false, "write files of testdata/v1 that are not there")
 
+const gib = 1 << 30
+
 const (
-	goldenDir        = "testdata/v1"
+	goldenDir        = "testdata/v1/all"
 	goldenPassphrase = "correct horse battery staple"
 )
 
@@ -85,7 +86,6 @@ func writeGolden(t testing.TB, wrapped [][]byte, packedText []byte) (*goldenCont
 	g := &goldenContent{contents: map[Frame][]byte{}}
 
 	k := keyring{
-		version: 1,
 		serial:  1,
 		ringKey: e.randomBytes(keySize),
 		keys: []masterKey{
@@ -136,34 +136,34 @@ func writeGolden(t testing.TB, wrapped [][]byte, packedText []byte) (*goldenCont
 	raw0, raw1 := noise(1, BlockBytes), noise(2, BlockBytes+100)
 	f0, f1, f2 := add(a, raw0, Raw, raw0), add(a, packedText, Zstd, text), add(a, raw1, Raw, raw1)
 	g.pieces = []Piece{
-		{Offset: RegionBytes, Length: BlockBytes, Frame: f0, Sum: r.Sum(raw0)},
-		{Offset: RegionBytes + 2*BlockBytes, Length: BlockBytes, Frame: f1, Within: 3 * BlockBytes},
-		{Offset: RegionBytes + 3*BlockBytes, Length: 2 * BlockBytes, Frame: f1, Sum: r.Sum(text[:2*BlockBytes])},
-		{Offset: RegionBytes + 100*BlockBytes, Length: BlockBytes + 100, Frame: f2},
+		{Offset: gib, Length: BlockBytes, Frame: f0, Sum: r.Sum(raw0)},
+		{Offset: gib + 2*BlockBytes, Length: BlockBytes, Frame: f1, Within: 3 * BlockBytes},
+		{Offset: gib + 3*BlockBytes, Length: 2 * BlockBytes, Frame: f1, Sum: r.Sum(text[:2*BlockBytes])},
+		{Offset: gib + 100*BlockBytes, Length: BlockBytes + 100, Frame: f2},
 	}
 	end(a)
 	b, err := r.NewSegment(g.session.ID, 258)
 	must(t, err)
-	page, err := EncodePage(g.pieces)
+	leaf, err := EncodeNode(&Node{Level: 3, Pieces: g.pieces})
 	must(t, err)
-	pf := add(b, page, Raw, page)
+	root := NodeRef{Frame: add(b, leaf, Raw, leaf), Pieces: 4, Bytes: 5*BlockBytes + 100}
 	end(b)
 
 	g.block = Manifest{
-		ID: r.env.newID(), Volume: "web", Point: "before-upgrade", Content: Block, FS: "ext4", SizeBytes: RegionBytes +
+		ID: r.env.newID(), Volume: "web", Point: "before-upgrade", Content: Block, FS: "ext4", SizeBytes: gib +
 			101*BlockBytes + 100, Sector: 4096,
 		CreatedAt: e.utcNow().Add(time.Second), Consistency: "crash", Source: "gckkeq0jo03rbeb4fuvt62o3qo",
 		Session: g.session.ID, Parent: r.env.newID(),
 		Origin: &Origin{Ref: "golden@3", Volume: "golden",
 			Manifest: r.env.newID()}, Logical: 5*BlockBytes + 100, Added: 12345,
-		Pages: []Page{{Region: 1, Frame: pf}}, Uses: []Use{{Segment: a.Segment(), Bytes: 9999},
-			{Segment: b.Segment(), Bytes: 1}},
+		Map: root, Uses: []Use{{Segment: a.Segment(), Size: 9999}, {Segment: b.Segment()}},
+		StateOrder: StateOrder{Epoch: 3, Order: 1_795_309_323_000_456_789},
 	}
 	g.stream = Manifest{
 		ID: r.env.newID(), Volume: "db.main", Point: "7", Content: Stream, FS: "native", CreatedAt: e.utcNow(),
 		Consistency: "clean", Source: "s",
 		Session: g.session.ID, Logical: 1, Added: 1,
-		Stream: []Frame{f2, f0, f1, f1}, Uses: []Use{{Segment: a.Segment(), Bytes: 9999}},
+		Stream: []Frame{f2, f0, f1, f1}, Uses: []Use{{Segment: a.Segment(), Size: 9999}},
 	}
 	g.empty = Manifest{ID: r.env.newID(), Volume: "empty", Content: Block, Session: g.session.ID,
 		CreatedAt: time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)}
@@ -177,7 +177,7 @@ func writeGolden(t testing.TB, wrapped [][]byte, packedText []byte) (*goldenCont
 			{Seq: 3, Name: "before-upgrade", Manifest: g.block.ID, Source: g.block.Source, Content: Block, FS: "ext4",
 				SizeBytes: g.block.SizeBytes,
 				CreatedAt: g.block.CreatedAt, Consistency: "crash", Logical: g.block.Logical, Added: g.block.Added, Keep: true,
-				OriginRef: "golden@3", OriginVol: "golden", OriginID: g.block.Origin.Manifest},
+				OriginRef: "golden@3", OriginVol: "golden", OriginID: g.block.Origin.Manifest, StateOrder: g.block.StateOrder},
 			{Seq: 17, Name: "s", Manifest: g.stream.ID, Source: "s", Content: Stream, FS: "native",
 				CreatedAt: g.stream.CreatedAt, Parent: g.block.ID},
 		},
@@ -342,8 +342,9 @@ func TestFrozenRepositoryIsRead(t *testing.T) {
 			got.WriteID = ID{}
 			same("head", got, want, err)
 		}
-		pieces, err := r.ReadPage(ctx, g.block.Pages[0])
-		same("page", pieces, g.pieces, err)
+		nodes, err := r.ReadNodes(ctx, []NodeAt{g.block.Root()})
+		must(t, err)
+		same("map", nodes[0].Node, &Node{Level: 3, Pieces: g.pieces}, nodes[0].Err)
 		for f, want := range g.contents {
 			got, err := r.ReadFrames(ctx, []Frame{f})
 			same("frame", got, [][]byte{want}, err)

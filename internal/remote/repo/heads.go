@@ -165,12 +165,7 @@ func (r *Repo) putHead(ctx context.Context, h Head, prev objstore.Version) (objs
 		return "", errs.Wrap(op, h.Name, err)
 	}
 
-	version := byte(objectVersion)
-	if len(h.Pages) > 0 || len(content) > maxFirstHead {
-		version = headVersion
-	}
-
-	object, err := r.sealVersion(typeHead, version, key, content, maxHeadBytes)
+	object, err := r.seal(typeHead, key, content, maxHeadBytes)
 	if err != nil {
 		return "", errs.Wrap(op, h.Name, err)
 	}

@@ -3,6 +3,7 @@ package repo
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"reflect"
 	"runtime"
@@ -165,7 +166,7 @@ func TestObjectsAreBoundToTheirPlace(t *testing.T) {
 		}
 		opened, err := r.unseal(ctx, objectType(o[4]), key, o, maxManifestBytes)
 		must(t, err)
-		sealed, err := other.seal(objectType(o[4]), key, opened.content, maxManifestBytes)
+		sealed, err := other.seal(objectType(o[4]), key, opened, maxManifestBytes)
 		must(t, err)
 		foreign.set(key, sealed)
 		if _, err := other.unseal(ctx, objectType(o[4]), key, sealed, maxManifestBytes); err != nil {
@@ -224,7 +225,7 @@ func TestObjectsAreWhatTheirKeySays(t *testing.T) {
 		t.Helper()
 		opened, err := r.unseal(ctx, typ, from, m.data(from), maxManifestBytes)
 		must(t, err)
-		sealed, err := r.seal(typ, to, opened.content, maxManifestBytes)
+		sealed, err := r.seal(typ, to, opened, maxManifestBytes)
 		must(t, err)
 		m.set(to, sealed)
 	}
@@ -245,18 +246,17 @@ func TestObjectsAreWhatTheirKeySays(t *testing.T) {
 	_, err = r.Sessions(ctx)
 	kind(t, err, errs.Damaged)
 
-	// A page of another region.
-	p := g.block.Pages[0]
-	p.Region++
-	_, err = r.ReadPage(ctx, p)
-	kind(t, err, errs.Damaged)
-	// Data in place of a page.
+	// Data in place of a node.
+	root := g.block.Root()
 	for f := range g.contents {
-		if f != g.block.Pages[0].Frame {
-			if pieces, err := r.ReadPage(ctx, Page{Region: 1, Frame: f}); err == nil {
-				t.Errorf("data is read as a page: %+v", pieces)
-			}
+		if f == root.Frame {
+			continue
 		}
+		at := root
+		at.Frame = f
+		nodes, err := r.ReadNodes(ctx, []NodeAt{at})
+		must(t, err)
+		kind(t, nodes[0].Err, errs.Damaged, errs.TooNew)
 	}
 	// Content that is larger than that of its kind can be.
 	sealed, err := r.seal(typeHead, web, make([]byte, maxHeadBytes+1), maxManifestBytes)
@@ -319,19 +319,32 @@ func TestFramesAreBoundToTheirPlace(t *testing.T) {
 	kind(t, err, errs.NotFound)
 }
 
+// withVersion returns a copy of an object with another version number.
+func withVersion(object []byte, version byte) []byte {
+	b := bytes.Clone(object)
+	b[versionAt] = version
+	return b
+}
+
 // newer is an object as a newer version would have written it.
 func newer(t *testing.T, r *Repo, key string, was []byte) []byte {
 	t.Helper()
 	kind := objectType(was[4])
-	version := newestVersion(kind) + 1
 	if kind == typeSegment {
-		return withVersion(was, version)
+		return withVersion(was, objectVersion+1)
 	}
-	o, err := r.unseal(t.Context(), kind, key, was, maxManifestBytes)
+	content, err := r.unseal(t.Context(), kind, key, was, maxManifestBytes)
 	must(t, err)
-	b, err := r.sealVersion(kind, version, key, o.content, maxManifestBytes)
+	h, aead, err := r.newSealingCipher(infoMetadata)
 	must(t, err)
-	return b
+	plain := binary.LittleEndian.AppendUint32([]byte{byte(Raw)}, uint32(len(content)))
+	head := withVersion(h.appendTo(nil, kind), objectVersion+1)
+	return aead.Seal(head, zeroNonce, append(plain, content...), metaAAD(head, r.id, key))
+}
+
+// newerConfig is a config that a newer version has written, of which only the beginning is known.
+func newerConfig() []byte {
+	return append(withVersion(putPreamble(nil, typeConfig), objectVersion+1), noise(9, 900)...)
 }
 
 // TestChangedVersionIsDamage: what says that it is newer and was not written so is damaged, so that it is read again,
@@ -344,7 +357,7 @@ func TestChangedVersionIsDamage(t *testing.T) {
 		if objectType(was[4]) == typeSegment {
 			continue // its frames do not depend on it
 		}
-		for _, version := range []byte{newestVersion(objectType(was[4])) + 1, 9, 0x81, 0xff} {
+		for _, version := range []byte{objectVersion + 1, 9, 0x81, 0xff} {
 			m.set(x.key, withVersion(was, version))
 			_, err := x.read(ctx, r)
 			kind(t, err, errs.Damaged)
@@ -383,18 +396,36 @@ func TestTooNew(t *testing.T) {
 		}
 		m.set(x.key, was)
 	}
-	must(t, r.changeConfig(ctx, func(k *keyring) error {
-		k.version = configVersion + 1
-		return nil
-	}))
+	m.set(configKey, newerConfig())
 	_, err := openRepo(ctx, m, testEnv(), identity(t, testIdentity))
 	kind(t, err, errs.TooNew)
 
-	page, err := EncodePage(g.pieces)
+	node, err := EncodeNode(&Node{Level: 3, Pieces: g.pieces})
 	must(t, err)
-	page[0]++
-	_, err = DecodePage(page)
+	node[0]++
+	_, err = DecodeNode(node)
 	kind(t, err, errs.TooNew)
+}
+
+// TestDevelopmentRepository: a repository from before there were releases is refused, and nothing is done to it.
+func TestDevelopmentRepository(t *testing.T) {
+	ctx := t.Context()
+	r, m := made(t)
+	good := m.data(configKey)
+	old := bytes.Clone(good)
+	copy(old, oldMagic)
+	m.set(configKey, old)
+	_, err := openRepo(ctx, m, testEnv(), identity(t, testIdentity))
+	kind(t, err, errs.Unsupported)
+	if !strings.Contains(errs.HintOf(err), "export") {
+		t.Errorf("hint %q", errs.HintOf(err))
+	}
+	kind(t, r.Refresh(ctx), errs.Unsupported)
+	plan, err := PlanRestore(ctx, m, good, r.Mark(), identity(t, testIdentity))
+	kind(t, err, errs.Unsupported)
+	if plan != nil || !bytes.Equal(m.data(configKey), old) {
+		t.Error("it would be replaced")
+	}
 }
 
 // Lists of nothings pack into a kilobyte. Reading one costs no more than unpacking it: nothing is kept of an element

@@ -16,10 +16,6 @@ import (
 const (
 	maxUses   = 4 << 20
 	maxStream = 4 << 20
-	maxPages  = MaxVolumeBytes / RegionBytes
-
-	// A frame counts once for each page that refers to it.
-	maxUseBytes = int64(MaxSegment) * maxPages
 )
 
 func compareUses(a, b Use) int { return compareSegments(a.Segment, b.Segment) }
@@ -38,14 +34,10 @@ func (m *Manifest) check() error {
 		return damaged("invalid volume size of %d bytes", m.SizeBytes)
 	case !m.Content.known():
 		return damaged("unknown content %q", m.Content)
-	case m.Content == Block && len(m.Stream) > 0, m.Content.Chained() && (len(m.Pages) > 0 || m.Map != NodeRef{}):
+	case m.Content == Block && len(m.Stream) > 0, m.Content.Chained() && m.Map != NodeRef{}:
 		return damaged("it mixes content %q with another kind", m.Content)
-	case len(m.Uses) > maxUses || len(m.Stream) > maxStream || len(m.Pages) > maxPages:
-		return damaged("%d pages, %d frames and %d segments are more than allowed", len(m.Pages), len(m.Stream), len(m.Uses))
-	}
-
-	if err := m.checkVersion(); err != nil {
-		return err
+	case len(m.Uses) > maxUses || len(m.Stream) > maxStream:
+		return damaged("%d frames and %d segments are more than allowed", len(m.Stream), len(m.Uses))
 	}
 
 	// Check the segments, each listed once. A reader always has them in order, a writer may not.
@@ -55,44 +47,38 @@ func (m *Manifest) check() error {
 	}
 
 	for i, u := range uses {
-		if m.Version < 2 && (u.Bytes <= 0 || u.Bytes > maxUseBytes) {
-			return damaged("it declares %d used bytes of segment %s", u.Bytes, u.Segment)
+		if u.Size > MaxSegment {
+			return damaged("segment %s declares %d bytes", u.Segment, u.Size)
 		}
 		if i > 0 && uses[i-1].Segment == u.Segment {
 			return damaged("segment %s is listed twice", u.Segment)
 		}
 	}
 
-	// Check the pages, the frames of the stream and the root of the map.
-	next := int64(0)
-	for _, p := range m.Pages {
-		if int64(p.Region) < next || int64(p.Region)*RegionBytes >= m.SizeBytes {
-			return damaged("the page of region %d is out of order or past the end", p.Region)
-		}
-		next = int64(p.Region) + 1
-		if err := checkUsed(p.Frame, MaxPageBytes, uses); err != nil {
-			return err
-		}
-	}
-
+	// Check the frames of the stream, the root of the map, and the extensions.
 	for _, f := range m.Stream {
 		if err := checkUsed(f, FrameBytes, uses); err != nil {
 			return err
 		}
 	}
 
-	if m.Map == (NodeRef{}) {
-		return nil
+	if m.Map != (NodeRef{}) {
+		if err := m.Map.check(m.Root()); err != nil {
+			return err
+		}
+		if err := checkUsed(m.Map.Frame, MaxNodeBytes, uses); err != nil {
+			return err
+		}
 	}
 
-	if err := m.Map.check(m.Root()); err != nil {
+	if err := m.checkExtensions(); err != nil {
 		return err
 	}
 
-	return checkUsed(m.Map.Frame, MaxNodeBytes, uses)
+	return m.checkOverlay()
 }
 
-// Root returns the root of the map of a manifest of version 2.
+// Root returns the root of the map.
 func (m *Manifest) Root() NodeAt { return NodeAt{NodeRef: m.Map, Level: RootLevel(m.SizeBytes)} }
 
 func checkUsed(f Frame, limit uint32, uses []Use) error {
@@ -105,46 +91,17 @@ func checkUsed(f Frame, limit uint32, uses []Use) error {
 	return f.check(limit)
 }
 
-// encode encodes the content of a manifest: its fields as JSON, then the segments,
-// pages and frames in binary.
+// encode encodes the content of a manifest: its fields as JSON, then in binary the segments with their sizes, the root
+// of the map, the frames of the stream, and the extensions. It lists only segments that it names itself and those that its
+// session wrote, so its size does not grow with the volume or its history.
 func (m *Manifest) encode() ([]byte, error) {
-	if m.Version == 2 {
-		return m.encode2()
-	}
-
-	b, table, err := m.encodeHead()
+	fields, err := encodeJSON(m)
 	if err != nil {
 		return nil, err
 	}
 
-	// Write the pages and the frames of the stream.
-	last := looseFrame{offset: headerSize}
-	b = binary.AppendUvarint(b, uint64(len(m.Pages)))
-	next := uint64(0)
-	for _, p := range m.Pages {
-		b = binary.AppendUvarint(b, uint64(p.Region)-next)
-		b = last.appendFrame(b, table, p.Frame)
-		next = uint64(p.Region) + 1
-	}
-
-	return last.appendStream(b, table, m.Stream), nil
-}
-
-// encodeHead encodes what manifests of both versions begin with: the fields, then the segments, each with the bytes
-// used of it (version 1) or its size.
-func (m *Manifest) encodeHead() ([]byte, *segmentTable, error) {
+	// Write the fields and the segments.
 	uses := slices.SortedFunc(slices.Values(m.Uses), compareUses)
-	out := *m
-	out.Sizes = nil
-	if m.Version < 2 {
-		out.Sizes = sizesOf(uses)
-	}
-
-	fields, err := encodeJSON(out)
-	if err != nil {
-		return nil, nil, err
-	}
-
 	table := newSegmentTable(func(yield func(Segment)) {
 		for _, u := range uses {
 			yield(u.Segment)
@@ -155,31 +112,20 @@ func (m *Manifest) encodeHead() ([]byte, *segmentTable, error) {
 	b = append(b, fields...)
 	b = table.appendTo(b)
 	for _, u := range uses {
-		n := uint64(u.Size)
-		if m.Version < 2 {
-			n = uint64(u.Bytes)
-		}
-		b = binary.AppendUvarint(b, n)
+		b = binary.AppendUvarint(b, uint64(u.Size))
 	}
 
-	return b, table, nil
-}
-
-// maxSizes is the number of segments beyond which a manifest omits their sizes, because it would become too large.
-const maxSizes = 1 << 20
-
-// sizesOf returns the sizes of segments; nil if no size is known, or there are too many.
-func sizesOf(uses []Use) []uint32 {
-	out := make([]uint32, len(uses))
-	known := false
-	for i, u := range uses {
-		out[i] = u.Size
-		known = known || u.Size != 0
+	// Write the root of the map, and the frames of the stream.
+	last := looseFrame{offset: headerSize}
+	if m.Map == (NodeRef{}) {
+		b = append(b, 0)
+	} else {
+		b = append(b, 1)
+		b = appendNodeRef(b, table, &last, m.Map)
 	}
-	if !known || len(uses) > maxSizes {
-		return nil
-	}
-	return out
+
+	b = last.appendStream(b, table, m.Stream)
+	return appendExtensions(b, m.Extensions), nil
 }
 
 // looseFrame encodes frames in any order, each relative to where the next frame would be
@@ -243,37 +189,41 @@ func (l *looseFrame) readFrame(r *reader, segments []Segment, limit uint32) Fram
 	return f
 }
 
-// decodeManifest decodes a manifest of version 1 or 2, and checks it. Damaged, TooNew.
-func decodeManifest(b []byte, version byte) (Manifest, error) {
-	if version == 2 {
-		return decodeManifest2(b)
-	}
-
+// decodeManifest decodes a manifest, and checks it. Damaged, TooNew.
+func decodeManifest(b []byte) (Manifest, error) {
+	var m Manifest
 	r := &reader{b: b}
-	m, err := r.manifestFields()
-	if err != nil {
-		return Manifest{}, err
+	fields := r.nextBytes("its fields", int(r.uvarint("the length of its fields", maxManifestBytes)))
+	if r.err != nil {
+		return Manifest{}, r.err
+	}
+	if err := json.Unmarshal(fields, &m); err != nil {
+		return Manifest{}, damaged("cannot parse the fields: %v", err)
 	}
 
-	// Decode the segments, with the bytes used and the size of each.
+	// Decode the segments with their sizes, of which each takes at least a byte.
 	segments := r.segmentTable(maxUses)
-	if r.err == nil && len(segments) > 0 {
-		m.Uses = make([]Use, 0, len(segments))
-		for _, s := range segments {
-			m.Uses = append(m.Uses, Use{Segment: s, Bytes: int64(r.uvarint("the bytes that it uses", uint64(maxUseBytes)))})
-		}
+	if r.err == nil && len(segments) > len(r.b) {
+		r.fail("truncated in the sizes of %d segments", len(segments))
+	}
+	if r.err != nil {
+		return Manifest{}, r.err
 	}
 
-	if len(m.Sizes) == len(m.Uses) {
-		for i := range m.Uses {
-			m.Uses[i].Size = m.Sizes[i]
-		}
+	for _, s := range segments {
+		m.Uses = append(m.Uses, Use{Segment: s, Size: uint32(r.uvarint("the bytes of a segment", MaxSegment))})
 	}
 
-	m.Sizes = nil
+	// Decode the root of the map, and the frames of the stream.
+	last := looseFrame{offset: headerSize}
+	if r.uvarint("whether it has a map", 1) == 1 {
+		m.Map = r.nodeRef(segments, &last, nil)
+	}
 
-	// Decode the pages and the frames of the stream.
-	r.content(&m, segments)
+	m.Stream = r.stream(&last, segments)
+
+	// Decode the extensions. An unknown one counts only if the rest is not damaged.
+	unknown := r.extensions(&m)
 	if err := r.finish(); err != nil {
 		return Manifest{}, err
 	}
@@ -282,36 +232,12 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 		return Manifest{}, err
 	}
 
+	if unknown != "" {
+		return Manifest{}, errs.New(errs.TooNew, "", "", "it needs extension %q, which this pando does not support", unknown).
+			WithHint("upgrade pando")
+	}
+
 	return m, nil
-}
-
-// manifestFields decodes the fields of a manifest.
-func (r *reader) manifestFields() (m Manifest, err error) {
-	fields := r.nextBytes("its fields", int(r.uvarint("the length of its fields", maxManifestBytes)))
-	if r.err != nil {
-		return m, r.err
-	}
-	if err := json.Unmarshal(fields, &m); err != nil {
-		return m, damaged("cannot parse the fields: %v", err)
-	}
-	return m, nil
-}
-
-// content decodes the pages and the frames of the stream of a manifest of version 1.
-func (r *reader) content(m *Manifest, segments []Segment) {
-	last := looseFrame{offset: headerSize}
-	next := uint64(0)
-	for range r.count("pages", 5) {
-		region := next + r.uvarint("a region", maxPages)
-		if r.err != nil || region >= maxPages {
-			r.fail("region %d of a page is out of range", region)
-			break
-		}
-		m.Pages = append(m.Pages, Page{Region: uint32(region), Frame: last.readFrame(r, segments, MaxPageBytes)})
-		next = region + 1
-	}
-
-	m.Stream = r.stream(&last, segments)
 }
 
 // stream decodes the frames of a manifest's stream.
@@ -342,22 +268,13 @@ func (r *Repo) PutManifest(ctx context.Context, m Manifest) error {
 		return errs.Wrap(op, m.ID.String(), asInvalid(err))
 	}
 
-	version := byte(objectVersion)
-	if m.Version == 2 {
-		if now, err := r.Version(); err != nil || now < 2 { // programs that support only version 1 must refuse the repository
-			return errs.New(errs.Internal, op, m.ID.String(), "the repository has version %d, but a manifest of version 2 "+
-				"needs version 2", now)
-		}
-		version = 2
-	}
-
 	content, err := m.encode()
 	if err != nil {
 		return errs.Wrap(op, m.ID.String(), err)
 	}
 
 	key := manifestKey(m.ID)
-	object, err := r.sealVersion(typeManifest, version, key, content, maxManifestBytes)
+	object, err := r.seal(typeManifest, key, content, maxManifestBytes)
 	if err != nil {
 		return errs.Wrap(op, m.ID.String(), err)
 	}
@@ -377,12 +294,12 @@ func (r *Repo) putIfAbsent(ctx context.Context, key string, object []byte) error
 // Manifest reads a manifest. Its Uses are ordered by segment. NotFound, Damaged, TooNew.
 func (r *Repo) Manifest(ctx context.Context, id ID) (Manifest, error) {
 	const op = "read manifest"
-	o, err := r.getObject(ctx, typeManifest, manifestKey(id), maxManifestBytes)
+	content, _, err := r.getContent(ctx, typeManifest, manifestKey(id), maxManifestBytes)
 	if err != nil {
 		return Manifest{}, errs.Wrap(op, id.String(), err)
 	}
 
-	m, err := decodeManifest(o.content, o.format)
+	m, err := decodeManifest(content)
 	if err == nil && m.ID != id {
 		err = damaged("the object contains manifest %s", m.ID)
 	}

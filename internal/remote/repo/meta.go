@@ -15,7 +15,6 @@ import (
 // is decompressed, whatever size an object declares.
 const (
 	maxHeadBytes     = 20 << 20
-	maxFirstHead     = 16 << 20 // of a head of version 1
 	maxSessionBytes  = 4 << 20
 	maxSeenBytes     = 4 << 20
 	maxManifestBytes = 32 << 20
@@ -26,11 +25,6 @@ const readAhead = 8
 
 // seal encodes a metadata object for a key.
 func (r *Repo) seal(t objectType, key string, content []byte, limit int) ([]byte, error) {
-	return r.sealVersion(t, objectVersion, key, content, limit)
-}
-
-// sealVersion is seal with the version of the object given.
-func (r *Repo) sealVersion(t objectType, version byte, key string, content []byte, limit int) ([]byte, error) {
 	if len(content) > limit {
 		return nil, errs.New(errs.Invalid, "", "", "it would take %d bytes, over the limit of %d", len(content), limit)
 	}
@@ -38,85 +32,67 @@ func (r *Repo) sealVersion(t objectType, version byte, key string, content []byt
 	if err != nil {
 		return nil, err
 	}
-	h.version = version
 	return sealMeta(aead, h, t, r.id, key, content, r.env.pack), nil
 }
 
-// openedObject is a decrypted metadata object.
-type openedObject struct {
-	content []byte
-	format  byte             // version of the object
-	version objstore.Version // in the store
-}
-
-// unseal decrypts a metadata object that was read from a key.
-func (r *Repo) unseal(ctx context.Context, t objectType, key string, object []byte, limit int) (openedObject, error) {
+// unseal decrypts a metadata object that was read from a key, and returns its content.
+func (r *Repo) unseal(ctx context.Context, t objectType, key string, object []byte, limit int) ([]byte, error) {
 	h, err := parseHeader(object, t)
-	if errs.Is(err, errs.TooNew) && r.wasOlder(t, key, object, limit) {
+	if errs.Is(err, errs.TooNew) && r.wasKnown(t, key, object, limit) {
 		err = changedVersion(object)
 	}
 	if err != nil {
-		return openedObject{}, err
+		return nil, err
 	}
 
 	aead, err := r.cipherFor(ctx, h, infoMetadata)
 	if err != nil {
-		return openedObject{}, err
+		return nil, err
 	}
 
-	content, err := openMeta(aead, object, r.id, key, limit)
-	return openedObject{content: content, format: h.version}, err
+	return openMeta(aead, object, r.id, key, limit)
 }
 
-// wasOlder reports whether an object that claims a newer version was written with a known one. The version is
+// wasKnown reports whether an object that claims a newer version was written with the known one. The version is
 // authenticated, so the object decrypts only with its true version. Such an object is damaged, and may be repaired.
-func (r *Repo) wasOlder(t objectType, key string, object []byte, limit int) bool {
-	for version := range newestVersion(t) {
-		b := withVersion(object, version+1)
-		h, err := parseHeader(b, t)
-		if err != nil {
-			continue
-		}
-		aead, err := r.knownCipher(h, infoMetadata)
-		if aead == nil || err != nil {
-			continue
-		}
-		if _, err := openMeta(aead, b, r.id, key, limit); err == nil {
-			return true
-		}
+func (r *Repo) wasKnown(t objectType, key string, object []byte, limit int) bool {
+	b := withKnownVersion(object)
+	h, err := parseHeader(b, t)
+	if err != nil {
+		return false
 	}
-
-	return false
+	aead, err := r.knownCipher(h, infoMetadata)
+	if aead == nil || err != nil {
+		return false
+	}
+	_, err = openMeta(aead, b, r.id, key, limit)
+	return err == nil
 }
 
-// getContent returns the content of a metadata object, and its version in the store.
+// getContent reads and decrypts a metadata object, and returns its content and its version in the store. A damaged one
+// is read twice: a bit may have flipped in transit.
 func (r *Repo) getContent(ctx context.Context, t objectType, key string, limit int) ([]byte, objstore.Version, error) {
-	o, err := r.getObject(ctx, t, key, limit)
-	return o.content, o.version, err
-}
-
-// getObject reads and decrypts a metadata object. A damaged one is read twice: a bit may have flipped in transit.
-func (r *Repo) getObject(ctx context.Context, t objectType, key string, limit int) (openedObject, error) {
-	o, err := r.getObjectOnce(ctx, t, key, limit)
+	content, version, err := r.getContentOnce(ctx, t, key, limit)
 	if errs.Is(err, errs.Damaged) {
-		return r.getObjectOnce(ctx, t, key, limit)
+		return r.getContentOnce(ctx, t, key, limit)
 	}
-	return o, err
+	return content, version, err
 }
 
-func (r *Repo) getObjectOnce(ctx context.Context, t objectType, key string, limit int) (openedObject, error) {
+func (r *Repo) getContentOnce(
+	ctx context.Context, t objectType, key string, limit int,
+) ([]byte, objstore.Version, error) {
 	// Compressed content is never larger than uncompressed content.
 	most := int64(limit) + headerSize + metaSize + tagSize
 	object, info, err := r.store.Get(ctx, key, 0, most+1)
 	if err != nil {
-		return openedObject{}, err
+		return nil, "", err
 	}
 	if int64(len(object)) > most {
-		return openedObject{}, damaged("larger than %d bytes", most)
+		return nil, "", damaged("larger than %d bytes", most)
 	}
-	o, err := r.unseal(ctx, t, key, object, limit)
-	o.version = info.Version
-	return o, err
+	content, err := r.unseal(ctx, t, key, object, limit)
+	return content, info.Version, err
 }
 
 // listIDs yields the IDs in the keys under a prefix, and skips keys that no repository writes.

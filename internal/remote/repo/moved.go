@@ -155,7 +155,7 @@ func (r *Repo) putTable(ctx context.Context, t Table, packs []MovedPack) error {
 
 	was, _, rerr := r.getContent(ctx, typeMoved, t.key(), maxMovedBytes)
 	want, uerr := r.unseal(ctx, typeMoved, t.key(), object, maxMovedBytes)
-	if rerr == nil && uerr == nil && bytes.Equal(was, want.content) {
+	if rerr == nil && uerr == nil && bytes.Equal(was, want) {
 		return nil
 	}
 

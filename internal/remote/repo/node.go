@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// The map of a manifest of version 2 is a tree. A node has a level and describes a range of the volume of
+// The map of a manifest is a tree. A node has a level and describes a range of the volume of
 // LevelBytes(level), which begins at a multiple of that size. If the range contains at most LeafPieces pieces, the node
 // is a leaf and lists them; otherwise it lists its children, nodes of the level below that describe parts of its range.
 // An empty range has no node. Pieces do not cross multiples of CellBytes, so the tree depends only on the pieces: the
@@ -30,7 +30,7 @@ const (
 	maxLevel  = 7 // its range is more than MaxVolumeBytes
 )
 
-const nodeVersion = 2 // at the place where a page has 1
+const nodeVersion = 1
 
 // LevelBytes returns the size of the range of a node of a level.
 func LevelBytes(level int) int64 { return CellBytes << (childBits * level) }

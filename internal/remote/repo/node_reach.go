@@ -43,7 +43,7 @@ func (s *stretches) readContents(ctx context.Context, r *Repo, frames []Frame) (
 	// Compute the range of the frames.
 	seg, start, end := frames[0].Segment, frames[0].Offset, uint32(0)
 	for _, f := range frames {
-		if f.Segment != seg || f.check(MaxPageBytes) != nil {
+		if f.Segment != seg || f.check(FrameBytes) != nil {
 			return nil, nil
 		}
 		start, end = min(start, f.Offset), max(end, f.Offset+f.Stored)

@@ -109,7 +109,7 @@ func TestLargestNodes(t *testing.T) {
 // A node is only what was said of it where it is referred to: place and content.
 func TestNodeIsWhatWasSaid(t *testing.T) {
 	ctx := t.Context()
-	g, r, _ := golden2(t)
+	g, r, _ := goldenMap(t)
 	for _, right := range g.nodes {
 		for what, change := range map[string]func(*NodeAt){
 			"another level":  func(n *NodeAt) { n.Level++ },
@@ -158,27 +158,9 @@ func TestNodeIsWhatWasSaid(t *testing.T) {
 	}
 }
 
-// A manifest of version 2 is not written into a repository that programs of version 1 still open.
-func TestVersion2NeedsAnUpgrade(t *testing.T) {
-	ctx := t.Context()
-	g, _, _ := golden2(t)
-	r, _ := made(t)
-	versionOne(t, r)
-	kind(t, r.PutManifest(ctx, g.empty), errs.Internal)
-	must(t, r.Upgrade(ctx))
-	must(t, r.PutManifest(ctx, g.empty))
-	old := g.empty
-	old.ID, old.Version = NewID(), 1
-	must(t, r.PutManifest(ctx, old))
-	got, err := r.Manifest(ctx, old.ID)
-	if err != nil || got.Version > 1 {
-		t.Errorf("%+v, %v", got, err)
-	}
-}
-
 func TestExtensions(t *testing.T) {
 	ctx := t.Context()
-	g, r, _ := golden2(t)
+	g, r, _ := goldenMap(t)
 	put := func(x ...Extension) (Manifest, error) {
 		m := g.empty
 		m.ID, m.Extensions = NewID(), x
@@ -210,15 +192,12 @@ func TestExtensions(t *testing.T) {
 		_, err := put(x...)
 		kind(t, err, errs.Invalid)
 	}
-	old := g.empty
-	old.ID, old.Version, old.Extensions = NewID(), 1, []Extension{{Name: "a"}}
-	kind(t, r.PutManifest(ctx, old), errs.Invalid)
 }
 
 // The manifest of an overlay needs that of its lower layer, which it must name.
 func TestOverlayManifests(t *testing.T) {
 	ctx := t.Context()
-	g, r, _ := golden2(t)
+	g, r, _ := goldenMap(t)
 	lower := Origin{Ref: "web@1", Volume: "web", Manifest: NewID()}
 	put := func(m Manifest, change func(m *Manifest)) (Manifest, error) {
 		m.ID, m.Extensions, m.Origin, m.Parent = NewID(), nil, &lower, ID{}
@@ -239,7 +218,7 @@ func TestOverlayManifests(t *testing.T) {
 		if m.Content.Chained() {
 			want = []ID{parent, lower.Manifest}
 		}
-		if err != nil || got.Version != 2 || !got.IsOverlay() || !slices.Equal(got.Needs(), want) {
+		if err != nil || !got.IsOverlay() || !slices.Equal(got.Needs(), want) {
 			t.Errorf("%+v needs %v, %v", got, got.Needs(), err)
 		}
 	}
@@ -251,7 +230,6 @@ func TestOverlayManifests(t *testing.T) {
 		"itself":              func(m *Manifest) { m.Origin = &Origin{Volume: "web", Manifest: m.ID} },
 		"that may be ignored": func(m *Manifest) { m.Extensions[0].Critical = false },
 		"with content":        func(m *Manifest) { m.Extensions[0].Data = []byte{1} },
-		"in version 1":        func(m *Manifest) { m.Version = 1 },
 	} {
 		if _, err := put(g.empty, change); !errs.Is(err, errs.Invalid) {
 			t.Errorf("%s: %v", what, err)
@@ -260,7 +238,7 @@ func TestOverlayManifests(t *testing.T) {
 }
 
 // What says that much comes costs no memory for that.
-func TestHostileVersion2CostsLittle(t *testing.T) {
+func TestHostileMapsCostLittle(t *testing.T) {
 	much := binary.AppendUvarint(nil, 1<<40)
 	node := []byte{nodeVersion, 0, 3, 0}
 	manifest := append([]byte{2}, "{}"...)
@@ -274,28 +252,28 @@ func TestHostileVersion2CostsLittle(t *testing.T) {
 			_, err := DecodeNode(append([]byte{nodeVersion, 1, 3, 0}, much...))
 			return err
 		},
-		"fields of a manifest": func() error { _, err := decodeManifest2(much); return err },
+		"fields of a manifest": func() error { _, err := decodeManifest(much); return err },
 		"segments of a manifest": func() error {
-			_, err := decodeManifest2(append(append(manifest, 1), session...))
+			_, err := decodeManifest(append(append(manifest, 1), session...))
 			return err
 		},
 		"frames of a manifest": func() error {
-			_, err := decodeManifest2(append(append(manifest, 0, 0), much...))
+			_, err := decodeManifest(append(append(manifest, 0, 0), much...))
 			return err
 		},
 		"extensions": func() error {
-			_, err := decodeManifest2(append(append(manifest, 0, 0, 0), much...))
+			_, err := decodeManifest(append(append(manifest, 0, 0, 0), much...))
 			return err
 		},
 		"a name of an extension": func() error {
-			_, err := decodeManifest2(append(append(manifest, 0, 0, 0, 1), much...))
+			_, err := decodeManifest(append(append(manifest, 0, 0, 0, 1), much...))
 			return err
 		},
 		"a large extension": func() error {
-			_, err := decodeManifest2(append(append(manifest, 0, 0, 0, 1, 1, 'a', 0), much...))
+			_, err := decodeManifest(append(append(manifest, 0, 0, 0, 1, 1, 'a', 0), much...))
 			return err
 		},
-		"bytes behind a manifest": func() error { _, err := decodeManifest2(append(manifest, 0, 0, 0, 0, 0)); return err },
+		"bytes behind a manifest": func() error { _, err := decodeManifest(append(manifest, 0, 0, 0, 0, 0)); return err },
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -311,7 +289,7 @@ func TestHostileVersion2CostsLittle(t *testing.T) {
 }
 
 func FuzzNode(f *testing.F) {
-	g, _, _ := golden2(f)
+	g, _, _ := goldenMap(f)
 	for _, n := range g.contents {
 		b, err := EncodeNode(n)
 		must(f, err)
@@ -329,11 +307,11 @@ func FuzzNode(f *testing.F) {
 	})
 }
 
-func FuzzManifest2(f *testing.F) {
-	_, r, m := golden2(f)
+func FuzzManifestWithMap(f *testing.F) {
+	_, r, m := goldenMap(f)
 	seeds(f, contentOf(f, r, m, typeManifest)...)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, err := decodeManifest(b, 2)
+		m, err := decodeManifest(b)
 		if refused(t, err) {
 			return
 		}
@@ -341,7 +319,7 @@ func FuzzManifest2(f *testing.F) {
 		if err != nil {
 			return // a time that has no text
 		}
-		m2, err := decodeManifest(again, 2)
+		m2, err := decodeManifest(again)
 		if err != nil || !sameJSON(m, m2) ||
 			!reflect.DeepEqual([]any{m.Map, m.Stream, m.Uses, m.Extensions}, []any{m2.Map, m2.Stream, m2.Uses, m2.Extensions}) {
 			t.Errorf("read as %+v, then as %+v, %v", m, m2, err)

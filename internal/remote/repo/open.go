@@ -102,7 +102,6 @@ func createRepo(ctx context.Context, s objstore.Store, first NewSlot, e env) (*R
 
 	// Generate the keys.
 	k := &keyring{
-		version: configVersion,
 		serial:  1,
 		ringKey: e.randomBytes(keySize),
 		keys:    []masterKey{newMasterKey(e.randomBytes(keySize), e.utcNow())},
@@ -412,7 +411,7 @@ func (r *Repo) newSealingCipher(info string) (header, cipher.AEAD, error) {
 		return h, nil, errClosed()
 	}
 	k := r.ring.current()
-	h.version, h.key = objectVersion, k.id
+	h.key = k.id
 	r.env.fillRandom(h.salt[:])
 	return h, newAEAD(derive(k.secret, h.salt[:], info, keySize)), nil
 }

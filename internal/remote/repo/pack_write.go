@@ -193,7 +193,7 @@ func (w *PackWriter) moveFrame(src *Source, f *movedFrame, aead cipher.AEAD, blo
 	}
 
 	// Copy it as it is if nearly all blocks are needed, otherwise only the blocks that are.
-	verbatim := !f.part && (f.Plain > FrameBytes || blocks.Count(total)*verbatimShare >= total*(verbatimShare-1))
+	verbatim := !f.part && blocks.Count(total)*verbatimShare >= total*(verbatimShare-1)
 	if !verbatim {
 		to.part = true
 		for i := range to.blocks {

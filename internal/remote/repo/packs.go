@@ -222,10 +222,10 @@ func (r *reader) movedFrame(s Segment, index, offset uint64) (f movedFrame) {
 	index += r.uvarint("a frame's index", maxFrames)
 	offset += r.uvarint("a frame's offset", MaxSegment)
 	f.Frame = Frame{Segment: s, Index: uint32(index), Offset: uint32(offset)}
-	f.Plain, f.Stored, f.Codec = r.length(MaxPageBytes)
+	f.Plain, f.Stored, f.Codec = r.length(FrameBytes)
 	f.stored, f.codec, f.blocks = f.Stored, f.Codec, AllBlocks
 	if r.err == nil {
-		if err := f.check(MaxPageBytes); err != nil {
+		if err := f.check(FrameBytes); err != nil {
 			r.fail("%v", err)
 		}
 	}
@@ -250,7 +250,7 @@ func (r *reader) movedFrame(s Segment, index, offset uint64) (f movedFrame) {
 	}
 
 	total := f.Blocks()
-	if n := f.blocks.Count(total); f.Plain > FrameBytes || n == 0 || n == total || f.blocks.Count(frameBlocks) != n {
+	if n := f.blocks.Count(total); n == 0 || n == total || f.blocks.Count(frameBlocks) != n {
 		r.fail("a partial frame declares %d of %d blocks", n, total)
 		return f
 	}

@@ -17,7 +17,7 @@ import (
 // The files in testdata/packs are the repository of testdata/v1, of which one segment was moved into a pack. They are
 // never changed.
 const (
-	goldenPacksDir = "testdata/packs"
+	goldenPacksDir = "testdata/v1/packs"
 	goldenPartial  = "9s5f3qlcv8jrm96obdmu133me0" // session of the segment with partial frames
 )
 
@@ -31,8 +31,8 @@ func even() (b BlockSet) {
 	return b
 }
 
-// packed is a segment with frames of 1, 8 and 128 blocks and one of a page, of which a pack has all of the first, the
-// even blocks of the second and the third, and all of the page.
+// packed is a segment with frames of 1, 8, 128 and 17 blocks, of which a pack has all of the first and the last, and
+// the even blocks of the others.
 type packed struct {
 	segment Segment
 	frames  []Frame
@@ -66,7 +66,7 @@ func movedInto(t testing.TB, r *Repo, src *Source, session ID, n uint32, generat
 
 // keepOf keeps the even blocks of frames of 8 and 128 blocks, and all of others.
 func keepOf(f Frame) BlockSet {
-	if n := f.Blocks(); f.Plain <= FrameBytes && (n == 8 || n == 128) {
+	if n := f.Blocks(); n == 8 || n == 128 {
 		return even()
 	}
 	return AllBlocks
@@ -76,7 +76,7 @@ func keepOf(f Frame) BlockSet {
 func makePacked(t testing.TB, r *Repo) packed {
 	text := bytes.Repeat([]byte("something that packs well. "), 20000)
 	return makePackedOf(t, r, noise(1, BlockBytes), noise(2, 8*BlockBytes-100), noise(3, FrameBytes),
-		noise(4, FrameBytes+5000), text[:FrameBytes])
+		noise(4, 16*BlockBytes+900), text[:FrameBytes])
 }
 
 func makePackedOf(t testing.TB, r *Repo, contents ...[]byte) packed {
@@ -330,7 +330,7 @@ func FuzzTable(f *testing.F) {
 	})
 }
 
-// writeGoldenPacks repacks the frozen repository of version 1. It returns its objects.
+// writeGoldenPacks repacks the frozen repository. It returns its objects.
 func writeGoldenPacks(t testing.TB) (map[string][]byte, packed) {
 	t.Helper()
 	_, _, m := golden(t)

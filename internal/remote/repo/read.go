@@ -111,7 +111,7 @@ func (r *Repo) readFrames(ctx context.Context, s Segment, frames []Frame) ([][]b
 		if f.Segment != s {
 			return nil, badInput("read frames", s.String(), "a requested frame is in segment %s", f.Segment)
 		}
-		if err := f.check(MaxPageBytes); err != nil {
+		if err := f.check(FrameBytes); err != nil {
 			return nil, err
 		}
 		start, end = min(start, f.Offset), max(end, f.Offset+f.Stored)

@@ -6,8 +6,8 @@
 //	config                        ID of the repository; all keys, wrapped for each slot
 //	heads/<keyed hash of a name>  one volume or golden: its points; compare-and-swap
 //	points/<id>                   older points of one volume
-//	manifests/<id>                one point: its pages, and the segments it needs
-//	segments/<session>/<n>        frames: data and pages
+//	manifests/<id>                one point, and the root of its map
+//	segments/<session>/<n>        frames: data, and nodes of maps
 //	packs/<session>/<n>           frames moved out of segments
 //	moved/<session>/<n>           the packs that are valid, and the contents of each
 //	sessions/<id>                 running operations, and the manifests they pin

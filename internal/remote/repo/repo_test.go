@@ -85,21 +85,24 @@ func TestAllOfARepository(t *testing.T) {
 	w, err := r.NewSegment(s.ID, 7)
 	must(t, err)
 	var pieces []Piece
-	at := int64(3 * RegionBytes)
+	at := int64(3 * gib)
 	for _, content := range [][]byte{noise, text, noise[:BlockBytes]} {
 		packed, codec := Compress(nil, content)
 		f, err := w.Add(packed, codec, len(content))
 		must(t, err)
 		pieces = append(pieces, Piece{Offset: at, Length: int64(len(content)), Frame: f, Sum: r.Sum(content)})
-		at += 2 * RegionBytes / 1024
+		at += 2 << 20
 	}
 	if pieces[0].Frame.Codec != Raw || pieces[1].Frame.Codec != Zstd {
 		t.Errorf("codecs: %+v", pieces)
 	}
-	page, err := EncodePage(pieces)
+	leaf := &Node{Level: 3, Pieces: pieces}
+	encoded, err := EncodeNode(leaf)
 	must(t, err)
-	packed, codec := Compress(nil, page)
-	pf, err := w.Add(packed, codec, len(page))
+	packed, codec := Compress(nil, encoded)
+	root := NodeRef{}
+	root.Pieces, root.Bytes = leaf.Count()
+	root.Frame, err = w.Add(packed, codec, len(encoded))
 	must(t, err)
 	size := w.Bytes()
 	object := w.Finish()
@@ -110,10 +113,9 @@ func TestAllOfARepository(t *testing.T) {
 	kind(t, r.PutSegment(ctx, w.Segment(), object), errs.Exists)
 
 	m := Manifest{
-		ID: NewID(), Volume: "web", Point: "a", Content: Block, FS: "ext4", SizeBytes: 4 * RegionBytes,
+		ID: NewID(), Volume: "web", Point: "a", Content: Block, FS: "ext4", SizeBytes: 4 * gib,
 		CreatedAt: time.Now().UTC(),
-		Session:   s.ID, Pages: []Page{{Region: 3, Frame: pf}}, Uses: []Use{{Segment: w.Segment(),
-			Bytes: int64(len(object))}},
+		Session:   s.ID, Map: root, Uses: []Use{{Segment: w.Segment(), Size: uint32(len(object))}},
 	}
 	must(t, r.PutManifest(ctx, m))
 	got, err := r.Manifest(ctx, m.ID)
@@ -121,11 +123,12 @@ func TestAllOfARepository(t *testing.T) {
 	if !reflect.DeepEqual(got, m) {
 		t.Errorf("%+v\nwant %+v", got, m)
 	}
-	list, err := r.ReadPage(ctx, got.Pages[0])
+	nodes, err := r.ReadNodes(ctx, []NodeAt{got.Root()})
 	must(t, err)
-	if !reflect.DeepEqual(list, pieces) {
-		t.Errorf("%+v\nwant %+v", list, pieces)
+	if nodes[0].Err != nil || !reflect.DeepEqual(nodes[0].Node, leaf) {
+		t.Fatalf("%+v, %v\nwant %+v", nodes[0].Node, nodes[0].Err, leaf)
 	}
+	list := nodes[0].Pieces
 	contents, err := r.ReadFrames(ctx, []Frame{list[2].Frame, list[0].Frame, list[1].Frame, list[0].Frame})
 	must(t, err)
 	for i, want := range [][]byte{noise[:BlockBytes], noise, text, noise} {

@@ -165,7 +165,6 @@ func (k *keyring) supersedes(other *keyring, known Mark) bool {
 func (k *keyring) encodeAfter(other *keyring) ([]byte, error) {
 	next := *k
 	next.serial = max(k.serial, other.serial) + 1
-	next.version = max(k.version, other.version)
 	return next.encode(realEnv.randomBytes(saltSize))
 }
 

@@ -63,10 +63,7 @@ func TestRestoreConfig(t *testing.T) {
 	}
 
 	// One that really is of a newer version.
-	must(t, r.changeConfig(t.Context(), func(k *keyring) error {
-		k.version = configVersion + 1
-		return nil
-	}))
+	putConfig(t, m, newerConfig())
 	if plan, err := PlanRestore(t.Context(), m, good, Mark{}, me); plan != nil || err == nil {
 		t.Errorf("of a newer version: %v, %v", plan, err)
 	}

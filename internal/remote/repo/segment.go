@@ -93,13 +93,12 @@ func (w *SegmentWriter) Fits(content int) bool {
 	return w.frames < maxFrames && w.Bytes()+content+tagSize+entrySize <= MaxSegment
 }
 
-// Add appends a frame. content is the result of [Compress] for plain bytes: up to
-// FrameBytes of data, or MaxPageBytes of a page. Add encrypts content into the segment
-// and does not retain it. Invalid: the frame does not fit, or the sizes are impossible.
-// The frame can be read once the segment was written by PutSegment.
+// Add appends a frame. content is the result of [Compress] for plain bytes, at most FrameBytes. Add encrypts content into
+// the segment and does not retain it. Invalid: the frame does not fit, or the sizes are impossible. The frame can be read
+// once the segment was written by PutSegment.
 func (w *SegmentWriter) Add(content []byte, codec Codec, plain int) (Frame, error) {
 	const op = "add a frame to segment"
-	if plain <= 0 || plain > MaxPageBytes || len(content) > plain {
+	if plain <= 0 || plain > FrameBytes || len(content) > plain {
 		return Frame{}, badInput(op, w.segment.String(), "%d compressed bytes cannot represent %d bytes of content",
 			len(content), plain)
 	}
@@ -116,7 +115,7 @@ func (w *SegmentWriter) Add(content []byte, codec Codec, plain int) (Frame, erro
 		return Frame{}, badInput(op, w.segment.String(), "%d bytes do not fit after the first %d", len(content), len(w.b))
 	}
 
-	if err := f.check(MaxPageBytes); err != nil {
+	if err := f.check(FrameBytes); err != nil {
 		return Frame{}, errs.Wrap(op, w.segment.String(), asInvalid(err))
 	}
 
@@ -248,7 +247,7 @@ func parseIndex(b []byte, s Segment, end int) ([]Frame, error) {
 			Segment: s, Index: uint32(len(frames)), Offset: offset,
 			Stored: binary.LittleEndian.Uint32(b[i:]), Plain: binary.LittleEndian.Uint32(b[i+4:]), Codec: Codec(b[i+8]),
 		}
-		if err := f.check(MaxPageBytes); err != nil {
+		if err := f.check(FrameBytes); err != nil {
 			return nil, err
 		}
 		frames = append(frames, f)

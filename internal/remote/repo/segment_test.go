@@ -119,7 +119,7 @@ func TestSegmentWriter(t *testing.T) {
 	}{
 		{nil, Raw, 0}, {nil, Zstd, 10}, {make([]byte, 10), Raw, 11}, {make([]byte, 10), Zstd, 9}, {make([]byte, 10), Zstd,
 			10}, {make([]byte, 10), 2, 11},
-		{make([]byte, 10), Zstd, MaxPageBytes + 1}, {make([]byte, 10), Zstd, -1},
+		{make([]byte, 10), Zstd, FrameBytes + 1}, {make([]byte, 10), Zstd, -1},
 	} {
 		if _, err := w.Add(x.content, x.codec, x.plain); !errs.Is(err, errs.Invalid) {
 			t.Errorf("%d bytes for %d in codec %d: %v", len(x.content), x.plain, x.codec, err)
@@ -219,7 +219,7 @@ func TestCompress(t *testing.T) {
 		want Codec
 	}{
 		{nil, Raw}, {[]byte("x"), Raw}, {noise(1, 100), Raw}, {noise(1, FrameBytes), Raw}, {make([]byte, FrameBytes), Zstd},
-		{make([]byte, MaxPageBytes), Zstd}, {append(noise(1, 15<<10), make([]byte, 512)...),
+		{append(noise(1, 15<<10), make([]byte, 512)...),
 			Raw}, {append(noise(1, 15<<10), make([]byte, 2<<10)...), Zstd},
 	} {
 		room := make([]byte, 3, 100)
@@ -239,8 +239,8 @@ func TestCompress(t *testing.T) {
 
 // Few bytes do not make much memory, whatever they say.
 func TestBombs(t *testing.T) {
-	packed, _ := Compress(nil, make([]byte, MaxPageBytes))
-	for _, size := range []uint32{0, 1, FrameBytes, MaxPageBytes - 1, MaxPageBytes + 1} {
+	packed, _ := Compress(nil, make([]byte, FrameBytes))
+	for _, size := range []uint32{0, 1, FrameBytes - 1, FrameBytes + 1} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		_, err := unpack(Zstd, packed, size)
@@ -250,7 +250,7 @@ func TestBombs(t *testing.T) {
 			t.Errorf("%d bytes: %d were made room for", size, made)
 		}
 	}
-	if _, err := unpack(Zstd, packed[:4], MaxPageBytes); !errs.Is(err, errs.Damaged) {
+	if _, err := unpack(Zstd, packed[:4], FrameBytes); !errs.Is(err, errs.Damaged) {
 		t.Error(err)
 	}
 }
@@ -266,7 +266,7 @@ func TestFrameOfAHostileWriter(t *testing.T) {
 		"not zstd":  {noise(1, 100), 1000},
 		"too short": {first(Compress(nil, make([]byte, 999))), 1000},
 		"too long":  {first(Compress(nil, make([]byte, 1001))), 1000},
-		"a bomb":    {first(Compress(nil, make([]byte, MaxPageBytes))), 1000 + 1},
+		"a bomb":    {first(Compress(nil, make([]byte, FrameBytes))), 1000 + 1},
 	} {
 		w, err := r.NewSegment(NewID(), 0)
 		must(t, err)

@@ -145,34 +145,6 @@ func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 	}))
 }
 
-// Upgrade raises the version of the repository to the newest one. From then on objects of newer formats may be
-// written, and programs that do not support them refuse the whole repository (TooNew) instead of a part of it. Every
-// writer calls it before it writes the first such object. It is one compare-and-swap, and costs nothing once done.
-// Existing objects stay as they are.
-func (r *Repo) Upgrade(ctx context.Context) error {
-	version, err := r.Version()
-	if err != nil || version >= configVersion {
-		return err
-	}
-	return errs.Wrap("upgrade repository", r.store.String(), r.changeConfig(ctx, func(k *keyring) error {
-		if k.version >= configVersion {
-			return errDone
-		}
-		k.version = configVersion
-		return nil
-	}))
-}
-
-// Version returns the version of the repository, as of when config was last read or written.
-func (r *Repo) Version() (int, error) {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	if r.ring == nil {
-		return 0, errClosed()
-	}
-	return int(r.ring.version), nil
-}
-
 // errDone is returned by an edit that has nothing left to do.
 var errDone = errors.New("done already")
 

@@ -583,7 +583,6 @@ func TestConfigOfAnOperator(t *testing.T) {
 	mark := r.Mark()
 	e := testEnv()
 	k := keyring{
-		version: configVersion,
 		id:      mark.ID,
 		serial:  mark.Serial,
 		ringKey: e.randomBytes(keySize),
@@ -641,7 +640,6 @@ func TestSecretsDoNotShow(t *testing.T) {
 func TestManySlots(t *testing.T) {
 	e := testEnv()
 	k := keyring{
-		version: configVersion,
 		serial:  1,
 		ringKey: e.randomBytes(keySize),
 		keys:    []masterKey{newMasterKey(e.randomBytes(keySize), e.utcNow())},

@@ -368,29 +368,29 @@ func TestIDs(t *testing.T) {
 	}
 }
 
-// Pages of any shape are read as they were written.
-func TestPages(t *testing.T) {
+// Pieces of any shape are read as they were written.
+func TestPieces(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(7, 7))
 	for range 60 {
-		want := randomPieces(rnd, 1+rnd.IntN(200))
-		b, err := EncodePage(want)
+		want := &Node{Level: 3, Pieces: randomPieces(rnd, 1+rnd.IntN(LeafPieces))}
+		b, err := EncodeNode(want)
 		must(t, err)
-		got, err := DecodePage(b)
+		got, err := DecodeNode(b)
 		must(t, err)
 		if !reflect.DeepEqual(got, want) {
 			t.Fatalf("%+v\nwant %+v", got, want)
 		}
 		for n := range b {
-			if _, err := DecodePage(b[:n]); !errs.Is(err, errs.Damaged) {
+			if _, err := DecodeNode(b[:n]); !errs.Is(err, errs.Damaged) {
 				t.Fatalf("cut to %d of %d: %v", n, len(b), err)
 			}
 		}
-		_, err = DecodePage(append(b, 0))
+		_, err = DecodeNode(append(b, 0))
 		kind(t, err, errs.Damaged)
 	}
 }
 
-// randomPieces are pieces of one region, in frames that some of them share.
+// randomPieces are pieces of 16 GiB, in frames that some of them share.
 func randomPieces(rnd *rand.Rand, n int) []Piece {
 	sessions := []ID{NewID(), NewID(), NewID()}
 	type place struct{ index, offset uint32 }
@@ -414,10 +414,13 @@ func randomPieces(rnd *rand.Rand, n int) []Piece {
 		frames = append(frames, f)
 	}
 	var pieces []Piece
-	at := int64(rnd.IntN(MaxVolumeBytes/RegionBytes)) * RegionBytes
+	at := int64(0)
 	for range n {
 		f := frames[rnd.IntN(len(frames))]
 		blocks := 1 + rnd.IntN(int(f.Plain)/BlockBytes)
+		if rest := CellBytes - at%CellBytes; rest < int64(blocks)*BlockBytes { // no piece crosses the border of a cell
+			at += rest
+		}
 		p := Piece{Offset: at, Length: int64(blocks) * BlockBytes, Frame: f,
 			Within: uint32(rnd.IntN(int(f.Plain) - blocks*BlockBytes + 1))}
 		if rnd.IntN(3) > 0 {
@@ -431,33 +434,33 @@ func randomPieces(rnd *rand.Rand, n int) []Piece {
 	return pieces
 }
 
-// A number in a longer form than it needs would be a second encoding of the same page.
-func TestOnePageOneEncoding(t *testing.T) {
+// A number in a longer form than it needs would be a second encoding of the same node.
+func TestOneNodeOneEncoding(t *testing.T) {
 	g, _, _ := golden(t)
-	b, err := EncodePage(g.pieces)
+	b, err := EncodeNode(&Node{Level: 3, Pieces: g.pieces})
 	must(t, err)
-	if b[1] != 1 {
-		t.Fatalf("the region is not where it is looked for: %x", b[:2])
+	if b[3] != 0 {
+		t.Fatalf("the number is not where it is looked for: %x", b[:4])
 	}
-	_, err = DecodePage(slices.Concat(b[:1], []byte{0x81, 0}, b[2:]))
+	_, err = DecodeNode(slices.Concat(b[:3], []byte{0x80, 0}, b[4:]))
 	kind(t, err, errs.Damaged)
 }
 
-func TestPagesThatCannotBe(t *testing.T) {
+func TestPiecesThatCannotBe(t *testing.T) {
 	good := func() []Piece {
 		f := Frame{Offset: headerSize, Plain: 2 * BlockBytes, Stored: 2*BlockBytes + tagSize}
 		return []Piece{{Offset: 0, Length: BlockBytes, Frame: f},
 			{Offset: BlockBytes, Length: BlockBytes, Frame: f, Within: BlockBytes}}
 	}
-	_, err := EncodePage(good())
-	must(t, err)
+	encode := func(p []Piece) error { _, err := EncodeNode(&Node{Level: 1, Pieces: p}); return err }
+	must(t, encode(good()))
 	for what, change := range map[string]func(p []Piece) []Piece{
-		"nothing":      func(p []Piece) []Piece { return nil },
-		"order":        func(p []Piece) []Piece { return []Piece{p[1], p[0]} },
-		"twice":        func(p []Piece) []Piece { return []Piece{p[0], p[0]} },
-		"other region": func(p []Piece) []Piece { p[1].Offset = RegionBytes; return p },
-		"crosses regions": func(p []Piece) []Piece {
-			p[1].Offset = RegionBytes - BlockBytes
+		"nothing":    func(p []Piece) []Piece { return nil },
+		"order":      func(p []Piece) []Piece { return []Piece{p[1], p[0]} },
+		"twice":      func(p []Piece) []Piece { return []Piece{p[0], p[0]} },
+		"other node": func(p []Piece) []Piece { p[1].Offset = LevelBytes(1); return p },
+		"crosses cells": func(p []Piece) []Piece {
+			p[1].Offset = CellBytes - BlockBytes
 			p[1].Length = 2 * BlockBytes
 			p[1].Within = 0
 			return p
@@ -471,42 +474,16 @@ func TestPagesThatCannotBe(t *testing.T) {
 		"length":            func(p []Piece) []Piece { p[0].Length = 512; return p },
 		"empty":             func(p []Piece) []Piece { p[1].Length = 0; return p },
 		"outside its frame": func(p []Piece) []Piece { p[1].Within++; return p },
-		"frame of a page": func(p []Piece) []Piece {
+		"too large a frame": func(p []Piece) []Piece {
 			p[1].Frame.Plain, p[1].Frame.Stored = FrameBytes+1, FrameBytes+1+tagSize
 			return p
 		},
 		"frames overlap":   func(p []Piece) []Piece { p[1].Frame.Index++; p[1].Frame.Offset++; return p },
 		"two of one index": func(p []Piece) []Piece { p[1].Frame.Offset += 1 << 20; return p },
 	} {
-		if _, err := EncodePage(change(good())); !errs.Is(err, errs.Invalid) {
+		if err := encode(change(good())); !errs.Is(err, errs.Invalid) {
 			t.Errorf("%s: %v", what, err)
 		}
-	}
-}
-
-// The fullest page that there can be fits.
-func TestFullestPage(t *testing.T) {
-	testfs.NotShort(t, "it is about sizes")
-	rnd := rand.New(rand.NewPCG(9, 9))
-	pieces := make([]Piece, maxPieces)
-	session := NewID()
-	place := rnd.Perm(maxPieces) // each in a segment of its own, in no order
-	for i := range pieces {
-		pieces[i] = Piece{
-			Offset: 5*RegionBytes + int64(i)*BlockBytes, Length: BlockBytes, Sum: Sum(NewID()),
-			Within: uint32(rnd.IntN(FrameBytes - BlockBytes)),
-			Frame: Frame{Segment: Segment{Session: session, N: uint32(place[i])<<14 + uint32(i)%(1<<14)},
-				Index: uint32(i) % maxFrames, Offset: MaxSegment - FrameBytes, Plain: FrameBytes, Stored: FrameBytes - 1000,
-				Codec: Zstd},
-		}
-	}
-	b, err := EncodePage(pieces)
-	must(t, err)
-	t.Logf("%d pieces in %d bytes", len(pieces), len(b))
-	got, err := DecodePage(b)
-	must(t, err)
-	if !reflect.DeepEqual(got, pieces) {
-		t.Error("it is read as something else")
 	}
 }
 
@@ -519,17 +496,16 @@ func TestManifestsThatCannotBe(t *testing.T) {
 		"no volume":        func(m *Manifest) { m.Volume = "" },
 		"size":             func(m *Manifest) { m.SizeBytes = MaxVolumeBytes + 1 },
 		"content":          func(m *Manifest) { m.Content = "x" },
-		"both":             func(m *Manifest) { m.Stream = []Frame{m.Pages[0].Frame} },
+		"both":             func(m *Manifest) { m.Stream = []Frame{m.Map.Frame} },
 		"unlisted segment": func(m *Manifest) { m.Uses = m.Uses[:1] },
-		"use of nothing":   func(m *Manifest) { m.Uses[0].Bytes = 0 },
+		"too large a use":  func(m *Manifest) { m.Uses[0].Size = MaxSegment + 1 },
 		"use twice":        func(m *Manifest) { m.Uses = append(m.Uses, m.Uses[0]) },
-		"behind the end":   func(m *Manifest) { m.SizeBytes = RegionBytes },
-		"region twice":     func(m *Manifest) { m.Pages = append(m.Pages, m.Pages[0]) },
-		"frame":            func(m *Manifest) { m.Pages[0].Frame.Offset = 0 },
+		"more than fits":   func(m *Manifest) { m.SizeBytes = CellBytes; m.Map.Bytes = CellBytes + 1 },
+		"frame":            func(m *Manifest) { m.Map.Frame.Offset = 0 },
 	} {
 		m := g.block
 		m.ID = NewID()
-		m.Pages, m.Uses = slices.Clone(m.Pages), slices.Clone(m.Uses)
+		m.Uses = slices.Clone(m.Uses)
 		change(&m)
 		if err := r.PutManifest(ctx, m); !errs.Is(err, errs.Invalid) {
 			t.Errorf("%s: %v", what, err)
@@ -544,33 +520,29 @@ func TestManifestsThatCannotBe(t *testing.T) {
 	kind(t, err, errs.NotFound)
 }
 
-// A manifest of the largest volume, with frames in any order.
+// A manifest of a large stream, with frames in any order.
 func TestLargeManifest(t *testing.T) {
 	testfs.NotShort(t, "it is about sizes")
 	ctx := t.Context()
 	r, m := made(t)
 	rnd := rand.New(rand.NewPCG(3, 3))
-	want := Manifest{ID: NewID(), Volume: "big", Content: Block, SizeBytes: MaxVolumeBytes, Session: NewID(),
-		CreatedAt: time.Unix(0, 0).UTC()}
+	want := Manifest{ID: NewID(), Volume: "big", Content: Tree, Session: NewID(), CreatedAt: time.Unix(0, 0).UTC()}
 	sessions := []ID{NewID(), NewID(), NewID()}
 	for _, s := range sessions {
 		for n := range 100_000 {
-			want.Uses = append(want.Uses, Use{Segment: Segment{Session: s, N: uint32(n * 3)},
-				Bytes: 1 + int64(rnd.IntN(MaxSegment))})
+			want.Uses = append(want.Uses, Use{Segment{Session: s, N: uint32(n * 3)}, uint32(rnd.IntN(MaxSegment))})
 		}
 	}
 	slices.SortFunc(want.Uses, func(a, b Use) int { return compareSegments(a.Segment, b.Segment) })
-	for i := range maxPages {
-		if rnd.IntN(4) > 0 {
-			want.Pages = append(want.Pages, Page{Region: uint32(i), Frame: Frame{
-				Segment: want.Uses[rnd.IntN(len(want.Uses))].Segment, Index: uint32(rnd.IntN(maxFrames)), Offset: headerSize +
-					uint32(rnd.IntN(SegmentBytes)),
-				Plain: 30000, Stored: 100 + uint32(rnd.IntN(20000)), Codec: Zstd,
-			}})
-		}
+	for range 800_000 {
+		want.Stream = append(want.Stream, Frame{
+			Segment: want.Uses[rnd.IntN(len(want.Uses))].Segment, Index: uint32(rnd.IntN(maxFrames)), Offset: headerSize +
+				uint32(rnd.IntN(SegmentBytes)),
+			Plain: 30000, Stored: 100 + uint32(rnd.IntN(20000)), Codec: Zstd,
+		})
 	}
 	must(t, r.PutManifest(ctx, want))
-	t.Logf("%d pages, %d segments: %d bytes", len(want.Pages), len(want.Uses), len(m.data(manifestKey(want.ID))))
+	t.Logf("%d frames, %d segments: %d bytes", len(want.Stream), len(want.Uses), len(m.data(manifestKey(want.ID))))
 	got, err := r.Manifest(ctx, want.ID)
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("it is read as something else, %v", err)

@@ -36,12 +36,11 @@ func ghash(h [16]byte, data []byte) (y [16]byte) {
 	return y
 }
 
-// TestSums: a sum is what FORMAT.md says, computed here by other code; an upgraded repository knows the old sums too,
-// and a sum of other content is none.
+// TestSums: a sum is what FORMAT.md says, computed here by other code, and a sum of other content is none.
 func TestSums(t *testing.T) {
 	r, _ := made(t)
 	contents := [][]byte{{}, {1}, noise(1, 15), noise(2, 16), noise(3, BlockBytes), noise(4, 5*BlockBytes+7)}
-	block, err := aes.NewCipher(derive(r.ring.keys[0].secret, nil, "pando sums v2", 32))
+	block, err := aes.NewCipher(derive(r.ring.keys[0].secret, nil, "pando sums v1", 32))
 	must(t, err)
 	var h, mask [16]byte
 	block.Encrypt(h[:], h[:])
@@ -63,16 +62,7 @@ func TestSums(t *testing.T) {
 	}
 
 	now := r.Sum(contents[4])
-	versionOne(t, r)
-	old := r.Sum(contents[4])
-	if old == now || !r.HasSum(contents[4], old) || r.HasSum(contents[4], now) {
-		t.Error("a repository of version 1 has sums of version 2")
-	}
-	must(t, r.Upgrade(t.Context()))
-	if r.Sum(contents[4]) != now || !r.HasSum(contents[4], old) || !r.HasSum(contents[4], now) {
-		t.Error("an upgraded repository does not know both sums")
-	}
-	for _, s := range []Sum{old, now, {}} {
+	for _, s := range []Sum{now, {}} {
 		if r.HasSum(contents[5], s) || r.HasSum(nil, s) {
 			t.Errorf("%x is the sum of other content", s)
 		}

@@ -2,7 +2,6 @@ package repo
 
 import (
 	"cmp"
-	"strconv"
 	"time"
 )
 
@@ -31,9 +30,7 @@ const (
 	FrameBytes     = 512 << 10 // of data in one frame, at most
 	SegmentBytes   = 16 << 20  // a segment is closed when it reaches this size
 	MaxSegment     = 32 << 20  // a segment is never larger
-	RegionBytes    = 1 << 30   // of a volume, described by one page
 	BlockBytes     = 4096      // ranges begin and end at multiples of it, or at the end of the volume
-	MaxPageBytes   = 16 << 20  // encoded, before compression
 	SumBytes       = 16
 	MaxVolumeBytes = 1 << 50
 )
@@ -78,19 +75,10 @@ type Piece struct {
 // End returns the first offset after the piece.
 func (p Piece) End() int64 { return p.Offset + p.Length }
 
-// Page is the location of the list of pieces of one region of a volume. Pieces do not
-// cross regions. Regions without data have no page.
-type Page struct {
-	Region uint32 // [Region*RegionBytes, (Region+1)*RegionBytes)
-	Frame  Frame
-}
-
-// Use is a segment that a manifest needs, and how many bytes of it.
+// Use is a segment that a manifest lists, and its size.
 type Use struct {
 	Segment Segment
-	// stored bytes of frames that the manifest refers to, counted once for every page that does; 0 only in version 2
-	Bytes int64
-	Size  uint32 // bytes of the object; 0: unknown
+	Size    uint32 // bytes of the object; 0: unknown
 }
 
 // Extension is information about a point beyond the fields of its manifest. See [Manifest.MarkOverlay] for the one that
@@ -113,10 +101,10 @@ type Origin struct {
 // order. A state that is pushed again, or late, keeps its order.
 type StateOrder struct {
 	Epoch uint64 `json:"epoch,omitempty"` // epoch of the head when the state was first pushed; 0 for a generation
-	Order int64  `json:"order,omitempty"` // place of a snapshot (engine.Point.Place), or number of a generation; 0: not known
+	Order int64  `json:"order,omitempty"` // place of a snapshot (engine.Point.Place), or number of a generation
 }
 
-// Compare is negative if a is an older state than b, and 0 if that is not known.
+// Compare is negative if a is an older state than b, and 0 if they are the same.
 func (a StateOrder) Compare(b StateOrder) int {
 	return cmp.Or(cmp.Compare(a.Epoch, b.Epoch), cmp.Compare(a.Order, b.Order))
 }
@@ -137,33 +125,18 @@ type Manifest struct {
 	Parent      ID        `json:"parent,omitzero"` // manifest it was compared with; a stream cannot be restored without it
 	Origin      *Origin   `json:"origin,omitempty"`
 	// of a stream: its blocks are encrypted as they were on the disk of the pool
-	Raw     bool     `json:"raw,omitempty"`
-	Logical int64    `json:"logical"`         // bytes of content, without zeros
-	Added   int64    `json:"added"`           // bytes that the push of this point stored
-	Sizes   []uint32 `json:"sizes,omitempty"` // only in the object: of Uses, in their order
+	Raw     bool  `json:"raw,omitempty"`
+	Logical int64 `json:"logical"` // bytes of content, without zeros
+	Added   int64 `json:"added"`   // bytes that the push of this point stored
 	StateOrder
 
-	Version    int         `json:"-"` // of the object: 2 or 1; 0 means 1
-	Stream     []Frame     `json:"-"` // of Stream, in order
-	Pages      []Page      `json:"-"` // of Block, in order of region; only in version 1
-	Map        NodeRef     `json:"-"` // of Block: the root, of RootLevel(SizeBytes); zero: no data. Only in version 2
-	Extensions []Extension `json:"-"` // in order of name; only in version 2
+	Stream     []Frame     `json:"-"` // of Stream and Tree, in order
+	Map        NodeRef     `json:"-"` // of Block: the root, of RootLevel(SizeBytes); zero: no data
+	Extensions []Extension `json:"-"` // in order of name
 
-	// In version 1: all segments that contain Pages, their pieces, or Stream. In version 2: those that contain Map and
-	// Stream, all that the session had written so far, and some older ones of known size; not all of them are needed.
+	// The segments that contain Map and Stream, all that the session had written so far, and some older ones of known
+	// size; not all of them are needed.
 	Uses []Use `json:"-"`
-}
-
-// State returns the order of the point's state. Points of earlier versions have none: their dates, or the numbers of
-// generations, stand for it.
-func (p *Point) State() StateOrder {
-	if p.Order != 0 {
-		return p.StateOrder
-	}
-	if n, err := strconv.Atoi(p.Name); err == nil && p.Consistency == "" { // snapshots have a consistency
-		return StateOrder{Order: int64(n)}
-	}
-	return StateOrder{Order: p.CreatedAt.UnixNano()}
 }
 
 // Writer identifies the pool that may write a head.
