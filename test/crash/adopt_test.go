@@ -177,17 +177,17 @@ func TestRebootInAdopt(t *testing.T) {
 			w.prepareLive()
 			w.dieBefore(w.swap, w.adoptArgs()...)
 			cut(w.asides()[0])
-			w.afterReboot("ls")
+			out := w.afterReboot("ls")
 			w.checkLive()
 			if s := w.state(); s != golden {
-				t.Errorf("before the exchange, it came to:\n%s", s)
+				t.Errorf("before the exchange, it came to:\n%s\nand said %s", s, out)
 			}
 			w.check()
 
 			w.prepareLive()
 			w.dieAt(w.swap, w.adoptArgs()...)
 			cut(w.live())
-			out := w.afterReboot("ls")
+			out = w.afterReboot("ls")
 			if !strings.Contains(out, "pando mount g2-live "+w.live()) {
 				t.Errorf("it does not say what to do: %s", out)
 			}

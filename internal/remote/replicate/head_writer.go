@@ -32,8 +32,8 @@ type headWriter struct {
 	me     repo.Writer
 
 	tokens    tokenLog              // tokens of this pool's last writes of heads
-	freeNames *sync.Map             // by reference on the remote: the pages of points that have no point of that name
-	replaced  map[string]repo.Point // by reference on the remote: the point there that is pushed again, in its place
+	freeNames *sync.Map             // pages of points without a point of that name, by reference on the remote
+	replaced  map[string]repo.Point // points that are pushed again and keep their places, by reference on the remote
 
 	memory         headMemory // what this pool remembers of heads
 	acceptRollback bool       // accept a head that is older than memory says

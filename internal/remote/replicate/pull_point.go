@@ -197,7 +197,7 @@ func (p *puller) estimateBytes(ctx context.Context, base, m *repo.Manifest) int6
 	if err != nil {
 		n = 0 // assume that nothing is shared
 	}
-	return max(0, storedBytes(m)-n)
+	return max(0, m.Map.Bytes-n)
 }
 
 // fillOrigin sets what a volume was cloned from, as references of this pool, if this pool has it.
@@ -307,7 +307,7 @@ func (s *baseSearch) searchLocal(ctx context.Context, h repo.Head, pt repo.Point
 
 // tryOthers tries points of other local volumes, which may share more, except those that were tried.
 func (s *baseSearch) tryOthers(ctx context.Context, tried ...repo.ID) {
-	enough := storedBytes(s.m) - storedBytes(s.m)/16
+	enough := s.m.Map.Bytes - s.m.Map.Bytes/16
 	for _, id := range s.p.otherBases(s.m, tried...) {
 		if s.shared >= enough || ctx.Err() != nil {
 			break
@@ -346,11 +346,14 @@ func (s *baseSearch) searchOrigin(ctx context.Context, pt repo.Point, depth int)
 		return err
 	}
 
+	if o.Content != repo.Block || o.SizeBytes > s.m.SizeBytes {
+		return nil
+	}
 	n, err := p.estimateShared(ctx, &o, s.m)
 	if err != nil {
 		return err
 	}
-	if o.Content != repo.Block || o.SizeBytes > s.m.SizeBytes || n <= s.shared || n < storedBytes(s.m)/16 {
+	if n <= s.shared || n < s.m.Map.Bytes/16 {
 		return nil
 	}
 

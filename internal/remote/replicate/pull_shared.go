@@ -7,16 +7,8 @@ import (
 	"pando/internal/remote/repo"
 )
 
-// storedBytes estimates how many bytes a manifest refers to: of content for a block image, as stored for a stream.
-func storedBytes(m *repo.Manifest) int64 {
-	n := m.Map.Bytes
-	for _, f := range m.Stream {
-		n += int64(f.Stored)
-	}
-	return n
-}
-
-// estimateShared estimates how many of the bytes that b refers to are also in a. Damaged data counts as not shared.
+// estimateShared estimates how many bytes of the content of b are also in a, both block images. Damaged data counts as
+// not shared.
 func (p *puller) estimateShared(ctx context.Context, a, b *repo.Manifest) (n int64, err error) {
 	// Compare the maps, once for each pair.
 	key := [2]repo.ID{a.ID, b.ID}
@@ -28,8 +20,8 @@ func (p *puller) estimateShared(ctx context.Context, a, b *repo.Manifest) (n int
 	if err != nil && !isUnreadable(err) {
 		return 0, err
 	}
-	if err == nil && b.Logical > 0 {
-		n = int64(float64(storedBytes(b)) * (1 - min(1, float64(differ)/float64(b.Logical))))
+	if err == nil {
+		n = max(0, b.Map.Bytes-differ)
 	}
 	if p.sharedBytes == nil {
 		p.sharedBytes = map[[2]repo.ID]int64{}

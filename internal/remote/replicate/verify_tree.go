@@ -10,6 +10,51 @@ import (
 // treeRoom estimates the memory that reading a tree of nodes takes, in bytes.
 const treeRoom = 8 << 20
 
+// walkMemory is the memory for reading maps in all spans together, in bytes.
+const walkMemory = 96 << 20
+
+// mapWalk reads the maps of points, one point after the other.
+type mapWalk struct {
+	v     *verifier
+	base  *repo.Manifest  // nil: all nodes are read
+	nodes *repo.NodeCache // nil: no map was read yet
+}
+
+// reset drops the base and the memory that the walk holds.
+func (w *mapWalk) reset() { *w = mapWalk{v: w.v} }
+
+// notePieces notes the expectations of pieces, except those in was, the pieces of another map of the same range.
+func (v *verifier) notePieces(pieces, was []repo.Piece) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	all := make([]expected, 0, 1024)
+	for _, x := range pieces {
+		for len(was) > 0 && was[0].Offset < x.Offset {
+			was = was[1:]
+		}
+		if len(was) > 0 && was[0] == x {
+			continue
+		}
+		if all = append(all, v.expectFrame(x.Frame, x.Within, uint32(x.Length), x.Sum)); len(all) == cap(all) {
+			if err := v.noteExpected(all); err != nil {
+				return err
+			}
+			all = all[:0]
+		}
+	}
+
+	return v.noteExpected(all)
+}
+
+// nodeBroken records that a node cannot be read, or is not as its parent describes it.
+func (v *verifier) nodeBroken(n repo.NodeRef, err error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.unreadableNodes) < maxFaults {
+		v.unreadableNodes[n] = err.Error()
+	}
+}
+
 // checkMap reads the nodes of a manifest that its base does not share, notes what they expect, and makes the manifest
 // the next base.
 func (w *mapWalk) checkMap(ctx context.Context, m *repo.Manifest) error {

@@ -92,8 +92,8 @@ func checkUsed(f Frame, limit uint32, uses []Use) error {
 }
 
 // encode encodes the content of a manifest: its fields as JSON, then in binary the segments with their sizes, the root
-// of the map, the frames of the stream, and the extensions. It lists only segments that it names itself and those that its
-// session wrote, so its size does not grow with the volume or its history.
+// of the map, the frames of the stream, and the extensions. It lists only segments that it names itself and those that
+// its session wrote, so its size does not grow with the volume or its history.
 func (m *Manifest) encode() ([]byte, error) {
 	fields, err := encodeJSON(m)
 	if err != nil {

@@ -93,9 +93,9 @@ func (w *SegmentWriter) Fits(content int) bool {
 	return w.frames < maxFrames && w.Bytes()+content+tagSize+entrySize <= MaxSegment
 }
 
-// Add appends a frame. content is the result of [Compress] for plain bytes, at most FrameBytes. Add encrypts content into
-// the segment and does not retain it. Invalid: the frame does not fit, or the sizes are impossible. The frame can be read
-// once the segment was written by PutSegment.
+// Add appends a frame. content is the result of [Compress] for plain bytes, at most FrameBytes. Add encrypts content
+// into the segment and does not retain it. Invalid: the frame does not fit, or the sizes are impossible. The frame can
+// be read once the segment was written by PutSegment.
 func (w *SegmentWriter) Add(content []byte, codec Codec, plain int) (Frame, error) {
 	const op = "add a frame to segment"
 	if plain <= 0 || plain > FrameBytes || len(content) > plain {
