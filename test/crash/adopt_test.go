@@ -163,7 +163,7 @@ func TestKillInRecoveryOfAdopt(t *testing.T) {
 
 // TestRebootInAdopt: the power goes on either side of the exchange. The volume
 // is kept if it had taken the place of the directory, and only then. It is not parallel: while another test's process
-// has a mount namespace of its own, as it has to exchange directories or to mount overlays, a copy of this mount in there
+// has a mount namespace of its own, as it has to exchange directories or to mount overlays, a copy of this mount in it
 // keeps the volume, which no reboot leaves.
 func TestRebootInAdopt(t *testing.T) {
 	for _, k := range kinds {
