@@ -23,7 +23,7 @@ type mapper struct {
 	cellOpen bool
 	cell     uint32  // number of the open cell
 	layers   []layer // of the open cell
-	at       int64   // everything before it is in the tree
+	at       int64   // without merge: everything before it is in the tree
 }
 
 // newMapper begins the map of a volume of size bytes. With scratch, the new map reuses no node of base's map, because
@@ -118,7 +118,6 @@ func (m *mapper) clearCells(ctx context.Context, from, to int64, add frameAdder)
 	if m.base != nil {
 		m.ahead.dropCells(cellOf(from), cellOf(to-1))
 	}
-	m.at = to
 	if err := m.tree.replace(ctx, from, to, nil); err != nil {
 		return err
 	}

@@ -2,12 +2,14 @@ package replicate
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
@@ -142,6 +144,7 @@ func TestOneDamagedHead(t *testing.T) {
 // TestRepairOfWhatIsGone: a head is gone, and so is a segment of its newest point. What is whole comes back and is the
 // newest; the rest is listed, so that no prune takes what is left of it.
 func TestRepairOfWhatIsGone(t *testing.T) {
+	t.Run("stream", testRepairOfStreams)
 	rnd := faulttest.Rand(t)
 	b := newBench(t)
 	b.history(rnd, "v", nil, 3)
@@ -179,6 +182,46 @@ func TestRepairOfWhatIsGone(t *testing.T) {
 	b.prune(PruneRequest{})
 	if b.points("v") != "p1 p2 p3" {
 		t.Errorf("left %s", b.points("v"))
+	}
+}
+
+// testRepairOfStreams: the same, of streams.
+func testRepairOfStreams(t *testing.T) {
+	b := newBench(t)
+	h := repo.Head{Name: "v", NextSeq: 1}
+	var last repo.Segment
+	for _, name := range []string{"p1", "p2", "p3"} {
+		w, err := b.repo.NewSegment(repo.NewID(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := w.Add([]byte(name), repo.Raw, len(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = w.Segment()
+		m := repo.Manifest{ID: repo.NewID(), Volume: "v", Point: name, Content: repo.Tree, FS: "native",
+			Session: last.Session, CreatedAt: time.Now(), Source: name, Stream: []repo.Frame{f},
+			Uses: []repo.Use{{Segment: last}}, StateOrder: repo.StateOrder{Epoch: 1, Order: int64(h.NextSeq)}}
+		err = errors.Join(b.repo.PutSegment(t.Context(), last, w.Finish()), b.repo.PutManifest(t.Context(), m))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Recent, h.NextSeq = append(h.Recent, pointFrom(&m, h.NextSeq)), h.NextSeq+1
+	}
+	if _, err := b.repo.PutHead(t.Context(), h, ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{b.headKey("v"), "segments/" + last.String()} {
+		if err := b.store.Delete(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	done := b.repair(false)
+	if len(done.Volumes) != 1 || !slices.Equal(done.Volumes[0].Points, []string{"p1", "p2"}) ||
+		!slices.Equal(done.Volumes[0].Broken, []string{"p3"}) {
+		t.Fatalf("%+v", done)
 	}
 }
 
