@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"context"
 	"database/sql"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 
 	"pando/internal/base/ref"
 	"pando/internal/driver"
+	"pando/internal/driver/drivertest"
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
 	"pando/internal/linux/kernel"
@@ -244,6 +246,43 @@ func dumpOf(t *testing.T, path string) []string {
 		}
 	}
 	return dump(t, dir)
+}
+
+// TestKilledPublishIsNoDamage: a publish that is killed once its generation is recorded leaves the identity of the
+// volume without its new base. No check takes that for damage, and a rebuild finds the base.
+func TestKilledPublishIsNoDamage(t *testing.T) {
+	e := newPool(t, t.TempDir(), engine.InitRequest{Driver: plain.Name})
+	importTree(t, e, "g", source(t))
+	if _, err := e.Run(t.Context(), engine.RunRequest{From: ref.Ref{Name: "h"}, Name: ref.MustName("v"), Empty: true,
+		Keep: true, Do: func(context.Context, engine.Info) error { return nil }}); err != nil {
+		t.Fatal(err)
+	}
+	d, err := e.Show(t.Context(), ref.Ref{Name: "v"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	meta := filepath.Join(e.Dir(), "data", "objects", string(d.ID)+".meta")
+	unbased := drivertest.ReadMeta(meta)
+	publish(t, e, "h", "v")
+	if drivertest.ReadMeta(meta) == unbased {
+		t.Fatal("the identity has not got the new base")
+	}
+	if err := drivertest.WriteMeta(meta, unbased); err != nil {
+		t.Fatal(err)
+	}
+
+	before := dump(t, e.Dir())
+	for _, rebuild := range []bool{false, true} {
+		if e.Close(); rebuild {
+			if _, err := engine.Rebuild(t.Context(), e.Dir(), drivers); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if r := fsck(t, e.Dir(), false); len(r.Findings) > 0 {
+			t.Errorf("rebuilt %v: %s", rebuild, findings(r))
+		}
+		sameDump(t, "checked or rebuilt", before, dump(t, e.Dir()))
+	}
 }
 
 // TestRebuildGoesOn: a rebuild that died between any two of its renames, or

@@ -414,7 +414,8 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 	return out
 }
 
-// baseIsSame compares bases. The catalogue may have a newer base for a volume, if a generation proves it.
+// baseIsSame compares bases. The catalogue may have a newer base for a volume, if a generation proves it: a publish
+// that was killed had not written it to the identity, which has an older one of that golden, or none.
 func (v *poolView) baseIsSame(got, want driver.Identity) bool {
 	if got.Golden == want.Golden && got.Generation == want.Generation {
 		return true
@@ -422,7 +423,7 @@ func (v *poolView) baseIsSame(got, want driver.Identity) bool {
 	if want.Kind == driver.Generation {
 		return false
 	}
-	if want.Kind != driver.Volume || got.Golden != want.Golden || got.Generation > want.Generation {
+	if want.Kind != driver.Volume || got.Golden != "" && got.Golden != want.Golden || got.Generation > want.Generation {
 		return false
 	}
 

@@ -53,7 +53,7 @@ type part struct {
 // treeDiff finds the parts in which two trees differ, in order of offset. It is used once.
 type treeDiff struct {
 	nodes    readNodes
-	old, now *repo.Manifest //; nil: an empty map
+	old, now *repo.Manifest // nil: an empty map
 
 	// wantLeaf reports whether to read a leaf of old. A leaf that is not read counts as having no pieces. If wantLeaf is
 	// nil, all leaves are read.

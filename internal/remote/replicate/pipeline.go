@@ -17,8 +17,8 @@ import (
 // one frame of data. Workers compress and hash the batches. A sealer takes them in their original order, puts frames
 // into segments, and puts the items into the map of the volume. Several uploads write segments at once.
 //
-// Its memory is bounded, however large the volume: by the number of buffers (batchBuffers), of uploads, and of regions
-// whose pages are read ahead.
+// Its memory is bounded, however large the volume: by the number of buffers (batchBuffers), of uploads, and of cells
+// of the base that are read ahead.
 const (
 	uploads    = 4                   // segments uploaded at once
 	cellAhead  = 64                  // cells of the base that are read ahead

@@ -261,7 +261,7 @@ func splitZeros(buf []byte) []stretch {
 }
 
 // minCompare is the minimum length of a range that differs to be compared with base nevertheless. For a shorter range
-// it does not pay to wait for the page that tells what base has there.
+// it does not pay to wait for the cell that tells what base has there.
 const minCompare = 64 << 10
 
 // passCell passes on the ranges in [from, to), which lies within one cell. It does not upload data again that base

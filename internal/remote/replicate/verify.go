@@ -257,7 +257,7 @@ type verifier struct {
 
 	// Faults. The points that they affect are found at the end.
 	damaged         bool                    // segments are missing, of another size, or cannot be read
-	unreadableNodes map[repo.NodeRef]string // pages and nodes that cannot be read, and why; of a page only the frame
+	unreadableNodes map[repo.NodeRef]string // nodes that cannot be read, and why
 	faults          map[expected]string
 }
 

@@ -174,6 +174,17 @@ func (v *verifier) blameSpan(ctx context.Context, s span) error {
 	return nil
 }
 
+// reportLost reports a segment that is missing or has the wrong size. It returns whether that is so.
+func (v *verifier) reportLost(o owner, s repo.Segment) bool {
+	why := v.lostReason(s)
+	if why != "" {
+		p := o.problem("segments/"+s.String(), "%s", why)
+		p.whole = true
+		v.report(p)
+	}
+	return why != ""
+}
+
 // wrongPieces returns the ranges of faulty pieces. It merges adjacent ranges with the same fault.
 func (v *verifier) wrongPieces(pieces []repo.Piece) (ranges []Problem) {
 	for _, x := range pieces {
@@ -207,10 +218,14 @@ func (v *verifier) blameRanges(o owner, ranges []Problem) {
 	}
 }
 
-// blameStream reports the faults of a stream. Offsets are those in the stream.
+// blameStream reports the faults of a stream, and the segments with it that are lost. Offsets are those in the stream.
 func (v *verifier) blameStream(o owner, m *repo.Manifest) {
-	at := int64(0)
+	at, last := int64(0), repo.Segment{}
 	for _, f := range m.Stream {
+		if f.Segment != last {
+			last = f.Segment
+			v.reportLost(o, last)
+		}
 		if why, whole := v.faultReason(f, 0, f.Plain, repo.Sum{}); why != "" {
 			p := o.problem("segments/"+f.Segment.String(), "%s", why)
 			p.Offset, p.Length, p.whole = at, int64(f.Plain), whole

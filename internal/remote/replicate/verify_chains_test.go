@@ -31,12 +31,23 @@ func TestVerifyNamesChains(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	for _, key := range []string{"manifests/" + m.ID.String(), "segments/" + m.Stream[0].Segment.String()} {
+	segment := "segments/" + m.Stream[0].Segment.String()
+	for _, c := range []struct {
+		key   string
+		spoil func([]byte) []byte // nil: it is lost
+	}{{"manifests/" + m.ID.String(), nil}, {segment, nil}, {segment, func(b []byte) []byte { return b[:len(b)-1] }},
+		{segment, func(b []byte) []byte { return append(b, 0) }}} {
+		key := c.key
 		was, _, err := w.store.Get(t.Context(), key, 0, -1)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := w.store.Delete(t.Context(), key); err != nil {
+		if c.spoil == nil {
+			err = w.store.Delete(t.Context(), key)
+		} else {
+			_, err = w.store.Put(t.Context(), key, c.spoil(slices.Clone(was)), objstore.Always)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		out, err := Verify(t.Context(), w.r, VerifyRequest{})

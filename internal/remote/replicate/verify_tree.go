@@ -178,7 +178,7 @@ func (t *treeBlame) blameNodes(ctx context.Context, o owner, m *repo.Manifest, a
 			return nil, err
 		}
 
-		if t.reportLost(o, n.Frame.Segment) {
+		if t.v.reportLost(o, n.Frame.Segment) {
 			clean[place[i]] = false
 		}
 		if clean[place[i]] && !n.IsLeaf() && len(t.clean) < maxClean {
@@ -204,7 +204,7 @@ func (t *treeBlame) blameBelow(
 		for _, x := range n.Pieces {
 			if x.Frame.Segment != last {
 				last = x.Frame.Segment
-				clean = !t.reportLost(o, last) && clean
+				clean = !t.v.reportLost(o, last) && clean
 			}
 		}
 		return clean, nil
@@ -224,17 +224,6 @@ func (t *treeBlame) blameBelow(
 	}
 
 	return clean, err
-}
-
-// reportLost reports a segment that is missing or has the wrong size. It returns whether that is so.
-func (t *treeBlame) reportLost(o owner, s repo.Segment) bool {
-	why := t.v.lostReason(s)
-	if why != "" {
-		p := o.problem("segments/"+s.String(), "%s", why)
-		p.whole = true
-		t.v.report(p)
-	}
-	return why != ""
 }
 
 // reportNode reports that a node cannot be read.

@@ -5,8 +5,7 @@ import "math/bits"
 // frameBlocks is the number of blocks in a full frame of data.
 const frameBlocks = FrameBytes / BlockBytes
 
-// BlockSet is a set of blocks of a frame's content. Each block has BlockBytes, except possibly the last. For frames
-// larger than FrameBytes, which hold no data, only the empty set and [AllBlocks] are valid.
+// BlockSet is a set of blocks of a frame's content. Each block has BlockBytes, except possibly the last.
 type BlockSet [frameBlocks / 64]uint64
 
 // AllBlocks contains every block.

@@ -76,7 +76,7 @@ func (m *Manifest) checkExtensions() error {
 		}
 	}
 
-	return m.checkOverlay()
+	return nil
 }
 
 func checkExtensionName(name string) error {
