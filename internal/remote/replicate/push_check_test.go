@@ -109,6 +109,46 @@ func TestPushNoticesWhatIsLost(t *testing.T) {
 	w.noSessions(rp)
 }
 
+// TestPushLeavesLostNodes: a push wrote a part of the map only, and its segment is damaged behind that. The next push
+// does not take that part over, although it can still read it.
+func TestPushLeavesLostNodes(t *testing.T) {
+	w := newWorld(t)
+	rp := w.open()
+	w.importImage("g", 300*mib, func(f *os.File) {
+		for i := range int64(290) {
+			noise(t, f, uint64(i), i*mib, 4096)
+		}
+	})
+	w.clone("g", "v")
+	w.edit("v", func(f *os.File) { punch(t, f, 5*mib, mib) })
+	w.push("v")
+	h, _, err := rp.Head(t.Context(), "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := rp.Manifest(t.Context(), w.newest(rp, h).Manifest)
+	if err != nil || m.Map.IsLeaf() {
+		t.Fatalf("the map is one leaf, or %v", err)
+	}
+	lost := m.Map.Frame.Segment
+	key := "segments/" + lost.String()
+	data, _, err := w.store.Get(t.Context(), key, 0, -1)
+	if err == nil {
+		_, err = w.store.Put(t.Context(), key, data[:len(data)-1], objstore.Always)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	w.edit("v", func(f *os.File) { noise(t, f, 1000, 200*mib, 4096) })
+	if out := w.push("v")[0]; out.LostSegments != 1 {
+		t.Errorf("one segment was cut: %+v", out)
+	}
+	if w.checkPoint(rp, "v", w.image("v")); slices.Contains(w.segmentsOf(rp, "v"), lost) {
+		t.Error("the new point builds upon what is damaged")
+	}
+}
+
 // TestPushFull sends everything again, into the place of what is there.
 func TestPushFull(t *testing.T) {
 	w := newWorld(t)
