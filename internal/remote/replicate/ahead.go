@@ -95,7 +95,7 @@ func (a *cellPrefetcher) waitCell(ctx context.Context, cell uint32) ([]repo.Piec
 		a.known[cell] = r
 	}
 
-	a.startReading(cell, r) // at once, whatever else is being read
+	a.startReading(cell, r) // even if cellAhead others are being read
 	a.mu.Unlock()
 	select {
 	case <-r.done:

@@ -16,13 +16,13 @@ type frameAdder func(ctx context.Context, content []byte, codec repo.Codec, plai
 type mapper struct {
 	base     *repo.Manifest  // to merge into, or to compare with; nil: none
 	merge    bool            // bytes without a layer are as in base; else they are zero
-	ahead    *cellPrefetcher // of base; nil without
+	ahead    *cellPrefetcher // reads the cells of base; nil without base
 	makeTree func(context.Context) (*tree, error)
 
 	tree     *tree // nil until the first layer
 	cellOpen bool
 	cell     uint32  // number of the open cell
-	layers   []layer // of the open cell
+	layers   []layer // changes of the open cell, in order
 	at       int64   // without merge: everything before it is in the tree
 }
 

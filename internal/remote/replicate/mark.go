@@ -18,8 +18,8 @@ type marker struct {
 
 	mu       sync.Mutex
 	segments map[repo.Segment]*marked
-	nodes    []ownedNode // to be read
-	lost     []lostNode  // that cannot be read, at most maxLostNodes
+	nodes    []ownedNode // nodes that are still to be read
+	lost     []lostNode  // nodes that cannot be read, at most maxLostNodes
 	unread   error       // why marks may be missing; nil: none are
 }
 

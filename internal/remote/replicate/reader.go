@@ -20,7 +20,7 @@ type imageReader struct {
 	held     *engine.Range // the next range, if peekRange has taken it from ranges
 	base     *repo.Manifest
 	merge    bool            // ranges are the differences from base; else the data is compared with base
-	ahead    *cellPrefetcher // of base
+	ahead    *cellPrefetcher // reads the cells of base; nil without base
 	hasSum   func([]byte, repo.Sum) bool
 	stats    *stats
 	tracker  *progress.Tracker

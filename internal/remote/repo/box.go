@@ -33,7 +33,7 @@ const (
 
 const (
 	magic        = "PNDR"
-	oldMagic     = "PNDO" // of development versions
+	oldMagic     = "PNDO" // magic of repositories that development versions made
 	preambleSize = 8      // magic, type, version, two zeros
 	versionAt    = 5
 	saltSize     = 32
