@@ -100,15 +100,7 @@ func TestRemotes(t *testing.T) {
 // TestRemoteHeadNeverGoesBack: the epoch that was seen only grows, and the next point with it, as unsigned numbers.
 func TestRemoteHeadNeverGoesBack(t *testing.T) {
 	ctx := t.Context()
-	dir := t.TempDir()
-	if err := Create(ctx, dir, "p"); err != nil {
-		t.Fatal(err)
-	}
-	c, err := Open(ctx, dir, "p")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := openCatalog(t)
 	at := time.Unix(1000, 7).UTC()
 	for _, step := range []struct {
 		saw             bool

@@ -121,16 +121,8 @@ func TestPlaces(t *testing.T) {
 
 // TestLayers: a generation that overlays need becomes a layer, and goes with the last of them.
 func TestLayers(t *testing.T) {
-	dir := t.TempDir()
 	ctx := t.Context()
-	if err := Create(ctx, dir, "p"); err != nil {
-		t.Fatal(err)
-	}
-	c, err := Open(ctx, dir, "p")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := openCatalog(t)
 
 	row := func(id string, kind driver.Kind, name string, lower driver.ObjectID) Row {
 		return Row{Identity: driver.Identity{ID: driver.ObjectID(id), Kind: kind, Name: name, Golden: "g", Generation: 1,

@@ -2,8 +2,6 @@ package repo
 
 import (
 	"bytes"
-	"os"
-	"path/filepath"
 	"reflect"
 	"testing"
 	"time"
@@ -28,8 +26,8 @@ type goldenMapContent struct {
 	objects              map[string][]byte
 }
 
-// writeGoldenMap makes the repository anew. wrapped is the ring key as age has wrapped it, which is random.
-func writeGoldenMap(t testing.TB, wrapped []byte) (*goldenMapContent, *Repo) {
+// writeGoldenMap makes the repository anew. wrapped is as of frozenKeys.
+func writeGoldenMap(t testing.TB, wrapped [][]byte) (*goldenMapContent, *Repo) {
 	t.Helper()
 	ctx := t.Context()
 	e := goldenEnv()
@@ -37,26 +35,7 @@ func writeGoldenMap(t testing.TB, wrapped []byte) (*goldenMapContent, *Repo) {
 	m := newMemory()
 	g := &goldenMapContent{}
 
-	k := keyring{
-		serial:  7,
-		ringKey: e.randomBytes(keySize),
-		keys:    []masterKey{newMasterKey(e.randomBytes(keySize), e.utcNow())},
-	}
-	k.id = derivedID(k.keys[0].secret, infoRepoID)
-	s, err := k.newSlot(e.newID(), NewSlot{Label: "host a", Recipient: testRecipient}, e)
-	must(t, err)
-	if wrapped != nil {
-		s.wrapped = wrapped
-	}
-	k.slots = []slot{s}
-	raw, err := k.encode(e.randomBytes(saltSize))
-	must(t, err)
-	m.set(configKey, raw)
-	r := &Repo{store: m, env: e, id: k.id}
-	r.mu.Lock()
-	r.useKeyring(&k, raw, "v1")
-	r.mu.Unlock()
-	t.Cleanup(r.Close)
+	r := writeOneKey(t, e, m, 7, wrapped)
 
 	// Blocks that are all the same, as many as a leaf has, one more, and two far behind: so there are leaves of two
 	// levels, and inner nodes of two.
@@ -129,51 +108,8 @@ func writeGoldenMap(t testing.TB, wrapped []byte) (*goldenMapContent, *Repo) {
 func goldenMap(t testing.TB) (*goldenMapContent, *Repo, *memory) {
 	t.Helper()
 	m := loadFiles(t, goldenMapDir)
-	c, err := decodeConfig(m.data(configKey))
-	must(t, err)
-	g, _ := writeGoldenMap(t, c.slots[0].wrapped)
+	g, _ := writeGoldenMap(t, frozenKeys(t, goldenMapDir))
 	return g, goldenRepo(t, m), m
-}
-
-// loadFiles is a store with the files of a directory.
-func loadFiles(t testing.TB, dir string) *memory {
-	t.Helper()
-	m := newMemory()
-	must(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		b, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		key, err := filepath.Rel(dir, path)
-		m.set(key, b)
-		return err
-	}))
-	return m
-}
-
-func TestFreezeMap(t *testing.T) {
-	if !*freeze {
-		return // it is no test: it writes what tests read
-	}
-	var wrapped []byte
-	if _, err := os.Stat(filepath.Join(goldenMapDir, configKey)); err == nil {
-		c, err := decodeConfig(loadFiles(t, goldenMapDir).data(configKey))
-		must(t, err)
-		wrapped = c.slots[0].wrapped
-	}
-	g, _ := writeGoldenMap(t, wrapped)
-	for key, data := range g.objects {
-		path := filepath.Join(goldenMapDir, key)
-		if _, err := os.Stat(path); err == nil {
-			continue
-		}
-		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must(t, os.WriteFile(path, data, 0o644))
-	}
-	t.Log(g.block.ID, g.stream.ID)
 }
 
 func TestFrozenMap(t *testing.T) {

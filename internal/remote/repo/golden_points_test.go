@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"testing"
@@ -25,8 +23,8 @@ type goldenPoints struct {
 	objects map[string][]byte
 }
 
-// writeGoldenPoints makes the repository anew. wrapped is the ring key as age has wrapped it, which is random.
-func writeGoldenPoints(t testing.TB, wrapped []byte) *goldenPoints {
+// writeGoldenPoints makes the repository anew. wrapped is as of frozenKeys.
+func writeGoldenPoints(t testing.TB, wrapped [][]byte) *goldenPoints {
 	t.Helper()
 	ctx := t.Context()
 	e := goldenEnv()
@@ -34,24 +32,7 @@ func writeGoldenPoints(t testing.TB, wrapped []byte) *goldenPoints {
 	m := newMemory()
 	g := &goldenPoints{}
 
-	k := keyring{serial: 3, ringKey: e.randomBytes(keySize)}
-	k.keys = []masterKey{newMasterKey(e.randomBytes(keySize), e.utcNow())}
-	k.id = derivedID(k.keys[0].secret, infoRepoID)
-	s, err := k.newSlot(e.newID(), NewSlot{Label: "host a", Recipient: testRecipient}, e)
-	must(t, err)
-	if wrapped != nil {
-		s.wrapped = wrapped
-	}
-	k.slots = []slot{s}
-	raw, err := k.encode(e.randomBytes(saltSize))
-	must(t, err)
-	m.set(configKey, raw)
-	r := &Repo{store: m, env: e, id: k.id}
-	r.mu.Lock()
-	r.useKeyring(&k, raw, "v1")
-	r.mu.Unlock()
-	t.Cleanup(r.Close)
-
+	r := writeOneKey(t, e, m, 3, wrapped)
 	for i := range 7 {
 		g.points = append(g.points, Point{
 			Seq: uint64(10 * (i + 1)), Name: fmt.Sprint("p", i+1), Manifest: r.env.newID(), Source: "s",
@@ -67,7 +48,7 @@ func writeGoldenPoints(t testing.TB, wrapped []byte) *goldenPoints {
 		must(t, err)
 		g.head.Pages = append(g.head.Pages, pages...)
 	}
-	_, err = r.PutHead(ctx, g.head, "")
+	_, err := r.PutHead(ctx, g.head, "")
 	must(t, err)
 	g.objects = map[string][]byte{}
 	for key, o := range m.objects {
@@ -80,29 +61,7 @@ func writeGoldenPoints(t testing.TB, wrapped []byte) *goldenPoints {
 func frozenPoints(t testing.TB) (*goldenPoints, *Repo, *memory) {
 	t.Helper()
 	m := loadFiles(t, goldenPointsDir)
-	c, err := decodeConfig(m.data(configKey))
-	must(t, err)
-	return writeGoldenPoints(t, c.slots[0].wrapped), goldenRepo(t, m), m
-}
-
-func TestFreezePoints(t *testing.T) {
-	if !*freeze {
-		return // it is no test: it writes what tests read
-	}
-	var wrapped []byte
-	if _, err := os.Stat(filepath.Join(goldenPointsDir, configKey)); err == nil {
-		c, err := decodeConfig(loadFiles(t, goldenPointsDir).data(configKey))
-		must(t, err)
-		wrapped = c.slots[0].wrapped
-	}
-	for key, data := range writeGoldenPoints(t, wrapped).objects {
-		path := filepath.Join(goldenPointsDir, key)
-		if _, err := os.Stat(path); err == nil {
-			continue
-		}
-		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must(t, os.WriteFile(path, data, 0o644))
-	}
+	return writeGoldenPoints(t, frozenKeys(t, goldenPointsDir)), goldenRepo(t, m), m
 }
 
 func TestFrozenPoints(t *testing.T) {

@@ -203,19 +203,53 @@ func writeGolden(t testing.TB, wrapped [][]byte, packedText []byte) (*goldenCont
 	return g, r
 }
 
+// writeOneKey makes a repository with one key and one slot. wrapped is as of frozenKeys.
+func writeOneKey(t testing.TB, e env, m *memory, serial uint64, wrapped [][]byte) *Repo {
+	t.Helper()
+	k := keyring{
+		serial:  serial,
+		ringKey: e.randomBytes(keySize),
+		keys:    []masterKey{newMasterKey(e.randomBytes(keySize), e.utcNow())},
+	}
+	k.id = derivedID(k.keys[0].secret, infoRepoID)
+	s, err := k.newSlot(e.newID(), NewSlot{Label: "host a", Recipient: testRecipient}, e)
+	must(t, err)
+	if len(wrapped) > 0 {
+		s.wrapped = wrapped[0]
+	}
+	k.slots = []slot{s}
+	raw, err := k.encode(e.randomBytes(saltSize))
+	must(t, err)
+	m.set(configKey, raw)
+	r := &Repo{store: m, env: e, id: k.id}
+	r.mu.Lock()
+	r.useKeyring(&k, raw, "v1")
+	r.mu.Unlock()
+	t.Cleanup(r.Close)
+	return r
+}
+
 // loadGolden is the frozen repository.
 func loadGolden(t testing.TB) *memory {
 	t.Helper()
+	m := loadFiles(t, goldenDir)
+	must(t, m.Delete(t.Context(), "text.zst"))
+	return m
+}
+
+// loadFiles is a store with the files of a directory.
+func loadFiles(t testing.TB, dir string) *memory {
+	t.Helper()
 	m := newMemory()
-	must(t, filepath.WalkDir(goldenDir, func(path string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() || strings.HasSuffix(path, ".zst") {
+	must(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
 			return err
 		}
 		b, err := os.ReadFile(path)
 		if err != nil {
 			return err
 		}
-		key, err := filepath.Rel(goldenDir, path)
+		key, err := filepath.Rel(dir, path)
 		m.set(key, b)
 		return err
 	}))
@@ -226,47 +260,55 @@ func loadGolden(t testing.TB) *memory {
 func golden(t testing.TB) (*goldenContent, *Repo, *memory) {
 	t.Helper()
 	m := loadGolden(t)
-	c, err := decodeConfig(m.data(configKey))
-	must(t, err)
-	var wrapped [][]byte
-	for _, s := range c.slots {
-		wrapped = append(wrapped, s.wrapped)
-	}
 	text, err := os.ReadFile(goldenDir + "/text.zst")
 	must(t, err)
-	g, _ := writeGolden(t, wrapped, text)
+	g, _ := writeGolden(t, frozenKeys(t, goldenDir), text)
 	r, err := openRepo(t.Context(), m, testEnv(), identity(t, testIdentity))
 	must(t, err)
 	t.Cleanup(r.Close)
 	return g, r, m
 }
 
+// TestFreeze writes the frozen repositories, as far as they are not there.
 func TestFreeze(t *testing.T) {
 	if !*freeze {
 		return // it is no test: it writes what tests read
 	}
-	text := filepath.Join(goldenDir, "text.zst")
-	packed, err := os.ReadFile(text)
-	var wrapped [][]byte
+	packed, err := os.ReadFile(filepath.Join(goldenDir, "text.zst"))
 	if os.IsNotExist(err) {
 		packed, _ = Compress(nil, bytes.Repeat([]byte("all that glitters is not gold\n"), 1000)[:4*BlockBytes])
-	} else {
-		c, err := decodeConfig(loadGolden(t).data(configKey))
-		must(t, err)
-		for _, s := range c.slots {
-			wrapped = append(wrapped, s.wrapped)
-		}
 	}
-	g, _ := writeGolden(t, wrapped, packed)
+	g, _ := writeGolden(t, frozenKeys(t, goldenDir), packed)
 	g.objects["text.zst"] = packed
-	for key, data := range g.objects {
-		path := filepath.Join(goldenDir, key)
-		if _, err := os.Stat(path); err == nil {
-			continue
+	m, _ := writeGoldenMap(t, frozenKeys(t, goldenMapDir))
+	p := writeGoldenPoints(t, frozenKeys(t, goldenPointsDir))
+	for dir, objects := range map[string]map[string][]byte{goldenDir: g.objects, goldenMapDir: m.objects,
+		goldenPointsDir: p.objects} {
+		for key, data := range objects {
+			path := filepath.Join(dir, key)
+			if _, err := os.Stat(path); err == nil {
+				continue
+			}
+			must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+			must(t, os.WriteFile(path, data, 0o644))
 		}
-		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must(t, os.WriteFile(path, data, 0o644))
 	}
+	t.Log("with a map:", m.block.ID, m.stream.ID)
+}
+
+// frozenKeys are the ring keys of a frozen repository as age has wrapped them, which is random: one of each slot, none
+// if the repository is not there.
+func frozenKeys(t testing.TB, dir string) (wrapped [][]byte) {
+	t.Helper()
+	if _, err := os.Stat(filepath.Join(dir, configKey)); err != nil {
+		return nil
+	}
+	c, err := decodeConfig(loadFiles(t, dir).data(configKey))
+	must(t, err)
+	for _, s := range c.slots {
+		wrapped = append(wrapped, s.wrapped)
+	}
+	return wrapped
 }
 
 func TestFrozenObjectsAreWrittenTheSame(t *testing.T) {
