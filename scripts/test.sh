@@ -32,7 +32,7 @@ fi
 
 # More than processors: packages wait for disks and timers.
 at_once=${AT_ONCE:-$(($(nproc) + 2))}
-timeout=15m # less than CI gives the whole run, so that what hangs says where
+timeout=30m # of a package, so that what hangs says where; the longest takes 5 minutes alone, and 15 beside a load
 [ -z "${PANDO_TEST_FULL:-}" ] || timeout=3h
 
 me=test.sh
