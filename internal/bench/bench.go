@@ -46,7 +46,6 @@ type Config struct {
 	Overlay bool          // measure overlays instead of other clones
 	Mounted bool          // mount the volumes that fill the pool
 	Keep    bool          // leave the golden and the volumes
-	Tracker *progress.Tracker
 }
 
 const (
@@ -93,6 +92,7 @@ type run struct {
 	scratch *scratch
 	meter   *meter
 	rep     *Report
+	tracker *progress.Tracker
 
 	source   string            // tree that is copied and imported
 	noImport string            // why source cannot be imported
@@ -111,7 +111,7 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 		return nil, err
 	}
 
-	r, err := begin(ctx, c)
+	ctx, r, err := begin(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -136,20 +136,23 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	return r.rep, nil
 }
 
-// begin opens what a run needs; end closes and removes it.
-func begin(ctx context.Context, c Config) (_ *run, err error) {
-	r := &run{Config: c, eng: c.Engine, rep: &Report{}}
+// begin opens what a run needs; end closes and removes it. What is measured gets the context that begin returns, and
+// reports no progress of its own.
+func begin(ctx context.Context, c Config) (_ context.Context, r *run, err error) {
+	r = &run{Config: c, eng: c.Engine, rep: &Report{}, tracker: progress.From(ctx)}
+	ctx = progress.With(ctx, nil)
 	if c.Engine.Caps().NeedsRoot && os.Geteuid() != 0 {
-		return nil, errs.New(errs.Permission, "bench", "", "pools of the %s driver need root for this", c.Engine.Caps().Name).
+		return ctx, nil, errs.New(errs.Permission, "bench", "", "pools of the %s driver need root for this",
+			c.Engine.Caps().Name).
 			WithHint("run the benchmark as root")
 	}
 
 	if r.pool, err = pool.Read(r.eng.Dir()); err != nil {
-		return nil, err
+		return ctx, nil, err
 	}
 
 	if r.drv, err = c.Drivers[r.pool.Config.Driver](ctx, r.pool.DataDir(), r.pool.Config.ID, false); err != nil {
-		return nil, err
+		return ctx, nil, err
 	}
 
 	if s, ok := r.drv.(driver.Spacer); ok {
@@ -158,11 +161,11 @@ func begin(ctx context.Context, c Config) (_ *run, err error) {
 
 	if r.scratch, err = newScratch(ctx, r.pool); err != nil {
 		r.closeDriver()
-		return nil, err
+		return ctx, nil, err
 	}
 
 	r.meter = newMeter(ctx, c.Tail, r.pool.DataDir(), r.pool.Dir)
-	return r, nil
+	return ctx, r, nil
 }
 
 func (r *run) end(ctx context.Context) error {
@@ -178,7 +181,7 @@ func (r *run) closeDriver() {
 
 // cleanUp removes what the run made. What it cannot remove, Clean will.
 func (r *run) cleanUp(ctx context.Context) error {
-	r.Tracker.Start("cleaning up", 0, 0)
+	r.tracker.Start(progress.CleaningUp, 0, 0)
 	if r.floor != nil {
 		r.floor.close()
 	}
@@ -201,7 +204,7 @@ func (r *run) name(what string) string { return r.scratch.name + "-" + what }
 
 // describe records where the figures come from.
 func (r *run) describe(ctx context.Context) error {
-	p, err := r.eng.Pool(ctx, false)
+	p, err := r.eng.Pool(ctx, engine.PoolRequest{})
 	if err != nil {
 		return err
 	}
@@ -264,7 +267,7 @@ func (r *run) findSource(ctx context.Context) error {
 	}
 
 	src.Name, r.source = abs, abs
-	src.Files, src.Bytes, err = readTree(ctx, abs, r.Tracker)
+	src.Files, src.Bytes, err = readTree(ctx, abs, r.tracker)
 	return err
 }
 
@@ -280,7 +283,7 @@ func (r *run) generate(ctx context.Context) (err error) {
 		return errs.Wrap("bench", r.source, err)
 	}
 
-	if err := generate(ctx, r.source, r.Files, r.Bytes, r.Tracker); err != nil {
+	if err := generate(ctx, r.source, r.Files, r.Bytes, r.tracker); err != nil {
 		return err
 	}
 
@@ -289,7 +292,7 @@ func (r *run) generate(ctx context.Context) (err error) {
 	}
 
 	src := &r.rep.Source
-	src.Files, src.Bytes, err = readTree(ctx, r.source, r.Tracker)
+	src.Files, src.Bytes, err = readTree(ctx, r.source, r.tracker)
 	return err
 }
 
@@ -308,7 +311,7 @@ func (r *run) mountSource(ctx context.Context) error {
 
 	r.source = dir
 	src := &r.rep.Source
-	src.Files, src.Bytes, err = readTree(ctx, dir, r.Tracker)
+	src.Files, src.Bytes, err = readTree(ctx, dir, r.tracker)
 	return err
 }
 
@@ -396,7 +399,7 @@ func (r *run) fill(ctx context.Context, n int) error {
 		}
 	}
 
-	r.Tracker.Start("creating volumes", int64(max(n-have, 0)), 0)
+	r.tracker.StartOf(progress.RunningBenchmark, "creating volumes", int64(max(n-have, 0)), 0)
 
 	for have < n {
 		batch := min(fillBatch, n-have)
@@ -407,7 +410,7 @@ func (r *run) fill(ctx context.Context, n int) error {
 		}
 		r.fillers = append(r.fillers, name)
 		have += batch
-		r.Tracker.Add(int64(batch), 0)
+		r.tracker.Add(int64(batch), 0)
 	}
 
 	return nil
@@ -443,7 +446,7 @@ func (r *run) tiny(ctx context.Context) (ref.Ref, error) {
 		return q, errs.Wrap("bench", dir, err)
 	}
 
-	_, err = r.eng.Import(ctx, engine.ImportRequest{Name: name, Source: "-", Stdin: f})
+	_, err = r.eng.ImportStream(ctx, engine.ImportRequest{Name: name}, f)
 	return q, err
 }
 
@@ -459,7 +462,7 @@ func (r *run) fillAll(ctx context.Context) error {
 // rest waits until the disk is quiet: the kernel goes on writing and freeing for
 // a while after many volumes have been made or destroyed.
 func (r *run) rest(ctx context.Context) error {
-	r.Tracker.Start("waiting for the disk to become quiet", 0, 0)
+	r.tracker.StartOf(progress.RunningBenchmark, "waiting for the disk to become quiet", 0, 0)
 	if r.meter.err != nil {
 		return sleep(ctx, min(r.Tail, 5*time.Second))
 	}
@@ -477,7 +480,7 @@ func (r *run) unfill(ctx context.Context) error {
 		return nil
 	}
 
-	r.Tracker.Start("destroying volumes", 0, 0)
+	r.tracker.StartOf(progress.RunningBenchmark, "destroying volumes", 0, 0)
 	for len(r.fillers) > 1 {
 		last := r.fillers[len(r.fillers)-1]
 		if err := r.destroy(ctx, last+"-*"); err != nil {
@@ -490,7 +493,7 @@ func (r *run) unfill(ctx context.Context) error {
 }
 
 func (r *run) count(ctx context.Context) (int, error) {
-	p, err := r.eng.Pool(ctx, false)
+	p, err := r.eng.Pool(ctx, engine.PoolRequest{})
 	return p.Volumes, err
 }
 

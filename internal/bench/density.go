@@ -29,7 +29,6 @@ type DensityConfig struct {
 	Runs     int    // of which figures are medians
 	AtOnce   int    // sessions that work at the same time; 0: one for each processor
 	Only     []string
-	Tracker  *progress.Tracker
 }
 
 // MaxSessions is the most sessions that density measures.
@@ -135,8 +134,8 @@ func Density(ctx context.Context, c DensityConfig) (_ *DensityReport, err error)
 
 	c.AtOnce = cmp.Or(c.AtOnce, runtime.NumCPU())
 	c.Sessions = slices.Compact(slices.Sorted(slices.Values(c.Sessions)))
-	r, err := begin(ctx, Config{Engine: c.Engine, Drivers: c.Drivers, Program: c.Program, TempDir: c.TempDir,
-		Source: c.Source, Files: c.Files, Bytes: c.Bytes, Tail: time.Second, Tracker: c.Tracker})
+	ctx, r, err := begin(ctx, Config{Engine: c.Engine, Drivers: c.Drivers, Program: c.Program, TempDir: c.TempDir,
+		Source: c.Source, Files: c.Files, Bytes: c.Bytes, Tail: time.Second})
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +174,7 @@ func (d *density) checkSpace(context.Context) error {
 
 // importSource makes the golden, unless the source is one.
 func (d *density) importSource(ctx context.Context) error {
-	d.Tracker.Start("importing the source", 0, 0)
+	d.tracker.StartOf(progress.RunningBenchmark, "importing the source", 0, 0)
 	if err := d.importOnce(ctx, &timed{op: Operation{NotMeasured: d.noImport}}, 0, false); err != nil {
 		return err
 	}

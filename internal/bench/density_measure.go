@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/linux/kernel"
 
 	"golang.org/x/sys/unix"
@@ -22,7 +23,7 @@ const writeEvery = 100
 func (d *density) measure(ctx context.Context, v variant, n int) (row DensityRow, err error) {
 	row = DensityRow{Variant: v.name(), Sessions: n}
 	title := v.name() + ", " + errs.Plural(n, "session") + ": "
-	d.Tracker.Start(title+"setting up", 0, 0)
+	d.tracker.StartOf(progress.RunningBenchmark, title+"setting up", 0, 0)
 	err = v.prepare(ctx)
 	if reason, is := missing(err); is {
 		row.NotMeasured = reason
@@ -43,7 +44,7 @@ func (d *density) measure(ctx context.Context, v variant, n int) (row DensityRow
 
 	defer func() { // also what a failed setup has made
 		start := time.Now()
-		d.Tracker.Start(title+"removing", 0, 0)
+		d.tracker.StartOf(progress.RunningBenchmark, title+"removing", 0, 0)
 		err = errors.Join(err, v.remove(context.WithoutCancel(ctx)))
 		row.Remove = time.Since(start).Seconds()
 	}()
@@ -59,7 +60,7 @@ func (d *density) measure(ctx context.Context, v variant, n int) (row DensityRow
 		return row, err
 	}
 
-	d.Tracker.Start(title+"reading", int64(n)*d.rep.Source.Files, int64(n)*d.rep.Source.Bytes)
+	d.tracker.StartOf(progress.RunningBenchmark, title+"reading", int64(n)*d.rep.Source.Files, int64(n)*d.rep.Source.Bytes)
 	err = d.work(ctx, v, dirs, before, &row)
 	return row, err
 }
@@ -94,7 +95,7 @@ func (d *density) work(ctx context.Context, v variant, dirs []string, before ker
 	}
 
 	read, last, err := d.sessions(ctx, dirs, func(dir string) error {
-		_, _, err := readFiles(ctx, dir, d.Tracker)
+		_, _, err := readFiles(ctx, dir, d.tracker)
 		return err
 	})
 	if err != nil {

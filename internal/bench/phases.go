@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 	"pando/internal/linux/durable"
@@ -61,7 +62,7 @@ func (r *run) copies(ctx context.Context) error {
 	cp := &timed{op: Operation{Name: OpCopy}}
 	im := &timed{op: Operation{Name: OpImport, NotMeasured: r.noImport}}
 	for i := range r.Rounds {
-		r.Tracker.Start("cp -a and import, round "+itoa(i+1)+" of "+itoa(r.Rounds), 0, 0)
+		r.tracker.StartOf(progress.RunningBenchmark, "cp -a and import, round "+itoa(i+1)+" of "+itoa(r.Rounds), 0, 0)
 		if err := r.copyOnce(ctx, cp, "never", r.source, "copy", true); err != nil {
 			return err
 		}
@@ -71,7 +72,7 @@ func (r *run) copies(ctx context.Context) error {
 	}
 
 	// Once more, without the sync, to see what is written and when.
-	r.Tracker.Start("measuring the writes of cp -a and import", 0, 0)
+	r.tracker.StartOf(progress.RunningBenchmark, "measuring the writes of cp -a and import", 0, 0)
 
 	if cp.op.NotMeasured == "" {
 		if err := r.tail(ctx, &cp.op, func() (int, error) {
@@ -165,14 +166,14 @@ func (r *run) reflinks(ctx context.Context) error {
 	}
 
 	for i := range r.Rounds {
-		r.Tracker.Start("cp -a --reflink, round "+itoa(i+1)+" of "+itoa(r.Rounds), 0, 0)
+		r.tracker.StartOf(progress.RunningBenchmark, "cp -a --reflink, round "+itoa(i+1)+" of "+itoa(r.Rounds), 0, 0)
 		if err := r.copyOnce(ctx, t, "always", r.copyDir, "reflink", true); err != nil {
 			return err
 		}
 	}
 
 	if t.op.NotMeasured == "" {
-		r.Tracker.Start("measuring the writes of cp -a --reflink", 0, 0)
+		r.tracker.StartOf(progress.RunningBenchmark, "measuring the writes of cp -a --reflink", 0, 0)
 		if err := r.tail(ctx, &t.op, func() (int, error) {
 			return 1, r.copyOnce(ctx, t, "always", r.copyDir, "reflink", false)
 		}); err != nil {
@@ -212,7 +213,7 @@ func (r *run) pairs(ctx context.Context) error {
 
 	p := &pairing{run: r, first: r.next, pandoClone: &Sample{}}
 	total := r.Clones + warmUps
-	r.Tracker.Start("cloning in a pool with "+itoa(volumes)+" volumes", int64(total), 0)
+	r.tracker.StartOf(progress.RunningBenchmark, "cloning in a pool with "+itoa(volumes)+" volumes", int64(total), 0)
 
 	err = r.inTurn(total, func(i int) error { return p.cloneFloor(ctx, i) },
 		func(i int) error { return p.clonePando(ctx, i) })
@@ -274,7 +275,7 @@ func (p *pairing) cloneFloor(ctx context.Context, i int) error {
 
 // clonePando makes the i-th clone with Pando.
 func (p *pairing) clonePando(ctx context.Context, i int) error {
-	defer p.Tracker.Add(1, 0)
+	defer p.tracker.Add(1, 0)
 	name := p.name("clone" + itoa(p.first+i))
 	start := time.Now()
 	if _, err := p.clone(ctx, name); err != nil {
@@ -367,7 +368,7 @@ func (r *run) tails(ctx context.Context) error {
 		if b.floor && r.floor == nil {
 			t.op.NotMeasured = r.rep.NoFloor
 		} else {
-			r.Tracker.Start("measuring the writes of "+b.op, int64(n), 0)
+			r.tracker.StartOf(progress.RunningBenchmark, "measuring the writes of "+b.op, int64(n), 0)
 			err := r.tail(ctx, &t.op, func() (int, error) {
 				for i := range n {
 					start, sys := time.Now(), selfSys()
@@ -375,7 +376,7 @@ func (r *run) tails(ctx context.Context) error {
 						return i, err
 					}
 					t.add(Use{WallNano: int64(time.Since(start)), SysNano: int64(selfSys() - sys)}, 0)
-					r.Tracker.Add(1, 0)
+					r.tracker.Add(1, 0)
 				}
 				return n, ctx.Err()
 			})
@@ -403,7 +404,7 @@ func (r *run) commands(ctx context.Context) error {
 		return err
 	}
 
-	vols, err := r.eng.Volumes(ctx, false)
+	vols, err := r.eng.Volumes(ctx, engine.VolumesRequest{})
 	if err != nil {
 		return err
 	}
@@ -427,7 +428,8 @@ func (r *run) commands(ctx context.Context) error {
 	}
 	got := make([]figures, len(lines))
 	cmds := make([]Command, len(lines))
-	r.Tracker.Start("measuring commands in a pool with "+itoa(volumes)+" volumes", int64(n), 0)
+	r.tracker.StartOf(progress.RunningBenchmark, "measuring commands in a pool with "+itoa(volumes)+" volumes",
+		int64(n), 0)
 
 	// Measure them in turn.
 	for i := range n + 1 { // the first does not count
@@ -445,7 +447,7 @@ func (r *run) commands(ctx context.Context) error {
 			cmds[j].MaxRSS = max(cmds[j].MaxRSS, u.MaxRSS)
 		}
 
-		r.Tracker.Add(1, 0)
+		r.tracker.Add(1, 0)
 	}
 
 	for j := range lines {
@@ -503,7 +505,7 @@ func (r *run) neighbours(ctx context.Context) (err error) {
 				continue
 			}
 
-			r.Tracker.Start("measuring a neighbour's writes while "+p.while, 0, 0)
+			r.tracker.StartOf(progress.RunningBenchmark, "measuring a neighbour's writes while "+p.while, 0, 0)
 			if err := r.neighbourPhase(ctx, nb, p, &samples[0], &samples[i]); err != nil {
 				return err
 			}

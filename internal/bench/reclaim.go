@@ -35,7 +35,6 @@ type ReclaimConfig struct {
 	Goldens     int    // that gc has to decide about
 	Generations int    // of each
 	Volumes     int    // and so many clones of them
-	Tracker     *progress.Tracker
 }
 
 // SlabUse is the memory of one of the kernel's caches, in bytes.
@@ -84,9 +83,9 @@ func Reclaim(ctx context.Context, c ReclaimConfig) (_ *ReclaimReport, err error)
 		}
 	}
 
-	r, err := begin(ctx, Config{
+	ctx, r, err := begin(ctx, Config{
 		Engine: c.Engine, Drivers: c.Drivers, Program: c.Program, TempDir: c.TempDir,
-		Files: c.Files, Tail: 20 * time.Second, Tracker: c.Tracker,
+		Files: c.Files, Tail: 20 * time.Second,
 	})
 	if err != nil {
 		return nil, err
@@ -148,7 +147,7 @@ func (r *run) reclaimClones(ctx context.Context, c ReclaimConfig, out *ReclaimRe
 	}
 
 	slabPeak, _ := readSlabs()
-	r.Tracker.Start("destroying the clones", 0, 0)
+	r.tracker.StartOf(progress.RunningBenchmark, "destroying the clones", 0, 0)
 	start = time.Now()
 	if err := r.destroy(ctx, r.name("many")+"-*"); err != nil {
 		return err
@@ -176,7 +175,7 @@ func (r *run) reclaimClones(ctx context.Context, c ReclaimConfig, out *ReclaimRe
 // busyClones makes and mounts n clones, looks at every file in each, and writes
 // bytes of noise into it.
 func (r *run) busyClones(ctx context.Context, what string, n int, bytes int64) error {
-	r.Tracker.Start("cloning, mounting and walking", int64(n), 0)
+	r.tracker.StartOf(progress.RunningBenchmark, "cloning, mounting and walking", int64(n), 0)
 	noise := rand.NewChaCha8([32]byte{1})
 	for done := 0; done < n; {
 		batch := min(100, n-done)
@@ -207,7 +206,7 @@ func (r *run) busyClones(ctx context.Context, what string, n int, bytes int64) e
 				}
 			}
 
-			r.Tracker.Add(1, 0)
+			r.tracker.Add(1, 0)
 		}
 
 		done += batch
@@ -314,7 +313,7 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 // createMany fills the pool with copies of the origin of base: goldens with their generations, then volumes.
 func (r *run) createMany(ctx context.Context, cat *catalog.Catalog, c ReclaimConfig, base driver.Identity) error {
 	total := c.Goldens*c.Generations + c.Volumes
-	r.Tracker.Start("creating goldens, generations and volumes", int64(total), 0)
+	r.tracker.StartOf(progress.RunningBenchmark, "creating goldens, generations and volumes", int64(total), 0)
 	var rows []catalog.Row
 	var goldens []catalog.Golden
 	put := func() error {
@@ -370,7 +369,7 @@ func (r *run) createMany(ctx context.Context, cat *catalog.Catalog, c ReclaimCon
 			}
 		}
 
-		r.Tracker.Add(1, 0)
+		r.tracker.Add(1, 0)
 	}
 
 	return put()
@@ -379,7 +378,7 @@ func (r *run) createMany(ctx context.Context, cat *catalog.Catalog, c ReclaimCon
 // measureGC runs gc three times, and checks that it has looked at all objects, of which there are at least total.
 func (r *run) measureGC(ctx context.Context, total int, out *ReclaimReport) error {
 	for range 3 {
-		r.Tracker.Start("measuring gc", 0, 0)
+		r.tracker.StartOf(progress.RunningBenchmark, "measuring gc", 0, 0)
 		start := time.Now()
 		text, err := r.output(ctx, "gc", "--json")
 		if err != nil {

@@ -39,7 +39,6 @@ type ReplicateConfig struct {
 	Freeze    bool     // pushes freeze the volume's filesystem
 	Peers     bool     // the others too, where they are installed
 	Only      []string // names of those to measure; empty: all
-	Tracker   *progress.Tracker
 }
 
 // Transfer is what one contender did in one scenario. Times are in seconds and
@@ -266,8 +265,8 @@ func (c *ReplicateConfig) scenario(ctx context.Context, top string, sc *Replicat
 			continue
 		}
 
-		c.Tracker.Start(fmt.Sprintf("%s, %d MiB", x.name(), sc.Base>>20), 0, 0)
-		t, err := c.transfer(ctx, x, filepath.Join(top, x.name()), sc.Scenario)
+		progress.From(ctx).StartOf(progress.RunningBenchmark, fmt.Sprintf("%s, %d MiB", x.name(), sc.Base>>20), 0, 0)
+		t, err := c.transfer(progress.With(ctx, nil), x, filepath.Join(top, x.name()), sc.Scenario)
 		if err != nil && (!errs.Is(err, errs.Unsupported) || own) {
 			return errs.Wrap("bench", x.name(), err)
 		}

@@ -1,5 +1,7 @@
 package bench
 
+import "pando/internal/driver"
+
 // Report is the result of a run. Times are in seconds, sizes in bytes. Its JSON
 // form is stable.
 type Report struct {
@@ -43,14 +45,14 @@ type HostReport struct {
 
 // SourceReport describes what was copied and cloned.
 type SourceReport struct {
-	Kind         string `json:"kind"` // directory, golden, generated
-	Name         string `json:"name"`
-	Files        int64  `json:"files"` // directories left out
-	Bytes        int64  `json:"bytes"` // of their data
-	FS           string `json:"fs"`    // of the golden
-	Extents      int64  `json:"extents"`
-	SizeBytes    int64  `json:"size_bytes"` // of the golden's block device
-	LogicalBytes int64  `json:"logical_bytes"`
+	Kind         string    `json:"kind"` // directory, golden, generated
+	Name         string    `json:"name"`
+	Files        int64     `json:"files"` // directories left out
+	Bytes        int64     `json:"bytes"` // of their data
+	FS           driver.FS `json:"fs"`    // of the golden
+	Extents      int64     `json:"extents"`
+	SizeBytes    int64     `json:"size_bytes"` // of the golden's block device
+	LogicalBytes int64     `json:"logical_bytes"`
 }
 
 // Names of operations.

@@ -36,7 +36,7 @@ func generate(ctx context.Context, dir string, n int, bytes int64, t *progress.T
 		text[i] = " etaoinshrdlucmfwypvbgkjqxz\n"[rng.IntN(28)]
 	}
 
-	t.Start("creating a source tree", int64(n), 0)
+	t.StartOf(progress.RunningBenchmark, "creating a source tree", int64(n), 0)
 
 	for i := range n {
 		if i%filesADir == 0 {
@@ -69,7 +69,7 @@ func generatedDir(i int) string {
 // memory, as far as it fits, and counts files (of any kind but directories) and
 // bytes of their data.
 func readTree(ctx context.Context, dir string, t *progress.Tracker) (files, bytes int64, err error) {
-	t.Start("reading the source once", 0, 0)
+	t.StartOf(progress.RunningBenchmark, "reading the source once", 0, 0)
 	return readFiles(ctx, dir, t)
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/bench"
 	"pando/internal/engine"
 
@@ -95,8 +96,8 @@ next ` + "`pando bench clone`" + ` removes what is left; --clean does only that.
 
 func (a *App) benchClone(ctx context.Context, q bench.Config, clean bool) error {
 	var report *bench.Report
-	stop := a.showProgress(&q.Tracker)
-	q.Tracker.Start("removing leftovers of killed runs", 0, 0)
+	ctx, stop := a.showProgress(ctx)
+	progress.From(ctx).StartOf(progress.RunningBenchmark, "removing leftovers of killed runs", 0, 0)
 	removed, err := bench.Clean(ctx, q.Engine)
 	if err == nil && !clean {
 		report, err = bench.Run(ctx, q)

@@ -88,7 +88,7 @@ func (a *App) benchDensity(ctx context.Context, e *engine.Engine, q bench.Densit
 	}
 
 	var report *bench.DensityReport
-	stop := a.showProgress(&q.Tracker)
+	ctx, stop := a.showProgress(ctx)
 	removed, err := bench.Clean(ctx, e)
 	if err == nil {
 		report, err = bench.Density(ctx, q)

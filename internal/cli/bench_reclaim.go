@@ -51,7 +51,7 @@ at the end. If it is killed, ` + "`pando bench clone --clean`" + ` removes what 
 				return errs.Wrap("bench", "", err)
 			}
 
-			stop := a.showProgress(&q.Tracker)
+			ctx, stop := a.showProgress(ctx)
 			report, err := bench.Reclaim(ctx, q)
 			stop()
 

@@ -72,8 +72,8 @@ func (a *App) benchReplicateCommand() *cobra.Command {
 			return err
 		}
 
-		stop := a.showProgress(&q.Tracker)
-		report, err := bench.Replicate(c.Context(), q)
+		ctx, stop := a.showProgress(c.Context())
+		report, err := bench.Replicate(ctx, q)
 		stop()
 
 		switch {

@@ -194,7 +194,7 @@ func (a *App) benchSync(ctx context.Context, q syncbench.Config, args []string, 
 	}
 
 	q.Path, q.Volume, q.NotDurable = target.path, target.volume, target.notDurable
-	stop := a.showProgress(&q.Tracker)
+	ctx, stop := a.showProgress(ctx)
 	report, err := syncbench.Measure(ctx, q)
 	stop()
 

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/waiting"
 	"pando/internal/base/warnings"
 	"pando/internal/engine"
@@ -277,7 +276,7 @@ func (a *App) noteWait(text string) {
 	switch {
 	case a.quiet:
 	case a.json:
-		fmt.Fprintln(a.Stderr, progressJSON(progress.State{Stage: text}, 0))
+		fmt.Fprintln(a.Stderr, progressEvent{Stage: errs.MaskURLs(text)}.line())
 	default:
 		a.printNote("%s", text)
 	}

@@ -138,10 +138,12 @@ func (a *App) configureClone(
 		}
 
 		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
-			stop := a.showProgress(&q.Tracker)
-			err := at.prepare(ctx, e, &q)
+			ctx, stop := a.showProgress(ctx)
 			var out []engine.Info
-			if err == nil {
+			var err error
+			if at.revision != "" {
+				out, err = at.clone(ctx, e, q)
+			} else {
 				out, err = run(e, ctx, q)
 			}
 			stop()

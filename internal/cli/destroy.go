@@ -62,7 +62,7 @@ func (a *App) destroy(ctx context.Context, e *engine.Engine, args []string, chos
 		}
 	}
 
-	stop := a.showProgress(&q.Tracker)
+	ctx, stop := a.showProgress(ctx)
 	report, err := e.Destroy(ctx, q)
 	stop()
 	if report == nil {

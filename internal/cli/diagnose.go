@@ -60,8 +60,8 @@ the exit code is 0, whatever it finds.`,
 			return err
 		}
 
-		stop := a.showProgress(&q.Tracker)
-		r, err := diagnose.Watch(c.Context(), q)
+		ctx, stop := a.showProgress(c.Context())
+		r, err := diagnose.Watch(ctx, q)
 		stop()
 		if err != nil {
 			return err

@@ -54,7 +54,7 @@ The exit code is 0 whether or not there are differences. ` + "`-q`" + ` prints p
 		}
 
 		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
-			stop := a.showProgress(&q.Tracker)
+			ctx, stop := a.showProgress(ctx)
 			out, err := e.Diff(ctx, q)
 			stop()
 			if err != nil {

@@ -116,7 +116,7 @@ func (a *App) doctorCommand() *cobra.Command {
 // doctorZFS looks at a zpool.
 func (a *App) doctorZFS(ctx context.Context, q doctor.ZFSRequest, limit time.Duration) error {
 	q.Limit = limit
-	stop := a.showProgress(&q.Tracker)
+	ctx, stop := a.showProgress(ctx)
 	r, err := doctor.ZFS(ctx, q)
 	stop()
 	if err != nil {

@@ -17,9 +17,8 @@ func (a *App) doctorHost(ctx context.Context, q doctor.HostRequest) error {
 		return err
 	}
 
-	q.Pool, q.Words = facts, commandLine{}
-	stop := a.showProgress(&q.Tracker)
-	e, err := doctor.Examine(ctx, q)
+	ctx, stop := a.showProgress(ctx)
+	e, err := doctor.Examine(ctx, q, facts, commandLine{})
 	stop()
 	if err != nil {
 		return err

@@ -68,7 +68,7 @@ func (a *App) exportCommand() *cobra.Command {
 			return err
 		}
 
-		q.File, q.Format, q.Stdout = args[1], engine.ExportFormat(format), a.Stdout
+		q.File, q.Format = args[1], engine.ExportFormat(format)
 		if c.Flags().Changed("format") && format == "" {
 			return errs.New(errs.Invalid, "export", `""`, "the format is empty").WithHint("choose tar, tar.zst, raw or qcow2")
 		}
@@ -101,8 +101,14 @@ func (a *App) checkExportStdout() error {
 }
 
 func (a *App) export(ctx context.Context, e *engine.Engine, q engine.ExportRequest) error {
-	stop := a.showProgress(&q.Tracker)
-	out, err := e.Export(ctx, q)
+	ctx, stop := a.showProgress(ctx)
+	var out engine.Exported
+	var err error
+	if q.File == "-" {
+		out, err = e.ExportStream(ctx, q, a.Stdout)
+	} else {
+		out, err = e.Export(ctx, q)
+	}
 	stop()
 	if err != nil {
 		return err

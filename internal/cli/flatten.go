@@ -9,6 +9,14 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// noteFlattenCost prints what a flatten costs, unless there is nothing to do.
+func (a *App) noteFlattenCost(f engine.Flatten) {
+	if f.Tied {
+		a.printNote("flattening %s reads and writes up to %s; the pool has %s free", f.Name, formatBytes(f.CostBytes),
+			formatBytes(f.FreeBytes))
+	}
+}
+
 func (a *App) flattenCommand() *cobra.Command {
 	var q engine.FlattenRequest
 	c := &cobra.Command{
@@ -37,14 +45,17 @@ it.`,
 				return err
 			}
 
-			q.Plan = func(f engine.Flatten) {
-				if !a.json {
-					a.printNote("flattening %s reads and writes up to %s; the pool has %s free", args[0], formatBytes(f.CostBytes),
-						formatBytes(f.FreeBytes))
+			if !q.DryRun && !a.json {
+				cost := q
+				cost.DryRun = true
+				f, err := e.Flatten(ctx, cost)
+				if err != nil {
+					return err
 				}
+				a.noteFlattenCost(f)
 			}
 
-			stop := a.showProgress(&q.Tracker)
+			ctx, stop := a.showProgress(ctx)
 			out, err := e.Flatten(ctx, q)
 			stop()
 
@@ -55,6 +66,8 @@ it.`,
 				return a.printJSON(out)
 			case !out.Tied:
 				a.printNote("%s is independent already: the %s driver does not tie clones to their origins", args[0], e.Caps().Name)
+			case q.DryRun:
+				a.noteFlattenCost(out)
 			case out.Done && out.WasOverlay:
 				a.printNote("%s is no longer an overlay: it holds all its files", args[0])
 			case out.Done && out.Snapshots > 0:

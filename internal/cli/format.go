@@ -108,11 +108,11 @@ func formatSpan(d time.Duration) string {
 	return strconv.Itoa(int(d/(24*time.Hour))) + " d"
 }
 
-func orDash(s string) string {
+func orDash[T ~string](s T) string {
 	if s == "" {
 		return "-"
 	}
-	return s
+	return string(s)
 }
 
 // table prints columns, as wide as their widest cell. It holds all rows until flush.

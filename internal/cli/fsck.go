@@ -47,8 +47,8 @@ not count as problems: the next command or gc takes care of them.`,
 			q.Refs = append(q.Refs, r)
 		}
 
-		stop := a.showProgress(&q.Tracker)
-		r, err := engine.Fsck(c.Context(), a.poolDir(), q, a.Drivers)
+		ctx, stop := a.showProgress(c.Context())
+		r, err := engine.Fsck(ctx, a.poolDir(), q, a.Drivers)
 		stop()
 		if err != nil {
 			return err

@@ -33,7 +33,7 @@ from it.`,
 				return err
 			}
 			defer e.Close()
-			r, err := e.GC(c.Context(), explain)
+			r, err := e.GC(c.Context(), engine.GCRequest{Explain: explain})
 			if err != nil {
 				return err
 			}
@@ -131,10 +131,10 @@ func (a *App) explainGC(r *engine.GCReport) {
 			switch {
 			case i > 0:
 				t.row("", "", why)
-			case k.Kind == "tie":
-				t.row(k.Ref, k.Kind, why+" ("+formatBytes(k.Bytes)+")")
+			case k.Kind == engine.KindTie:
+				t.row(k.Ref, string(k.Kind), why+" ("+formatBytes(k.Bytes)+")")
 			default:
-				t.row(k.Ref, k.Kind, why)
+				t.row(k.Ref, string(k.Kind), why)
 			}
 		}
 	}

@@ -33,12 +33,9 @@ func (g *gitRef) check(from string) error {
 	return nil
 }
 
-// prepare makes q check out the revision.
-func (g *gitRef) prepare(ctx context.Context, e *engine.Engine, q *engine.CloneRequest) error {
-	if g.revision == "" {
-		return nil
-	}
-	at := git.CheckoutRequest{Revision: g.revision, Offline: g.offline, Env: os.Environ(), Tracker: q.Tracker}
+// clone is git.Checkout of the revision.
+func (g *gitRef) clone(ctx context.Context, e *engine.Engine, q engine.CloneRequest) ([]engine.Info, error) {
+	at := git.CheckoutRequest{Revision: g.revision, Offline: g.offline, Env: os.Environ()}
 	return git.Checkout(ctx, e, at, q)
 }
 
@@ -92,7 +89,7 @@ func (a *App) importGit(ctx context.Context, e *engine.Engine, g gitSource, q en
 	g.source.URL = q.Source
 	m := git.ImportRequest{Golden: q.Name, Source: g.source, Env: os.Environ(), Update: q.Update, Keep: q.Keep,
 		Overlay: q.Overlay, Labels: q.Labels}
-	stop := a.showProgress(&m.Tracker)
+	ctx, stop := a.showProgress(ctx)
 	out, err := git.Import(ctx, e, m)
 	stop()
 	if err != nil {
@@ -139,7 +136,7 @@ errors.`,
 		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			round := func(ctx context.Context) (bool, error) {
 				q := git.RefreshRequest{Golden: name, Env: os.Environ()}
-				stop := a.showProgress(&q.Tracker)
+				ctx, stop := a.showProgress(ctx)
 				out, err := git.Refresh(ctx, e, q)
 				stop()
 				if err != nil {

@@ -97,7 +97,7 @@ func (a *App) goldenImportCommand() *cobra.Command {
 			}
 		}
 
-		q.Source, q.Stdin = args[1], a.Stdin
+		q.Source = args[1]
 		if q.Source == "-" && term.IsTerminal(int(a.Stdin.Fd())) {
 			return errs.New(errs.Invalid, "import", "-",
 				"standard input is a terminal").WithHint("pipe an archive into it: tar c . | pando golden import %s -", q.Name)
@@ -146,8 +146,14 @@ func (a *App) goldenImportCommand() *cobra.Command {
 }
 
 func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.ImportRequest) error {
-	stop := a.showProgress(&q.Tracker)
-	out, err := e.Import(ctx, q)
+	ctx, stop := a.showProgress(ctx)
+	var out engine.Imported
+	var err error
+	if q.Source == "-" {
+		out, err = e.ImportStream(ctx, q, a.Stdin)
+	} else {
+		out, err = e.Import(ctx, q)
+	}
 	stop()
 	if err != nil {
 		return err

@@ -38,7 +38,7 @@ and how many volumes were cloned from it.`,
 			t := a.table("NAME", "CURRENT", "GENERATIONS", "VOLUMES", "FS", "LOGICAL", "EXTENTS", "PUBLISHED")
 			for _, g := range goldens {
 				t.row(
-					g.Name, itoa(g.Generation), itoa(g.Generations), itoa(g.Volumes), g.FS,
+					g.Name, itoa(g.Generation), itoa(g.Generations), itoa(g.Volumes), string(g.FS),
 					formatBytes(g.LogicalBytes), itoa(int(g.Extents)), formatAge(g.CreatedAt),
 				)
 			}

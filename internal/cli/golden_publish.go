@@ -63,7 +63,7 @@ with a process that the preset's rules find, such as dockerd, is refused
 			}
 			q.Labels = added.Map()
 
-			stop := a.showProgress(&q.Tracker)
+			ctx, stop := a.showProgress(ctx)
 			out, err := e.Publish(ctx, q)
 			stop()
 			if err != nil {

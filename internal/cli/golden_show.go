@@ -29,7 +29,7 @@ measured now.`,
 				return err
 			}
 
-			if d.Kind != "golden" {
+			if d.Kind != engine.KindGolden {
 				return errs.New(errs.NotFound, "golden show", args[0], "this is a %s, not a golden", d.Kind).
 					WithHint("run `pando show %s` to describe it", args[0])
 			}

@@ -143,11 +143,12 @@ lists of keys if they cannot be reached. Keep what is stored there with
 --lose-keys.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			q := engine.DeinitRequest{Dir: a.poolDir(), Force: force}
-			if !loseKeys {
-				q.MayForget = a.mayForget
+			mayForget := a.mayForget
+			if loseKeys {
+				mayForget = nil
 			}
-			r, err := engine.Deinit(c.Context(), q, a.Drivers)
+			q := engine.DeinitRequest{Dir: a.poolDir(), Force: force}
+			r, err := engine.Deinit(c.Context(), q, a.Drivers, mayForget)
 			if err != nil {
 				return err
 			}

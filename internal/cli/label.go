@@ -131,7 +131,7 @@ func (a *App) setLabels(ctx context.Context, e *engine.Engine, word string, q en
 		return err
 	}
 
-	stop := a.showProgress(&q.Tracker)
+	ctx, stop := a.showProgress(ctx)
 	out, err := e.SetLabels(ctx, q)
 	stop()
 	if err != nil {

@@ -89,7 +89,7 @@ func (a *App) checkLsFlags(c *cobra.Command, tree bool) error {
 
 // ls prints the volumes that a view selects.
 func (a *App) ls(ctx context.Context, e *engine.Engine, view *lsView, tree, exact bool) error {
-	all, err := e.Volumes(ctx, exact)
+	all, err := e.Volumes(ctx, engine.VolumesRequest{Exact: exact})
 	if err != nil {
 		return err
 	}
@@ -143,7 +143,7 @@ func (a *App) printVolumes(vols []engine.Info, columns []column) error {
 // stateWords is the state of a volume. An expired one is still there because
 // something uses it.
 func stateWords(v engine.Info) string {
-	words := v.State
+	words := string(v.State)
 	if v.ExpiresAt != nil && v.PinnedUntil == nil && v.ExpiresAt.Before(time.Now()) {
 		words += ", expired"
 	}

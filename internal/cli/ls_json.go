@@ -79,10 +79,10 @@ func appendInfo(b []byte, v *engine.Info) []byte {
 
 	text("name", v.Name)
 	text("id", v.ID)
-	text("kind", v.Kind)
-	text("fs", v.FS)
+	text("kind", string(v.Kind))
+	text("fs", string(v.FS))
 	text("driver", v.Driver)
-	text("state", v.State)
+	text("state", string(v.State))
 	text("origin", v.Origin)
 	text("golden", v.Golden)
 	number("generation", int64(v.Generation))
@@ -101,7 +101,7 @@ func appendInfo(b []byte, v *engine.Info) []byte {
 	number("extents", v.Extents)
 	maybe("measured_at", v.MeasuredAt)
 	maybe("pinned_until", v.PinnedUntil)
-	text("consistency", v.Consistency)
+	text("consistency", string(v.Consistency))
 	key("labels")
 	return appendLabels(b, v.Labels)
 }

@@ -33,7 +33,8 @@ func TestWriteInfos(t *testing.T) {
 		vols := []engine.Info{}
 		for range n {
 			vols = append(vols, engine.Info{
-				Name: text(), ID: text(), Kind: text(), FS: text(), Driver: text(), State: text(), Origin: text(), Golden: text(),
+				Name: text(), ID: text(), Kind: engine.Kind(text()), FS: driver.FS(text()), Driver: text(),
+				State: engine.State(text()), Origin: text(), Golden: text(),
 				Generation: rng.IntN(9), Mountpoint: text(), CreatedAt: at(), LastUsedAt: at(), ExpiresAt: maybe(),
 				Ephemeral: rng.IntN(2) == 0,
 				SizeBytes: rng.Int64(), LogicalBytes: rng.Int64(), ExclusiveBytes: rng.Int64(), SharedBytes: rng.Int64(),

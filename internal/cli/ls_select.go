@@ -37,8 +37,8 @@ func lsColumns() []column {
 	return []column{
 		{name: "name", text: func(v *engine.Info) string { return v.Name }},
 		{name: "origin", text: func(v *engine.Info) string { return v.Origin }},
-		{name: "fs", text: func(v *engine.Info) string { return v.FS }},
-		{name: "state", text: func(v *engine.Info) string { return v.State }},
+		{name: "fs", text: func(v *engine.Info) string { return string(v.FS) }},
+		{name: "state", text: func(v *engine.Info) string { return string(v.State) }},
 		{name: "logical", bytes: func(v *engine.Info) int64 { return v.LogicalBytes }},
 		{name: "exclusive", bytes: func(v *engine.Info) int64 { return v.ExclusiveBytes }},
 		{name: "shared", bytes: func(v *engine.Info) int64 { return v.SharedBytes }},

@@ -89,7 +89,7 @@ type idle struct {
 func (i *idle) markStalled(s progress.State, now time.Time) progress.State {
 	was := i.last
 	i.last = s
-	if i.since.IsZero() || s.Stage != was.Stage || s.Files != was.Files || s.Bytes != was.Bytes {
+	if i.since.IsZero() || s.Words() != was.Words() || s.Files != was.Files || s.Bytes != was.Bytes {
 		i.since = now
 	}
 	if d := now.Sub(i.since); s.Stalled == nil && d >= idleAfter && s.TotalBytes > s.Bytes {

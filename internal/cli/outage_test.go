@@ -23,8 +23,8 @@ import (
 
 // TestProgressMasksURLs: no form of progress shows a secret.
 func TestProgressMasksURLs(t *testing.T) {
-	const secret = "fetching https://token@host/x"
-	s := progress.State{Stage: secret, Stalled: &progress.Stall{Answer: secret, Of: 2}}
+	const secret = "https://token@host/x"
+	s := progress.State{Stage: progress.Fetching, Of: secret, Stalled: &progress.Stall{Answer: secret, Of: 2}}
 	for _, line := range []string{progressJSON(s, time.Second), describeProgress(s, time.Second)} {
 		if strings.Contains(line, "token") || strings.Count(line, "***@host") < 1 {
 			t.Error(line)
@@ -34,7 +34,7 @@ func TestProgressMasksURLs(t *testing.T) {
 
 // TestStalledProgress: what is waited for is said in place of the time left, which nobody knows then.
 func TestStalledProgress(t *testing.T) {
-	s := progress.State{Stage: "pushing", Bytes: 1 << 20, TotalBytes: 2 << 20}
+	s := progress.State{Stage: progress.Pushing, Bytes: 1 << 20, TotalBytes: 2 << 20}
 	if got := describeProgress(s, time.Second); !strings.Contains(got, " left") {
 		t.Errorf("no time left in %q", got)
 	}
@@ -59,7 +59,7 @@ func TestStalledProgress(t *testing.T) {
 func TestIdle(t *testing.T) {
 	var i idle
 	now := time.Now()
-	s := progress.State{Stage: "pushing", Bytes: 5, TotalBytes: 10}
+	s := progress.State{Stage: progress.Pushing, Bytes: 5, TotalBytes: 10}
 	for _, c := range []struct {
 		seconds int
 		want    string

@@ -39,7 +39,7 @@ of --for has passed, or with ` + "`pando unpin`" + `.`,
 			}
 		}
 
-		out, err := e.Pin(ctx, r, d)
+		out, err := e.Pin(ctx, engine.PinRequest{Ref: r, For: d})
 		if err != nil {
 			return err
 		}

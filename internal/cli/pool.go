@@ -49,7 +49,7 @@ filesystem, and need no command.`,
 			}
 
 			return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
-				out, err := e.ResizePool(ctx, size, add)
+				out, err := e.ResizePool(ctx, engine.PoolResizeRequest{SizeBytes: size, Add: add})
 				if err != nil {
 					return err
 				}

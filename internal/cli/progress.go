@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -20,17 +21,14 @@ const (
 	lineInterval = 5 * time.Second
 )
 
-// showProgress shows the progress of an operation until stop is called: a bar on a terminal, else a line every few
-// seconds, which with --json is one JSON object. Short work shows nothing. It stores what the operation reports its
-// progress to in tracker, nil if pando shows none.
-func (a *App) showProgress(tracker **progress.Tracker) (stop func()) {
-	*tracker = nil
+// showProgress shows the progress of an operation, which gets the context that it returns, until stop is called: a bar
+// on a terminal, else a line every few seconds, which with --json is one JSON object. Short work shows nothing.
+func (a *App) showProgress(ctx context.Context) (_ context.Context, stop func()) {
 	if a.quiet || a.noProgress {
-		return func() {}
+		return ctx, func() {}
 	}
 
 	t := &progress.Tracker{}
-	*tracker = t
 	a.outage.showIn(t)
 
 	done := make(chan struct{})
@@ -48,7 +46,7 @@ func (a *App) showProgress(tracker **progress.Tracker) (stop func()) {
 		}
 	}()
 
-	return func() {
+	return progress.With(ctx, t), func() {
 		close(done)
 		<-finished
 		a.outage.showIn(nil)
@@ -66,8 +64,8 @@ func (a *App) showLines(t *progress.Tracker, done <-chan struct{}, line func(pro
 			return
 		case <-tick.C:
 			s := still.markStalled(t.State(), time.Now())
-			if s.Stage != stage {
-				start, stage = time.Now().Add(-lineInterval), s.Stage
+			if s.Words() != stage {
+				start, stage = time.Now().Add(-lineInterval), s.Words()
 			}
 			if s.Stalled != nil && a.lasting {
 				continue // pushEvery reports it once
@@ -101,7 +99,7 @@ type stallEvent struct {
 // progressJSON is a state as one JSON object, d after its stage began.
 func progressJSON(s progress.State, d time.Duration) string {
 	rate := float64(s.Bytes) / max(d.Seconds(), 0.001)
-	e := progressEvent{Stage: errs.MaskURLs(s.Stage), Files: s.Files, TotalFiles: s.TotalFiles, Bytes: s.Bytes,
+	e := progressEvent{Stage: errs.MaskURLs(s.Words()), Files: s.Files, TotalFiles: s.TotalFiles, Bytes: s.Bytes,
 		TotalBytes: s.TotalBytes, BytesPerSecond: int64(rate)}
 	if x := s.Stalled; x != nil && x.Of == 0 {
 		e.Stalled = &stallEvent{Answer: errs.MaskURLs(x.Answer)}
@@ -112,6 +110,11 @@ func progressJSON(s progress.State, d time.Duration) string {
 		e.SecondsLeft = float64(s.TotalBytes-s.Bytes) / rate
 	}
 
+	return e.line()
+}
+
+// line is the event as one JSON object.
+func (e progressEvent) line() string {
 	b, err := json.Marshal(map[string]progressEvent{"progress": e})
 	if err != nil {
 		return "" // cannot happen: numbers and a text
@@ -122,16 +125,13 @@ func progressJSON(s progress.State, d time.Duration) string {
 
 // describeProgress puts a state into words.
 func describeProgress(s progress.State, d time.Duration) string {
-	out := s.Stage
-	if stage, ok := strings.CutSuffix(out, ", seconds"); ok { // what a measurement counts
-		return fmt.Sprintf("%s, %d of %d s", stage, s.Files, s.TotalFiles)
-	}
-
+	out := s.Words()
 	if s.TotalFiles > 0 {
-		out += fmt.Sprintf(", %d of %d files", s.Files, s.TotalFiles)
+		out += fmt.Sprintf(", %d of %d %s", s.Files, s.TotalFiles, s.Stage.Unit())
 	} else if s.Files > 0 {
-		out += fmt.Sprintf(", %d files", s.Files)
+		out += fmt.Sprintf(", %d %s", s.Files, s.Stage.Unit())
 	}
+	out = strings.TrimSpace(out)
 
 	rate := float64(s.Bytes) / max(d.Seconds(), 0.001)
 	switch {
@@ -192,7 +192,7 @@ func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {
 				stalled = false
 			}
 
-			if s.Stage == "" {
+			if s.Stage == progress.None {
 				continue
 			}
 
@@ -205,9 +205,9 @@ func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {
 				total = -1 // a spinner
 			}
 
-			if s.Stage != stage || bar == nil {
+			if s.Words() != stage || bar == nil {
 				clear()
-				stage = s.Stage
+				stage = s.Words()
 				bar = progressbar.NewOptions64(total,
 					progressbar.OptionSetWriter(a.Stderr), progressbar.OptionSetDescription(stage), progressbar.OptionShowBytes(bytes),
 					progressbar.OptionUseIECUnits(true), progressbar.OptionSetWidth(24), progressbar.OptionShowCount(),
@@ -221,7 +221,7 @@ func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {
 
 			desc := stage
 			if bytes && s.TotalFiles > 0 {
-				desc = fmt.Sprintf("%s %d/%d files", stage, s.Files, s.TotalFiles)
+				desc = strings.TrimSpace(fmt.Sprintf("%s %d/%d %s", stage, s.Files, s.TotalFiles, s.Stage.Unit()))
 			}
 
 			bar.Describe(desc)

@@ -11,7 +11,8 @@ import (
 // TestEvent: a line of progress with --json, whose fields others read.
 func TestEvent(t *testing.T) {
 	var got map[string]map[string]any
-	line := progressJSON(progress.State{Stage: "pushing v@s", Bytes: 30 << 20, TotalBytes: 90 << 20}, 3*time.Second)
+	line := progressJSON(progress.State{Stage: progress.Pushing, Of: "v@s", Bytes: 30 << 20, TotalBytes: 90 << 20},
+		3*time.Second)
 	if err := json.Unmarshal([]byte(line), &got); err != nil {
 		t.Fatalf("%s: %v", line, err)
 	}
@@ -28,14 +29,18 @@ func TestEvent(t *testing.T) {
 	}
 }
 
-// TestDescribe: a measurement counts seconds, not files.
+// TestDescribe: each stage counts in its own unit.
 func TestDescribe(t *testing.T) {
 	for want, s := range map[string]progress.State{
-		"measuring, run 1 of 2, 3 of 5 s": {Stage: "measuring, run 1 of 2, seconds", Files: 3,
+		"measuring run 1 of 2, 3 of 5 s": {Stage: progress.Measuring, Of: "run 1 of 2", Files: 3,
 			TotalFiles: 5},
-		"copying, 3 of 5 files":                                {Stage: "copying", Files: 3, TotalFiles: 5},
-		"pushing, 3.0 KiB of 3.0 KiB, 3.0 KiB/s, 0s left":      {Stage: "pushing", Bytes: 3 << 10, TotalBytes: 2 << 10},
-		"reading data, 1.0 KiB of 2.0 KiB, 1.0 KiB/s, 1s left": {Stage: "reading data", Bytes: 1 << 10, TotalBytes: 2 << 10},
+		"copying, 3 of 5 files":   {Stage: progress.Copying, Files: 3, TotalFiles: 5},
+		"cloning, 3 of 5 volumes": {Stage: progress.Cloning, Files: 3, TotalFiles: 5},
+		"deleting, 3 of 5":        {Stage: progress.Deleting, Files: 3, TotalFiles: 5},
+		"pushing, 3.0 KiB of 3.0 KiB, 3.0 KiB/s, 0s left": {
+			Stage: progress.Pushing, Bytes: 3 << 10, TotalBytes: 2 << 10},
+		"reading data, 1.0 KiB of 2.0 KiB, 1.0 KiB/s, 1s left": {
+			Stage: progress.ReadingData, Bytes: 1 << 10, TotalBytes: 2 << 10},
 	} {
 		if got := describeProgress(s, time.Second); got != want {
 			t.Errorf("%q, not %q", got, want)

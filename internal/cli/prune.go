@@ -78,7 +78,7 @@ func (a *App) pruneCommand() *cobra.Command {
 		}
 
 		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
-			stop := a.showProgress(&q.Tracker)
+			ctx, stop := a.showProgress(ctx)
 			r, err := e.Prune(ctx, q)
 			stop()
 			if r == nil {
@@ -106,7 +106,7 @@ func (a *App) printPrune(q engine.PruneRequest, r *engine.PruneReport) error {
 			case !c.Destroyed:
 				result = "kept: " + c.Kept
 			}
-			t.row(c.Ref, c.Kind, formatAge(c.LastUsedAt), formatAge(c.CreatedAt), formatBytes(c.ExclusiveBytes), result)
+			t.row(c.Ref, string(c.Kind), formatAge(c.LastUsedAt), formatAge(c.CreatedAt), formatBytes(c.ExclusiveBytes), result)
 		}
 
 		t.flush()

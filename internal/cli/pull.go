@@ -94,7 +94,7 @@ func (a *App) pullCommand() *cobra.Command {
 				return err
 			}
 
-			stop := a.showProgress(&q.Tracker)
+			ctx, stop := a.showProgress(ctx)
 			out, err := replicate.Pull(ctx, e, r, q)
 			stop()
 			if err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/base/warnings"
 	"pando/internal/remote/replicate"
 
 	"github.com/spf13/cobra"
@@ -102,8 +103,7 @@ func (a *App) pushCommand() *cobra.Command {
 			if period, err = parseEvery("push", every); err != nil {
 				return err
 			}
-			q.Checks = &replicate.Checks{Every: checkEvery}
-			return a.pushEvery(c.Context(), to, q, period)
+			return a.pushEvery(replicate.CheckEvery(c.Context(), checkEvery), to, q, period)
 		}
 
 		out, err := a.pushRound(c.Context(), to, q)
@@ -175,10 +175,10 @@ func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest)
 	}
 
 	if !a.json {
-		q.Warn = func(text string) { a.printNote("%s", text) }
+		ctx = warnings.Listen(ctx, func(text string) { a.printNote("%s", text) })
 	}
 
-	stop := a.showProgress(&q.Tracker)
+	ctx, stop := a.showProgress(ctx)
 	out, err = replicate.Push(ctx, e, r, q)
 	stop()
 	if err != nil && ctx.Err() != nil {

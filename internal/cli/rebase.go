@@ -42,7 +42,7 @@ func (a *App) rebaseCommand() *cobra.Command {
 				return err
 			}
 
-			stop := a.showProgress(&q.Tracker)
+			ctx, stop := a.showProgress(ctx)
 			out, err := e.Rebase(ctx, q)
 			stop()
 			if err != nil {

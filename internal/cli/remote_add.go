@@ -108,18 +108,19 @@ func (a *App) remoteAddCommand() *cobra.Command {
 			}
 		}
 
-		if q.Access, err = a.remoteAccess(); err != nil {
+		access, err := a.remoteAccess()
+		if err != nil {
 			return err
 		}
 
-		out, err := replicate.Add(ctx, e, q)
+		out, err := replicate.Add(ctx, e, q, access)
 		if replicate.NoKey(err) && q.Passphrase == "" && q.Identity == "" && a.onTerminal() {
 			// There is a repository, and somebody who may know what opens it.
 			a.printNote("there is a repository at %s", q.URL)
 			if q.Passphrase, err = a.passphrase(ctx, "remote add", "", "its passphrase", false); err != nil {
 				return err
 			}
-			out, err = replicate.Add(ctx, e, q)
+			out, err = replicate.Add(ctx, e, q, access)
 		}
 		if err != nil {
 			return err

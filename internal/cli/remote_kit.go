@@ -42,7 +42,7 @@ worthless. Write a new kit after ` + "`pando remote key rotate`" + `. Use a kit 
 	secret.flags(c)
 
 	c.RunE = func(c *cobra.Command, args []string) error {
-		q.File, q.Instructions = args[1], kitInstructions
+		q.File = args[1]
 		r, err := a.findRemote("remote key export", args[0])
 		if err != nil {
 			return err
@@ -55,7 +55,7 @@ worthless. Write a new kit after ` + "`pando remote key rotate`" + `. Use a kit 
 			}
 		}
 
-		out, err := replicate.ExportKit(c.Context(), r, q)
+		out, err := replicate.ExportKit(c.Context(), r, q, kitInstructions)
 		if err != nil {
 			return err
 		}

@@ -158,7 +158,7 @@ func (a *App) printListed(ctx context.Context, r *replicate.Remote, l *replicate
 
 		t.row(
 			v.Name,
-			v.Kind,
+			string(v.Kind),
 			orDash(v.FS),
 			itoa(v.Count),
 			newest+", "+when,

@@ -67,7 +67,6 @@ func (a *App) remotePruneCommand() *cobra.Command {
 		"rewrite at most `SIZE` bytes of wasteful segments, for example 5G, or 0 for none (default: no limit)")
 
 	c.RunE = a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
-		q.Pool = e
 		if q.Policy, err = keep.parse("remote prune"); err != nil {
 			return err
 		}
@@ -102,8 +101,8 @@ func (a *App) remotePruneCommand() *cobra.Command {
 			return err
 		}
 
-		stop := a.showProgress(&q.Tracker)
-		out, err := replicate.Prune(ctx, r, q)
+		ctx, stop := a.showProgress(ctx)
+		out, err := replicate.Prune(ctx, e, r, q)
 		stop()
 		if err != nil {
 			return err

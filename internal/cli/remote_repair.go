@@ -48,7 +48,7 @@ could not be rebuilt, or a point is still incomplete.`,
 			return err
 		}
 
-		stop := a.showProgress(&q.Tracker)
+		ctx, stop := a.showProgress(ctx)
 		out, err := replicate.Repair(ctx, e, r, q)
 		stop()
 		if err != nil {

@@ -31,8 +31,8 @@ nobody can read afterwards with --force --lose-keys.`,
 				return err
 			}
 
-			q.Name, q.Access = args[0], access
-			out, err := replicate.Forget(ctx, e, q)
+			q.Name = args[0]
+			out, err := replicate.Forget(ctx, e, q, access)
 			if err != nil {
 				return a.hintKnownRemotes(err)
 			}

@@ -39,7 +39,7 @@ later pushes go there.`,
 			}
 
 			return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
-				stop := a.showProgress(&q.Tracker)
+				ctx, stop := a.showProgress(ctx)
 				out, err := e.Rename(ctx, q)
 				stop()
 				if err != nil {

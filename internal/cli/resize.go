@@ -42,7 +42,7 @@ space of the pool and have no size; overlays can be resized after a flatten.`,
 			}
 
 			return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
-				stop := a.showProgress(&q.Tracker)
+				ctx, stop := a.showProgress(ctx)
 				out, err := e.Resize(ctx, q)
 				stop()
 				if err != nil {

@@ -33,7 +33,7 @@ something uses it, and mounts it again afterwards.`,
 			}
 
 			q.Detach = detach
-			stop := a.showProgress(&q.Tracker)
+			ctx, stop := a.showProgress(ctx)
 			out, err := e.Rewind(ctx, q)
 			stop()
 			if err != nil {

@@ -72,8 +72,7 @@ func (a *App) runCommand() *cobra.Command {
 		}
 
 		q.Command = args[1:]
-		q.Stdin, q.Stdout, q.Stderr = os.Stdin, os.Stdout, os.Stderr
-		q.Env, q.Signals = withoutSecrets(os.Environ()), foregroundSignals
+		q.Env = withoutSecrets(os.Environ())
 		e, err := a.openPool(c.Context())
 		if err != nil {
 			return err
@@ -86,7 +85,8 @@ func (a *App) runCommand() *cobra.Command {
 		ctx, tell := a.collectWarnings(c.Context())
 		defer tell()
 
-		r, err := e.Run(ctx, q)
+		r, err := e.Run(ctx, q, engine.Terminal{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+			Signals: foregroundSignals})
 		return a.endRun(r, err)
 	}
 

@@ -33,7 +33,7 @@ how much space sharing saves.`,
 
 	c.RunE = a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 		if len(args) == 0 {
-			p, err := e.Pool(ctx, exact)
+			p, err := e.Pool(ctx, engine.PoolRequest{Exact: exact})
 			if err != nil {
 				return err
 			}
@@ -130,15 +130,15 @@ func (a *App) printDetail(d engine.Detail) error {
 	}
 
 	name := d.Name
-	if d.Kind == "golden" {
+	if d.Kind == engine.KindGolden {
 		name = ref.Generation(d.Golden, d.Generation)
 	}
 
 	// Word what clones cost, and the key of an encrypted dataset.
-	cost := map[string]string{
-		"constant": "the same for any size",
-		"extents":  fmt.Sprintf("grows with the extents: %d", d.Extents),
-		"data":     "grows with files and bytes: each clone is a full copy",
+	cost := map[driver.CloneCost]string{
+		driver.CostConstant: "the same for any size",
+		driver.CostExtents:  fmt.Sprintf("grows with the extents: %d", d.Extents),
+		driver.CostData:     "grows with files and bytes: each clone is a full copy",
 	}[d.CloneCost]
 
 	stall := ""
@@ -165,9 +165,10 @@ func (a *App) printDetail(d engine.Detail) error {
 	}
 
 	a.printFields(
-		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state, "durable", durable,
+		"name", name, "kind", string(d.Kind), "id", d.ID, "fs", string(d.FS), "driver", d.Driver,
+		"state", state, "durable", durable,
 		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "overlay", layers, "options", options,
-		"consistency", d.Consistency,
+		"consistency", string(d.Consistency),
 		"source", git.Describe(d.Source), "keep", keep, "overlays", policy, "pinned", pinned,
 		"labels", d.Labels.String(), "size", sizeText,
 		"logical", formatBytes(d.LogicalBytes), "exclusive", formatBytes(d.ExclusiveBytes),
@@ -196,7 +197,7 @@ func (a *App) printDetailPoints(d engine.Detail) error {
 	}
 	t := a.table(columns...)
 	for _, g := range d.Generations {
-		row := []string{ref.Generation(g.Golden, g.Generation), g.State, formatBytes(g.LogicalBytes),
+		row := []string{ref.Generation(g.Golden, g.Generation), string(g.State), formatBytes(g.LogicalBytes),
 			formatBytes(g.ExclusiveBytes), formatBytes(g.SharedBytes), formatAge(g.CreatedAt)}
 		if d.Source != nil {
 			row = append(row, generationFrom(g))

@@ -69,7 +69,7 @@ func (a *App) snapshotCommand() *cobra.Command {
 				return err
 			}
 
-			stop := a.showProgress(&q.Tracker)
+			ctx, stop := a.showProgress(ctx)
 			out, err := e.Snapshot(ctx, q)
 			stop()
 			if err != nil {

@@ -76,22 +76,23 @@ func (a *App) verifyCommand() *cobra.Command {
 		ctx, tell := a.collectWarnings(c.Context())
 		defer tell()
 
-		if e, err := a.openPool(ctx); err != nil && repair {
+		e, err := a.openPool(ctx)
+		switch {
+		case err != nil && repair:
 			return err
-		} else if err != nil {
+		case err != nil:
 			a.printWarning("cannot detect lists of points that were restored to older versions, because this pool cannot be "+
 				"opened: %v", err)
-		} else {
+		default:
 			defer e.Close()
-			q.Pool = e
 		}
 
 		var out *replicate.Verified
-		stop := a.showProgress(&q.Tracker)
+		ctx, stop := a.showProgress(ctx)
 		if repair {
-			out, err = replicate.VerifyRepair(ctx, q.Pool, r, q)
+			out, err = replicate.VerifyRepair(ctx, e, r, q)
 		} else {
-			out, err = replicate.Verify(ctx, r, q)
+			out, err = replicate.Verify(ctx, e, r, q)
 		}
 		stop()
 		if err != nil {

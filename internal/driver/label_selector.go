@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"encoding/json"
 	"path"
 	"slices"
 	"strings"
@@ -72,6 +73,19 @@ func (s LabelSelector) Matches(l Labels) bool {
 	}
 
 	return true
+}
+
+// MarshalJSON returns the words of the selector.
+func (s LabelSelector) MarshalJSON() ([]byte, error) { return json.Marshal(s.Words()) }
+
+// UnmarshalJSON reads the words of a selector. Invalid.
+func (s *LabelSelector) UnmarshalJSON(b []byte) error {
+	var words []string
+	err := json.Unmarshal(b, &words)
+	if err == nil {
+		*s, err = ParseLabelSelector("labels", words...)
+	}
+	return err
 }
 
 // String returns the words of the selector, with commas in between.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/base/warnings"
 	"pando/internal/driver"
@@ -85,7 +86,7 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 		return nil
 	}
 
-	if src.kind != "directory" {
+	if src.kind != SourceDirectory {
 		return errs.New(errs.Invalid, opAdopt, q.Source, "not a directory").
 			WithHint("remove %s to import it", errs.Param("adopt"))
 	}
@@ -257,7 +258,7 @@ func (e *Engine) copyAdopted(
 	opt.Before = src.stamp
 	opt.Pass = func(pass int, changed int64) {
 		content.AtStep("copying again")
-		q.Tracker.Start("copying "+countOf(changed, "changed directory", "changed directories")+" again", 0, 0)
+		progress.From(ctx).StartOf(progress.CopyingAgain, countOf(changed, "changed directory", "changed directories"), 0, 0)
 	}
 	r, err := treecopy.CopyStable(ctx, src.path, root, opt, adoptPasses)
 	src.stamp, out.Passes, out.Changed = r.Stamp, r.Passes, r.Again
@@ -307,7 +308,7 @@ func (r *replacement) close() {
 // On error the directory is unchanged, and the generation stays. InUse, Conflict
 // (the directory has changed), Unsupported.
 func (e *Engine) replaceSource(ctx context.Context, q ImportRequest, src *source, out *Imported) error {
-	q.Tracker.Start("replacing "+src.path, 0, 0)
+	progress.From(ctx).StartOf(progress.Replacing, src.path, 0, 0)
 	done, err := e.replaceDir(ctx, q, src, out)
 	if err == nil {
 		return nil
@@ -390,7 +391,7 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 // planReplace reserves the name and marks the work (step 1).
 func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportRequest, out *Imported) error {
 	from := ref.Ref{Name: out.Golden, At: itoa(out.Generation)}
-	clone := CloneRequest{From: from, Name: q.ReplaceVolume, GoldenDecides: true, op: opAdopt}
+	clone := cloning{CloneRequest: CloneRequest{From: from, Name: q.ReplaceVolume, GoldenDecides: true}, op: opAdopt}
 	if err := e.decideOverlay(ctx, &clone); err != nil {
 		return err
 	}
@@ -693,7 +694,7 @@ func (e *Engine) finishAdopt(
 
 // measureSource measures a directory. If the directory is adopted, it also takes a stamp.
 func (e *Engine) measureSource(ctx context.Context, q ImportRequest, src *source) (n treecopy.Totals, err error) {
-	q.Tracker.Start("counting", 0, 0)
+	progress.From(ctx).Start(progress.Counting, 0, 0)
 	if q.Adopt {
 		src.stamp, n, err = treecopy.TakeStamp(ctx, src.path, nil, e.sourceOptions(src, nil))
 		return n, err

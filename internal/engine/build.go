@@ -50,7 +50,7 @@ func (e *Engine) waitForBuild(name string, locks ...unix.Flock_t) waiting.Wait {
 // is a byte of one file, chosen by the name, and ends with the process. A build can
 // take any time, so the wait has no limit; InUse if the holder is a stopped process.
 func (e *Engine) lockGolden(
-	ctx context.Context, name string, t *progress.Tracker,
+	ctx context.Context, name string,
 ) (unlock func(), waited bool, err error) {
 	f, err := os.OpenFile(e.goldenLocks(), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -65,7 +65,7 @@ func (e *Engine) lockGolden(
 			return err == nil, errs.Wrap("lock golden", name, err)
 		}
 		if !waited {
-			t.Start("waiting for another process to build "+name, 0, 0)
+			progress.From(ctx).StartOf(progress.WaitingForBuild, name, 0, 0)
 		}
 		waited = true
 		return false, nil
@@ -83,7 +83,7 @@ func (e *Engine) lockGolden(
 // golden, or reads its files or properties, calls awaitGolden before it looks the golden up, never after: a golden that
 // is recorded in the meantime is then found, and NotFound means that none was being built. Like lockGolden, it waits
 // without a limit. InUse if the builder is a stopped process.
-func (e *Engine) awaitGolden(ctx context.Context, name string, t *progress.Tracker) error {
+func (e *Engine) awaitGolden(ctx context.Context, name string) error {
 	if exists, err := e.nameExists(ctx, name); err != nil || exists {
 		return err
 	}
@@ -113,7 +113,7 @@ func (e *Engine) awaitGolden(ctx context.Context, name string, t *progress.Track
 
 		if !waited {
 			waited = true
-			t.Start("waiting for another process to build "+name, 0, 0)
+			progress.From(ctx).StartOf(progress.WaitingForBuild, name, 0, 0)
 			content.AtStep("waiting for golden")
 		}
 
@@ -257,7 +257,7 @@ func (b *build) undoBuild(ctx context.Context) { b.e.ledger.DestroyUnfinished(ct
 
 // publishGeneration turns the filled scratch volume into a generation, and makes it
 // the current one. Durable on return.
-func (b *build) publishGeneration(ctx context.Context, t *progress.Tracker) (Info, error) {
+func (b *build) publishGeneration(ctx context.Context) (Info, error) {
 	b.gen = b.gen.WithContentOf(b.scratch)
 	if b.reads.Row.ID == "" {
 		b.gen.CreatedAt = time.Now().UTC()
@@ -269,7 +269,7 @@ func (b *build) publishGeneration(ctx context.Context, t *progress.Tracker) (Inf
 		b.gen.Since = b.golden.CreatedAt // its first generation, which records it too, may be destroyed
 	}
 
-	if err := b.makeGeneration(ctx, t); err != nil {
+	if err := b.makeGeneration(ctx); err != nil {
 		return Info{}, err
 	}
 
@@ -283,19 +283,19 @@ func (b *build) publishGeneration(ctx context.Context, t *progress.Tracker) (Inf
 
 // makeGeneration makes the object of the generation, in the way the driver prefers, and destroys the scratch volume
 // unless it has become that object.
-func (b *build) makeGeneration(ctx context.Context, t *progress.Tracker) error {
+func (b *build) makeGeneration(ctx context.Context) error {
 	e, from := b.e, b.scratch.ID
 	var err error
 	switch d := e.drv.(type) {
 	case driver.Sealer:
-		t.Start("sealing", 0, 0)
-		err = d.Seal(ctx, from, b.gen, func(done, total int64) { t.Set(0, done, total) })
+		progress.From(ctx).Start(progress.Sealing, 0, 0)
+		err = d.Seal(ctx, from, b.gen, func(done, total int64) { progress.From(ctx).Set(0, done, total) })
 	case driver.Finisher:
-		t.Start("writing to disk", 0, 0)
+		progress.From(ctx).Start(progress.WritingToDisk, 0, 0)
 		b.gen.ID = from
 		err = d.Finish(ctx, b.gen)
 	default:
-		t.Start("writing to disk", 0, 0)
+		progress.From(ctx).Start(progress.WritingToDisk, 0, 0)
 		err = e.drv.Snapshot(ctx, from, b.gen)
 	}
 	if err != nil || b.gen.ID == from {
@@ -395,7 +395,6 @@ type PublishRequest struct {
 	Preset  string                // see ImportRequest
 	Filled  *Filled               // nil: a session may have written to the volume
 	Labels  map[string]string     // labels to add to those of the golden
-	Tracker *progress.Tracker
 }
 
 // Published is the result of Publish.
@@ -442,7 +441,7 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 	}
 
 	// Build the generation with the golden locked.
-	unlock, _, err := e.lockGolden(ctx, golden, q.Tracker)
+	unlock, _, err := e.lockGolden(ctx, golden)
 	if err != nil {
 		return Published{}, err
 	}
@@ -468,7 +467,7 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 
 // publishVolume copies the volume that a build reads, and publishes the copy.
 func (e *Engine) publishVolume(ctx context.Context, b *build, q PublishRequest) (out Published, err error) {
-	vol, t := b.reads.Row, q.Tracker
+	vol := b.reads.Row
 	b.scratch = b.scratch.WithContentOf(vol.Identity)
 	b.scratch.Origin, b.scratch.OriginID = vol.Name, vol.ID
 	b.gen.Origin, b.gen.OriginID = vol.Name, vol.ID
@@ -484,7 +483,7 @@ func (e *Engine) publishVolume(ctx context.Context, b *build, q PublishRequest) 
 	}
 
 	if vol.IsOverlay() {
-		return e.publishOverlay(ctx, b, t)
+		return e.publishOverlay(ctx, b)
 	}
 
 	if err := e.copyLive(ctx, b.reads, b.scratch, false); err != nil {
@@ -518,6 +517,6 @@ func (e *Engine) publishVolume(ctx context.Context, b *build, q PublishRequest) 
 		return out, err
 	}
 
-	out.Info, err = b.publishGeneration(ctx, t)
+	out.Info, err = b.publishGeneration(ctx)
 	return out, err
 }

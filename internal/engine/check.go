@@ -6,7 +6,6 @@ import (
 	"os"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/check"
@@ -89,8 +88,8 @@ func (r repairs) Sweep(ctx context.Context) (removed int, err error) {
 	return s.Garbage, nil
 }
 
-func (r repairs) LockGolden(ctx context.Context, name string, t *progress.Tracker) (unlock func(), err error) {
-	unlock, _, err = r.e.lockGolden(ctx, name, t)
+func (r repairs) LockGolden(ctx context.Context, name string) (unlock func(), err error) {
+	unlock, _, err = r.e.lockGolden(ctx, name)
 	return unlock, err
 }
 

@@ -45,20 +45,23 @@ type CloneRequest struct {
 	// GoldenDecides makes clones overlays, without Overlay, if that is the default of their golden, and possible.
 	GoldenDecides bool
 	Freeze        Freeze // of a volume that is in use: whether its writes are stopped
-	Tracker       *progress.Tracker
+}
 
-	// Prepare is called with each clone before it exists for others, and with the directory below the pool where it is
-	// mounted for that time: nobody else can get there. Only then is it mounted where the user wants it. If Prepare fails,
-	// or this process is killed, there is no clone. It may be called concurrently.
-	Prepare func(ctx context.Context, name, dir string) error
+// Prepare is called with each clone before it exists for others, and with the directory below the pool where it is
+// mounted for that time: nobody else can get there. It may be called concurrently.
+type Prepare func(ctx context.Context, name, dir string) error
 
-	op       string      // in marks; "" is clone
+// cloning is a request under way.
+type cloning struct {
+	CloneRequest
+	op       string      // in marks
+	prepare  Prepare     // nil: nothing is prepared
 	template catalog.Row // of an overlay: the empty upper layer; of an empty volume: what it is cloned from
 	empty    bool        // make an empty volume instead of a clone of From
 }
 
 // mounts reports whether the clones are mounted while they are made.
-func (q CloneRequest) mounts() bool { return q.Mount || q.Prepare != nil }
+func (q cloning) mounts() bool { return q.Mount || q.prepare != nil }
 
 const (
 	opClone = "clone"
@@ -80,12 +83,23 @@ type clonePlan struct {
 // being built, Clone waits for it. Durable on return, unless ephemeral. NotFound,
 // Exists, Invalid, NoSpace, InUse, Unsupported, Conflict.
 func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
+	return e.clone(ctx, cloning{CloneRequest: q, op: opClone})
+}
+
+// CloneAndPrepare is Clone with prepare called for each clone, before it is mounted where the user wants it. If prepare
+// fails, or this process is killed, there is no clone.
+func (e *Engine) CloneAndPrepare(ctx context.Context, q CloneRequest, prepare Prepare) ([]Info, error) {
+	return e.clone(ctx, cloning{CloneRequest: q, op: opClone, prepare: prepare})
+}
+
+// Fork is Clone of a volume, which may be in use. Invalid if From is something else.
+func (e *Engine) Fork(ctx context.Context, q CloneRequest) ([]Info, error) {
+	return e.clone(ctx, cloning{CloneRequest: q, op: opFork})
+}
+
+func (e *Engine) clone(ctx context.Context, q cloning) ([]Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
-
-	if q.op == "" {
-		q.op = opClone
-	}
 
 	names, err := cloneNames(q)
 	if err != nil {
@@ -109,7 +123,7 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 
 	// Plan and mark the clones, after the golden's first generation has been built.
 	if !q.empty {
-		if err := e.awaitGolden(ctx, q.From.Name, q.Tracker); err != nil {
+		if err := e.awaitGolden(ctx, q.From.Name); err != nil {
 			return nil, err
 		}
 	}
@@ -120,7 +134,7 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	}
 
 	// Make the clones, then record all of them in one commit.
-	q.Tracker.Start("cloning", int64(len(plans)), 0)
+	progress.From(ctx).Start(progress.Cloning, int64(len(plans)), 0)
 	err = e.makeClones(ctx, q, l, plans)
 	if err == nil {
 		err = e.commitClones(ctx, q, l.Row, plans)
@@ -138,17 +152,8 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	return out, nil
 }
 
-// Fork is Clone of a volume, which may be in use. Invalid if From is something else.
-func (e *Engine) Fork(ctx context.Context, q CloneRequest) ([]Info, error) {
-	ctx, end := e.ledger.Begin(ctx)
-	defer end()
-
-	q.op = opFork
-	return e.Clone(ctx, q)
-}
-
 // cloneNames returns the names of the clones: NAME, or with a count NAME-1 and so on. Invalid.
-func cloneNames(q CloneRequest) ([]string, error) {
+func cloneNames(q cloning) ([]string, error) {
 	if err := q.Name.Required("clone"); err != nil {
 		return nil, err
 	}
@@ -171,7 +176,7 @@ func cloneNames(q CloneRequest) ([]string, error) {
 }
 
 // planClones decides everything about the clones, reserves their names and marks the work.
-func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string) ([]*clonePlan, content.Live, error) {
+func (e *Engine) planClones(ctx context.Context, p *cloning, names []string) ([]*clonePlan, content.Live, error) {
 	var l content.Live
 	if err := e.decideTemplate(ctx, p); err != nil {
 		return nil, l, err
@@ -200,7 +205,7 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 		}
 
 		if q.op == opFork && origin.Kind != driver.Volume {
-			return nil, errs.New(errs.Invalid, opFork, q.From.String(), "it is a %s, not a volume", kindName(origin.Kind)).
+			return nil, errs.New(errs.Invalid, opFork, q.From.String(), "it is a %s, not a volume", kindOf(origin.Kind)).
 				WithHint("use %s", errs.Run("clone", q.From, q.Name))
 		}
 
@@ -237,7 +242,7 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 			id := e.cloneIdentity(q, n, origin, originRef, now)
 			id.SizeBytes = size
 			p := &clonePlan{target: targets[i]}
-			if q.mounts() && (q.MountDir == "" || q.Prepare != nil) {
+			if q.mounts() && (q.MountDir == "" || q.prepare != nil) {
 				if p.target, err = e.content.CheckTarget("clone", n, origin.FS, "", q.May); err != nil {
 					return nil, err
 				}
@@ -262,7 +267,7 @@ func (e *Engine) planClones(ctx context.Context, p *CloneRequest, names []string
 }
 
 // admitCloneSize checks the size that clones are to have.
-func (e *Engine) admitCloneSize(ctx context.Context, q CloneRequest, count int64) error {
+func (e *Engine) admitCloneSize(ctx context.Context, q cloning, count int64) error {
 	if q.SizeBytes == 0 || q.Overlay || q.empty {
 		return nil
 	}
@@ -285,7 +290,7 @@ func (e *Engine) admitCloneSize(ctx context.Context, q CloneRequest, count int64
 }
 
 // decideTemplate finds what an overlay or an empty volume is cloned from.
-func (e *Engine) decideTemplate(ctx context.Context, q *CloneRequest) error {
+func (e *Engine) decideTemplate(ctx context.Context, q *cloning) error {
 	if !q.empty {
 		return e.decideOverlay(ctx, q)
 	}
@@ -293,13 +298,13 @@ func (e *Engine) decideTemplate(ctx context.Context, q *CloneRequest) error {
 	fs := e.caps.FS[0]
 	s, err := e.pool.Space(ctx)
 	if err == nil {
-		q.template, err = e.template(ctx, emptyVolume, fs, imageBytes(s, 0), q.Tracker)
+		q.template, err = e.template(ctx, emptyVolume, fs, imageBytes(s, 0))
 	}
 	return err
 }
 
 // resolveOrigin returns what clones are made from, and its reference; an empty volume has none.
-func (q CloneRequest) resolveOrigin(tx *catalog.Tx) (row catalog.Row, reference string, err error) {
+func (q cloning) resolveOrigin(tx *catalog.Tx) (row catalog.Row, reference string, err error) {
 	if q.empty {
 		return q.template, "", nil
 	}
@@ -314,7 +319,7 @@ func (q CloneRequest) resolveOrigin(tx *catalog.Tx) (row catalog.Row, reference 
 // checkCloneTargets checks the mount points of clones in a directory that the user has named, and returns them in
 // targets. The filesystem of the origin, which it returns, decides how a clone is mounted.
 func (e *Engine) checkCloneTargets(
-	ctx context.Context, q CloneRequest, names []string, targets []content.Target,
+	ctx context.Context, q cloning, names []string, targets []content.Target,
 ) (driver.FS, error) {
 	var origin catalog.Row
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
@@ -341,7 +346,7 @@ func (e *Engine) checkCloneTargets(
 
 // cloneIdentity returns the identity of a clone, but for its size.
 func (e *Engine) cloneIdentity(
-	q CloneRequest, name string, origin catalog.Row, originRef string, now time.Time,
+	q cloning, name string, origin catalog.Row, originRef string, now time.Time,
 ) driver.Identity {
 	id := e.newIdentity(driver.Volume)
 	id = id.WithContentOf(origin.Identity)
@@ -362,14 +367,6 @@ func (e *Engine) cloneIdentity(
 	return id
 }
 
-// kindName returns the name of a kind of object for users.
-func kindName(k driver.Kind) string {
-	if k == driver.Generation {
-		return "golden"
-	}
-	return string(k)
-}
-
 // cloneUsage returns the space a fresh clone uses, which needs no measurement.
 func cloneUsage(c driver.Caps, origin catalog.Row) driver.Usage {
 	u := origin.Usage
@@ -380,7 +377,7 @@ func cloneUsage(c driver.Caps, origin catalog.Row) driver.Usage {
 }
 
 // cloneSize returns the size of a clone's block device. Invalid, Unsupported.
-func (e *Engine) cloneSize(q CloneRequest, origin catalog.Row) (int64, error) {
+func (e *Engine) cloneSize(q cloning, origin catalog.Row) (int64, error) {
 	if q.SizeBytes == 0 || q.Overlay || q.empty {
 		return origin.SizeBytes, nil
 	}
@@ -402,7 +399,7 @@ func (e *Engine) cloneSize(q CloneRequest, origin catalog.Row) (int64, error) {
 	return size, nil
 }
 
-func (e *Engine) makeClones(ctx context.Context, q CloneRequest, l content.Live, plans []*clonePlan) error {
+func (e *Engine) makeClones(ctx context.Context, q cloning, l content.Live, plans []*clonePlan) error {
 	if q.Overlay {
 		return e.cloneRest(ctx, q, q.template.ID, q.template, plans)
 	}
@@ -417,7 +414,7 @@ func (e *Engine) makeClones(ctx context.Context, q CloneRequest, l content.Live,
 		if err := e.cloneRest(ctx, q, first.row.ID, l.Row, plans[1:]); err != nil {
 			return err
 		}
-		defer q.Tracker.Add(1, 0)
+		defer progress.From(ctx).Add(1, 0)
 		return e.readyClone(ctx, l.Row, first, q)
 	}
 
@@ -433,7 +430,7 @@ func (e *Engine) makeClones(ctx context.Context, q CloneRequest, l content.Live,
 
 // cloneRest makes clones of the object from, which is not in use: origin or a copy of it.
 func (e *Engine) cloneRest(
-	ctx context.Context, q CloneRequest, from driver.ObjectID, origin catalog.Row, plans []*clonePlan,
+	ctx context.Context, q cloning, from driver.ObjectID, origin catalog.Row, plans []*clonePlan,
 ) error {
 	if len(plans) == 0 {
 		return nil
@@ -447,7 +444,7 @@ func (e *Engine) cloneRest(
 	defer b.Close()
 
 	if err := forClones(ctx, plans, func(ctx context.Context, p *clonePlan) error {
-		defer q.Tracker.Add(1, 0)
+		defer progress.From(ctx).Add(1, 0)
 		return cloneError(b.Clone(ctx, p.row.Identity), p)
 	}); err != nil {
 		return err
@@ -514,7 +511,7 @@ func cloneError(err error, p *clonePlan) error {
 }
 
 // readyClone grows, mounts and prepares a clone before it is recorded.
-func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePlan, q CloneRequest) error {
+func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePlan, q cloning) error {
 	if p.row.SizeBytes > origin.SizeBytes {
 		if err := e.growInside(ctx, p.row); err != nil {
 			return err
@@ -531,7 +528,7 @@ func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePla
 	}
 
 	p.att = a
-	if q.Prepare == nil {
+	if q.prepare == nil {
 		return nil
 	}
 
@@ -563,14 +560,14 @@ func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePla
 
 // prepareClone calls Prepare with a mounted clone. What that has written is durable on return, unless the clone is
 // ephemeral.
-func (e *Engine) prepareClone(ctx context.Context, p *clonePlan, q CloneRequest) error {
+func (e *Engine) prepareClone(ctx context.Context, p *clonePlan, q cloning) error {
 	dir, err := os.Open(p.att.Mountpoint)
 	if err != nil {
 		return errs.Wrap(q.op, p.row.Name, err)
 	}
 	defer dir.Close()
 
-	if err := q.Prepare(ctx, p.row.Name, p.att.Mountpoint); err != nil || q.Ephemeral {
+	if err := q.prepare(ctx, p.row.Name, p.att.Mountpoint); err != nil || q.Ephemeral {
 		return err
 	}
 	return errs.Wrap(q.op, p.row.Name, unix.Syncfs(int(dir.Fd())))
@@ -597,7 +594,7 @@ func (e *Engine) syncImage(ctx context.Context, id driver.ObjectID) error {
 	})
 }
 
-func (e *Engine) commitClones(ctx context.Context, q CloneRequest, origin catalog.Row, plans []*clonePlan) error {
+func (e *Engine) commitClones(ctx context.Context, q cloning, origin catalog.Row, plans []*clonePlan) error {
 	// A power loss may lose an ephemeral volume, and so its row as well.
 	return e.cat.Update(ctx, catalog.Durability(!q.Ephemeral), func(tx *catalog.Tx) error {
 		for _, p := range plans {

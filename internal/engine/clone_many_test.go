@@ -59,7 +59,7 @@ func TestCanceledClonesLeaveNothing(t *testing.T) {
 	cancel()
 	<-stopped
 
-	volumes, lerr := e.Volumes(t.Context(), false)
+	volumes, lerr := e.Volumes(t.Context(), engine.VolumesRequest{})
 	if lerr != nil {
 		t.Fatal(lerr)
 	}
@@ -92,21 +92,21 @@ func TestClonesArePreparedInPrivate(t *testing.T) {
 		theirs := filepath.Join(top, "theirs")
 		must(t, os.Mkdir(theirs, 0o777))
 		fail := false
-		q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v"), Count: 2, Mount: true, MountDir: theirs,
-			Prepare: func(_ context.Context, name, dir string) error {
-				if st, err := os.Stat(filepath.Dir(dir)); err != nil || st.Mode().Perm()&0o077 != 0 ||
-					!strings.HasPrefix(dir, e.Dir()+"/") {
-					t.Errorf("others can get to %s: %v", dir, err)
-				}
-				if _, err := os.Lstat(filepath.Join(theirs, name)); !errors.Is(err, os.ErrNotExist) {
-					t.Errorf("%s is there already: %v", name, err)
-				}
-				if fail {
-					return errors.New("failed")
-				}
-				return os.WriteFile(filepath.Join(dir, "prepared"), nil, 0o600)
-			}}
-		out, err := e.Clone(t.Context(), q)
+		q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v"), Count: 2, Mount: true, MountDir: theirs}
+		prepare := func(_ context.Context, name, dir string) error {
+			if st, err := os.Stat(filepath.Dir(dir)); err != nil || st.Mode().Perm()&0o077 != 0 ||
+				!strings.HasPrefix(dir, e.Dir()+"/") {
+				t.Errorf("others can get to %s: %v", dir, err)
+			}
+			if _, err := os.Lstat(filepath.Join(theirs, name)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s is there already: %v", name, err)
+			}
+			if fail {
+				return errors.New("failed")
+			}
+			return os.WriteFile(filepath.Join(dir, "prepared"), nil, 0o600)
+		}
+		out, err := e.CloneAndPrepare(t.Context(), q, prepare)
 		must(t, err)
 		for _, v := range out {
 			if _, err := os.Stat(filepath.Join(theirs, v.Name, "prepared")); err != nil ||
@@ -117,9 +117,9 @@ func TestClonesArePreparedInPrivate(t *testing.T) {
 		destroy(t, e, "v-1", "v-2")
 
 		fail = true
-		_, err = e.Clone(t.Context(), q)
+		_, err = e.CloneAndPrepare(t.Context(), q, prepare)
 		left, lerr := os.ReadDir(theirs)
-		volumes, verr := e.Volumes(t.Context(), false)
+		volumes, verr := e.Volumes(t.Context(), engine.VolumesRequest{})
 		if err == nil || len(left) > 0 || len(volumes) > 0 || lerr != nil || verr != nil {
 			t.Errorf("%v: left %v, %v, %v, %v", err, left, volumes, lerr, verr)
 		}

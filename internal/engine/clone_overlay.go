@@ -25,7 +25,7 @@ const opTemplate = "template"
 
 // overlayOrigin returns the generation that an overlay clone is made from, and the template of its upper layer.
 // Invalid: the reference does not name a generation. Unsupported: a raw image has no files.
-func (e *Engine) overlayOrigin(ctx context.Context, q CloneRequest) (template catalog.Row, err error) {
+func (e *Engine) overlayOrigin(ctx context.Context, q cloning) (template catalog.Row, err error) {
 	var origin catalog.Row
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		origin, err = tx.Resolve(q.op, q.From)
@@ -46,7 +46,7 @@ func (e *Engine) overlayOrigin(ctx context.Context, q CloneRequest) (template ca
 	if q.SizeBytes > 0 {
 		size = roundUp(q.SizeBytes)
 	}
-	return e.upperTemplate(ctx, origin.FS, size, q.Tracker)
+	return e.upperTemplate(ctx, origin.FS, size)
 }
 
 // checkUpperKey refuses an overlay on a golden with a key of its own: the upper layer has the pool's key, or none.
@@ -63,7 +63,7 @@ func (e *Engine) checkUpperKey(ctx context.Context, op, reference string, lower 
 
 // decideOverlay decides whether clones are overlays, and finds their template. With GoldenDecides they are not where
 // the pool has none.
-func (e *Engine) decideOverlay(ctx context.Context, q *CloneRequest) error {
+func (e *Engine) decideOverlay(ctx context.Context, q *cloning) error {
 	asked := q.Overlay
 	if err := e.applyOverlayPolicy(ctx, q); err != nil || !q.Overlay {
 		return err
@@ -80,7 +80,7 @@ func (e *Engine) decideOverlay(ctx context.Context, q *CloneRequest) error {
 }
 
 // applyOverlayPolicy applies the policy of the golden that clones are made from. Invalid: it never has overlays.
-func (e *Engine) applyOverlayPolicy(ctx context.Context, q *CloneRequest) error {
+func (e *Engine) applyOverlayPolicy(ctx context.Context, q *cloning) error {
 	if !q.Overlay && !q.GoldenDecides {
 		return nil
 	}
@@ -112,16 +112,16 @@ func (e *Engine) applyOverlayPolicy(ctx context.Context, q *CloneRequest) error 
 }
 
 // canOverlay reports whether this user can make overlays from an object, as far as the object decides.
-func canOverlay(q CloneRequest, origin catalog.Row) bool {
+func canOverlay(q cloning, origin catalog.Row) bool {
 	return os.Geteuid() == 0 && checkOverlayOrigin(q, origin) == nil
 }
 
 // checkOverlayOrigin returns an error if no overlay can be made from an object.
-func checkOverlayOrigin(q CloneRequest, origin catalog.Row) error {
+func checkOverlayOrigin(q cloning, origin catalog.Row) error {
 	switch {
 	case origin.Kind != driver.Generation:
 		return errs.New(errs.Invalid, q.op, q.From.String(), "an overlay needs a golden, and this is a %s",
-			kindName(origin.Kind)).
+			kindOf(origin.Kind)).
 			WithHint("publish it first with %s, or remove %s", errs.Run("golden publish", "GOLDEN", q.From.Name),
 				errs.Param("overlay"))
 	case origin.FS == driver.None:
@@ -144,18 +144,18 @@ const (
 
 // upperTemplate returns the empty upper layer of a size for overlays on a generation with the filesystem lower.
 func (e *Engine) upperTemplate(
-	ctx context.Context, lower driver.FS, size int64, t *progress.Tracker,
+	ctx context.Context, lower driver.FS, size int64,
 ) (catalog.Row, error) {
 	fs := driver.Native
 	if lower.IsImage() {
 		fs = driver.Ext4
 	}
-	return e.template(ctx, upperLayer, fs, size, t)
+	return e.template(ctx, upperLayer, fs, size)
 }
 
 // template returns the template of a kind and size, which it makes if there is none.
 func (e *Engine) template(
-	ctx context.Context, kind templateKind, fs driver.FS, size int64, t *progress.Tracker,
+	ctx context.Context, kind templateKind, fs driver.FS, size int64,
 ) (row catalog.Row, err error) {
 	if !fs.IsImage() {
 		size = 0
@@ -175,7 +175,7 @@ func (e *Engine) template(
 	}
 
 	// Make it, unless another process does.
-	unlock, _, err := e.lockGolden(ctx, name, nil)
+	unlock, _, err := e.lockGolden(ctx, name)
 	if err != nil {
 		return row, err
 	}
@@ -186,12 +186,12 @@ func (e *Engine) template(
 		return row, err
 	}
 
-	return e.makeTemplate(ctx, kind, name, fs, size, t)
+	return e.makeTemplate(ctx, kind, name, fs, size)
 }
 
 // makeTemplate makes a template. Durable on return.
 func (e *Engine) makeTemplate(
-	ctx context.Context, kind templateKind, name string, fs driver.FS, size int64, t *progress.Tracker,
+	ctx context.Context, kind templateKind, name string, fs driver.FS, size int64,
 ) (catalog.Row, error) {
 	b := &build{e: e, op: opTemplate, scratch: e.newIdentity(driver.Scratch), gen: e.newIdentity(driver.Layer)}
 	b.scratch.Ephemeral, b.scratch.FS, b.scratch.SizeBytes = true, fs, size
@@ -203,7 +203,7 @@ func (e *Engine) makeTemplate(
 		return catalog.Row{}, err
 	}
 
-	row, err := b.fillTemplate(ctx, kind, t)
+	row, err := b.fillTemplate(ctx, kind)
 	if err != nil {
 		b.undoBuild(ctx)
 		return row, errs.Wrap("make", name, err)
@@ -213,7 +213,7 @@ func (e *Engine) makeTemplate(
 }
 
 // fillTemplate makes the object of a template, and records it.
-func (b *build) fillTemplate(ctx context.Context, kind templateKind, t *progress.Tracker) (catalog.Row, error) {
+func (b *build) fillTemplate(ctx context.Context, kind templateKind) (catalog.Row, error) {
 	e := b.e
 	if err := e.drv.Create(ctx, b.scratch); err != nil {
 		return catalog.Row{}, err
@@ -231,7 +231,7 @@ func (b *build) fillTemplate(ctx context.Context, kind templateKind, t *progress
 		return catalog.Row{}, err
 	}
 
-	if err := b.makeGeneration(ctx, t); err != nil {
+	if err := b.makeGeneration(ctx); err != nil {
 		return catalog.Row{}, err
 	}
 
@@ -334,7 +334,7 @@ func (e *Engine) reclaimLayers(ctx context.Context, destroyed []*destroyItem) {
 }
 
 // publishOverlay publishes the overlay that a build reads: a clone of its golden, with its changes.
-func (e *Engine) publishOverlay(ctx context.Context, b *build, t *progress.Tracker) (out Published, err error) {
+func (e *Engine) publishOverlay(ctx context.Context, b *build) (out Published, err error) {
 	vol := b.reads.Row
 
 	// Copy the upper layer, so that the overlay can be used and changed in the meantime.
@@ -348,7 +348,7 @@ func (e *Engine) publishOverlay(ctx context.Context, b *build, t *progress.Track
 		return out, err
 	}
 
-	b.scratch, err = e.cloneWithChanges(ctx, vol, upper, b.scratch, t)
+	b.scratch, err = e.cloneWithChanges(ctx, vol, upper, b.scratch)
 	if err != nil {
 		return out, err
 	}
@@ -357,7 +357,7 @@ func (e *Engine) publishOverlay(ctx context.Context, b *build, t *progress.Track
 		return out, err
 	}
 
-	out.Info, err = b.publishGeneration(ctx, t)
+	out.Info, err = b.publishGeneration(ctx)
 	return out, err
 }
 
@@ -365,7 +365,7 @@ func (e *Engine) publishOverlay(ctx context.Context, b *build, t *progress.Track
 // changes of the upper layer upper, which nobody uses. It returns the identity, completed. An image is as large
 // as the golden, or larger if the changes do not fit.
 func (e *Engine) cloneWithChanges(
-	ctx context.Context, vol catalog.Row, upper, id driver.Identity, t *progress.Tracker,
+	ctx context.Context, vol catalog.Row, upper, id driver.Identity,
 ) (driver.Identity, error) {
 	var lower catalog.Row
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
@@ -377,8 +377,9 @@ func (e *Engine) cloneWithChanges(
 
 	id = id.WithContentOf(lower.Identity)
 	err := e.content.WithOverlay(ctx, upper, true, func(r content.OverlayRoots) error {
-		t.Start("finding the changes", 0, 0)
-		res, err := treediff.CompareOverlay(ctx, r.Lower, r.Upper, r.Merged, treediff.Options{Times: true, Progress: t.Add})
+		progress.From(ctx).Start(progress.FindingChanges, 0, 0)
+		res, err := treediff.CompareOverlay(ctx, r.Lower, r.Upper, r.Merged,
+			treediff.Options{Times: true, Progress: progress.From(ctx).Add})
 		if err != nil {
 			return err
 		}
@@ -406,9 +407,9 @@ func (e *Engine) cloneWithChanges(
 		}
 
 		// Repeat the changes in it.
-		t.Start("applying the changes", int64(len(res.Changes)), 0)
+		progress.From(ctx).Start(progress.ApplyingChanges, int64(len(res.Changes)), 0)
 		return e.inScratch(ctx, draft, func(root *os.File) error {
-			return treediff.Apply(ctx, res.Changes, r.Merged, root, treediff.ApplyOptions{Progress: t.Add})
+			return treediff.Apply(ctx, res.Changes, r.Merged, root, treediff.ApplyOptions{Progress: progress.From(ctx).Add})
 		})
 	})
 	return id, err
@@ -436,7 +437,7 @@ func missingRoom(root *os.File, changes []treediff.Change) (int64, error) {
 func (e *Engine) replaceOverlay(ctx context.Context, s *succession, q FlattenRequest) (catalog.Row, error) {
 	err := func() error {
 		var err error
-		if s.next, err = e.cloneWithChanges(ctx, s.vol, s.vol.Identity, s.next, q.Tracker); err != nil {
+		if s.next, err = e.cloneWithChanges(ctx, s.vol, s.vol.Identity, s.next); err != nil {
 			return err
 		}
 

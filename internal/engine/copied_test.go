@@ -62,7 +62,7 @@ func TestCopiedPool(t *testing.T) {
 			destroy(t, c, "a", "b")
 			mounted("destroy")
 			c.Close()
-			if _, err := engine.Deinit(t.Context(), engine.DeinitRequest{Dir: copied, Force: true}, drivers); err != nil {
+			if _, err := engine.Deinit(t.Context(), engine.DeinitRequest{Dir: copied, Force: true}, drivers, nil); err != nil {
 				t.Error(err)
 			}
 			mounted("deinit")

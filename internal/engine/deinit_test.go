@@ -67,8 +67,8 @@ func TestDeinitRefusedChangesNothing(t *testing.T) {
 			},
 		} {
 			end := stop()
-			_, err := engine.Deinit(t.Context(), engine.DeinitRequest{Dir: filepath.Join(top, "pool"), Force: true,
-				MayForget: func(context.Context, []string) error { return errs.New(errs.InUse, "", "", "the only key") }}, drivers)
+			_, err := engine.Deinit(t.Context(), engine.DeinitRequest{Dir: filepath.Join(top, "pool"), Force: true}, drivers,
+				func(context.Context, []string) error { return errs.New(errs.InUse, "", "", "the only key") })
 			end()
 			if !errs.Is(err, errs.InUse) {
 				t.Fatalf("%s: %v, wanted an error of kind %s", what, err, errs.InUse)
@@ -92,18 +92,19 @@ func TestDeinitTwice(t *testing.T) {
 
 		var asked int
 		q := engine.DeinitRequest{Dir: filepath.Join(top, "pool"), Force: true}
-		q.MayForget = func(context.Context, []string) error {
+		var mayForget engine.MayForget
+		mayForget = func(context.Context, []string) error {
 			if asked++; asked > 1 {
 				return nil
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			if _, err := engine.Deinit(ctx, q, drivers); !errors.Is(err, context.DeadlineExceeded) {
+			if _, err := engine.Deinit(ctx, q, drivers, mayForget); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("the second deinit: %v", err)
 			}
 			return errs.New(errs.InUse, "", "", "the only key")
 		}
-		_, err := engine.Deinit(t.Context(), q, drivers)
+		_, err := engine.Deinit(t.Context(), q, drivers, mayForget)
 		if !errs.Is(err, errs.InUse) || asked != 1 {
 			t.Errorf("the first deinit: %v, and %d of them asked for keys", err, asked)
 		}
@@ -117,7 +118,7 @@ func TestDeinitTwice(t *testing.T) {
 		must(t, err)
 		failed := make(chan error)
 		go func() {
-			_, err := engine.Deinit(t.Context(), engine.DeinitRequest{Dir: q.Dir, Force: true}, drivers)
+			_, err := engine.Deinit(t.Context(), engine.DeinitRequest{Dir: q.Dir, Force: true}, drivers, nil)
 			failed <- err
 		}()
 		waitForOpener(t, filepath.Join(q.Dir, "lock"))

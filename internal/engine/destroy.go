@@ -26,12 +26,12 @@ const (
 
 // Destroyed describes one destroyed object.
 type Destroyed struct {
-	Ref            string `json:"ref"`
-	ID             string `json:"id"`
-	Kind           string `json:"kind"`
-	ExclusiveBytes int64  `json:"exclusive_bytes"`   // when last measured
-	Reclaimed      bool   `json:"reclaimed"`         // the driver has removed it; if not, the next command does
-	HeldBy         string `json:"held_by,omitempty"` // what keeps it from being removed, if known: processes, overlays
+	Ref            string      `json:"ref"`
+	ID             string      `json:"id"`
+	Kind           driver.Kind `json:"kind"`
+	ExclusiveBytes int64       `json:"exclusive_bytes"`   // when last measured
+	Reclaimed      bool        `json:"reclaimed"`         // the driver has removed it; if not, the next command does
+	HeldBy         string      `json:"held_by,omitempty"` // what keeps it, if known: processes, overlays
 }
 
 // DestroyReport is the result of Destroy.
@@ -45,9 +45,8 @@ type DestroyReport struct {
 
 // DestroyRequest says what to destroy.
 type DestroyRequest struct {
-	What    []ref.Pattern        // volumes, with their snapshots, and snapshots; none with Labels: all volumes
-	Labels  driver.LabelSelector // only objects of What that it chooses
-	Tracker *progress.Tracker
+	What   []ref.Pattern        // volumes, with their snapshots, and snapshots; none with Labels: all volumes
+	Labels driver.LabelSelector // only objects of What that it chooses
 }
 
 // Destroy destroys volumes, with their snapshots, and snapshots. It resolves all names
@@ -66,7 +65,7 @@ func (e *Engine) Destroy(ctx context.Context, q DestroyRequest) (*DestroyReport,
 		return nil, err
 	}
 
-	o := destroyOptions{tracker: q.Tracker}
+	o := destroyOptions{tracker: progress.From(ctx)}
 	o.still = func(_ *catalog.Tx, row catalog.Row, _ bool) (bool, error) { return q.Labels.Matches(row.Labels), nil }
 	return e.destroyRows(ctx, rows, o), ctx.Err()
 }
@@ -101,7 +100,7 @@ func (e *Engine) destroyRows(ctx context.Context, rows []doomed, o destroyOption
 	report := &DestroyReport{budget: reclaimBound, why: o.why}
 	ctx = mayUseReserve(ctx)
 	defer e.refillReserveIfSpent()
-	o.tracker.Start("destroying", int64(len(rows)), 0)
+	o.tracker.Start(progress.Destroying, int64(len(rows)), 0)
 	for len(rows) > 0 && ctx.Err() == nil {
 		batch := rows[:min(destroyBatch, len(rows))]
 		rows = rows[len(batch):]
@@ -383,7 +382,7 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyItem, report *D
 				heldBy = countOf(int64(l.users), "overlay", "overlays")
 			}
 			report.Destroyed = append(report.Destroyed, Destroyed{
-				Ref: it.refOf(r), ID: string(r.ID), Kind: string(r.Kind),
+				Ref: it.refOf(r), ID: string(r.ID), Kind: r.Kind,
 				ExclusiveBytes: r.Usage.ExclusiveBytes, Reclaimed: !it.isLeft(r), HeldBy: heldBy,
 			})
 		}

@@ -104,9 +104,8 @@ type Difference struct {
 
 // DiffRequest says what to compare.
 type DiffRequest struct {
-	A, B    ref.Ref // volumes, snapshots or generations
-	Freeze  Freeze  // of volumes that are in use: whether their writes are stopped
-	Tracker *progress.Tracker
+	A, B   ref.Ref // volumes, snapshots or generations
+	Freeze Freeze  // of volumes that are in use: whether their writes are stopped
 }
 
 // Diff reports how B differs from A. It changes neither, and both stay while it runs;
@@ -123,7 +122,7 @@ func (e *Engine) Diff(ctx context.Context, q DiffRequest) (Difference, error) {
 	}
 
 	for _, r := range []ref.Ref{q.A, q.B} {
-		if err := e.awaitGolden(ctx, r.Name, q.Tracker); err != nil {
+		if err := e.awaitGolden(ctx, r.Name); err != nil {
 			return out, err
 		}
 	}
@@ -141,13 +140,13 @@ func (e *Engine) Diff(ctx context.Context, q DiffRequest) (Difference, error) {
 			WithHint("compare two volumes of the same kind; check the fs of each with %s", errs.Run("show"))
 	}
 
-	q.Tracker.Start("comparing", 0, 0)
+	progress.From(ctx).Start(progress.Comparing, 0, 0)
 	if a.row().FS == driver.None {
 		err = v.diffRaw(ctx, &out)
 		return out, errs.Wrap(opDiff, out.A, err)
 	}
 
-	res, err := v.compareSides(ctx, a, b, false, q.Tracker)
+	res, err := v.compareSides(ctx, a, b, false)
 	if err != nil {
 		return out, errs.Wrap(opDiff, out.A+" "+out.B, err)
 	}
@@ -282,9 +281,9 @@ func (v *view) withRoot(ctx context.Context, s *side, fn func(root *os.File) err
 }
 
 // compareSides compares the files of two sides.
-func (v *view) compareSides(ctx context.Context, a, b *side, times bool, t *progress.Tracker) (treediff.Result, error) {
+func (v *view) compareSides(ctx context.Context, a, b *side, times bool) (treediff.Result, error) {
 	if b.row().Lower == a.row().ID {
-		return v.compareWithLower(ctx, b, times, t)
+		return v.compareWithLower(ctx, b, times)
 	}
 
 	o, done, release, err := v.imageHints(ctx, a, b)
@@ -297,7 +296,7 @@ func (v *view) compareSides(ctx context.Context, a, b *side, times bool, t *prog
 		return treediff.Result{Stats: treediff.Stats{Method: o.Hints.Method}}, nil
 	}
 
-	o.Times, o.Progress = times, t.Add
+	o.Times, o.Progress = times, progress.From(ctx).Add
 	var res treediff.Result
 	err = v.withRoots(ctx, func(roots []*os.File) (err error) {
 		if !a.row().FS.IsImage() && !a.row().IsOverlay() && !b.row().IsOverlay() {
@@ -314,10 +313,11 @@ func (v *view) compareSides(ctx context.Context, a, b *side, times bool, t *prog
 
 // compareWithLower compares an overlay with the golden that it is on. It reads only what was changed.
 func (v *view) compareWithLower(
-	ctx context.Context, s *side, times bool, t *progress.Tracker,
+	ctx context.Context, s *side, times bool,
 ) (res treediff.Result, err error) {
 	err = v.e.content.WithOverlay(ctx, s.identity(), true, func(r content.OverlayRoots) (err error) {
-		res, err = treediff.CompareOverlay(ctx, r.Lower, r.Upper, r.Merged, treediff.Options{Times: times, Progress: t.Add})
+		res, err = treediff.CompareOverlay(ctx, r.Lower, r.Upper, r.Merged,
+			treediff.Options{Times: times, Progress: progress.From(ctx).Add})
 		return err
 	})
 	return res, err

@@ -119,7 +119,7 @@ func nothingLeft(t *testing.T, e *engine.Engine) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := e.Pool(t.Context(), false)
+	p, err := e.Pool(t.Context(), engine.PoolRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,7 +38,8 @@ func newPool(t *testing.T, dir string, q engine.InitRequest) *engine.Engine {
 	e := open(t, q.Dir)
 	t.Cleanup(func() {
 		e.Close()
-		if _, err := engine.Deinit(context.Background(), engine.DeinitRequest{Dir: q.Dir, Force: true}, drivers); err != nil {
+		q := engine.DeinitRequest{Dir: q.Dir, Force: true}
+		if _, err := engine.Deinit(context.Background(), q, drivers, nil); err != nil {
 			t.Errorf("deinit at the end: %v", err)
 		}
 		if _, err := os.Stat(q.Dir); err == nil {
@@ -224,7 +225,7 @@ func TestInterruptedImportLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		_, err := e.Import(ctx, engine.ImportRequest{Name: ref.MustName("g"), Source: "-", Stdin: r})
+		_, err := e.ImportStream(ctx, engine.ImportRequest{Name: ref.MustName("g")}, r)
 		done <- err
 	}()
 	if _, err := w.Write(emptyTar(1 << 20)[:700<<10]); err != nil {
@@ -338,7 +339,7 @@ func TestUsageIsExact(t *testing.T) {
 			if d := show("a"); d.ExclusiveBytes < wrote || d.ExclusiveBytes > wrote+slack {
 				t.Errorf("after writing %d: %d exclusive", wrote, d.ExclusiveBytes)
 			}
-			p, err := e.Pool(t.Context(), true)
+			p, err := e.Pool(t.Context(), engine.PoolRequest{Exact: true})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -195,7 +196,8 @@ func powerLost(t *testing.T, fs *testfs.FS, kind string) string {
 	options := map[string][]string{"xfs": {"nouuid"}}[kind]
 	m, err := mount.Device(kind, dev.Path, options, false)
 	if err != nil {
-		t.Fatal(err)
+		log, _ := exec.Command("sh", "-c", "dmesg | tail -n 40").Output()
+		t.Fatalf("%v; the kernel says:\n%s", err, log)
 	}
 	defer m.Close()
 	if _, err := m.MoveTo(dir); err != nil {

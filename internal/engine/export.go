@@ -51,12 +51,10 @@ var exportSuffixes = []struct {
 // ExportRequest says what to export, and to which file.
 type ExportRequest struct {
 	From    ref.Ref      // a volume, even in use, a snapshot or a generation
-	File    string       // "-": Stdout
-	Stdout  io.Writer    // what "-" stands for
+	File    string       // path of the file
 	Format  ExportFormat // "": by the end of the file's name
 	Replace bool         // an existing file
 	Freeze  Freeze       // of a volume in use: whether its writes are stopped
-	Tracker *progress.Tracker
 }
 
 // Exported is the result of Export. Its JSON form is stable.
@@ -77,76 +75,87 @@ type Exported struct {
 // name when it is complete and durable; after an error or an interruption there is none, and an existing file is as
 // before. Nothing in the pool changes. Export waits for a golden like Clone. NotFound, Exists, Invalid, Unsupported,
 // InUse, NoSpace, Conflict, Permission.
-func (e *Engine) Export(ctx context.Context, q ExportRequest) (Exported, error) {
+//
+// File is made with the rights of this process: see ExportStream for exports to others.
+func (e *Engine) Export(ctx context.Context, q ExportRequest) (out Exported, err error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
-	out := Exported{Ref: q.From.String(), File: q.File}
-	if err := e.needRoot(opExport, out.Ref); err != nil {
+	if err := q.findFormat(); err != nil {
+		return out, err
+	}
+	if err := e.checkExportFile(&q); err != nil {
 		return out, err
 	}
 
-	if err := e.checkExport(ctx, &q); err != nil {
-		return out, err
-	}
+	err = e.withExport(ctx, q, &out, func(x *export) error {
+		f, err := durable.Create(q.File)
+		if err != nil {
+			return errs.Wrap(opExport, q.File, err)
+		}
 
-	out.Format = q.Format
-	x, err := e.openExport(ctx, q, &out)
-	if err != nil {
-		return out, err
-	}
+		defer f.Discard()
+		if q.Format == ExportRaw {
+			err = x.writeSparse(ctx, f.File)
+		} else {
+			err = x.write(ctx, &counted{w: f, n: &out.FileBytes})
+		}
 
-	defer x.view.close(ctx)
-
-	// Write to standard output, or to a file that gets its name at the end.
-	if q.File == "-" {
-		return out, errs.Wrap(opExport, out.Ref, x.write(ctx, &counted{w: q.Stdout, n: &out.FileBytes}))
-	}
-
-	f, err := durable.Create(q.File)
-	if err != nil {
-		return out, errs.Wrap(opExport, q.File, err)
-	}
-
-	defer f.Discard()
-	out.File = q.File
-	if q.Format == ExportRaw {
-		err = x.writeSparse(ctx, f.File)
-	} else {
-		err = x.write(ctx, &counted{w: f, n: &out.FileBytes})
-	}
-
-	if err == nil {
-		err = ctx.Err()
-	}
-	if err == nil {
-		err = f.Commit(q.Replace)
-	}
-	if errors.Is(err, fs.ErrExist) {
-		return out, existsError(q.File)
-	}
-
-	return out, errs.Wrap(opExport, out.Ref, err)
+		// The file gets its name at the end.
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err == nil {
+			err = f.Commit(q.Replace)
+		}
+		if errors.Is(err, fs.ErrExist) {
+			return existsError(q.File)
+		}
+		return err
+	})
+	return out, err
 }
 
-// checkExport checks a request before anything is done, and makes its file absolute and its format known.
-func (e *Engine) checkExport(ctx context.Context, q *ExportRequest) error {
-	if q.File == "" {
-		return errs.New(errs.Invalid, opExport, `""`, "the file name is empty").
-			WithHint("name a file, or - for standard output")
+// ExportStream is Export to a stream instead of a file: q has a format, and no file. What was written before an error
+// is a part of the export.
+func (e *Engine) ExportStream(ctx context.Context, q ExportRequest, w io.Writer) (out Exported, err error) {
+	ctx, end := e.ledger.Begin(ctx)
+	defer end()
+
+	q.File = "-"
+	if err := q.findFormat(); err != nil {
+		return out, err
 	}
 
-	if err := q.findFormat(); err != nil {
+	err = e.withExport(ctx, q, &out, func(x *export) error {
+		return x.write(ctx, &counted{w: w, n: &out.FileBytes})
+	})
+	return out, err
+}
+
+// withExport calls write with the object to be exported, once that can be written in the format.
+func (e *Engine) withExport(ctx context.Context, q ExportRequest, out *Exported, write func(x *export) error) error {
+	out.Ref, out.File, out.Format = q.From.String(), q.File, q.Format
+	if err := e.checkExport(ctx, q); err != nil {
 		return err
 	}
 
-	if q.File != "-" {
-		if err := e.checkExportFile(q); err != nil {
-			return err
-		}
+	x, err := e.openExport(ctx, q, out)
+	if err != nil {
+		return err
 	}
 
-	if err := e.awaitGolden(ctx, q.From.Name, q.Tracker); err != nil {
+	defer x.view.close(ctx)
+	return errs.Wrap(opExport, out.Ref, write(x))
+}
+
+// checkExport checks what is to be exported before anything is done.
+func (e *Engine) checkExport(ctx context.Context, q ExportRequest) error {
+	if err := e.needRoot(opExport, q.From.String()); err != nil {
+		return err
+	}
+
+	if err := e.awaitGolden(ctx, q.From.Name); err != nil {
 		return err
 	}
 
@@ -162,6 +171,9 @@ func (e *Engine) checkExport(ctx context.Context, q *ExportRequest) error {
 // findFormat decides the format. Invalid.
 func (q *ExportRequest) findFormat() error {
 	switch {
+	case q.File == "":
+		return errs.New(errs.Invalid, opExport, `""`, "the file name is empty").
+			WithHint("name a file, or - for standard output")
 	case q.Format != "":
 		if slices.Contains(ExportFormats, q.Format) {
 			return nil
@@ -169,7 +181,7 @@ func (q *ExportRequest) findFormat() error {
 		return errs.New(errs.Invalid, opExport, string(q.Format), "unknown format").
 			WithHint("choose tar, tar.zst, raw or qcow2")
 	case q.File == "-":
-		return errs.New(errs.Invalid, opExport, "-", "standard output has no file name that tells the format").
+		return errs.New(errs.Invalid, opExport, "-", "a stream has no file name that tells the format").
 			WithHint("add %s, or tar.zst, raw or qcow2", errs.Param("format", "tar"))
 	}
 
@@ -261,7 +273,7 @@ type export struct {
 // openExport finds the object, and keeps it from being destroyed. A volume is copied first: programs may go on using
 // it, and it can be mounted and destroyed in the meantime.
 func (e *Engine) openExport(ctx context.Context, q ExportRequest, out *Exported) (*export, error) {
-	q.Tracker.Start("copying", 0, 0)
+	progress.From(ctx).Start(progress.Copying, 0, 0)
 	v, err := e.openSides(ctx, opExport, q.Freeze, q.From)
 	if err != nil {
 		return nil, err
@@ -344,11 +356,11 @@ func (x *export) write(ctx context.Context, w io.Writer) error {
 
 // writeTar writes the files as a tar archive.
 func (x *export) writeTar(ctx context.Context, w io.Writer) error {
-	x.q.Tracker.Start("exporting", 0, x.side.row().Usage.LogicalBytes)
+	progress.From(ctx).Start(progress.Exporting, 0, x.side.row().Usage.LogicalBytes)
 	buffered := bufio.NewWriterSize(w, 1<<20)
 	err := x.view.withRoot(ctx, x.side, func(root *os.File) error {
 		totals, err := treecopy.WriteTar(ctx, buffered, root,
-			treecopy.Options{Unprivileged: os.Geteuid() != 0, Progress: x.q.Tracker.Add})
+			treecopy.Options{Unprivileged: os.Geteuid() != 0, Progress: progress.From(ctx).Add})
 		x.out.Files, x.out.Bytes, x.out.NotKept = totals.Files, totals.Bytes, totals.NotKept
 		x.out.Warnings = append(skippedMessages(totals.Skipped), tarLossMessages(totals.NotKept)...)
 		return err

@@ -98,13 +98,12 @@ func TestExportRoundTrip(t *testing.T) {
 
 		// A generation, to standard output.
 		var b bytes.Buffer
-		out, err := e.Export(t.Context(), engine.ExportRequest{From: reference(t, "g@1"), File: "-", Stdout: &b,
-			Format: engine.ExportTarZstd})
+		out, err := e.ExportStream(t.Context(), engine.ExportRequest{From: reference(t, "g@1"),
+			Format: engine.ExportTarZstd}, &b)
 		if err != nil || out.FileBytes != int64(b.Len()) || out.File != "-" {
 			t.Errorf("%+v, %d bytes, %v", out, b.Len(), err)
 		}
-		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("piped"), Source: "-",
-			Stdin: &b}); err != nil {
+		if _, err := e.ImportStream(t.Context(), engine.ImportRequest{Name: ref.MustName("piped")}, &b); err != nil {
 			t.Fatal(err)
 		}
 		treetest.Compare(t, src, clone(t, e, "piped", "p", true).Mountpoint, treetest.RootMode|treetest.Holes)
@@ -139,8 +138,8 @@ func TestExportRawVolume(t *testing.T) {
 			export(t, e, from, file)
 			export(t, e, from, filepath.Join(top, from+".qcow2"))
 			var pipe bytes.Buffer
-			_, err := e.Export(t.Context(), engine.ExportRequest{From: reference(t, from), File: "-", Stdout: &pipe,
-				Format: engine.ExportRaw})
+			_, err := e.ExportStream(t.Context(), engine.ExportRequest{From: reference(t, from), Format: engine.ExportRaw},
+				&pipe)
 			must(t, err)
 			for _, f := range []string{file, fromQcow2(t, filepath.Join(top, from+".qcow2"))} {
 				if got, err := os.ReadFile(f); err != nil || !bytes.Equal(got, want) {
@@ -185,7 +184,6 @@ func TestExportRefuses(t *testing.T) {
 			{from: "v", file: "", format: "tar", kind: errs.Invalid, hint: "standard output"},
 			{from: "v", file: "a.zip", kind: errs.Invalid, hint: ".tar.zst"},
 			{from: "v", file: "a.tar", format: "zip", kind: errs.Invalid, hint: "qcow2"},
-			{from: "v", file: "-", kind: errs.Invalid, hint: "format"},
 			{from: "v", file: "missing/a.tar", kind: errs.NotFound, hint: "mkdir -p"},
 			{from: "v", file: e.Dir() + "/a.tar", kind: errs.Invalid, hint: "outside"},
 		}
@@ -200,19 +198,23 @@ func TestExportRefuses(t *testing.T) {
 
 		for _, c := range cases {
 			file := c.file
-			if !filepath.IsAbs(file) && file != "-" {
+			if !filepath.IsAbs(file) && file != "" {
 				file = filepath.Join(out, file)
 			}
 			_, err := e.Export(t.Context(), engine.ExportRequest{From: reference(t, c.from), File: file, Format: c.format,
-				Replace: c.force, Stdout: failing{}})
+				Replace: c.force})
 			if !errs.Is(err, c.kind) || !strings.Contains(errs.HintOf(err), c.hint) {
 				t.Errorf("%+v: %v (hint %q)", c, err, errs.HintOf(err))
 			}
 		}
 
 		// Errors of writing, and interruptions.
-		_, err := e.Export(t.Context(), engine.ExportRequest{From: reference(t, "v"), File: "-", Stdout: failing{},
-			Format: engine.ExportTarZstd})
+		_, err := e.ExportStream(t.Context(), engine.ExportRequest{From: reference(t, "v")}, failing{})
+		if !errs.Is(err, errs.Invalid) || !strings.Contains(errs.HintOf(err), "format") {
+			t.Errorf("a stream without a format: %v", err)
+		}
+		_, err = e.ExportStream(t.Context(), engine.ExportRequest{From: reference(t, "v"), Format: engine.ExportTarZstd},
+			failing{})
 		if !errors.Is(err, errFailing) {
 			t.Errorf("a failing writer: %v", err)
 		}

@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/linux/qcow2"
 	"pando/internal/tree/treecopy"
 
@@ -25,7 +26,7 @@ func (x *export) withImageFile(ctx context.Context, fn func(src *os.File, size i
 		}
 		defer f.Close()
 
-		x.q.Tracker.Start("exporting", 0, imageDataBytes(f, size))
+		progress.From(ctx).Start(progress.Exporting, 0, imageDataBytes(f, size))
 		return fn(f, size)
 	})
 }
@@ -46,7 +47,7 @@ func (x *export) writeSparse(ctx context.Context, dst *os.File) error {
 			return err
 		}
 		x.out.FileBytes = size
-		x.out.Bytes, err = copyData(ctx, dst, src, size, x.q.Tracker)
+		x.out.Bytes, err = copyData(ctx, dst, src, size)
 		return err
 	})
 }
@@ -70,7 +71,7 @@ func (x *export) writeRaw(ctx context.Context, w io.Writer) error {
 				}
 			}
 
-			if err := x.copyRange(w, src, buf, from, to); err != nil {
+			if err := x.copyRange(ctx, w, src, buf, from, to); err != nil {
 				return err
 			}
 
@@ -81,7 +82,7 @@ func (x *export) writeRaw(ctx context.Context, w io.Writer) error {
 }
 
 // copyRange writes a range of an image to w.
-func (x *export) copyRange(w io.Writer, src *os.File, buf []byte, from, to int64) error {
+func (x *export) copyRange(ctx context.Context, w io.Writer, src *os.File, buf []byte, from, to int64) error {
 	for off := from; off < to; {
 		p := buf[:min(int64(len(buf)), to-off)]
 		if n, err := src.ReadAt(p, off); n < len(p) {
@@ -90,7 +91,7 @@ func (x *export) copyRange(w io.Writer, src *os.File, buf []byte, from, to int64
 		if _, err := w.Write(p); err != nil {
 			return err
 		}
-		x.q.Tracker.Add(0, int64(len(p)))
+		progress.From(ctx).Add(0, int64(len(p)))
 		x.out.Bytes += int64(len(p))
 		off += int64(len(p))
 	}
@@ -119,7 +120,7 @@ func (x *export) writeQcow2(ctx context.Context, w io.Writer) error {
 		buf := make([]byte, exportChunk)
 		for _, r := range ranges {
 			from, to := r.From*qcow2.ClusterBytes, r.To*qcow2.ClusterBytes
-			if err := x.copyRange(out, src, buf, from, min(to, size)); err != nil {
+			if err := x.copyRange(ctx, out, src, buf, from, min(to, size)); err != nil {
 				return err
 			}
 			if _, err := out.Write(make([]byte, max(to-size, 0))); err != nil {

@@ -42,12 +42,12 @@ var goldenVerbs = []struct {
 		return err
 	}},
 	{name: "run", do: func(ctx context.Context, e *engine.Engine, golden string) error {
-		_, err := e.Run(ctx, engine.RunRequest{From: ref.Ref{Name: golden}, GoldenDecides: true,
-			Do: func(context.Context, engine.Info) error { return nil }})
+		_, err := e.RunFunc(ctx, engine.RunRequest{From: ref.Ref{Name: golden}, GoldenDecides: true},
+			func(context.Context, engine.Info) error { return nil })
 		return err
 	}},
 	{name: "source", do: func(ctx context.Context, e *engine.Engine, golden string) error {
-		_, err := e.GoldenSource(ctx, ref.MustName(golden), nil)
+		_, err := e.GoldenSource(ctx, ref.MustName(golden))
 		return err
 	}},
 	{name: "set", do: func(ctx context.Context, e *engine.Engine, golden string) error {
@@ -137,10 +137,9 @@ func heldImport(t *testing.T, builder *engine.Engine, q engine.ImportRequest, fa
 		t.Fatal(err)
 	}
 	ended := make(chan error, 1)
-	q.Source, q.Stdin = "-", r
 	go func() {
 		defer r.Close()
-		_, err := builder.Import(context.WithoutCancel(t.Context()), q)
+		_, err := builder.ImportStream(context.WithoutCancel(t.Context()), q, r)
 		ended <- err
 	}()
 
@@ -174,7 +173,7 @@ func TestVerbsWaitForFirstGeneration(t *testing.T) {
 		},
 		// As of a repository that is being fetched: nothing in the catalogue names the golden before the end.
 		"source": func(t *testing.T, golden string, fails bool) func() {
-			_, unlock, _, err := builder.LockSource(t.Context(), ref.MustName(golden), nil)
+			_, unlock, _, err := builder.LockSource(t.Context(), ref.MustName(golden))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -221,7 +220,7 @@ func TestNobodyWaitsInVain(t *testing.T) {
 	clone(t, e, "other", "volume", false)
 	ctx := t.Context()
 	for _, name := range []string{"other", "volume", "mine"} {
-		locked, unlock, _, err := builder.LockSource(ctx, ref.MustName(name), nil)
+		locked, unlock, _, err := builder.LockSource(ctx, ref.MustName(name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -246,8 +245,8 @@ func TestNobodyWaitsInVain(t *testing.T) {
 	}
 
 	// An empty volume is not made of a golden.
-	if _, err := e.Run(t.Context(), engine.RunRequest{From: ref.Ref{Name: "mine"}, Empty: true,
-		Do: func(context.Context, engine.Info) error { return nil }}); err != nil {
+	if _, err := e.RunFunc(t.Context(), engine.RunRequest{From: ref.Ref{Name: "mine"}, Empty: true},
+		func(context.Context, engine.Info) error { return nil }); err != nil {
 		t.Errorf("run in an empty volume: %v", err)
 	}
 }

@@ -15,10 +15,8 @@ const opFlatten = "flatten"
 
 // FlattenRequest says which volume to make independent of all others.
 type FlattenRequest struct {
-	Volume  ref.Name
-	DryRun  bool          // only report the cost
-	Plan    func(Flatten) // called with the cost before anything is done; may be nil
-	Tracker *progress.Tracker
+	Volume ref.Name
+	DryRun bool // only report the cost
 }
 
 // Flatten is the result of Engine.Flatten.
@@ -96,9 +94,6 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 		return out, err
 	}
 
-	if q.Plan != nil {
-		q.Plan(out)
-	}
 	if q.DryRun {
 		return out, nil
 	}
@@ -154,13 +149,13 @@ func (e *Engine) replaceByCopy(
 		return e.replaceOverlay(ctx, s, q)
 	}
 
-	q.Tracker.Start("copying", 0, 0)
+	progress.From(ctx).Start(progress.Copying, 0, 0)
 	last := int64(0)
 	err := fl.Flatten(ctx, s.vol.ID, s.draft(), func(done, total int64) {
 		if last == 0 {
-			q.Tracker.Start("copying", 0, total)
+			progress.From(ctx).Start(progress.Copying, 0, total)
 		}
-		q.Tracker.Add(0, done-last)
+		progress.From(ctx).Add(0, done-last)
 		last = done
 	})
 	if err == nil {

@@ -121,7 +121,7 @@ func TestFrozenVolumeStays(t *testing.T) {
 		r, err := v.e.Destroy(v.Context(), toDestroy("v"))
 		must(v.T, err)
 		v.refused("destroy", errors.Join(r.Failed...))
-		_, err = engine.Deinit(v.Context(), engine.DeinitRequest{Dir: v.e.Dir(), Force: true}, drivers)
+		_, err = engine.Deinit(v.Context(), engine.DeinitRequest{Dir: v.e.Dir(), Force: true}, drivers, nil)
 		v.refused("deinit", err)
 		_, err = v.e.Snapshot(v.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s")})
 		must(v.T, err)

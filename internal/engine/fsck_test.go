@@ -64,7 +64,7 @@ func TestFsckOfHealthyPool(t *testing.T) {
 		t.Run(k.name, func(t *testing.T) {
 			e := k.make(t)
 			richPool(t, e)
-			vs, err := e.Volumes(t.Context(), false)
+			vs, err := e.Volumes(t.Context(), engine.VolumesRequest{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -680,7 +680,7 @@ func TestFsckWhileOthersWork(t *testing.T) {
 							}
 						}
 						if err == nil {
-							_, err = own.Pin(ctx, ref.Ref{Name: name}, 0)
+							_, err = own.Pin(ctx, engine.PinRequest{Ref: ref.Ref{Name: name}})
 						}
 						if err == nil {
 							_, err = own.Publish(ctx, engine.PublishRequest{Golden: ref.MustName("of-" + name), Volume: ref.MustName(name)})

@@ -33,9 +33,8 @@ type Freed struct {
 
 // Kept is something that gc left, and why.
 type Kept struct {
-	Ref string `json:"ref"`
-	// volume, snapshot, golden; trash: destroyed, to be removed; tie: destroyed, and needed by others
-	Kind string         `json:"kind"`
+	Ref  string         `json:"ref"`
+	Kind Kind           `json:"kind"`
 	Why  []errs.Message `json:"why"`
 
 	Bytes int64 `json:"tied_bytes,omitempty"` // of a tie: what would return without it
@@ -116,12 +115,15 @@ func (e *Engine) removeObject(ctx context.Context, id driver.ObjectID, ref, why 
 	return nil
 }
 
+// GCRequest says how to clean up.
+type GCRequest struct {
+	Explain bool // measure what each removal returns, and say why each remaining object stays
+}
+
 // GC cleans up the pool completely: it does the work of Maintain without
 // a time limit, compares the whole pool with the catalogue, applies the retention of
-// goldens and, on a loop-backed pool, returns free space to the filesystem below. With
-// explain it measures the space that each removal returned, and reports why each
-// remaining object stays.
-func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
+// goldens and, on a loop-backed pool, returns free space to the filesystem below.
+func (e *Engine) GC(ctx context.Context, q GCRequest) (*GCReport, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
@@ -129,7 +131,7 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	start := time.Now()
 	c := callOf(ctx)
 	said := &warnings.List{}
-	c.freed = &freed{measure: explain}
+	c.freed = &freed{measure: q.Explain}
 	ctx = warnings.Collect(withCall(ctx, c), said)
 	ctx = ledger.ReclaimUntil(mayUseReserve(ctx), time.Time{})
 	defer e.refillReserve()
@@ -177,7 +179,7 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	}
 
 	// Explain what remains, if requested.
-	if explain {
+	if q.Explain {
 		if r.KeptThings, err = e.explainKept(ctx); err != nil {
 			return nil, err
 		}
@@ -240,7 +242,7 @@ func (e *Engine) applyAllRetention(ctx context.Context) (n int, err error) {
 		if g.Keep == 0 {
 			continue
 		}
-		unlock, _, err := e.lockGolden(ctx, g.Name, nil)
+		unlock, _, err := e.lockGolden(ctx, g.Name)
 		if err != nil {
 			return n, err
 		}
@@ -278,7 +280,7 @@ func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 	// Explain objects that have a name.
 	out := []Kept{}
 	for _, r := range u.rows {
-		k := Kept{Ref: refs[r.ID], Kind: kindName(r.Kind)}
+		k := Kept{Ref: refs[r.ID], Kind: kindOf(r.Kind)}
 		if r.Pinned.After(time.Now()) {
 			k.Why = append(k.Why, errs.Messagef("pinned%s", pinnedUntil(r.Pinned)))
 		}
@@ -312,7 +314,7 @@ func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 		if who := e.content.MountHolders(ctx, g.ID); who != "" {
 			why += ": " + who
 		}
-		out = append(out, Kept{Ref: g.Ref, Kind: "trash", Why: []errs.Message{errs.Messagef("%s", why)}})
+		out = append(out, Kept{Ref: g.Ref, Kind: KindTrash, Why: []errs.Message{errs.Messagef("%s", why)}})
 	}
 
 	ties, err := e.keptTies(ctx, u)
@@ -374,7 +376,7 @@ func (e *Engine) keptTies(ctx context.Context, u *uses) ([]Kept, error) {
 	refs := u.refs()
 	out := make([]Kept, 0, len(all))
 	for _, tie := range all {
-		k := Kept{Ref: tie.Name, Kind: "tie", Bytes: tie.Bytes}
+		k := Kept{Ref: tie.Name, Kind: KindTie, Bytes: tie.Bytes}
 		why := "destroyed; its blocks are still needed"
 		if tie.Holder != "" {
 			why += ", and are stored with " + cmp.Or(refs[tie.Holder], string(tie.Holder))

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"cmp"
 	"context"
 
 	"pando/internal/base/errs"
@@ -21,7 +20,7 @@ type KeepRequest struct {
 
 // Keep is SetGolden of how many generations are kept.
 func (e *Engine) Keep(ctx context.Context, q KeepRequest) ([]string, error) {
-	return e.SetGolden(ctx, SetRequest{Golden: q.Golden, Keep: &q.Generations, op: opKeep})
+	return e.setGolden(ctx, opKeep, SetRequest{Golden: q.Golden, Keep: &q.Generations})
 }
 
 // SetRequest says how to change the properties of a golden. Those that are nil stay.
@@ -29,18 +28,20 @@ type SetRequest struct {
 	Golden  ref.Name
 	Keep    *int // newest generations that it keeps; 0: all
 	Overlay *driver.OverlayPolicy
-
-	op string // of Keep
 }
 
 // SetGolden changes properties of a golden, and removes generations that it no longer keeps, unless they are pinned. It
 // returns those that it removed. If the first generation is being built, it waits for it. Durable on return. NotFound,
 // Invalid.
 func (e *Engine) SetGolden(ctx context.Context, q SetRequest) ([]string, error) {
+	return e.setGolden(ctx, opSet, q)
+}
+
+func (e *Engine) setGolden(ctx context.Context, op string, q SetRequest) ([]string, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
-	op, golden := cmp.Or(q.op, opSet), q.Golden.String()
+	golden := q.Golden.String()
 	if q.Keep != nil && *q.Keep < 0 {
 		return nil, errs.New(errs.Invalid, op, golden, "the number of generations must not be negative (got %d)", *q.Keep).
 			WithHint("use 0 to keep all generations, 1 to keep only the current one")
@@ -50,11 +51,11 @@ func (e *Engine) SetGolden(ctx context.Context, q SetRequest) ([]string, error) 
 		return nil, err
 	}
 
-	if err := e.awaitGolden(ctx, golden, nil); err != nil {
+	if err := e.awaitGolden(ctx, golden); err != nil {
 		return nil, err
 	}
 
-	unlock, _, err := e.lockGolden(ctx, golden, nil)
+	unlock, _, err := e.lockGolden(ctx, golden)
 	if err != nil {
 		return nil, err
 	}

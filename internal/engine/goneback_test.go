@@ -120,7 +120,7 @@ func TestCatalogueGoesBack(t *testing.T) {
 				}
 				_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("after")})
 				refused("clone", err)
-				_, err = e.GC(ctx, false)
+				_, err = e.GC(ctx, engine.GCRequest{})
 				refused("gc", err)
 				report, err := e.Destroy(ctx, toDestroy("before"))
 				if err != nil || len(report.Failed) != 1 {
@@ -224,13 +224,13 @@ func TestDeinitOfLostCatalogue(t *testing.T) {
 	e.Close()
 	putBack(t, dir, before)
 
-	_, err := engine.Deinit(t.Context(), engine.DeinitRequest{Dir: dir}, drivers)
+	_, err := engine.Deinit(t.Context(), engine.DeinitRequest{Dir: dir}, drivers, nil)
 	if !errs.Is(err, errs.Damaged) || !strings.Contains(errs.HintOf(err), `operation "init" with parameter "rebuild"`) {
 		t.Errorf("deinit: %v (hint %q)", err, errs.HintOf(err))
 	}
 	file := filepath.Join(dir, "data", "file")
 	must(t, os.WriteFile(file, nil, 0o600))
-	_, err = engine.Deinit(t.Context(), engine.DeinitRequest{Dir: dir, Force: true}, drivers)
+	_, err = engine.Deinit(t.Context(), engine.DeinitRequest{Dir: dir, Force: true}, drivers, nil)
 	wantKind(t, err, errs.InUse, "does not belong to the pool")
 	must(t, os.Remove(file))
 	if m, err := kernel.MountAt(unix.AT_FDCWD, at); err != nil || !m.Root {

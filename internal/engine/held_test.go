@@ -79,7 +79,7 @@ func TestHolderVanishes(t *testing.T) {
 		{"umount", false, umount},
 		{"umount of an overlay", true, umount},
 		{"deinit", false, func() error {
-			_, err := engine.Deinit(t.Context(), engine.DeinitRequest{Dir: e.Dir(), Force: true}, drivers)
+			_, err := engine.Deinit(t.Context(), engine.DeinitRequest{Dir: e.Dir(), Force: true}, drivers, nil)
 			return err
 		}},
 	} {

@@ -34,8 +34,7 @@ const defaultVolumeBytes = 32 << 30
 // ImportRequest says what to import.
 type ImportRequest struct {
 	Name      ref.Name
-	Source    string                // a directory, an archive, a disk image, or "-"
-	Stdin     io.Reader             // what "-" stands for
+	Source    string                // path of a directory, an archive, a disk image or a block device
 	FS        driver.FS             // "": the driver's default for trees, the filesystem found inside for images
 	SizeBytes int64                 // 0: large enough
 	Update    bool                  // make the next generation of an existing golden
@@ -43,7 +42,6 @@ type ImportRequest struct {
 	Keep      *int                  // of the golden: newest generations to keep from now on, 0: all; nil: as before
 	Overlay   *driver.OverlayPolicy // of the golden from now on; nil: as before
 	Labels    map[string]string     // labels to add to those of the golden
-	Tracker   *progress.Tracker
 
 	// Preset names rules for what the golden must not have of its source, or is a path of such rules: see package preset.
 	Preset string
@@ -56,12 +54,12 @@ type ImportRequest struct {
 // Imported is the result of Import.
 type Imported struct {
 	Info
-	Files    int64          `json:"files,omitempty"`       // of a tree
-	Bytes    int64          `json:"bytes,omitempty"`       // of data, holes left out
-	Waited   bool           `json:"waited"`                // another process has built this generation
-	Warnings []errs.Message `json:"warnings,omitempty"`    // parts of the source that could not be kept or checked
-	Source   string         `json:"source_kind,omitempty"` // directory, tar, image
-	Removed  []string       `json:"removed,omitempty"`     // older generations, by the golden's retention
+	Files    int64          `json:"files,omitempty"`    // of a tree
+	Bytes    int64          `json:"bytes,omitempty"`    // of data, holes left out
+	Waited   bool           `json:"waited"`             // another process has built this generation
+	Warnings []errs.Message `json:"warnings,omitempty"` // parts of the source that could not be kept or checked
+	Source   SourceKind     `json:"source_kind,omitempty"`
+	Removed  []string       `json:"removed,omitempty"` // older generations, by the golden's retention
 
 	// Cleaned lists what the preset left out of the golden, relative to its root.
 	Cleaned []string `json:"cleaned,omitempty"`
@@ -76,12 +74,22 @@ type Imported struct {
 	Volume   string `json:"volume,omitempty"`   // the volume that is mounted at Replaced
 }
 
+// SourceKind is what a golden was imported from.
+type SourceKind string
+
+// The kinds of sources.
+const (
+	SourceDirectory SourceKind = "directory"
+	SourceTar       SourceKind = "tar"
+	SourceImage     SourceKind = "image" // of a disk, or a block device
+)
+
 // source is the opened source of an import.
 type source struct {
-	kind   string // "directory", "tar", "image"
+	kind   SourceKind
 	path   string
 	r      io.Reader     // tar
-	head   *headReader   // below r, of standard input
+	head   *headReader   // below r, of a stream
 	f      *os.File      // image
 	disk   *qcow2.Reader // image: the disk in f, if f is not the disk itself
 	bytes  int64         // of data; 0: unknown
@@ -104,7 +112,32 @@ type source struct {
 // return. On error, or if it is interrupted, nothing remains, except that the golden
 // stays if only replacing the source fails. Exists, NotFound, Invalid, Damaged,
 // NoSpace, Conflict (the source changed), InUse, Unsupported, Permission.
+//
+// Source is opened with the rights of this process: see ImportFile and ImportStream for sources of others.
 func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) {
+	return e.importFrom(ctx, q, func() (*source, error) { return e.openSource(q) })
+}
+
+// ImportStream is Import of a tar archive, plain or compressed with gzip or zstd, that r returns. Source is not read:
+// it is the name of the stream for errors.
+func (e *Engine) ImportStream(ctx context.Context, q ImportRequest, r io.Reader) (Imported, error) {
+	q.Source = cmp.Or(q.Source, "-")
+	return e.importFrom(ctx, q, func() (*source, error) {
+		head := &headReader{r: r}
+		return &source{kind: SourceTar, r: bufio.NewReaderSize(head, 1<<20), head: head, close: func() {}}, nil
+	})
+}
+
+// ImportFile is Import of an archive, a disk image or a block device that the caller has opened for reading, and keeps
+// open until ImportFile returns. Its offset does not matter, and stays. Source is not read: it is the name of the file
+// for errors. A directory is refused, as its files would be read with the rights of this process: send them as a
+// stream.
+func (e *Engine) ImportFile(ctx context.Context, q ImportRequest, f *os.File) (Imported, error) {
+	q.Source = cmp.Or(q.Source, f.Name())
+	return e.importFrom(ctx, q, func() (*source, error) { return e.openDescriptor(q, f) })
+}
+
+func (e *Engine) importFrom(ctx context.Context, q ImportRequest, open func() (*source, error)) (Imported, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
@@ -122,7 +155,7 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 	}
 
 	// Find out what the source is.
-	src, err := e.openSource(q)
+	src, err := open()
 	if err != nil {
 		return Imported{}, errs.Wrap(opImport, q.Source, err)
 	}
@@ -138,7 +171,7 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 	}
 
 	// Wait for other builders of the golden, and take over their result.
-	unlock, waited, err := e.lockGolden(ctx, name, q.Tracker)
+	unlock, waited, err := e.lockGolden(ctx, name)
 	if err != nil {
 		return Imported{}, err
 	}
@@ -195,7 +228,7 @@ func (e *Engine) buildImport(ctx context.Context, q ImportRequest, src *source) 
 		err = e.flushBeforeSealing(ctx, b.scratch.ID)
 	}
 	if err == nil {
-		out.Info, err = b.publishGeneration(ctx, q.Tracker)
+		out.Info, err = b.publishGeneration(ctx)
 	}
 	if err != nil {
 		b.undoBuild(ctx)
@@ -246,16 +279,6 @@ func (e *Engine) currentGeneration(ctx context.Context, name string) (info Info,
 
 // openSource opens the source and finds out what it is. NotFound, Invalid, Permission.
 func (e *Engine) openSource(q ImportRequest) (*source, error) {
-	// Standard input is a tar archive.
-	nothing := func() {}
-	if q.Source == "-" {
-		if q.Stdin == nil {
-			return nil, errs.New(errs.Invalid, opImport, "-", "standard input is not available")
-		}
-		head := &headReader{r: q.Stdin}
-		return &source{kind: "tar", r: bufio.NewReaderSize(head, 1<<20), head: head, close: nothing}, nil
-	}
-
 	if q.Source == "" {
 		return nil, errs.New(errs.Invalid, opImport, `""`, "the source is empty").
 			WithHint("name a directory, an archive, a disk image, or - for a tar on standard input")
@@ -303,12 +326,39 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 			return nil, err
 		}
 		f.Close()
-		return &source{kind: "directory", path: real, close: nothing}, nil
-	case st.Mode().IsRegular() || st.Mode()&(fs.ModeDevice|fs.ModeCharDevice) == fs.ModeDevice:
+		return &source{kind: SourceDirectory, path: real, close: func() {}}, nil
+	case isFileOrBlockDevice(st):
 		return e.openFile(real, st, q)
 	}
 
 	return nil, errs.New(errs.Invalid, opImport, q.Source, "not a directory, a regular file or a block device")
+}
+
+func isFileOrBlockDevice(st fs.FileInfo) bool {
+	return st.Mode().IsRegular() || st.Mode()&(fs.ModeDevice|fs.ModeCharDevice) == fs.ModeDevice
+}
+
+// openDescriptor is openSource for a file that the caller has opened. It opens the same file once more, with an offset
+// of its own and, of a block device, exclusively. Invalid, Permission (it is not open for reading).
+func (e *Engine) openDescriptor(q ImportRequest, f *os.File) (*source, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !isFileOrBlockDevice(st) {
+		return nil, errs.New(errs.Invalid, opImport, q.Source, "not a regular file or a block device").
+			WithHint("send what a directory or a pipe holds as a tar archive")
+	}
+
+	// The one that is opened here can be read, whatever the rights of the caller.
+	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
+	if err != nil {
+		return nil, err
+	}
+	if mode := flags & unix.O_ACCMODE; flags&unix.O_PATH != 0 || mode != unix.O_RDONLY && mode != unix.O_RDWR {
+		return nil, errs.New(errs.Permission, opImport, q.Source, "it is not open for reading")
+	}
+	return e.openFile("/proc/self/fd/"+itoa(int(f.Fd())), st, q)
 }
 
 // planImport decides the filesystem and size of the volume, and checks that there is
@@ -317,7 +367,7 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 	id := driver.Identity{FS: q.FS}
 
 	// An image determines both.
-	if src.kind == "image" {
+	if src.kind == SourceImage {
 		if err := planImage(&id, q, src); err != nil {
 			return id, err
 		}
@@ -334,13 +384,13 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 	}
 
 	// Measure a tree.
-	if src.kind != "image" {
+	if src.kind != SourceImage {
 		if id.FS == driver.None {
 			return id, errs.New(errs.Invalid, opImport, q.Name.String(), "a raw volume cannot hold files").
 				WithHint("use %s or xfs", errs.Param("fs", "ext4"))
 		}
 
-		if src.kind == "directory" {
+		if src.kind == SourceDirectory {
 			n, err := e.measureSource(ctx, q, src)
 			if err != nil {
 				return id, err
@@ -365,7 +415,7 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 // admitImportSize checks the size that a golden is to have.
 func (e *Engine) admitImportSize(ctx context.Context, id driver.Identity, q ImportRequest, src *source) error {
 	w := wantedSize{opImport, q.Name.String(), id.SizeBytes, 1, fsprobe.NewGrowth(string(id.FS))}
-	if src.kind == "image" { // its filesystem stays as it is
+	if src.kind == SourceImage { // its filesystem stays as it is
 		w.growth = fsprobe.NewGrowth("")
 	}
 	return e.admitSize(ctx, w)
@@ -462,7 +512,7 @@ func (e *Engine) sourceOptions(src *source, t *progress.Tracker) treecopy.Option
 
 // fillScratch creates the scratch volume and copies the source into it.
 func (e *Engine) fillScratch(ctx context.Context, b *build, src *source, q ImportRequest) (Imported, error) {
-	if src.kind == "image" {
+	if src.kind == SourceImage {
 		kind := b.scratch.FS
 		b.scratch.FS = driver.None // the image brings its own filesystem
 		if err := e.drv.Create(ctx, b.scratch); err != nil {
@@ -484,11 +534,11 @@ func (e *Engine) fillScratch(ctx context.Context, b *build, src *source, q Impor
 	var totals treecopy.Totals
 	var out Imported
 	put := func(root *os.File) (err error) {
-		opt := e.sourceOptions(src, q.Tracker)
+		opt := e.sourceOptions(src, progress.From(ctx))
 		content.AtStep("copying")
-		if src.kind == "directory" {
+		if src.kind == SourceDirectory {
 			opt.Staging = b.scratch.FS == driver.Ext4
-			q.Tracker.Start("copying", src.files, src.bytes)
+			progress.From(ctx).Start(progress.Copying, src.files, src.bytes)
 			if q.Adopt {
 				totals, err = e.copyAdopted(ctx, src, root, opt, q, &out)
 				return err
@@ -498,10 +548,10 @@ func (e *Engine) fillScratch(ctx context.Context, b *build, src *source, q Impor
 		}
 
 		opt.Staging = b.scratch.FS == driver.Ext4
-		q.Tracker.Start("unpacking", 0, 0)
+		progress.From(ctx).Start(progress.Unpacking, 0, 0)
 		totals, err = treecopy.Untar(ctx, src.r, root, opt)
 		if src.head != nil && errs.Is(err, errs.Invalid) {
-			err = cmp.Or(src.head.refuseContent(), err)
+			err = cmp.Or(src.head.refuseContent(q.Source), err)
 		}
 
 		return err
@@ -520,10 +570,10 @@ func (e *Engine) fillScratch(ctx context.Context, b *build, src *source, q Impor
 
 // fillImage copies an image into the scratch volume, and checks its filesystem.
 func (e *Engine) fillImage(ctx context.Context, b *build, src *source, q ImportRequest) (Imported, error) {
-	q.Tracker.Start("copying", 0, src.alloc)
+	progress.From(ctx).Start(progress.Copying, 0, src.alloc)
 	out := Imported{Warnings: src.warnings}
 	err := e.content.WithPath(ctx, b.scratch.ID, func(path string) (err error) {
-		out.Bytes, err = copyImage(ctx, src, path, q.Tracker)
+		out.Bytes, err = copyImage(ctx, src, path)
 		return err
 	})
 	if err != nil || q.Force || b.scratch.FS == driver.None {

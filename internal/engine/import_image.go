@@ -78,11 +78,11 @@ func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *sour
 		return nil, refuseCompressed(f, q.Source)
 	case format == treecopy.EmptyTar && q.FS == driver.None: // more likely a blank disk
 	case format.IsTar():
-		s.kind, s.r = "tar", bufio.NewReaderSize(f, 1<<20)
+		s.kind, s.r = SourceTar, bufio.NewReaderSize(f, 1<<20)
 		return s, nil
 	}
 
-	s.kind = "image"
+	s.kind = SourceImage
 	if !device {
 		if err := s.openDisk(q.FS); err != nil {
 			return nil, errs.Wrap(opImport, q.Source, err)
@@ -301,7 +301,7 @@ func (e *Engine) checkCopied(
 	ctx context.Context, id driver.ObjectID, s *source, q ImportRequest,
 ) (warnings []errs.Message, err error) {
 	kind := driver.FS(s.probed.Type)
-	q.Tracker.Start("checking the filesystem", 0, 0)
+	progress.From(ctx).Start(progress.CheckingFilesystem, 0, 0)
 	_, missing := lookProgram(check.Checker(kind))
 
 	// Replay the log if it is dirty. Only xfs_repair can tell whether the log of an XFS is clean.
@@ -370,7 +370,7 @@ func refuseDamaged(q ImportRequest, fs, wrong, detail string) error {
 
 // copyImage copies the data of a disk image without its holes, and returns the number
 // of bytes copied. Conflict if the image changed in the meantime.
-func copyImage(ctx context.Context, s *source, path string, t *progress.Tracker) (int64, error) {
+func copyImage(ctx context.Context, s *source, path string) (int64, error) {
 	src := s.f
 	dst, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -386,9 +386,9 @@ func copyImage(ctx context.Context, s *source, path string, t *progress.Tracker)
 
 	var copied int64
 	if s.disk != nil {
-		copied, err = copyDisk(ctx, dst, s, t)
+		copied, err = copyDisk(ctx, dst, s)
 	} else {
-		copied, err = copyData(ctx, dst, src, s.bytes, t)
+		copied, err = copyData(ctx, dst, src, s.bytes)
 	}
 	if err != nil {
 		return copied, err
@@ -413,14 +413,14 @@ func copyImage(ctx context.Context, s *source, path string, t *progress.Tracker)
 }
 
 // copyDisk copies the disk in a qcow2 image without its holes and zeros, and returns the number of bytes that it read.
-func copyDisk(ctx context.Context, dst *os.File, s *source, t *progress.Tracker) (copied int64, err error) {
+func copyDisk(ctx context.Context, dst *os.File, s *source) (copied int64, err error) {
 	err = s.disk.Each(func(off int64, data []byte) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 
 		copied += int64(len(data))
-		t.Add(0, int64(len(data)))
+		progress.From(ctx).Add(0, int64(len(data)))
 		if allZero(data) {
 			return nil
 		}
@@ -432,7 +432,7 @@ func copyDisk(ctx context.Context, dst *os.File, s *source, t *progress.Tracker)
 }
 
 // copyData copies the data of an image without its holes and zeros, and returns the number of bytes that it read.
-func copyData(ctx context.Context, dst, src *os.File, size int64, t *progress.Tracker) (copied int64, err error) {
+func copyData(ctx context.Context, dst, src *os.File, size int64) (copied int64, err error) {
 	buf := make([]byte, 4<<20)
 	for off := int64(0); off < size; {
 		// Find the next hole, up to which there is data.
@@ -465,7 +465,7 @@ func copyData(ctx context.Context, dst, src *os.File, size int64, t *progress.Tr
 
 			off += int64(n)
 			copied += int64(n)
-			t.Add(0, int64(n))
+			progress.From(ctx).Add(0, int64(n))
 		}
 	}
 

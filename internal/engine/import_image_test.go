@@ -285,7 +285,7 @@ func TestImportDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: dev, Force: true})
-	if err != nil || out.FS != string(driver.Ext4) || out.SizeBytes != 32<<20 {
+	if err != nil || out.FS != driver.Ext4 || out.SizeBytes != 32<<20 {
 		t.Fatalf("%+v, %v", out, err)
 	}
 	v := clone(t, e, "g", "v", true)
@@ -334,7 +334,7 @@ func TestImportUnknown(t *testing.T) {
 		out, err := e.Import(t.Context(),
 			engine.ImportRequest{Name: ref.MustName(filepath.Base(strings.ReplaceAll(c.path, " ", ""))), Source: c.path,
 				FS: driver.None})
-		if st, serr := os.Stat(c.path); err != nil || serr != nil || out.FS != string(driver.None) ||
+		if st, serr := os.Stat(c.path); err != nil || serr != nil || out.FS != driver.None ||
 			out.SizeBytes != (st.Size()+4095)/4096*4096 ||
 			(len(out.Warnings) == 1) != strings.Contains(c.text, "qcow2") {
 			t.Errorf("%s: %+v, %v", c.path, out, err)
@@ -346,7 +346,7 @@ func TestImportUnknown(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: "-", Stdin: f})
+		_, err = e.ImportStream(t.Context(), engine.ImportRequest{Name: ref.MustName("g")}, f)
 		f.Close()
 		if !errs.Is(err, errs.Invalid) || errs.HintOf(err) == "" {
 			t.Errorf("%s on standard input: %v", path, err)

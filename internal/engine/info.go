@@ -21,30 +21,30 @@ import (
 // Info describes a volume, a snapshot, or a generation of a golden. Its JSON
 // form is stable.
 type Info struct {
-	Name           string     `json:"name"`
-	ID             string     `json:"id"`
-	Kind           string     `json:"kind"` // volume, snapshot, golden
-	FS             string     `json:"fs"`
-	Driver         string     `json:"driver"`
-	State          string     `json:"state"`  // volume: idle, mounted; golden: current, superseded; snapshot: idle
-	Origin         string     `json:"origin"` // reference; "" if it was imported
-	Golden         string     `json:"golden"` // of a golden its name, of a volume the golden it was cloned from
-	Generation     int        `json:"generation"`
-	Mountpoint     string     `json:"mountpoint"` // "" unless mounted
-	CreatedAt      time.Time  `json:"created_at"`
-	LastUsedAt     time.Time  `json:"last_used_at"`
-	ExpiresAt      *time.Time `json:"expires_at"`
-	Ephemeral      bool       `json:"ephemeral"`
-	Overlay        bool       `json:"overlay"`         // it holds only what differs from its golden
-	SizeBytes      int64      `json:"size_bytes"`      // of the block device; 0: as large as the pool
-	LogicalBytes   int64      `json:"logical_bytes"`   // space that a full copy would use
-	ExclusiveBytes int64      `json:"exclusive_bytes"` // space that destroying it would return
-	SharedBytes    int64      `json:"shared_bytes"`
-	Extents        int64      `json:"extents"`          // pieces on disk
-	MeasuredAt     *time.Time `json:"measured_at"`      // when the bytes were measured
-	PinnedUntil    *time.Time `json:"pinned_until"`     // year 2200: until it is unpinned
-	Consistency    string     `json:"consistency"`      // of a snapshot: clean, crash
-	Mirror         bool       `json:"mirror,omitempty"` // of a generation: made from the golden's source, not published
+	Name           string             `json:"name"`
+	ID             string             `json:"id"`
+	Kind           Kind               `json:"kind"`
+	FS             driver.FS          `json:"fs"`
+	Driver         string             `json:"driver"`
+	State          State              `json:"state"`
+	Origin         string             `json:"origin"` // reference; "" if it was imported
+	Golden         string             `json:"golden"` // of a golden its name, of a volume the golden it was cloned from
+	Generation     int                `json:"generation"`
+	Mountpoint     string             `json:"mountpoint"` // "" unless mounted
+	CreatedAt      time.Time          `json:"created_at"`
+	LastUsedAt     time.Time          `json:"last_used_at"`
+	ExpiresAt      *time.Time         `json:"expires_at"`
+	Ephemeral      bool               `json:"ephemeral"`
+	Overlay        bool               `json:"overlay"`         // it holds only what differs from its golden
+	SizeBytes      int64              `json:"size_bytes"`      // of the block device; 0: as large as the pool
+	LogicalBytes   int64              `json:"logical_bytes"`   // space that a full copy would use
+	ExclusiveBytes int64              `json:"exclusive_bytes"` // space that destroying it would return
+	SharedBytes    int64              `json:"shared_bytes"`
+	Extents        int64              `json:"extents"`          // pieces on disk
+	MeasuredAt     *time.Time         `json:"measured_at"`      // when the bytes were measured
+	PinnedUntil    *time.Time         `json:"pinned_until"`     // year 2200: until it is unpinned
+	Consistency    driver.Consistency `json:"consistency"`      // of a snapshot
+	Mirror         bool               `json:"mirror,omitempty"` // of a generation: of the golden's source
 
 	Labels driver.Labels `json:"labels"` // a generation has those of its golden
 }
@@ -52,21 +52,48 @@ type Info struct {
 // Mounted reports whether the volume is mounted.
 func (i Info) Mounted() bool { return i.Mountpoint != "" }
 
+// Kind is what a reference names, in the words of users.
+type Kind string
+
+// The kinds.
 const (
-	stateIdle       = "idle"
-	stateMounted    = "mounted"
-	stateCurrent    = "current"
-	stateSuperseded = "superseded"
+	KindVolume   Kind = "volume"
+	KindSnapshot Kind = "snapshot"
+	KindGolden   Kind = "golden" // or a generation of it
+
+	// What only GC speaks of.
+	KindLayer Kind = "layer" // what overlays of a removed generation share
+	KindTrash Kind = "trash" // destroyed, and to be removed
+	KindTie   Kind = "tie"   // destroyed, and needed by others
+)
+
+// kindOf returns the kind of an object.
+func kindOf(k driver.Kind) Kind {
+	if k == driver.Generation {
+		return KindGolden
+	}
+	return Kind(k)
+}
+
+// State is what an object is doing.
+type State string
+
+// The states.
+const (
+	StateIdle       State = "idle"       // a snapshot, or a volume that is not mounted
+	StateMounted    State = "mounted"    // a volume
+	StateCurrent    State = "current"    // a generation that new clones are made of
+	StateSuperseded State = "superseded" // a generation that is not
 )
 
 // rowInfo fills in what a row says, whatever its kind.
 func rowInfo(r catalog.Row, driverName string) Info {
 	i := Info{
-		Name: r.Name, ID: string(r.ID), Kind: string(r.Kind), FS: string(r.FS), Driver: driverName, State: stateIdle,
+		Name: r.Name, ID: string(r.ID), Kind: Kind(r.Kind), FS: r.FS, Driver: driverName, State: StateIdle,
 		Origin: r.Origin, Golden: r.Golden, Generation: r.Generation,
 		CreatedAt: r.CreatedAt, LastUsedAt: r.UsedAt, Ephemeral: r.Ephemeral, Overlay: r.IsOverlay(),
 		SizeBytes: r.SizeBytes, LogicalBytes: r.Usage.LogicalBytes, ExclusiveBytes: r.Usage.ExclusiveBytes,
-		SharedBytes: r.Usage.SharedBytes, Extents: r.Usage.Extents, Consistency: string(r.Consistency), Mirror: r.Mirror,
+		SharedBytes: r.Usage.SharedBytes, Extents: r.Usage.Extents, Consistency: r.Consistency, Mirror: r.Mirror,
 		Labels: r.Labels,
 	}
 
@@ -86,7 +113,7 @@ func rowInfo(r catalog.Row, driverName string) Info {
 func volumeInfo(r catalog.Row, driverName, mountpoint string) Info {
 	i := rowInfo(r, driverName)
 	if mountpoint != "" {
-		i.State, i.Mountpoint = stateMounted, mountpoint
+		i.State, i.Mountpoint = StateMounted, mountpoint
 	}
 	// For users: the golden that the volume was cloned from.
 	if o, err := ref.Parse("", r.Origin); err == nil && r.Golden == "" {
@@ -99,10 +126,10 @@ func volumeInfo(r catalog.Row, driverName, mountpoint string) Info {
 
 func generationInfo(r catalog.Row, g catalog.Golden, driverName string) Info {
 	i := rowInfo(r, driverName)
-	i.Kind, i.Name, i.Labels = "golden", r.Golden, g.Labels
-	i.State = stateSuperseded
+	i.Kind, i.Name, i.Labels = KindGolden, r.Golden, g.Labels
+	i.State = StateSuperseded
 	if r.Generation == g.Current {
-		i.State = stateCurrent
+		i.State = StateCurrent
 	}
 	return i
 }
@@ -135,10 +162,15 @@ func (e *Engine) infoOf(tx *catalog.Tx, op string, r ref.Ref) (Info, error) {
 // more, it reports the last figures: from creation, umount, show or ls --exact.
 const exactUpTo = 64
 
-// Volumes lists the volumes by name. With exact it measures each of them, at a cost
-// that grows with their extents; without it, figures that cannot have changed or would
-// take too long to measure are the last ones (see Info.MeasuredAt).
-func (e *Engine) Volumes(ctx context.Context, exact bool) ([]Info, error) {
+// VolumesRequest says what to list.
+type VolumesRequest struct {
+	// Exact measures each volume, at a cost that grows with its extents. Without it, figures that cannot have changed or
+	// would take too long to measure are the last ones (see Info.MeasuredAt).
+	Exact bool
+}
+
+// Volumes lists the volumes by name.
+func (e *Engine) Volumes(ctx context.Context, q VolumesRequest) ([]Info, error) {
 	var rows []catalog.Row
 	var mounts map[driver.ObjectID]catalog.MountRecord
 	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
@@ -159,8 +191,8 @@ func (e *Engine) Volumes(ctx context.Context, exact bool) ([]Info, error) {
 		return nil, err
 	}
 
-	if exact || len(rows) <= exactUpTo && e.cheapUsage(e.caps.FS[0]) {
-		if err := e.measureRows(ctx, rows, exact); err != nil {
+	if q.Exact || len(rows) <= exactUpTo && e.cheapUsage(e.caps.FS[0]) {
+		if err := e.measureRows(ctx, rows, q.Exact); err != nil {
 			return nil, err
 		}
 	}
@@ -317,14 +349,14 @@ type Detail struct {
 	OriginID string `json:"origin_id"`
 	Base     string `json:"base"`           // of a volume or snapshot: the generation it descends from, if any
 	Keep     int    `json:"keep,omitempty"` // of a golden: generations that it keeps, 0: all
-	// of a golden: whether clones are overlays: never, default, allowed
-	OverlayPolicy string          `json:"overlay_policy,omitempty"`
-	Source        json.RawMessage `json:"source,omitempty"` // of a golden: what a refresh makes new generations from
-	CloneCost     string          `json:"clone_cost"`       // what the time of a clone depends on: constant, extents, data
-	Generations   []Info          `json:"generations,omitempty"`
-	Snapshots     []Info          `json:"snapshots,omitempty"`
-	Durable       bool            `json:"durable"`        // survives a reboot
-	Held          bool            `json:"held,omitempty"` // still mounted, but not where Pando mounted it
+	// of a golden: whether clones are overlays
+	OverlayPolicy string           `json:"overlay_policy,omitempty"`
+	Source        json.RawMessage  `json:"source,omitempty"` // of a golden: what a refresh makes new generations from
+	CloneCost     driver.CloneCost `json:"clone_cost"`
+	Generations   []Info           `json:"generations,omitempty"`
+	Snapshots     []Info           `json:"snapshots,omitempty"`
+	Durable       bool             `json:"durable"`        // survives a reboot
+	Held          bool             `json:"held,omitempty"` // still mounted, but not where Pando mounted it
 
 	// How long copying this volume may stop its writers while it is mounted, in seconds, if noticeable.
 	StallSeconds float64 `json:"stall_seconds,omitempty"`
@@ -346,7 +378,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 	}
 
 	// Flush a mounted volume, so that what programs have written counts.
-	d := Detail{OriginID: string(s.row.OriginID), CloneCost: string(e.caps.CloneCost), Durable: !s.row.Ephemeral}
+	d := Detail{OriginID: string(s.row.OriginID), CloneCost: e.caps.CloneCost, Durable: !s.row.Ephemeral}
 	state := content.NotMounted
 	if s.has {
 		state = e.content.MountState(s.row, s.att)
@@ -468,7 +500,7 @@ type GoldenInfo struct {
 	Generations int `json:"generations"` // that exist
 	Volumes     int `json:"volumes"`     // cloned from any of these generations
 
-	OverlayPolicy string `json:"overlay_policy"` // whether clones are overlays: never, default, allowed
+	OverlayPolicy string `json:"overlay_policy"` // whether clones are overlays
 
 	Source json.RawMessage `json:"source,omitempty"` // what a refresh makes new generations from
 }
@@ -538,7 +570,7 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 	}
 
 	// Lock the golden, so that nobody builds it.
-	unlock, _, err := e.lockGolden(ctx, r.Name, nil)
+	unlock, _, err := e.lockGolden(ctx, r.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -587,28 +619,28 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 
 // PoolInfo describes the pool.
 type PoolInfo struct {
-	Dir            string  `json:"dir"`
-	ID             string  `json:"id"`
-	Driver         string  `json:"driver"`
-	Why            string  `json:"why"`
-	Backing        string  `json:"backing"` // of a loop-backed pool: its file
-	BackingBytes   int64   `json:"backing_bytes"`
-	CloneCost      string  `json:"clone_cost"`
-	TotalBytes     int64   `json:"total_bytes"`
-	UsedBytes      int64   `json:"used_bytes"`
-	FreeBytes      int64   `json:"free_bytes"`
-	MinFreePercent float64 `json:"min_free_percent"`
-	Volumes        int     `json:"volumes"`
-	Mounted        int     `json:"mounted"`
-	Snapshots      int     `json:"snapshots"`
-	Goldens        int     `json:"goldens"`
-	Generations    int     `json:"generations"`
-	LogicalBytes   int64   `json:"logical_bytes"`  // space that full copies of everything would use
-	PhysicalBytes  int64   `json:"physical_bytes"` // space in use
-	SavedRatio     float64 `json:"saved_ratio"`    // logical / physical
-	TrashObjects   int     `json:"trash_objects"`  // destroyed, not yet reclaimed
-	TrashBytes     int64   `json:"trash_bytes"`    //
-	MeasuredExact  bool    `json:"measured_exact"` // logical bytes were measured now
+	Dir            string           `json:"dir"`
+	ID             string           `json:"id"`
+	Driver         string           `json:"driver"`
+	Why            string           `json:"why"`
+	Backing        string           `json:"backing"` // of a loop-backed pool: its file
+	BackingBytes   int64            `json:"backing_bytes"`
+	CloneCost      driver.CloneCost `json:"clone_cost"`
+	TotalBytes     int64            `json:"total_bytes"`
+	UsedBytes      int64            `json:"used_bytes"`
+	FreeBytes      int64            `json:"free_bytes"`
+	MinFreePercent float64          `json:"min_free_percent"`
+	Volumes        int              `json:"volumes"`
+	Mounted        int              `json:"mounted"`
+	Snapshots      int              `json:"snapshots"`
+	Goldens        int              `json:"goldens"`
+	Generations    int              `json:"generations"`
+	LogicalBytes   int64            `json:"logical_bytes"`  // space that full copies of everything would use
+	PhysicalBytes  int64            `json:"physical_bytes"` // space in use
+	SavedRatio     float64          `json:"saved_ratio"`    // logical / physical
+	TrashObjects   int              `json:"trash_objects"`  // destroyed, not yet reclaimed
+	TrashBytes     int64            `json:"trash_bytes"`    //
+	MeasuredExact  bool             `json:"measured_exact"` // logical bytes were measured now
 
 	// If exact:
 	Ties      int   `json:"ties,omitempty"`       // destroyed objects that others still need
@@ -626,8 +658,13 @@ func (e *Engine) plausibleBytes(estimate int64, s pool.Space) int64 {
 	return min(estimate, s.UsedBytes)
 }
 
-// Pool describes the pool. With exact it measures everything in the pool.
-func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
+// PoolRequest says how to describe the pool.
+type PoolRequest struct {
+	Exact bool // measure everything in it
+}
+
+// Pool describes the pool.
+func (e *Engine) Pool(ctx context.Context, q PoolRequest) (PoolInfo, error) {
 	s, err := e.pool.Space(ctx)
 	if err != nil {
 		return PoolInfo{}, err
@@ -635,9 +672,9 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 
 	c := e.config()
 	p := PoolInfo{
-		Dir: e.pool.Dir, ID: c.ID, Driver: c.Driver, Why: c.Why, CloneCost: string(e.caps.CloneCost),
+		Dir: e.pool.Dir, ID: c.ID, Driver: c.Driver, Why: c.Why, CloneCost: e.caps.CloneCost,
 		TotalBytes: s.TotalBytes, UsedBytes: s.UsedBytes, FreeBytes: s.FreeBytes,
-		MinFreePercent: c.MinFreePercent, MeasuredExact: exact,
+		MinFreePercent: c.MinFreePercent, MeasuredExact: q.Exact,
 	}
 
 	if c.Backing != nil {
@@ -647,7 +684,7 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 	// Measure everything, if requested.
 	var physical int64
 	exactBytes := false
-	if exact {
+	if q.Exact {
 		if physical, exactBytes, err = e.measureAll(ctx); err != nil {
 			return p, err
 		}
@@ -663,13 +700,13 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 	})
 
 	// Choose the best figure for the space in use.
-	if !exact {
+	if !q.Exact {
 		p.PhysicalBytes = e.plausibleBytes(p.PhysicalBytes, s)
 	}
 
 	if exactBytes {
 		p.PhysicalBytes = physical
-	} else if _, own := e.drv.(driver.Spacer); own && exact {
+	} else if _, own := e.drv.(driver.Spacer); own && q.Exact {
 		p.PhysicalBytes = s.UsedBytes // only the pool uses it
 	}
 
@@ -680,7 +717,7 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 	}
 
 	// Add up what destroyed objects still occupy, which reads all objects.
-	if t, ok := e.drv.(driver.Tied); ok && exact && err == nil {
+	if t, ok := e.drv.(driver.Tied); ok && q.Exact && err == nil {
 		var ties []driver.Tie
 		if ties, err = t.Ties(ctx); err != nil {
 			return p, err

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
@@ -17,10 +16,9 @@ const opLabel = "label"
 
 // LabelRequest says how to change the labels of an object. Its other labels stay.
 type LabelRequest struct {
-	Ref     ref.Ref           // a volume, a golden, or VOLUME@SNAPSHOT
-	Set     map[string]string // in place of the values that these keys have
-	Remove  []string          // keys; those that it does not have are ignored
-	Tracker *progress.Tracker
+	Ref    ref.Ref           // a volume, a golden, or VOLUME@SNAPSHOT
+	Set    map[string]string // in place of the values that these keys have
+	Remove []string          // keys; those that it does not have are ignored
 }
 
 // SetLabels changes the labels of a volume, a snapshot or a golden, all at once: after a crash it has the old ones or
@@ -35,7 +33,7 @@ func (e *Engine) SetLabels(ctx context.Context, q LabelRequest) (Info, error) {
 		return Info{}, err
 	}
 
-	if err := e.awaitGolden(ctx, q.Ref.Name, q.Tracker); err != nil {
+	if err := e.awaitGolden(ctx, q.Ref.Name); err != nil {
 		return Info{}, err
 	}
 
@@ -46,7 +44,7 @@ func (e *Engine) SetLabels(ctx context.Context, q LabelRequest) (Info, error) {
 
 	// Nobody may publish the golden in the meantime: the new generation would have the old labels.
 	if row.Kind == driver.Generation {
-		unlock, _, err := e.lockGolden(ctx, q.Ref.Name, q.Tracker)
+		unlock, _, err := e.lockGolden(ctx, q.Ref.Name)
 		if err != nil {
 			return Info{}, err
 		}
@@ -96,7 +94,7 @@ const labelsLeave = 1024 // bytes
 
 // Labels returns the labels of a volume, a snapshot or a golden. NotFound, Invalid (a generation).
 func (e *Engine) Labels(ctx context.Context, r ref.Ref) (driver.Labels, error) {
-	if err := e.awaitGolden(ctx, r.Name, nil); err != nil {
+	if err := e.awaitGolden(ctx, r.Name); err != nil {
 		return driver.Labels{}, err
 	}
 

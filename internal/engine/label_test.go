@@ -168,10 +168,11 @@ func TestLabelsWaitForNextGeneration(t *testing.T) {
 	finish := sync.OnceFunc(heldImport(t, builder, engine.ImportRequest{Name: ref.MustName("other"), Update: true}, false))
 	defer finish()
 
-	q := engine.LabelRequest{Ref: ref.Ref{Name: "other"}, Set: map[string]string{"a": "b"}, Tracker: &progress.Tracker{}}
+	q := engine.LabelRequest{Ref: ref.Ref{Name: "other"}, Set: map[string]string{"a": "b"}}
+	tracker := &progress.Tracker{}
 	set := make(chan error, 1)
 	go func() {
-		_, err := e.SetLabels(t.Context(), q)
+		_, err := e.SetLabels(progress.With(t.Context(), tracker), q)
 		set <- err
 	}()
 
@@ -181,7 +182,7 @@ func TestLabelsWaitForNextGeneration(t *testing.T) {
 		case err := <-set:
 			t.Fatalf("did not wait: %v", err)
 		case <-time.After(time.Millisecond):
-			waits = strings.HasPrefix(q.Tracker.State().Stage, "waiting for another process")
+			waits = tracker.State().Stage == progress.WaitingForBuild
 		}
 	}
 	finish()

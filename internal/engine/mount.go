@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -27,7 +28,25 @@ type MountRequest struct {
 // Mount mounts a volume. It does nothing if the volume is mounted there already.
 // NotFound, Invalid (the mount point), InUse (it is mounted elsewhere, or without these
 // rights), Permission, Conflict (another process is replacing the mount point).
+//
+// Dir is found, and made if necessary, with the rights of this process: see MountOn for directories of others.
 func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
+	return e.mount(ctx, q, nil)
+}
+
+// MountOn is Mount on a directory that the caller has opened, perhaps with O_PATH, and keeps open until MountOn
+// returns: on no other one, whatever is renamed in the meantime. Dir is not read. Conflict: the directory has no path
+// here any more, or another directory is there now.
+func (e *Engine) MountOn(ctx context.Context, q MountRequest, dir *os.File) (Info, error) {
+	var err error
+	if q.Dir, err = os.Readlink("/proc/self/fd/" + itoa(int(dir.Fd()))); err != nil {
+		return Info{}, errs.Wrap("mount", q.Volume.String(), err)
+	}
+	return e.mount(ctx, q, dir)
+}
+
+// mount is Mount on the directory that only is, unless that is nil.
+func (e *Engine) mount(ctx context.Context, q MountRequest, only *os.File) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
@@ -58,6 +77,9 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	}
 
 	t, err := e.content.CheckTarget("mount", name, row.FS, dir, may)
+	if err == nil && only != nil {
+		err = t.CheckIs(only)
+	}
 	if err != nil {
 		return Info{}, err
 	}

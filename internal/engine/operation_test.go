@@ -26,7 +26,7 @@ func failToUndo(t *testing.T, e *engine.Engine, volume string) {
 		setImmutable(t, objects, true)
 		return broken
 	})
-	_, err := e.Receive(t.Context(), q)
+	_, err := q.into(t.Context(), e)
 	setImmutable(t, objects, false)
 	if !errors.Is(err, broken) {
 		t.Fatalf("receive: %v", err)
@@ -39,10 +39,10 @@ func failToUndo(t *testing.T, e *engine.Engine, volume string) {
 }
 
 // receiveRaw asks for a raw volume with a snapshot s.
-func receiveRaw(volume string, image func(context.Context, engine.Target) error) engine.ReceiveRequest {
-	return engine.ReceiveRequest{Volume: ref.MustName(volume), Snapshot: ref.MustName("s"), FS: driver.None,
+func receiveRaw(volume string, image func(context.Context, engine.Target) error) receipt {
+	return receipt{engine.ReceiveRequest{Volume: ref.MustName(volume), Snapshot: ref.MustName("s"), FS: driver.None,
 		SizeBytes: 1 << 20, Sector: 512, CreatedAt: time.Now(),
-		Consistency: driver.Clean, Image: image}
+		Consistency: driver.Clean}, engine.Content{Image: image}}
 }
 
 // deadOperations lists the proofs of life that nobody holds.
@@ -74,7 +74,7 @@ func TestFailedUndoIsCleanedUp(t *testing.T) {
 					next = open(t, e.Dir())
 					defer next.Close()
 				}
-				if _, err := next.Receive(t.Context(), receiveRaw("v", nothingThere)); err != nil {
+				if _, err := receiveRaw("v", nothingThere).into(t.Context(), next); err != nil {
 					t.Fatalf("the name is blocked: %v", err)
 				}
 				if dead := deadOperations(t, e); len(dead) > 0 {
@@ -93,23 +93,23 @@ func TestOperationsOfOneProcessExclude(t *testing.T) {
 		var first error
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			_, first = e.Receive(t.Context(), receiveRaw("v", func(context.Context, engine.Target) error {
+			_, first = receiveRaw("v", func(context.Context, engine.Target) error {
 				close(begun)
 				<-goOn
 				return nil
-			}))
+			}).into(t.Context(), e)
 		})
 		<-begun
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		_, err := e.Receive(ctx, receiveRaw("v", nothingThere))
+		_, err := receiveRaw("v", nothingThere).into(ctx, e)
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("the second did not wait: %v", err)
 		}
 		close(goOn)
 		wg.Wait()
 		must(t, first)
-		if _, err := e.Receive(t.Context(), receiveRaw("v", nothingThere)); !errs.Is(err, errs.Exists) {
+		if _, err := receiveRaw("v", nothingThere).into(t.Context(), e); !errs.Is(err, errs.Exists) {
 			t.Errorf("the third: %v", err)
 		}
 		destroy(t, e, "v")

@@ -129,7 +129,7 @@ func wantClean(t *testing.T, e *engine.Engine) {
 	if err != nil || len(r.Findings) > 0 {
 		t.Errorf("fsck: %+v %v", r.Findings, err)
 	}
-	g, err := e.GC(t.Context(), true)
+	g, err := e.GC(t.Context(), engine.GCRequest{Explain: true})
 	if err != nil || g.Garbage > 0 || len(g.Missing) > 0 || len(g.Warnings) > 0 {
 		t.Errorf("gc: %+v %v", g, err)
 	}
@@ -139,7 +139,7 @@ func wantClean(t *testing.T, e *engine.Engine) {
 func finishRemoving(t *testing.T, e *engine.Engine) {
 	t.Helper()
 	for try := 0; e.Caps().Name == zfs.Name && try < 10; try++ {
-		p, err := e.Pool(t.Context(), false)
+		p, err := e.Pool(t.Context(), engine.PoolRequest{})
 		if err == nil && p.TrashObjects == 0 {
 			return
 		}
@@ -436,13 +436,13 @@ func TestGoldenOfOverlaysRemoved(t *testing.T) {
 				}
 
 				// The last one takes it away.
-				objects, err := e.Pool(ctx, false)
+				objects, err := e.Pool(ctx, engine.PoolRequest{})
 				if err != nil {
 					t.Fatal(err)
 				}
 				destroy(t, e, "b")
 				finishRemoving(t, e)
-				now, err := e.Pool(ctx, false)
+				now, err := e.Pool(ctx, engine.PoolRequest{})
 				if err != nil || now.TrashObjects != 0 || now.PhysicalBytes >= objects.PhysicalBytes {
 					t.Errorf("before the last overlay went: %+v\nthen: %+v %v", objects, now, err)
 				}

@@ -118,7 +118,7 @@ func TestQuickFigure(t *testing.T) {
 // quickly is the figure that is not measured.
 func quickly(t *testing.T, e *engine.Engine) int64 {
 	t.Helper()
-	p, err := e.Pool(t.Context(), false)
+	p, err := e.Pool(t.Context(), engine.PoolRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func quickly(t *testing.T, e *engine.Engine) int64 {
 
 func physical(t *testing.T, e *engine.Engine) int64 {
 	t.Helper()
-	p, err := e.Pool(t.Context(), true)
+	p, err := e.Pool(t.Context(), engine.PoolRequest{Exact: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,21 +17,26 @@ import (
 
 const opPin = "pin"
 
+// PinRequest says what to pin, and for how long.
+type PinRequest struct {
+	Ref ref.Ref       // a volume, snapshot or generation
+	For time.Duration // 0: until it is unpinned
+}
+
 // Pin keeps a volume, snapshot or generation from being destroyed, by anybody and
-// for any reason, for the duration d (0: until it is unpinned). A second pin replaces
-// the first. Durable on return. NotFound, Invalid.
-func (e *Engine) Pin(ctx context.Context, r ref.Ref, d time.Duration) (Info, error) {
+// for any reason. A second pin replaces the first. Durable on return. NotFound, Invalid.
+func (e *Engine) Pin(ctx context.Context, q PinRequest) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
-	if d < 0 {
-		return Info{}, errs.New(errs.Invalid, opPin, r.String(), "the duration must not be negative (got %s)", d)
+	if q.For < 0 {
+		return Info{}, errs.New(errs.Invalid, opPin, q.Ref.String(), "the duration must not be negative (got %s)", q.For)
 	}
 	until := driver.Forever
-	if d > 0 {
-		until = time.Now().Add(d).UTC()
+	if q.For > 0 {
+		until = time.Now().Add(q.For).UTC()
 	}
-	return e.pinUntil(ctx, r, until)
+	return e.pinUntil(ctx, q.Ref, until)
 }
 
 // Unpin undoes Pin. It does nothing if the object is not pinned.
@@ -96,7 +101,6 @@ type rowsChange struct {
 	find    ledger.Check            // returns the marks of the objects
 	change  func(*catalog.Tx) error // writes the rows
 	readers bool                    // wait for operations that only read one of the objects, too
-	tracker *progress.Tracker
 }
 
 // changeRows changes rows of objects in the catalogue, durably and all at once, and then their identities in the pool.
@@ -130,7 +134,7 @@ func (e *Engine) changeRows(ctx context.Context, c rowsChange) error {
 		return nil
 	})
 	if err == nil {
-		if err = e.matchIdentities(context.WithoutCancel(ctx), c.tracker, ids); err != nil {
+		if err = e.matchIdentities(context.WithoutCancel(ctx), ids); err != nil {
 			return err // the marks stay, so that the next command writes the identities
 		}
 	}
@@ -168,17 +172,17 @@ func checkIdentityFits(tx *catalog.Tx, op string, id driver.ObjectID, spare int)
 const identitiesAtOnce = 8
 
 // matchIdentities is matchIdentity for several objects.
-func (e *Engine) matchIdentities(ctx context.Context, t *progress.Tracker, ids []driver.ObjectID) error {
+func (e *Engine) matchIdentities(ctx context.Context, ids []driver.ObjectID) error {
 	if len(ids) == 1 {
 		return e.matchIdentity(ctx, ids[0])
 	}
 
-	t.Start("writing identities", int64(len(ids)), 0)
+	progress.From(ctx).Start(progress.WritingIdentities, int64(len(ids)), 0)
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(identitiesAtOnce)
 	for _, id := range ids {
 		g.Go(func() error {
-			defer t.Add(1, 0)
+			defer progress.From(ctx).Add(1, 0)
 			return e.matchIdentity(ctx, id)
 		})
 	}

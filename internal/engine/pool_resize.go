@@ -14,19 +14,24 @@ type PoolResized struct {
 	SizeBytes   int64  `json:"size_bytes"`
 }
 
-// ResizePool enlarges a pool that lies in a file of its own, while it is in use. With add, size is added to the size
-// that the pool has. See [pool.Pool.Resize].
-func (e *Engine) ResizePool(ctx context.Context, size int64, add bool) (PoolResized, error) {
+// PoolResizeRequest says how large the pool is to become.
+type PoolResizeRequest struct {
+	SizeBytes int64
+	Add       bool // SizeBytes is added to the size that the pool has
+}
+
+// ResizePool enlarges a pool that lies in a file of its own, while it is in use. See [pool.Pool.Resize].
+func (e *Engine) ResizePool(ctx context.Context, q PoolResizeRequest) (PoolResized, error) {
 	const op = "pool resize"
 	if err := e.needRoot(op, e.pool.Dir); err != nil {
 		return PoolResized{}, err
 	}
-	if size <= 0 || size > maxVolumeBytes {
+	if q.SizeBytes <= 0 || q.SizeBytes > maxVolumeBytes {
 		return PoolResized{}, errs.New(errs.Invalid, op, e.pool.Dir, "the size must be between 1 byte and 1 EiB (got %d)",
-			size)
+			q.SizeBytes)
 	}
 
-	r, err := e.pool.Resize(ctx, size, add)
+	r, err := e.pool.Resize(ctx, q.SizeBytes, q.Add)
 	if err != nil {
 		return PoolResized{}, err
 	}

@@ -29,7 +29,7 @@ func filePool(t *testing.T) (e *engine.Engine, fs *testfs.FS) {
 
 func resizePool(t *testing.T, e *engine.Engine, size int64) engine.PoolResized {
 	t.Helper()
-	out, err := e.ResizePool(t.Context(), size, false)
+	out, err := e.ResizePool(t.Context(), engine.PoolResizeRequest{SizeBytes: size})
 	must(t, err)
 	return out
 }
@@ -60,12 +60,12 @@ func TestResizePool(t *testing.T) {
 		add        bool
 	}{{600 << 20, 600 << 20, false}, {100<<20 - 5, 700 << 20, true}} {
 		before := recorded(t, e).SizeBytes
-		out, err := e.ResizePool(t.Context(), c.size, c.add)
+		out, err := e.ResizePool(t.Context(), engine.PoolResizeRequest{SizeBytes: c.size, Add: c.add})
 		if err != nil || out.Dir != e.Dir() || out.BeforeBytes != before || out.SizeBytes != c.want {
 			t.Errorf("%+v, %v", out, err)
 		}
 		for _, e := range []*engine.Engine{e, other} {
-			p, err := e.Pool(t.Context(), false)
+			p, err := e.Pool(t.Context(), engine.PoolRequest{})
 			if err != nil || p.BackingBytes != out.SizeBytes || p.TotalBytes < out.SizeBytes*8/10 {
 				t.Errorf("%+v, %v", p, err)
 			}
@@ -110,7 +110,7 @@ func TestResizePoolInterrupted(t *testing.T) {
 			}
 		}
 		defer func() { pool.AtStep = func(string) {} }()
-		_, _ = e.ResizePool(t.Context(), 500<<20, false)
+		_, _ = e.ResizePool(t.Context(), engine.PoolResizeRequest{SizeBytes: 500 << 20})
 	}()
 	data, err := os.Open(filepath.Join(e.Dir(), "data"))
 	must(t, err)
@@ -149,7 +149,7 @@ func TestResizePoolFrozen(t *testing.T) {
 	must(t, kernel.Freeze(data))
 	rescue := time.AfterFunc(20*time.Second, func() { _ = kernel.Thaw(data) }) // who grows it now waits for ever
 	defer rescue.Stop()
-	_, err = e.ResizePool(t.Context(), 500<<20, false)
+	_, err = e.ResizePool(t.Context(), engine.PoolResizeRequest{SizeBytes: 500 << 20})
 	openAgain(t, e)
 	must(t, kernel.Thaw(data))
 	st, serr := os.Stat(filepath.Join(e.Dir(), "backing.xfs"))
@@ -177,7 +177,7 @@ func TestResizePoolRefuses(t *testing.T) {
 		{1 << 60, false, errs.Invalid, "pool resize"}, {1 << 60, true, errs.Invalid, "pool resize"},
 		{100 << 30, false, errs.NoSpace, "pool resize"}, {100 << 30, true, errs.NoSpace, "pool resize"},
 	} {
-		_, err := e.ResizePool(t.Context(), c.size, c.add)
+		_, err := e.ResizePool(t.Context(), engine.PoolResizeRequest{SizeBytes: c.size, Add: c.add})
 		var known *errs.Error
 		if !errs.Is(err, c.kind) || !strings.Contains(errs.HintOf(err), c.hint) || !errors.As(err, &known) ||
 			known.Op != "pool resize" || known.Ref != e.Dir() {
@@ -210,7 +210,7 @@ func TestResizePoolElsewhere(t *testing.T) {
 	if out, err := exec.Command("mount", "--bind", other, data).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	_, err := e.ResizePool(t.Context(), 500<<20, false)
+	_, err := e.ResizePool(t.Context(), engine.PoolResizeRequest{SizeBytes: 500 << 20})
 	if out, uerr := exec.Command("umount", data).CombinedOutput(); uerr != nil {
 		t.Fatalf("%v: %s", uerr, out)
 	}

@@ -69,7 +69,7 @@ func namesIn(t *testing.T, e *engine.Engine) string {
 	for _, g := range goldens {
 		out = append(out, fmt.Sprint(g.Name, g.Generations))
 	}
-	volumes, err := e.Volumes(t.Context(), false)
+	volumes, err := e.Volumes(t.Context(), engine.VolumesRequest{})
 	must(t, err)
 	for _, v := range volumes {
 		snapshots, err := e.SnapshotNames(t.Context(), ref.MustName(v.Name))

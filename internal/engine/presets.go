@@ -64,7 +64,7 @@ func (e *Engine) checkPreset(q *ImportRequest, src *source) (err error) {
 
 // checkUnused refuses a directory whose owner, by the rules of its preset, runs. InUse, Invalid.
 func (s *source) checkUnused(name string) error {
-	if s.preset == nil || s.kind != "directory" {
+	if s.preset == nil || s.kind != SourceDirectory {
 		return nil
 	}
 

@@ -24,13 +24,12 @@ type PruneRequest struct {
 	Idle            time.Duration        // only objects last used longer ago; 0: any
 	Labels          driver.LabelSelector // only volumes that it chooses, and generations of such goldens
 	DryRun          bool                 // only report what would be removed
-	Tracker         *progress.Tracker
 }
 
 // Candidate is an object that prune would remove, or has removed.
 type Candidate struct {
 	Ref            string    `json:"ref"`
-	Kind           string    `json:"kind"` // volume, golden
+	Kind           Kind      `json:"kind"`
 	CreatedAt      time.Time `json:"created_at"`
 	LastUsedAt     time.Time `json:"last_used_at"`
 	ExclusiveBytes int64     `json:"exclusive_bytes"` // of a volume with its snapshots; for trees as last measured
@@ -267,7 +266,7 @@ func (e *Engine) cutToTarget(
 			}
 		}
 
-		c := Candidate{Ref: row.Name, Kind: kindName(row.Kind), CreatedAt: row.CreatedAt, LastUsedAt: row.UsedAt}
+		c := Candidate{Ref: row.Name, Kind: kindOf(row.Kind), CreatedAt: row.CreatedAt, LastUsedAt: row.UsedAt}
 		if row.Kind == driver.Generation {
 			c.Ref = ref.Generation(row.Golden, row.Generation)
 		}
@@ -303,7 +302,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 	}
 
 	// Remove them in batches, and measure after each, until enough is free.
-	q.Tracker.Start("pruning", int64(len(rows)), 0)
+	progress.From(ctx).Start(progress.Pruning, int64(len(rows)), 0)
 	free := r.FreeBefore
 	for from, n := 0, 1; from < len(rows) && ctx.Err() == nil; from += n {
 		n = pruneBatch
@@ -339,7 +338,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 			}
 		}
 
-		q.Tracker.Add(int64(n), 0)
+		progress.From(ctx).Add(int64(n), 0)
 		if r.TargetBytes > 0 {
 			e.returnToHost()
 			s, err := e.settledSpace(ctx)

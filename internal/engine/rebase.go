@@ -17,11 +17,10 @@ import (
 
 // RebaseRequest says which volume to move to which generation of its golden.
 type RebaseRequest struct {
-	Volume  ref.Name
-	Onto    ref.Ref // GOLDEN or GOLDEN@N
-	Ours    bool    // keep the volume's version of paths changed on both sides
-	Theirs  bool    // keep the golden's version of paths changed on both sides
-	Tracker *progress.Tracker
+	Volume ref.Name
+	Onto   ref.Ref // GOLDEN or GOLDEN@N
+	Ours   bool    // keep the volume's version of paths changed on both sides
+	Theirs bool    // keep the golden's version of paths changed on both sides
 }
 
 // RebaseConflict is a path that both the volume and its golden have changed.
@@ -153,7 +152,7 @@ func (r *rebase) findVolume(tx *catalog.Tx) (err error) {
 // reapplyChanges makes a clone of the target that has the volume's own changes, and commits it as the successor of the
 // volume. It reports changes and conflicts in out.
 func (r *rebase) reapplyChanges(ctx context.Context, out *Rebased) error {
-	e, t := r.e, r.q.Tracker
+	e := r.e
 	v, err := e.openSides(ctx, opRebase, FreezeIfNeeded, rowRef(r.base), rowRef(r.target))
 	if err != nil {
 		return err
@@ -188,7 +187,8 @@ func (r *rebase) reapplyChanges(ctx context.Context, out *Rebased) error {
 		}
 	}
 
-	t.Start("reapplying the volume's changes", int64(len(changes)), 0)
+	how.Progress = progress.From(ctx).Add
+	progress.From(ctx).Start(progress.ReapplyingChanges, int64(len(changes)), 0)
 	if err := r.chooseOrigin(ctx); err != nil {
 		return err
 	}
@@ -215,15 +215,15 @@ func (r *rebase) reapplyChanges(ctx context.Context, out *Rebased) error {
 
 // findChanges finds the changes of the volume and of the golden since the volume's base, and their conflicts.
 func (r *rebase) findChanges(ctx context.Context, v *view, vol *side) (m *treediff.Merge, err error) {
-	t, base, target := r.q.Tracker, v.sides[0], v.sides[1]
-	t.Start("finding the volume's changes", 0, 0)
-	mine, err := v.compareSides(ctx, base, vol, true, t)
+	base, target := v.sides[0], v.sides[1]
+	progress.From(ctx).Start(progress.FindingVolumeChanges, 0, 0)
+	mine, err := v.compareSides(ctx, base, vol, true)
 	if err != nil {
 		return nil, err
 	}
 
-	t.Start("finding the golden's changes", 0, 0)
-	theirs, err := v.compareSides(ctx, base, target, true, t)
+	progress.From(ctx).Start(progress.FindingGoldenChanges, 0, 0)
+	theirs, err := v.compareSides(ctx, base, target, true)
 	if err != nil {
 		return nil, err
 	}
@@ -237,7 +237,7 @@ func (r *rebase) findChanges(ctx context.Context, v *view, vol *side) (m *treedi
 
 // resolve returns the changes to reapply, and how. Conflict if there are conflicts, and neither Ours nor Theirs is set.
 func (r *rebase) resolve(m *treediff.Merge) ([]treediff.Change, treediff.ApplyOptions, error) {
-	changes, how, n := m.Changes, treediff.ApplyOptions{Progress: r.q.Tracker.Add}, len(m.Conflicts)
+	changes, how, n := m.Changes, treediff.ApplyOptions{}, len(m.Conflicts)
 	switch {
 	case n == 0:
 	case r.q.Ours:
@@ -293,7 +293,7 @@ func (r *rebase) chooseOrigin(ctx context.Context) (err error) {
 	if !r.vol.IsOverlay() {
 		return nil
 	}
-	if r.from, err = r.e.upperTemplate(ctx, r.target.FS, r.vol.SizeBytes, r.q.Tracker); err != nil {
+	if r.from, err = r.e.upperTemplate(ctx, r.target.FS, r.vol.SizeBytes); err != nil {
 		return err
 	}
 	next := r.s.next.WithContentOf(r.from.Identity)

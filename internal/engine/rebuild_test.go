@@ -83,7 +83,7 @@ func richPool(t *testing.T, e *engine.Engine) {
 		_, err = e.Publish(ctx, engine.PublishRequest{Golden: ref.MustName("made"), Volume: ref.MustName("moved")})
 		must(err)
 	}
-	_, err = e.Pin(ctx, parse("made@6"), 0)
+	_, err = e.Pin(ctx, engine.PinRequest{Ref: parse("made@6")})
 	must(err)
 	for _, r := range []string{"g", "job", "made"} {
 		_, err = e.SetLabels(ctx, engine.LabelRequest{Ref: parse(r), Set: map[string]string{"of": r}})
@@ -93,7 +93,7 @@ func richPool(t *testing.T, e *engine.Engine) {
 		_, err := e.Keep(ctx, engine.KeepRequest{Golden: ref.MustName("g"), Generations: 3})
 		return err
 	}())
-	_, err = e.Pin(ctx, parse("job"), 3*time.Hour)
+	_, err = e.Pin(ctx, engine.PinRequest{Ref: parse("job"), For: 3 * time.Hour})
 	must(err)
 	_, err = e.Clone(ctx, engine.CloneRequest{From: parse("g"), Name: ref.MustName("short"), TTL: 5 * time.Hour})
 	must(err)
@@ -103,7 +103,7 @@ func richPool(t *testing.T, e *engine.Engine) {
 		_, err = e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName("job"), Name: ref.MustName(s)})
 		must(err)
 	}
-	_, err = e.Pin(ctx, parse("job@one"), 0)
+	_, err = e.Pin(ctx, engine.PinRequest{Ref: parse("job@one")})
 	must(err)
 	_, err = e.Fork(ctx, engine.CloneRequest{From: parse("job"), Name: ref.MustName("fork")})
 	must(err)
@@ -253,8 +253,8 @@ func dumpOf(t *testing.T, path string) []string {
 func TestKilledPublishIsNoDamage(t *testing.T) {
 	e := newPool(t, t.TempDir(), engine.InitRequest{Driver: plain.Name})
 	importTree(t, e, "g", source(t))
-	if _, err := e.Run(t.Context(), engine.RunRequest{From: ref.Ref{Name: "h"}, Name: ref.MustName("v"), Empty: true,
-		Keep: true, Do: func(context.Context, engine.Info) error { return nil }}); err != nil {
+	if _, err := e.RunFunc(t.Context(), engine.RunRequest{From: ref.Ref{Name: "h"}, Name: ref.MustName("v"), Empty: true,
+		Keep: true}, func(context.Context, engine.Info) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	d, err := e.Show(t.Context(), ref.Ref{Name: "v"})

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
@@ -17,9 +16,8 @@ const opRename = "rename"
 
 // RenameRequest says what gets which name.
 type RenameRequest struct {
-	Ref     ref.Ref  // a volume, a golden, or VOLUME@SNAPSHOT
-	Name    ref.Name // new name; of a snapshot: within its volume
-	Tracker *progress.Tracker
+	Ref  ref.Ref  // a volume, a golden, or VOLUME@SNAPSHOT
+	Name ref.Name // new name; of a snapshot: within its volume
 }
 
 // renamed returns the reference after the rename.
@@ -51,7 +49,7 @@ func (e *Engine) Rename(ctx context.Context, q RenameRequest) (Renamed, error) {
 		return Renamed{}, err
 	}
 
-	if err := e.awaitGolden(ctx, q.Ref.Name, q.Tracker); err != nil {
+	if err := e.awaitGolden(ctx, q.Ref.Name); err != nil {
 		return Renamed{}, err
 	}
 
@@ -95,7 +93,7 @@ func (e *Engine) Rename(ctx context.Context, q RenameRequest) (Renamed, error) {
 func (e *Engine) renameObject(ctx context.Context, q RenameRequest) error {
 	var row catalog.Row
 	name := q.Name.String()
-	return e.changeRows(ctx, rowsChange{op: opRename, tracker: q.Tracker, find: func(tx *catalog.Tx) (
+	return e.changeRows(ctx, rowsChange{op: opRename, find: func(tx *catalog.Tx) (
 		[]catalog.Mark, error,
 	) {
 		var err error
@@ -145,13 +143,13 @@ func (e *Engine) checkNoLink(tx *catalog.Tx, row catalog.Row) error {
 // marked, and nothing of it may be copied in the meantime: the copy would get the old name.
 func (e *Engine) renameGolden(ctx context.Context, q RenameRequest) error {
 	before, name := q.Ref.Name, q.Name.String()
-	unlock, err := e.lockRenamed(ctx, before, name, q.Tracker)
+	unlock, err := e.lockRenamed(ctx, before, name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 
-	return e.changeRows(ctx, rowsChange{op: opRename, readers: true, tracker: q.Tracker, find: func(tx *catalog.Tx) (
+	return e.changeRows(ctx, rowsChange{op: opRename, readers: true, find: func(tx *catalog.Tx) (
 		marks []catalog.Mark, err error,
 	) {
 		current, err := currentGeneration(tx, opRename, before)
@@ -201,7 +199,7 @@ func checkGoldenFree(tx *catalog.Tx, name string) error {
 
 // lockRenamed locks both names of a golden, and their sources: no other process builds or refreshes one of them. The
 // locks are taken in the order in which a refresh takes them, and of several in order of their names.
-func (e *Engine) lockRenamed(ctx context.Context, before, name string, t *progress.Tracker) (unlock func(), err error) {
+func (e *Engine) lockRenamed(ctx context.Context, before, name string) (unlock func(), err error) {
 	names := []string{before, name}
 	slices.Sort(names)
 
@@ -212,7 +210,7 @@ func (e *Engine) lockRenamed(ctx context.Context, before, name string, t *progre
 		}
 	}
 	for _, n := range []string{sourceOf(names[0]), sourceOf(names[1]), names[0], names[1]} {
-		one, _, err := e.lockGolden(ctx, n, t)
+		one, _, err := e.lockGolden(ctx, n)
 		if err != nil {
 			unlock()
 			return nil, err

@@ -23,7 +23,7 @@ func TestRenameWaits(t *testing.T) {
 	const patience = 300 * time.Millisecond
 
 	for _, c := range []struct{ from, to, locked string }{{"other", "one", "other"}, {"one", "two", "two"}} {
-		_, unlock, _, err := other.LockSource(t.Context(), ref.MustName(c.locked), nil)
+		_, unlock, _, err := other.LockSource(t.Context(), ref.MustName(c.locked))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -41,18 +41,18 @@ func TestRenameWaits(t *testing.T) {
 	}
 
 	ended := make(chan error, 1)
-	q := engine.CloneRequest{From: ref.Ref{Name: "two"}, Name: ref.MustName("v"),
-		Prepare: func(context.Context, string, string) error {
-			go rename("two", "three", ended)
-			select {
-			case err := <-ended:
-				t.Errorf("renamed while it was being cloned: %v", err)
-				ended <- err
-			case <-time.After(patience):
-			}
-			return nil
-		}}
-	if _, err := other.Clone(t.Context(), q); err != nil {
+	q := engine.CloneRequest{From: ref.Ref{Name: "two"}, Name: ref.MustName("v")}
+	prepare := func(context.Context, string, string) error {
+		go rename("two", "three", ended)
+		select {
+		case err := <-ended:
+			t.Errorf("renamed while it was being cloned: %v", err)
+			ended <- err
+		case <-time.After(patience):
+		}
+		return nil
+	}
+	if _, err := other.CloneAndPrepare(t.Context(), q, prepare); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-ended; err != nil {

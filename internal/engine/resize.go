@@ -20,7 +20,6 @@ type ResizeRequest struct {
 	Volume    ref.Name
 	SizeBytes int64 // rounded up to whole blocks of 4 KiB
 	Add       bool  // SizeBytes is added to the size that the volume has
-	Tracker   *progress.Tracker
 }
 
 // Resized is the result of Resize.
@@ -69,7 +68,7 @@ func (e *Engine) Resize(ctx context.Context, q ResizeRequest) (Resized, error) {
 	}
 
 	// Grow the volume in place if programs use it, else a copy of it.
-	q.Tracker.Start("resizing", 0, 0)
+	progress.From(ctx).Start(progress.Resizing, 0, 0)
 	id := r.live.Row.ID
 	switch {
 	case r.live.InUse():

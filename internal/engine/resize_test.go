@@ -152,7 +152,7 @@ func TestResizeRefuses(t *testing.T) {
 		_, err := e.Import(t.Context(), q)
 		must(t, err)
 		clone(t, e, "g", "v", true)
-		before, err := e.Volumes(t.Context(), true)
+		before, err := e.Volumes(t.Context(), engine.VolumesRequest{Exact: true})
 		must(t, err)
 
 		type refusal struct {
@@ -181,7 +181,7 @@ func TestResizeRefuses(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 		}
-		after, err := e.Volumes(t.Context(), true)
+		after, err := e.Volumes(t.Context(), engine.VolumesRequest{Exact: true})
 		if err != nil || len(after) != 1 || after[0].SizeBytes != before[0].SizeBytes ||
 			after[0].Mountpoint != before[0].Mountpoint {
 			t.Errorf("%+v, %v", after, err)
@@ -347,7 +347,7 @@ func TestSizeTooLarge(t *testing.T) {
 			}
 		}
 
-		before, err := e.Volumes(t.Context(), true)
+		before, err := e.Volumes(t.Context(), engine.VolumesRequest{Exact: true})
 		must(t, err)
 		hints := map[string]int64{}
 		for name, ask := range asked {
@@ -367,7 +367,7 @@ func TestSizeTooLarge(t *testing.T) {
 			t.Errorf("many that do not fit together: %v (hint %q)", err, errs.HintOf(err))
 		}
 
-		after, err := e.Volumes(t.Context(), true)
+		after, err := e.Volumes(t.Context(), engine.VolumesRequest{Exact: true})
 		for i := range after {
 			after[i].MeasuredAt = before[i].MeasuredAt
 		}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
@@ -30,16 +29,14 @@ type RunRequest struct {
 	GoldenDecides bool // as in CloneRequest
 	Empty         bool // run it in an empty volume instead of a clone of From
 
-	// Do is called with the mounted clone, instead of running Command.
-	Do func(ctx context.Context, vol Info) error
-
 	Command []string
 	Env     []string // of the program, in addition to PANDO_VOLUME, PANDO_MOUNT and PWD; it inherits no others
-	Signals run.Signals
-	Stdin   *os.File
-	Stdout  *os.File
-	Stderr  *os.File
-	Tracker *progress.Tracker
+}
+
+// Terminal is what a program in the foreground reads and writes, and the signals that it gets. nil: nothing.
+type Terminal struct {
+	Stdin, Stdout, Stderr *os.File
+	Signals               run.Signals
 }
 
 // RunResult says how a run ended.
@@ -58,28 +55,42 @@ type RunResult struct {
 
 // Run clones From, runs a program in the mounted clone, and destroys the clone.
 // The program gets the mount point as its working directory and in PANDO_MOUNT, and
-// the name of the volume in PANDO_VOLUME. Run passes on the signals of q.Signals, and
+// the name of the volume in PANDO_VOLUME. Run passes on the signals of t, and
 // destroys the clone once the program has ended. If this process is killed, the next
 // command destroys the clone, unless Keep is set. It is not an error if processes that
 // the program left behind still use the clone: see RunResult.Held. An error after the
 // program has run (RunResult.Ran) is about the clone. Run returns the kinds of Clone;
 // NotFound if there is no such program; and with Keep, NoSpace and IO as Umount.
-func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
-	ctx, end := e.ledger.Begin(ctx)
-	defer end()
-
-	do, err := q.whatToDo()
+func (e *Engine) Run(ctx context.Context, q RunRequest, t Terminal) (RunResult, error) {
+	path, err := q.findProgram()
 	if err != nil {
 		return RunResult{}, err
 	}
+	return e.inClone(ctx, q, func(_ context.Context, vol Info) (int, error) { return runIn(q, path, t, vol) })
+}
+
+// RunFunc is Run of a function instead of a program: q has no Command. The errors of do are those of the function.
+func (e *Engine) RunFunc(
+	ctx context.Context, q RunRequest, do func(ctx context.Context, vol Info) error,
+) (RunResult, error) {
+	return e.inClone(ctx, q, func(ctx context.Context, vol Info) (int, error) { return 0, do(ctx, vol) })
+}
+
+// inClone makes a clone, does something in it, and destroys it. What is done has an exit status.
+func (e *Engine) inClone(
+	ctx context.Context, q RunRequest, do func(context.Context, Info) (int, error),
+) (RunResult, error) {
+	ctx, end := e.ledger.Begin(ctx)
+	defer end()
 
 	if q.Name.IsZero() {
 		q.Name = ref.MustName("run-" + string(e.newIdentity("").ID[:10]))
 	}
 
-	infos, err := e.Clone(ctx, CloneRequest{From: q.From, Object: q.Object, Name: q.Name, Mount: true, May: q.May,
-		Ephemeral: !q.Keep, Overlay: q.Overlay, GoldenDecides: q.GoldenDecides, Labels: q.Labels, Tracker: q.Tracker,
-		op: opRun, empty: q.Empty})
+	infos, err := e.clone(ctx, cloning{op: opRun, empty: q.Empty, CloneRequest: CloneRequest{
+		From: q.From, Object: q.Object, Name: q.Name, Mount: true, May: q.May, Ephemeral: !q.Keep, Overlay: q.Overlay,
+		GoldenDecides: q.GoldenDecides, Labels: q.Labels,
+	}})
 	if err != nil {
 		return RunResult{}, err
 	}
@@ -97,27 +108,23 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	return result, errors.Join(runErr, e.endRun(context.WithoutCancel(ctx), keep, &result, driver.ObjectID(vol.ID)))
 }
 
-// whatToDo returns what to do in the clone, and with which exit status that ends. Invalid, NotFound.
-func (q RunRequest) whatToDo() (func(context.Context, Info) (int, error), error) {
-	switch {
-	case q.Do != nil:
-		return func(ctx context.Context, vol Info) (int, error) { return 0, q.Do(ctx, vol) }, nil
-	case len(q.Command) == 0:
-		return nil, errs.New(errs.Invalid, opRun, q.From.String(), "no command to run").
+// findProgram returns the path of the program. A path is a path inside the clone. A bare name is searched as a shell
+// would, in the PATH that the program gets, before anything is created. Invalid, NotFound.
+func (q RunRequest) findProgram() (string, error) {
+	if len(q.Command) == 0 {
+		return "", errs.New(errs.Invalid, opRun, q.From.String(), "no command to run").
 			WithHint("add a command: %s", errs.Run("run", q.From, "--", "COMMAND"))
 	}
 
-	// A path is a path inside the clone. Search for a bare name as a shell would, in the PATH that the program gets,
-	// before anything is created.
-	path := q.Command[0]
-	if !strings.Contains(path, "/") {
-		var err error
-		if path, err = run.Find(path, q.Env); err != nil {
-			return nil, errs.New(errs.NotFound, opRun, q.Command[0], "no such program")
-		}
+	name := q.Command[0]
+	if strings.Contains(name, "/") {
+		return name, nil
 	}
-
-	return func(_ context.Context, vol Info) (int, error) { return runIn(q, path, vol) }, nil
+	path, err := run.Find(name, q.Env)
+	if err != nil {
+		return "", errs.New(errs.NotFound, opRun, name, "no such program")
+	}
+	return path, nil
 }
 
 // endRun unmounts the volume of a run that has ended and, unless keep is set, destroys
@@ -189,12 +196,12 @@ func (e *Engine) finishRun(ctx context.Context, row catalog.Row, att catalog.Mou
 }
 
 // runIn runs the program and returns its exit status as a shell would.
-func runIn(q RunRequest, path string, vol Info) (int, error) {
+func runIn(q RunRequest, path string, t Terminal, vol Info) (int, error) {
 	cmd := &exec.Cmd{
-		Path: path, Args: q.Command, Dir: vol.Mountpoint, Stdin: q.Stdin, Stdout: q.Stdout, Stderr: q.Stderr,
+		Path: path, Args: q.Command, Dir: vol.Mountpoint, Stdin: t.Stdin, Stdout: t.Stdout, Stderr: t.Stderr,
 		Env: append(slices.Clone(q.Env), "PANDO_VOLUME="+vol.Name, "PANDO_MOUNT="+vol.Mountpoint, "PWD="+vol.Mountpoint),
 	}
-	exit, err := run.Foreground(cmd, q.Signals)
+	exit, err := run.Foreground(cmd, t.Signals)
 	if err != nil {
 		return exit, errs.Wrap(opRun, q.Command[0], err)
 	}

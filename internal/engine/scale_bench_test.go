@@ -60,7 +60,8 @@ func emptyBenchPool(b *testing.B, q engine.InitRequest) *engine.Engine {
 	}
 	b.Cleanup(func() {
 		e.Close()
-		if _, err := engine.Deinit(context.Background(), engine.DeinitRequest{Dir: q.Dir, Force: true}, drivers); err != nil {
+		q := engine.DeinitRequest{Dir: q.Dir, Force: true}
+		if _, err := engine.Deinit(context.Background(), q, drivers, nil); err != nil {
 			b.Errorf("deinit: %v", err)
 		}
 	})
@@ -102,14 +103,14 @@ func BenchmarkScale(b *testing.B) {
 	})
 	b.Run("ls", func(b *testing.B) {
 		for range b.N {
-			if _, err := e.Volumes(b.Context(), false); err != nil {
+			if _, err := e.Volumes(b.Context(), engine.VolumesRequest{}); err != nil {
 				b.Fatal(err)
 			}
 		}
 	})
 	b.Run("gc", func(b *testing.B) {
 		for range b.N {
-			if _, err := e.GC(b.Context(), false); err != nil {
+			if _, err := e.GC(b.Context(), engine.GCRequest{}); err != nil {
 				b.Fatal(err)
 			}
 		}

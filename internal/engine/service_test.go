@@ -182,12 +182,12 @@ var serviceCalls = []struct {
 		return err
 	}},
 	{"list", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		_, err := e.Volumes(ctx, false)
+		_, err := e.Volumes(ctx, engine.VolumesRequest{})
 		return err
 	}},
 	{"pin and unpin", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
 		v := ref.Ref{Name: someVolume(r)}
-		_, err := e.Pin(ctx, v, time.Minute)
+		_, err := e.Pin(ctx, engine.PinRequest{Ref: v, For: time.Minute})
 		for err == nil {
 			if _, err = e.Unpin(context.WithoutCancel(ctx), v); err == nil || errs.Is(err, errs.InUse) {
 				return err
@@ -212,7 +212,7 @@ var serviceCalls = []struct {
 		return err
 	}},
 	{"gc", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		g, err := e.GC(ctx, false)
+		g, err := e.GC(ctx, engine.GCRequest{})
 		if err == nil && len(g.Warnings)+len(g.Missing)+len(g.Kept) > 0 && ctx.Err() == nil {
 			err = errs.New(errs.Internal, "gc", "", "%q %q %q", g.Warnings, g.Missing, g.Kept)
 		}
@@ -236,7 +236,7 @@ func (h held) String() string {
 func (s *service) settle() held {
 	t := s.t
 	t.Helper()
-	infos, err := s.e.Volumes(t.Context(), false)
+	infos, err := s.e.Volumes(t.Context(), engine.VolumesRequest{})
 	must(t, err)
 	for _, v := range infos {
 		_, _ = s.e.Unpin(t.Context(), ref.Ref{Name: v.Name})
@@ -250,7 +250,7 @@ func (s *service) settle() held {
 			must(t, err)
 		}
 	}
-	_, err = s.e.GC(t.Context(), false)
+	_, err = s.e.GC(t.Context(), engine.GCRequest{})
 	must(t, err)
 
 	var m runtime.MemStats

@@ -31,11 +31,10 @@ const (
 
 // SnapshotRequest says what to snapshot.
 type SnapshotRequest struct {
-	Volume  ref.Name
-	Name    ref.Name      // zero: the time, in UTC
-	Labels  driver.Labels // labels of the snapshot; those of the volume are not copied
-	Freeze  Freeze        // whether its writes are stopped
-	Tracker *progress.Tracker
+	Volume ref.Name
+	Name   ref.Name      // zero: the time, in UTC
+	Labels driver.Labels // labels of the snapshot; those of the volume are not copied
+	Freeze Freeze        // whether its writes are stopped
 }
 
 // Snapshot makes an immutable snapshot of a volume, which may be in use. It contains
@@ -94,7 +93,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 	}
 
 	// Copy the volume, and record the snapshot.
-	q.Tracker.Start("snapshotting", 0, 0)
+	progress.From(ctx).Start(progress.Snapshotting, 0, 0)
 	row := catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, l.Row), MeasuredAt: l.Row.MeasuredAt}
 	if err = e.copyLive(ctx, l, id, true); err == nil {
 		err = e.cat.Update(ctx, catalog.Durability(!id.Ephemeral), func(tx *catalog.Tx) error {
@@ -145,7 +144,6 @@ type RewindRequest struct {
 	Volume   ref.Name
 	Snapshot ref.Name
 	Detach   bool // unmount it first, and remount it in the same place
-	Tracker  *progress.Tracker
 }
 
 // Rewound is the result of Rewind.
@@ -286,7 +284,7 @@ func (r *rewind) replaceVolume(ctx context.Context) (Rewound, error) {
 	}
 
 	// Clone the snapshot, and commit the clone as the successor.
-	q.Tracker.Start("rewinding", 0, 0)
+	progress.From(ctx).Start(progress.Rewinding, 0, 0)
 	if err = e.drv.Clone(ctx, r.snap.ID, s.draft()); err == nil {
 		if s.next.SizeBytes > r.snap.SizeBytes { // the volume has grown since the snapshot
 			err = e.growInside(ctx, catalog.Row{Identity: s.next})

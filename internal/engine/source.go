@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/engine/catalog"
 )
@@ -46,8 +45,8 @@ func (s Sourced) Mirror(generation int) (Mirror, bool) {
 }
 
 // GoldenSource returns where a golden comes from. If the first generation is being built, it waits for it. NotFound.
-func (e *Engine) GoldenSource(ctx context.Context, golden ref.Name, t *progress.Tracker) (Sourced, error) {
-	if err := e.awaitGolden(ctx, golden.String(), t); err != nil {
+func (e *Engine) GoldenSource(ctx context.Context, golden ref.Name) (Sourced, error) {
+	if err := e.awaitGolden(ctx, golden.String()); err != nil {
 		return Sourced{}, err
 	}
 
@@ -130,10 +129,10 @@ func mirrorOf(gens []catalog.Row) (generation int) {
 // as the golden does not exist, its clones wait too. waited reports whether another process held the lock first. The
 // lock ends with the process. Calls with the returned context do not wait for this lock, which their caller holds.
 func (e *Engine) LockSource(
-	ctx context.Context, golden ref.Name, t *progress.Tracker,
+	ctx context.Context, golden ref.Name,
 ) (locked context.Context, unlock func(), waited bool, err error) {
 	name := golden.String()
-	if unlock, waited, err = e.lockGolden(ctx, sourceOf(name), t); err != nil {
+	if unlock, waited, err = e.lockGolden(ctx, sourceOf(name)); err != nil {
 		return ctx, nil, false, err
 	}
 	return context.WithValue(ctx, sourceKey{e.pool.Dir, name}, true), unlock, waited, nil

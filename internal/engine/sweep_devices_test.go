@@ -49,7 +49,7 @@ func TestStrayLoopDevices(t *testing.T) {
 		t.Errorf("destroy of v: %v", err)
 	}
 
-	r, err := e.GC(t.Context(), false)
+	r, err := e.GC(t.Context(), engine.GCRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -102,7 +102,7 @@ func TestUmountKeepsWhatIsNotOurs(t *testing.T) {
 						return err
 					},
 					"destroy": func() error { destroy(t, e, "v"); return nil },
-					"gc":      func() error { _, err := e.GC(t.Context(), false); return err },
+					"gc":      func() error { _, err := e.GC(t.Context(), engine.GCRequest{}); return err },
 				} {
 					clone(t, e, "g", "v", false)
 					v, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: dir})
@@ -163,7 +163,7 @@ func TestMountPointTakesNoWrites(t *testing.T) {
 			if dir == users {
 				must(t, err, os.Remove(bare))
 			}
-			if _, err := e.GC(t.Context(), false); err != nil {
+			if _, err := e.GC(t.Context(), engine.GCRequest{}); err != nil {
 				t.Error(err)
 			}
 			if _, err := os.Stat(v.Mountpoint); (err == nil) != (dir == users) {

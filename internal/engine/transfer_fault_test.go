@@ -30,75 +30,75 @@ func TestReceiveRefuses(t *testing.T) {
 	clone(t, e, "g", "busy", true)
 	g := point(t, e, "g")
 	before := dump(t, e.Dir())
-	ok := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("s"), FS: driver.None,
-		SizeBytes: 1 << 20, Image: func(context.Context, engine.Target) error {
-			t.Error("it was asked for content")
-			return nil
-		}}
-	golden := func(q *engine.ReceiveRequest) {
+	ok := receipt{ReceiveRequest: engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("s"),
+		FS: driver.None, SizeBytes: 1 << 20}, Content: engine.Content{Image: func(context.Context, engine.Target) error {
+		t.Error("it was asked for content")
+		return nil
+	}}}
+	golden := func(q *receipt) {
 		q.Volume, q.Snapshot, q.Golden, q.Generation = ref.MustName("new"), ref.Name{}, true, 1
 	}
 	for name, c := range map[string]struct {
 		kind   errs.Kind
-		change func(q *engine.ReceiveRequest)
+		change func(q *receipt)
 	}{
-		"no name":            {errs.Invalid, func(q *engine.ReceiveRequest) { q.Volume = ref.Name{} }},
-		"no snapshot":        {errs.Invalid, func(q *engine.ReceiveRequest) { q.Snapshot = ref.Name{} }},
-		"no content":         {errs.Invalid, func(q *engine.ReceiveRequest) { q.Image = nil }},
-		"content twice":      {errs.Invalid, func(q *engine.ReceiveRequest) { q.Stream = strings.NewReader("") }},
-		"an image of a tree": {errs.Invalid, func(q *engine.ReceiveRequest) { q.FS = driver.Native }},
-		"a stream of an image": {errs.Invalid, func(q *engine.ReceiveRequest) {
+		"no name":            {errs.Invalid, func(q *receipt) { q.Volume = ref.Name{} }},
+		"no snapshot":        {errs.Invalid, func(q *receipt) { q.Snapshot = ref.Name{} }},
+		"no content":         {errs.Invalid, func(q *receipt) { q.Image = nil }},
+		"content twice":      {errs.Invalid, func(q *receipt) { q.Stream = strings.NewReader("") }},
+		"an image of a tree": {errs.Invalid, func(q *receipt) { q.FS = driver.Native }},
+		"a stream of an image": {errs.Invalid, func(q *receipt) {
 			q.Image, q.Stream = nil, strings.NewReader("")
 		}},
-		"a stream": {errs.Unsupported, func(q *engine.ReceiveRequest) {
+		"a stream": {errs.Unsupported, func(q *receipt) {
 			q.Image, q.Stream, q.FS = nil, strings.NewReader(""), driver.Native
 		}},
-		"an unknown kind":          {errs.Unsupported, func(q *engine.ReceiveRequest) { q.FS = "ntfs" }},
-		"no size":                  {errs.Invalid, func(q *engine.ReceiveRequest) { q.SizeBytes = 0 }},
-		"volume taken":             {errs.Exists, func(q *engine.ReceiveRequest) { q.Volume = ref.MustName("v") }},
-		"volume taken by a golden": {errs.Exists, func(q *engine.ReceiveRequest) { q.Volume = ref.MustName("g") }},
-		"no volume to update":      {errs.NotFound, func(q *engine.ReceiveRequest) { q.Update = true }},
-		"a golden to update": {errs.Invalid, func(q *engine.ReceiveRequest) {
+		"an unknown kind":          {errs.Unsupported, func(q *receipt) { q.FS = "ntfs" }},
+		"no size":                  {errs.Invalid, func(q *receipt) { q.SizeBytes = 0 }},
+		"volume taken":             {errs.Exists, func(q *receipt) { q.Volume = ref.MustName("v") }},
+		"volume taken by a golden": {errs.Exists, func(q *receipt) { q.Volume = ref.MustName("g") }},
+		"no volume to update":      {errs.NotFound, func(q *receipt) { q.Update = true }},
+		"a golden to update": {errs.Invalid, func(q *receipt) {
 			q.Volume, q.Update = ref.MustName("g"), true
 		}},
-		"snapshot taken": {errs.Exists, func(q *engine.ReceiveRequest) {
+		"snapshot taken": {errs.Exists, func(q *receipt) {
 			q.Volume, q.Update = ref.MustName("v"), true
 		}},
-		"snapshot taken, history": {errs.Exists, func(q *engine.ReceiveRequest) {
+		"snapshot taken, history": {errs.Exists, func(q *receipt) {
 			q.Volume, q.SnapshotOnly = ref.MustName("v"), true
 		}},
-		"no volume for history": {errs.NotFound, func(q *engine.ReceiveRequest) { q.SnapshotOnly = true }},
-		"both":                  {errs.Invalid, func(q *engine.ReceiveRequest) { q.Update, q.SnapshotOnly = true, true }},
-		"mounted": {errs.InUse, func(q *engine.ReceiveRequest) {
+		"no volume for history": {errs.NotFound, func(q *receipt) { q.SnapshotOnly = true }},
+		"both":                  {errs.Invalid, func(q *receipt) { q.Update, q.SnapshotOnly = true, true }},
+		"mounted": {errs.InUse, func(q *receipt) {
 			q.Volume, q.Update = ref.MustName("busy"), true
 		}},
-		"no such base":  {errs.NotFound, func(q *engine.ReceiveRequest) { q.Base = driver.NewID() }},
-		"a larger base": {errs.Invalid, func(q *engine.ReceiveRequest) { q.Base, q.SizeBytes = g.ID, 1<<19 }},
-		"no room":       {errs.NoSpace, func(q *engine.ReceiveRequest) { q.NeedBytes = 1 << 40 }},
-		"generation 0":  {errs.Invalid, func(q *engine.ReceiveRequest) { golden(q); q.Generation = 0 }},
-		"golden with a snapshot": {errs.Invalid, func(q *engine.ReceiveRequest) {
+		"no such base":  {errs.NotFound, func(q *receipt) { q.Base = driver.NewID() }},
+		"a larger base": {errs.Invalid, func(q *receipt) { q.Base, q.SizeBytes = g.ID, 1<<19 }},
+		"no room":       {errs.NoSpace, func(q *receipt) { q.NeedBytes = 1 << 40 }},
+		"generation 0":  {errs.Invalid, func(q *receipt) { golden(q); q.Generation = 0 }},
+		"golden with a snapshot": {errs.Invalid, func(q *receipt) {
 			golden(q)
 			q.Snapshot = ref.MustName("s")
 		}},
-		"golden without generation": {errs.Invalid, func(q *engine.ReceiveRequest) { golden(q); q.SnapshotOnly = true }},
-		"golden taken": {errs.Exists, func(q *engine.ReceiveRequest) {
+		"golden without generation": {errs.Invalid, func(q *receipt) { golden(q); q.SnapshotOnly = true }},
+		"golden taken": {errs.Exists, func(q *receipt) {
 			golden(q)
 			q.Volume = ref.MustName("g")
 			q.Generation = 2
 		}},
-		"golden taken by a volume": {errs.Exists, func(q *engine.ReceiveRequest) {
+		"golden taken by a volume": {errs.Exists, func(q *receipt) {
 			golden(q)
 			q.Volume = ref.MustName("v")
 		}},
-		"generation taken": {errs.Exists, func(q *engine.ReceiveRequest) {
+		"generation taken": {errs.Exists, func(q *receipt) {
 			golden(q)
 			q.Volume, q.Update = ref.MustName("g"), true
 		}},
-		"a link to nothing": {errs.Invalid, func(q *engine.ReceiveRequest) { q.Links = []engine.Link{{Repo: "r"}} }},
+		"a link to nothing": {errs.Invalid, func(q *receipt) { q.Links = []engine.Link{{Repo: "r"}} }},
 	} {
 		q := ok
 		c.change(&q)
-		if _, err := e.Receive(t.Context(), q); !errs.Is(err, c.kind) {
+		if _, err := q.into(t.Context(), e); !errs.Is(err, c.kind) {
 			t.Errorf("%s: %v, want %s", name, err, c.kind)
 		}
 	}
@@ -107,7 +107,7 @@ func TestReceiveRefuses(t *testing.T) {
 
 	// Where there are no images, and no streams.
 	p := newPool(t, t.TempDir(), engine.InitRequest{Driver: plain.Name})
-	if _, err := p.Receive(t.Context(), ok); !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
+	if _, err := ok.into(t.Context(), p); !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
 		t.Errorf("an image in a pool of trees: %v", err)
 	}
 	importTree(t, p, "g", source(t))
@@ -188,12 +188,12 @@ func TestReceiveFails(t *testing.T) {
 			} {
 				before, sum := dump(t, e.Dir()), imageSum(t, e, "v")
 				q := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("n"), FS: driver.None,
-					SizeBytes: size, Image: c.image, Links: c.links}
+					SizeBytes: size, Links: c.links}
 				change(&q, base)
 				if c.ctx == nil {
 					c.ctx = t.Context()
 				}
-				if _, err := e.Receive(c.ctx, q); err == nil || !c.want(err) {
+				if _, err := e.Receive(c.ctx, q, engine.Content{Image: c.image}); err == nil || !c.want(err) {
 					t.Errorf("%s: %v", fault, err)
 				}
 				sameDump(t, fault, before, dump(t, e.Dir()))
@@ -225,18 +225,20 @@ func TestReceiveInFullPool(t *testing.T) {
 			for name, change := range receipts {
 				rng := rand.NewChaCha8([32]byte{9})
 				q := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("n"), FS: driver.None,
-					SizeBytes: 1 << 30, Image: func(_ context.Context, to engine.Target) error {
-						b := make([]byte, 4<<20)
-						for off := int64(0); off < 1<<30; off += int64(len(b)) {
-							_, _ = rng.Read(b)
-							if _, err := to.WriteAt(b, off); err != nil {
-								return err
-							}
+					SizeBytes: 1 << 30}
+				image := func(_ context.Context, to engine.Target) error {
+					b := make([]byte, 4<<20)
+					for off := int64(0); off < 1<<30; off += int64(len(b)) {
+						_, _ = rng.Read(b)
+						if _, err := to.WriteAt(b, off); err != nil {
+							return err
 						}
-						return nil
-					}}
+					}
+					return nil
+				}
 				change(&q, base)
-				if _, err := e.Receive(t.Context(), q); !errs.Is(err, errs.NoSpace) || errs.HintOf(err) == "" {
+				_, err := e.Receive(t.Context(), q, engine.Content{Image: image})
+				if !errs.Is(err, errs.NoSpace) || errs.HintOf(err) == "" {
 					t.Errorf("%s: %v, want NoSpace with a hint", name, err)
 				}
 				sameDump(t, name, before, dump(t, e.Dir()))

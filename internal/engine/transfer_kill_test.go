@@ -58,10 +58,11 @@ const childBytes = 2 << 20
 // childContent is what a child called name writes at the beginning.
 func childContent(name string) []byte { return bytes.Repeat([]byte(name+" "), 4096)[:4096] }
 
-func childRequest(way, name string, base driver.ObjectID) engine.ReceiveRequest {
-	q := engine.ReceiveRequest{Volume: ref.MustName("new-" + name), Snapshot: ref.MustName(name), FS: driver.None,
-		SizeBytes: childBytes, Links: []engine.Link{{Repo: "r", Manifest: name}}}
-	receipts[way](&q, base)
+func childRequest(way, name string, base driver.ObjectID) receipt {
+	q := receipt{ReceiveRequest: engine.ReceiveRequest{Volume: ref.MustName("new-" + name), Snapshot: ref.MustName(name),
+		FS:        driver.None,
+		SizeBytes: childBytes, Links: []engine.Link{{Repo: "r", Manifest: name}}}}
+	receipts[way](&q.ReceiveRequest, base)
 	if q.Golden { // the current one cannot be removed: there is always a newer one
 		_, _ = fmt.Sscanf(name, "n%d", &q.Generation)
 		q.Generation += 10
@@ -91,12 +92,12 @@ func receiveInChild(dir, way, name string, tree bool) error {
 			return err
 		}
 	}
-	_, err = e.Receive(ctx, q)
+	_, err = q.into(ctx, e)
 	return err
 }
 
 // asTree makes a request one of what v@later is.
-func asTree(ctx context.Context, e *engine.Engine, q *engine.ReceiveRequest) error {
+func asTree(ctx context.Context, e *engine.Engine, q *receipt) error {
 	later, err := e.Point(ctx, ref.Ref{Name: "v", At: "later"})
 	if err != nil {
 		return err
@@ -290,7 +291,7 @@ func (k *killed) check(res faulttest.Result) {
 		!slices.Contains(l, engine.Link{Repo: "r", Manifest: k.name, Object: p.ID}) {
 		t.Errorf("links %v, %v", l, err)
 	}
-	k.reset(e, q)
+	k.reset(e, q.ReceiveRequest)
 }
 
 // reset makes the pool as it was.

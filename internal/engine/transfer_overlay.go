@@ -35,7 +35,7 @@ func (r *receive) prepareLower(ctx context.Context) error {
 	if err := r.e.checkUpperKey(ctx, opPull, r.ref, lower.ID); err != nil {
 		return err
 	}
-	_, err := r.e.upperTemplate(ctx, lower.FS, lower.SizeBytes, r.q.Tracker)
+	_, err := r.e.upperTemplate(ctx, lower.FS, lower.SizeBytes)
 	return err
 }
 

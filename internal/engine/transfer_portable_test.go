@@ -36,11 +36,12 @@ func carryPortable(t *testing.T, from, to *engine.Engine, p engine.Point, base, 
 	change func(*engine.ReceiveRequest)) {
 	t.Helper()
 	q := request(p)
-	q.Base, q.Stream, q.Tree = baseThere, bytes.NewReader(portable(t, from, p, base)), true
+	q.Base, q.Tree = baseThere, true
+	content := engine.Content{Stream: bytes.NewReader(portable(t, from, p, base))}
 	if change != nil {
 		change(&q)
 	}
-	if _, err := to.Receive(t.Context(), q); err != nil {
+	if _, err := to.Receive(t.Context(), q, content); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -156,8 +157,7 @@ func damagedStreams(t *testing.T, e *engine.Engine, whole, part []byte, base dri
 				func(err error) bool { return errors.Is(err, mine) },
 			},
 		} {
-			q.Stream = c.r
-			if _, err := e.Receive(t.Context(), q); err == nil || !c.want(err) {
+			if _, err := e.Receive(t.Context(), q, engine.Content{Stream: c.r}); err == nil || !c.want(err) {
 				t.Errorf("%s, %s: %v", name, fault, err)
 			}
 			sameDump(t, name+", "+fault, before, dump(t, e.Dir()))
@@ -181,8 +181,10 @@ func TestTransferZFSPortably(t *testing.T) {
 		b := newPool(t, testfs.Btrfs(t, 512<<20), engine.InitRequest{Driver: btrfs.Name, MinFreePercent: 1})
 		travelPortably(t, a, b)
 		q := request(point(t, b, "g"))
-		q.Volume, q.Generation, q.Stream = ref.MustName("other"), 1, bytes.NewReader(stream(t, b, point(t, b, "g"), ""))
-		if _, err := a.Receive(t.Context(), q); !errs.Is(err, errs.Unsupported) || !strings.Contains(err.Error(), "btrfs") {
+		q.Volume, q.Generation = ref.MustName("other"), 1
+		content := engine.Content{Stream: bytes.NewReader(stream(t, b, point(t, b, "g"), ""))}
+		_, err := a.Receive(t.Context(), q, content)
+		if !errs.Is(err, errs.Unsupported) || !strings.Contains(err.Error(), "btrfs") {
 			t.Errorf("a stream of btrfs into ZFS: %v", err)
 		}
 	})

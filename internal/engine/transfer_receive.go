@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
@@ -52,16 +51,17 @@ type ReceiveRequest struct {
 	// have been removed, and stay for other overlays. "": they are no overlays.
 	Lower driver.ObjectID
 
-	// Exactly one of Image and Stream is set. Image writes the differences from Base; it
-	// may use the Target concurrently until it returns. Stream is the output of
-	// SendStream with the differences from Base, or with Tree that of SendTree.
-	Image  func(ctx context.Context, t Target) error
-	Stream io.Reader
-	Tree   bool
-
-	NeedBytes int64 // about how much Image or Stream will write: refused at once if there is not enough space
+	Tree      bool  // the content is the output of SendTree, not of SendStream
+	NeedBytes int64 // about how much the content will write: refused at once if there is not enough space
 	Links     []Link
-	Tracker   *progress.Tracker
+}
+
+// Content is what Receive stores: exactly one of its fields is set.
+type Content struct {
+	// Image writes the differences from Base. It may use the Target concurrently until it returns.
+	Image func(ctx context.Context, t Target) error
+
+	Stream io.Reader // output of SendStream or SendTree with the differences from Base
 }
 
 // Target is the image that is being made. It can be used concurrently. Ranges outside of
@@ -81,12 +81,12 @@ type Target interface {
 // does not check the content: its provider must know that it is right. Exists, NotFound
 // (Base, or the volume with Update), Invalid (Base is larger, or the request contradicts
 // itself), InUse (with Update: the volume is mounted), NoSpace, Unsupported (FS, Stream, Lower),
-// and the errors of Image or Stream.
-func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
+// and the errors of c.
+func (e *Engine) Receive(ctx context.Context, q ReceiveRequest, c Content) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
-	r := &receive{e: e, q: q}
+	r := &receive{e: e, q: q, content: c}
 	if err := r.checkRequest(); err != nil {
 		return Info{}, err
 	}
@@ -104,7 +104,7 @@ func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
 	}
 
 	if q.Golden {
-		unlock, _, err := e.lockGolden(ctx, q.Volume.String(), q.Tracker)
+		unlock, _, err := e.lockGolden(ctx, q.Volume.String())
 		if err != nil {
 			return Info{}, err
 		}
@@ -130,21 +130,22 @@ func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
 // receive is the state of one Receive. It makes the point first, under the ID of the
 // draft; then the volume, as a clone of the point.
 type receive struct {
-	e      *Engine
-	q      ReceiveRequest
-	kind   driver.Kind
-	ref    string
-	base   catalog.Row     // zero if there is none
-	lower  catalog.Row     // of an overlay
-	from   catalog.Row     // the point that Descends names; zero if there is none
-	point  driver.Identity // the snapshot or generation
-	volume driver.Identity // its ID is "" if no volume is made
-	next   *succession     // of Update of a volume
-	golden catalog.Golden  // before; its numbers are zero if it does not exist yet
-	spare  driver.Identity // the sealed point, if it is sealed
-	draft  driver.Identity // of Tree: the object the stream is applied to, which may become the point itself
-	inside bool            // of Tree: it goes into an image, as this pool holds only images
-	made   []driver.ObjectID
+	e       *Engine
+	q       ReceiveRequest
+	content Content
+	kind    driver.Kind
+	ref     string
+	base    catalog.Row     // zero if there is none
+	lower   catalog.Row     // of an overlay
+	from    catalog.Row     // the point that Descends names; zero if there is none
+	point   driver.Identity // the snapshot or generation
+	volume  driver.Identity // its ID is "" if no volume is made
+	next    *succession     // of Update of a volume
+	golden  catalog.Golden  // before; its numbers are zero if it does not exist yet
+	spare   driver.Identity // the sealed point, if it is sealed
+	draft   driver.Identity // of Tree: the object the stream is applied to, which may become the point itself
+	inside  bool            // of Tree: it goes into an image, as this pool holds only images
+	made    []driver.ObjectID
 }
 
 func (r *receive) checkRequest() error {
@@ -170,9 +171,9 @@ func (r *receive) checkRequest() error {
 		return bad("a golden cannot be an overlay")
 	case q.Update && q.SnapshotOnly:
 		return bad("updating a volume and adding only a snapshot to it cannot be combined")
-	case (q.Image == nil) == (q.Stream == nil):
+	case (r.content.Image == nil) == (r.content.Stream == nil):
 		return bad("the content must come as an image or as a stream")
-	case q.FS.IsImage() != (q.Image != nil):
+	case q.FS.IsImage() != (r.content.Image != nil):
 		return bad("the content does not fit the filesystem %s", q.FS)
 	case q.FS.IsImage() && q.SizeBytes <= 0:
 		return bad("the image size must be greater than 0 (got %d)", q.SizeBytes)
@@ -184,7 +185,7 @@ func (r *receive) checkRequest() error {
 		}
 	}
 
-	if q.Stream != nil {
+	if r.content.Stream != nil {
 		if err := r.checkStream(); err != nil {
 			return err
 		}
@@ -521,12 +522,12 @@ func (r *receive) makePoint(ctx context.Context) error {
 		return r.makeTreeImagePoint(ctx)
 	case q.Tree:
 		return r.makeTreePoint(ctx)
-	case q.Stream != nil:
+	case r.content.Stream != nil:
 		s, err := r.e.streamer(opPull, r.ref)
 		if err != nil {
 			return err
 		}
-		return s.Receive(ctx, r.point, q.Base, q.Stream)
+		return s.Receive(ctx, r.point, q.Base, r.content.Stream)
 	}
 
 	return r.makeImagePoint(ctx)

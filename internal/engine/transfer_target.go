@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/driver"
 
 	"golang.org/x/sys/unix"
@@ -60,7 +61,7 @@ func (r *receive) fillImageFile(ctx context.Context, path string) error {
 
 	defer f.Close()
 	t := &imageTarget{f: f, ref: r.ref, size: r.q.SizeBytes}
-	err = r.q.Image(ctx, t)
+	err = r.content.Image(ctx, t)
 	if err == nil {
 		err = ctx.Err() // Image may have stopped early without an error
 	}
@@ -107,8 +108,8 @@ func (r *receive) sealGeneration(ctx context.Context) (bool, error) {
 
 	sealed := r.point
 	sealed.ID = r.spare.ID
-	q.Tracker.Start("sealing", 0, 0)
-	err = s.Seal(ctx, r.point.ID, sealed, func(done, total int64) { q.Tracker.Set(0, done, total) })
+	progress.From(ctx).Start(progress.Sealing, 0, 0)
+	err = s.Seal(ctx, r.point.ID, sealed, func(done, total int64) { progress.From(ctx).Set(0, done, total) })
 	if errs.Is(err, errs.NoSpace) {
 		return false, nil // others have used the space in the meantime
 	}

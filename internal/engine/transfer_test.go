@@ -178,6 +178,16 @@ func request(p engine.Point) engine.ReceiveRequest {
 	return q
 }
 
+// receipt is what a pool is asked to receive, with its content.
+type receipt struct {
+	engine.ReceiveRequest
+	engine.Content
+}
+
+func (q receipt) into(ctx context.Context, e *engine.Engine) (engine.Info, error) {
+	return e.Receive(ctx, q.ReceiveRequest, q.Content)
+}
+
 // carry moves a point from one pool to another, as the difference to base, which is
 // baseThere there.
 func carry(
@@ -188,13 +198,13 @@ func carry(
 	var c carried
 	q := request(p)
 	q.Base = baseThere
-	q.Image = func(ctx context.Context, target engine.Target) error {
+	image := func(ctx context.Context, target engine.Target) error {
 		return copyImage(ctx, from, p, base, baseThere == "", target, &c)
 	}
 	if change != nil {
 		change(&q)
 	}
-	info, err := to.Receive(t.Context(), q)
+	info, err := to.Receive(t.Context(), q, engine.Content{Image: image})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -307,7 +317,7 @@ func TestTransfer(t *testing.T) {
 			if x, y := list(diff(t, a, "g", "job@one")), list(diff(t, b, "g", "job@one")); x != y || x == "" {
 				t.Errorf("differences here %q, there %q", x, y)
 			}
-			p, err := b.Pool(t.Context(), true)
+			p, err := b.Pool(t.Context(), engine.PoolRequest{Exact: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -568,12 +578,12 @@ func TestReceivedGoldenIsQuickToClone(t *testing.T) {
 		shuffled[i], shuffled[j] = shuffled[j], shuffled[i]
 	})
 	sums := map[string]bool{}
-	for name, q := range map[string]engine.ReceiveRequest{
+	for name, c := range map[string]engine.Content{
 		"in-order":  {Image: fill(pieces, false)},
 		"scattered": {Image: fill(shuffled, true)},
 	} {
-		q.Volume, q.Golden, q.Generation, q.FS, q.SizeBytes = ref.MustName(name), true, 1, driver.None, size
-		info, err := e.Receive(t.Context(), q)
+		q := engine.ReceiveRequest{Volume: ref.MustName(name), Golden: true, Generation: 1, FS: driver.None, SizeBytes: size}
+		info, err := e.Receive(t.Context(), q, c)
 		if err != nil {
 			t.Fatal(err)
 		}

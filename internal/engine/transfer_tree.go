@@ -137,7 +137,7 @@ func (r *receive) makeTreePoint(ctx context.Context) error {
 // fillTree applies the stream to the tree at root, and waits for the disk.
 func (r *receive) fillTree(ctx context.Context, root *os.File) error {
 	o := treestream.ApplyOptions{Diff: r.q.Base != "", Unprivileged: os.Geteuid() != 0}
-	totals, err := treestream.Apply(ctx, r.q.Stream, root, o)
+	totals, err := treestream.Apply(ctx, r.content.Stream, root, o)
 	if err == nil {
 		err = unix.Syncfs(int(root.Fd()))
 	}
@@ -156,7 +156,8 @@ func (r *receive) fillTree(ctx context.Context, root *os.File) error {
 // comes in the portable format, and can be put into an image; otherwise it comes as a native stream that starts with
 // the bytes begin. It changes nothing. Unsupported.
 func (e *Engine) CanReceive(what string, fs driver.FS, tree bool, begin []byte) error {
-	r := &receive{e: e, ref: what, q: ReceiveRequest{FS: fs, Tree: tree, Stream: bytes.NewReader(begin)}}
+	r := &receive{e: e, ref: what, q: ReceiveRequest{FS: fs, Tree: tree},
+		content: Content{Stream: bytes.NewReader(begin)}}
 	if tree {
 		fs = cmp.Or(treeFS(e.caps), fs)
 	}
@@ -181,8 +182,8 @@ func (r *receive) checkStream() error {
 		return nil // every pool can store files
 	}
 
-	in := bufio.NewReaderSize(q.Stream, 64<<10)
-	q.Stream = in
+	in := bufio.NewReaderSize(r.content.Stream, 64<<10)
+	r.content.Stream = in
 	for _, s := range streamsOf {
 		if s.driver == e.caps.Name {
 			continue

@@ -57,7 +57,7 @@ func TestTransferTreesIntoImages(t *testing.T) {
 		}
 	}
 	info, err := b.Show(t.Context(), reference(t, "job"))
-	if err != nil || info.FS != string(driver.Ext4) || info.SharedBytes == 0 {
+	if err != nil || info.FS != driver.Ext4 || info.SharedBytes == 0 {
 		t.Errorf("%+v, %v", info, err)
 	}
 	healthy(t, b)
@@ -71,8 +71,8 @@ func TestTransferTreesIntoImages(t *testing.T) {
 	damagedStreams(t, b, whole, part, point(t, b, "one@one").ID)
 	rawGolden(t, b, "raw", 8<<20)
 	q := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("n"), FS: driver.Native, Tree: true,
-		Stream: bytes.NewReader(part), Base: point(t, b, "raw").ID}
-	if _, err := b.Receive(t.Context(), q); !errs.Is(err, errs.Invalid) {
+		Base: point(t, b, "raw").ID}
+	if _, err := b.Receive(t.Context(), q, engine.Content{Stream: bytes.NewReader(part)}); !errs.Is(err, errs.Invalid) {
 		t.Errorf("over a raw image: %v", err)
 	}
 	healthy(t, b)
@@ -96,9 +96,8 @@ func TestTreeTooLargeForImage(t *testing.T) {
 	}
 
 	before := dump(t, e.Dir())
-	q := engine.ReceiveRequest{Volume: ref.MustName("v"), Snapshot: ref.MustName("s"), FS: driver.Native, Tree: true,
-		Stream: &stream}
-	_, err = e.Receive(t.Context(), q)
+	q := engine.ReceiveRequest{Volume: ref.MustName("v"), Snapshot: ref.MustName("s"), FS: driver.Native, Tree: true}
+	_, err = e.Receive(t.Context(), q, engine.Content{Stream: &stream})
 	if !errs.Is(err, errs.NoSpace) || !strings.Contains(errs.HintOf(err), "plain") {
 		t.Errorf("%v, hint %q", err, errs.HintOf(err))
 	}

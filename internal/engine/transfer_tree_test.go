@@ -41,11 +41,11 @@ func carryTree(
 ) engine.Info {
 	t.Helper()
 	q := request(p)
-	q.Base, q.Stream = baseThere, bytes.NewReader(stream(t, from, p, base))
+	q.Base = baseThere
 	if change != nil {
 		change(&q)
 	}
-	info, err := to.Receive(t.Context(), q)
+	info, err := to.Receive(t.Context(), q, engine.Content{Stream: bytes.NewReader(stream(t, from, p, base))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,8 +129,7 @@ func TestTransferTrees(t *testing.T) {
 				return errors.Is(err, mine)
 			}},
 		} {
-			q.Stream = c.r
-			if _, err := b.Receive(t.Context(), q); err == nil || !c.want(err) {
+			if _, err := b.Receive(t.Context(), q, engine.Content{Stream: c.r}); err == nil || !c.want(err) {
 				t.Errorf("%s, %s: %v", name, fault, err)
 			}
 			sameDump(t, name+", "+fault, before, dump(t, b.Dir()))

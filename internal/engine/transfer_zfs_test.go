@@ -64,7 +64,7 @@ func TestTransferZFS(t *testing.T) {
 			if c.exact != toZFS { // zvols cannot be compared without reading
 				t.Errorf("%+v", c)
 			}
-			before, err := b.Pool(t.Context(), false)
+			before, err := b.Pool(t.Context(), engine.PoolRequest{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -76,7 +76,7 @@ func TestTransferZFS(t *testing.T) {
 				if q.Volume.String() == "v" {
 					q.Volume = ref.MustName("job")
 				}
-				q.Image = func(_ context.Context, to engine.Target) error {
+				image := func(_ context.Context, to engine.Target) error {
 					if err := to.Zero(4096, 1<<20); err != nil {
 						return err
 					}
@@ -85,11 +85,11 @@ func TestTransferZFS(t *testing.T) {
 					}
 					return mine
 				}
-				if _, err := b.Receive(t.Context(), q); !errors.Is(err, mine) {
+				if _, err := b.Receive(t.Context(), q, engine.Content{Image: image}); !errors.Is(err, mine) {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
-			if now, err := b.Pool(t.Context(), false); err != nil || now.Volumes != before.Volumes ||
+			if now, err := b.Pool(t.Context(), engine.PoolRequest{}); err != nil || now.Volumes != before.Volumes ||
 				now.Snapshots != before.Snapshots || now.Generations != before.Generations {
 				t.Errorf("%+v was %+v (%v)", now, before, err)
 			}

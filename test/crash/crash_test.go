@@ -192,7 +192,7 @@ func (w *world) peek() string {
 		b.WriteString(labelled(g.Info) + "\n")
 	}
 
-	volumes, err := e.Volumes(w.t.Context(), false)
+	volumes, err := e.Volumes(w.t.Context(), engine.VolumesRequest{})
 	if err != nil {
 		w.t.Fatal(err)
 	}

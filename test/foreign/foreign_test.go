@@ -100,7 +100,8 @@ func newPool(t *testing.T, dir, driver, src string) *engine.Engine {
 
 	t.Cleanup(func() {
 		e.Close()
-		if _, err := engine.Deinit(context.Background(), engine.DeinitRequest{Dir: q.Dir, Force: true}, drivers); err != nil {
+		q := engine.DeinitRequest{Dir: q.Dir, Force: true}
+		if _, err := engine.Deinit(context.Background(), q, drivers, nil); err != nil {
 			t.Error(err)
 		}
 	})

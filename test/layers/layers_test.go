@@ -265,7 +265,9 @@ var table = map[string]layer{
 	"internal/testing/servertest":         {support: true},
 
 	// Tests of the whole, and tools: they stand above everything.
-	"test/model":    {tests: []string{"internal/engine", "{drivers}"}},
+	"test/model": {tests: []string{"internal/engine", "{drivers}"}},
+	"test/requests": {tests: []string{"internal/driver", "internal/engine", "internal/engine/check",
+		"internal/observe/diagnose", "internal/observe/doctor", "internal/remote/replicate", "internal/source/git"}},
 	"test/crash":    {tests: []string{"internal/bench", "internal/cli", "internal/engine", "{drivers}"}},
 	"test/examples": {},
 	"test/foreign":  {tests: []string{"internal/engine", "{drivers}"}},

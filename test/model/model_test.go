@@ -157,7 +157,7 @@ func TestRandomOperations(t *testing.T) {
 			defer func() {
 				m.e.Close()
 				q := engine.DeinitRequest{Dir: m.dir, Force: true}
-				if _, err := engine.Deinit(context.Background(), q, drivers); err != nil {
+				if _, err := engine.Deinit(context.Background(), q, drivers, nil); err != nil {
 					m.errorf("deinit: %v", err)
 				}
 			}()
@@ -251,10 +251,10 @@ func (m *model) notDone() string {
 
 func (m *model) free() engine.PoolInfo {
 	m.t.Helper()
-	if _, err := m.e.GC(m.t.Context(), false); err != nil {
+	if _, err := m.e.GC(m.t.Context(), engine.GCRequest{}); err != nil {
 		m.fatal(err)
 	}
-	p, err := m.e.Pool(m.t.Context(), false)
+	p, err := m.e.Pool(m.t.Context(), engine.PoolRequest{})
 	if err != nil {
 		m.fatal(err)
 	}
@@ -385,7 +385,7 @@ func (m *model) step() {
 		m.rebase(v, vol)
 	case n < 925:
 		m.note("gc", "")
-		r, err := m.e.GC(ctx, m.r.IntN(4) == 0)
+		r, err := m.e.GC(ctx, engine.GCRequest{Explain: m.r.IntN(4) == 0})
 		m.must(err)
 		if err == nil && (r.Garbage > 0 || len(r.Kept) > 0 || len(r.Missing) > 0) {
 			m.errorf("gc found something: %+v", r)
@@ -418,7 +418,7 @@ func (m *model) step() {
 func (m *model) compare() {
 	m.t.Helper()
 	ctx := m.t.Context()
-	vols, err := m.e.Volumes(ctx, false)
+	vols, err := m.e.Volumes(ctx, engine.VolumesRequest{})
 	m.must(err)
 	var names []string
 	for _, i := range vols {

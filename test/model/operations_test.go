@@ -157,10 +157,10 @@ func (m *model) snapshot(v string, vol *volume) {
 		return
 	}
 	m.must(err)
-	want := "clean"
+	want := driver.Clean
 	if vol.mounted && freeze == engine.FreezeNever {
 		if m.atomic && cmp.Or(m.fs, m.e.Caps().FS[0]).IsImage() {
-			want = "crash"
+			want = driver.Crash
 		}
 	}
 	if info.Consistency != want {
@@ -422,7 +422,7 @@ func (m *model) pin(what string, on bool) error {
 		return err
 	}
 	if on {
-		_, err = m.e.Pin(m.t.Context(), r, []time.Duration{0, time.Hour}[m.r.IntN(2)])
+		_, err = m.e.Pin(m.t.Context(), engine.PinRequest{Ref: r, For: []time.Duration{0, time.Hour}[m.r.IntN(2)]})
 	} else {
 		_, err = m.e.Unpin(m.t.Context(), r)
 	}

@@ -46,8 +46,7 @@ func (m *model) resize(v string, vol *volume) {
 func (m *model) export(v string, vol *volume) {
 	m.note("export", "%s mounted=%v overlay=%v", v, vol.mounted, vol.overlay)
 	var b bytes.Buffer
-	_, err := m.e.Export(m.t.Context(), engine.ExportRequest{From: ref.Ref{Name: v}, File: "-", Stdout: &b,
-		Format: engine.ExportTar})
+	_, err := m.e.ExportStream(m.t.Context(), engine.ExportRequest{From: ref.Ref{Name: v}, Format: engine.ExportTar}, &b)
 	if vol.overlay && vol.mounted && !m.atomic {
 		m.refused(errs.InUse, err)
 		return

@@ -16,7 +16,7 @@ var destroys = regexp.MustCompile(`errs\.Run\("(destroy|deinit|golden rm|remote 
 var mayDestroy = map[string]string{
 	"internal/engine/destroy.go":          "destroy of a golden",
 	"internal/engine/info.go":             "golden rm of a volume, and of the current generation",
-	"internal/engine/init.go":             "deinit of a pool with remotes",
+	"internal/engine/deinit.go":           "deinit of a pool with remotes",
 	"internal/engine/check/inside.go":     "what an earlier repair kept",
 	"internal/remote/replicate/keys.go":   "remote key rm of the pool's own key",
 	"internal/cli/golden_import.go":       "the directory that a golden has replaced, once it is no longer needed",

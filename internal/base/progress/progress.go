@@ -1,19 +1,37 @@
-// Package progress tracks the progress of a long operation. The operation updates the
-// counts from any goroutine, and the front end reads them at any time. A nil *Tracker is
-// valid and counts nothing.
+// Package progress tracks the progress of a long operation, whose context carries the tracker. The operation updates
+// the counts from any goroutine, and the front end reads them at any time. A nil *Tracker is valid and counts nothing.
 package progress
 
 import (
+	"context"
+	"strings"
 	"sync/atomic"
 	"time"
 )
 
+type key struct{}
+
+// With returns a context whose operations report their progress to t, or to nobody if t is nil.
+func With(ctx context.Context, t *Tracker) context.Context { return context.WithValue(ctx, key{}, t) }
+
+// From returns the tracker that a context carries, or nil.
+func From(ctx context.Context) *Tracker {
+	t, _ := ctx.Value(key{}).(*Tracker)
+	return t
+}
+
 // Tracker holds the counts. The zero value is ready to use.
 type Tracker struct {
-	stage                  atomic.Pointer[string]
+	stage                  atomic.Pointer[begun]
 	files, bytes           atomic.Int64
 	totalFiles, totalBytes atomic.Int64
 	stall                  atomic.Pointer[Stall]
+}
+
+// begun is a stage that has begun.
+type begun struct {
+	stage Stage
+	of    string
 }
 
 // Stall describes why an operation makes no progress at the moment.
@@ -25,16 +43,25 @@ type Stall struct {
 
 // State is a snapshot of a Tracker. Totals are 0 while unknown.
 type State struct {
-	Stage      string
-	Files      int64
+	Stage      Stage
+	Of         string // what the stage is about, a reference or a path; "": the whole operation
+	Files      int64  // or what else the stage counts: see [Stage.Unit]
 	Bytes      int64
 	TotalFiles int64
 	TotalBytes int64
 	Stalled    *Stall // nil: not stalled
 }
 
+// Words returns stage and what it is about in English: "pushing web@daily".
+func (s State) Words() string { return strings.TrimSpace(s.Stage.String() + " " + s.Of) }
+
 // Start begins a stage with its totals, 0 if unknown, and resets the counts.
-func (t *Tracker) Start(stage string, totalFiles, totalBytes int64) {
+func (t *Tracker) Start(stage Stage, totalFiles, totalBytes int64) {
+	t.StartOf(stage, "", totalFiles, totalBytes)
+}
+
+// StartOf is Start for a stage that is about something.
+func (t *Tracker) StartOf(stage Stage, of string, totalFiles, totalBytes int64) {
 	if t == nil {
 		return
 	}
@@ -42,7 +69,7 @@ func (t *Tracker) Start(stage string, totalFiles, totalBytes int64) {
 	t.bytes.Store(0)
 	t.totalFiles.Store(totalFiles)
 	t.totalBytes.Store(totalBytes)
-	t.stage.Store(&stage)
+	t.stage.Store(&begun{stage, of})
 }
 
 // Add adds finished files and bytes to the counts.
@@ -99,7 +126,7 @@ func (t *Tracker) State() State {
 	}
 
 	if p := t.stage.Load(); p != nil {
-		s.Stage = *p
+		s.Stage, s.Of = p.stage, p.of
 	}
 
 	return s

@@ -40,6 +40,17 @@ func (n Name) String() string { return n.text }
 // IsZero reports whether n is the zero Name.
 func (n Name) IsZero() bool { return n.text == "" }
 
+// MarshalText returns the written form.
+func (n Name) MarshalText() ([]byte, error) { return []byte(n.text), nil }
+
+// UnmarshalText reads the written form. Invalid.
+func (n *Name) UnmarshalText(b []byte) (err error) {
+	if *n = (Name{}); len(b) > 0 {
+		*n, err = ParseName("name", string(b))
+	}
+	return err
+}
+
 // Required returns an Invalid error for the zero Name.
 func (n Name) Required(op string) error {
 	if n.IsZero() {
@@ -77,6 +88,17 @@ func (r Ref) Generation() (n int, ok bool) {
 // Generation returns the written form of a reference to a generation.
 func Generation(golden string, n int) string { return golden + "@" + strconv.Itoa(n) }
 
+// MarshalText returns the written form; of the zero Ref, nothing.
+func (r Ref) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText reads the written form. Invalid.
+func (r *Ref) UnmarshalText(b []byte) (err error) {
+	if *r = (Ref{}); len(b) > 0 {
+		*r, err = Parse("ref", string(b))
+	}
+	return err
+}
+
 // Pattern names several volumes by a name with the wildcards *, ? and [a-z], or one volume or
 // snapshot by its reference.
 type Pattern struct {
@@ -90,6 +112,17 @@ func (p Pattern) String() string {
 		return p.Glob
 	}
 	return p.Ref.String()
+}
+
+// MarshalText returns the written form; of the zero Pattern, nothing.
+func (p Pattern) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText reads the written form. Invalid.
+func (p *Pattern) UnmarshalText(b []byte) (err error) {
+	if *p = (Pattern{}); len(b) > 0 {
+		*p, err = ParsePattern("ref", string(b))
+	}
+	return err
 }
 
 // ParsePattern parses a reference, or a name with wildcards. Invalid.

@@ -31,6 +31,23 @@ func Collect(ctx context.Context, l *List) context.Context {
 	return context.WithValue(ctx, key{}, l)
 }
 
+type listener struct{}
+
+// Listen returns a context in which tell is called with what is worth knowing before work goes on. It may be called
+// concurrently.
+func Listen(ctx context.Context, tell func(text string)) context.Context {
+	return context.WithValue(ctx, listener{}, tell)
+}
+
+// Tell passes on what is worth knowing before work goes on. It reports whether somebody listens.
+func Tell(ctx context.Context, text string) bool {
+	tell, ok := ctx.Value(listener{}).(func(text string))
+	if ok {
+		tell(text)
+	}
+	return ok
+}
+
 // Add adds a warning. Of several warnings with the same format, only the first is shown in full: on a full disk,
 // everything fails in the same way.
 func Add(ctx context.Context, format string, args ...any) {

@@ -85,9 +85,8 @@ type Report struct {
 
 // Request says what to check.
 type Request struct {
-	Refs    []ref.Ref // whose inner filesystems are checked; nil: all
-	Repair  bool
-	Tracker *progress.Tracker
+	Refs   []ref.Ref // whose inner filesystems are checked; nil: all
+	Repair bool
 }
 
 // Pool is an open pool to check.
@@ -109,7 +108,7 @@ type Verbs interface {
 	Sweep(ctx context.Context) (removed int, err error)
 
 	// LockGolden keeps others from building the same golden.
-	LockGolden(ctx context.Context, name string, t *progress.Tracker) (unlock func(), err error)
+	LockGolden(ctx context.Context, name string) (unlock func(), err error)
 
 	// WriteIdentity makes the pool know an identity.
 	WriteIdentity(ctx context.Context, id driver.Identity) error
@@ -213,7 +212,7 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 	defer unlock()
 
 	// Check the catalogue itself.
-	c.q.Tracker.Start("checking the catalogue", 0, 0)
+	progress.From(ctx).Start(progress.CheckingCatalogue, 0, 0)
 	bad, err := c.Catalog.Check(ctx)
 	if err != nil {
 		return false, err
@@ -245,7 +244,7 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 	}
 
 	// Compare, and repair, until nothing new is found.
-	c.q.Tracker.Start("comparing the pool with the catalogue", 0, 0)
+	progress.From(ctx).Start(progress.ComparingWithCatalogue, 0, 0)
 	for range passes {
 		found, err := c.compareTwice(ctx)
 		if errs.Is(err, errs.Damaged) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 	"pando/internal/linux/kernel"
@@ -50,7 +51,7 @@ func (c *fsck) checkInside(ctx context.Context) error {
 
 	for _, row := range rows {
 		if f, ok := byRef[string(row.ID)]; ok {
-			c.q.Tracker.Start("repairing "+f.Ref, 0, 0)
+			progress.From(ctx).StartOf(progress.Repairing, f.Ref, 0, 0)
 			c.addFindings(ctx, []Finding{f})
 		}
 	}

@@ -289,7 +289,7 @@ func (c *fsck) fixOrphan(ctx context.Context, r catalog.Row) (string, error) {
 
 // fixGolden makes the row of a golden match its generations.
 func (c *fsck) fixGolden(ctx context.Context, v *poolView, name string) (string, error) {
-	unlock, err := c.Verbs.LockGolden(ctx, name, c.q.Tracker)
+	unlock, err := c.Verbs.LockGolden(ctx, name)
 	if err != nil {
 		return "", err
 	}

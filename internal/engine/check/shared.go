@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"pando/internal/base/progress"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 
@@ -35,7 +36,7 @@ func (c *fsck) checkImages(
 		return nil, err
 	}
 
-	c.q.Tracker.Start("checking filesystems", int64(len(images)), 0)
+	progress.From(ctx).Start(progress.CheckingFilesystems, int64(len(images)), 0)
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(fsckWorkers)
 	for _, group := range groups {
@@ -54,7 +55,7 @@ func (k *imageCheck) groupByAddress(ctx context.Context, images []catalog.Row) (
 		return nil, err
 	}
 
-	k.q.Tracker.Start("comparing extents", int64(len(images)), 0)
+	progress.From(ctx).Start(progress.ComparingExtents, int64(len(images)), 0)
 	var out [][]catalog.Row
 	at := map[contentKey]int{} // in out
 	for _, row := range images {
@@ -62,7 +63,7 @@ func (k *imageCheck) groupByAddress(ctx context.Context, images []catalog.Row) (
 			return nil, err
 		}
 
-		k.q.Tracker.Add(1, 0)
+		progress.From(ctx).Add(1, 0)
 		address := ""
 		if can && !inUse[row.ID] {
 			address, _ = a.Address(ctx, row.ID) // its own check says what is wrong
@@ -158,7 +159,7 @@ func (k *imageCheck) checkOne(ctx context.Context, row catalog.Row) error {
 	if err != nil {
 		return err
 	}
-	k.addResult(f, func(n *Counts) {
+	k.addResult(ctx, f, func(n *Counts) {
 		if checked {
 			n.Images++
 		}
@@ -192,7 +193,7 @@ func (k *imageCheck) checkShared(
 		return nil, false, err
 	}
 
-	k.addResult(k.filesystemFinding(first, name, v), func(n *Counts) { n.Images++ })
+	k.addResult(ctx, k.filesystemFinding(first, name, v), func(n *Counts) { n.Images++ })
 
 	for _, row := range others {
 		if err := ctx.Err(); err != nil {
@@ -206,7 +207,7 @@ func (k *imageCheck) checkShared(
 			rest = append(rest, row)
 			continue
 		}
-		k.addResult(k.filesystemFinding(row, k.names[row.ID], v), func(n *Counts) { n.Shared++ })
+		k.addResult(ctx, k.filesystemFinding(row, k.names[row.ID], v), func(n *Counts) { n.Shared++ })
 	}
 
 	return rest, true, nil
@@ -236,10 +237,10 @@ func (k *imageCheck) checkReference(
 }
 
 // addResult adds the result for one image to the report.
-func (k *imageCheck) addResult(f *Finding, count func(*Counts)) {
+func (k *imageCheck) addResult(ctx context.Context, f *Finding, count func(*Counts)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.q.Tracker.Add(1, 0)
+	progress.From(ctx).Add(1, 0)
 	count(&k.report.Checked)
 	if f != nil {
 		k.found = append(k.found, f)

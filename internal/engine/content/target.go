@@ -131,6 +131,18 @@ func (acc *Access) inspectTarget(op, given string, t *Target) error {
 	return nil
 }
 
+// CheckIs makes sure that the target is a directory that is open, and no other. Conflict.
+func (t Target) CheckIs(dir *os.File) error {
+	at, err := mountpoint.FileInode(dir)
+	if err != nil {
+		return errs.Wrap("mount", t.Path, err)
+	}
+	if !t.Own || t.Made || t.At != at {
+		return MovedError(t.Path)
+	}
+	return nil
+}
+
 // CheckOutside makes sure that a path is neither in the pool nor above it. Invalid.
 func (acc *Access) CheckOutside(op, abs string) error {
 	dir, err := filepath.EvalSymlinks(acc.pool.Dir)

@@ -30,8 +30,6 @@ type Request struct {
 	Path   string
 	Volume string        // the name the user gave, if any: for the report
 	For    time.Duration // how long to watch; 0: 30 s
-	// Tracker receives the progress; may be nil.
-	Tracker *progress.Tracker
 }
 
 // Report is the result. Times are in seconds, sizes in bytes, shares from 0 to 1. Its JSON
@@ -225,7 +223,7 @@ func Watch(ctx context.Context, q Request) (*Report, error) {
 		q.For = 30 * time.Second
 	}
 
-	q.Tracker.Start("finding the layers below "+q.Path, 0, 0)
+	progress.From(ctx).StartOf(progress.FindingLayers, q.Path, 0, 0)
 	s, err := stack.Of(ctx, q.Path)
 	if err != nil {
 		return nil, err
@@ -342,10 +340,9 @@ func (w *watch) run(ctx context.Context) {
 	defer tick.Stop()
 	begin := time.Now()
 	end := begin.Add(w.q.For)
-	total := int64(w.q.For / time.Second)
+	progress.From(ctx).StartOf(progress.Watching, w.stack.Path, int64(w.q.For/time.Second), 0)
 	for {
-		w.q.Tracker.Start(fmt.Sprintf("watching %s, %d of %d s", w.stack.Path, int64(time.Since(begin)/time.Second), total),
-			0, 0)
+		progress.From(ctx).Set(int64(time.Since(begin)/time.Second), 0, 0)
 		select {
 		case <-ctx.Done():
 			w.report.Interrupted = true

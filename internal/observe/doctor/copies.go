@@ -77,7 +77,7 @@ func wilson(k, n float64) (low, high float64) {
 }
 
 // findCopies looks for copies in the datasets with dedup, or in all if none has it any more, for at most limit.
-func (f *Facts) findCopies(ctx context.Context, limit time.Duration, tracker *progress.Tracker) (*Copies, error) {
+func (f *Facts) findCopies(ctx context.Context, limit time.Duration) (*Copies, error) {
 	began := time.Now()
 	part := func(share float64) time.Time {
 		return began.Add(time.Duration(share * float64(limit)))
@@ -89,23 +89,23 @@ func (f *Facts) findCopies(ctx context.Context, limit time.Duration, tracker *pr
 	}
 
 	// Compare volumes first: that is quick, and its share of the time is bounded.
-	tracker.Start("comparing volumes", 0, 0)
+	progress.From(ctx).Start(progress.ComparingVolumes, 0, 0)
 	if err := c.compareVolumes(ctx, candidates, part(0.25)); err != nil {
 		return nil, err
 	}
 
 	// Compare trees of files.
 	t := newTrees(c)
-	t.tracker = tracker
+	t.tracker = progress.From(ctx)
 	defer t.close()
 
 	t.openPlaces(candidates, part(0.3))
-	tracker.Start("listing directories", 0, 0)
+	progress.From(ctx).Start(progress.ListingDirectories, 0, 0)
 	if err := t.listDirectories(ctx, part(0.5)); err != nil {
 		return nil, err
 	}
 
-	tracker.Start("comparing trees", 0, 0)
+	progress.From(ctx).Start(progress.ComparingTrees, 0, 0)
 	if err := t.comparePairs(ctx, part(0.85)); err != nil {
 		return nil, err
 	}

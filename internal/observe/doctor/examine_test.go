@@ -22,7 +22,7 @@ import (
 // TestPoolCheck: a pool that can be read, that is damaged, that is only not mounted.
 func TestPoolCheck(t *testing.T) {
 	pool := &PoolFacts{Dir: "/a pool", Driver: "reflink"}
-	q := &HostRequest{Pool: pool}
+	q := &host{Pool: pool}
 	if r := checkNow(t, poolCheck, q); len(r.Findings) > 0 {
 		t.Errorf("%+v", r)
 	}
@@ -37,14 +37,14 @@ func TestPoolCheck(t *testing.T) {
 		t.Errorf("%q %s", s, text)
 	}
 	var c Report
-	if err := poolCheck(t.Context(), &HostRequest{}, &c); !errs.Is(err, errs.Unsupported) {
+	if err := poolCheck(t.Context(), &host{}, &c); !errs.Is(err, errs.Unsupported) {
 		t.Errorf("no pool: %v", err)
 	}
 }
 
 // TestExamine: checks are done by name, in order, and the worst is the worst.
 func TestExamine(t *testing.T) {
-	e, err := Examine(t.Context(), HostRequest{Only: []string{"clock", "pool", "programs"}})
+	e, err := Examine(t.Context(), HostRequest{Only: []string{"clock", "pool", "programs"}}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,12 +59,13 @@ func TestExamine(t *testing.T) {
 	if !slices.Equal(names, []string{"pool", "programs", "clock"}) || e.Checks[0].Status != Skipped || e.Worst != worst {
 		t.Errorf("%v, worst %s: %+v", names, e.Worst, e)
 	}
-	if _, err := Examine(t.Context(), HostRequest{Only: []string{"clok"}}); !errs.Is(err, errs.Invalid) {
+	if _, err := Examine(t.Context(), HostRequest{Only: []string{"clok"}}, nil, nil); !errs.Is(err, errs.Invalid) {
 		t.Errorf("an unknown check: %v", err)
 	}
 	done, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Examine(done, HostRequest{}); !errs.Is(err, errs.Canceled) && !errors.Is(err, context.Canceled) {
+	_, err = Examine(done, HostRequest{}, nil, nil)
+	if !errs.Is(err, errs.Canceled) && !errors.Is(err, context.Canceled) {
 		t.Errorf("interrupted: %v", err)
 	}
 	seen := map[string]bool{}
@@ -142,7 +143,7 @@ func init() {
 		for _, c := range kernelChecks() {
 			names = append(names, c.name)
 		}
-		e, err := Examine(ctx, HostRequest{Only: names})
+		e, err := Examine(ctx, HostRequest{Only: names}, nil, nil)
 		if err != nil {
 			return err
 		}
@@ -160,7 +161,7 @@ func init() {
 		c := Report{Measured: []Figure{}, Findings: []Finding{}}
 		ctx, stop := testContext()
 		defer stop()
-		if err := limitsCheck(0.8)(ctx, &HostRequest{Pool: &PoolFacts{Driver: "reflink"}}, &c); err != nil {
+		if err := limitsCheck(0.8)(ctx, &host{Pool: &PoolFacts{Driver: "reflink"}}, &c); err != nil {
 			return err
 		}
 		b, err := json.Marshal(c)
@@ -199,7 +200,7 @@ func init() {
 		c := Report{Measured: []Figure{}, Findings: []Finding{}}
 		ctx, stop := testContext()
 		defer stop()
-		if err := loopLeaks(ctx, &HostRequest{}, &c); err != nil {
+		if err := loopLeaks(ctx, &host{}, &c); err != nil {
 			return err
 		}
 		b, err := json.Marshal(c)
@@ -218,21 +219,22 @@ func TestHangingCheck(t *testing.T) { synctest.Test(t, testHangingCheck) }
 func testHangingCheck(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)
-	hangs := check{name: "hangs", run: func(_ context.Context, _ *HostRequest, c *Report) error {
+	hangs := check{name: "hangs", run: func(_ context.Context, _ *host, c *Report) error {
 		c.Summary = "never told"
 		<-release
 		return nil
 	}}
-	r, err := hangs.runLimited(t.Context(), &HostRequest{PatienceEach: time.Millisecond}, Report{Check: "hangs"})
+	q := &host{HostRequest: HostRequest{PatienceEach: time.Millisecond}}
+	r, err := hangs.runLimited(t.Context(), q, Report{Check: "hangs"})
 	if !errs.Is(err, errs.Unsupported) || r.Check != "hangs" || r.Summary != "" {
 		t.Errorf("%+v, %v", r, err)
 	}
-	slow := check{name: "slow", run: func(ctx context.Context, _ *HostRequest, c *Report) error {
+	slow := check{name: "slow", run: func(ctx context.Context, _ *host, c *Report) error {
 		<-ctx.Done()
 		c.Summary = "some of it"
 		return ctx.Err()
 	}}
-	r, err = slow.runLimited(t.Context(), &HostRequest{PatienceEach: time.Millisecond}, Report{Check: "slow"})
+	r, err = slow.runLimited(t.Context(), q, Report{Check: "slow"})
 	if !errors.Is(err, context.DeadlineExceeded) || r.Summary != "some of it" {
 		t.Errorf("%+v, %v", r, err)
 	}

@@ -34,7 +34,7 @@ type goldenExtents struct {
 }
 
 // checkFragmentation finds goldens that are slow to clone, because their images have many extents.
-func checkFragmentation(ctx context.Context, q *HostRequest, c *Report) error {
+func checkFragmentation(ctx context.Context, q *host, c *Report) error {
 	if q.Pool == nil {
 		return skip("this host has no Pando pool")
 	}

@@ -15,24 +15,25 @@ import (
 type HostRequest struct {
 	// Only holds the names of the checks to run; nil runs all.
 	Only []string
-	// Pool describes Pando's pool on this host; nil if it has none, which is not a finding.
-	Pool *PoolFacts
 	// PatienceEach limits the time of each check; 0 means 20 s. A check that takes longer keeps its findings so far,
 	// unless it hangs.
 	PatienceEach time.Duration
-	// Words renders hints of errors that findings repeat; nil renders them in neutral words.
-	Words   errs.Renderer
-	Tracker *progress.Tracker
-
-	looked func() // for tests: called after each look at the loop devices
 }
 
-// renderer returns Words, or its default.
-func (q *HostRequest) renderer() errs.Renderer {
-	if q.Words == nil {
+// host is what is examined, and how.
+type host struct {
+	HostRequest
+	Pool   *PoolFacts    // nil: it has none, which is not a finding
+	words  errs.Renderer // renders hints of errors that findings repeat; nil: in neutral words
+	looked func()        // for tests: called after each look at the loop devices
+}
+
+// renderer returns words, or its default.
+func (q *host) renderer() errs.Renderer {
+	if q.words == nil {
 		return errs.Neutral{}
 	}
-	return q.Words
+	return q.words
 }
 
 // PoolFacts describes a pool for the checks, because this package does not know pools.
@@ -78,7 +79,7 @@ type Examination struct {
 type check struct {
 	name  string // "flushes"
 	title string // "filesystems and pools that do not pass syncs on"
-	run   func(context.Context, *HostRequest, *Report) error
+	run   func(context.Context, *host, *Report) error
 }
 
 // skip returns the error of a check that does not apply to this host or cannot run, with the reason for people.
@@ -105,7 +106,7 @@ const graceEach = 3 * time.Second
 
 // runLimited runs one check for at most q.PatienceEach, and the time it needs to notice. A check of something that
 // hangs in the kernel can hang, too, and cannot be stopped: runLimited abandons it and returns the report empty.
-func (c check) runLimited(ctx context.Context, q *HostRequest, empty Report) (Report, error) {
+func (c check) runLimited(ctx context.Context, q *host, empty Report) (Report, error) {
 	mine, cancel := context.WithTimeout(ctx, q.PatienceEach)
 	defer cancel()
 
@@ -134,10 +135,15 @@ func (c check) runLimited(ctx context.Context, q *HostRequest, empty Report) (Re
 	}
 }
 
-// Examine runs the checks, one after the other; they change nothing.
+// Examine runs the checks, one after the other; they change nothing. They look at Pando's pool on this host, too; nil
+// means that it has none. words renders hints of errors that findings repeat; nil renders them in neutral words.
 // A check that fails is reported as skipped with its reason; Examine itself fails only
 // for an unknown name (Invalid) or when ctx ends (Canceled).
-func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
+func Examine(
+	ctx context.Context, request HostRequest, pool *PoolFacts, words errs.Renderer,
+) (*Examination, error) {
+	q := host{HostRequest: request, Pool: pool, words: words}
+
 	// Validate the request.
 	all := checks()
 	for _, name := range q.Only {
@@ -158,7 +164,7 @@ func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
 			continue
 		}
 
-		q.Tracker.Start("checking for "+c.title, 0, 0)
+		progress.From(ctx).StartOf(progress.CheckingFor, c.title, 0, 0)
 		r := Report{Check: c.name, Title: c.title, Status: OK, Measured: []Figure{}, Findings: []Finding{}}
 		start := time.Now()
 		r, err := c.runLimited(ctx, &q, r)

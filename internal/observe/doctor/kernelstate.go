@@ -33,7 +33,7 @@ func kernelChecks() []check {
 }
 
 // poolCheck reports a pool whose catalogue cannot be read, and so why other checks know nothing about it.
-func poolCheck(_ context.Context, q *HostRequest, c *Report) error {
+func poolCheck(_ context.Context, q *host, c *Report) error {
 	if q.Pool == nil {
 		return skip("this host has no pool")
 	}

@@ -56,7 +56,7 @@ const whyClock = "Stores of remotes refuse requests whose time differs from thei
 	"15), certificates seem not yet valid or expired, and volumes with a time to live expire too early or too late."
 
 // clockCheck reports a clock that is wrong or not synchronised.
-func clockCheck(_ context.Context, _ *HostRequest, c *Report) error {
+func clockCheck(_ context.Context, _ *host, c *Report) error {
 	s := readClock()
 	s.report(c)
 	return nil

@@ -148,7 +148,7 @@ const whyBuffered = "Data read through the device is cached twice, by the filesy
 	"once, so a sync through the device waits for data that is not its own."
 
 // loopDirectIO finds loop devices that use the page cache of their files' filesystems although they need not.
-func loopDirectIO(ctx context.Context, q *HostRequest, c *Report) error {
+func loopDirectIO(ctx context.Context, q *host, c *Report) error {
 	loops, err := loopDevices()
 	if err != nil {
 		return err
@@ -419,7 +419,7 @@ func (l loopDevice) inPool(p *PoolFacts) (inside bool, name string) {
 
 // loopLeaks finds unused loop devices. It looks until two looks in a row agree, because devices come and go between
 // reading one list and the next, and programs that list devices have each of them open for a moment.
-func loopLeaks(ctx context.Context, q *HostRequest, c *Report) error {
+func loopLeaks(ctx context.Context, q *host, c *Report) error {
 	if !isRoot() {
 		return notRoot("finding the users of a loop device")
 	}
@@ -448,7 +448,7 @@ func loopLeaks(ctx context.Context, q *HostRequest, c *Report) error {
 
 // findLoopLeaks looks once. opened reports whether some device counts as used only because a process had it open at
 // that moment.
-func findLoopLeaks(ctx context.Context, q *HostRequest, c *Report) (opened bool, err error) {
+func findLoopLeaks(ctx context.Context, q *host, c *Report) (opened bool, err error) {
 	loops, err := loopDevices()
 	if err != nil {
 		return false, err

@@ -36,8 +36,8 @@ func writeRate(d blockdev.Device) float64 {
 }
 
 // dirtyCheck returns a check of dirty data, of the pressure on disks and memory, and of swap space.
-func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Report) error {
-	return func(ctx context.Context, _ *HostRequest, c *Report) error {
+func dirtyCheck(t dirtyThresholds) func(context.Context, *host, *Report) error {
+	return func(ctx context.Context, _ *host, c *Report) error {
 		// Read the thresholds of writeback and the amount of dirty data.
 		page := int64(os.Getpagesize())
 		threshold := readTable("/proc/vmstat", "nr_dirty_threshold", 1) * page

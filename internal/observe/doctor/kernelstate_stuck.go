@@ -80,8 +80,8 @@ func readlink(path string) string {
 }
 
 // stuckCheck returns a check for tasks that hang for at least pause, for failed filesystems and for errors of devices.
-func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Report) error {
-	return func(ctx context.Context, _ *HostRequest, c *Report) error {
+func stuckCheck(pause time.Duration) func(context.Context, *host, *Report) error {
+	return func(ctx context.Context, _ *host, c *Report) error {
 		first := waitingTasks()
 		start := time.Now()
 

@@ -137,10 +137,10 @@ type toldFigure struct {
 }
 
 // checkNow does one check and tells its result as JSON does.
-func checkNow(t *testing.T, check func(context.Context, *HostRequest, *Report) error, q *HostRequest) told {
+func checkNow(t *testing.T, check func(context.Context, *host, *Report) error, q *host) told {
 	t.Helper()
 	if q == nil {
-		q = &HostRequest{}
+		q = &host{}
 	}
 	c := Report{Measured: []Figure{}, Findings: []Finding{}}
 	if err := check(t.Context(), q, &c); err != nil {
@@ -318,7 +318,7 @@ func TestLoopLeaks(t *testing.T) {
 	}
 	e, _ := mount.At(used, elsewhere)
 
-	r := checkNow(t, loopLeaks, &HostRequest{Pool: pool})
+	r := checkNow(t, loopLeaks, &host{Pool: pool})
 	for _, want := range []struct {
 		device, code string
 		severity     Severity
@@ -337,7 +337,7 @@ func TestLoopLeaks(t *testing.T) {
 	}
 	// While commands are at work, what is not recorded yet may be theirs.
 	pool.Working = 1
-	if s, _ := checkNow(t, loopLeaks, &HostRequest{Pool: pool}).about("loop-lost", lost); s != Note {
+	if s, _ := checkNow(t, loopLeaks, &host{Pool: pool}).about("loop-lost", lost); s != Note {
 		t.Errorf("while commands are at work: %q", s)
 	}
 	pool.Working = 0
@@ -346,7 +346,7 @@ func TestLoopLeaks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r = checkNow(t, loopLeaks, &HostRequest{Pool: pool})
+	r = checkNow(t, loopLeaks, &host{Pool: pool})
 	for _, d := range []string{idle, lost} {
 		if s, text := r.about("", d); s != "" && strings.Contains(text, dir) {
 			t.Errorf("detached: %s", text)
@@ -367,7 +367,7 @@ func TestLoopLeaksOpenForAMoment(t *testing.T) {
 
 	for _, look := range []int{1, 2} {
 		looks := 0
-		r := checkNow(t, loopLeaks, &HostRequest{looked: func() {
+		r := checkNow(t, loopLeaks, &host{looked: func() {
 			if looks++; looks == look {
 				f.Close()
 			}

@@ -42,8 +42,8 @@ func sysctl(name string) (int64, bool) {
 }
 
 // limitsCheck returns a check for limits of which more than share (0 to 1) is in use.
-func limitsCheck(share float64) func(context.Context, *HostRequest, *Report) error {
-	return func(ctx context.Context, q *HostRequest, c *Report) error {
+func limitsCheck(share float64) func(context.Context, *host, *Report) error {
+	return func(ctx context.Context, q *host, c *Report) error {
 		// Collect the limits.
 		all := systemLimits()
 		per, unseen, err := processLimits(ctx)
@@ -317,7 +317,7 @@ func mappings(base string) int64 {
 
 // loopNodes finds loop devices without a file in /dev, and reports whether more can be created. A finding is a warning
 // if the pool needs loop devices.
-func loopNodes(q *HostRequest, c *Report) {
+func loopNodes(q *host, c *Report) {
 	needed := q.Pool != nil && (q.Pool.Loop || q.Pool.Driver == "reflink")
 	severity := Note
 	if needed {

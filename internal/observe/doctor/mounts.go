@@ -23,7 +23,7 @@ const maxNamed = 20
 
 // mountLeaks finds mounts that keep stray objects of the pool or deleted images in use, and mount namespaces without
 // processes.
-func mountLeaks(ctx context.Context, q *HostRequest, c *Report) error {
+func mountLeaks(ctx context.Context, q *host, c *Report) error {
 	if !isRoot() {
 		return notRoot("looking into mount namespaces")
 	}
@@ -357,8 +357,8 @@ const whyMounts = "Each container, sandbox and `unshare -m` copies all mounts of
 	"of mounts, jobs became ten times slower."
 
 // mountCount returns a check that counts the mounts of all namespaces and measures what they cost.
-func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Report) error {
-	return func(ctx context.Context, _ *HostRequest, c *Report) error {
+func mountCount(t mountThresholds) func(context.Context, *host, *Report) error {
+	return func(ctx context.Context, _ *host, c *Report) error {
 		// Read the mount tables. Without root, that of this process is still readable.
 		spaces, missed, err := namespaces(ctx)
 		if ctx.Err() != nil {

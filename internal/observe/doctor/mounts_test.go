@@ -65,7 +65,7 @@ func TestMountLeaks(t *testing.T) {
 	child := startRole(t, "mount", inOwnMounts, lostDevice, lost)
 	knownChild := startRole(t, "mount", inOwnMounts, knownDevice, known)
 	goneChild := startRole(t, "mount", inOwnMounts, goneDevice, gone)
-	q := &HostRequest{Pool: pool}
+	q := &host{Pool: pool}
 
 	r := checkNow(t, mountLeaks, q)
 	s, text := r.about("mount-lost", lost)
@@ -129,7 +129,7 @@ func TestMountLeakOfTree(t *testing.T) {
 	}
 	lost, known := bind("LOST"), bind("KNOWN")
 	pool.Mounts = map[string]string{known: "v"}
-	r := checkNow(t, mountLeaks, &HostRequest{Pool: pool})
+	r := checkNow(t, mountLeaks, &host{Pool: pool})
 	if s, text := r.about("mount-lost", lost); s != Warning || !strings.Contains(text, "umount "+lost) {
 		t.Errorf("lost: %q %s", s, text)
 	}
@@ -139,7 +139,7 @@ func TestMountLeakOfTree(t *testing.T) {
 	if err := mount.Unmount(lost); err != nil {
 		t.Fatal(err)
 	}
-	if s, text := checkNow(t, mountLeaks, &HostRequest{Pool: pool}).about("", lost); s != "" {
+	if s, text := checkNow(t, mountLeaks, &host{Pool: pool}).about("", lost); s != "" {
 		t.Errorf("unmounted: %s", text)
 	}
 }
@@ -295,7 +295,7 @@ func init() {
 		c := Report{Measured: []Figure{}, Findings: []Finding{}}
 		ctx, stop := testContext()
 		defer stop()
-		if err := check.run(ctx, &HostRequest{}, &c); err != nil {
+		if err := check.run(ctx, &host{}, &c); err != nil {
 			return err
 		}
 		b, err := json.Marshal(c)

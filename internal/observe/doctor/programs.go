@@ -153,7 +153,7 @@ type missing struct {
 }
 
 // programsCheck looks for programs and kernel features that the pool requires or that some commands use.
-func programsCheck(_ context.Context, q *HostRequest, c *Report) error {
+func programsCheck(_ context.Context, q *host, c *Report) error {
 	fam, pretty := distribution(osRelease())
 	found := c.findMissingPrograms(q.Pool, fam)
 	have, all := c.findMissingFeatures(q.Pool)

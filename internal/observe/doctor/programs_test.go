@@ -41,7 +41,7 @@ func TestProgramsMissing(t *testing.T) {
 		}
 	}
 	r := checkNow(t, programsCheck,
-		&HostRequest{Pool: &PoolFacts{Dir: "/pool", Driver: "reflink", Data: testfs.XFS(t, 1)}})
+		&host{Pool: &PoolFacts{Dir: "/pool", Driver: "reflink", Data: testfs.XFS(t, 1)}})
 	if s, text := r.about("programs-needed", ""); s != "" {
 		t.Errorf("here: %s", text)
 	}
@@ -62,7 +62,7 @@ func TestFeaturesMissing(t *testing.T) {
 		want bool
 	}{{testfs.Ext4(t, 16<<20), false}, {testfs.Tmpfs(t, 1<<20), false}, {testfs.XFS(t, 1), true}, {testfs.Btrfs(t, 1),
 		true}} {
-		q := &HostRequest{Pool: &PoolFacts{Dir: c.dir, Driver: "reflink", Data: c.dir}}
+		q := &host{Pool: &PoolFacts{Dir: c.dir, Driver: "reflink", Data: c.dir}}
 		s, text := checkNow(t, programsCheck, q).about("features-needed", c.dir)
 		if (s == "") != c.want {
 			t.Errorf("%s: %q %s", c.dir, s, text)
@@ -122,7 +122,7 @@ func init() {
 			}
 		}
 		os.Setenv("PATH", filepath.Join(empty, "none"))
-		q := &HostRequest{}
+		q := &host{}
 		if args[0] != "" {
 			q.Pool = &PoolFacts{Dir: empty, Driver: args[0], Loop: args[0] == "reflink", Data: empty}
 		}

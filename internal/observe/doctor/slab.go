@@ -129,8 +129,8 @@ func sumSlabs(caches []kernel.SlabCache) slabUsage {
 }
 
 // slabCheck returns a check of the kernel memory that holds inodes and names of files.
-func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Report) error {
-	return func(_ context.Context, _ *HostRequest, c *Report) error {
+func slabCheck(t slabThresholds) func(context.Context, *host, *Report) error {
+	return func(_ context.Context, _ *host, c *Report) error {
 		mem, err := kernel.ReadMemory()
 		if err != nil || mem.Total == 0 {
 			return skip("/proc/meminfo cannot be read")

@@ -28,7 +28,7 @@ const smallPartition = 8 << 20
 
 // checkAlignment finds partitions, filesystems and zpools whose blocks do not match those of their disks. A disk must
 // read a block before it can write a part of it.
-func checkAlignment(ctx context.Context, _ *HostRequest, c *Report) error {
+func checkAlignment(ctx context.Context, _ *host, c *Report) error {
 	devices, err := blockdev.List()
 	if err != nil {
 		return err

@@ -106,7 +106,7 @@ func (c *Report) eachBtrfs(ctx context.Context, one func(btrfsFS)) error {
 }
 
 // checkBtrfsMetadata finds btrfs that will soon fail with "no space" although df shows free space.
-func checkBtrfsMetadata(ctx context.Context, _ *HostRequest, c *Report) error {
+func checkBtrfsMetadata(ctx context.Context, _ *host, c *Report) error {
 	return c.eachBtrfs(ctx, c.findFullMetadata)
 }
 
@@ -262,7 +262,7 @@ func (b btrfsFS) unallocatedOf() (n int64, ok bool) {
 }
 
 // checkBtrfsQgroups finds btrfs with quotas and many subvolumes.
-func checkBtrfsQgroups(ctx context.Context, _ *HostRequest, c *Report) error {
+func checkBtrfsQgroups(ctx context.Context, _ *host, c *Report) error {
 	return c.eachBtrfs(ctx, c.findManyQgroups)
 }
 

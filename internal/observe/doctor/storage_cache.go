@@ -12,7 +12,7 @@ import (
 )
 
 // checkWriteCache finds caches that are never flushed, and disks in memory.
-func checkWriteCache(ctx context.Context, q *HostRequest, c *Report) error {
+func checkWriteCache(ctx context.Context, q *host, c *Report) error {
 	devices, err := blockdev.List()
 	if err != nil {
 		return err

@@ -14,7 +14,7 @@ import (
 var deduplicators = []string{"bees", "beesd", "duperemove", "dduper"}
 
 // checkDedup finds dedup tables that cost much, and deduplicating programs.
-func checkDedup(ctx context.Context, _ *HostRequest, c *Report) error {
+func checkDedup(ctx context.Context, _ *host, c *Report) error {
 	// Dedup tables: only what their memory costs; `pando doctor --zfs` reports the rest.
 	pools, why := zpools(ctx)
 	for _, p := range pools {

@@ -19,7 +19,7 @@ type heat struct {
 }
 
 // checkHeat finds disks that are so hot that they slow down.
-func checkHeat(_ context.Context, _ *HostRequest, c *Report) error {
+func checkHeat(_ context.Context, _ *host, c *Report) error {
 	disks := readHeat("/sys/class/hwmon")
 	if len(disks) == 0 {
 		return skip("no disk reports its temperature here (in a virtual machine none does; for SATA disks load the module " +

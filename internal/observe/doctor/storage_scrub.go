@@ -21,7 +21,7 @@ import (
 const scrubDays = 60
 
 // checkScrub finds zpools, filesystems and arrays that are damaged, degraded, being scrubbed, or overdue for a scrub.
-func checkScrub(ctx context.Context, _ *HostRequest, c *Report) error {
+func checkScrub(ctx context.Context, _ *host, c *Report) error {
 	// ZFS.
 	pools, why := zpools(ctx)
 	for _, p := range pools {

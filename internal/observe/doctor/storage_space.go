@@ -47,7 +47,7 @@ func fullness(percent float64) Severity {
 }
 
 // checkSpace finds filesystems and zpools that are nearly full, and files that may grow into more space than there is.
-func checkSpace(ctx context.Context, q *HostRequest, c *Report) error {
+func checkSpace(ctx context.Context, q *host, c *Report) error {
 	all, err := ownFilesystems()
 	if err != nil {
 		return err
@@ -241,7 +241,7 @@ type thin struct {
 }
 
 // findOvercommit reports files behind loop devices that may grow beyond the free space of their filesystems.
-func (c *Report) findOvercommit(ctx context.Context, q *HostRequest) error {
+func (c *Report) findOvercommit(ctx context.Context, q *host) error {
 	pool := poolFile(ctx, q)
 	devices, err := blockdev.List()
 	if err != nil {
@@ -332,7 +332,7 @@ func (t *thin) overcommitted() Finding {
 }
 
 // poolFile returns the file that Pando's pool lies in; "" if it is not loop-backed.
-func poolFile(ctx context.Context, q *HostRequest) string {
+func poolFile(ctx context.Context, q *host) string {
 	if q.Pool == nil || !q.Pool.Loop {
 		return ""
 	}

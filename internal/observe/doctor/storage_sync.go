@@ -15,7 +15,7 @@ import (
 )
 
 // checkSyncHonoured finds filesystems, programs and zpools that report syncs as done without doing them.
-func checkSyncHonoured(ctx context.Context, q *HostRequest, c *Report) error {
+func checkSyncHonoured(ctx context.Context, q *host, c *Report) error {
 	// Filesystems.
 	all, unseen, err := hostFilesystems(ctx)
 	if err != nil {

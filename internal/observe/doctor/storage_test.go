@@ -28,7 +28,7 @@ import (
 // examine does one check.
 func examine(t *testing.T, check string, pool *PoolFacts) *Report {
 	t.Helper()
-	e, err := Examine(t.Context(), HostRequest{Only: []string{check}, Pool: pool, PatienceEach: time.Minute})
+	e, err := Examine(t.Context(), HostRequest{Only: []string{check}, PatienceEach: time.Minute}, pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -351,7 +351,7 @@ func TestFragmentation(t *testing.T) {
 			}
 		})
 	}
-	e, err := Examine(t.Context(), HostRequest{Only: []string{"fragmentation"}})
+	e, err := Examine(t.Context(), HostRequest{Only: []string{"fragmentation"}}, nil, nil)
 	if err != nil || e.Checks[0].Status != Skipped || e.Checks[0].Summary == "" {
 		t.Errorf("without a pool: %+v, %v", e, err)
 	}
@@ -380,7 +380,7 @@ func TestStorageWithoutRoot(t *testing.T) {
 	if os.Getenv("PANDO_TEST_NOBODY") != "" { // the child
 		e, err := Examine(t.Context(),
 			HostRequest{Only: []string{"sync-honoured", "write-cache", "alignment", "space", "btrfs-metadata", "btrfs-qgroups",
-				"dedup", "scrub"}})
+				"dedup", "scrub"}}, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

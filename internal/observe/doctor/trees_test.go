@@ -239,7 +239,7 @@ func TestCopiesOutOfTime(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	f := &Facts{Pool: "t", DDT: tableOf(t, 1, 1)}
-	if _, err := f.findCopies(ctx, time.Minute, nil); err != nil {
+	if _, err := f.findCopies(ctx, time.Minute); err != nil {
 		t.Errorf("nothing to look at: %v", err)
 	}
 	tr := newTrees(&Copies{})

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/linux/kernel"
 	"pando/internal/linux/zfs"
 )
@@ -79,9 +78,8 @@ func (c Cloning) Shares() bool {
 
 // ZFSRequest selects a zpool to examine.
 type ZFSRequest struct {
-	Pool    string        // name of an imported zpool
-	Limit   time.Duration // of the search for copies; the rest has no limit
-	Tracker *progress.Tracker
+	Pool  string        // name of an imported zpool
+	Limit time.Duration // of the search for copies; the rest has no limit
 }
 
 // Pools returns the names of the imported zpools. Unsupported, with a hint: this host has no ZFS.
@@ -133,7 +131,7 @@ func ZFS(ctx context.Context, q ZFSRequest) (*Report, error) {
 	if f.DDT != nil {
 		f.UnsharedBytes = exactly(f.WrittenBytes).minus(f.DDT.Referenced)
 		if f.DDT.Saved().High > 0 {
-			if f.Copies, err = f.findCopies(ctx, q.Limit, q.Tracker); err != nil {
+			if f.Copies, err = f.findCopies(ctx, q.Limit); err != nil {
 				return nil, err
 			}
 		}

@@ -58,7 +58,7 @@ func BenchmarkOverhead(b *testing.B) {
 			b.Error(err)
 		}
 	}()
-	if err := s.layout(b.Context(), p.files, nil); err != nil {
+	if err := s.layout(b.Context(), p.files); err != nil {
 		b.Fatal(err)
 	}
 	program, _, err := fioVersion(b.Context())

@@ -101,9 +101,9 @@ func wait(t testing.TB, what string, so func() bool) {
 }
 
 // stage waits until what is measured has come to a stage.
-func stage(t testing.TB, tracker *progress.Tracker, begins string) {
+func stage(t testing.TB, tracker *progress.Tracker, stage progress.Stage) {
 	t.Helper()
-	wait(t, begins, func() bool { return strings.HasPrefix(tracker.State().Stage, begins) })
+	wait(t, stage.String(), func() bool { return tracker.State().Stage == stage })
 }
 
 // kindIs fails the test if an error is not of a kind, or its text or hint do not say all that they should.

@@ -209,7 +209,7 @@ func TestFullWhileLaidOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	fillUp(t, dir)
-	err = s.full(s.create(t.Context(), file{name: "x", bytes: 1 << 20, written: true}, nil), 1<<20)
+	err = s.full(s.create(t.Context(), file{name: "x", bytes: 1 << 20, written: true}), 1<<20)
 	kindIs(t, err, errs.NoSpace, "full", "1.0 MiB are needed", `parameter "size"`)
 	if err := s.remove(); err != nil {
 		t.Error(err)
@@ -227,13 +227,13 @@ func TestFullWhileMeasured(t *testing.T) {
 	dir := testfs.XFS(t, 320<<20)
 	tracker := &progress.Tracker{}
 	c := quick(dir, "postgres")
-	c.Duration, c.Tracker = 15*time.Second, tracker
+	c.Duration = 15 * time.Second
 	done := make(chan error, 1)
 	go func() {
-		_, err := Measure(t.Context(), c)
+		_, err := Measure(progress.With(t.Context(), tracker), c)
 		done <- err
 	}()
-	stage(t, tracker, "measure")
+	stage(t, tracker, progress.Measuring)
 	logs, err := filepath.Glob(filepath.Join(dir, Prefix+"*", "log.*"))
 	if err != nil || len(logs) == 0 {
 		t.Fatalf("%v, %v", logs, err)
@@ -282,8 +282,8 @@ func TestReport(t *testing.T) {
 	dir := testfs.Ext4(t, 64<<20)
 	tracker := &progress.Tracker{}
 	c := quick(dir, "postgres")
-	c.Runs, c.Tracker, c.Volume, c.P99 = 2, tracker, "web", time.Hour
-	ctx := t.Context()
+	c.Runs, c.Volume, c.P99 = 2, "web", time.Hour
+	ctx := progress.With(t.Context(), tracker)
 	stages := make(chan []string)
 	stop := make(chan struct{})
 	go func() {
@@ -291,7 +291,7 @@ func TestReport(t *testing.T) {
 		tick := time.NewTicker(5 * time.Millisecond)
 		defer tick.Stop()
 		for {
-			if s := tracker.State().Stage; s != "" && (len(seen) == 0 || seen[len(seen)-1] != s) {
+			if s := tracker.State().Words(); s != "" && (len(seen) == 0 || seen[len(seen)-1] != s) {
 				seen = append(seen, s)
 			}
 			select {
@@ -344,9 +344,9 @@ func TestReport(t *testing.T) {
 		!strings.Contains(said, "ended at 8 writers") {
 		t.Errorf("%+v, %s", r.Target, said)
 	}
-	if s := strings.Join(seen, "; "); !strings.Contains(s, "measuring, run 2 of 2, seconds") ||
-		!strings.Contains(s, "searching with 1 writer, seconds") || !strings.Contains(s,
-		"searching with 8 writers, seconds") {
+	if s := strings.Join(seen, "; "); !strings.Contains(s, "measuring run 2 of 2") ||
+		!strings.Contains(s, "measuring with 1 writer") || !strings.Contains(s,
+		"measuring with 8 writers") {
 		t.Errorf("stages: %s", s)
 	}
 	empty(t, dir)

@@ -39,8 +39,6 @@ type Config struct {
 	SizeBytes int64         // of all files; 0: the profile's
 	P99       time.Duration // of the syncs, to find the most syncs a second that keep it; 0: no search
 
-	Tracker *progress.Tracker // may be nil
-
 	brief bool // allow runs shorter than shortest, for tests
 }
 
@@ -100,16 +98,16 @@ func Measure(ctx context.Context, c Config) (report *Report, err error) {
 	r.Profile.Command = p.command(path, c.Duration)
 	b := &bench{Config: c, definition: d, scratch: s, stack: below}
 	b.program, b.named = s.own(program)
-	if err := s.layout(ctx, p.files, c.Tracker); err != nil {
+	if err := s.layout(ctx, p.files); err != nil {
 		return nil, err
 	}
 
 	for i := range c.Runs {
-		stage := "measure, seconds"
+		what := ""
 		if c.Runs > 1 {
-			stage = fmt.Sprintf("measuring, run %d of %d, seconds", i+1, c.Runs)
+			what = fmt.Sprintf("run %d of %d", i+1, c.Runs)
 		}
-		one, err := b.prove(ctx, p, stage)
+		one, err := b.prove(ctx, p, what)
 		if err != nil {
 			return nil, err
 		}
@@ -224,9 +222,10 @@ type bench struct {
 	seen       func(*sample) // nil, or called with each sample
 }
 
-// start starts fio for a plan whose files are laid out, and returns its samples at the end.
+// start starts fio for a plan whose files are laid out, and returns its samples at the end. The progress says that it
+// measures what.
 func (b *bench) start(
-	ctx context.Context, p *plan, d time.Duration, stage string, begin func(*exec.Cmd) error,
+	ctx context.Context, p *plan, d time.Duration, what string, begin func(*exec.Cmd) error,
 	during func(context.Context) error,
 ) ([]*sample, error) {
 	tasks := []func(context.Context) error{}
@@ -243,11 +242,11 @@ func (b *bench) start(
 	}
 
 	total := int64(d.Round(time.Second).Seconds())
-	b.Tracker.Start(stage, total, 0)
+	progress.From(ctx).StartOf(progress.Measuring, what, total, 0)
 	var shown int64
 	seen := func(s *sample) {
 		if now := min(s.ms/1000, total); now > shown {
-			b.Tracker.Add(now-shown, 0)
+			progress.From(ctx).Add(now-shown, 0)
 			shown = now
 		}
 		if b.seen != nil {

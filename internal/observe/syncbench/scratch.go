@@ -204,7 +204,7 @@ func (s *scratch) path(name string) string { return filepath.Join(s.dir, name) }
 
 // layout makes the files of a plan, of those that are there where that can be, and makes them
 // durable. NoSpace before anything is written if there is no room.
-func (s *scratch) layout(ctx context.Context, files []file, t *progress.Tracker) error {
+func (s *scratch) layout(ctx context.Context, files []file) error {
 	missing, err := s.reuse(files)
 	if err != nil {
 		return err
@@ -219,9 +219,9 @@ func (s *scratch) layout(ctx context.Context, files []file, t *progress.Tracker)
 		return err
 	}
 
-	t.Start("creating files", 0, need)
+	progress.From(ctx).Start(progress.CreatingFiles, 0, need)
 	for _, f := range missing {
-		if err := s.create(ctx, f, t); err != nil {
+		if err := s.create(ctx, f); err != nil {
 			return s.full(err, need)
 		}
 	}
@@ -327,7 +327,7 @@ func (s *scratch) full(err error, need int64) error {
 
 // create makes one file and, if it is to be written, fills it: with numbers that nothing can compress or
 // deduplicate, as a log that was written before.
-func (s *scratch) create(ctx context.Context, want file, t *progress.Tracker) error {
+func (s *scratch) create(ctx context.Context, want file) error {
 	f, err := os.OpenFile(s.path(want.name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -338,8 +338,8 @@ func (s *scratch) create(ctx context.Context, want file, t *progress.Tracker) er
 		if err := allocate(f, want.bytes); err != nil {
 			return err
 		}
-		t.Add(0, want.bytes)
-	} else if err := fill(ctx, f, want.bytes, t); err != nil {
+		progress.From(ctx).Add(0, want.bytes)
+	} else if err := fill(ctx, f, want.bytes); err != nil {
 		return err
 	}
 
@@ -351,7 +351,7 @@ func (s *scratch) create(ctx context.Context, want file, t *progress.Tracker) er
 	return f.Close()
 }
 
-func fill(ctx context.Context, f *os.File, size int64, t *progress.Tracker) error {
+func fill(ctx context.Context, f *os.File, size int64) error {
 	var seed [32]byte
 	if _, err := rand.Read(seed[:]); err != nil {
 		return err
@@ -371,7 +371,7 @@ func fill(ctx context.Context, f *os.File, size int64, t *progress.Tracker) erro
 			return err
 		}
 		left -= int64(len(b))
-		t.Add(0, int64(len(b)))
+		progress.From(ctx).Add(0, int64(len(b)))
 	}
 
 	return nil

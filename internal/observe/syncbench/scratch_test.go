@@ -218,7 +218,7 @@ func TestReuse(t *testing.T) {
 	}
 	lay := func(files ...file) {
 		t.Helper()
-		if err := s.layout(t.Context(), files, nil); err != nil {
+		if err := s.layout(t.Context(), files); err != nil {
 			t.Fatal(err)
 		}
 		entries, err := os.ReadDir(s.dir)
@@ -264,7 +264,7 @@ func TestLaidOut(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := s.layout(t.Context(), p.files, nil); err != nil {
+			if err := s.layout(t.Context(), p.files); err != nil {
 				t.Fatal(d.Name, err)
 			}
 			for _, f := range p.files {
@@ -324,7 +324,7 @@ func TestRenewed(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	if err := s.layout(t.Context(), p.files, nil); err != nil {
+	if err := s.layout(t.Context(), p.files); err != nil {
 		t.Fatal(err)
 	}
 	r, err := newRenewer(s, p)
@@ -402,7 +402,7 @@ func TestRenewedWhileFioRuns(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	if err := s.layout(t.Context(), p.files, nil); err != nil {
+	if err := s.layout(t.Context(), p.files); err != nil {
 		t.Fatal(err)
 	}
 	program, _, err := fioVersion(t.Context())

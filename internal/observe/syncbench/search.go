@@ -35,7 +35,7 @@ func (b *bench) search(ctx context.Context) (*Target, string, error) {
 	for writers := 1; writers <= stepWriters; writers *= 2 {
 		p, err := b.definition.plan(b.SizeBytes, writers)
 		if err == nil {
-			err = b.scratch.layout(ctx, p.files, b.Tracker)
+			err = b.scratch.layout(ctx, p.files)
 		}
 		if err != nil {
 			if writers > 1 && errs.Is(err, errs.Invalid, errs.NoSpace) {
@@ -45,8 +45,7 @@ func (b *bench) search(ctx context.Context) (*Target, string, error) {
 			return nil, "", err
 		}
 
-		stage := "searching with " + errs.Plural(writers, "writer") + ", seconds"
-		samples, err := b.start(ctx, p, d, stage, (*exec.Cmd).Start, nil)
+		samples, err := b.start(ctx, p, d, "with "+errs.Plural(writers, "writer"), (*exec.Cmd).Start, nil)
 		if err != nil {
 			return nil, "", err
 		}

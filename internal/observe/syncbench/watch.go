@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"pando/internal/base/progress"
 	"pando/internal/observe/proof"
 )
 
@@ -22,7 +23,7 @@ const (
 )
 
 // prove makes one run and finds out whether its syncs have reached the disk.
-func (b *bench) prove(ctx context.Context, p *plan, stage string) (*Run, error) {
+func (b *bench) prove(ctx context.Context, p *plan, what string) (*Run, error) {
 	w, err := proof.New(ctx, b.stack)
 	if err != nil {
 		return nil, err
@@ -30,7 +31,7 @@ func (b *bench) prove(ctx context.Context, p *plan, stage string) (*Run, error) 
 
 	defer w.Close()
 
-	b.Tracker.Start("measuring other writes", 0, 0)
+	progress.From(ctx).StartOf(progress.Measuring, "other writes", 0, 0)
 	quiet := time.Duration(quietPart * float64(b.Duration))
 	if err := w.Baseline(ctx, min(quietMost, max(quietLeast, quiet))); err != nil {
 		return nil, err
@@ -41,7 +42,7 @@ func (b *bench) prove(ctx context.Context, p *plan, stage string) (*Run, error) 
 		begin = w.StartOne
 	}
 
-	samples, err := b.start(ctx, p, b.Duration, stage, begin, func(ctx context.Context) error {
+	samples, err := b.start(ctx, p, b.Duration, what, begin, func(ctx context.Context) error {
 		return sampleSyncs(ctx, w, b.Duration)
 	})
 	if err != nil {

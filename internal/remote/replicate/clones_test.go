@@ -48,7 +48,7 @@ func TestClonesStayClones(t *testing.T) {
 		t.Fatal(err)
 	}
 	pushed := time.Since(start)
-	v, err := Verify(t.Context(), w.r, VerifyRequest{})
+	v, err := Verify(t.Context(), nil, w.r, VerifyRequest{})
 	if err != nil || v.Err() != nil {
 		t.Fatal(err, v.Err())
 	}
@@ -243,10 +243,10 @@ func TestPullTrees(t *testing.T) {
 	if _, err := RemoveVolume(t.Context(), w.r, refs(t, points[0])); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Prune(t.Context(), w.r, PruneRequest{Policy: Policy{Last: 1}}); err != nil {
+	if _, err := Prune(t.Context(), nil, w.r, PruneRequest{Policy: Policy{Last: 1}}); err != nil {
 		t.Fatal(err)
 	}
-	if v, err := Verify(t.Context(), w.r, VerifyRequest{ReadPercent: 100}); err != nil || v.Err() != nil ||
+	if v, err := Verify(t.Context(), nil, w.r, VerifyRequest{ReadPercent: 100}); err != nil || v.Err() != nil ||
 		v.GarbageCount != 0 {
 		t.Fatalf("%v %+v", err, v)
 	}

@@ -36,7 +36,7 @@ func TestRepairOfOlderConfig(t *testing.T) {
 			t.Fatalf("%+v, %v", out, err)
 		}
 	}
-	if v, err := Verify(t.Context(), w.r, VerifyRequest{ReadPercent: 100}); err != nil || v.Err() != nil {
+	if v, err := Verify(t.Context(), nil, w.r, VerifyRequest{ReadPercent: 100}); err != nil || v.Err() != nil {
 		t.Errorf("%v, %+v", err, v)
 	}
 	kept, err := os.ReadDir(w.r.dir + "/" + damagedDir)
@@ -99,7 +99,7 @@ func TestAddWithoutConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	_, err = Add(t.Context(), w.e, AddRequest{Name: "again", URL: url})
+	_, err = Add(t.Context(), w.e, AddRequest{Name: "again", URL: url}, Access{})
 	wantKind(t, err, errs.Damaged, "kit")
 	wantKind(t, err, errs.Damaged, "remote repair")
 	if after, err := List(w.dir); err != nil || len(after) != len(before) {
@@ -112,7 +112,7 @@ func TestAddWithoutConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Add(t.Context(), w.e, AddRequest{Name: "again", URL: url, Identity: string(key)}); err != nil {
+	if _, err := Add(t.Context(), w.e, AddRequest{Name: "again", URL: url, Identity: string(key)}, Access{}); err != nil {
 		t.Error(err)
 	}
 }

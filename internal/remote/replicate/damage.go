@@ -161,7 +161,7 @@ func NamesOf(ctx context.Context, e *engine.Engine, r *Remote) ([]string, error)
 	}
 
 	// Names of volumes and goldens in the pool.
-	volumes, err := e.Volumes(ctx, false)
+	volumes, err := e.Volumes(ctx, engine.VolumesRequest{})
 	if err != nil {
 		return nil, err
 	}

@@ -376,9 +376,9 @@ type Forgotten struct {
 // Forget is Remove, and also removes this pool's key from the repository if the repository can be reached and has
 // another key. It removes the remote first, so that an interruption leaves at most a key in the repository that nobody
 // holds.
-func Forget(ctx context.Context, e *engine.Engine, q RemoveRequest) (Forgotten, error) {
+func Forget(ctx context.Context, e *engine.Engine, q RemoveRequest, access Access) (Forgotten, error) {
 	out := Forgotten{Name: q.Name}
-	r, err := Load(e.Dir(), q.Name, q.Access)
+	r, err := Load(e.Dir(), q.Name, access)
 	if err != nil && !q.Force {
 		return out, err
 	}
@@ -391,7 +391,7 @@ func Forget(ctx context.Context, e *engine.Engine, q RemoveRequest) (Forgotten, 
 		}
 	}
 
-	if err := Remove(ctx, e, q); err != nil {
+	if err := Remove(ctx, e, q, access); err != nil {
 		return out, err
 	}
 

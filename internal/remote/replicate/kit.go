@@ -34,9 +34,6 @@ type KitRequest struct {
 	Passphrase string // that opens the kit
 	Recipient  string // age recipient whose identity opens the kit
 	Force      bool   // overwrite an existing file
-
-	// Instructions returns text that explains what the kit is and how to use it.
-	Instructions func(KitFacts) string
 }
 
 // ExportedKit is the result of ExportKit.
@@ -48,8 +45,11 @@ type ExportedKit struct {
 // ExportKit writes a recovery kit: a text file with instructions, a copy of the repository's config, and a key to the
 // repository that a passphrase or an age identity opens. ExportKit adds the key to the repository, so that the kit
 // still works after a rotation, and so that the key can be removed. The file has mode 0600 and is durable on return.
+// instructions returns text that explains what the kit is and how to use it.
 // Errors: Exists if there is such a file.
-func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, err error) {
+func ExportKit(
+	ctx context.Context, r *Remote, q KitRequest, instructions func(KitFacts) string,
+) (out ExportedKit, err error) {
 	if _, err := os.Lstat(q.File); err == nil && !q.Force {
 		return out, errs.New(errs.Exists, opKit, q.File, "file already exists").
 			WithHint("choose another file name, or overwrite the file with %s", errs.Param("force"))
@@ -89,7 +89,7 @@ func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, e
 		}
 
 		// Write the file. If that fails, nobody has the key, so remove it again.
-		err = writeKit(q, q.renderKit(r, rp, out.Key, now, sealed))
+		err = writeKit(q, renderKit(r, rp, out.Key, now, sealed, instructions))
 		if err != nil {
 			if id, perr := repo.ParseID(out.Key.ID); perr == nil {
 				_ = rp.RemoveSlot(context.WithoutCancel(ctx), id)
@@ -137,14 +137,16 @@ type KitFacts struct {
 }
 
 // renderKit returns the text of the kit: the instructions, and PEM blocks with the config and the key.
-func (q KitRequest) renderKit(r *Remote, rp *repo.Repo, k Key, made time.Time, sealed []byte) string {
+func renderKit(
+	r *Remote, rp *repo.Repo, k Key, made time.Time, sealed []byte, instructions func(KitFacts) string,
+) string {
 	facts := KitFacts{URL: r.URL, Repository: rp.ID().String(), Key: k, Made: made}
 	config := pem.EncodeToMemory(&pem.Block{Type: kitConfig, Bytes: rp.Config(), Headers: map[string]string{
 		"URL": facts.URL, "Repository": facts.Repository,
 		"Serial": fmt.Sprint(rp.Mark().Serial), "Made": made.Format(time.RFC3339),
 	}})
 	key := pem.EncodeToMemory(&pem.Block{Type: kitKey, Bytes: sealed})
-	return q.Instructions(facts) + "\n" + string(config) + "\n" + string(key)
+	return instructions(facts) + "\n" + string(config) + "\n" + string(key)
 }
 
 // Kit is a parsed recovery kit.

@@ -35,14 +35,14 @@ func TestLastKeyStays(t *testing.T) {
 	refused := func(what string, kind errs.Kind) {
 		t.Helper()
 		before := files(t, e.Dir(), "remotes")
-		wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: "r", Force: true}), kind, `parameter "lose-keys"`)
+		wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: "r", Force: true}, Access{}), kind, `parameter "lose-keys"`)
 		if files(t, e.Dir(), "remotes") != before {
 			t.Errorf("%s: a refused remove has changed something", what)
 		}
 	}
 
 	// The only key, of a remote that is there and then away.
-	_, err := Add(t.Context(), e, AddRequest{Name: "r", URL: "file:" + at("r")})
+	_, err := Add(t.Context(), e, AddRequest{Name: "r", URL: "file:" + at("r")}, Access{})
 	must(t, err)
 	atStake("the only key", errs.Conflict)
 	refused("the only key", errs.Conflict)
@@ -58,7 +58,7 @@ func TestLastKeyStays(t *testing.T) {
 	must(t, err)
 	move("r", "away")
 	safe("a passphrase of a remote that is away")
-	wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: "r"}), errs.NotFound, "")
+	wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: "r"}, Access{}), errs.NotFound, "")
 	move("away", "r")
 	move("r/config", "config")
 	atStake("a passphrase without a config", errs.NotFound)
@@ -68,8 +68,8 @@ func TestLastKeyStays(t *testing.T) {
 	// A kit brings a config.
 	_, recipient, err := repo.NewIdentity()
 	must(t, err)
-	_, err = ExportKit(t.Context(), r, KitRequest{File: at("kit"), Recipient: recipient,
-		Instructions: func(KitFacts) string { return "" }})
+	_, err = ExportKit(t.Context(), r, KitRequest{File: at("kit"), Recipient: recipient},
+		func(KitFacts) string { return "" })
 	must(t, err)
 	move("r/config", "config")
 	safe("a kit")
@@ -85,14 +85,15 @@ func TestLastKeyStays(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(r.dir, remoteName), []byte("{"), 0o600))
 	atStake("a damaged remote", errs.Damaged)
 	refused("a damaged remote", errs.Damaged)
-	must(t, Remove(t.Context(), e, RemoveRequest{Name: "r", Force: true, LoseKeys: true}))
+	must(t, Remove(t.Context(), e, RemoveRequest{Name: "r", Force: true, LoseKeys: true}, Access{}))
 	safe("no remote")
 
 	// Forced, a remote is forgotten if the copy shows another key.
-	_, err = Add(t.Context(), e, AddRequest{Name: "r", URL: "file:" + at("words"), Passphrase: "a few good words"})
+	q := AddRequest{Name: "r", URL: "file:" + at("words"), Passphrase: "a few good words"}
+	_, err = Add(t.Context(), e, q, Access{})
 	must(t, err)
 	move("words", "away")
-	must(t, Remove(t.Context(), e, RemoveRequest{Name: "r", Force: true}))
+	must(t, Remove(t.Context(), e, RemoveRequest{Name: "r", Force: true}, Access{}))
 }
 
 // files returns the paths and contents of the files in a directory of a pool.

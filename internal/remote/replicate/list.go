@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/driver"
+	"pando/internal/engine"
 	"pando/internal/remote/repo"
 )
 
@@ -16,8 +18,8 @@ const opList = "remote ls"
 // Listed describes a volume or golden on a remote.
 type Listed struct {
 	Name         string        `json:"name"`
-	Kind         string        `json:"kind"` // volume, golden
-	FS           string        `json:"fs"`
+	Kind         engine.Kind   `json:"kind"` // KindVolume, KindGolden
+	FS           driver.FS     `json:"fs"`
 	SizeBytes    int64         `json:"size_bytes"`    // of the newest point
 	LogicalBytes int64         `json:"logical_bytes"` // of data in the newest point, without zeros
 	StoredBytes  int64         `json:"stored_bytes"`  // uploaded for its points, compressed
@@ -41,25 +43,25 @@ type Listed struct {
 
 // ListedPoint describes a point of a volume on a remote: a snapshot or a generation.
 type ListedPoint struct {
-	Name         string    `json:"name"`
-	CreatedAt    time.Time `json:"created_at"`
-	Consistency  string    `json:"consistency,omitempty"`
-	Content      string    `json:"content"` // block, stream, tree
-	SizeBytes    int64     `json:"size_bytes"`
-	LogicalBytes int64     `json:"logical_bytes"`
-	StoredBytes  int64     `json:"stored_bytes"`     // uploaded for it, without what was already there
-	Origin       string    `json:"origin,omitempty"` // what it was cloned from
-	Keep         bool      `json:"keep,omitempty"`   // never pruned
+	Name         string             `json:"name"`
+	CreatedAt    time.Time          `json:"created_at"`
+	Consistency  driver.Consistency `json:"consistency,omitempty"`
+	Content      repo.Content       `json:"content"`
+	SizeBytes    int64              `json:"size_bytes"`
+	LogicalBytes int64              `json:"logical_bytes"`
+	StoredBytes  int64              `json:"stored_bytes"`     // uploaded for it, without what was already there
+	Origin       string             `json:"origin,omitempty"` // what it was cloned from
+	Keep         bool               `json:"keep,omitempty"`   // never pruned
 }
 
 // ListedWork describes a session that writes or reads a volume. Times are from the clock of the session's host.
 type ListedWork struct {
-	Kind      string    `json:"kind"` // push, pull
-	Host      string    `json:"host"`
-	Pool      string    `json:"pool"`
-	PID       int       `json:"pid"`
-	StartedAt time.Time `json:"started_at"`
-	RenewedAt time.Time `json:"renewed_at"`
+	Kind      repo.SessionKind `json:"kind"`
+	Host      string           `json:"host"`
+	Pool      string           `json:"pool"`
+	PID       int              `json:"pid"`
+	StartedAt time.Time        `json:"started_at"`
+	RenewedAt time.Time        `json:"renewed_at"`
 }
 
 // Listing lists the volumes of a remote.
@@ -127,7 +129,8 @@ func (l *Listing) Points(ctx context.Context, v *Listed) iter.Seq2[ListedPoint, 
 
 func listedPoint(p repo.Point) ListedPoint {
 	return ListedPoint{
-		Name: p.Name, CreatedAt: p.CreatedAt, Consistency: p.Consistency, Content: string(p.Content), SizeBytes: p.SizeBytes,
+		Name: p.Name, CreatedAt: p.CreatedAt, Consistency: driver.Consistency(p.Consistency), Content: p.Content,
+		SizeBytes:    p.SizeBytes,
 		LogicalBytes: p.Logical, StoredBytes: p.Added, Origin: p.OriginRef, Keep: p.Keep,
 	}
 }
@@ -148,8 +151,9 @@ func listVolumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 	}
 
 	for _, d := range heads.bad {
-		out = append(out, Listed{Kind: "volume", Points: []ListedPoint{}, Sessions: []ListedWork{}, Problem: d.Reason,
-			Object: d.Object})
+		out = append(out, Listed{Kind: engine.KindVolume, Points: []ListedPoint{}, Sessions: []ListedWork{},
+			Problem: d.Reason,
+			Object:  d.Object})
 	}
 
 	for _, state := range heads.good {
@@ -174,7 +178,7 @@ func listVolumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 
 	// Add volumes without a head: their first push is running.
 	for name, w := range work {
-		out = append(out, Listed{Name: name, Kind: "volume", Writer: w[0].Host, WriterPool: w[0].Pool,
+		out = append(out, Listed{Name: name, Kind: engine.KindVolume, Writer: w[0].Host, WriterPool: w[0].Pool,
 			Points: []ListedPoint{}, Sessions: w})
 	}
 
@@ -219,11 +223,11 @@ func listedVolume(
 	ctx context.Context, r *repo.Repo, h repo.Head, work []ListedWork, pins map[repo.ID][]ListedWork,
 ) (Listed, error) {
 	l := Listed{
-		Name: h.Name, Kind: "volume", Writer: h.Writer.Host, WriterPool: h.Writer.Pool, Epoch: h.Epoch,
+		Name: h.Name, Kind: engine.KindVolume, Writer: h.Writer.Host, WriterPool: h.Writer.Pool, Epoch: h.Epoch,
 		Points: []ListedPoint{}, Sessions: append([]ListedWork{}, work...),
 	}
 	if h.Golden {
-		l.Kind = "golden"
+		l.Kind = engine.KindGolden
 	}
 
 	newest, _, err := newestOf(ctx, r, h)
@@ -231,7 +235,7 @@ func listedVolume(
 		return l, damagedPageError(opList, h.Name, err)
 	}
 
-	l.Newest, l.FS, l.SizeBytes, l.LogicalBytes = newest.Name, newest.FS, newest.SizeBytes, newest.Logical
+	l.Newest, l.FS, l.SizeBytes, l.LogicalBytes = newest.Name, driver.FS(newest.FS), newest.SizeBytes, newest.Logical
 	l.Count, l.NewestPoint = h.Count(), listedPoint(newest)
 	for _, p := range h.Pages {
 		l.StoredBytes += p.Added
@@ -276,6 +280,6 @@ func (l *Listed) addSessions(all []ListedWork) {
 }
 
 func workOf(s repo.Session) ListedWork {
-	return ListedWork{Kind: string(s.Kind), Host: s.Writer.Host, Pool: s.Writer.Pool, PID: s.PID, StartedAt: s.Started,
+	return ListedWork{Kind: s.Kind, Host: s.Writer.Host, Pool: s.Writer.Pool, PID: s.PID, StartedAt: s.Started,
 		RenewedAt: s.Renewed}
 }

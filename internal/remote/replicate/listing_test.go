@@ -91,7 +91,7 @@ func TestPushAndPullListOnce(t *testing.T) {
 		}
 	}))
 	listsOnce(t, "prune", calls(func() {
-		if _, err := Prune(t.Context(), w.r, PruneRequest{MaxRepack: -1}); err != nil {
+		if _, err := Prune(t.Context(), nil, w.r, PruneRequest{MaxRepack: -1}); err != nil {
 			t.Fatal(err)
 		}
 	}))

@@ -28,15 +28,10 @@ type PruneRequest struct {
 	// MaxRepack is the most bytes of partly needed objects that may be rewritten. 0: none; negative: no limit.
 	MaxRepack int64
 	Patience  time.Duration // with sessions that are not renewed; 0: DefaultPatience; negative: none
-	Tracker   *progress.Tracker
 
-	// Pool is the pool that prunes. It remembers heads: see AcceptRollback. A nil Pool remembers none.
-	Pool *engine.Engine
 	// AcceptRollback continues although heads that the pool has seen are missing or were rolled back to an older state.
 	// Data that only the newer heads named is garbage then. Data of missing heads stays until they are repaired.
 	AcceptRollback bool
-
-	remote string // its name, for hints
 }
 
 // Pruned is what Prune did, or would do.
@@ -169,15 +164,17 @@ type PrunedPoint struct {
 //
 // Prune deletes nothing after an error in steps (2) to (4). Errors: NotFound (a name), Invalid, Conflict (others keep
 // writing), Damaged, Permission.
-func Prune(ctx context.Context, r *Remote, q PruneRequest) (*Pruned, error) {
+//
+// e is the pool that prunes, and remembers heads: see AcceptRollback. nil remembers none.
+func Prune(ctx context.Context, e *engine.Engine, r *Remote, q PruneRequest) (*Pruned, error) {
 	rp, err := r.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
 
 	defer rp.Close()
-	q.remote = r.Name
-	out, err := prune(ctx, rp, q)
+	p := &pruner{repo: rp, PruneRequest: q, pool: e, remote: r.Name}
+	out, err := p.prune(ctx)
 	if err == nil && len(out.Damaged) > 0 {
 		r.nameDamaged(ctx, rp, func(names map[string]string) {
 			for i := range out.Damaged {
@@ -190,25 +187,24 @@ func Prune(ctx context.Context, r *Remote, q PruneRequest) (*Pruned, error) {
 }
 
 // prune is Prune in a repository that is open.
-func prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
-	if err := q.Policy.Check(opRemotePrune); err != nil {
+func (p *pruner) prune(ctx context.Context) (*Pruned, error) {
+	if err := p.Policy.Check(opRemotePrune); err != nil {
 		return nil, err
 	}
 
-	for _, n := range q.Names {
+	for _, n := range p.Names {
 		if err := ref.CheckName(opRemotePrune, n); err != nil {
 			return nil, err
 		}
 	}
 
-	p := &pruner{repo: r, PruneRequest: q, out: &Pruned{Points: []PrunedPoint{}, Ended: []ListedWork{},
-		Damaged: []DamagedHead{}, DryRun: q.DryRun}}
+	p.out = &Pruned{Points: []PrunedPoint{}, Ended: []ListedWork{}, Damaged: []DamagedHead{}, DryRun: p.DryRun}
 	if p.Patience == 0 {
 		p.Patience = DefaultPatience
 	}
 
 	var err error
-	if p.witness, err = newWitness(ctx, p.Pool, r); err != nil {
+	if p.witness, err = newWitness(ctx, p.pool, p.repo); err != nil {
 		return nil, err
 	}
 
@@ -222,6 +218,8 @@ func prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
 type pruner struct {
 	repo *repo.Repo
 	PruneRequest
+	pool    *engine.Engine // nil: none
+	remote  string         // its name, for hints; "": not known
 	out     *Pruned
 	witness witness
 
@@ -230,7 +228,7 @@ type pruner struct {
 
 // runPrune removes points, ends expired sessions, and removes the objects that nothing needs then.
 func (p *pruner) runPrune(ctx context.Context) error {
-	p.Tracker.Start("reading lists of points", 0, 0)
+	progress.From(ctx).Start(progress.ReadingPointLists, 0, 0)
 	if err := p.retirePoints(ctx); err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/remote/repo"
 )
 
@@ -129,9 +130,9 @@ func (p *pruner) findGarbage(
 
 // deleteGarbage deletes manifests first, so that no manifest exists without its segments.
 func (p *pruner) deleteGarbage(ctx context.Context, manifests []repo.ID, segments []repo.Segment) error {
-	p.Tracker.Start("deleting", int64(len(manifests)+len(segments)), 0)
+	progress.From(ctx).Start(progress.Deleting, int64(len(manifests)+len(segments)), 0)
 	err := eachOf(ctx, manifests, func(ctx context.Context, id repo.ID) error {
-		p.Tracker.Add(1, 0)
+		progress.From(ctx).Add(1, 0)
 		return p.repo.DeleteManifest(ctx, id)
 	})
 	if err != nil {
@@ -139,7 +140,7 @@ func (p *pruner) deleteGarbage(ctx context.Context, manifests []repo.ID, segment
 	}
 
 	return eachOf(ctx, segments, func(ctx context.Context, s repo.Segment) error {
-		p.Tracker.Add(1, 0)
+		progress.From(ctx).Add(1, 0)
 		return p.repo.DeleteSegment(ctx, s)
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/remote/objstore"
 	"pando/internal/remote/repo"
 )
@@ -69,7 +70,7 @@ func (p *pruner) findAllNeeds(ctx context.Context, o objects) (scene, need, erro
 			err = p.addNeedsOfDamaged(ctx, o, now, &n)
 		}
 		if err == nil {
-			p.Tracker.Start("reading maps", 0, 0)
+			progress.From(ctx).Start(progress.ReadingMaps, 0, 0)
 			err = n.marks.walkMaps(ctx)
 		}
 		if err != nil {
@@ -260,7 +261,7 @@ func (n *need) addNeeds(m *repo.Manifest) {
 // manifests in heads, those that sessions pin, and those that these need.
 func (p *pruner) needsOfScene(ctx context.Context, now scene) (need, error) {
 	n := need{manifests: map[repo.ID]bool{}, marks: newMarker(p.repo)}
-	p.Tracker.Start("reading manifests", 0, 0)
+	progress.From(ctx).Start(progress.ReadingManifests, 0, 0)
 
 	// Manifests that heads name must exist.
 	for _, id := range now.manifests {
@@ -297,7 +298,7 @@ func (p *pruner) readNeededManifests(ctx context.Context, n *need, failed func(r
 		batch := n.todo
 		n.todo = nil
 		err := readManifests(ctx, p.repo, batch, func(m repo.Manifest) {
-			p.Tracker.Add(1, 0)
+			progress.From(ctx).Add(1, 0)
 			n.addNeeds(&m)
 		}, failed)
 		if err != nil {

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/remote/repo"
 )
 
@@ -251,12 +252,12 @@ func (x *repacker) repackUnits(ctx context.Context, units []unit) error {
 		total += u.size
 	}
 
-	x.Tracker.Start("repacking", int64(len(units)), total)
+	progress.From(ctx).Start(progress.Repacking, int64(len(units)), total)
 	for _, u := range units {
 		if err := x.moveUnit(ctx, u); err != nil {
 			return err
 		}
-		x.Tracker.Add(1, u.size)
+		progress.From(ctx).Add(1, u.size)
 	}
 
 	return x.finishPacks(ctx)

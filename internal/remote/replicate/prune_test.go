@@ -31,6 +31,11 @@ func (b *bench) history(rnd *rand.Rand, volume string, base *made, n int) *made 
 	return base
 }
 
+// prune is Prune in a repository that is open.
+func prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
+	return (&pruner{repo: r, PruneRequest: q}).prune(ctx)
+}
+
 func (b *bench) prune(q PruneRequest) *Pruned {
 	b.t.Helper()
 	out, err := prune(b.t.Context(), b.repo, q)

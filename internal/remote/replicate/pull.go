@@ -26,7 +26,6 @@ type PullRequest struct {
 	TakeOver   bool     // make this pool the only one that may push the volume
 	NoOrigin   bool     // do not restore a missing origin of the volume
 	LimitBytes int64    // download limit in bytes a second; 0: none
-	Tracker    *progress.Tracker
 }
 
 // Pulled is the result of Pull.
@@ -119,7 +118,7 @@ func pullFrom(ctx context.Context, e *engine.Engine, rp *repo.Repo, remote strin
 // pullRef pulls the point that the request names, and takes the volume over if the request says so.
 func (p *puller) pullRef(ctx context.Context) error {
 	// Find the point on the remote. Links are loaded before the head is read: see headMemory.
-	p.Tracker.Start("reading the remote", 0, 0)
+	progress.From(ctx).Start(progress.ReadingRemote, 0, 0)
 	if err := p.loadLinks(ctx); err != nil {
 		return err
 	}

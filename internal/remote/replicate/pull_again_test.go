@@ -39,7 +39,7 @@ func TestPullWhatWasPushedAgain(t *testing.T) {
 				if _, err := RemoveVolume(t.Context(), w.r, refs(t, volume)); err != nil {
 					t.Fatal(err)
 				}
-				if _, err := Prune(t.Context(), w.r, PruneRequest{Pool: w.e}); err != nil {
+				if _, err := Prune(t.Context(), w.e, w.r, PruneRequest{}); err != nil {
 					t.Fatal(err)
 				}
 				w.push(name)

@@ -28,7 +28,7 @@ func init() {
 	}
 	children["prune"] = func(args []string) error {
 		return killedAt(args, func(ctx context.Context, _ *engine.Engine, r *Remote) error {
-			_, err := Prune(ctx, r, PruneRequest{Policy: Policy{Last: 1}, Patience: -1})
+			_, err := Prune(ctx, nil, r, PruneRequest{Policy: Policy{Last: 1}, Patience: -1})
 			return err
 		})
 	}
@@ -123,12 +123,12 @@ func TestPullKilled(t *testing.T) {
 	}
 	t.Logf("%d pulls were killed", killed)
 	for range 2 { // seen, and then ended
-		if _, err := Prune(t.Context(), w.r, PruneRequest{Patience: -1}); err != nil {
+		if _, err := Prune(t.Context(), nil, w.r, PruneRequest{Patience: -1}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	w.noSessions(rp)
-	if v, err := Verify(t.Context(), w.r, VerifyRequest{ReadPercent: 100}); err != nil || v.Err() != nil ||
+	if v, err := Verify(t.Context(), nil, w.r, VerifyRequest{ReadPercent: 100}); err != nil || v.Err() != nil ||
 		v.GarbageCount != 0 {
 		t.Errorf("%v, %+v", err, v)
 	}
@@ -148,20 +148,20 @@ func TestPruneKilled(t *testing.T) {
 			if err := rp.PutSession(t.Context(), &old); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := Prune(t.Context(), w.r, PruneRequest{}); err != nil { // sees the session
+			if _, err := Prune(t.Context(), nil, w.r, PruneRequest{}); err != nil { // sees the session
 				t.Fatal(err)
 			}
 			dead := kill(t, "prune", w.dir, strconv.Itoa(at), when)
-			if v, err := Verify(t.Context(), w.r, VerifyRequest{ReadPercent: 100}); err != nil || v.Err() != nil {
+			if v, err := Verify(t.Context(), nil, w.r, VerifyRequest{ReadPercent: 100}); err != nil || v.Err() != nil {
 				t.Fatalf("killed %s %d: %v, %+v", when, at, err, v.Problems)
 			}
 			for range 2 {
-				if _, err := Prune(t.Context(), w.r, PruneRequest{Policy: Policy{Last: 1}, Patience: -1}); err != nil {
+				if _, err := Prune(t.Context(), nil, w.r, PruneRequest{Policy: Policy{Last: 1}, Patience: -1}); err != nil {
 					t.Fatalf("killed %s %d, and again: %v", when, at, err)
 				}
 			}
 			w.noSessions(rp)
-			v, err := Verify(t.Context(), w.r, VerifyRequest{})
+			v, err := Verify(t.Context(), nil, w.r, VerifyRequest{})
 			if err != nil || v.Err() != nil || v.Points != 1 || v.GarbageCount != 0 {
 				t.Fatalf("killed %s %d, and again: %v, %+v", when, at, err, v)
 			}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
@@ -42,7 +43,7 @@ func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d de
 
 	q := engine.ReceiveRequest{
 		Volume: d.name, FS: driver.FS(m.FS), SizeBytes: m.SizeBytes, Sector: m.Sector, CreatedAt: m.CreatedAt,
-		Consistency: driver.Consistency(m.Consistency), OriginRef: pt.OriginRef, Tracker: p.Tracker,
+		Consistency: driver.Consistency(m.Consistency), OriginRef: pt.OriginRef,
 		Links: []engine.Link{{Repo: p.repo.ID().String(), Manifest: m.ID.String()}},
 	}
 
@@ -83,11 +84,11 @@ func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d de
 
 	// Fetch the content.
 	var info engine.Info
-	task := "pulling " + h.Name + "@" + pt.Name
+	what := h.Name + "@" + pt.Name
 	if m.Content.Chained() {
-		info, err = p.receiveStream(ctx, q, &m, task)
+		info, err = p.receiveStream(ctx, q, &m, what)
 	} else {
-		info, err = p.receiveImage(ctx, q, base, &m, task)
+		info, err = p.receiveImage(ctx, q, base, &m, what)
 	}
 	if err != nil {
 		return engine.Info{}, err
@@ -131,46 +132,46 @@ func fillDest(q *engine.ReceiveRequest, pt repo.Point, d dest) (err error) {
 	return err
 }
 
-// receiveStream receives the stream of a manifest. task is the label of its progress.
+// receiveStream receives the stream of a manifest. The progress says that it pulls what.
 func (p *puller) receiveStream(
-	ctx context.Context, q engine.ReceiveRequest, m *repo.Manifest, task string,
+	ctx context.Context, q engine.ReceiveRequest, m *repo.Manifest, what string,
 ) (engine.Info, error) {
 	total := int64(0)
 	for _, f := range m.Stream {
 		total += int64(f.Plain)
 	}
 
-	p.Tracker.Start(task, 0, total)
-	s := openFrameStream(ctx, p.repo, m.Stream, &p.read, &p.written, p.Tracker)
+	progress.From(ctx).StartOf(progress.Pulling, what, 0, total)
+	s := openFrameStream(ctx, p.repo, m.Stream, &p.read, &p.written, progress.From(ctx))
 	defer s.Close()
 
-	q.Stream, q.Tree = s, m.Content == repo.Tree
+	q.Tree = m.Content == repo.Tree
 	if q.Tree {
 		q.NeedBytes = total
 	}
 
-	return p.e.Receive(ctx, q)
+	return p.e.Receive(ctx, q, engine.Content{Stream: s})
 }
 
-// receiveImage receives the image of a manifest, as the difference from base unless that is nil. task is the label of
-// its progress.
+// receiveImage receives the image of a manifest, as the difference from base unless that is nil. The progress
+// says that it pulls what.
 func (p *puller) receiveImage(
-	ctx context.Context, q engine.ReceiveRequest, base, m *repo.Manifest, task string,
+	ctx context.Context, q engine.ReceiveRequest, base, m *repo.Manifest, what string,
 ) (engine.Info, error) {
-	x := &restore{repo: p.repo, remote: p.remote, base: base, now: m, tracker: p.Tracker}
+	x := &restore{repo: p.repo, remote: p.remote, base: base, now: m, tracker: progress.From(ctx)}
 	q.NeedBytes = p.estimateBytes(ctx, base, m)
 	total := int64(0)
 	if base == nil {
 		total = m.Logical
 	}
 
-	q.Image = func(ctx context.Context, t engine.Target) error {
-		p.Tracker.Start(task, 0, total)
+	image := func(ctx context.Context, t engine.Target) error {
+		progress.From(ctx).StartOf(progress.Pulling, what, 0, total)
 		x.to = t
 		return x.restoreImage(ctx)
 	}
 
-	info, err := p.e.Receive(ctx, q)
+	info, err := p.e.Receive(ctx, q, engine.Content{Image: image})
 	p.read.Add(x.read.Load())
 	p.written.Add(x.written.Load())
 	return info, err

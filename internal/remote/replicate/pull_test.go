@@ -38,7 +38,7 @@ func (w *world) otherOf(t *testing.T, e *engine.Engine) *world {
 	t.Helper()
 	o := &world{t: t, e: e, dir: e.Dir()}
 	if _, err := Add(w.t.Context(), o.e, AddRequest{Name: "r", URL: w.r.URL, Identity: w.r.identity,
-		MustExist: true}); err != nil {
+		MustExist: true}, Access{}); err != nil {
 		w.t.Fatal(err)
 	}
 	o.load()
@@ -117,7 +117,7 @@ func (w *world) state() string {
 	w.t.Helper()
 	ctx := context.Background()
 	var b strings.Builder
-	vols, err := w.e.Volumes(ctx, false)
+	vols, err := w.e.Volumes(ctx, engine.VolumesRequest{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -151,7 +151,7 @@ func (w *world) used() int64 {
 	if err := w.e.Sync(context.Background()); err != nil {
 		w.t.Fatal(err)
 	}
-	p, err := w.e.Pool(context.Background(), false)
+	p, err := w.e.Pool(context.Background(), engine.PoolRequest{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -388,7 +388,7 @@ func TestTakeOver(t *testing.T) {
 	}
 	a.edit("v", func(f *os.File) { noise(t, f, 4, 3*mib, 8192) })
 	a.push("v")
-	if v, err := Verify(t.Context(), a.r, VerifyRequest{ReadPercent: 100}); err != nil || v.Err() != nil {
+	if v, err := Verify(t.Context(), nil, a.r, VerifyRequest{ReadPercent: 100}); err != nil || v.Err() != nil {
 		t.Errorf("%v, %v", err, v)
 	}
 }
@@ -596,7 +596,7 @@ func TestPullWithoutWriting(t *testing.T) {
 			done = true
 			for _, err := range []error{
 				func() error { _, err := RemoveVolume(t.Context(), w.r, ref.Ref{Name: "v"}); return err }(),
-				func() error { _, err := Prune(t.Context(), w.r, PruneRequest{}); return err }(),
+				func() error { _, err := Prune(t.Context(), nil, w.r, PruneRequest{}); return err }(),
 			} {
 				if err != nil {
 					t.Error(err)
@@ -635,7 +635,7 @@ func TestPullKeepsWhatItReads(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if _, err := Prune(t.Context(), w.r, PruneRequest{}); err != nil {
+			if _, err := Prune(t.Context(), nil, w.r, PruneRequest{}); err != nil {
 				t.Error(err)
 			}
 		}
@@ -646,7 +646,7 @@ func TestPullKeepsWhatItReads(t *testing.T) {
 		t.Errorf("got %+v", p)
 	}
 	o.store.Heal()
-	if out, err := Prune(t.Context(), w.r, PruneRequest{}); err != nil || out.UsedBytes != 0 || out.FreedBytes == 0 {
+	if out, err := Prune(t.Context(), nil, w.r, PruneRequest{}); err != nil || out.UsedBytes != 0 || out.FreedBytes == 0 {
 		t.Errorf("afterwards: %v, %+v", err, out)
 	}
 }

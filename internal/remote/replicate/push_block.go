@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/remote/repo"
@@ -48,7 +49,7 @@ func (c *imageContent) openContent(ctx context.Context) (unchanged bool, err err
 	// Prepare to read, and compare with the base.
 	c.merge, c.img.Ranges = merge, cacheRanges(c.img.Ranges)
 	c.reader = &imageReader{
-		img: *c.img, what: c.pt.Ref, merge: merge, hasSum: c.p.repo.HasSum, stats: c.stats, tracker: c.p.q.Tracker,
+		img: *c.img, what: c.pt.Ref, merge: merge, hasSum: c.p.repo.HasSum, stats: c.stats, tracker: progress.From(ctx),
 	}
 	next, stop := iter.Pull2(c.img.Ranges)
 	c.reader.ranges, c.stop = newReadAhead(c.img.R, next), stop
@@ -96,10 +97,10 @@ func (c *imageContent) storeSegments(ctx context.Context) error {
 
 	scratch := c.damaged || len(c.base.lost) > 0
 	pages := newMapper(nodes.Read, r.base, r.merge, scratch, r.img.SizeBytes, r.ahead)
-	p.q.Tracker.Start("pushing "+c.pt.Ref, 0, 0)
+	progress.From(ctx).StartOf(progress.Pushing, c.pt.Ref, 0, 0)
 
 	// Count the bytes for the progress display in the meantime.
-	if p.q.Tracker != nil {
+	if progress.From(ctx) != nil {
 		ectx, cancel := context.WithCancel(ctx)
 		var counting sync.WaitGroup
 		counting.Go(func() { p.expectTotal(ectx, r.img) })
@@ -173,7 +174,7 @@ func (p *pusher) expectTotal(ctx context.Context, img engine.Image) {
 			total += g.Length
 		}
 	}
-	p.q.Tracker.Expect(0, total)
+	progress.From(ctx).Expect(0, total)
 }
 
 // findSession finds the session of an interrupted push. Errors: errStale if the push cannot be resumed.

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"pando/internal/base/errs"
@@ -17,15 +18,34 @@ import (
 // errBaseDamaged means that changes cannot be merged into the map of a base, because part of the map cannot be read.
 var errBaseDamaged = errors.New("the base of this push is damaged")
 
-// Checks limits how often successive pushes check that their bases are complete on the remote.
-type Checks struct {
-	Every time.Duration // minimum time between two checks
-
-	last time.Time
+// checks limits how often successive pushes check that their bases are complete on the remote.
+type checks struct {
+	every time.Duration             // minimum time between two checks
+	last  atomic.Pointer[time.Time] // nil: there was none
 }
 
-// due reports whether a check is due. With nil Checks it always is.
-func (c *Checks) due() bool { return c == nil || c.last.IsZero() || time.Since(c.last) >= c.Every }
+type checksKey struct{}
+
+// CheckEvery returns a context in which pushes, together, check that their bases are complete on the remote at most
+// once in a while. In other contexts each push checks it.
+func CheckEvery(ctx context.Context, every time.Duration) context.Context {
+	return context.WithValue(ctx, checksKey{}, &checks{every: every})
+}
+
+// checksOf returns the limit of a context; nil: there is none.
+func checksOf(ctx context.Context) *checks {
+	c, _ := ctx.Value(checksKey{}).(*checks)
+	return c
+}
+
+// due reports whether a check is due. Without a limit it always is.
+func (c *checks) due() bool {
+	if c == nil {
+		return true
+	}
+	last := c.last.Load()
+	return last == nil || time.Since(*last) >= c.every
+}
 
 // lost is the data of a point that is missing or damaged on the remote.
 type lost struct {
@@ -42,7 +62,7 @@ func (p *pusher) findLost(ctx context.Context, id repo.ID) (lost, error) {
 	if out.segments == nil {
 		out.segments = map[repo.Segment]bool{}
 	}
-	if id.IsZero() || p.sizes == nil && !p.q.Checks.due() {
+	if id.IsZero() || p.sizes == nil && !checksOf(ctx).due() {
 		return out, nil
 	}
 
@@ -96,8 +116,9 @@ func (p *pusher) listSegments(ctx context.Context) error {
 	}
 
 	p.sizes = sizes
-	if p.q.Checks != nil {
-		p.q.Checks.last = time.Now()
+	if c := checksOf(ctx); c != nil {
+		now := time.Now()
+		c.last.Store(&now)
 	}
 
 	return nil

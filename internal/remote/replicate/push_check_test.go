@@ -171,10 +171,10 @@ func TestChecksAreAmortised(t *testing.T) {
 	w.importImage("g", 8*mib, func(f *os.File) { noise(t, f, 1, 0, mib) })
 	w.clone("g", "a")
 	w.clone("g", "b")
-	checks := &Checks{Every: time.Hour}
+	ctx := CheckEvery(t.Context(), time.Hour)
 	lists := func() int {
 		before := w.store.Count(storetest.List)
-		if _, err := Push(t.Context(), w.e, w.r, PushRequest{All: true, Checks: checks}); err != nil {
+		if _, err := Push(ctx, w.e, w.r, PushRequest{All: true}); err != nil {
 			t.Fatal(err)
 		}
 		return w.store.Count(storetest.List) - before
@@ -185,7 +185,8 @@ func TestChecksAreAmortised(t *testing.T) {
 	if n := lists(); n != 0 {
 		t.Errorf("the next push lists %d times", n)
 	}
-	checks.last = time.Now().Add(-2 * time.Hour)
+	before := time.Now().Add(-2 * time.Hour)
+	checksOf(ctx).last.Store(&before)
 	if n := lists(); n != 2 {
 		t.Errorf("a later push lists %d times", n)
 	}

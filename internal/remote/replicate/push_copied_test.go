@@ -52,7 +52,7 @@ func TestCopiesOfOneJournal(t *testing.T) {
 				if _, err := Push(t.Context(), o.e, o.r, q); !errs.Is(err, errs.Permission) {
 					t.Errorf("the other: %v", err)
 				}
-				if _, err := Prune(t.Context(), o.r, PruneRequest{Pool: o.e}); err != nil {
+				if _, err := Prune(t.Context(), o.e, o.r, PruneRequest{}); err != nil {
 					t.Errorf("the prune: %v", err)
 				}
 			}})
@@ -60,7 +60,7 @@ func TestCopiesOfOneJournal(t *testing.T) {
 			if out, err := w.tryPush("v"); err != nil || !out[0].Resumed {
 				t.Errorf("the first: %+v, %v", out, err)
 			}
-			if v, err := Verify(t.Context(), w.r, VerifyRequest{ReadPercent: 100}); err != nil || v.Err() != nil {
+			if v, err := Verify(t.Context(), nil, w.r, VerifyRequest{ReadPercent: 100}); err != nil || v.Err() != nil {
 				t.Errorf("%+v, %v", v, err)
 			}
 			w.checkPoint(w.open(), "v", w.image("v"))

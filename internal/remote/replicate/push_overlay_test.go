@@ -306,7 +306,7 @@ func TestPushRepairsLowerLayers(t *testing.T) {
 	key, _ := w.largestOf(w.open(), "g")
 	must(t, w.store.Delete(t.Context(), key))
 
-	v, err := Verify(t.Context(), w.r, VerifyRequest{})
+	v, err := Verify(t.Context(), nil, w.r, VerifyRequest{})
 	if err != nil || v.Err() == nil {
 		t.Fatalf("%v, %+v", err, v)
 	}

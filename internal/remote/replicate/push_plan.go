@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/warnings"
 	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/remote/repo"
@@ -26,7 +27,7 @@ func (p *pusher) planTree(ctx context.Context, x *pointPush, b base) (base, driv
 		}
 	}
 	if err == nil {
-		p.warn(x, expansionWarning(expected))
+		warn(ctx, x, expansionWarning(expected))
 	}
 
 	return b, expected, err
@@ -43,13 +44,9 @@ func (p *pusher) wasRaw(ctx context.Context, b base) (bool, error) {
 	return m.Raw, err
 }
 
-// warn reports a warning before a point is sent, or in its result if the request has no Warn.
-func (p *pusher) warn(x *pointPush, text string) {
-	if text == "" {
-		return
-	}
-	if p.q.Warn != nil {
-		p.q.Warn(x.pt.Ref + ": " + text)
+// warn reports a warning before a point is sent, or in its result if nobody listens.
+func warn(ctx context.Context, x *pointPush, text string) {
+	if text == "" || warnings.Tell(ctx, x.pt.Ref+": "+text) {
 		return
 	}
 	if x.note != "" {

@@ -58,7 +58,7 @@ func (w *world) pushPortable(names ...string) []Pushed {
 // whole wants everything on the remote to be whole.
 func (w *world) whole() {
 	w.t.Helper()
-	v, err := Verify(w.t.Context(), w.r, VerifyRequest{ReadPercent: 100})
+	v, err := Verify(w.t.Context(), nil, w.r, VerifyRequest{ReadPercent: 100})
 	if err != nil || v.Err() != nil {
 		w.t.Fatalf("%v, %+v", err, v)
 	}
@@ -255,7 +255,7 @@ func TestLongChainOfTrees(t *testing.T) {
 		t.Error("the chain has no end")
 	}
 	for range 2 {
-		if _, err := Prune(t.Context(), w.r, PruneRequest{Policy: Policy{Last: 2}, Patience: -1}); err != nil {
+		if _, err := Prune(t.Context(), nil, w.r, PruneRequest{Policy: Policy{Last: 2}, Patience: -1}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -324,7 +324,7 @@ func TestTreeKilled(t *testing.T) {
 		}
 		t.Logf("%s to %s: %d were killed", kinds[0], kinds[1], killed)
 		for range 2 { // seen, and then ended
-			if _, err := Prune(t.Context(), w.r, PruneRequest{Patience: -1}); err != nil {
+			if _, err := Prune(t.Context(), nil, w.r, PruneRequest{Patience: -1}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 	"pando/internal/remote/repo"
@@ -27,16 +26,10 @@ type PushRequest struct {
 	LimitBytes int64         // rate limit for uploads and downloads in bytes a second; 0: none
 	Freeze     engine.Freeze // whether to freeze the filesystem of a volume in use
 	Full       bool          // send all data again, even of points that are on the remote
-	Checks     *Checks       // how often to check that bases are complete; nil: in each Push
 	NoOrigin   bool          // do not first push the golden that a volume descends from
 	Portable   bool          // push trees in the form that every driver with trees can read: see treeContent
 
 	AcceptRollback bool // push even if the remote was reset to an older state than this pool has seen
-
-	// Warn is called with warnings before a point is sent. If it is nil, they are in the point's Note.
-	Warn func(text string)
-
-	Tracker *progress.Tracker
 }
 
 // Pushed describes one point that is on the remote after a Push. Its JSON form is stable.
@@ -72,9 +65,9 @@ type Pushed struct {
 // Of a volume, Push takes a snapshot, pushes it, and keeps it for the next push. It destroys earlier snapshots that
 // only served this purpose. A volume that has not changed since its last push gets no new point.
 //
-// Push first checks, with one listing of all segments (see Checks), that the base is complete. If data of it is missing
-// or has another size, Push reads the whole volume, compares it with the rest of the base, and sends the missing data
-// again. It also pushes a damaged point on the remote again, in its place.
+// Push first checks, with one listing of all segments (see CheckEvery), that the base is complete. If data of it is
+// missing or has another size, Push reads the whole volume, compares it with the rest of the base, and sends the
+// missing data again. It also pushes a damaged point on the remote again, in its place.
 //
 // A point is on the remote completely or not at all. The next push resumes an interrupted one with the same snapshot,
 // and then pushes the newer state. A point that fails does not prevent others from being pushed, unless the remote does
@@ -235,7 +228,7 @@ func (p *pusher) allTargets(ctx context.Context) ([]target, error) {
 		out = append(out, target{ref: ref.Ref{Name: g.Golden}})
 	}
 
-	volumes, err := p.e.Volumes(ctx, false)
+	volumes, err := p.e.Volumes(ctx, engine.VolumesRequest{})
 	if err != nil {
 		return nil, err
 	}

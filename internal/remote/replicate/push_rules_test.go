@@ -37,7 +37,7 @@ func (w *world) another(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	e := newEngine(t, testfs.XFS(t, 2<<30), reflink.Name)
-	if _, err := Add(t.Context(), e, AddRequest{Name: "r", URL: w.r.URL, Identity: string(key)}); err != nil {
+	if _, err := Add(t.Context(), e, AddRequest{Name: "r", URL: w.r.URL, Identity: string(key)}, Access{}); err != nil {
 		t.Fatal(err)
 	}
 	o := &world{t: t, e: e, dir: e.Dir()}
@@ -439,7 +439,7 @@ func TestPushTwoRemotes(t *testing.T) {
 	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, 4*mib) })
 	w.clone("g", "v")
 	if _, err := Add(t.Context(), w.e, AddRequest{Name: "s",
-		URL: "file:" + filepath.Join(t.TempDir(), "second")}); err != nil {
+		URL: "file:" + filepath.Join(t.TempDir(), "second")}, Access{}); err != nil {
 		t.Fatal(err)
 	}
 	var remotes []*Remote

@@ -66,7 +66,7 @@ func TestPushSharesWithAnyPoint(t *testing.T) {
 	for head, volume := range map[string]string{"tw": "tw", "copy": "tw3", "tw5": "tw5"} {
 		w.checkPoint(rp, head, w.image(volume))
 	}
-	v, err := Verify(t.Context(), w.r, VerifyRequest{ReadPercent: 100})
+	v, err := Verify(t.Context(), nil, w.r, VerifyRequest{ReadPercent: 100})
 	if err != nil || v.Err() != nil {
 		t.Fatal(err, v.Err())
 	}

@@ -37,7 +37,7 @@ func (p *pusher) takeSnapshot(ctx context.Context, name string, j *journal) (eng
 			return engine.Point{}, err
 		}
 
-		q := engine.SnapshotRequest{Volume: vol, Name: at, Freeze: p.q.Freeze, Tracker: p.q.Tracker}
+		q := engine.SnapshotRequest{Volume: vol, Name: at, Freeze: p.q.Freeze}
 		_, err := p.e.Snapshot(ctx, q)
 		if err == nil {
 			return p.e.Point(ctx, snap)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 
+	"pando/internal/base/progress"
 	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/remote/repo"
@@ -82,7 +83,7 @@ func (c *filesContent) reportResult(out *Pushed) {
 // storeSegments runs the pipeline over the stream.
 func (c *filesContent) storeSegments(ctx context.Context) error {
 	pl := &pipeline{repo: c.p.repo, session: c.session.ID, stats: c.stats, ready: c.lease.waitBegun}
-	c.p.q.Tracker.Start("pushing "+c.pt.Ref, 0, c.expected.Bytes)
+	progress.From(ctx).StartOf(progress.Pushing, c.pt.Ref, 0, c.expected.Bytes)
 	err := pl.storeAll(ctx, c.produce)
 	c.frames = pl.frames
 	return err
@@ -140,7 +141,7 @@ func (w *streamWriter) Write(b []byte) (int, error) {
 		w.b.addRaw(n)
 		done += n
 		w.stats.read.Add(int64(n))
-		w.p.q.Tracker.Add(0, int64(n))
+		progress.From(w.ctx).Add(0, int64(n))
 	}
 
 	return done, nil

@@ -98,7 +98,7 @@ func TestPushTrees(t *testing.T) {
 		t.Helper()
 		m, stream := w.stream(rp, p.Manifest)
 		q := engine.ReceiveRequest{Volume: ref.MustName(head), Snapshot: ref.MustName(p.Name), FS: driver.Native,
-			Base: last[m.Parent], Stream: bytes.NewReader(stream)}
+			Base: last[m.Parent]}
 		if !m.Parent.IsZero() && q.Base == "" {
 			t.Fatalf("%s@%s needs what is not there", head, p.Name)
 		}
@@ -107,7 +107,7 @@ func TestPushTrees(t *testing.T) {
 		} else if _, err := other.SnapshotNames(t.Context(), ref.MustName(head)); err == nil {
 			q.Update = true
 		}
-		if _, err := other.Receive(t.Context(), q); err != nil {
+		if _, err := other.Receive(t.Context(), q, engine.Content{Stream: bytes.NewReader(stream)}); err != nil {
 			t.Fatalf("%s@%s: %v", head, p.Name, err)
 		}
 		r := ref.Ref{Name: head, At: p.Name}

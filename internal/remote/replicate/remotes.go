@@ -83,8 +83,6 @@ type AddRequest struct {
 	Recipients []string
 	// MustExist refuses to create a repository, MustCreate to open an existing one.
 	MustExist, MustCreate bool
-	// Access is how to reach the store.
-	Access Access
 }
 
 // Added is the result of Add.
@@ -104,7 +102,7 @@ type Added struct {
 //
 // Errors: Exists, Invalid, Permission (no key opens the repository; the store refuses access), Unsupported (the store
 // does not honour conditional requests), and the kinds of the store.
-func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
+func Add(ctx context.Context, e *engine.Engine, q AddRequest, access Access) (Added, error) {
 	// Check the request.
 	if err := ref.CheckName(opAdd, q.Name); err != nil {
 		return Added{}, err
@@ -137,7 +135,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 	// Make this host's key, then open or create the repository with it.
 	adding := filepath.Join(top, addingPrefix+q.Name)
 	r := Remote{Format: remoteFormat, Name: q.Name, URL: q.URL, AddedAt: time.Now().UTC().Truncate(time.Second),
-		dir: adding, access: q.Access}
+		dir: adding, access: access}
 	fresh, err := r.hostIdentity()
 	if err != nil {
 		return Added{}, errs.Wrap(opAdd, q.Name, err)
@@ -549,9 +547,8 @@ func List(pool string) ([]string, error) {
 
 // RemoveRequest names the remote to remove.
 type RemoveRequest struct {
-	Name   string
-	Access Access // how to reach the store
-	Force  bool   // even if the repository cannot be reached
+	Name  string
+	Force bool // even if the repository cannot be reached
 
 	// LoseKeys, with Force: even if no other key opens the repository, or that cannot be found out.
 	LoseKeys bool
@@ -561,7 +558,7 @@ type RemoveRequest struct {
 // not change; it keeps this host's slot. Errors: NotFound; Conflict if this host's key is the only one that opens the
 // repository, unless LoseKeys; those of Load and Remote.Open. With Force, the pool's copy of the config says which keys
 // there are if the repository cannot be reached.
-func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
+func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest, access Access) error {
 	top := remotesDir(e.Dir())
 	if err := ref.CheckName(opRemove, q.Name); err != nil {
 		return err
@@ -576,7 +573,7 @@ func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 
 	// Refuse to remove the only key.
 	dir := filepath.Join(top, q.Name)
-	r, err := Load(e.Dir(), q.Name, q.Access)
+	r, err := Load(e.Dir(), q.Name, access)
 	if errs.Is(err, errs.NotFound) {
 		return err
 	}

@@ -27,7 +27,7 @@ func TestRemoteAdd(t *testing.T) {
 	if names, err := List(e.Dir()); err != nil || len(names) != 0 {
 		t.Fatalf("%v, %v", names, err)
 	}
-	added, err := Add(t.Context(), e, AddRequest{Name: "one", URL: url, Passphrase: "a few good words"})
+	added, err := Add(t.Context(), e, AddRequest{Name: "one", URL: url, Passphrase: "a few good words"}, Access{})
 	if err != nil || !added.Created || !strings.HasPrefix(added.Recipient, "age1") {
 		t.Fatalf("%+v, %v", added, err)
 	}
@@ -62,7 +62,7 @@ func TestRemoteAdd(t *testing.T) {
 
 	// What is refused.
 	add := func(q AddRequest) error {
-		_, err := Add(t.Context(), e, q)
+		_, err := Add(t.Context(), e, q, Access{})
 		return err
 	}
 	wantKind(t, add(AddRequest{Name: "one", URL: url}), errs.Exists, "another name")
@@ -86,46 +86,48 @@ func TestRemoteAdd(t *testing.T) {
 	}
 
 	// A second way to it, by passphrase and by key.
-	if added, err = Add(t.Context(), e, AddRequest{Name: "two", URL: url, Passphrase: "a few good words"}); err != nil ||
+	if added, err = Add(t.Context(), e, AddRequest{Name: "two", URL: url, Passphrase: "a few good words"},
+		Access{}); err != nil ||
 		added.Created {
 		t.Fatalf("%+v, %v", added, err)
 	}
-	if added, err = Add(t.Context(), e, AddRequest{Name: "three", URL: url, Identity: string(key)}); err != nil ||
+	if added, err = Add(t.Context(), e, AddRequest{Name: "three", URL: url, Identity: string(key)},
+		Access{}); err != nil ||
 		added.Created || added.Mark.ID != r.Mark.ID {
 		t.Fatalf("%+v, %v", added, err)
 	}
 	if kept, err := os.ReadFile(added.IdentityFile()); err != nil || string(kept) == string(key) {
 		t.Errorf("the key that opened it was kept: %v", err)
 	}
-	_, err = Add(t.Context(), e, AddRequest{Name: "four", URL: url, MustCreate: true})
+	_, err = Add(t.Context(), e, AddRequest{Name: "four", URL: url, MustCreate: true}, Access{})
 	wantKind(t, err, errs.Exists, `remove parameter "create"`)
 	if names, err := List(e.Dir()); err != nil || !slices.Equal(names, []string{"one", "three", "two"}) {
 		t.Errorf("%v, %v", names, err)
 	}
 	// The pool is not removed while it has keys.
-	_, err = engine.Deinit(t.Context(), engine.DeinitRequest{Dir: e.Dir()}, testDrivers)
+	_, err = engine.Deinit(t.Context(), engine.DeinitRequest{Dir: e.Dir()}, testDrivers, nil)
 	wantKind(t, err, errs.InUse, `operation "remote rm"`)
 
 	for _, n := range []string{"one", "two", "three"} {
-		if err := Remove(t.Context(), e, RemoveRequest{Name: n}); err != nil {
+		if err := Remove(t.Context(), e, RemoveRequest{Name: n}, Access{}); err != nil {
 			t.Fatal(err)
 		}
 		_, err := Load(e.Dir(), n, Access{})
 		wantKind(t, err, errs.NotFound, `operation "remote ls"`)
-		wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: n}), errs.NotFound, `operation "remote ls"`)
+		wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: n}, Access{}), errs.NotFound, `operation "remote ls"`)
 	}
 	// The only key.
-	if added, err = Add(t.Context(), e, AddRequest{Name: "only", URL: none}); err != nil || !added.Created {
+	if added, err = Add(t.Context(), e, AddRequest{Name: "only", URL: none}, Access{}); err != nil || !added.Created {
 		t.Fatal(err)
 	}
-	wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: "only"}), errs.Conflict, `operation "remote key add"`)
+	wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: "only"}, Access{}), errs.Conflict, `operation "remote key add"`)
 
 	// Keys that go together with the pool.
 	atStake := func() error { return CheckOtherKeys(t.Context(), e.Dir(), Access{}) }
 	wantKind(t, atStake(), errs.Conflict, `operation "remote key export" of only`)
 	key, err = os.ReadFile(added.IdentityFile())
 	must(t, err)
-	if _, err := Add(t.Context(), e, AddRequest{Name: "same", URL: none, Identity: string(key)}); err != nil {
+	if _, err := Add(t.Context(), e, AddRequest{Name: "same", URL: none, Identity: string(key)}, Access{}); err != nil {
 		t.Fatal(err)
 	}
 	wantKind(t, atStake(), errs.Conflict, `operation "remote key export" of only`) // both keys are in the pool
@@ -134,12 +136,13 @@ func TestRemoteAdd(t *testing.T) {
 	_, err = AddKey(t.Context(), r, NewKey{Label: "people", Passphrase: "a few good words"})
 	must(t, err)
 	must(t, atStake())
-	if _, err := Add(t.Context(), e, AddRequest{Name: "sole", URL: "file:" + filepath.Join(dir, "sole")}); err != nil {
+	sole := AddRequest{Name: "sole", URL: "file:" + filepath.Join(dir, "sole")}
+	if _, err := Add(t.Context(), e, sole, Access{}); err != nil {
 		t.Fatal(err)
 	}
 	wantKind(t, atStake(), errs.Conflict, `operation "remote key export" of sole`)
-	must(t, Remove(t.Context(), e, RemoveRequest{Name: "sole", Force: true, LoseKeys: true}))
-	if err := Remove(t.Context(), e, RemoveRequest{Name: "only", Force: true}); err != nil {
+	must(t, Remove(t.Context(), e, RemoveRequest{Name: "sole", Force: true, LoseKeys: true}, Access{}))
+	if err := Remove(t.Context(), e, RemoveRequest{Name: "only", Force: true}, Access{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -150,7 +153,7 @@ func TestRemoteInterruptedAdd(t *testing.T) {
 	dir := t.TempDir()
 	e := newEngine(t, t.TempDir(), plain.Name)
 	url := "file:" + filepath.Join(dir, "store")
-	added, err := Add(t.Context(), e, AddRequest{Name: "r", URL: url})
+	added, err := Add(t.Context(), e, AddRequest{Name: "r", URL: url}, Access{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +165,7 @@ func TestRemoteInterruptedAdd(t *testing.T) {
 	if err := os.Remove(filepath.Join(adding, remoteName)); err != nil {
 		t.Fatal(err)
 	}
-	again, err := Add(t.Context(), e, AddRequest{Name: "r", URL: url})
+	again, err := Add(t.Context(), e, AddRequest{Name: "r", URL: url}, Access{})
 	if err != nil || again.Created || again.Recipient != added.Recipient {
 		t.Fatalf("%+v, %v", again, err)
 	}
@@ -174,10 +177,11 @@ func TestRemoteInterruptedAdd(t *testing.T) {
 	if names, err := List(e.Dir()); err != nil || len(names) != 0 {
 		t.Errorf("%v, %v", names, err)
 	}
-	if _, err := Add(t.Context(), e, AddRequest{Name: "r", URL: "file:" + filepath.Join(dir, "new")}); err != nil {
+	fresh := AddRequest{Name: "r", URL: "file:" + filepath.Join(dir, "new")}
+	if _, err := Add(t.Context(), e, fresh, Access{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := Remove(t.Context(), e, RemoveRequest{Name: "r", Force: true, LoseKeys: true}); err != nil {
+	if err := Remove(t.Context(), e, RemoveRequest{Name: "r", Force: true, LoseKeys: true}, Access{}); err != nil {
 		t.Fatal(err)
 	}
 	// Of several that add one name at once, one does.
@@ -186,7 +190,7 @@ func TestRemoteInterruptedAdd(t *testing.T) {
 	ok := 0
 	for range 4 {
 		all.Go(func() {
-			_, err := Add(context.Background(), e, AddRequest{Name: "r", URL: "file:" + filepath.Join(dir, "many")})
+			_, err := Add(context.Background(), e, AddRequest{Name: "r", URL: "file:" + filepath.Join(dir, "many")}, Access{})
 			mu.Lock()
 			defer mu.Unlock()
 			if err == nil {
@@ -208,7 +212,7 @@ func TestRemoteReplaced(t *testing.T) {
 	dir := t.TempDir()
 	e := newEngine(t, t.TempDir(), plain.Name)
 	store := filepath.Join(dir, "store")
-	if _, err := Add(t.Context(), e, AddRequest{Name: "r", URL: "file:" + store}); err != nil {
+	if _, err := Add(t.Context(), e, AddRequest{Name: "r", URL: "file:" + store}, Access{}); err != nil {
 		t.Fatal(err)
 	}
 	old, err := os.ReadFile(filepath.Join(store, "config"))

@@ -29,8 +29,7 @@ const repairedPool = "repaired"
 
 // RepairRequest says what to repair.
 type RepairRequest struct {
-	DryRun  bool // only report what would be done
-	Tracker *progress.Tracker
+	DryRun bool // only report what would be done
 }
 
 // Repaired is the result of Repair. After a dry run it says what Repair would do.
@@ -189,7 +188,7 @@ func (x *repairer) runRepair(ctx context.Context) (*Repaired, error) {
 // readUnnamedManifests reads the listed manifests that no readable head names, and finds out which of them are
 // complete.
 func (x *repairer) readUnnamedManifests(ctx context.Context, heads headset) error {
-	x.Tracker.Start("reading manifests", 0, 0)
+	progress.From(ctx).Start(progress.ReadingManifests, 0, 0)
 	named := map[repo.ID]bool{}
 	for _, h := range heads.good {
 		var bad []*pageFault
@@ -207,7 +206,7 @@ func (x *repairer) readUnnamedManifests(ctx context.Context, heads headset) erro
 	x.segments, x.manifests, x.whole = o.present(), map[repo.ID]*repo.Manifest{}, map[repo.ID]bool{}
 	unnamed := slices.DeleteFunc(o.manifests, func(id repo.ID) bool { return named[id] })
 	err := readManifests(ctx, x.repo, unnamed, func(m repo.Manifest) {
-		x.Tracker.Add(1, 0)
+		progress.From(ctx).Add(1, 0)
 		x.whole[m.ID] = x.hasStream(&m)
 		m.Stream, m.Uses = nil, nil // a million of them fit into memory without these
 		x.manifests[m.ID] = &m

@@ -246,7 +246,7 @@ func (p *pruner) acceptRollback(ctx context.Context, all headset) error {
 		switch {
 		case p.DryRun:
 		case b.lost:
-			err = p.Pool.DropRemoteHead(ctx, known.Repo, b.volume)
+			err = p.pool.DropRemoteHead(ctx, known.Repo, b.volume)
 		default:
 			_, err = changeHead(ctx, p.repo, opRemotePrune, b.volume, func(h *repo.Head) (bool, error) {
 				if (headMemory{b.volume: known}).rollbackReason(h, true) == "" && (b.token.IsZero() || h.Token != b.token) {

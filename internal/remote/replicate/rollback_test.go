@@ -22,7 +22,7 @@ func (w *world) pushChange(t *testing.T, name string, seed uint64) Pushed {
 // verified is what a verify by this pool says.
 func (w *world) verified(t *testing.T) *Verified {
 	t.Helper()
-	out, err := Verify(t.Context(), w.r, VerifyRequest{Pool: w.e})
+	out, err := Verify(t.Context(), w.e, w.r, VerifyRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,8 +30,8 @@ func (w *world) verified(t *testing.T) *Verified {
 }
 
 func (w *world) tryPrune(q PruneRequest) (*Pruned, error) {
-	q.Pool, q.Patience = w.e, -1
-	return Prune(w.t.Context(), w.r, q)
+	q.Patience = -1
+	return Prune(w.t.Context(), w.e, w.r, q)
 }
 
 // accept prunes and wants that rollbacks of these volumes are accepted.
@@ -85,7 +85,7 @@ func (w *world) wantRollback(t *testing.T, rp *repo.Repo, name, hint string) {
 	if out.TotalProblems != 1 || len(found) != 1 || !strings.HasPrefix(found[0].Object, "heads/") {
 		t.Errorf("verify finds %v", out.Problems)
 	}
-	one, err := Verify(t.Context(), w.r, VerifyRequest{Pool: w.e, Names: []string{name}})
+	one, err := Verify(t.Context(), w.e, w.r, VerifyRequest{Names: []string{name}})
 	if err != nil || one.TotalProblems != 1 {
 		t.Errorf("verify of %s: %+v, %v", name, one, err)
 	}
@@ -122,7 +122,7 @@ func TestRollbackWithinEpoch(t *testing.T) {
 	if v := a.verified(t); !v.Problems[0].Rollback || !strings.Contains(errs.HintOf(v.Err()), "accept-rollback") {
 		t.Errorf("%+v, %v", v.Problems, errs.HintOf(v.Err()))
 	}
-	if v, err := Verify(t.Context(), a.r, VerifyRequest{}); err != nil || v.TotalProblems != 0 {
+	if v, err := Verify(t.Context(), nil, a.r, VerifyRequest{}); err != nil || v.TotalProblems != 0 {
 		t.Errorf("without a pool: %+v, %v", v, err)
 	}
 	_, err := a.tryPush("v")

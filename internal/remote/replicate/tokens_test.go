@@ -219,7 +219,7 @@ func (w *world) copied(t *testing.T) *world {
 	t.Cleanup(func() {
 		o.e.Close()
 		q := engine.DeinitRequest{Dir: to, Force: true}
-		if _, err := engine.Deinit(context.Background(), q, testDrivers); err != nil {
+		if _, err := engine.Deinit(context.Background(), q, testDrivers, nil); err != nil {
 			t.Errorf("deinit of a copy: %v", err)
 		}
 	})

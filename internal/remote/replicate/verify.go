@@ -29,10 +29,6 @@ type VerifyRequest struct {
 	Names       []string // of volumes; none: all
 	ReadPercent float64  // of the data that volumes need, to read and check; 0: none, 100: all
 	Seed        uint64   // of the random sample; 0: draw one
-	Tracker     *progress.Tracker
-	Pool        *engine.Engine // that remembers heads, to detect lost and rolled-back ones; nil: none
-
-	scratch string // directory for temporary data that does not fit into memory
 }
 
 // Problem is damage that was found in a remote.
@@ -159,15 +155,17 @@ func (v *Verified) Err() error {
 //
 // Problems are not errors of Verify: see [Verified.Err]. Errors: NotFound (a name), and
 // those of a store that does not answer.
-func Verify(ctx context.Context, r *Remote, q VerifyRequest) (*Verified, error) {
+//
+// e is the pool that remembers heads, to detect lost and rolled-back ones. nil remembers none.
+func Verify(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequest) (*Verified, error) {
 	rp, err := r.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
 
 	defer rp.Close()
-	q.scratch = r.dir
-	out, err := verify(ctx, rp, q)
+	v := &verifier{repo: rp, VerifyRequest: q, pool: e, expectations: expectations{dir: r.dir}}
+	out, err := v.verify(ctx)
 	if err == nil && slices.ContainsFunc(out.Problems, func(p Problem) bool {
 		return strings.HasPrefix(p.Object, "heads/")
 	}) {
@@ -182,31 +180,28 @@ func Verify(ctx context.Context, r *Remote, q VerifyRequest) (*Verified, error) 
 }
 
 // verify is Verify in a repository that is open.
-func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, error) {
-	if math.IsNaN(q.ReadPercent) || q.ReadPercent < 0 || q.ReadPercent > 100 {
+func (v *verifier) verify(ctx context.Context) (*Verified, error) {
+	if math.IsNaN(v.ReadPercent) || v.ReadPercent < 0 || v.ReadPercent > 100 {
 		return nil, errs.New(errs.Invalid, opVerify, "", "%v is not a percentage of the data: it must be between 0 and 100",
-			q.ReadPercent)
+			v.ReadPercent)
 	}
 
-	for _, n := range q.Names {
+	for _, n := range v.Names {
 		if err := ref.CheckName(opVerify, n); err != nil {
 			return nil, err
 		}
 	}
 
-	v := &verifier{
-		repo: rp, VerifyRequest: q, number: map[repo.Segment]uint32{}, sizes: map[repo.Segment]uint32{},
-		named: map[repo.ID]bool{}, needing: map[repo.ID][]owner{},
-		memory: semaphore.NewWeighted(walkMemory), expectations: expectations{dir: q.scratch, limit: expectedInMemory},
-		unreadableNodes: map[repo.NodeRef]string{}, faults: map[expected]string{}, findings: map[findingKey]*finding{},
-		spoilt: map[string]string{},
-		out:    &Verified{Unknown: []string{}, Warnings: []Problem{}, Problems: []Problem{}},
-	}
-
+	v.number, v.sizes = map[repo.Segment]uint32{}, map[repo.Segment]uint32{}
+	v.named, v.needing = map[repo.ID]bool{}, map[repo.ID][]owner{}
+	v.memory, v.expectations.limit = semaphore.NewWeighted(walkMemory), expectedInMemory
+	v.unreadableNodes, v.faults = map[repo.NodeRef]string{}, map[expected]string{}
+	v.findings, v.spoilt = map[findingKey]*finding{}, map[string]string{}
+	v.out = &Verified{Unknown: []string{}, Warnings: []Problem{}, Problems: []Problem{}}
 	defer v.expectations.close()
 
 	var err error
-	if v.witness, err = newWitness(ctx, v.Pool, rp); err != nil {
+	if v.witness, err = newWitness(ctx, v.pool, v.repo); err != nil {
 		return nil, err
 	}
 
@@ -215,7 +210,7 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 	}
 
 	if err := v.runVerify(ctx); err != nil {
-		return nil, errs.Wrap(opVerify, rp.Store().String(), err)
+		return nil, errs.Wrap(opVerify, v.repo.Store().String(), err)
 	}
 
 	return v.out, nil
@@ -225,6 +220,7 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 // it never holds all manifests, all pages, or all that these expect of segments.
 type verifier struct {
 	VerifyRequest
+	pool    *engine.Engine // nil: none
 	repo    *repo.Repo
 	out     *Verified
 	witness witness
@@ -263,7 +259,7 @@ type verifier struct {
 
 // runVerify checks points, objects and, with ReadPercent, data, and puts the problems into the result.
 func (v *verifier) runVerify(ctx context.Context) error {
-	v.Tracker.Start("reading manifests", 0, 0)
+	progress.From(ctx).Start(progress.ReadingManifests, 0, 0)
 	heads, err := v.readHeads(ctx)
 	if err != nil {
 		return err
@@ -281,7 +277,7 @@ func (v *verifier) runVerify(ctx context.Context) error {
 	v.warnOfLostOrigins()
 
 	// List all objects, and compare segments with what is expected of them.
-	v.Tracker.Start("listing objects", 0, 0)
+	progress.From(ctx).Start(progress.ListingObjects, 0, 0)
 	if err := v.listAndCount(ctx); err != nil {
 		return err
 	}

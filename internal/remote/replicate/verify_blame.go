@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/remote/repo"
 )
 
@@ -147,7 +148,7 @@ func (v *verifier) blamePoints(ctx context.Context) error {
 	if !v.damaged && len(v.unreadableNodes) == 0 && len(v.faults) == 0 {
 		return nil
 	}
-	v.Tracker.Start("finding affected points", 0, 0)
+	progress.From(ctx).Start(progress.FindingAffectedPoints, 0, 0)
 	return eachOf(ctx, v.spans, v.blameSpan)
 }
 
@@ -156,7 +157,7 @@ func (v *verifier) blameSpan(ctx context.Context, s span) error {
 	trees := newTreeBlame(v)
 	for _, c := range s.points {
 		m, err := v.repo.Manifest(ctx, c.manifest)
-		v.Tracker.Add(1, 0)
+		progress.From(ctx).Add(1, 0)
 		switch {
 		case isUnreadable(err):
 			continue // this was reported before, or the manifest has just been removed

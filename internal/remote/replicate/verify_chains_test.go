@@ -50,7 +50,7 @@ func TestVerifyNamesChains(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out, err := Verify(t.Context(), w.r, VerifyRequest{})
+		out, err := Verify(t.Context(), nil, w.r, VerifyRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}

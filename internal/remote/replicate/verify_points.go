@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"pando/internal/base/progress"
 	"pando/internal/remote/repo"
 )
 
@@ -232,7 +233,7 @@ func (v *verifier) checkSpan(ctx context.Context, s span) error {
 
 	for _, c := range s.points {
 		m, err := v.repo.Manifest(ctx, c.manifest)
-		v.Tracker.Add(1, 0)
+		progress.From(ctx).Add(1, 0)
 		switch {
 		case isUnreadable(err):
 			v.report(c.owner.problem("manifests/"+c.manifest.String(), "%v", err))

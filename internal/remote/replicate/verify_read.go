@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"pando/internal/base/progress"
 	"pando/internal/remote/repo"
 
 	"golang.org/x/sync/errgroup"
@@ -22,7 +23,7 @@ const maxGroup = 128 << 10
 // readData reads the segments that volumes need, or a sample of them, each once, and compares them with what the
 // volumes expect.
 func (v *verifier) readData(ctx context.Context) error {
-	chosen := v.chooseSegments()
+	chosen := v.chooseSegments(ctx)
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(readers)
 	var group []expected
@@ -57,7 +58,7 @@ func (v *verifier) readData(ctx context.Context) error {
 }
 
 // chooseSegments reports for each segment whether it is read.
-func (v *verifier) chooseSegments() []bool {
+func (v *verifier) chooseSegments(ctx context.Context) []bool {
 	var all []int
 	for i, s := range v.segments {
 		if _, ok := v.listed[s.Segment]; ok { // others are reported as missing
@@ -81,7 +82,7 @@ func (v *verifier) chooseSegments() []bool {
 		total += v.storedBytes(v.segments[i].Segment, v.listed[v.segments[i].Segment], packs)
 	}
 
-	v.Tracker.Start("reading data", int64(len(all)), total)
+	progress.From(ctx).Start(progress.ReadingData, int64(len(all)), total)
 	return chosen
 }
 
@@ -138,7 +139,7 @@ func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) er
 
 	if !v.segments[n].read { // a segment with more than maxGroup expectations is read several times, but counted once
 		size := v.storedBytes(s, v.listed[s], v.packsRead)
-		v.Tracker.Add(1, size)
+		progress.From(ctx).Add(1, size)
 		v.segments[n].read = true
 		v.out.ReadSegments++
 		v.out.ReadBytes += size

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
@@ -32,16 +33,16 @@ type RepairedPoint struct {
 // Points whose data this pool does not have are returned with the host that writes the volume. Lists of points are
 // repaired by [Repair].
 func VerifyRepair(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequest) (*Verified, error) {
-	out, err := Verify(ctx, r, q)
+	out, err := Verify(ctx, e, r, q)
 	if err != nil || out.TotalProblems == 0 {
 		return out, err
 	}
 
 	// Repair tables first: then data that these locate need not be sent again.
-	q.Tracker.Start("repairing", 0, 0)
+	progress.From(ctx).Start(progress.Repairing, 0, 0)
 	q.Seed = out.Seed // check the same sample again
 	var found []RepairedPoint
-	if out, found, err = verifyTables(ctx, r, q, out); err != nil {
+	if out, found, err = verifyTables(ctx, e, r, q, out); err != nil {
 		return nil, err
 	}
 
@@ -52,7 +53,7 @@ func VerifyRepair(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequ
 	}
 
 	if slices.ContainsFunc(done, func(d RepairedPoint) bool { return d.Repaired }) {
-		if out, err = Verify(ctx, r, q); err != nil {
+		if out, err = Verify(ctx, e, r, q); err != nil {
 			return nil, err
 		}
 	}
@@ -73,7 +74,7 @@ func VerifyRepair(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequ
 // verifyTables rebuilds tables of moved data if verify found that some are damaged or missing. It returns the result of
 // another verify, and the points that are complete again.
 func verifyTables(
-	ctx context.Context, r *Remote, q VerifyRequest, was *Verified,
+	ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequest, was *Verified,
 ) (now *Verified, whole []RepairedPoint, err error) {
 	ofTable := slices.DeleteFunc(slices.Clone(was.Problems), func(p Problem) bool {
 		return !strings.HasPrefix(p.Object, "moved/")
@@ -93,7 +94,7 @@ func verifyTables(
 		return nil, nil, err
 	}
 
-	if now, err = Verify(ctx, r, q); err != nil {
+	if now, err = Verify(ctx, e, r, q); err != nil {
 		return nil, nil, err
 	}
 
@@ -138,7 +139,7 @@ func affectedPoints(problems []Problem) map[string][]string {
 func repairPoints(
 	ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequest, problems []Problem,
 ) ([]RepairedPoint, error) {
-	p := &pusher{e: e, r: r, q: PushRequest{NoOrigin: true, Tracker: q.Tracker}, bad: map[repo.Segment]bool{}}
+	p := &pusher{e: e, r: r, q: PushRequest{NoOrigin: true}, bad: map[repo.Segment]bool{}}
 	if err := p.openRepo(ctx); err != nil {
 		return nil, err
 	}

@@ -60,7 +60,7 @@ func TestVerifyRepair(t *testing.T) {
 
 			// The pool has the generation, and the newest snapshot of the volume; the one before is gone.
 			q := VerifyRequest{ReadPercent: 100}
-			found, err := Verify(t.Context(), w.r, q)
+			found, err := Verify(t.Context(), nil, w.r, q)
 			if err != nil || found.TotalProblems == 0 || found.Repaired != nil {
 				t.Fatalf("%+v, %v", found, err)
 			}
@@ -152,7 +152,7 @@ func TestVerifyRepairOfTables(t *testing.T) {
 		w.edit("v", func(f *os.File) { noise(t, f, 2+i, int64(i)*mib, 64<<10) })
 		w.push("v")
 	}
-	out, err := Prune(t.Context(), w.r, PruneRequest{MaxRepack: -1})
+	out, err := Prune(t.Context(), nil, w.r, PruneRequest{MaxRepack: -1})
 	if err != nil || out.Packs == 0 {
 		t.Fatalf("nothing was repacked: %+v, %v", out, err)
 	}
@@ -164,7 +164,7 @@ func TestVerifyRepairOfTables(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	found, err := Verify(t.Context(), w.r, VerifyRequest{})
+	found, err := Verify(t.Context(), nil, w.r, VerifyRequest{})
 	if err != nil || found.TotalProblems != 1 || found.Problems[0].Points < 20 {
 		t.Fatalf("verify: %v, %+v", err, found.Problems)
 	}

@@ -16,6 +16,11 @@ import (
 	"pando/internal/testing/storetest"
 )
 
+// verify is Verify in a repository that is open.
+func verify(ctx context.Context, r *repo.Repo, q VerifyRequest) (*Verified, error) {
+	return (&verifier{repo: r, VerifyRequest: q}).verify(ctx)
+}
+
 // flipAt changes a bit of one object, in whatever range of it is read.
 func flipAt(key string, at int64) storetest.Fault {
 	return storetest.Fault{
@@ -463,7 +468,7 @@ func TestVolumes(t *testing.T) {
 		}
 		s := fmt.Sprint(l.Name, " ", len(l.Points))
 		for _, w := range l.Sessions {
-			s += " " + w.Kind + " by " + w.Host
+			s += " " + string(w.Kind) + " by " + w.Host
 		}
 		got = append(got, s)
 	}

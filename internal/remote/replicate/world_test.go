@@ -63,7 +63,7 @@ func initEngine(t *testing.T, q engine.InitRequest) *engine.Engine {
 	t.Cleanup(func() {
 		e.Close()
 		q := engine.DeinitRequest{Dir: pool, Force: true}
-		if _, err := engine.Deinit(context.Background(), q, testDrivers); err != nil {
+		if _, err := engine.Deinit(context.Background(), q, testDrivers, nil); err != nil {
 			t.Errorf("deinit at the end: %v", err)
 		}
 		if _, err := os.Stat(pool); err == nil {
@@ -107,7 +107,7 @@ func worldOn(t *testing.T, dir, driverName, url string) *world {
 func worldOf(t *testing.T, e *engine.Engine, url string) *world {
 	t.Helper()
 	w := &world{t: t, e: e, dir: e.Dir()}
-	if _, err := Add(t.Context(), e, AddRequest{Name: "r", URL: url}); err != nil {
+	if _, err := Add(t.Context(), e, AddRequest{Name: "r", URL: url}, Access{}); err != nil {
 		t.Fatal(err)
 	}
 	w.load()

@@ -8,12 +8,13 @@ import (
 	"strings"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/linux/run"
 )
 
 // update brings the repository up to date, and checks out the default branch of the remote. It returns its name.
 func (r *repository) update(ctx context.Context) (branch string, err error) {
-	r.tracker.Start("fetching", 0, 0)
+	progress.From(ctx).Start(progress.Fetching, 0, 0)
 	if err := r.fetch(ctx); err != nil {
 		return "", err
 	}
@@ -22,7 +23,7 @@ func (r *repository) update(ctx context.Context) (branch string, err error) {
 		return "", err
 	}
 
-	r.tracker.Start("checking out", 0, 0)
+	progress.From(ctx).Start(progress.CheckingOut, 0, 0)
 	if branch != "" && r.exists(ctx, "refs/remotes/origin/"+branch) {
 		if err := r.switchTo(ctx, branch); err != nil {
 			return "", err
@@ -50,7 +51,7 @@ func (r *repository) update(ctx context.Context) (branch string, err error) {
 
 // checkout checks out a branch, a tag or a commit. It fetches a branch, and what is not here.
 func (r *repository) checkout(ctx context.Context, revision string, offline bool) error {
-	r.tracker.Start("checking out "+revision, 0, 0)
+	progress.From(ctx).StartOf(progress.CheckingOut, revision, 0, 0)
 	branches, tag := readings(revision)
 
 	// A branch that is here may have moved.

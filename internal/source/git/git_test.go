@@ -56,7 +56,8 @@ func newWorld(t testing.TB, driver string, size int64) *world {
 	}
 	t.Cleanup(func() {
 		e.Close()
-		if _, err := engine.Deinit(context.Background(), engine.DeinitRequest{Dir: dir, Force: true}, drivers); err != nil {
+		q := engine.DeinitRequest{Dir: dir, Force: true}
+		if _, err := engine.Deinit(context.Background(), q, drivers, nil); err != nil {
 			t.Errorf("deinit at the end: %v", err)
 		}
 	})
@@ -124,13 +125,13 @@ func (w *world) tryClone(name, revision string, offline bool) (string, error) {
 	ctx, cancel := context.WithTimeout(w.t.Context(), time.Minute) // git may be in a trap
 	defer cancel()
 	q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName(name), Mount: true}
+	var out []engine.Info
+	var err error
 	if revision != "" {
-		at := CheckoutRequest{Revision: revision, Offline: offline, Env: os.Environ()}
-		if err := Checkout(ctx, w.e, at, &q); err != nil {
-			return "", err
-		}
+		out, err = Checkout(ctx, w.e, CheckoutRequest{Revision: revision, Offline: offline, Env: os.Environ()}, q)
+	} else {
+		out, err = w.e.Clone(ctx, q)
 	}
-	out, err := w.e.Clone(ctx, q)
 	if err != nil {
 		return "", err
 	}
@@ -159,7 +160,7 @@ func (w *world) is(dir, commit string) {
 // volumes lists the volumes and goldens.
 func (w *world) volumes() (out []string) {
 	w.t.Helper()
-	volumes, err := w.e.Volumes(w.t.Context(), false)
+	volumes, err := w.e.Volumes(w.t.Context(), engine.VolumesRequest{})
 	must(w.t, err)
 	for _, v := range volumes {
 		out = append(out, v.Name)

@@ -29,7 +29,6 @@ type ImportRequest struct {
 	Keep    *int                  // of the golden: newest generations to keep from now on, 0: all; nil: as before
 	Overlay *driver.OverlayPolicy // of the golden from now on; nil: as before
 	Labels  map[string]string     // labels to add to those of the golden
-	Tracker *progress.Tracker
 }
 
 // Made is the result of Import and Refresh. Its JSON form is stable.
@@ -51,16 +50,16 @@ func Import(ctx context.Context, e *engine.Engine, q ImportRequest) (Made, error
 		return Made{}, err
 	}
 
-	m := &maker{e: e, op: opImport, golden: q.Golden, source: q.Source, env: q.Env, tracker: q.Tracker,
+	m := &maker{e: e, op: opImport, golden: q.Golden, source: q.Source, env: q.Env,
 		publish: engine.PublishRequest{Keep: q.Keep, Overlay: q.Overlay, Labels: q.Labels}}
-	ctx, unlock, waited, err := e.LockSource(ctx, q.Golden, q.Tracker)
+	ctx, unlock, waited, err := e.LockSource(ctx, q.Golden)
 	if err != nil {
 		return Made{}, err
 	}
 	defer unlock()
 
 	// Find out whether there is a golden to begin with.
-	was, err := e.GoldenSource(ctx, q.Golden, q.Tracker)
+	was, err := e.GoldenSource(ctx, q.Golden)
 	switch {
 	case errs.Is(err, errs.NotFound):
 		m.expect = &engine.Info{}
@@ -89,9 +88,8 @@ func Import(ctx context.Context, e *engine.Engine, q ImportRequest) (Made, error
 
 // RefreshRequest says which golden to refresh.
 type RefreshRequest struct {
-	Golden  ref.Name
-	Env     []string // as in ImportRequest
-	Tracker *progress.Tracker
+	Golden ref.Name
+	Env    []string // as in ImportRequest
 }
 
 // Refresh fetches what is new in the repository of a golden, and makes it the next generation. It makes none if nothing
@@ -100,7 +98,7 @@ type RefreshRequest struct {
 // killed. Durable on return. Invalid (the golden does not come from git), NotFound, Conflict (somebody has published a
 // generation in the meantime), and the errors of Import.
 func Refresh(ctx context.Context, e *engine.Engine, q RefreshRequest) (Made, error) {
-	ctx, unlock, _, err := e.LockSource(ctx, q.Golden, q.Tracker)
+	ctx, unlock, _, err := e.LockSource(ctx, q.Golden)
 	if err != nil {
 		return Made{}, err
 	}
@@ -115,7 +113,7 @@ func Refresh(ctx context.Context, e *engine.Engine, q RefreshRequest) (Made, err
 
 // refreshMaker looks up what a refresh begins with, and returns the maker of the next generation. NotFound, Invalid.
 func refreshMaker(ctx context.Context, e *engine.Engine, q RefreshRequest) (*maker, error) {
-	was, err := e.GoldenSource(ctx, q.Golden, q.Tracker)
+	was, err := e.GoldenSource(ctx, q.Golden)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +123,7 @@ func refreshMaker(ctx context.Context, e *engine.Engine, q RefreshRequest) (*mak
 		return nil, err
 	}
 
-	m := &maker{e: e, op: opRefresh, golden: q.Golden, source: source, env: q.Env, tracker: q.Tracker}
+	m := &maker{e: e, op: opRefresh, golden: q.Golden, source: source, env: q.Env}
 	m.begin(was)
 	m.expect = &was.Current
 	m.force = m.from != generation(was.Current)
@@ -137,42 +135,54 @@ type CheckoutRequest struct {
 	Revision string   // a branch, tag, commit, or other reference of the repository
 	Offline  bool     // fetch nothing
 	Env      []string // as in ImportRequest
-	Tracker  *progress.Tracker
 }
 
-// Checkout makes a request one for clones that are at a branch, tag or commit of the repository that their golden comes
-// from. Of that, they fetch only what is missing. Invalid (the golden does not come from git, or the generation was
-// published from a volume, in which a session could change the repository that git would run in), NotFound.
-func Checkout(ctx context.Context, e *engine.Engine, q CheckoutRequest, clones *engine.CloneRequest) error {
+// Checkout makes clones that are at a branch, tag or commit of the repository that their golden comes from. Of that,
+// they fetch only what is missing. Invalid (the golden does not come from git, or the generation was published from a
+// volume, in which a session could change the repository that git would run in), NotFound, and the kinds of
+// engine.Clone.
+func Checkout(
+	ctx context.Context, e *engine.Engine, q CheckoutRequest, clones engine.CloneRequest,
+) ([]engine.Info, error) {
+	prepare, err := planCheckout(ctx, e, q, &clones)
+	if err != nil {
+		return nil, err
+	}
+	return e.CloneAndPrepare(ctx, clones, prepare)
+}
+
+// planCheckout decides which generation to clone, and returns what prepares its clones.
+func planCheckout(
+	ctx context.Context, e *engine.Engine, q CheckoutRequest, clones *engine.CloneRequest,
+) (engine.Prepare, error) {
 	golden, err := ref.ParseName(opCheckout, clones.From.Name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 
-	was, err := e.GoldenSource(ctx, golden, q.Tracker)
+	was, err := e.GoldenSource(ctx, golden)
 	if err != nil {
-		return err
+		return nil, err
 	}
 
 	source, err := ParseSource(opCheckout, golden.String(), was.Source)
 	if err != nil {
-		return err
+		return nil, err
 	}
 
 	revision := q.Revision
 	if !isRevision(revision) {
-		return errs.New(errs.Invalid, opCheckout, revision, "not the name of a branch, tag or commit")
+		return nil, errs.New(errs.Invalid, opCheckout, revision, "not the name of a branch, tag or commit")
 	}
 
 	mirror, err := mirrorToClone(was, source, clones.From)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	clones.From, clones.Object = generation(mirror), mirror.ID
 
-	clones.Prepare = func(ctx context.Context, name, dir string) error {
-		r, err := openRepository(repository{op: opCheckout, name: name, dir: dir, source: source, env: q.Env,
-			tracker: q.Tracker})
+	return func(ctx context.Context, name, dir string) error {
+		r, err := openRepository(repository{op: opCheckout, name: name, dir: dir, source: source, env: q.Env})
 		if err != nil {
 			return err
 		}
@@ -180,8 +190,7 @@ func Checkout(ctx context.Context, e *engine.Engine, q CheckoutRequest, clones *
 			return err
 		}
 		return r.checkout(ctx, revision, q.Offline)
-	}
-	return nil
+	}, nil
 }
 
 // isRevision reports whether a text may name a branch, a tag or a commit: see git help check-ref-format.
@@ -270,7 +279,6 @@ type maker struct {
 	source  Source
 	env     []string
 	force   bool // make a generation even if nothing is new
-	tracker *progress.Tracker
 	publish engine.PublishRequest
 
 	out Made
@@ -303,8 +311,7 @@ func (m *maker) run(ctx context.Context) (Made, error) {
 		}
 	}
 
-	_, err := m.e.Run(ctx, engine.RunRequest{From: m.from, Object: m.object, Empty: m.fresh(), Do: m.fill,
-		Tracker: m.tracker})
+	_, err := m.e.RunFunc(ctx, engine.RunRequest{From: m.from, Object: m.object, Empty: m.fresh()}, m.fill)
 	m.out.URL = m.source.URL
 	return m.out, err
 }
@@ -312,7 +319,7 @@ func (m *maker) run(ctx context.Context) (Made, error) {
 // fill brings a mounted volume up to date, and publishes it.
 func (m *maker) fill(ctx context.Context, vol engine.Info) error {
 	r, err := openRepository(repository{op: m.op, name: m.golden.String(), dir: vol.Mountpoint, source: m.source,
-		env: m.env, tracker: m.tracker})
+		env: m.env})
 	if err != nil {
 		return err
 	}
@@ -346,7 +353,7 @@ func (m *maker) fill(ctx context.Context, vol engine.Info) error {
 	}
 
 	if before == after && !m.force && !m.fresh() {
-		was, err := m.e.GoldenSource(ctx, m.golden, m.tracker)
+		was, err := m.e.GoldenSource(ctx, m.golden)
 		if err == nil && was.Current.ID != m.expect.ID {
 			err = errs.New(errs.Conflict, m.op, r.name, "%s has been published in the meantime", generation(was.Current)).
 				WithHint("try again")
@@ -380,7 +387,7 @@ func (m *maker) publishVolume(ctx context.Context, vol engine.Info) error {
 	}
 
 	q := m.publish
-	q.Golden, q.Volume, q.Tracker = m.golden, name, m.tracker
+	q.Golden, q.Volume = m.golden, name
 	q.Filled = &engine.Filled{Source: text, Origin: m.source.URL + commitMark + m.out.Commit, Current: m.expect}
 	done, err := m.e.Publish(ctx, q)
 	m.out.Info, m.out.Removed = done.Info, done.Removed
@@ -402,7 +409,7 @@ func (m *maker) prepare(ctx context.Context, r *repository) error {
 		return nil
 	}
 
-	m.tracker.Start("preparing: "+s.Prepare, 0, 0)
+	progress.From(ctx).StartOf(progress.Preparing, s.Prepare, 0, 0)
 	o := run.Options{Dir: r.dir, Env: r.environment()}
 	if _, _, err := o.Output(ctx, "sh", "-c", s.Prepare); err != nil {
 		return r.problem("the command to prepare it failed", err)

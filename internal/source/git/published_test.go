@@ -282,11 +282,12 @@ func TestGoldenReplaced(t *testing.T) {
 	w.imports(w.source())
 	w.clone("v", "")
 	q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("late")}
-	must(t, Checkout(t.Context(), w.e, CheckoutRequest{Revision: "trunk", Env: os.Environ()}, &q))
-	_, err := w.e.RemoveGolden(t.Context(), ref.Ref{Name: "g"})
+	prepare, err := planCheckout(t.Context(), w.e, CheckoutRequest{Revision: "trunk", Env: os.Environ()}, &q)
+	must(t, err)
+	_, err = w.e.RemoveGolden(t.Context(), ref.Ref{Name: "g"})
 	must(t, err)
 	w.publish("v")
-	if _, err := w.e.Clone(t.Context(), q); !errs.Is(err, errs.Conflict) {
+	if _, err := w.e.CloneAndPrepare(t.Context(), q, prepare); !errs.Is(err, errs.Conflict) {
 		t.Errorf("git may have run in what a session published: %v", err)
 	}
 }
@@ -321,7 +322,7 @@ func TestRefreshOfReplacedGolden(t *testing.T) {
 			replace()
 			_, err = m.run(t.Context())
 		} else {
-			_, err = w.e.Run(t.Context(), engine.RunRequest{From: m.from, Object: m.object, Do: fill})
+			_, err = w.e.RunFunc(t.Context(), engine.RunRequest{From: m.from, Object: m.object}, fill)
 		}
 		if !errs.Is(err, errs.Conflict) || ran == c.early || m.out.Commit != "" && c.early {
 			t.Errorf("%s: %v, %+v", c.name, err, m.out)

@@ -28,12 +28,11 @@ import (
 // the volume is empty, or a clone of a generation that was made here. git obeys what is in a repository, whatever its
 // environment is, so nothing else is safe.
 type repository struct {
-	op      string // of errors
-	name    string // of the golden or volume, for errors
-	dir     string // without symbolic links
-	source  Source
-	env     []string // of the user
-	tracker *progress.Tracker
+	op     string // of errors
+	name   string // of the golden or volume, for errors
+	dir    string // without symbolic links
+	source Source
+	env    []string // of the user
 }
 
 // openRepository returns a repository at the place that dir leads to.
@@ -77,7 +76,7 @@ func (r *repository) environment() []string {
 // git runs git in the repository, and returns its output.
 func (r *repository) git(ctx context.Context, args ...string) (string, error) {
 	env := append(r.environment(), "GIT_DIR="+filepath.Join(r.dir, ".git"), "GIT_WORK_TREE="+r.dir)
-	o := run.Options{Dir: r.dir, Env: env, OnLine: r.showProgress}
+	o := run.Options{Dir: r.dir, Env: env, OnLine: func(line string) { showProgress(ctx, line) }}
 	out, _, err := o.Output(ctx, "git", append(slices.Clone(safely), args...)...)
 	return strings.TrimRight(string(out), "\n"), err
 }
@@ -88,15 +87,15 @@ var percentage = sync.OnceValue(func() *regexp.Regexp {
 })
 
 // showProgress passes the progress that git reports on.
-func (r *repository) showProgress(line string) {
+func showProgress(ctx context.Context, line string) {
 	m := percentage().FindStringSubmatch(line)
-	if m == nil || r.tracker == nil {
+	if m == nil || progress.From(ctx) == nil {
 		return
 	}
 	done, _ := strconv.ParseInt(m[2], 10, 64)
 	total, _ := strconv.ParseInt(m[3], 10, 64)
-	r.tracker.Start(strings.ToLower(m[1]), total, 0)
-	r.tracker.Set(done, 0, 0)
+	progress.From(ctx).StartOf(progress.Git, strings.ToLower(m[1]), total, 0)
+	progress.From(ctx).Set(done, 0, 0)
 }
 
 // problem returns an error of git as one of this operation.

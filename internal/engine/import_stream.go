@@ -10,7 +10,7 @@ import (
 	"pando/internal/tree/treecopy"
 )
 
-// headReader remembers the beginning of standard input, so that an error can say what
+// headReader remembers the beginning of a stream, so that an error can say what
 // it contains instead of a tar. Reading and asking can happen in different goroutines.
 type headReader struct {
 	r    io.Reader
@@ -31,7 +31,7 @@ func (h *headReader) Read(p []byte) (int, error) {
 
 // refuseContent returns an error that names the content read so far, if that is an image
 // or another known kind of file, and nil otherwise.
-func (h *headReader) refuseContent() error {
+func (h *headReader) refuseContent(name string) error {
 	h.mu.Lock()
 	head := bytes.Clone(h.head)
 	h.mu.Unlock()
@@ -51,7 +51,7 @@ func (h *headReader) refuseContent() error {
 		return nil
 	}
 
-	return errs.New(errs.Invalid, opImport, "-",
-		"standard input must be a tar archive (plain, gzip or zstd), but this is %s", what).
+	return errs.New(errs.Invalid, opImport, name,
+		"a stream must be a tar archive (plain, gzip or zstd), but this is %s", what).
 		WithHint("save it to a file, and import the file")
 }

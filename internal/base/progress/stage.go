@@ -1,0 +1,140 @@
+package progress
+
+// Stage is what a long operation does at the moment. Front ends show it in their words, or in those of [Stage.String].
+type Stage uint8
+
+// The stages, in order of their names. None: nothing has begun.
+const (
+	None Stage = iota
+	ApplyingChanges
+	CheckingCatalogue
+	CheckingFilesystem
+	CheckingFilesystems
+	CheckingFor // of a kind of problem
+	CheckingOut // of a revision
+	CleaningUp
+	Cloning
+	Comparing
+	ComparingExtents
+	ComparingTrees
+	ComparingVolumes
+	ComparingWithCatalogue
+	Copying
+	CopyingAgain // of what has changed since
+	Counting
+	CreatingFiles
+	Deleting
+	Destroying
+	Exporting
+	Fetching
+	FindingAffectedPoints
+	FindingChanges
+	FindingGoldenChanges
+	FindingLayers // of a path
+	FindingVolumeChanges
+	Git // of a phase, in the words of git
+	ListingDirectories
+	ListingObjects
+	Measuring // of a measurement; it counts seconds
+	Preparing // of a command
+	Pruning
+	Pulling // of a point
+	Pushing // of a point
+	ReadingData
+	ReadingManifests
+	ReadingMaps
+	ReadingPointLists
+	ReadingRemote
+	ReapplyingChanges
+	Repacking
+	Repairing // of an object
+	Replacing // of a directory
+	Resizing
+	Rewinding
+	RunningBenchmark // of a step, in words
+	Sealing
+	Snapshotting
+	Unpacking
+	WaitingForBuild // of a golden
+	Watching        // of a path; it counts seconds
+	WritingIdentities
+	WritingToDisk
+)
+
+// Unit is what a stage counts as "files".
+type Unit string
+
+// The units. Things: they have no name.
+const (
+	Things  Unit = ""
+	Files   Unit = "files"
+	Seconds Unit = "s"
+	Volumes Unit = "volumes"
+)
+
+// stages describes each stage.
+var stages = [...]struct {
+	words string // what comes after them names what it is about
+	unit  Unit
+}{
+	None:                   {"", Files},
+	ApplyingChanges:        {"applying the changes", Things},
+	CheckingCatalogue:      {"checking the catalogue", Things},
+	CheckingFilesystem:     {"checking the filesystem", Things},
+	CheckingFilesystems:    {"checking filesystems", Volumes},
+	CheckingFor:            {"checking for", Things},
+	CheckingOut:            {"checking out", Files},
+	CleaningUp:             {"cleaning up", Things},
+	Cloning:                {"cloning", Volumes},
+	Comparing:              {"comparing", Files},
+	ComparingExtents:       {"comparing extents", Volumes},
+	ComparingTrees:         {"comparing trees", Files},
+	ComparingVolumes:       {"comparing volumes", Things},
+	ComparingWithCatalogue: {"comparing the pool with the catalogue", Things},
+	Copying:                {"copying", Files},
+	CopyingAgain:           {"copying again", Files},
+	Counting:               {"counting", Files},
+	CreatingFiles:          {"creating files", Files},
+	Deleting:               {"deleting", Things},
+	Destroying:             {"destroying", Things},
+	Exporting:              {"exporting", Files},
+	Fetching:               {"fetching", Things},
+	FindingAffectedPoints:  {"finding affected points", Things},
+	FindingChanges:         {"finding the changes", Files},
+	FindingGoldenChanges:   {"finding the golden's changes", Files},
+	FindingLayers:          {"finding the layers below", Things},
+	FindingVolumeChanges:   {"finding the volume's changes", Files},
+	Git:                    {"git:", Things},
+	ListingDirectories:     {"listing directories", Things},
+	ListingObjects:         {"listing objects", Things},
+	Measuring:              {"measuring", Seconds},
+	Preparing:              {"preparing:", Things},
+	Pruning:                {"pruning", Things},
+	Pulling:                {"pulling", Things},
+	Pushing:                {"pushing", Things},
+	ReadingData:            {"reading data", Things},
+	ReadingManifests:       {"reading manifests", Things},
+	ReadingMaps:            {"reading maps", Things},
+	ReadingPointLists:      {"reading lists of points", Things},
+	ReadingRemote:          {"reading the remote", Things},
+	ReapplyingChanges:      {"reapplying the volume's changes", Things},
+	Repacking:              {"repacking", Things},
+	Repairing:              {"repairing", Things},
+	Replacing:              {"replacing", Things},
+	Resizing:               {"resizing", Things},
+	Rewinding:              {"rewinding", Things},
+	RunningBenchmark:       {"benchmark:", Things},
+	Sealing:                {"sealing", Things},
+	Snapshotting:           {"snapshotting", Things},
+	Unpacking:              {"unpacking", Files},
+	WaitingForBuild:        {"waiting for another process to build", Things},
+	Watching:               {"watching", Seconds},
+	WritingIdentities:      {"writing identities", Things},
+	WritingToDisk:          {"writing to disk", Things},
+}
+
+// String returns the stage in English: "pushing".
+func (s Stage) String() string { return stages[s].words }
+
+// Unit returns what the stage counts as files.
+func (s Stage) Unit() Unit { return stages[s].unit }
