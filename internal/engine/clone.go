@@ -54,8 +54,8 @@ type Prepare func(ctx context.Context, name, dir string) error
 // cloning is a request under way.
 type cloning struct {
 	CloneRequest
-	op       string      // in marks
-	prepare  Prepare     // nil: nothing is prepared
+	op       string      // name of the operation in marks: clone, fork, run, adopt
+	prepare  Prepare     // called with each clone before others can see it; nil: nothing is called
 	template catalog.Row // of an overlay: the empty upper layer; of an empty volume: what it is cloned from
 	empty    bool        // make an empty volume instead of a clone of From
 }

@@ -21,7 +21,7 @@ import (
 // DeinitReport says what Deinit removed.
 type DeinitReport struct {
 	Dir       string `json:"dir"`
-	Destroyed int    `json:"destroyed"` // volumes, snapshots and generations
+	Destroyed int    `json:"destroyed"` // number of volumes, snapshots and generations that were destroyed
 
 	Warnings []errs.Message `json:"warnings,omitempty"` // things outside of the pool that could not be removed
 }
@@ -29,7 +29,7 @@ type DeinitReport struct {
 // DeinitRequest says which pool to remove.
 type DeinitRequest struct {
 	Dir   string
-	Force bool // even if it holds volumes, goldens and remotes
+	Force bool // remove a pool even if it holds volumes, goldens and remotes
 }
 
 // MayForget returns an error if a pool's remotes must not be forgotten: the pool may hold the only key to what is

@@ -104,7 +104,7 @@ type Difference struct {
 
 // DiffRequest says what to compare.
 type DiffRequest struct {
-	A, B   ref.Ref // volumes, snapshots or generations
+	A, B   ref.Ref // volumes, snapshots or generations to compare
 	Freeze Freeze  // of volumes that are in use: whether their writes are stopped
 }
 

@@ -51,7 +51,7 @@ var exportSuffixes = []struct {
 // ExportRequest says what to export, and to which file.
 type ExportRequest struct {
 	From    ref.Ref      // a volume, even in use, a snapshot or a generation
-	File    string       // path of the file
+	File    string       // path of the file to write
 	Format  ExportFormat // "": by the end of the file's name
 	Replace bool         // an existing file
 	Freeze  Freeze       // of a volume in use: whether its writes are stopped

@@ -16,7 +16,7 @@ const opFlatten = "flatten"
 // FlattenRequest says which volume to make independent of all others.
 type FlattenRequest struct {
 	Volume ref.Name
-	DryRun bool // only report the cost
+	DryRun bool // only report the cost of a flatten
 }
 
 // Flatten is the result of Engine.Flatten.

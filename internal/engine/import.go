@@ -81,7 +81,7 @@ type SourceKind string
 const (
 	SourceDirectory SourceKind = "directory"
 	SourceTar       SourceKind = "tar"
-	SourceImage     SourceKind = "image" // of a disk, or a block device
+	SourceImage     SourceKind = "image" // image of a disk, or a block device
 )
 
 // source is the opened source of an import.
@@ -89,7 +89,7 @@ type source struct {
 	kind   SourceKind
 	path   string
 	r      io.Reader     // tar
-	head   *headReader   // below r, of a stream
+	head   *headReader   // remembers the beginning of a stream, for errors; nil: the source is a file
 	f      *os.File      // image
 	disk   *qcow2.Reader // image: the disk in f, if f is not the disk itself
 	bytes  int64         // of data; 0: unknown

@@ -660,7 +660,7 @@ func (e *Engine) plausibleBytes(estimate int64, s pool.Space) int64 {
 
 // PoolRequest says how to describe the pool.
 type PoolRequest struct {
-	Exact bool // measure everything in it
+	Exact bool // measure everything in the pool
 }
 
 // Pool describes the pool.

@@ -19,8 +19,8 @@ const opPin = "pin"
 
 // PinRequest says what to pin, and for how long.
 type PinRequest struct {
-	Ref ref.Ref       // a volume, snapshot or generation
-	For time.Duration // 0: until it is unpinned
+	Ref ref.Ref       // volume, snapshot or generation to pin
+	For time.Duration // how long it stays pinned; 0: until it is unpinned
 }
 
 // Pin keeps a volume, snapshot or generation from being destroyed, by anybody and

@@ -45,7 +45,7 @@ type Stall struct {
 type State struct {
 	Stage      Stage
 	Of         string // what the stage is about, a reference or a path; "": the whole operation
-	Files      int64  // or what else the stage counts: see [Stage.Unit]
+	Files      int64  // files, or what else the stage counts: see [Stage.Unit]
 	Bytes      int64
 	TotalFiles int64
 	TotalBytes int64

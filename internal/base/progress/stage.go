@@ -10,8 +10,8 @@ const (
 	CheckingCatalogue
 	CheckingFilesystem
 	CheckingFilesystems
-	CheckingFor // of a kind of problem
-	CheckingOut // of a revision
+	CheckingFor // names the kind of problem that is looked for
+	CheckingOut // names the revision
 	CleaningUp
 	Cloning
 	Comparing
@@ -20,7 +20,7 @@ const (
 	ComparingVolumes
 	ComparingWithCatalogue
 	Copying
-	CopyingAgain // of what has changed since
+	CopyingAgain // names what has changed since it was copied
 	Counting
 	CreatingFiles
 	Deleting
@@ -30,16 +30,16 @@ const (
 	FindingAffectedPoints
 	FindingChanges
 	FindingGoldenChanges
-	FindingLayers // of a path
+	FindingLayers // names the path whose storage is examined
 	FindingVolumeChanges
-	Git // of a phase, in the words of git
+	Git // names the phase of a git command, in the words of git
 	ListingDirectories
 	ListingObjects
-	Measuring // of a measurement; it counts seconds
-	Preparing // of a command
+	Measuring // names what is measured, and counts seconds
+	Preparing // names the command that prepares a golden
 	Pruning
-	Pulling // of a point
-	Pushing // of a point
+	Pulling // names the point that is pulled
+	Pushing // names the point that is pushed
 	ReadingData
 	ReadingManifests
 	ReadingMaps
@@ -47,16 +47,16 @@ const (
 	ReadingRemote
 	ReapplyingChanges
 	Repacking
-	Repairing // of an object
-	Replacing // of a directory
+	Repairing // names the damaged object
+	Replacing // names the directory that becomes a volume
 	Resizing
 	Rewinding
-	RunningBenchmark // of a step, in words
+	RunningBenchmark // names the step of a benchmark, in words
 	Sealing
 	Snapshotting
 	Unpacking
-	WaitingForBuild // of a golden
-	Watching        // of a path; it counts seconds
+	WaitingForBuild // names the golden that another process builds
+	Watching        // names the path that is watched, and counts seconds
 	WritingIdentities
 	WritingToDisk
 )
@@ -74,7 +74,7 @@ const (
 
 // stages describes each stage.
 var stages = [...]struct {
-	words string // what comes after them names what it is about
+	words string // in English; what the stage is about comes after them
 	unit  Unit
 }{
 	None:                   {"", Files},

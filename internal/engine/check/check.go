@@ -85,7 +85,7 @@ type Report struct {
 
 // Request says what to check.
 type Request struct {
-	Refs   []ref.Ref // whose inner filesystems are checked; nil: all
+	Refs   []ref.Ref // objects whose inner filesystems are checked; nil: all
 	Repair bool
 }
 

@@ -23,7 +23,7 @@ type HostRequest struct {
 // host is what is examined, and how.
 type host struct {
 	HostRequest
-	Pool   *PoolFacts    // nil: it has none, which is not a finding
+	Pool   *PoolFacts    // Pando's pool on the host; nil: there is none, which is not a finding
 	words  errs.Renderer // renders hints of errors that findings repeat; nil: in neutral words
 	looked func()        // for tests: called after each look at the loop devices
 }

@@ -218,8 +218,8 @@ func (p *pruner) prune(ctx context.Context) (*Pruned, error) {
 type pruner struct {
 	repo *repo.Repo
 	PruneRequest
-	pool    *engine.Engine // nil: none
-	remote  string         // its name, for hints; "": not known
+	pool    *engine.Engine // remembers heads; nil: nobody does
+	remote  string         // name of the remote, for hints; "": not known
 	out     *Pruned
 	witness witness
 

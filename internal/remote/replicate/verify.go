@@ -220,7 +220,7 @@ func (v *verifier) verify(ctx context.Context) (*Verified, error) {
 // it never holds all manifests, all pages, or all that these expect of segments.
 type verifier struct {
 	VerifyRequest
-	pool    *engine.Engine // nil: none
+	pool    *engine.Engine // remembers heads; nil: nobody does
 	repo    *repo.Repo
 	out     *Verified
 	witness witness
