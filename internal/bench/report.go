@@ -45,13 +45,13 @@ type HostReport struct {
 
 // SourceReport describes what was copied and cloned.
 type SourceReport struct {
-	Kind         string    `json:"kind"` // directory, golden, generated
+	Kind         string    `json:"kind"` // what the source is: directory, golden or generated
 	Name         string    `json:"name"`
-	Files        int64     `json:"files"` // directories left out
-	Bytes        int64     `json:"bytes"` // of their data
-	FS           driver.FS `json:"fs"`    // of the golden
+	Files        int64     `json:"files"` // number of files, without directories
+	Bytes        int64     `json:"bytes"` // bytes of data in the files
+	FS           driver.FS `json:"fs"`    // filesystem of the golden that was made of it
 	Extents      int64     `json:"extents"`
-	SizeBytes    int64     `json:"size_bytes"` // of the golden's block device
+	SizeBytes    int64     `json:"size_bytes"` // size of the golden's block device
 	LogicalBytes int64     `json:"logical_bytes"`
 }
 

@@ -120,7 +120,6 @@ func (d *deinit) emptyPool(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-
 	defer e.Close()
 
 	ctx, end := e.ledger.Begin(ctx)

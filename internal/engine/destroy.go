@@ -29,7 +29,7 @@ type Destroyed struct {
 	Ref            string      `json:"ref"`
 	ID             string      `json:"id"`
 	Kind           driver.Kind `json:"kind"`
-	ExclusiveBytes int64       `json:"exclusive_bytes"`   // when last measured
+	ExclusiveBytes int64       `json:"exclusive_bytes"`   // bytes that only this object used, when last measured
 	Reclaimed      bool        `json:"reclaimed"`         // the driver has removed it; if not, the next command does
 	HeldBy         string      `json:"held_by,omitempty"` // what keeps it, if known: processes, overlays
 }
@@ -45,8 +45,8 @@ type DestroyReport struct {
 
 // DestroyRequest says what to destroy.
 type DestroyRequest struct {
-	What   []ref.Pattern        // volumes, with their snapshots, and snapshots; none with Labels: all volumes
-	Labels driver.LabelSelector // only objects of What that it chooses
+	What   []ref.Pattern        // volumes, with their snapshots, and snapshots to destroy; none with Labels: all volumes
+	Labels driver.LabelSelector // selector that objects to destroy must match; the zero one matches all
 }
 
 // Destroy destroys volumes, with their snapshots, and snapshots. It resolves all names

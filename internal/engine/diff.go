@@ -105,7 +105,7 @@ type Difference struct {
 // DiffRequest says what to compare.
 type DiffRequest struct {
 	A, B   ref.Ref // volumes, snapshots or generations to compare
-	Freeze Freeze  // of volumes that are in use: whether their writes are stopped
+	Freeze Freeze  // whether writes to volumes in use are stopped while they are copied
 }
 
 // Diff reports how B differs from A. It changes neither, and both stay while it runs;

@@ -93,8 +93,8 @@ func (e *Engine) Export(ctx context.Context, q ExportRequest) (out Exported, err
 		if err != nil {
 			return errs.Wrap(opExport, q.File, err)
 		}
-
 		defer f.Discard()
+
 		if q.Format == ExportRaw {
 			err = x.writeSparse(ctx, f.File)
 		} else {
@@ -144,8 +144,8 @@ func (e *Engine) withExport(ctx context.Context, q ExportRequest, out *Exported,
 	if err != nil {
 		return err
 	}
-
 	defer x.view.close(ctx)
+
 	return errs.Wrap(opExport, out.Ref, write(x))
 }
 

@@ -54,12 +54,12 @@ type ImportRequest struct {
 // Imported is the result of Import.
 type Imported struct {
 	Info
-	Files    int64          `json:"files,omitempty"`    // of a tree
-	Bytes    int64          `json:"bytes,omitempty"`    // of data, holes left out
-	Waited   bool           `json:"waited"`             // another process has built this generation
+	Files    int64          `json:"files,omitempty"`    // number of files in an imported tree
+	Bytes    int64          `json:"bytes,omitempty"`    // bytes of data that were imported, without holes
+	Waited   bool           `json:"waited"`             // whether another process has built this generation
 	Warnings []errs.Message `json:"warnings,omitempty"` // parts of the source that could not be kept or checked
 	Source   SourceKind     `json:"source_kind,omitempty"`
-	Removed  []string       `json:"removed,omitempty"` // older generations, by the golden's retention
+	Removed  []string       `json:"removed,omitempty"` // older generations that the golden's retention has removed
 
 	// Cleaned lists what the preset left out of the golden, relative to its root.
 	Cleaned []string `json:"cleaned,omitempty"`

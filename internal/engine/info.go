@@ -28,23 +28,23 @@ type Info struct {
 	Driver         string             `json:"driver"`
 	State          State              `json:"state"`
 	Origin         string             `json:"origin"` // reference; "" if it was imported
-	Golden         string             `json:"golden"` // of a golden its name, of a volume the golden it was cloned from
+	Golden         string             `json:"golden"` // name of the golden; of a volume, its origin
 	Generation     int                `json:"generation"`
-	Mountpoint     string             `json:"mountpoint"` // "" unless mounted
+	Mountpoint     string             `json:"mountpoint"` // directory or link where a volume is mounted; "": it is not
 	CreatedAt      time.Time          `json:"created_at"`
 	LastUsedAt     time.Time          `json:"last_used_at"`
 	ExpiresAt      *time.Time         `json:"expires_at"`
 	Ephemeral      bool               `json:"ephemeral"`
-	Overlay        bool               `json:"overlay"`         // it holds only what differs from its golden
-	SizeBytes      int64              `json:"size_bytes"`      // of the block device; 0: as large as the pool
+	Overlay        bool               `json:"overlay"`         // whether it holds only what differs from its golden
+	SizeBytes      int64              `json:"size_bytes"`      // size of the block device; 0: as large as the pool
 	LogicalBytes   int64              `json:"logical_bytes"`   // space that a full copy would use
 	ExclusiveBytes int64              `json:"exclusive_bytes"` // space that destroying it would return
 	SharedBytes    int64              `json:"shared_bytes"`
-	Extents        int64              `json:"extents"`          // pieces on disk
+	Extents        int64              `json:"extents"`          // number of pieces on disk
 	MeasuredAt     *time.Time         `json:"measured_at"`      // when the bytes were measured
-	PinnedUntil    *time.Time         `json:"pinned_until"`     // year 2200: until it is unpinned
-	Consistency    driver.Consistency `json:"consistency"`      // of a snapshot
-	Mirror         bool               `json:"mirror,omitempty"` // of a generation: of the golden's source
+	PinnedUntil    *time.Time         `json:"pinned_until"`     // end of the pin; year 2200: until it is unpinned
+	Consistency    driver.Consistency `json:"consistency"`      // how consistent a snapshot is: clean, crash
+	Mirror         bool               `json:"mirror,omitempty"` // whether a generation was made from its golden's source
 
 	Labels driver.Labels `json:"labels"` // a generation has those of its golden
 }
@@ -59,12 +59,12 @@ type Kind string
 const (
 	KindVolume   Kind = "volume"
 	KindSnapshot Kind = "snapshot"
-	KindGolden   Kind = "golden" // or a generation of it
+	KindGolden   Kind = "golden" // a golden, or a generation of it
 
 	// What only GC speaks of.
 	KindLayer Kind = "layer" // what overlays of a removed generation share
-	KindTrash Kind = "trash" // destroyed, and to be removed
-	KindTie   Kind = "tie"   // destroyed, and needed by others
+	KindTrash Kind = "trash" // an object that is destroyed, and to be removed
+	KindTie   Kind = "tie"   // an object that is destroyed, and needed by others
 )
 
 // kindOf returns the kind of an object.
@@ -81,9 +81,9 @@ type State string
 // The states.
 const (
 	StateIdle       State = "idle"       // a snapshot, or a volume that is not mounted
-	StateMounted    State = "mounted"    // a volume
+	StateMounted    State = "mounted"    // a volume that is mounted
 	StateCurrent    State = "current"    // a generation that new clones are made of
-	StateSuperseded State = "superseded" // a generation that is not
+	StateSuperseded State = "superseded" // a generation that new clones are not made of
 )
 
 // rowInfo fills in what a row says, whatever its kind.
@@ -623,7 +623,7 @@ type PoolInfo struct {
 	ID             string           `json:"id"`
 	Driver         string           `json:"driver"`
 	Why            string           `json:"why"`
-	Backing        string           `json:"backing"` // of a loop-backed pool: its file
+	Backing        string           `json:"backing"` // file of a loop-backed pool
 	BackingBytes   int64            `json:"backing_bytes"`
 	CloneCost      driver.CloneCost `json:"clone_cost"`
 	TotalBytes     int64            `json:"total_bytes"`

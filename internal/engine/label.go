@@ -16,9 +16,9 @@ const opLabel = "label"
 
 // LabelRequest says how to change the labels of an object. Its other labels stay.
 type LabelRequest struct {
-	Ref    ref.Ref           // a volume, a golden, or VOLUME@SNAPSHOT
-	Set    map[string]string // in place of the values that these keys have
-	Remove []string          // keys; those that it does not have are ignored
+	Ref    ref.Ref           // volume, golden or snapshot whose labels change
+	Set    map[string]string // labels to set, in place of the values that their keys have
+	Remove []string          // keys of labels to remove; those that it does not have are ignored
 }
 
 // SetLabels changes the labels of a volume, a snapshot or a golden, all at once: after a crash it has the old ones or

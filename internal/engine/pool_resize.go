@@ -17,7 +17,7 @@ type PoolResized struct {
 // PoolResizeRequest says how large the pool is to become.
 type PoolResizeRequest struct {
 	SizeBytes int64
-	Add       bool // SizeBytes is added to the size that the pool has
+	Add       bool // whether SizeBytes is added to the size that the pool has
 }
 
 // ResizePool enlarges a pool that lies in a file of its own, while it is in use. See [pool.Pool.Resize].

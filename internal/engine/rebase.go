@@ -18,7 +18,7 @@ import (
 // RebaseRequest says which volume to move to which generation of its golden.
 type RebaseRequest struct {
 	Volume ref.Name
-	Onto   ref.Ref // GOLDEN or GOLDEN@N
+	Onto   ref.Ref // generation to rebase onto, as GOLDEN or GOLDEN@N
 	Ours   bool    // keep the volume's version of paths changed on both sides
 	Theirs bool    // keep the golden's version of paths changed on both sides
 }

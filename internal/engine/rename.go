@@ -16,8 +16,8 @@ const opRename = "rename"
 
 // RenameRequest says what gets which name.
 type RenameRequest struct {
-	Ref  ref.Ref  // a volume, a golden, or VOLUME@SNAPSHOT
-	Name ref.Name // new name; of a snapshot: within its volume
+	Ref  ref.Ref  // volume, golden or snapshot to rename
+	Name ref.Name // new name; for a snapshot, its name within its volume
 }
 
 // renamed returns the reference after the rename.

@@ -32,9 +32,9 @@ const (
 // SnapshotRequest says what to snapshot.
 type SnapshotRequest struct {
 	Volume ref.Name
-	Name   ref.Name      // zero: the time, in UTC
+	Name   ref.Name      // name of the snapshot; zero: the time, in UTC
 	Labels driver.Labels // labels of the snapshot; those of the volume are not copied
-	Freeze Freeze        // whether its writes are stopped
+	Freeze Freeze        // whether writes to a mounted volume are stopped while it is copied
 }
 
 // Snapshot makes an immutable snapshot of a volume, which may be in use. It contains

@@ -136,15 +136,15 @@ type receive struct {
 	kind    driver.Kind
 	ref     string
 	base    catalog.Row     // zero if there is none
-	lower   catalog.Row     // of an overlay
+	lower   catalog.Row     // generation that a received overlay lies on; zero: it is no overlay
 	from    catalog.Row     // the point that Descends names; zero if there is none
-	point   driver.Identity // the snapshot or generation
+	point   driver.Identity // snapshot or generation that is made
 	volume  driver.Identity // its ID is "" if no volume is made
-	next    *succession     // of Update of a volume
+	next    *succession     // change that replaces a volume; nil: none is replaced
 	golden  catalog.Golden  // before; its numbers are zero if it does not exist yet
 	spare   driver.Identity // the sealed point, if it is sealed
-	draft   driver.Identity // of Tree: the object the stream is applied to, which may become the point itself
-	inside  bool            // of Tree: it goes into an image, as this pool holds only images
+	draft   driver.Identity // object that a tree is applied to, which may become the point itself
+	inside  bool            // whether a tree goes into an image, as this pool holds only images
 	made    []driver.ObjectID
 }
 

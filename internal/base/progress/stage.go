@@ -74,7 +74,7 @@ const (
 
 // stages describes each stage.
 var stages = [...]struct {
-	words string // in English; what the stage is about comes after them
+	words string // what happens, in English, such as "pushing", before the name of what it happens to
 	unit  Unit
 }{
 	None:                   {"", Files},

@@ -171,8 +171,8 @@ func Prune(ctx context.Context, e *engine.Engine, r *Remote, q PruneRequest) (*P
 	if err != nil {
 		return nil, err
 	}
-
 	defer rp.Close()
+
 	p := &pruner{repo: rp, PruneRequest: q, pool: e, remote: r.Name}
 	out, err := p.prune(ctx)
 	if err == nil && len(out.Damaged) > 0 {

@@ -162,8 +162,8 @@ func Verify(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequest) (
 	if err != nil {
 		return nil, err
 	}
-
 	defer rp.Close()
+
 	v := &verifier{repo: rp, VerifyRequest: q, pool: e, expectations: expectations{dir: r.dir}}
 	out, err := v.verify(ctx)
 	if err == nil && slices.ContainsFunc(out.Problems, func(p Problem) bool {
@@ -194,10 +194,12 @@ func (v *verifier) verify(ctx context.Context) (*Verified, error) {
 
 	v.number, v.sizes = map[repo.Segment]uint32{}, map[repo.Segment]uint32{}
 	v.named, v.needing = map[repo.ID]bool{}, map[repo.ID][]owner{}
-	v.memory, v.expectations.limit = semaphore.NewWeighted(walkMemory), expectedInMemory
+	v.memory = semaphore.NewWeighted(walkMemory)
 	v.unreadableNodes, v.faults = map[repo.NodeRef]string{}, map[expected]string{}
 	v.findings, v.spoilt = map[findingKey]*finding{}, map[string]string{}
 	v.out = &Verified{Unknown: []string{}, Warnings: []Problem{}, Problems: []Problem{}}
+
+	v.expectations.limit = expectedInMemory
 	defer v.expectations.close()
 
 	var err error
