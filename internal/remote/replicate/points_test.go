@@ -531,6 +531,7 @@ func TestMillionPoints(t *testing.T) {
 // memoryWhile is by how many bytes the memory of this process grows while do runs, at most.
 func memoryWhile(t testing.TB, do func()) int64 {
 	t.Helper()
+	defer debug.SetGCPercent(debug.SetGCPercent(100)) // as users have it
 	debug.FreeOSMemory()
 	if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0); err != nil { // the most begins anew
 		t.Fatal(err)
