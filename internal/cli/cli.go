@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/principal"
 	"pando/internal/base/waiting"
 	"pando/internal/base/warnings"
 	"pando/internal/engine"
@@ -64,7 +65,7 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	root.SetIn(a.Stdin)
 	root.SetOut(a.Stdout)
 	root.SetErr(a.Stderr)
-	c, err := root.ExecuteContextC(waiting.WithNotes(ctx, a.noteWait))
+	c, err := root.ExecuteContextC(principal.With(waiting.WithNotes(ctx, a.noteWait), principal.Process()))
 	if err == nil {
 		err = a.unprinted
 	}

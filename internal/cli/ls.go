@@ -29,6 +29,7 @@ SHARED is the space that it shares with other objects. For pools with more than
 --filter lists only some volumes. KEY is a column:
 
   name, origin, fs, state, mountpoint, id, golden    a name, or a pattern: 'agent-*'
+  owner                                              a user's name or number
   logical, exclusive, shared, size                   a size: '>1G', '<64M', 0
   generation, extents                                a number: 3, '>100'
   created, used, measured, expires, pinned           an age: '>2h', '<7d'; true, false

@@ -103,7 +103,9 @@ func appendInfo(b []byte, v *engine.Info) []byte {
 	maybe("pinned_until", v.PinnedUntil)
 	text("consistency", string(v.Consistency))
 	key("labels")
-	return appendLabels(b, v.Labels)
+	b = appendLabels(b, v.Labels)
+	number("owner_uid", int64(v.OwnerUID))
+	return b
 }
 
 // appendLabels appends labels as an object in the third level.

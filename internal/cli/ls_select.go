@@ -15,10 +15,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// column is a property of volumes that ls can show, sort and filter by. Exactly one of its functions is set.
+// column is a property of volumes that ls can show, sort and filter by. One of its functions says what it is; a text
+// may have another word, too, that filters find.
 type column struct {
 	name   string
 	text   func(*engine.Info) string
+	also   func(*engine.Info) string // other word for the text; may be nil
 	flag   func(*engine.Info) bool
 	bytes  func(*engine.Info) int64
 	number func(*engine.Info) int64
@@ -57,6 +59,8 @@ func lsColumns() []column {
 		{name: "ephemeral", flag: func(v *engine.Info) bool { return v.Ephemeral }},
 		{name: "overlay", flag: func(v *engine.Info) bool { return v.Overlay }},
 		{name: "labels", text: func(v *engine.Info) string { return v.Labels.String() }},
+		{name: "owner", text: func(v *engine.Info) string { return ownerName(v.OwnerUID) },
+			also: func(v *engine.Info) string { return itoa(int(v.OwnerUID)) }},
 	}
 }
 
@@ -141,6 +145,9 @@ func (c *column) filter(value string, now time.Time) (func(*engine.Info) bool, e
 		}
 		return func(v *engine.Info) bool {
 			ok, _ := path.Match(value, c.text(v)) // the pattern is good
+			if !ok && c.also != nil {
+				ok, _ = path.Match(value, c.also(v))
+			}
 			return ok
 		}, nil
 	}

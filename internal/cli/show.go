@@ -170,7 +170,7 @@ func (a *App) printDetail(d engine.Detail) error {
 		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "overlay", layers, "options", options,
 		"consistency", string(d.Consistency),
 		"source", git.Describe(d.Source), "keep", keep, "overlays", policy, "pinned", pinned,
-		"labels", d.Labels.String(), "size", sizeText,
+		"labels", d.Labels.String(), "owner", ownerName(d.OwnerUID), "size", sizeText,
 		"logical", formatBytes(d.LogicalBytes), "exclusive", formatBytes(d.ExclusiveBytes),
 		"shared", formatBytes(d.SharedBytes), "tied", tied,
 		"key", key, "measured", measured,

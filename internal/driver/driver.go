@@ -72,13 +72,14 @@ type Identity struct {
 	Pool    string   `json:"pool"`           // ID of the pool
 	ID      ObjectID `json:"id"`             //
 	Kind    Kind     `json:"kind"`           //
-	Name    string   `json:"name,omitempty"` // of a volume, or of a snapshot within its volume
-	// of a volume or snapshot: of the generation that it descends from, its base
+	Name    string   `json:"name,omitempty"` // name of a volume, or of a snapshot within its volume
+	// Golden and Generation are what a generation is; for a volume or snapshot, the generation that it descends from, its
+	// base.
 	Golden     string    `json:"golden,omitempty"`
 	Generation int       `json:"gen,omitempty"` // from 1
-	Volume     ObjectID  `json:"vol,omitempty"` // of a snapshot: its volume's lineage; of a volume: see Lineage
+	Volume     ObjectID  `json:"vol,omitempty"` // lineage of a snapshot's volume; for a volume, see Lineage
 	FS         FS        `json:"fs"`
-	SizeBytes  int64     `json:"size"`                // of the block device; 0 for native
+	SizeBytes  int64     `json:"size"`                // size of the block device; 0 for native
 	Sector     uint32    `json:"sector,omitempty"`    // logical sector size of the block device, bytes; 0 for native
 	Origin     string    `json:"origin,omitempty"`    // a reference, as a person would write it
 	OriginID   ObjectID  `json:"origin_id,omitempty"` //
@@ -92,16 +93,21 @@ type Identity struct {
 	Ephemeral bool      `json:"eph,omitempty"` // need not survive a reboot; not made durable
 	// Lower is not "" for a volume or snapshot that holds only the changes to another object, an immutable one, as
 	// overlayfs stores them (see [Identity.IsOverlay]). That object stays in the pool for as long as anything names it so.
-	Lower  ObjectID `json:"lower,omitempty"`
-	Mirror bool     `json:"mirror,omitempty"` // of a generation: made from its golden's source, never written by a session
-	BootID string   `json:"boot"`             // of the boot that made it
+	Lower ObjectID `json:"lower,omitempty"`
+	// Mirror means that a generation was made from its golden's source, and never written by a session.
+	Mirror bool   `json:"mirror,omitempty"`
+	BootID string `json:"boot"` // ID of the boot that made it
 
-	Consistency      Consistency `json:"cons,omitempty"`  // of a snapshot
+	// Owner is the user ID of the user who asked for the volume or golden. What becomes of it keeps its owner: all
+	// snapshots and generations, whoever makes them, and a successor.
+	Owner uint32 `json:"owner,omitempty"`
+
+	Consistency      Consistency `json:"cons,omitempty"`  // how consistent a snapshot is
 	Pinned           time.Time   `json:"pinned,omitzero"` // not to be destroyed before; Forever
 	GoldenProperties             // a golden's are those of its current generation; other objects have only Labels
-	// of a generation: when its golden was made, if that was not with it
+	// Since is when the golden of a generation was made, if that was not with it.
 	Since    time.Time `json:"since,omitzero"`
-	Replaces ObjectID  `json:"repl,omitempty"`   // of a volume: the object that was it before, now a snapshot
+	Replaces ObjectID  `json:"repl,omitempty"`   // object that was the volume before, and is a snapshot now
 	Before   string    `json:"before,omitempty"` // name of that snapshot
 
 	// Extra are fields that a newer version of Pando has written, as JSON without the

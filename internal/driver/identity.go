@@ -12,7 +12,7 @@ func (id Identity) WithContentOf(other Identity) Identity {
 // SnapshotOf returns id, the identity of a new object, as that of a snapshot of vol called name.
 func (id Identity) SnapshotOf(vol Identity, name string, worth Consistency) Identity {
 	id.Kind, id.Name, id.Volume, id.Consistency = Snapshot, name, vol.Lineage(), worth
-	id.Golden, id.Generation, id.Ephemeral = vol.Golden, vol.Generation, vol.Ephemeral
+	id.Golden, id.Generation, id.Ephemeral, id.Owner = vol.Golden, vol.Generation, vol.Ephemeral, vol.Owner
 	id.Origin, id.OriginID = vol.Name, vol.ID
 	return id.WithContentOf(vol)
 }

@@ -412,7 +412,7 @@ func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportReques
 		}
 
 		now := time.Now().UTC()
-		id := e.cloneIdentity(clone, q.ReplaceVolume.String(), origin, tx.RefOf(origin), now)
+		id := e.cloneIdentity(ctx, clone, q.ReplaceVolume.String(), origin, tx.RefOf(origin), now)
 		r.row = catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, r.from), MeasuredAt: r.from.MeasuredAt}
 		r.aside = asidePath(r.dir, id.ID)
 		return []catalog.Mark{{ID: id.ID, Op: opAdopt, Name: id.Name, Reads: origin.ID, Mountpoint: r.aside, MadeDir: true}},

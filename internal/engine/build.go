@@ -181,13 +181,13 @@ type buildRequest struct {
 // the work. The caller holds the golden's lock.
 func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error) {
 	op, name := q.op, q.name
-	b := &build{e: e, op: op, scratch: e.newIdentity(driver.Scratch), gen: e.newIdentity(driver.Generation)}
+	b := &build{e: e, op: op, scratch: e.newIdentity(ctx, driver.Scratch), gen: e.newIdentity(ctx, driver.Generation)}
 
 	// A scratch volume is worthless after a power loss, so nothing waits for the disk.
 	b.scratch.Ephemeral = true
 	b.ids = []driver.ObjectID{b.scratch.ID, b.gen.ID}
 	err := e.ledger.Claim(ctx, op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
-		g, exists, err := tx.Golden(name)
+		g, exists, err := tx.ResolveGolden(op, name)
 		if err != nil {
 			return nil, err
 		}
@@ -196,7 +196,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 			if err := tx.CheckFree(op, name); err != nil {
 				return nil, err
 			}
-			g = catalog.Golden{Name: name, Next: 1, CreatedAt: time.Now()}
+			g = catalog.Golden{Name: name, Next: 1, CreatedAt: time.Now(), Owner: b.gen.Owner}
 		} else if q.mustBeNew {
 			return nil, errs.New(errs.Exists, op, name, "golden %q already exists", name).
 				WithHint("add a generation with %s or %s", errs.Run("golden import", errs.Param("update"), name, "..."),
@@ -221,7 +221,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 
 		// Number the generation, and mark it and the scratch volume.
 		b.golden, b.fresh = g, !exists
-		b.gen.Golden, b.gen.Generation, b.gen.GoldenProperties = name, g.Next, g.GoldenProperties
+		b.gen.Golden, b.gen.Generation, b.gen.GoldenProperties, b.gen.Owner = name, g.Next, g.GoldenProperties, g.Owner
 		marks := []catalog.Mark{{ID: b.scratch.ID, Op: op, Name: name}, {ID: b.gen.ID, Op: op}}
 		if q.reads != nil {
 			row, ok, err := tx.Object(q.reads.ID)

@@ -105,7 +105,7 @@ func (r repairs) Succeed(ctx context.Context, op string, find func(*catalog.Tx) 
 	mend func(ctx context.Context, copied driver.ObjectID) error) (before string, err error) {
 
 	e := r.e
-	s := &succession{e: e, op: op, next: e.newIdentity(driver.Volume)}
+	s := &succession{e: e, op: op, next: e.newIdentity(ctx, driver.Volume)}
 	if err := s.claim(ctx, func(tx *catalog.Tx) (vol, origin catalog.Row, err error) {
 		vol, err = find(tx)
 		return vol, vol, err

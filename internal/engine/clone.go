@@ -239,7 +239,7 @@ func (e *Engine) planClones(ctx context.Context, p *cloning, names []string) ([]
 				return nil, err
 			}
 
-			id := e.cloneIdentity(q, n, origin, originRef, now)
+			id := e.cloneIdentity(ctx, q, n, origin, originRef, now)
 			id.SizeBytes = size
 			p := &clonePlan{target: targets[i]}
 			if q.mounts() && (q.MountDir == "" || q.prepare != nil) {
@@ -346,9 +346,9 @@ func (e *Engine) checkCloneTargets(
 
 // cloneIdentity returns the identity of a clone, but for its size.
 func (e *Engine) cloneIdentity(
-	q cloning, name string, origin catalog.Row, originRef string, now time.Time,
+	ctx context.Context, q cloning, name string, origin catalog.Row, originRef string, now time.Time,
 ) driver.Identity {
-	id := e.newIdentity(driver.Volume)
+	id := e.newIdentity(ctx, driver.Volume)
 	id = id.WithContentOf(origin.Identity)
 	id.Name, id.Labels = name, q.Labels
 	id.Origin, id.OriginID, id.Ephemeral = originRef, origin.ID, q.Ephemeral

@@ -52,7 +52,7 @@ func (e *Engine) overlayOrigin(ctx context.Context, q cloning) (template catalog
 // checkUpperKey refuses an overlay on a golden with a key of its own: the upper layer has the pool's key, or none.
 // Unsupported.
 func (e *Engine) checkUpperKey(ctx context.Context, op, reference string, lower driver.ObjectID) error {
-	k, err := e.Key(ctx, lower)
+	k, err := e.keyOf(ctx, lower)
 	if err != nil || !k.Own {
 		return err
 	}
@@ -193,7 +193,7 @@ func (e *Engine) template(
 func (e *Engine) makeTemplate(
 	ctx context.Context, kind templateKind, name string, fs driver.FS, size int64,
 ) (catalog.Row, error) {
-	b := &build{e: e, op: opTemplate, scratch: e.newIdentity(driver.Scratch), gen: e.newIdentity(driver.Layer)}
+	b := &build{e: e, op: opTemplate, scratch: e.newIdentity(ctx, driver.Scratch), gen: e.newIdentity(ctx, driver.Layer)}
 	b.scratch.Ephemeral, b.scratch.FS, b.scratch.SizeBytes = true, fs, size
 	b.gen.Name, b.gen.FS, b.gen.SizeBytes = name, fs, size
 	b.ids = []driver.ObjectID{b.scratch.ID, b.gen.ID}
@@ -480,7 +480,7 @@ func (e *Engine) syncContent(ctx context.Context, id driver.Identity) error {
 // copyUpper copies the upper layer of the overlay that a build reads, at one moment. The caller destroys the copy.
 func (e *Engine) copyUpper(ctx context.Context, b *build) (driver.Identity, error) {
 	vol := b.reads.Row
-	id := e.newIdentity(driver.Scratch).WithContentOf(vol.Identity)
+	id := e.newIdentity(ctx, driver.Scratch).WithContentOf(vol.Identity)
 	id.Ephemeral = true
 	id.Origin, id.OriginID = vol.Name, vol.ID
 	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {

@@ -132,7 +132,7 @@ func (e *Engine) toDestroy(ctx context.Context, q DestroyRequest) ([]doomed, err
 		}
 
 		if len(q.What) == 0 && !q.Labels.IsZero() {
-			return tx.Rows(driver.Volume, add)
+			return visibleVolumes(tx, "destroy", add)
 		}
 
 		for _, p := range q.What {
@@ -186,7 +186,7 @@ func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row
 	}
 
 	var matched []catalog.Row
-	if err := tx.Rows(driver.Volume, func(r catalog.Row) error {
+	if err := visibleVolumes(tx, "destroy", func(r catalog.Row) error {
 		if ok, _ := path.Match(pattern, r.Name); ok {
 			matched = append(matched, r)
 		}

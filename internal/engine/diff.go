@@ -230,7 +230,7 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 				return nil, err
 			}
 
-			s := &side{ref: r, live: l, copy: e.newIdentity(driver.Scratch)}
+			s := &side{ref: r, live: l, copy: e.newIdentity(ctx, driver.Scratch)}
 			s.copy.Ephemeral = true
 			s.copy = s.copy.WithContentOf(row.Identity)
 			s.copy.Origin, s.copy.OriginID = tx.RefOf(row), row.ID

@@ -42,6 +42,7 @@ type Engine struct {
 	refilled   atomic.Pointer[time.Time] // when the reserve was last found complete; nil: unknown
 
 	content *content.Access
+	policy  Policy // see SetPolicy
 }
 
 // Option is an option of Open.
@@ -156,13 +157,14 @@ func (e *Engine) PoolID() string { return e.pool.Config.ID }
 // Caps returns the capabilities of the pool's driver.
 func (e *Engine) Caps() driver.Caps { return e.caps }
 
-// newIdentity returns the identity of a new object, with a new ID.
-func (e *Engine) newIdentity(kind driver.Kind) driver.Identity {
+// newIdentity returns the identity of a new object, with a new ID, owned by who asks.
+func (e *Engine) newIdentity(ctx context.Context, kind driver.Kind) driver.Identity {
 	return driver.Identity{
 		ID:        driver.NewID(),
 		Kind:      kind,
 		CreatedAt: time.Now().UTC(),
 		BootID:    kernel.BootID(),
+		Owner:     asker(ctx).UID,
 	}
 }
 

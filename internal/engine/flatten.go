@@ -138,7 +138,7 @@ func (e *Engine) flattenCost(ctx context.Context, fl driver.Flattener, vol catal
 func (e *Engine) replaceByCopy(
 	ctx context.Context, q FlattenRequest, fl driver.Flattener, look func(*catalog.Tx) (catalog.Row, catalog.Row, error),
 ) (catalog.Row, error) {
-	s := &succession{e: e, op: opFlatten, next: e.newIdentity(driver.Volume)}
+	s := &succession{e: e, op: opFlatten, next: e.newIdentity(ctx, driver.Volume)}
 	if err := s.claim(ctx, look); err != nil {
 		return catalog.Row{}, err
 	}

@@ -224,6 +224,9 @@ var fsckFaults = []struct {
 	{name: "identity-pin-only-in-catalogue", code: "identity-differs", spoil: func(b *broken) {
 		b.sql("UPDATE objects SET pinned = 4102444800000000000 WHERE name = 's'")
 	}, gains: true},
+	{name: "identity-owner-only-in-catalogue", code: "identity-differs", spoil: func(b *broken) {
+		b.sql("UPDATE objects SET owner = 7 WHERE name = 's'")
+	}, gains: true},
 	{name: "identity-of-golden-labels", code: "identity-differs", spoil: func(b *broken) {
 		b.sql(`UPDATE goldens SET labels = '{"k":"v"}' WHERE name = 'g'`)
 	}, gains: true},
@@ -295,7 +298,7 @@ var fsckFaults = []struct {
 	{name: "golden-current", code: "golden-current", spoil: func(b *broken) { b.sql("UPDATE goldens SET current = 5") }},
 	{name: "golden-next", code: "golden-next", spoil: func(b *broken) { b.sql("UPDATE goldens SET next = 2") }},
 	{name: "golden-empty", code: "golden-empty", spoil: func(b *broken) {
-		b.sql("INSERT INTO goldens (name, current, next, created_at) VALUES ('empty', 1, 2, 3)")
+		b.sql("INSERT INTO goldens (name, current, next, created_at, owner) VALUES ('empty', 1, 2, 3, 0)")
 	}},
 	{name: "two-of-a-name", code: "catalogue", left: true, spoil: func(b *broken) {
 		b.sql("UPDATE objects SET name = 'g' WHERE name = 'w'")

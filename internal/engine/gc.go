@@ -127,6 +127,10 @@ func (e *Engine) GC(ctx context.Context, q GCRequest) (*GCReport, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
+	if err := e.askForPool(ctx, "gc"); err != nil {
+		return nil, err
+	}
+
 	// Collect what is removed, and the warnings; remove without a time limit.
 	start := time.Now()
 	c := callOf(ctx)

@@ -87,7 +87,7 @@ func (e *Engine) setGolden(ctx context.Context, op string, q SetRequest) ([]stri
 // currentGeneration returns the object of a golden's current generation, which holds the properties of the golden.
 // NotFound, Damaged.
 func currentGeneration(tx *catalog.Tx, op, golden string) (driver.ObjectID, error) {
-	g, ok, err := tx.Golden(golden)
+	g, ok, err := tx.ResolveGolden(op, golden)
 	if err != nil {
 		return "", err
 	}

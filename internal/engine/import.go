@@ -241,7 +241,7 @@ func (e *Engine) buildImport(ctx context.Context, q ImportRequest, src *source) 
 // checkNew refuses a name that is taken before any work is done.
 func (e *Engine) checkNew(ctx context.Context, q ImportRequest) error {
 	return e.cat.View(ctx, func(tx *catalog.Tx) error {
-		_, exists, err := tx.Golden(q.Name.String())
+		_, exists, err := tx.ResolveGolden(opImport, q.Name.String())
 		if err != nil {
 			return err
 		}

@@ -46,7 +46,8 @@ type Info struct {
 	Consistency    driver.Consistency `json:"consistency"`      // how consistent a snapshot is: clean, crash
 	Mirror         bool               `json:"mirror,omitempty"` // whether a generation was made from its golden's source
 
-	Labels driver.Labels `json:"labels"` // a generation has those of its golden
+	Labels   driver.Labels `json:"labels"`    // a generation has those of its golden
+	OwnerUID uint32        `json:"owner_uid"` // user ID of the owner, also of the volume or golden of a point
 }
 
 // Mounted reports whether the volume is mounted.
@@ -94,7 +95,7 @@ func rowInfo(r catalog.Row, driverName string) Info {
 		CreatedAt: r.CreatedAt, LastUsedAt: r.UsedAt, Ephemeral: r.Ephemeral, Overlay: r.IsOverlay(),
 		SizeBytes: r.SizeBytes, LogicalBytes: r.Usage.LogicalBytes, ExclusiveBytes: r.Usage.ExclusiveBytes,
 		SharedBytes: r.Usage.SharedBytes, Extents: r.Usage.Extents, Consistency: r.Consistency, Mirror: r.Mirror,
-		Labels: r.Labels,
+		Labels: r.Labels, OwnerUID: r.Owner,
 	}
 
 	if !r.ExpiresAt.IsZero() {
@@ -182,7 +183,7 @@ func (e *Engine) Volumes(ctx context.Context, q VolumesRequest) ([]Info, error) 
 			return err
 		}
 		rows = make([]catalog.Row, 0, n.Volumes)
-		if err := tx.Rows(driver.Volume, func(r catalog.Row) error { rows = append(rows, r); return nil }); err != nil {
+		if err := visibleVolumes(tx, "ls", func(r catalog.Row) error { rows = append(rows, r); return nil }); err != nil {
 			return err
 		}
 		return tx.CurrentOrigins(rows)
@@ -231,7 +232,7 @@ func (e *Engine) Mountpoints(ctx context.Context, op string, names ...ref.Name) 
 			return nil
 		}
 
-		return tx.Rows(driver.Volume, func(r catalog.Row) error {
+		return visibleVolumes(tx, op, func(r catalog.Row) error {
 			if a, has := mounts[r.ID]; has {
 				out = append(out, e.volumeNow(r, a, has))
 			}
@@ -247,7 +248,7 @@ func (e *Engine) VolumeNames(ctx context.Context) ([]string, error) {
 	var out []string
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		out = nil
-		return tx.Rows(driver.Volume, func(r catalog.Row) error { out = append(out, r.Name); return nil })
+		return visibleVolumes(tx, "ls", func(r catalog.Row) error { out = append(out, r.Name); return nil })
 	})
 	return out, err
 }
@@ -397,7 +398,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 	s.row = one[0]
 	d.TiedBytes = s.row.Usage.TiedBytes
 	d.StallSeconds = e.content.Stall(s.row).Seconds()
-	if k, err := e.Key(ctx, s.row.ID); err == nil && k.Root != "" {
+	if k, err := e.keyOf(ctx, s.row.ID); err == nil && k.Root != "" {
 		d.Key = &k
 	}
 
@@ -509,7 +510,7 @@ type GoldenInfo struct {
 func (e *Engine) Goldens(ctx context.Context) ([]GoldenInfo, error) {
 	out := []GoldenInfo{}
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		goldens, err := tx.Goldens()
+		goldens, err := visibleGoldens(tx, "golden ls")
 		if err != nil {
 			return err
 		}
@@ -665,6 +666,10 @@ type PoolRequest struct {
 
 // Pool describes the pool.
 func (e *Engine) Pool(ctx context.Context, q PoolRequest) (PoolInfo, error) {
+	if err := e.askForPool(ctx, "show"); err != nil {
+		return PoolInfo{}, err
+	}
+
 	s, err := e.pool.Space(ctx)
 	if err != nil {
 		return PoolInfo{}, err

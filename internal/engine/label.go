@@ -112,14 +112,14 @@ func (e *Engine) LabelsInUse(ctx context.Context) ([]string, error) {
 	}
 
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		goldens, err := tx.Goldens()
+		goldens, err := visibleGoldens(tx, opLabel)
 		if err != nil {
 			return err
 		}
 		for _, g := range goldens {
 			add(g.Labels)
 		}
-		return tx.Rows(driver.Volume, func(r catalog.Row) error { add(r.Labels); return nil })
+		return visibleVolumes(tx, opLabel, func(r catalog.Row) error { add(r.Labels); return nil })
 	})
 	return slices.Sorted(maps.Keys(words)), err
 }

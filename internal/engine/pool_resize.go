@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 
 	"pando/internal/base/errs"
@@ -23,7 +24,7 @@ type PoolResizeRequest struct {
 // ResizePool enlarges a pool that lies in a file of its own, while it is in use. See [pool.Pool.Resize].
 func (e *Engine) ResizePool(ctx context.Context, q PoolResizeRequest) (PoolResized, error) {
 	const op = "pool resize"
-	if err := e.needRoot(op, e.pool.Dir); err != nil {
+	if err := cmp.Or(e.askForPool(ctx, op), e.needRoot(op, e.pool.Dir)); err != nil {
 		return PoolResized{}, err
 	}
 	if q.SizeBytes <= 0 || q.SizeBytes > maxVolumeBytes {

@@ -72,6 +72,9 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 			WithHint("use %s, %s or %s", errs.Param("keep-free"), errs.Param("older-than"), errs.Param("idle"))
 	}
 
+	if err := e.askForPool(ctx, opPrune); err != nil {
+		return nil, err
+	}
 	if !q.DryRun {
 		if err := e.needRoot(opPrune, ""); err != nil {
 			return nil, err

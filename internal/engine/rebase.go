@@ -66,7 +66,7 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 	}
 
 	// Mark the work. There is none if the volume already has this base.
-	r := &rebase{e: e, q: q, s: &succession{e: e, op: opRebase, next: e.newIdentity(driver.Volume)}}
+	r := &rebase{e: e, q: q, s: &succession{e: e, op: opRebase, next: e.newIdentity(ctx, driver.Volume)}}
 	err := r.s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
 		err := r.findVolume(tx)
 		return r.vol, r.target, err
@@ -267,7 +267,7 @@ func rowRef(r catalog.Row) ref.Ref { return ref.Ref{Name: r.Golden, At: itoa(r.G
 // an image is copied.
 func (r *rebase) addVolume(ctx context.Context, v *view) (*side, error) {
 	e := r.e
-	s := &side{ref: r.q.Volume.Ref(), live: content.Live{Row: r.vol}, copy: e.newIdentity(driver.Scratch)}
+	s := &side{ref: r.q.Volume.Ref(), live: content.Live{Row: r.vol}, copy: e.newIdentity(ctx, driver.Scratch)}
 	if !r.vol.FS.IsImage() {
 		return s, nil
 	}

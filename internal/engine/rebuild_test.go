@@ -46,7 +46,7 @@ var poolKinds = []struct {
 // in the end but "busy".
 func richPool(t *testing.T, e *engine.Engine) {
 	t.Helper()
-	ctx := t.Context()
+	ctx := asUser(t, 1000) // some of it is root's, some another user's
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -146,10 +146,10 @@ func dump(t *testing.T, dir string) []string {
 	defer db.Close()
 	var out []string
 	for _, q := range []string{
-		`SELECT concat_ws('|', 'golden', name, current, next, created_at, keep, overlay, source, labels) FROM goldens`,
+		`SELECT concat_ws('|', 'golden', name, current, next, created_at, keep, overlay, source, labels, owner) FROM goldens`,
 		`SELECT concat_ws('|', kind, id, name, golden, generation, volume, fs, size, sector, origin, origin_id, created_at,
 			expires_at, ephemeral, boot, pinned, consistency, lower, mirror, labels,
-			ord) FROM objects`,
+			ord, owner) FROM objects`,
 		`SELECT concat_ws('|', 'mark', op, name) FROM marks`,
 		`SELECT concat_ws('|', 'tombstone', ref) FROM tombstones WHERE reclaimed = 0`,
 		`SELECT concat_ws('|', 'meta', key, value) FROM meta WHERE key NOT IN ('commits', 'boot_at', 'place')`,

@@ -180,7 +180,7 @@ func (e *Engine) checkImageSize(ctx context.Context, row catalog.Row) error {
 // unreadable.
 func (r *resize) growCopy(ctx context.Context) (driver.ObjectID, error) {
 	e := r.e
-	s := &succession{e: e, op: opResize, next: e.newIdentity(driver.Volume)}
+	s := &succession{e: e, op: opResize, next: e.newIdentity(ctx, driver.Volume)}
 	err := s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
 		err := r.again(tx)
 		if err == nil {

@@ -84,7 +84,7 @@ func (e *Engine) inClone(
 	defer end()
 
 	if q.Name.IsZero() {
-		q.Name = ref.MustName("run-" + string(e.newIdentity("").ID[:10]))
+		q.Name = ref.MustName("run-" + string(driver.NewID()[:10]))
 	}
 
 	infos, err := e.clone(ctx, cloning{op: opRun, empty: q.Empty, CloneRequest: CloneRequest{

@@ -63,7 +63,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 
 	// Reserve the name, and mark the work.
 	var l content.Live
-	id := e.newIdentity(driver.Snapshot)
+	id := e.newIdentity(ctx, driver.Snapshot)
 	id.Labels = q.Labels
 	err := e.ledger.Claim(ctx, opSnapshot, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		vol, err := tx.ResolveVolume(opSnapshot, q.Volume.String())
@@ -270,7 +270,7 @@ func (r *rewind) find(tx *catalog.Tx) (err error) {
 func (r *rewind) replaceVolume(ctx context.Context) (Rewound, error) {
 	// Mark the work, after looking again in the transaction.
 	e, q := r.e, r.q
-	s := &succession{e: e, op: opRewind, next: e.newIdentity(driver.Volume)}
+	s := &succession{e: e, op: opRewind, next: e.newIdentity(ctx, driver.Volume)}
 	err := s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
 		err := r.find(tx)
 		if err == nil && r.mounted {

@@ -132,6 +132,9 @@ func (e *Engine) LockSource(
 	ctx context.Context, golden ref.Name,
 ) (locked context.Context, unlock func(), waited bool, err error) {
 	name := golden.String()
+	if err := e.askForGolden(ctx, opRefresh, name); err != nil {
+		return ctx, nil, false, err
+	}
 	if unlock, waited, err = e.lockGolden(ctx, sourceOf(name)); err != nil {
 		return ctx, nil, false, err
 	}

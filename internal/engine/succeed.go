@@ -46,7 +46,7 @@ func (s *succession) claim(ctx context.Context, look func(*catalog.Tx) (vol, ori
 		n.Origin, n.OriginID = tx.RefOf(origin), origin.ID
 		n.Golden, n.Generation = origin.Golden, origin.Generation
 		n.CreatedAt, n.ExpiresAt, n.Pinned, n.Ephemeral = vol.CreatedAt, vol.ExpiresAt, vol.Pinned, vol.Ephemeral
-		n.Labels = vol.Labels
+		n.Labels, n.Owner = vol.Labels, vol.Owner
 		if n.Order, err = tx.NextPlace(time.Now()); err != nil {
 			return nil, err
 		}

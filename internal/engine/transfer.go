@@ -100,7 +100,7 @@ func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 	name := volume.String()
 	var out []Point
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		_, isGolden, err := tx.Golden(name)
+		_, isGolden, err := tx.ResolveGolden(opPush, name)
 		if err != nil {
 			return err
 		}
@@ -242,7 +242,7 @@ type Names struct {
 func (e *Engine) NamesOf(ctx context.Context, name string) (n Names, err error) {
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		var former []string
-		g, isGolden, err := tx.Golden(name)
+		g, isGolden, err := tx.ResolveGolden(opPush, name)
 		if err != nil {
 			return err
 		}
@@ -435,6 +435,14 @@ func (e *Engine) PlanStream(ctx context.Context, q ReadRequest) (driver.StreamPl
 	if !ok {
 		return driver.StreamPlan{}, nil
 	}
+	for _, id := range []driver.ObjectID{q.Point, q.Base} {
+		if id == "" {
+			continue
+		}
+		if err := e.askForPoint(ctx, opPush, id); err != nil {
+			return driver.StreamPlan{}, err
+		}
+	}
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 	return p.Plan(ctx, q.Point, q.Base)
@@ -448,6 +456,14 @@ func (e *Engine) ReceivesRaw() bool {
 
 // Key returns the encryption key of a point; the zero value if the pool's filesystem does not encrypt it. NotFound.
 func (e *Engine) Key(ctx context.Context, id driver.ObjectID) (driver.Key, error) {
+	if err := e.askForPoint(ctx, opPush, id); err != nil {
+		return driver.Key{}, err
+	}
+	return e.keyOf(ctx, id)
+}
+
+// keyOf returns the encryption key of an object; the zero value if the pool's filesystem does not encrypt it. NotFound.
+func (e *Engine) keyOf(ctx context.Context, id driver.ObjectID) (driver.Key, error) {
 	k, ok := e.drv.(driver.Keyed)
 	if !ok {
 		return driver.Key{}, nil

@@ -225,7 +225,7 @@ func (r *receive) planWork(ctx context.Context) error {
 
 	return r.e.ledger.Claim(ctx, opPull, q.Update, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		r.base, r.volume, r.next, r.spare = catalog.Row{}, driver.Identity{}, nil, driver.Identity{}
-		r.point = r.e.newIdentity(r.kind)
+		r.point = r.e.newIdentity(ctx, r.kind)
 		p := &r.point
 		p.FS, p.SizeBytes, p.Sector, p.CreatedAt = q.FS, q.SizeBytes, q.Sector, q.CreatedAt
 		if err := r.planBase(tx, room); err != nil {
@@ -247,7 +247,7 @@ func (r *receive) planWork(ctx context.Context) error {
 
 		marks := []catalog.Mark{{ID: p.ID, Op: opPull, Name: r.ref, Reads: q.Base}}
 		var more []catalog.Mark
-		r.draft = r.e.newIdentity(driver.Scratch)
+		r.draft = r.e.newIdentity(ctx, driver.Scratch)
 		_, inPlace := r.e.drv.(driver.Finisher)
 		if inPlace = inPlace || r.inside; inPlace {
 			r.draft.ID = p.ID
@@ -255,9 +255,9 @@ func (r *receive) planWork(ctx context.Context) error {
 
 		if q.Golden {
 			marks[0].Name = q.Volume.String()
-			more, err = r.planGeneration(tx)
+			more, err = r.planGeneration(ctx, tx)
 		} else {
-			more, err = r.planVolume(tx)
+			more, err = r.planVolume(ctx, tx)
 		}
 
 		if q.Tree && !inPlace {
@@ -304,9 +304,9 @@ func (r *receive) planBase(tx *catalog.Tx, room pool.Space) (err error) {
 
 // planGeneration plans the golden's row, and marks the object that the point becomes if
 // it is sealed.
-func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
+func (r *receive) planGeneration(ctx context.Context, tx *catalog.Tx) ([]catalog.Mark, error) {
 	q, p := r.q, &r.point
-	g, exists, err := tx.Golden(q.Volume.String())
+	g, exists, err := tx.ResolveGolden(opPull, q.Volume.String())
 	if err != nil {
 		return nil, err
 	}
@@ -315,7 +315,7 @@ func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
 		if err := tx.CheckFree(opPull, q.Volume.String()); err != nil {
 			return nil, err
 		}
-		g = catalog.Golden{Name: q.Volume.String(), CreatedAt: q.CreatedAt}
+		g = catalog.Golden{Name: q.Volume.String(), CreatedAt: q.CreatedAt, Owner: p.Owner}
 	} else {
 		if !q.Update {
 			return nil, errs.New(errs.Exists, opPull, q.Volume.String(), "golden %q already exists", q.Volume).
@@ -333,21 +333,21 @@ func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
 	}
 
 	r.golden = g
-	p.Golden, p.Generation = q.Volume.String(), q.Generation
+	p.Golden, p.Generation, p.Owner = q.Volume.String(), q.Generation, g.Owner
 	p.Origin, p.OriginID = q.OriginRef, q.OriginID
 	if q.Generation > g.Current {
 		p.GoldenProperties = g.GoldenProperties
 	}
 
-	r.spare = r.e.newIdentity(r.kind)
+	r.spare = r.e.newIdentity(ctx, r.kind)
 	return []catalog.Mark{{ID: r.spare.ID, Op: opPull}}, nil
 }
 
 // planVolume plans the snapshot and, unless SnapshotOnly is set, the volume or its
 // successor.
-func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
+func (r *receive) planVolume(ctx context.Context, tx *catalog.Tx) ([]catalog.Mark, error) {
 	e, q, p := r.e, r.q, &r.point
-	fresh := e.newIdentity(driver.Volume)
+	fresh := e.newIdentity(ctx, driver.Volume)
 	p.Name, p.Consistency = q.Snapshot.String(), q.Consistency
 	p.Origin = q.Volume.String()
 	if !q.Update && !q.SnapshotOnly {
@@ -387,7 +387,7 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 			WithHint("pull it as another volume with %s", errs.Param("as", "NAME"))
 	}
 
-	p.Volume, p.OriginID = vol.Lineage(), vol.ID
+	p.Volume, p.OriginID, p.Owner = vol.Lineage(), vol.ID, vol.Owner
 	p.Golden, p.Generation = r.baseGeneration(vol)
 	if q.SnapshotOnly {
 		// Keep the volume from being destroyed, or the snapshot would not have one.
@@ -412,7 +412,8 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	n.Before = "before-" + opPull + "-" + timestampName(time.Now())
 	n.Origin, n.OriginID = r.ref, p.ID
 	n.Golden, n.Generation = p.Golden, p.Generation
-	n.CreatedAt, n.ExpiresAt, n.Pinned, n.Labels = vol.CreatedAt, vol.ExpiresAt, vol.Pinned, vol.Labels
+	n.CreatedAt, n.ExpiresAt, n.Pinned = vol.CreatedAt, vol.ExpiresAt, vol.Pinned
+	n.Labels, n.Owner = vol.Labels, vol.Owner
 	r.volume = n
 	r.next = &succession{e: e, op: opPull, vol: vol, next: n}
 	return []catalog.Mark{{ID: vol.ID, Op: opPull}, {ID: n.ID, Op: opPull}}, nil

@@ -15,7 +15,7 @@ import (
 // makeImagePoint makes the point from the content that Image writes.
 func (r *receive) makeImagePoint(ctx context.Context) error {
 	e, q := r.e, r.q
-	draft := e.newIdentity(driver.Scratch)
+	draft := e.newIdentity(ctx, driver.Scratch)
 	draft = draft.WithContentOf(r.point)
 	draft.ID = r.point.ID
 

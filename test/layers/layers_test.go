@@ -54,7 +54,7 @@ var districts = map[string]struct {
 
 // groups are names for several packages.
 var groups = map[string][]string{
-	"{base}": in("base", "errs", "ref", "progress", "waiting", "warnings"),
+	"{base}": in("base", "errs", "ref", "principal", "progress", "waiting", "warnings"),
 	"{linux}": in("linux", "kernel", "loopdev", "mount", "extent", "run", "zfs", "fsprobe", "treewalk", "freeze",
 		"durable",
 		"btrfsstream", "qcow2"),
@@ -247,6 +247,8 @@ var table = map[string]layer{
 	"internal/base/waiting":  {imports: []string{"internal/base/errs"}},
 	"internal/base/warnings": {imports: []string{"internal/base/errs"}},
 	"internal/base/progress": {},
+
+	"internal/base/principal": {},
 
 	// For tests.
 	"internal/testing/testfs": {support: true, imports: []string{"internal/testing/faulttest", "{facts}", "{linux}",

@@ -290,6 +290,7 @@ func (s *suite) identity(kind driver.Kind, fs driver.FS) driver.Identity {
 	return driver.Identity{
 		Version: driver.IdentityVersion, Pool: poolID, ID: id, Kind: kind, Name: "n" + string(id[:6]),
 		FS: fs, SizeBytes: sizeOf(fs), CreatedAt: time.Now().UTC().Truncate(time.Second), BootID: "test-boot",
+		Owner: 4294967294,
 	}
 }
 

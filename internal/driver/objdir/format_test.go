@@ -68,6 +68,11 @@ var golden = map[string]driver.Identity{
 		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
 		GoldenProperties: driver.GoldenProperties{Labels: driver.StoredLabels(`{"note":"a \"<b>\" é","team":"search"}`)},
 	},
+	"owned": {
+		ID: "0000000000000000000000009g", Kind: driver.Volume, Name: "job", FS: driver.Native,
+		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
+		Owner: 4294967294,
+	},
 	"pinned": {
 		ID: "0000000000000000000000003g", Kind: driver.Snapshot, Name: "s", Golden: "web", Generation: 7,
 		Volume: "0123456789abcdefghijklmnog", FS: driver.Native,

@@ -38,7 +38,8 @@ CREATE TABLE goldens (
   keep INTEGER NOT NULL DEFAULT 0, -- newest generations that a publish leaves, 0: all
   overlay TEXT NOT NULL DEFAULT '', -- whether clones are overlays: never, default, '' if the user decides
   source TEXT NOT NULL DEFAULT '', -- what a refresh makes new generations from, as JSON
-  labels TEXT NOT NULL DEFAULT '' -- as JSON, '' if there are none
+  labels TEXT NOT NULL DEFAULT '', -- as JSON, '' if there are none
+  owner INTEGER NOT NULL         -- user ID of who made it
 ) WITHOUT ROWID;
 CREATE TABLE objects (
   id TEXT PRIMARY KEY,
@@ -67,7 +68,8 @@ CREATE TABLE objects (
   lower TEXT NOT NULL DEFAULT '', -- of an overlay: the object whose files it changes
   mirror INTEGER NOT NULL DEFAULT 0, -- of a generation: 1: made from the source of its golden
   labels TEXT NOT NULL DEFAULT '', -- of a volume or snapshot, as JSON, '' if there are none
-  ord INTEGER NOT NULL DEFAULT 0 -- of a snapshot: its place among all of them
+  ord INTEGER NOT NULL DEFAULT 0, -- of a snapshot: its place among all of them
+  owner INTEGER NOT NULL         -- user ID of who made the volume or golden
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX volume_name ON objects(name) WHERE kind = 'volume';
 CREATE UNIQUE INDEX generation_number ON objects(golden, generation) WHERE kind = 'generation';
@@ -143,15 +145,16 @@ const (
 type Catalog struct {
 	db    *database
 	path  string
-	dir   string // of the pool
+	dir   string // directory of the pool
 	stmts statements
 
 	seen     *seen
 	idle     idle
 	lost     int64 // see Lost
-	known    bool  // how many commits there were, when it was opened
+	known    bool  // whether it was known, when it was opened, how many commits there were
 	onCommit func([]driver.ObjectID)
 	onFull   func(context.Context) bool
+	onFind   func(ctx context.Context, op string, f Found) error
 }
 
 var damagedHint = errs.Messagef("rebuild it from the pool: %s", errs.Run("init", errs.Param("rebuild")))

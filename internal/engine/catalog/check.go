@@ -66,11 +66,11 @@ func (t *Tx) SetIdentity(id driver.Identity) error {
 	_, err := t.exec(`UPDATE objects SET kind=?, name=?, golden=?, generation=?, volume=?, fs=?, size=?, sector=?,
 		origin=?, origin_id=?,
 		created_at=?, expires_at=?, ephemeral=?, boot=?, pinned=?, consistency=?, lower=?, mirror=?, labels=?,
-		ord=?
+		ord=?, owner=?
 		WHERE id=?`,
 		id.Kind, id.Name, id.Golden, id.Generation, id.Volume, id.FS, id.SizeBytes, id.Sector, id.Origin, id.OriginID,
 		toNano(id.CreatedAt), toNano(id.ExpiresAt), id.Ephemeral, id.BootID, toNano(id.Pinned), id.Consistency,
-		id.Lower, id.Mirror, storedLabels(id), id.Order, id.ID)
+		id.Lower, id.Mirror, storedLabels(id), id.Order, id.Owner, id.ID)
 	return err
 }
 

@@ -8,9 +8,44 @@ import (
 	"pando/internal/driver"
 )
 
+// Found is what a transaction has found for a caller.
+type Found struct {
+	Ref   string      // reference to an object, or a name that is free
+	Kind  driver.Kind // kind of the object; "": there is none
+	Owner uint32      // user ID of the object's owner
+}
+
+// OnFind sets the func that is called when a transaction has found an object that a caller names by its reference or
+// ID, or that a name which a caller wants is free. The transaction returns its errors in place of what it has found.
+func (c *Catalog) OnFind(fn func(ctx context.Context, op string, f Found) error) { c.onFind = fn }
+
+// Ask calls the func of OnFind for an object.
+func (t *Tx) Ask(op string, r Row) error {
+	if t.c.onFind == nil {
+		return nil
+	}
+	return t.c.onFind(t.ctx, op, Found{t.RefOf(r), r.Kind, r.Owner})
+}
+
+// asked returns what was found, if it may be.
+func (t *Tx) asked(op string, r Row, err error) (Row, error) {
+	if err == nil {
+		err = t.Ask(op, r)
+	}
+	if err != nil {
+		return Row{}, err
+	}
+	return r, nil
+}
+
 // Resolve finds the object that a reference names: a volume, a generation (the current one if only the golden is named)
-// or a snapshot. NotFound.
+// or a snapshot. NotFound, and errors of OnFind.
 func (t *Tx) Resolve(op string, r ref.Ref) (Row, error) {
+	row, err := t.resolve(op, r)
+	return t.asked(op, row, err)
+}
+
+func (t *Tx) resolve(op string, r ref.Ref) (Row, error) {
 	golden, isGolden, err := t.Golden(r.Name)
 	if err != nil {
 		return Row{}, err
@@ -62,11 +97,35 @@ func (t *Tx) resolveGeneration(op string, r ref.Ref, golden Golden) (Row, error)
 	return row, err
 }
 
-// ResolveVolume finds a volume by name. NotFound; Invalid if it is a golden.
+// ResolveGolden finds a golden by name; ok is false if there is none. Errors of OnFind.
+func (t *Tx) ResolveGolden(op, name string) (g Golden, ok bool, err error) {
+	if g, ok, err = t.Golden(name); err != nil || !ok {
+		return g, ok, err
+	}
+	return g, true, t.AskGolden(op, g)
+}
+
+// AskGolden calls the func of OnFind for a golden.
+func (t *Tx) AskGolden(op string, g Golden) error {
+	if t.c.onFind == nil {
+		return nil
+	}
+	return t.c.onFind(t.ctx, op, Found{g.Name, driver.Generation, g.Owner})
+}
+
+// AskFree calls the func of OnFind for a name that is free.
+func (t *Tx) AskFree(op, name string) error {
+	if t.c.onFind == nil {
+		return nil
+	}
+	return t.c.onFind(t.ctx, op, Found{Ref: name})
+}
+
+// ResolveVolume finds a volume by name. NotFound; Invalid if it is a golden; errors of OnFind.
 func (t *Tx) ResolveVolume(op, name string) (Row, error) {
 	vol, ok, err := t.Volume(name)
 	if err != nil || ok {
-		return vol, err
+		return t.asked(op, vol, err)
 	}
 	e := errs.New(errs.NotFound, op, name, "no volume has this name").WithHint("list volumes with %s", errs.Run("ls"))
 	if _, isGolden, err := t.Golden(name); err == nil && isGolden {
@@ -77,7 +136,7 @@ func (t *Tx) ResolveVolume(op, name string) (Row, error) {
 }
 
 // CheckFree refuses a name that is in use. Goldens and volumes share one name space, so that a reference has one
-// meaning. Exists.
+// meaning. Exists, and errors of OnFind.
 func (t *Tx) CheckFree(op, name string) error {
 	if _, ok, err := t.Volume(name); err != nil {
 		return err
@@ -92,7 +151,7 @@ func (t *Tx) CheckFree(op, name string) error {
 		return errs.New(errs.Exists, op, name, "golden %q already exists", name).WithHint("choose another name")
 	}
 
-	return nil
+	return t.AskFree(op, name)
 }
 
 // RefOf returns the reference of a row, as a person would write it.
@@ -115,7 +174,7 @@ func (t *Tx) RefOf(r Row) string {
 }
 
 // ResolvePoint finds a snapshot, generation, or layer that was a generation, by its ID. NotFound; Invalid if it is
-// another object.
+// another object; errors of OnFind.
 func (t *Tx) ResolvePoint(op string, id driver.ObjectID) (Row, error) {
 	row, ok, err := t.Object(id)
 	switch {
@@ -127,7 +186,7 @@ func (t *Tx) ResolvePoint(op string, id driver.ObjectID) (Row, error) {
 	case row.Kind != driver.Snapshot && row.Kind != driver.Generation && !row.WasGeneration():
 		return row, errs.New(errs.Invalid, op, t.RefOf(row), "it is a %s, which is not immutable", string(row.Kind))
 	}
-	return row, nil
+	return t.asked(op, row, nil)
 }
 
 // RefOf returns the reference of an object, for messages: its ID if it has no other.

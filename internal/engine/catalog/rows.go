@@ -25,9 +25,10 @@ type Row struct {
 // Golden is a series of generations.
 type Golden struct {
 	Name      string
-	Current   int // generation
+	Current   int // number of the generation that clones are made of
 	Next      int // number that the next generation gets
 	CreatedAt time.Time
+	Owner     uint32 // user ID of who made it
 	driver.GoldenProperties
 }
 
@@ -69,7 +70,7 @@ type Tombstone struct {
 
 const objectColumns = `id, kind, name, golden, generation, volume, fs, size, sector, origin, origin_id, created_at,
  expires_at, ephemeral, boot, used_at, logical, exclusive, shared, extents, measured_at, pinned, consistency, lower,
- mirror, labels, ord`
+ mirror, labels, ord, owner`
 
 // objectValues are the placeholders of objectColumns.
 var objectValues = `?` + strings.Repeat(`,?`, strings.Count(objectColumns, `,`))
@@ -84,7 +85,7 @@ func scanRow(s scanner) (Row, error) {
 		&r.OriginID,
 		&created, &expires, &r.Ephemeral, &r.BootID, &used,
 		&r.Usage.LogicalBytes, &r.Usage.ExclusiveBytes, &r.Usage.SharedBytes, &r.Usage.Extents, &measured, &pinned,
-		&r.Consistency, &r.Lower, &r.Mirror, &labels, &r.Order)
+		&r.Consistency, &r.Lower, &r.Mirror, &labels, &r.Order, &r.Owner)
 	r.Labels = driver.StoredLabels(labels)
 	r.CreatedAt, r.ExpiresAt, r.UsedAt, r.MeasuredAt, r.Pinned = fromNano(created), fromNano(expires), fromNano(used),
 		fromNano(measured), fromNano(pinned)
@@ -111,7 +112,7 @@ func (t *Tx) PutObject(r Row) error {
 		r.ID, r.Kind, r.Name, r.Golden, r.Generation, r.Volume, r.FS, r.SizeBytes, r.Sector, r.Origin, r.OriginID,
 		toNano(r.CreatedAt), toNano(r.ExpiresAt), r.Ephemeral, r.BootID, toNano(r.UsedAt),
 		r.Usage.LogicalBytes, r.Usage.ExclusiveBytes, r.Usage.SharedBytes, r.Usage.Extents, toNano(r.MeasuredAt),
-		toNano(r.Pinned), r.Consistency, r.Lower, r.Mirror, storedLabels(r.Identity), r.Order)
+		toNano(r.Pinned), r.Consistency, r.Lower, r.Mirror, storedLabels(r.Identity), r.Order, r.Owner)
 	t.put = append(t.put, r.ID)
 	return err
 }
@@ -357,7 +358,7 @@ func parseRow(text string) (Row, error) {
 	r.MeasuredAt = moment()
 	r.Pinned, r.Consistency = moment(), driver.Consistency(next())
 	r.Lower, r.Mirror, r.Labels = driver.ObjectID(next()), number() != 0, driver.StoredLabels(next())
-	r.Order = number()
+	r.Order, r.Owner = number(), uint32(number())
 	if bad == nil && more {
 		bad = errors.New("a row with too many columns")
 	}
@@ -433,13 +434,13 @@ func (t *Tx) eachRow(q string, args []any, fn func(scanner) error) error {
 	return wrap("read catalogue", t.c.path, rows.Err())
 }
 
-const goldenColumns = `name, current, next, created_at, keep, overlay, source, labels`
+const goldenColumns = `name, current, next, created_at, keep, overlay, source, labels, owner`
 
 func scanGolden(s scanner) (Golden, error) {
 	var g Golden
 	var created int64
 	var labels string
-	err := s.Scan(&g.Name, &g.Current, &g.Next, &created, &g.Keep, &g.Overlay, &g.Source, &labels)
+	err := s.Scan(&g.Name, &g.Current, &g.Next, &created, &g.Keep, &g.Overlay, &g.Source, &labels, &g.Owner)
 	g.CreatedAt, g.Labels = fromNano(created), driver.StoredLabels(labels)
 	return g, err
 }
@@ -466,10 +467,10 @@ func (t *Tx) Goldens() ([]Golden, error) {
 
 // PutGolden adds a golden or replaces its row.
 func (t *Tx) PutGolden(g Golden) error {
-	_, err := t.exec(`INSERT INTO goldens (`+goldenColumns+`) VALUES (?,?,?,?,?,?,?,?)
+	_, err := t.exec(`INSERT INTO goldens (`+goldenColumns+`) VALUES (?,?,?,?,?,?,?,?,?)
 		ON CONFLICT (name) DO UPDATE SET current=excluded.current, next=excluded.next, keep=excluded.keep,
 		overlay=excluded.overlay, source=excluded.source, labels=excluded.labels`,
-		g.Name, g.Current, g.Next, toNano(g.CreatedAt), g.Keep, g.Overlay, g.Source, g.Labels.Text())
+		g.Name, g.Current, g.Next, toNano(g.CreatedAt), g.Keep, g.Overlay, g.Source, g.Labels.Text(), g.Owner)
 	return err
 }
 

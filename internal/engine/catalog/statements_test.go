@@ -205,10 +205,10 @@ func TestRowsAreAsLookedUp(t *testing.T) {
 
 func TestParseRow(t *testing.T) {
 	good := "id\x1fvolume\x1fname\x1f\x1f0\x1f\x1fext4\x1f1\x1f2\x1fo\x1foid" +
-		"\x1f0\x1f0\x1f1\x1fb\x1f0\x1f1\x1f2\x1f3\x1f4\x1f0\x1f7\x1fcrash\x1flow\x1f1\x1f{\"k\":\"v\"}\x1f9"
+		"\x1f0\x1f0\x1f1\x1fb\x1f0\x1f1\x1f2\x1f3\x1f4\x1f0\x1f7\x1fcrash\x1flow\x1f1\x1f{\"k\":\"v\"}\x1f9\x1f4294967294"
 	if r, err := parseRow(good); err != nil || r.Name != "name" || !r.Ephemeral || r.Usage.Extents != 4 || r.Sector != 2 ||
 		r.Pinned.UnixNano() != 7 || r.Consistency != driver.Crash || r.Lower != "low" || !r.Mirror ||
-		r.Labels.String() != "k=v" || r.Order != 9 {
+		r.Labels.String() != "k=v" || r.Order != 9 || r.Owner != 4294967294 {
 		t.Errorf("got %+v, %v", r, err)
 	}
 	for _, bad := range []string{"", "id", good + "\x1f0", good[:strings.LastIndex(good, "\x1f")],

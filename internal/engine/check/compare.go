@@ -393,6 +393,7 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 	add("origin", got.Origin == want.Origin, got.Origin, want.Origin)
 	add("origin_id", got.OriginID == want.OriginID, got.OriginID, want.OriginID)
 	add("at", got.CreatedAt.Equal(want.CreatedAt), got.CreatedAt, want.CreatedAt)
+	add("owner", got.Owner == want.Owner, got.Owner, want.Owner)
 	add("order", got.Order == want.Order, got.Order, want.Order)
 	add("expires", got.ExpiresAt.Equal(want.ExpiresAt), got.ExpiresAt, want.ExpiresAt)
 	add("eph", got.Ephemeral == want.Ephemeral, got.Ephemeral, want.Ephemeral)

@@ -417,7 +417,7 @@ func fillCatalog(ctx context.Context, tx *catalog.Tx, d driver.Driver, whole []d
 // addGeneration adds a generation to a golden's row, from its identity. Generations come in order of their time.
 func addGeneration(g *catalog.Golden, id driver.Identity) {
 	if id.Generation > g.Current {
-		g.Current, g.GoldenProperties = id.Generation, id.GoldenProperties
+		g.Current, g.Owner, g.GoldenProperties = id.Generation, id.Owner, id.GoldenProperties
 	}
 	g.Next = max(g.Next, g.Current+1)
 	// A generation that was pulled may be older than its golden is in this pool. It then has Since.
