@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/units"
 	"pando/internal/bench"
 	"pando/internal/engine"
 
@@ -68,7 +69,7 @@ func (a *App) benchDensityCommand() *cobra.Command {
 			return errs.New(errs.Invalid, "bench", "--at-once", "must be at least 1 (got %d)", q.AtOnce)
 		}
 		if size != "" {
-			if q.Bytes, err = parseSize("bench", size); err != nil {
+			if q.Bytes, err = units.ParseSize("bench", size); err != nil {
 				return err
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/units"
 	"pando/internal/bench"
 	"pando/internal/engine"
 
@@ -41,7 +42,7 @@ at the end. If it is killed, ` + "`pando bench clone --clean`" + ` removes what 
 	f.IntVar(&q.Volumes, "volumes", 1000, "create `N` volumes for gc to check")
 
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
-		if q.WriteBytes, err = parseSize("bench", write); err != nil {
+		if q.WriteBytes, err = units.ParseSize("bench", write); err != nil {
 			return err
 		}
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/units"
 	"pando/internal/bench"
 
 	"github.com/spf13/cobra"
@@ -102,12 +103,12 @@ func parseScenarios(sizes []string) ([]bench.Scenario, error) {
 				WithHint("use for example --size 10G+1M")
 		}
 
-		base, err := parseSize("bench", data)
+		base, err := units.ParseSize("bench", data)
 		if err != nil {
 			return nil, err
 		}
 
-		more, err := parseSize("bench", growth)
+		more, err := units.ParseSize("bench", growth)
 		if err != nil {
 			return nil, err
 		}

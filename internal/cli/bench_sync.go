@@ -8,6 +8,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/base/units"
 	"pando/internal/engine"
 	"pando/internal/observe/syncbench"
 
@@ -138,13 +139,13 @@ func (q *syncFlags) config(c *cobra.Command) (out syncbench.Config, err error) {
 	}
 
 	if c.Flags().Changed("time") {
-		if out.Duration, err = parseTTL(op, q.length); err != nil {
+		if out.Duration, err = units.ParseDuration(op, q.length); err != nil {
 			return out, err
 		}
 	}
 
 	if c.Flags().Changed("size") {
-		if out.SizeBytes, err = parseSize(op, q.size); err != nil {
+		if out.SizeBytes, err = units.ParseSize(op, q.size); err != nil {
 			return out, err
 		}
 	}

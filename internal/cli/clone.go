@@ -5,6 +5,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/base/units"
 	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
@@ -118,13 +119,13 @@ func (a *App) configureClone(
 		}
 
 		if c.Flags().Changed("size") {
-			if q.SizeBytes, err = parseSize(op, sizeFlag); err != nil {
+			if q.SizeBytes, err = units.ParseSize(op, sizeFlag); err != nil {
 				return err
 			}
 		}
 
 		if c.Flags().Changed("ttl") {
-			if q.TTL, err = parseTTL(op, ttl); err != nil {
+			if q.TTL, err = units.ParseDuration(op, ttl); err != nil {
 				return err
 			}
 		}

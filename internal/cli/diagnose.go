@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/units"
 	"pando/internal/engine"
 	"pando/internal/observe/diagnose"
 
@@ -44,7 +45,7 @@ the exit code is 0, whatever it finds.`,
 	c.Flags().StringVar(&length, "for", length, "watch for this `DURATION`, from 1s to 24h")
 
 	c.RunE = func(c *cobra.Command, args []string) error {
-		d, err := parseTTL("diagnose", length)
+		d, err := units.ParseDuration("diagnose", length)
 		if err != nil {
 			return err
 		}

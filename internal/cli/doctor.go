@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/units"
 	"pando/internal/observe/doctor"
 
 	"github.com/spf13/cobra"
@@ -83,7 +84,7 @@ func (a *App) doctorCommand() *cobra.Command {
 	})
 
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		d, err := parseTTL("doctor", limit)
+		d, err := units.ParseDuration("doctor", limit)
 		if err != nil {
 			return err
 		}

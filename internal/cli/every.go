@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/units"
 	"pando/internal/remote/replicate"
 )
 
@@ -53,7 +54,7 @@ func (a *App) repeat(
 
 // parseEvery reads a period. Invalid.
 func parseEvery(op, text string) (time.Duration, error) {
-	period, err := parseTTL(op, text)
+	period, err := units.ParseDuration(op, text)
 	if err == nil && period < time.Second {
 		err = errs.New(errs.Invalid, op, text, "--every must be at least 1s (got %s)", text).
 			WithHint("use for example --every 10s")

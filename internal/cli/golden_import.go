@@ -5,6 +5,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/base/units"
 	"pando/internal/driver"
 	"pando/internal/engine"
 
@@ -111,7 +112,7 @@ func (a *App) goldenImportCommand() *cobra.Command {
 		}
 
 		if c.Flags().Changed("size") {
-			if q.SizeBytes, err = parseSize("import", sizeFlag); err != nil {
+			if q.SizeBytes, err = units.ParseSize("import", sizeFlag); err != nil {
 				return err
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/units"
 	"pando/internal/engine"
 	"pando/internal/engine/pool"
 	"pando/internal/remote/replicate"
@@ -60,7 +61,7 @@ func (a *App) initCommand() *cobra.Command {
 		}
 
 		if c.Flags().Changed("size") {
-			if q.SizeBytes, err = parseSize("init", sizeFlag); err != nil {
+			if q.SizeBytes, err = units.ParseSize("init", sizeFlag); err != nil {
 				return err
 			}
 		}

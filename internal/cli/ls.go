@@ -9,12 +9,13 @@ import (
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
+	"pando/internal/service/listing"
 
 	"github.com/spf13/cobra"
 )
 
 func (a *App) lsCommand() *cobra.Command {
-	var tree, exact bool
+	var tree bool
 	var s lsSelection
 	c := &cobra.Command{
 		Use:     "ls",
@@ -43,20 +44,22 @@ An age is the distance from now: 'expires=<1h' lists volumes that expire within
 the next hour, pinned=true those that are pinned. Quote patterns, < and > for
 the shell.
 
---sort orders by any of the columns, and --columns shows them.`,
+--sort orders by any of the columns, and --columns shows them. --limit lists only
+the first volumes; in pools with more than 64 volumes, that is quick by name and
+by created however many there are.`,
 		Example: "  pando ls --filter 'name=agent-*' --filter state=mounted\n" +
 			"  pando ls --filter label=team=search --columns name,labels\n" +
-			"  pando ls --sort exclusive:desc --columns name,exclusive,used\n" +
+			"  pando ls --sort exclusive:desc --columns name,exclusive,used --limit 10\n" +
 			"  pando ls -q --filter 'used=>7d'",
 		Args: cobra.NoArgs,
 	}
 
 	c.Flags().BoolVar(&tree, "tree", false, "show clones below their origins, with the goldens")
-	c.Flags().BoolVar(&exact, "exact", false, "measure the space of every volume now")
+	c.Flags().BoolVar(&s.q.Exact, "exact", false, "measure the space of every volume now")
 
 	s.addFlags(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		view, err := s.parse(time.Now())
+		columns, err := s.parse()
 		if err != nil {
 			return err
 		}
@@ -66,7 +69,7 @@ the shell.
 		}
 
 		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
-			return a.ls(ctx, e, view, tree, exact)
+			return a.ls(ctx, e, s.q, columns, tree)
 		})(c, args)
 	}
 
@@ -77,9 +80,10 @@ the shell.
 func (a *App) checkLsFlags(c *cobra.Command, tree bool) error {
 	columns := c.Flags().Changed("columns")
 	switch {
-	case tree && !a.json && (columns || c.Flags().Changed("filter") || c.Flags().Changed("sort")):
+	case tree && !a.json && (columns || c.Flags().Changed("filter") || c.Flags().Changed("sort") ||
+		c.Flags().Changed("limit")):
 		return errs.New(errs.Invalid, "ls", "--tree", "the tree shows all volumes in an order of its own").
-			WithHint("remove --tree, or --filter, --sort and --columns")
+			WithHint("remove --tree, or --filter, --sort, --limit and --columns")
 	case columns && a.json:
 		return errs.New(errs.Invalid, "ls", "--columns", "JSON always has all fields").WithHint("remove --columns")
 	case columns && a.quiet:
@@ -88,19 +92,17 @@ func (a *App) checkLsFlags(c *cobra.Command, tree bool) error {
 	return nil
 }
 
-// ls prints the volumes that a view selects.
-func (a *App) ls(ctx context.Context, e *engine.Engine, view *lsView, tree, exact bool) error {
-	all, err := e.Volumes(ctx, engine.VolumesRequest{Exact: exact})
+// ls prints the volumes that a request chooses.
+func (a *App) ls(ctx context.Context, e *engine.Engine, q listing.Request, columns []listing.Column, tree bool) error {
+	page, err := listing.List(ctx, e, q)
 	if err != nil {
 		return err
 	}
 
-	some := len(all) > 0
-	vols := view.apply(all)
-
+	vols := page.Volumes
 	switch {
 	case a.json:
-		return a.written(writeInfos(a.Stdout, vols))
+		err = a.written(writeInfos(a.Stdout, vols))
 	case tree:
 		goldens, err := e.Goldens(ctx)
 		if err != nil {
@@ -111,29 +113,43 @@ func (a *App) ls(ctx context.Context, e *engine.Engine, view *lsView, tree, exac
 		for _, v := range vols {
 			a.printf("%s\n", v.Name)
 		}
-		return nil
-	case len(vols) == 0 && some:
-		a.printNote("no volume matches the filters")
-		return nil
 	case len(vols) == 0:
-		a.printNote("no volumes; create one with `pando clone GOLDEN VOLUME`")
-		return nil
+		return a.noteNoVolumes(ctx, e)
+	default:
+		err = a.printVolumes(vols, columns)
 	}
 
-	return a.printVolumes(vols, view.columns)
+	if page.Next != "" {
+		a.printNote("there are more than %s", errs.Plural(len(vols), "volume"))
+	}
+	return err
 }
 
-func (a *App) printVolumes(vols []engine.Info, columns []column) error {
+// noteNoVolumes says why a list is empty.
+func (a *App) noteNoVolumes(ctx context.Context, e *engine.Engine) error {
+	some, err := listing.List(ctx, e, listing.Request{Limit: 1})
+	switch {
+	case err != nil:
+		return err
+	case len(some.Volumes) > 0:
+		a.printNote("no volume matches the filters")
+	default:
+		a.printNote("no volumes; create one with `pando clone GOLDEN VOLUME`")
+	}
+	return nil
+}
+
+func (a *App) printVolumes(vols []engine.Info, columns []listing.Column) error {
 	var heads []string
 	for _, c := range columns {
-		heads = append(heads, strings.ToUpper(c.name))
+		heads = append(heads, strings.ToUpper(c.Name))
 	}
 
 	t := a.table(heads...)
 	for i := range vols {
 		cells := make([]string, len(columns))
 		for j := range columns {
-			cells[j] = columns[j].cell(&vols[i])
+			cells[j] = lsCell(&columns[j], &vols[i])
 		}
 		t.row(cells...)
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"pando/internal/base/ref"
+	"pando/internal/base/units"
 	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
@@ -34,7 +35,7 @@ of --for has passed, or with ` + "`pando unpin`" + `.`,
 
 		var d time.Duration // 0: until it is unpinned
 		if c.Flags().Changed("for") {
-			if d, err = parseTTL("pin", span); err != nil {
+			if d, err = units.ParseDuration("pin", span); err != nil {
 				return err
 			}
 		}

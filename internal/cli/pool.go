@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 
+	"pando/internal/base/units"
 	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
@@ -43,7 +44,7 @@ filesystem, and need no command.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(c *cobra.Command, args []string) error {
 			text, add := strings.CutPrefix(args[0], "+")
-			size, err := parseSize("pool resize", text)
+			size, err := units.ParseSize("pool resize", text)
 			if err != nil {
 				return err
 			}

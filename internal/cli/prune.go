@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/units"
 	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
@@ -62,13 +63,13 @@ func (a *App) pruneCommand() *cobra.Command {
 		}
 
 		if f.Changed("older-than") {
-			if q.OlderThan, err = parseTTL("prune", olderThan); err != nil {
+			if q.OlderThan, err = units.ParseDuration("prune", olderThan); err != nil {
 				return err
 			}
 		}
 
 		if f.Changed("idle") {
-			if q.Idle, err = parseTTL("prune", idle); err != nil {
+			if q.Idle, err = units.ParseDuration("prune", idle); err != nil {
 				return err
 			}
 		}

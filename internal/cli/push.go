@@ -9,6 +9,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/base/units"
 	"pando/internal/base/warnings"
 	"pando/internal/remote/replicate"
 
@@ -149,7 +150,7 @@ func pushRefs(args []string, q replicate.PushRequest) ([]ref.Ref, error) {
 
 // parseRate reads bytes a second: a size, with or without "/s". Invalid.
 func parseRate(op, s string) (int64, error) {
-	n, err := parseSize(op, strings.TrimSuffix(s, "/s"))
+	n, err := units.ParseSize(op, strings.TrimSuffix(s, "/s"))
 	if err != nil {
 		return 0, errs.New(errs.Invalid, op, s, "not a rate").WithHint("use bytes per second, for example 50M")
 	}

@@ -6,6 +6,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
+	"pando/internal/base/units"
 	"pando/internal/engine"
 	"pando/internal/remote/replicate"
 
@@ -72,7 +73,7 @@ func (a *App) remotePruneCommand() *cobra.Command {
 		}
 
 		if f.Changed("patience") {
-			if q.Patience, err = parseTTL("remote prune", patience); err != nil {
+			if q.Patience, err = units.ParseDuration("remote prune", patience); err != nil {
 				return err
 			}
 		}
@@ -119,7 +120,7 @@ func parseMaxRepack(s string) (int64, error) {
 	if s == "0" {
 		return 0, nil
 	}
-	return parseSize("remote prune", s)
+	return units.ParseSize("remote prune", s)
 }
 
 func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {

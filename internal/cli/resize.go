@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"pando/internal/base/ref"
+	"pando/internal/base/units"
 	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
@@ -37,7 +38,7 @@ space of the pool and have no size; overlays can be resized after a flatten.`,
 			}
 			size, add := strings.CutPrefix(args[1], "+")
 			q.Add = add
-			if q.SizeBytes, err = parseSize("resize", size); err != nil {
+			if q.SizeBytes, err = units.ParseSize("resize", size); err != nil {
 				return err
 			}
 

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/units"
 	"pando/internal/remote/replicate"
 
 	"github.com/spf13/pflag"
@@ -46,7 +47,7 @@ func (r *retention) parse(op string) (p replicate.Policy, err error) {
 	p = r.policy
 	if r.flags.Changed("keep-within") {
 		var d time.Duration
-		if d, err = parseTTL(op, r.within); err != nil {
+		if d, err = units.ParseDuration(op, r.within); err != nil {
 			return p, err
 		}
 		p.Within = d

@@ -10,6 +10,7 @@ import (
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
+	"pando/internal/service/listing"
 	"pando/internal/source/git"
 
 	"github.com/spf13/cobra"
@@ -170,7 +171,7 @@ func (a *App) printDetail(d engine.Detail) error {
 		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "overlay", layers, "options", options,
 		"consistency", string(d.Consistency),
 		"source", git.Describe(d.Source), "keep", keep, "overlays", policy, "pinned", pinned,
-		"labels", d.Labels.String(), "owner", ownerName(d.OwnerUID), "size", sizeText,
+		"labels", d.Labels.String(), "owner", listing.OwnerName(d.OwnerUID), "size", sizeText,
 		"logical", formatBytes(d.LogicalBytes), "exclusive", formatBytes(d.ExclusiveBytes),
 		"shared", formatBytes(d.SharedBytes), "tied", tied,
 		"key", key, "measured", measured,

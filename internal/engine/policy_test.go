@@ -33,6 +33,7 @@ var unasked = map[string]string{
 	"Links": "records of a remote", "PutLink": "records of a remote", "DropLink": "records of a remote",
 	"DropLinks": "records of a remote", "RemoteHeads": "records of a remote", "PutRemoteHead": "records of a remote",
 	"SeeRemoteHeads": "records of a remote", "DropRemoteHead": "records of a remote",
+	"ScanVolumes": "a list", "MeasuresVolumes": "a number",
 	"Volumes": "a list", "VolumeNames": "a list", "Goldens": "a list", "LabelsInUse": "a list",
 	"PlanStream": "needs ZFS", "SendStream": "needs btrfs or ZFS", "SamePoint": "needs ZFS",
 }
@@ -99,6 +100,10 @@ func TestPolicyIsAsked(t *testing.T) {
 		goldens, err4 := e.Goldens(ctx)
 		labels, err5 := e.LabelsInUse(ctx)
 		must(t, err1, err2, err3, err4, err5)
+		must(t, e.ScanVolumes(ctx, engine.VolumeScan{By: engine.ByName}, func(v engine.Info) bool {
+			volumes = append(volumes, v)
+			return true
+		}))
 		if n := len(volumes) + len(names) + len(mounts) + len(goldens) + len(labels); n > 0 {
 			t.Errorf("listed: %v %v %v %v %v", volumes, names, mounts, goldens, labels)
 		}

@@ -34,7 +34,9 @@ var districts = map[string]struct {
 	belongs string
 	below   []string
 }{
-	"cli":   {"verbs and their words: the only place that prints; no logic of its own", []string{"*"}},
+	"cli": {"verbs and their words: the only place that prints; no logic of its own", []string{"*"}},
+	"service": {"use cases that all front ends share, above pools; no words for people",
+		[]string{"engine", "remote", "source", "driver", "linux", "base"}},
 	"bench": {"measures what pools promise, on a pool of its own; nothing that other packages call", []string{"*"}},
 	"engine": {"use cases of a pool, with the catalogue and content below them; no words for people",
 		[]string{"driver", "tree", "linux", "base"}},
@@ -54,7 +56,7 @@ var districts = map[string]struct {
 
 // groups are names for several packages.
 var groups = map[string][]string{
-	"{base}": in("base", "errs", "ref", "principal", "progress", "waiting", "warnings"),
+	"{base}": in("base", "errs", "ref", "principal", "progress", "units", "waiting", "warnings"),
 	"{linux}": in("linux", "kernel", "loopdev", "mount", "extent", "run", "zfs", "fsprobe", "treewalk", "freeze",
 		"durable",
 		"btrfsstream", "qcow2"),
@@ -84,11 +86,16 @@ var table = map[string]layer{
 	// Front ends: the only ones that print.
 	"internal/cli": {
 		imports: []string{"internal/engine", "internal/engine/check", "internal/remote/replicate", "internal/source/git",
-			"internal/bench",
+			"internal/bench", "internal/service/listing",
 			"internal/observe/syncbench", "internal/observe/diagnose", "internal/observe/iostat", "internal/observe/doctor",
 			"internal/engine/pool", "internal/driver", "{base}"},
 		tests: []string{"{drivers}"},
 	},
+
+	// What all front ends do in the same way.
+	"internal/service/listing": {imports: []string{"internal/engine", "internal/driver", "internal/base/errs",
+		"internal/base/units"},
+		tests: []string{"{drivers}", "internal/base/principal", "internal/base/ref"}},
 
 	// What Pando does.
 	"internal/bench": {
@@ -249,6 +256,7 @@ var table = map[string]layer{
 	"internal/base/progress": {},
 
 	"internal/base/principal": {},
+	"internal/base/units":     {imports: []string{"internal/base/errs"}},
 
 	// For tests.
 	"internal/testing/testfs": {support: true, imports: []string{"internal/testing/faulttest", "{facts}", "{linux}",
@@ -269,7 +277,8 @@ var table = map[string]layer{
 	// Tests of the whole, and tools: they stand above everything.
 	"test/model": {tests: []string{"internal/engine", "{drivers}"}},
 	"test/requests": {tests: []string{"internal/driver", "internal/engine", "internal/engine/check",
-		"internal/observe/diagnose", "internal/observe/doctor", "internal/remote/replicate", "internal/source/git"}},
+		"internal/observe/diagnose", "internal/observe/doctor", "internal/remote/replicate", "internal/service/listing",
+		"internal/source/git"}},
 	"test/crash":    {tests: []string{"internal/bench", "internal/cli", "internal/engine", "{drivers}"}},
 	"test/examples": {},
 	"test/foreign":  {tests: []string{"internal/engine", "{drivers}"}},

@@ -19,6 +19,7 @@ import (
 	"pando/internal/observe/diagnose"
 	"pando/internal/observe/doctor"
 	"pando/internal/remote/replicate"
+	"pando/internal/service/listing"
 	"pando/internal/source/git"
 )
 
@@ -32,7 +33,7 @@ var requests = []any{
 	engine.SnapshotRequest{}, engine.UmountRequest{}, engine.VolumesRequest{}, check.Request{},
 	replicate.AddRequest{}, replicate.KitRequest{}, replicate.PruneRequest{}, replicate.PullRequest{},
 	replicate.PushRequest{}, replicate.RemoveRequest{}, replicate.RepairRequest{}, replicate.VerifyRequest{},
-	git.CheckoutRequest{}, git.ImportRequest{}, git.RefreshRequest{},
+	listing.Request{}, git.CheckoutRequest{}, git.ImportRequest{}, git.RefreshRequest{},
 	doctor.HostRequest{}, doctor.ZFSRequest{}, diagnose.Request{},
 }
 
@@ -57,8 +58,8 @@ func TestRequestsArePlainData(t *testing.T) {
 		}
 	}
 
-	for _, dir := range []string{"engine", "engine/check", "remote/replicate", "source/git", "observe/doctor",
-		"observe/diagnose"} {
+	for _, dir := range []string{"engine", "engine/check", "remote/replicate", "source/git", "service/listing",
+		"observe/doctor", "observe/diagnose"} {
 		for _, name := range requestsIn(t, "../../internal/"+dir) {
 			if name = filepath.Base(dir) + "." + name; !listed[name] {
 				t.Errorf("%s is not in the list", name)

@@ -72,6 +72,8 @@ CREATE TABLE objects (
   owner INTEGER NOT NULL         -- user ID of who made the volume or golden
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX volume_name ON objects(name) WHERE kind = 'volume';
+CREATE INDEX volume_created ON objects(created_at, name) WHERE kind = 'volume';
+CREATE INDEX volume_owner ON objects(owner, name) WHERE kind = 'volume' AND owner > 0;
 CREATE UNIQUE INDEX generation_number ON objects(golden, generation) WHERE kind = 'generation';
 CREATE UNIQUE INDEX snapshot_name ON objects(volume, name) WHERE kind = 'snapshot';
 CREATE INDEX lineage ON objects(volume) WHERE volume <> '';

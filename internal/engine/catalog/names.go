@@ -110,16 +110,25 @@ func (t *Tx) Family(golden string) (ids []driver.ObjectID, err error) {
 // CurrentOrigins replaces the names in the origins of rows by those that these objects have now. References to objects
 // that no longer exist stay as they were.
 func (t *Tx) CurrentOrigins(rows []Row) error {
-	known := map[driver.ObjectID]ref.Ref{}
+	update := t.OriginUpdater()
 	for i := range rows {
-		r := &rows[i]
+		if err := update(&rows[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// OriginUpdater returns a func that does for one row what CurrentOrigins does for many. It looks each origin up once.
+func (t *Tx) OriginUpdater() func(*Row) error {
+	known := map[driver.ObjectID]ref.Ref{}
+	return func(r *Row) (err error) {
 		if r.Origin == "" || r.OriginID == "" {
-			continue
+			return nil
 		}
 
 		now, ok := known[r.OriginID]
 		if !ok {
-			var err error
 			if now, err = t.namesOf(r.OriginID); err != nil {
 				return err
 			}
@@ -128,14 +137,14 @@ func (t *Tx) CurrentOrigins(rows []Row) error {
 
 		was, err := ref.Parse("", r.Origin)
 		if err != nil || now.Name == "" {
-			continue
+			return nil
 		}
 		if was.Name = now.Name; was.At != "" && now.At != "" {
 			was.At = now.At
 		}
 		r.Origin = was.String()
+		return nil
 	}
-	return nil
 }
 
 // namesOf returns the names in the reference of an object: none if it does not exist.

@@ -417,6 +417,9 @@ func (t *Tx) Snapshots(volume driver.ObjectID) ([]Row, error) {
 	return out, err
 }
 
+// errEnough ends an eachRow without an error.
+var errEnough = errors.New("enough rows were read")
+
 func (t *Tx) eachRow(q string, args []any, fn func(scanner) error) error {
 	rows, release, err := t.queryRows(q, args...)
 	if err != nil {
@@ -427,6 +430,9 @@ func (t *Tx) eachRow(q string, args []any, fn func(scanner) error) error {
 	defer rows.Close()
 	for rows.Next() {
 		if err := fn(rows); err != nil {
+			if errors.Is(err, errEnough) {
+				err = nil
+			}
 			return err
 		}
 	}

@@ -1,0 +1,177 @@
+// Package listing chooses volumes for a list: by filters, in an order, a page at a time.
+package listing
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/engine"
+)
+
+const op = "ls"
+
+// Request says which volumes to list, and how.
+type Request struct {
+	Filters []string // KEY=VALUE, where KEY is a column or "label": one of each key, and of each key of a label, must hold
+	Sort    string   // column, with :desc in descending order; "": name. Volumes that are equal are in order of name
+	Limit   int      // most volumes in a page; 0: all
+	After   string   // Next of the page before; "": the first page
+	Exact   bool     // whether every volume is measured now: see engine.VolumesRequest
+}
+
+// Page is a part of a list, or all of it.
+type Page struct {
+	Volumes []engine.Info
+	Next    string // After of the request for the next page; "": there is none
+}
+
+// List lists volumes. A page goes on behind the last volume of the page before, whatever was made, renamed or destroyed
+// since. With many volumes, a page in order of name or creation costs what is read for it. Invalid.
+func List(ctx context.Context, e *engine.Engine, q Request) (Page, error) {
+	l, err := q.parse(time.Now())
+	if err != nil {
+		return Page{}, err
+	}
+
+	// Measured figures change the order, and some orders only lists of all volumes have.
+	few, err := e.MeasuresVolumes(ctx)
+	if err != nil {
+		return Page{}, err
+	}
+	if few || q.Exact || q.Limit == 0 || l.by.order == "" {
+		all, err := e.Volumes(ctx, engine.VolumesRequest{Exact: q.Exact})
+		if err != nil {
+			return Page{}, err
+		}
+		return l.choose(all), nil
+	}
+
+	var out []engine.Info
+	if err := e.ScanVolumes(ctx, l.scan(), func(v engine.Info) bool {
+		if l.filters.pass(&v) {
+			out = append(out, v)
+		}
+		return len(out) <= q.Limit
+	}); err != nil {
+		return Page{}, err
+	}
+	return l.page(out), nil
+}
+
+// list is a request that was checked.
+type list struct {
+	filters filters
+	by      Column
+	desc    bool
+	limit   int
+	after   *place // nil: from the beginning
+}
+
+// place is a place in a list: that of a volume.
+type place struct {
+	Sort string `json:"s"` // order of the list, as in Request
+	Key  key    `json:"k"`
+	Name string `json:"v"`
+}
+
+// placeOf returns the place of a volume in the list.
+func (l *list) placeOf(v *engine.Info) place { return place{l.sort(), l.by.keyOf(v), v.Name} }
+
+// compare compares two places.
+func (l *list) compare(a, b place) int {
+	order := cmp.Or(cmp.Compare(a.Key.Number, b.Key.Number), strings.Compare(a.Key.Text, b.Key.Text))
+	if l.desc {
+		order = -order
+	}
+	return cmp.Or(order, strings.Compare(a.Name, b.Name))
+}
+
+// parse checks a request. Invalid.
+func (q Request) parse(now time.Time) (l *list, err error) {
+	l = &list{limit: q.Limit}
+	if l.filters, err = parseFilters(q.Filters, now); err != nil {
+		return nil, err
+	}
+
+	name, order, _ := strings.Cut(q.Sort, ":")
+	if q.Sort == "" {
+		name = "name"
+	}
+	if l.by, err = FindColumn(q.Sort, name); err != nil {
+		return nil, err
+	}
+	if l.desc = order == "desc"; order != "" && order != "desc" && order != "asc" {
+		return nil, errs.New(errs.Invalid, op, q.Sort, "unknown order %q", order).
+			WithHint("use %s or %s", errs.Param("sort", l.by.Name), errs.Param("sort", l.by.Name+":desc"))
+	}
+
+	if q.Limit < 0 {
+		return nil, errs.New(errs.Invalid, op, strconv.Itoa(q.Limit), "a list cannot have less than 0 volumes").
+			WithHint("use a larger %s, or 0 for all", errs.Param("limit"))
+	}
+	if q.After == "" {
+		return l, nil
+	}
+
+	l.after = &place{}
+	text, err := base64.RawURLEncoding.DecodeString(q.After)
+	if err == nil {
+		err = json.Unmarshal(text, l.after)
+	}
+	if err != nil || l.after.Sort != l.sort() {
+		return nil, errs.New(errs.Invalid, op, q.After, "this is no place in such a list").
+			WithHint("use what the page before says, with the same order")
+	}
+	return l, nil
+}
+
+// Check checks a request before anything is done. Invalid.
+func (q Request) Check() error {
+	_, err := q.parse(time.Now())
+	return err
+}
+
+// sort is the order, with one word for each.
+func (l *list) sort() string {
+	if l.desc {
+		return l.by.Name + ":desc"
+	}
+	return l.by.Name
+}
+
+// scan is what the catalogue reads for the list.
+func (l *list) scan() engine.VolumeScan {
+	q := engine.VolumeScan{By: l.by.order, Desc: l.desc}
+	if a := l.after; a != nil {
+		q.After = &engine.VolumePlace{Key: a.Key.Number, Name: a.Name}
+	}
+	l.filters.narrow(&q)
+	return q
+}
+
+// choose returns the page of a list of all volumes, which are in order of name.
+func (l *list) choose(all []engine.Info) Page {
+	out := slices.DeleteFunc(all, func(v engine.Info) bool { return !l.filters.pass(&v) })
+	slices.SortStableFunc(out, func(a, b engine.Info) int { return l.compare(l.placeOf(&a), l.placeOf(&b)) })
+	if l.after != nil {
+		out = slices.DeleteFunc(out, func(v engine.Info) bool { return l.compare(l.placeOf(&v), *l.after) <= 0 })
+	}
+	return l.page(out)
+}
+
+// page returns the first volumes of what is left of a list.
+func (l *list) page(left []engine.Info) Page {
+	if l.limit == 0 || len(left) <= l.limit {
+		return Page{Volumes: left}
+	}
+	left = left[:l.limit]
+	text, _ := json.Marshal(l.placeOf(&left[l.limit-1])) // numbers and strings
+	return Page{Volumes: left, Next: base64.RawURLEncoding.EncodeToString(text)}
+}
