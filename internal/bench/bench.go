@@ -97,8 +97,8 @@ type run struct {
 	source   string            // tree that is copied and imported
 	noImport string            // why source cannot be imported
 	copyDir  string            // copy of source in the pool's filesystem; "": there is none
-	golden   ref.Ref           // that clones are made of
-	att      driver.Attachment // of the golden
+	golden   ref.Ref           // golden that clones are made of
+	att      driver.Attachment // attachment of the golden
 	floor    floor             // nil: see Report.NoFloor
 	next     int               // number of the next copy of the floor, and the next clone
 	fillers  []string          // names of series of volumes that only fill the pool

@@ -76,7 +76,7 @@ type Identity struct {
 	// Golden and Generation are what a generation is; for a volume or snapshot, the generation that it descends from, its
 	// base.
 	Golden     string    `json:"golden,omitempty"`
-	Generation int       `json:"gen,omitempty"` // from 1
+	Generation int       `json:"gen,omitempty"` // number of the generation, from 1
 	Volume     ObjectID  `json:"vol,omitempty"` // lineage of a snapshot's volume; for a volume, see Lineage
 	FS         FS        `json:"fs"`
 	SizeBytes  int64     `json:"size"`                // size of the block device; 0 for native

@@ -196,7 +196,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 			if err := tx.CheckFree(op, name); err != nil {
 				return nil, err
 			}
-			g = catalog.Golden{Name: name, Next: 1, CreatedAt: time.Now(), Owner: b.gen.Owner}
+			g = catalog.Golden{Name: name, Next: 1, CreatedAt: time.Now(), Owner: asker(ctx).UID}
 		} else if q.mustBeNew {
 			return nil, errs.New(errs.Exists, op, name, "golden %q already exists", name).
 				WithHint("add a generation with %s or %s", errs.Run("golden import", errs.Param("update"), name, "..."),

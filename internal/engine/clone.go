@@ -31,20 +31,20 @@ const maxClones = 100_000
 type CloneRequest struct {
 	From      ref.Ref
 	Object    string        // ID of the object that From must name, else Conflict; "": any
-	Name      ref.Name      // of the volume; of many, NAME-1 ... NAME-Count
-	Count     int           // 0: one, called Name
-	Mount     bool          // mount the clones
-	MountDir  string        // "": below the pool; of many, the directory above
+	Name      ref.Name      // name of the volume; with Count, NAME-1 to NAME-Count
+	Count     int           // number of volumes; 0: one, called Name
+	Mount     bool          // whether the clones are mounted
+	MountDir  string        // mount point, with Count the directory above; "": below the pool
 	May       Rights        // what the mount allows
-	SizeBytes int64         // 0: the size of the origin
-	TTL       time.Duration // 0: none
-	Ephemeral bool          // need not survive a reboot, so nothing waits for the disk
+	SizeBytes int64         // size of the clones; 0: that of the origin
+	TTL       time.Duration // how long the clones live; 0: without a limit
+	Ephemeral bool          // whether they need not survive a reboot, so that nothing waits for the disk
 	Labels    driver.Labels // labels of each clone; those of the origin are not copied
-	Overlay   bool          // hold only what differs from the golden, whose files all its overlays share in memory
+	Overlay   bool          // whether they hold only what differs from the golden, whose files all share in memory
 
 	// GoldenDecides makes clones overlays, without Overlay, if that is the default of their golden, and possible.
 	GoldenDecides bool
-	Freeze        Freeze // of a volume that is in use: whether its writes are stopped
+	Freeze        Freeze // whether the writes to an origin in use are stopped
 }
 
 // Prepare is called with each clone before it exists for others, and with the directory below the pool where it is
@@ -56,8 +56,8 @@ type cloning struct {
 	CloneRequest
 	op       string      // name of the operation in marks: clone, fork, run, adopt
 	prepare  Prepare     // called with each clone before others can see it; nil: nothing is called
-	template catalog.Row // of an overlay: the empty upper layer; of an empty volume: what it is cloned from
-	empty    bool        // make an empty volume instead of a clone of From
+	template catalog.Row // empty upper layer of an overlay, or what an empty volume is cloned from
+	empty    bool        // whether an empty volume is made instead of a clone of From
 }
 
 // mounts reports whether the clones are mounted while they are made.

@@ -35,7 +35,7 @@ type Engine struct {
 	drv  driver.Driver
 	caps driver.Caps
 
-	ledger *ledger.Ledger // of the work under way
+	ledger *ledger.Ledger // account of the work under way
 
 	shortLived bool // see ShortLived
 	readOnly   bool

@@ -54,7 +54,7 @@ type ExportRequest struct {
 	File    string       // path of the file to write
 	Format  ExportFormat // "": by the end of the file's name
 	Replace bool         // an existing file
-	Freeze  Freeze       // of a volume in use: whether its writes are stopped
+	Freeze  Freeze       // whether the writes to a volume in use are stopped
 }
 
 // Exported is the result of Export. Its JSON form is stable.

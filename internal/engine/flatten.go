@@ -16,7 +16,7 @@ const opFlatten = "flatten"
 // FlattenRequest says which volume to make independent of all others.
 type FlattenRequest struct {
 	Volume ref.Name
-	DryRun bool // only report the cost of a flatten
+	DryRun bool // whether only the cost of a flatten is reported
 }
 
 // Flatten is the result of Engine.Flatten.

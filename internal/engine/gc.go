@@ -37,7 +37,7 @@ type Kept struct {
 	Kind Kind           `json:"kind"`
 	Why  []errs.Message `json:"why"`
 
-	Bytes int64 `json:"tied_bytes,omitempty"` // of a tie: what would return without it
+	Bytes int64 `json:"tied_bytes,omitempty"` // space that would return without a tie
 }
 
 // GCReport describes what gc did.

@@ -39,15 +39,15 @@ type ImportRequest struct {
 	SizeBytes int64                 // 0: large enough
 	Update    bool                  // make the next generation of an existing golden
 	Force     bool                  // import an image as is, even incomplete or damaged, or a block device in use
-	Keep      *int                  // of the golden: newest generations to keep from now on, 0: all; nil: as before
-	Overlay   *driver.OverlayPolicy // of the golden from now on; nil: as before
+	Keep      *int                  // newest generations that the golden keeps from now on, 0: all; nil: as before
+	Overlay   *driver.OverlayPolicy // policy of the golden from now on; nil: as before
 	Labels    map[string]string     // labels to add to those of the golden
 
 	// Preset names rules for what the golden must not have of its source, or is a path of such rules: see package preset.
 	Preset string
 
 	Adopt         bool     // Source is a directory that a live system uses: copy again what changes
-	Replace       bool     // with Adopt: replace Source with a volume of the golden
+	Replace       bool     // whether Adopt replaces Source with a volume of the golden
 	ReplaceVolume ref.Name // its name; zero: Name followed by -live
 }
 
@@ -67,8 +67,8 @@ type Imported struct {
 	// NotKept counts what the volume's filesystem cannot store of the source. Warnings lists it as text.
 	NotKept []treecopy.NotKept `json:"not_kept,omitempty"`
 
-	Passes   int    `json:"passes,omitempty"`   // of an adopted directory: number of copies that were needed
-	Changed  int64  `json:"changed,omitempty"`  // of an adopted directory: directories that were copied again
+	Passes   int    `json:"passes,omitempty"`   // number of copies that an adopted directory needed
+	Changed  int64  `json:"changed,omitempty"`  // directories of an adopted one that were copied again
 	Replaced string `json:"replaced,omitempty"` // the directory that was replaced with a volume
 	Aside    string `json:"aside,omitempty"`    // where the old content of Replaced is
 	Volume   string `json:"volume,omitempty"`   // the volume that is mounted at Replaced
@@ -92,11 +92,11 @@ type source struct {
 	head   *headReader   // remembers the beginning of a stream, for errors; nil: the source is a file
 	f      *os.File      // image
 	disk   *qcow2.Reader // image: the disk in f, if f is not the disk itself
-	bytes  int64         // of data; 0: unknown
+	bytes  int64         // bytes of data; 0: unknown
 	files  int64
 	alloc  int64 // bytes that the tree needs at least; 0: unknown
 	probed fsprobe.Result
-	stamp  *treecopy.Stamp // of a directory that is adopted
+	stamp  *treecopy.Stamp // stamp of a directory that is adopted
 	preset *preset.Rules   // nil: none
 
 	resolved bool // path is resolved: refuse to follow symbolic links while copying

@@ -254,26 +254,26 @@ func (e *Engine) recordUsage(ctx context.Context, rows []catalog.Row) error {
 type Detail struct {
 	Info
 	OriginID string `json:"origin_id"`
-	Base     string `json:"base"`           // of a volume or snapshot: the generation it descends from, if any
-	Keep     int    `json:"keep,omitempty"` // of a golden: generations that it keeps, 0: all
-	// of a golden: whether clones are overlays
+	Base     string `json:"base"`           // generation that a volume or snapshot descends from, if any
+	Keep     int    `json:"keep,omitempty"` // number of generations that a golden keeps; 0: all
+	// OverlayPolicy says whether clones of a golden are overlays.
 	OverlayPolicy string           `json:"overlay_policy,omitempty"`
-	Source        json.RawMessage  `json:"source,omitempty"` // of a golden: what a refresh makes new generations from
+	Source        json.RawMessage  `json:"source,omitempty"` // what a refresh of a golden makes new generations from
 	CloneCost     driver.CloneCost `json:"clone_cost"`
 	Generations   []Info           `json:"generations,omitempty"`
 	Snapshots     []Info           `json:"snapshots,omitempty"`
-	Durable       bool             `json:"durable"`        // survives a reboot
-	Held          bool             `json:"held,omitempty"` // still mounted, but not where Pando mounted it
+	Durable       bool             `json:"durable"`        // whether it survives a reboot
+	Held          bool             `json:"held,omitempty"` // whether it is still mounted, but not where Pando mounted it
 
-	// How long copying this volume may stop its writers while it is mounted, in seconds, if noticeable.
+	// StallSeconds is how long copying a mounted volume may stop its writers, in seconds, if noticeable.
 	StallSeconds float64 `json:"stall_seconds,omitempty"`
 
-	// space of destroyed objects that stay as long as this object or others need them
+	// TiedBytes is the space of destroyed objects that stay as long as this object or others need them.
 	TiedBytes int64 `json:"tied_bytes,omitempty"`
 
 	Key *driver.Key `json:"key,omitempty"` // key of the pool's filesystem; nil: not encrypted
 
-	Layers *Layers `json:"layers,omitempty"` // of an overlay
+	Layers *Layers `json:"layers,omitempty"` // layers of an overlay
 }
 
 // Show describes the object that a reference names, measured now. It first flushes the
@@ -404,7 +404,7 @@ func (d *Detail) describeGolden(row catalog.Row, golden catalog.Golden, gens []c
 // GoldenInfo is a row of Goldens.
 type GoldenInfo struct {
 	Info
-	Generations int `json:"generations"` // that exist
+	Generations int `json:"generations"` // number of generations that exist
 	Volumes     int `json:"volumes"`     // cloned from any of these generations
 
 	OverlayPolicy string `json:"overlay_policy"` // whether clones are overlays

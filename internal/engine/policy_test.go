@@ -140,8 +140,8 @@ func everything(t *testing.T, e *engine.Engine) []string {
 
 // policyCall is a call of a method, with the objects and names that it must ask about.
 type policyCall struct {
-	name string // of the method, and what is special
-	refs []string
+	name string   // method, and what is special about the call
+	refs []string // objects and names; "": the pool
 	call func(context.Context) error
 }
 

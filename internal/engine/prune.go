@@ -20,10 +20,10 @@ import (
 // snapshot was made from.
 type PruneRequest struct {
 	KeepFreePercent float64              // stop when this much of the pool is free; 0: remove all that the others select
-	OlderThan       time.Duration        // only objects created longer ago; 0: any
-	Idle            time.Duration        // only objects last used longer ago; 0: any
-	Labels          driver.LabelSelector // only volumes that it chooses, and generations of such goldens
-	DryRun          bool                 // only report what would be removed
+	OlderThan       time.Duration        // age from which on objects may go; 0: any
+	Idle            time.Duration        // time since the last use from which on they may go; 0: any
+	Labels          driver.LabelSelector // selector of volumes, and of goldens whose generations may go
+	DryRun          bool                 // whether it is only reported what would be removed
 }
 
 // Candidate is an object that prune would remove, or has removed.
@@ -32,7 +32,7 @@ type Candidate struct {
 	Kind           Kind      `json:"kind"`
 	CreatedAt      time.Time `json:"created_at"`
 	LastUsedAt     time.Time `json:"last_used_at"`
-	ExclusiveBytes int64     `json:"exclusive_bytes"` // of a volume with its snapshots; for trees as last measured
+	ExclusiveBytes int64     `json:"exclusive_bytes"` // space of a volume with its snapshots; for trees as last measured
 	Destroyed      bool      `json:"destroyed"`
 	Kept           string    `json:"kept,omitempty"` // why it was not destroyed
 }

@@ -19,18 +19,18 @@ import (
 // RunRequest says which program to run in a clone of what.
 type RunRequest struct {
 	From    ref.Ref
-	Object  string        // as in CloneRequest
-	Name    ref.Name      // of the volume; zero: generated
-	Keep    bool          // keep the volume after the program has ended, unmounted
+	Object  string        // ID of the object that From must name, as in CloneRequest
+	Name    ref.Name      // name of the volume; zero: generated
+	Keep    bool          // whether the volume is kept after the program has ended, unmounted
 	May     Rights        // what the mount allows
-	Overlay bool          // as in CloneRequest
+	Overlay bool          // whether the volume is an overlay, as in CloneRequest
 	Labels  driver.Labels // labels of the volume
 
-	GoldenDecides bool // as in CloneRequest
-	Empty         bool // run it in an empty volume instead of a clone of From
+	GoldenDecides bool // whether the golden may make it an overlay, as in CloneRequest
+	Empty         bool // whether the volume is empty instead of a clone of From
 
 	Command []string
-	Env     []string // of the program, in addition to PANDO_VOLUME, PANDO_MOUNT and PWD; it inherits no others
+	Env     []string // environment of the program, in addition to PANDO_VOLUME, PANDO_MOUNT and PWD; it inherits no others
 }
 
 // Terminal is what a program in the foreground reads and writes, and the signals that it gets. nil: nothing.

@@ -18,10 +18,10 @@ import (
 // ReceiveRequest says what to make of content that comes from elsewhere: a snapshot
 // and a volume that is a clone of it, or a generation of a golden.
 type ReceiveRequest struct {
-	Volume     ref.Name // of the volume, or of the golden
-	Snapshot   ref.Name // zero with Golden
-	Golden     bool
-	Generation int // of Golden: its number, from 1
+	Volume     ref.Name // name of the volume or golden
+	Snapshot   ref.Name // name of the snapshot; zero with Golden
+	Golden     bool     // whether a generation of a golden is made
+	Generation int      // number of the generation, from 1
 
 	// Update: the volume exists, and is replaced with the received content. Its previous
 	// state stays as a snapshot, unless it has not changed since Base, a snapshot of it.
@@ -32,26 +32,26 @@ type ReceiveRequest struct {
 	SnapshotOnly bool
 
 	FS          driver.FS
-	SizeBytes   int64              // of the image; 0 of native
-	Sector      uint32             // of the image, bytes; 0: the driver's choice
-	CreatedAt   time.Time          // of the snapshot or generation; zero: now
-	Consistency driver.Consistency // of the snapshot
+	SizeBytes   int64              // size of the image; 0 for native
+	Sector      uint32             // sector size of the image, in bytes; 0: the driver's choice
+	CreatedAt   time.Time          // when the snapshot or generation was made; zero: now
+	Consistency driver.Consistency // consistency of the snapshot
 
 	// Base is the snapshot or generation that the content starts from: a clone of it,
 	// grown to SizeBytes. "": start with zeros, or an empty tree.
 	Base driver.ObjectID
 
-	OriginRef string          // origin of the volume, for users; of Golden: what it was published from
-	OriginID  driver.ObjectID // of the origin, if it is in this pool
-	// generation that volume and snapshot descend from, if it is in this pool; "": that of Base, of the volume before, or
-	// of OriginID
+	OriginRef string          // origin of the volume, or what the generation was published from, for users
+	OriginID  driver.ObjectID // ID of the origin, if it is in this pool
+	// Descends is the generation that volume and snapshot descend from, if it is in this pool; "": that of Base, of the
+	// volume before, or of OriginID.
 	Descends driver.ObjectID
 
 	// Lower is the generation that volume and snapshot are overlays on: then the content is their upper layer. It may
 	// have been removed, and stay for other overlays. "": they are no overlays.
 	Lower driver.ObjectID
 
-	Tree      bool  // the content is the output of SendTree, not of SendStream
+	Tree      bool  // whether the content is the output of SendTree, not of SendStream
 	NeedBytes int64 // about how much the content will write: refused at once if there is not enough space
 	Links     []Link
 }

@@ -81,7 +81,7 @@ const (
 )
 
 // ScanVolumes calls fn for volumes in an order, with the figures last measured, until it returns false. fn must not use
-// the engine. The cost is told at [catalog.Tx.ScanVolumes].
+// the engine. [catalog.Tx.ScanVolumes] says what it costs.
 func (e *Engine) ScanVolumes(ctx context.Context, q VolumeScan, fn func(Info) (more bool)) error {
 	return e.cat.View(ctx, func(tx *catalog.Tx) error {
 		update := tx.OriginUpdater()

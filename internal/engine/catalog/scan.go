@@ -51,15 +51,15 @@ type VolumePlace struct {
 // VolumeScan says which volumes to read, and in which order. Volumes with the same value are in order of name.
 type VolumeScan struct {
 	By    VolumeOrder
-	Desc  bool         // from the largest to the smallest
-	After *VolumePlace // only volumes behind this place; nil: all
+	Desc  bool         // whether the largest comes first
+	After *VolumePlace // place behind which the scan begins; nil: the beginning
 
-	// Conditions.
+	// Only volumes that meet these conditions are read.
 	NamePrefix string  // beginning of the name
-	Golden     string  // golden that volumes descend from, or none; "": any
+	Golden     string  // golden that the volume descends from, if its row names one; "": any
 	Owner      *uint32 // user ID of the owner; nil: anybody
-	Label      string  // a label, as in the JSON of labels; "": any
-	Mounted    bool    // only volumes with a mount record
+	Label      string  // label that the volume has, as in the JSON of labels; "": any
+	Mounted    bool    // whether the volume must have a mount record
 
 	until string // name of the last volume that a scan by name looks at; "": all
 }

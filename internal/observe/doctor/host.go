@@ -25,7 +25,7 @@ type host struct {
 	HostRequest
 	Pool   *PoolFacts    // Pando's pool on the host; nil: there is none, which is not a finding
 	words  errs.Renderer // renders hints of errors that findings repeat; nil: in neutral words
-	looked func()        // for tests: called after each look at the loop devices
+	looked func()        // called after each look at the loop devices; for tests
 }
 
 // renderer returns words, or its default.

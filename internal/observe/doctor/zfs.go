@@ -79,7 +79,7 @@ func (c Cloning) Shares() bool {
 // ZFSRequest selects a zpool to examine.
 type ZFSRequest struct {
 	Pool  string        // name of an imported zpool
-	Limit time.Duration // of the search for copies; the rest has no limit
+	Limit time.Duration // time that the search for copies may take; the rest has no limit
 }
 
 // Pools returns the names of the imported zpools. Unsupported, with a hint: this host has no ZFS.

@@ -20,14 +20,14 @@ type Listed struct {
 	Name         string        `json:"name"`
 	Kind         engine.Kind   `json:"kind"` // KindVolume, KindGolden
 	FS           driver.FS     `json:"fs"`
-	SizeBytes    int64         `json:"size_bytes"`    // of the newest point
-	LogicalBytes int64         `json:"logical_bytes"` // of data in the newest point, without zeros
-	StoredBytes  int64         `json:"stored_bytes"`  // uploaded for its points, compressed
+	SizeBytes    int64         `json:"size_bytes"`    // size of the newest point
+	LogicalBytes int64         `json:"logical_bytes"` // bytes of data in the newest point, without zeros
+	StoredBytes  int64         `json:"stored_bytes"`  // bytes uploaded for its points, compressed
 	Writer       string        `json:"writer"`        // host that may push it
-	WriterPool   string        `json:"writer_pool"`   // and its pool
+	WriterPool   string        `json:"writer_pool"`   // pool that may push it
 	Epoch        uint64        `json:"epoch"`
 	Newest       string        `json:"newest"`   // name of the newest point; "" if there is none
-	Points       []ListedPoint `json:"points"`   // in the order in which they were pushed: see [Listing.Points]
+	Points       []ListedPoint `json:"points"`   // points in the order in which they were pushed: see [Listing.Points]
 	Sessions     []ListedWork  `json:"sessions"` // pushes and pulls at work on it, or killed while at work
 
 	// Problem is why the list of its points, Object, cannot be read. Nothing else is known then, and Name may be "".
@@ -37,7 +37,7 @@ type Listed struct {
 
 	Incomplete int `json:"incomplete,omitempty"`
 
-	Count       int         `json:"-"` // of its points
+	Count       int         `json:"-"` // number of its points
 	NewestPoint ListedPoint `json:"-"`
 }
 

@@ -29,7 +29,7 @@ const repairedPool = "repaired"
 
 // RepairRequest says what to repair.
 type RepairRequest struct {
-	DryRun bool // only report what would be done
+	DryRun bool // whether it is only reported what would be done
 }
 
 // Repaired is the result of Repair. After a dry run it says what Repair would do.

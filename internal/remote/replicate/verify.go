@@ -222,31 +222,31 @@ func (v *verifier) verify(ctx context.Context) (*Verified, error) {
 // it never holds all manifests, all pages, or all that these expect of segments.
 type verifier struct {
 	VerifyRequest
-	pool    *engine.Engine // remembers heads; nil: nobody does
+	pool    *engine.Engine // pool that remembers heads; nil: none
 	repo    *repo.Repo
 	out     *Verified
 	witness witness
 
-	memory  *semaphore.Weighted // for pages
+	memory  *semaphore.Weighted // bounds the memory for pages
 	spans   []span
-	ages    map[repo.ID]int64   // of the checked points: see age
+	ages    map[repo.ID]int64   // ages of the checked points: see age
 	sibling map[repo.ID]repo.ID // the oldest clone of a point
 
 	mu              sync.Mutex
-	segments        []segmentState          // that are needed
-	number          map[repo.Segment]uint32 // their place in segments
-	sizes           map[repo.Segment]uint32 // of segments, as the manifests of their sessions say, needed or not
+	segments        []segmentState          // segments that are needed
+	number          map[repo.Segment]uint32 // places of segments in that list
+	sizes           map[repo.Segment]uint32 // sizes of segments, needed or not, as the manifests of their sessions say
 	expectations    expectations
 	needed          []checked                   // points that only others need, to look at
-	also            map[repo.ID]bool            // those that were in needed
+	also            map[repo.ID]bool            // points that were in needed
 	needing         map[repo.ID][]owner         // points, by each manifest that they need: see Manifest.Needs
 	named           map[repo.ID]bool            // manifests that heads or other manifests name
 	listed          map[repo.Segment]int64      // bytes of segments that are there; of moved ones, those that they had
 	moved           map[repo.Segment]repo.Place // segments that are in packs
 	packsRead       map[repo.Pack]bool
-	unreadTables    bool                        // a table cannot be read, so that something seems to be missing
-	lostPacks       map[repo.Segment]repo.Place // that were moved to packs which are missing or cut
-	tables          map[repo.Segment]lostTable  // of segments that are in packs, which nothing tells any more
+	unreadTables    bool                        // whether a table cannot be read, so that something seems to be missing
+	lostPacks       map[repo.Segment]repo.Place // segments that were moved to packs which are missing or cut
+	tables          map[repo.Segment]lostTable  // tables of segments in packs, which nothing tells any more
 	spoilt          map[string]string           // objects that are damaged, of which there may be another copy, and why
 	problems        []Problem
 	droppedProblems int // problems that are not in the list

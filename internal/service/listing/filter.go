@@ -19,7 +19,7 @@ const LabelFilter = "label"
 
 // filters are the filters of a request, which a volume must pass.
 type filters struct {
-	columns map[string][]func(*engine.Info) bool // by column: one of each must hold
+	columns map[string][]func(*engine.Info) bool // tests by column, of which one of each must hold
 	labels  driver.LabelSelector
 	words   map[string][]string // values of the filters, by column or "label"
 }

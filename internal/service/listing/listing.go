@@ -76,13 +76,13 @@ type list struct {
 
 // place is a place in a list: that of a volume.
 type place struct {
-	Sort string `json:"s"` // order of the list, as in Request
+	Sort string `json:"s"` // order of the list, as in Request, where it is given to callers
 	Key  key    `json:"k"`
 	Name string `json:"v"`
 }
 
 // placeOf returns the place of a volume in the list.
-func (l *list) placeOf(v *engine.Info) place { return place{l.sort(), l.by.keyOf(v), v.Name} }
+func (l *list) placeOf(v *engine.Info) place { return place{Key: l.by.keyOf(v), Name: v.Name} }
 
 // compare compares two places.
 func (l *list) compare(a, b place) int {
@@ -159,7 +159,9 @@ func (l *list) scan() engine.VolumeScan {
 // choose returns the page of a list of all volumes, which are in order of name.
 func (l *list) choose(all []engine.Info) Page {
 	out := slices.DeleteFunc(all, func(v engine.Info) bool { return !l.filters.pass(&v) })
-	slices.SortStableFunc(out, func(a, b engine.Info) int { return l.compare(l.placeOf(&a), l.placeOf(&b)) })
+	if l.by.order != engine.ByName || l.desc {
+		slices.SortFunc(out, func(a, b engine.Info) int { return l.compare(l.placeOf(&a), l.placeOf(&b)) })
+	}
 	if l.after != nil {
 		out = slices.DeleteFunc(out, func(v engine.Info) bool { return l.compare(l.placeOf(&v), *l.after) <= 0 })
 	}
@@ -172,6 +174,8 @@ func (l *list) page(left []engine.Info) Page {
 		return Page{Volumes: left}
 	}
 	left = left[:l.limit]
-	text, _ := json.Marshal(l.placeOf(&left[l.limit-1])) // numbers and strings
+	last := l.placeOf(&left[l.limit-1])
+	last.Sort = l.sort()
+	text, _ := json.Marshal(last) // numbers and strings
 	return Page{Volumes: left, Next: base64.RawURLEncoding.EncodeToString(text)}
 }

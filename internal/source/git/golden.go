@@ -24,10 +24,10 @@ const (
 type ImportRequest struct {
 	Golden  ref.Name
 	Source  Source
-	Env     []string              // of git and of the command that prepares it, as of exec.Cmd
-	Update  bool                  // make the next generation of an existing golden, from this source from now on
-	Keep    *int                  // of the golden: newest generations to keep from now on, 0: all; nil: as before
-	Overlay *driver.OverlayPolicy // of the golden from now on; nil: as before
+	Env     []string              // environment of git and of the command that prepares it
+	Update  bool                  // whether it is the next generation of a golden, from this source from now on
+	Keep    *int                  // newest generations that the golden keeps from now on, 0: all; nil: as before
+	Overlay *driver.OverlayPolicy // policy of the golden from now on; nil: as before
 	Labels  map[string]string     // labels to add to those of the golden
 }
 
@@ -89,7 +89,7 @@ func Import(ctx context.Context, e *engine.Engine, q ImportRequest) (Made, error
 // RefreshRequest says which golden to refresh.
 type RefreshRequest struct {
 	Golden ref.Name
-	Env    []string // as in ImportRequest
+	Env    []string // environment of the user, as in ImportRequest
 }
 
 // Refresh fetches what is new in the repository of a golden, and makes it the next generation. It makes none if nothing

@@ -28,11 +28,11 @@ import (
 // the volume is empty, or a clone of a generation that was made here. git obeys what is in a repository, whatever its
 // environment is, so nothing else is safe.
 type repository struct {
-	op     string // of errors
-	name   string // of the golden or volume, for errors
-	dir    string // without symbolic links
+	op     string // operation that errors name
+	name   string // golden or volume that errors name
+	dir    string // path of the work tree, without symbolic links
 	source Source
-	env    []string // of the user
+	env    []string // environment of the user
 }
 
 // openRepository returns a repository at the place that dir leads to.
