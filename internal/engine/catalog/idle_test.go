@@ -10,20 +10,6 @@ import (
 	"pando/internal/driver"
 )
 
-func openNew(t *testing.T) *Catalog {
-	t.Helper()
-	dir := t.TempDir()
-	if err := Create(t.Context(), dir, "pool"); err != nil {
-		t.Fatal(err)
-	}
-	c, err := Open(t.Context(), dir, "pool")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() }) // some tests have closed it already
-	return c
-}
-
 func (o *Operation) update(t *testing.T, fn func(*Tx) error) {
 	t.Helper()
 	if err := o.c.Update(o.In(t.Context()), Soft, fn); err != nil {
@@ -55,7 +41,7 @@ func (c *Catalog) proofs(t *testing.T) (names []string) {
 // TestProofOfLifeIsLeftToTheNext: operations one after the other have one proof of life, which others see alive, and
 // which goes when the catalogue is closed.
 func TestProofOfLifeIsLeftToTheNext(t *testing.T) {
-	c := openNew(t)
+	c := openCatalog(t)
 	var first string
 	for i := range 3 {
 		id := driver.NewID()
@@ -146,7 +132,7 @@ func TestMarkOfTheEndedIsDead(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := openNew(t)
+			c := openCatalog(t)
 			op, id := c.Begin(), driver.NewID()
 			leave(t, op, id)
 			token := op.liveFileName()
@@ -174,7 +160,7 @@ func (c *Catalog) dead(t *testing.T, token string) {
 
 // TestUnsureProofGoes: if nobody knows whether marks were committed, their proof of life ends.
 func TestUnsureProofGoes(t *testing.T) {
-	c := openNew(t)
+	c := openCatalog(t)
 	op, id := c.Begin(), driver.NewID()
 	op.update(t, markOf(id))
 	op.update(t, unmarkOf(id))
@@ -189,7 +175,7 @@ func TestUnsureProofGoes(t *testing.T) {
 
 // TestRolledBackMarksDoNotCount: an operation whose marks were never committed leaves its proof of life.
 func TestRolledBackMarksDoNotCount(t *testing.T) {
-	c := openNew(t)
+	c := openCatalog(t)
 	op := c.Begin()
 	broken := errors.New("broken")
 	err := c.Update(op.In(t.Context()), Soft, func(tx *Tx) error {
@@ -206,7 +192,7 @@ func TestRolledBackMarksDoNotCount(t *testing.T) {
 
 // TestEndedTakesNoMarkOfTheNext: an operation that has ended removes no mark of the one that has its proof of life now.
 func TestEndedTakesNoMarkOfTheNext(t *testing.T) {
-	c := openNew(t)
+	c := openCatalog(t)
 	op, next, id := c.Begin(), c.Begin(), driver.NewID()
 	op.update(t, markOf(id))
 	token := op.liveFileName()
@@ -233,7 +219,7 @@ func TestEndedTakesNoMarkOfTheNext(t *testing.T) {
 
 // TestRemovedProofIsNotUsed: a proof of life that somebody has removed proves nothing to others.
 func TestRemovedProofIsNotUsed(t *testing.T) {
-	c := openNew(t)
+	c := openCatalog(t)
 	op, id := c.Begin(), driver.NewID()
 	op.update(t, markOf(id))
 	op.update(t, unmarkOf(id))

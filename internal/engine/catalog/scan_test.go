@@ -16,16 +16,7 @@ import (
 // scanned makes a catalogue with volumes, many of which are equal in what they can be ordered by.
 func scanned(t testing.TB, n int) (*Catalog, []Row) {
 	t.Helper()
-	dir := t.TempDir()
-	if err := Create(t.Context(), dir, "p"); err != nil {
-		t.Fatal(err)
-	}
-	c, err := Open(t.Context(), dir, "p")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-
+	c := openCatalog(t)
 	rnd := rand.New(rand.NewPCG(1, 2))
 	moment := func(least int) time.Time { return fromNano(int64(least+rnd.IntN(50)) * int64(time.Hour)) } // 0: never
 	var rows []Row

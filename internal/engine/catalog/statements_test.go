@@ -11,7 +11,7 @@ import (
 	"pando/internal/driver"
 )
 
-func openCatalog(t *testing.T) *Catalog {
+func openCatalog(t testing.TB) *Catalog {
 	t.Helper()
 	dir := t.TempDir()
 	if err := Create(t.Context(), dir, "pool"); err != nil {
