@@ -148,6 +148,7 @@ writable clone of it in milliseconds, and destroy the clone just as fast.`,
 		a.goldenCommand(),
 		a.remoteCommand(), a.pushCommand(), a.pullCommand(), a.verifyCommand(),
 		a.initCommand(), a.deinitCommand(), a.poolCommand(), a.gcCommand(), a.pruneCommand(), a.fsckCommand(),
+		a.historyCommand(),
 		a.doctorCommand(), a.diagnoseCommand(), a.iostatCommand(), a.benchCommand(), a.versionCommand(), a.exitCodesTopic(),
 	)
 

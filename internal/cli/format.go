@@ -78,30 +78,31 @@ func orDash[T ~string](s T) string {
 
 // table prints columns, as wide as their widest cell. It holds all rows until flush.
 type table struct {
-	a    *App
-	rows [][]string
+	a      *App
+	rows   [][]string
+	widths []int // widths of the columns, in letters
 }
 
 // columnGap is the room between two columns.
 const columnGap = 2
 
-func (a *App) table(heads ...string) *table { return &table{a, [][]string{heads}} }
+func (a *App) table(heads ...string) *table { return &table{a: a, rows: [][]string{heads}} }
 
 func (t *table) row(cells ...string) { t.rows = append(t.rows, cells) }
 
-// flush writes the rows, in large pieces: there may be tens of thousands.
+// flush writes the rows, in large pieces: there may be tens of thousands. Rows that are added later follow in columns
+// that are at least as wide.
 func (t *table) flush() error {
 	if t.a.unprinted != nil {
 		return t.a.unprinted
 	}
 
-	var widths []int
 	for _, row := range t.rows {
 		for i, cell := range row {
-			if i == len(widths) {
-				widths = append(widths, 0)
+			if i == len(t.widths) {
+				t.widths = append(t.widths, 0)
 			}
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+			t.widths[i] = max(t.widths[i], utf8.RuneCountInString(cell))
 		}
 	}
 
@@ -113,12 +114,13 @@ func (t *table) flush() error {
 			if i == len(row)-1 {
 				break
 			}
-			for n := widths[i] + columnGap - utf8.RuneCountInString(cell); n > 0; n -= len(blank) {
+			for n := t.widths[i] + columnGap - utf8.RuneCountInString(cell); n > 0; n -= len(blank) {
 				w.WriteString(blank[:min(n, len(blank))])
 			}
 		}
 		w.WriteByte('\n')
 	}
 
+	t.rows = nil
 	return t.a.written(w.Flush())
 }

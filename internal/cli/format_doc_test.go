@@ -50,7 +50,7 @@ func TestFormatsAreDocumented(t *testing.T) {
 	fields("Identities", "", reflect.TypeFor[driver.Identity]())
 
 	dir := t.TempDir()
-	if err := catalog.Create(t.Context(), dir, string(driver.NewID())); err != nil {
+	if err := catalog.Create(t.Context(), dir, string(driver.NewID()), catalog.EventInit); err != nil {
 		t.Fatal(err)
 	}
 	db, err := sql.Open("sqlite", filepath.Join(dir, "catalog.db"))

@@ -604,7 +604,7 @@ func (e *Engine) undoReplace(ctx context.Context, r *replacement) {
 		if !mount.IsMounted(r.aside, r.att.MountID) {
 			return // recovery finds out what happened
 		}
-		if e.destroyRow(ctx, r.row, r.att, true) == nil {
+		if e.destroyRow(ctx, r.row, r.att, true, notReplaced) == nil {
 			r.removeBare()
 		}
 		return
@@ -630,6 +630,9 @@ func (r *replacement) removeBare() {
 		})
 	}
 }
+
+// notReplaced is why the volume of a replacement is destroyed.
+const notReplaced = "it did not replace the directory"
 
 // finishAdopt finishes a replacement that was interrupted after its volume was
 // recorded, or undoes it if the exchange had not happened. When in doubt it keeps
@@ -658,27 +661,26 @@ func (e *Engine) finishAdopt(
 			return tx.Unmark(m.ID)
 		})
 	case sameBoot && mount.IsMounted(aside, att.MountID):
-		return e.destroyRow(ctx, row, att, true)
+		return e.destroyRow(ctx, row, att, true, notReplaced)
 	}
 
 	// The volume is no longer mounted: the power failed, or the user unmounted it.
 	// The old content tells: the directory was not empty when the replacement began.
 	if full, err := hasEntries(dir); err == nil && full {
 		if full, err := hasEntries(aside); errors.Is(err, fs.ErrNotExist) || err == nil && !full {
-			return e.destroyRow(ctx, row, att, has)
+			return e.destroyRow(ctx, row, att, has, notReplaced)
 		}
 	}
 
 	err := e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		if has {
+			record := tx.RecordMount
 			att.Mountpoint, att.MadeDir = dir, false
-			if err := tx.RecordMount(att); err != nil {
-				return err
-			}
 			if e.content.MountState(row, att) == content.NotMounted {
-				if err := tx.ForgetMount(m.ID); err != nil {
-					return err
-				}
+				record = func(a catalog.MountRecord) error { return tx.ForgetMount(a.ID) }
+			}
+			if err := record(att); err != nil {
+				return err
 			}
 		}
 

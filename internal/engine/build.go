@@ -333,11 +333,11 @@ func (b *build) recordGeneration(ctx context.Context, row catalog.Row) (Info, er
 	g.Current, g.Next = b.gen.Generation, b.gen.Generation+1
 	based := driver.ObjectID("")
 	err := e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
-		if err := tx.PutObject(row); err != nil {
+		if err := tx.PutGolden(g); err != nil {
 			return err
 		}
 
-		if err := tx.PutGolden(g); err != nil {
+		if err := tx.PutObject(row); err != nil {
 			return err
 		}
 
@@ -410,7 +410,7 @@ type Published struct {
 // return. NotFound, Exists (a volume has the golden's name), Conflict (the volume is
 // based on an older generation, and a newer one has been published since), InUse, NoSpace.
 func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opPublish)
 	defer end()
 
 	if err := q.Golden.Required(opPublish); err != nil {

@@ -32,7 +32,7 @@ func Fsck(ctx context.Context, dir string, q check.Request, drivers Drivers) (*c
 	}
 
 	defer e.Close()
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opFsck)
 	defer end()
 
 	if err := e.needRoot(opFsck, dir); err != nil {

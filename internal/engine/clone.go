@@ -98,7 +98,7 @@ func (e *Engine) Fork(ctx context.Context, q CloneRequest) ([]Info, error) {
 }
 
 func (e *Engine) clone(ctx context.Context, q cloning) ([]Info, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, q.op)
 	defer end()
 
 	names, err := cloneNames(q)

@@ -285,7 +285,9 @@ type layerKept struct {
 
 // keepLayers makes those of the generations that overlays need layers, in the transaction that removes them from their
 // golden, and returns the others, which are to be removed.
-func keepLayers(tx *catalog.Tx, rows []catalog.Row) (going []catalog.Row, kept []layerKept, err error) {
+func keepLayers(
+	tx *catalog.Tx, rows []catalog.Row, why string,
+) (going []catalog.Row, kept []layerKept, err error) {
 	for _, r := range rows {
 		users := 0
 		if r.Kind == driver.Generation {
@@ -297,7 +299,7 @@ func keepLayers(tx *catalog.Tx, rows []catalog.Row) (going []catalog.Row, kept [
 			going = append(going, r)
 			continue
 		}
-		if err := tx.KeepAsLayer(r.ID); err != nil {
+		if err := tx.KeepAsLayer(r, why); err != nil {
 			return nil, nil, err
 		}
 		kept = append(kept, layerKept{id: r.ID, users: users})

@@ -122,7 +122,7 @@ func (d *deinit) emptyPool(ctx context.Context) error {
 	}
 	defer e.Close()
 
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opDeinit)
 	defer end()
 
 	said := &warnings.List{}

@@ -54,7 +54,7 @@ type DestroyRequest struct {
 // does not keep the others from being destroyed. Volumes that are mounted but idle are
 // unmounted. NotFound (an unknown name, or nothing has the labels), Invalid.
 func (e *Engine) Destroy(ctx context.Context, q DestroyRequest) (*DestroyReport, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, "destroy")
 	defer end()
 
 	if err := e.needRoot("destroy", ""); err != nil {
@@ -91,7 +91,7 @@ type destroyOptions struct {
 	still   func(tx *catalog.Tx, row catalog.Row, attached bool) (bool, error)
 	force   bool   // even what is pinned
 	op      string // "": destroy; otherwise no user asked for it, and objects in use are skipped without waiting
-	why     string // for gc --explain
+	why     string // it is destroyed, for gc --explain and events
 	tracker *progress.Tracker
 }
 
@@ -229,6 +229,15 @@ func (it *destroyItem) rows() []catalog.Row {
 	return append(slices.Clip(it.with), it.row)
 }
 
+// renamed reports whether what is to be destroyed has another name now than when that was decided.
+func (it *destroyItem) renamed(tx *catalog.Tx, row catalog.Row) (now string, is bool) {
+	if row.Kind != driver.Volume && row.Kind != driver.Snapshot {
+		return row.Golden, row.Golden != it.row.Golden
+	}
+	now = tx.RefOf(row)
+	return now, now != it.ref
+}
+
 // refOf returns the reference of one of its rows.
 func (it *destroyItem) refOf(r catalog.Row) string {
 	switch {
@@ -291,7 +300,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 	}
 
 	// Replace their rows by tombstones. From then on they no longer exist, whatever happens.
-	if err := e.commitDestroy(ctx, going); err != nil {
+	if err := e.commitDestroy(ctx, going, report.why); err != nil {
 		for _, it := range going {
 			for _, r := range it.rows() {
 				e.ledger.UnmarkFailed(ctx, r.ID, err) // it is unmounted already, which recovery will note
@@ -307,7 +316,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 
 // commitDestroy replaces the rows of a batch by tombstones, in one commit. It is durable unless all of them are
 // ephemeral: an ephemeral volume that a power loss brings back is destroyed again.
-func (e *Engine) commitDestroy(ctx context.Context, going []*destroyItem) error {
+func (e *Engine) commitDestroy(ctx context.Context, going []*destroyItem, why string) error {
 	durable := catalog.Soft
 	for _, it := range going {
 		durable = durable || catalog.Durability(!it.row.Ephemeral)
@@ -315,7 +324,7 @@ func (e *Engine) commitDestroy(ctx context.Context, going []*destroyItem) error 
 
 	return e.cat.Update(ctx, durable, func(tx *catalog.Tx) error {
 		for _, it := range going {
-			if err := it.putTombstones(tx); err != nil {
+			if err := it.putTombstones(tx, why); err != nil {
 				return err
 			}
 		}
@@ -430,7 +439,7 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyItem, o destr
 	return claim(ctx, "destroy", true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		var marks []catalog.Mark
 		for _, it := range items {
-			it.skip, it.with = false, nil
+			it.skip, it.failed, it.with = false, nil, nil
 			row, ok, err := tx.Object(it.row.ID)
 			if err != nil {
 				return nil, err
@@ -447,6 +456,15 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyItem, o destr
 			if !ok {
 				it.skip = true // another process has destroyed it
 				continue
+			}
+
+			if now, is := it.renamed(tx, row); is {
+				if o.op == "" { // a user has named it
+					it.failed = errs.New(errs.Conflict, "destroy", it.ref, "it has just been renamed to %s", now).
+						WithHint("try again, if you still want to destroy it")
+					continue
+				}
+				it.ref = now
 			}
 
 			it.row = row
@@ -540,16 +558,20 @@ func destroyInParallel(items []*destroyItem, fn func(*destroyItem)) {
 // destroyRow destroys an object, a volume with its snapshots, ignoring pins. Either the
 // object has a mark already, of this process or of an orphan that it has locked, or
 // nobody else can be working on it.
-func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.MountRecord, has bool) error {
+func (e *Engine) destroyRow(
+	ctx context.Context, row catalog.Row, att catalog.MountRecord, has bool, why string,
+) error {
 	if err := e.content.InUse(ctx, reasonFor("destroy"),
 		[]content.Volume{{Row: row, Record: att, HasRecord: has}})[0]; err != nil {
 		return err
 	}
-	return e.destroyUnused(ctx, row, att, has)
+	return e.destroyUnused(ctx, row, att, has, why)
 }
 
 // destroyUnused is destroyRow for an object that is known not to be in use.
-func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog.MountRecord, has bool) error {
+func (e *Engine) destroyUnused(
+	ctx context.Context, row catalog.Row, att catalog.MountRecord, has bool, why string,
+) error {
 	if has {
 		if err := e.content.Unmount(ctx, reasonFor("destroy"), row, att, false); err != nil {
 			return err
@@ -563,7 +585,7 @@ func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog
 				return err
 			}
 		}
-		return it.putTombstones(tx)
+		return it.putTombstones(tx, why)
 	})
 	if err != nil {
 		return err
@@ -575,19 +597,16 @@ func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog
 }
 
 // putTombstones replaces the rows by tombstones, except those of generations that overlays need.
-func (it *destroyItem) putTombstones(tx *catalog.Tx) error {
-	going, kept, err := keepLayers(tx, it.rows())
+func (it *destroyItem) putTombstones(tx *catalog.Tx, why string) error {
+	going, kept, err := keepLayers(tx, it.rows(), why)
 	if err != nil {
 		return err
 	}
 
 	it.layers = kept
 	for _, r := range going {
-		if err := tx.DeleteObject(r.ID); err != nil {
-			return err
-		}
-		if err := tx.AddTombstone(catalog.Tombstone{ID: r.ID, Ref: it.refOf(r), Bytes: r.Usage.ExclusiveBytes,
-			At: time.Now()}); err != nil {
+		if err := tx.Bury(catalog.Tombstone{ID: r.ID, Ref: it.refOf(r), Bytes: r.Usage.ExclusiveBytes,
+			At: time.Now()}, why); err != nil {
 			return err
 		}
 	}

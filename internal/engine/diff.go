@@ -113,7 +113,7 @@ type DiffRequest struct {
 // what has changed, the cost depends on the changes only. Diff waits for a golden like
 // Clone. NotFound, Invalid (a raw volume and one with files), InUse, NoSpace.
 func (e *Engine) Diff(ctx context.Context, q DiffRequest) (Difference, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opDiff)
 	defer end()
 
 	out := Difference{A: q.A.String(), B: q.B.String(), Changes: []DiffChange{}}

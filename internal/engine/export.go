@@ -78,7 +78,7 @@ type Exported struct {
 //
 // File is made with the rights of this process: see ExportStream for exports to others.
 func (e *Engine) Export(ctx context.Context, q ExportRequest) (out Exported, err error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opExport)
 	defer end()
 
 	if err := q.findFormat(); err != nil {
@@ -119,7 +119,7 @@ func (e *Engine) Export(ctx context.Context, q ExportRequest) (out Exported, err
 // ExportStream is Export to a stream instead of a file: q has a format, and no file. What was written before an error
 // is a part of the export.
 func (e *Engine) ExportStream(ctx context.Context, q ExportRequest, w io.Writer) (out Exported, err error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opExport)
 	defer end()
 
 	q.File = "-"

@@ -39,7 +39,7 @@ type Flatten struct {
 // files, as if it had been cloned from its golden without Overlay. Durable on return. NotFound, InUse (it is
 // mounted), NoSpace.
 func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opFlatten)
 	defer end()
 
 	start, name := time.Now(), q.Volume.String()

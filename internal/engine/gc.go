@@ -124,7 +124,7 @@ type GCRequest struct {
 // a time limit, compares the whole pool with the catalogue, applies the retention of
 // goldens and, on a loop-backed pool, returns free space to the filesystem below.
 func (e *Engine) GC(ctx context.Context, q GCRequest) (*GCReport, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, "gc")
 	defer end()
 
 	if err := e.askForPool(ctx, "gc"); err != nil {

@@ -38,7 +38,7 @@ func (e *Engine) SetGolden(ctx context.Context, q SetRequest) ([]string, error) 
 }
 
 func (e *Engine) setGolden(ctx context.Context, op string, q SetRequest) ([]string, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, op)
 	defer end()
 
 	golden := q.Golden.String()

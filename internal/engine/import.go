@@ -138,7 +138,7 @@ func (e *Engine) ImportFile(ctx context.Context, q ImportRequest, f *os.File) (I
 }
 
 func (e *Engine) importFrom(ctx context.Context, q ImportRequest, open func() (*source, error)) (Imported, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opImport)
 	defer end()
 
 	if err := q.Name.Required(opImport); err != nil {

@@ -469,7 +469,7 @@ func (e *Engine) Goldens(ctx context.Context) ([]GoldenInfo, error) {
 // that is not the current one. Clones are not affected. NotFound, InUse (it is
 // being built), Invalid (the current generation, while there are others).
 func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, "destroy")
 	defer end()
 
 	if err := e.needRoot("golden rm", r.String()); err != nil {

@@ -164,7 +164,7 @@ func makePool(
 
 	plan.MinFree = q.MinFreePercent
 	plan.Extra = func(ctx context.Context, dir, poolID string) error {
-		if err := catalog.Create(ctx, dir, poolID); err != nil {
+		if err := catalog.Create(ctx, dir, poolID, catalog.EventInit); err != nil {
 			return err
 		}
 

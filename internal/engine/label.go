@@ -25,7 +25,7 @@ type LabelRequest struct {
 // the new ones. Volumes may be in use. Clones do not inherit labels. Durable on return. NotFound, Invalid (a key or
 // value, too many labels, a generation), InUse (another pando works on it).
 func (e *Engine) SetLabels(ctx context.Context, q LabelRequest) (Info, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opLabel)
 	defer end()
 
 	full := q.Ref.String()

@@ -47,7 +47,7 @@ func (e *Engine) MountOn(ctx context.Context, q MountRequest, dir *os.File) (Inf
 
 // mount is Mount on the directory that only is, unless that is nil.
 func (e *Engine) mount(ctx context.Context, q MountRequest, only *os.File) (Info, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, ledger.OpMount)
 	defer end()
 
 	name, dir, may := q.Volume.String(), q.Dir, q.May
@@ -179,7 +179,7 @@ type UmountRequest struct {
 // that use it). NoSpace or IO if data written to the volume since it was mounted could not
 // be stored in the pool: the volume stays mounted, unless Discard is set.
 func (e *Engine) Umount(ctx context.Context, q UmountRequest) (Info, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, ledger.OpUmount)
 	defer end()
 
 	return e.umount(ctx, q.Volume.String(), q.Discard)

@@ -26,7 +26,7 @@ type PinRequest struct {
 // Pin keeps a volume, snapshot or generation from being destroyed, by anybody and
 // for any reason. A second pin replaces the first. Durable on return. NotFound, Invalid.
 func (e *Engine) Pin(ctx context.Context, q PinRequest) (Info, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opPin)
 	defer end()
 
 	if q.For < 0 {
@@ -41,7 +41,7 @@ func (e *Engine) Pin(ctx context.Context, q PinRequest) (Info, error) {
 
 // Unpin undoes Pin. It does nothing if the object is not pinned.
 func (e *Engine) Unpin(ctx context.Context, r ref.Ref) (Info, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opPin)
 	defer end()
 
 	return e.pinUntil(ctx, r, time.Time{})

@@ -17,6 +17,7 @@ import (
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
+	"pando/internal/engine/catalog"
 )
 
 // asUser is a context of calls that a user asks for.
@@ -35,6 +36,7 @@ var unasked = map[string]string{
 	"SeeRemoteHeads": "records of a remote", "DropRemoteHead": "records of a remote",
 	"ScanVolumes": "a list", "MeasuresVolumes": "a number",
 	"Volumes": "a list", "VolumeNames": "a list", "Goldens": "a list", "LabelsInUse": "a list",
+	"History":    "a list",
 	"PlanStream": "needs ZFS", "SendStream": "needs btrfs or ZFS", "SamePoint": "needs ZFS",
 }
 
@@ -99,7 +101,11 @@ func TestPolicyIsAsked(t *testing.T) {
 		mounts, err3 := e.Mountpoints(ctx, "ls")
 		goldens, err4 := e.Goldens(ctx)
 		labels, err5 := e.LabelsInUse(ctx)
-		must(t, err1, err2, err3, err4, err5)
+		h, err6 := e.History(ctx, engine.HistoryRequest{})
+		must(t, err1, err2, err3, err4, err5, err6)
+		if len(h.Events) != 1 || h.Events[0].Kind != "init" {
+			t.Errorf("events %v", h.Events)
+		}
 		must(t, e.ScanVolumes(ctx, engine.VolumeScan{By: engine.ByName}, func(v engine.Info) bool {
 			volumes = append(volumes, v)
 			return true
@@ -123,10 +129,10 @@ func TestPolicyIsAsked(t *testing.T) {
 	})
 }
 
-// everything is what the pool holds: the catalogue, and the names and sizes of all files.
+// everything is what the pool holds: the catalogue, its last event, and the names and sizes of all files.
 func everything(t *testing.T, e *engine.Engine) []string {
 	t.Helper()
-	out := dump(t, e.Dir())
+	out := append(dump(t, e.Dir()), fmt.Sprint("last event ", catalog.LastEvent(t.Context(), e.Dir(), e.PoolID())))
 	must(t, filepath.WalkDir(filepath.Join(e.Dir(), "data"), func(path string, d os.DirEntry, err error) error {
 		if err != nil {
 			return err

@@ -57,7 +57,7 @@ const opPrune = "prune"
 // them. Each one is checked again in the transaction that claims it, and kept if it has
 // been used since. Invalid.
 func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opPrune)
 	defer end()
 
 	switch {
@@ -324,7 +324,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 			batch = append(batch, doomed{row: rows[i], ref: r.Candidates[i].Ref})
 		}
 
-		report := e.destroyRows(ctx, batch, destroyOptions{op: opPrune, still: still})
+		report := e.destroyRows(ctx, batch, destroyOptions{op: opPrune, why: "it was pruned", still: still})
 		if err := report.firstFailure(); failed == nil {
 			failed = err // continue with the others
 		}

@@ -48,7 +48,7 @@ type Rebased struct {
 // removed), Invalid (not a generation of the volume's golden), Conflict, InUse (it is
 // mounted), Unsupported (a raw volume), NoSpace.
 func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opRebase)
 	defer end()
 
 	out, name := Rebased{Conflicts: []RebaseConflict{}}, q.Volume.String()

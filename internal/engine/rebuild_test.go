@@ -152,7 +152,8 @@ func dump(t *testing.T, dir string) []string {
 			ord, owner) FROM objects`,
 		`SELECT concat_ws('|', 'mark', op, name) FROM marks`,
 		`SELECT concat_ws('|', 'tombstone', ref) FROM tombstones WHERE reclaimed = 0`,
-		`SELECT concat_ws('|', 'meta', key, value) FROM meta WHERE key NOT IN ('commits', 'boot_at', 'place')`,
+		`SELECT concat_ws('|', 'meta', key, value) FROM meta
+			WHERE key NOT IN ('commits', 'boot_at', 'place', 'events_removed')`,
 	} {
 		rows, err := db.Query(q)
 		if err != nil {

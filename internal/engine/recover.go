@@ -32,7 +32,7 @@ const forgetAt = 512
 // its own work, and a service from time to time; other operations may run at the same time. Things that it cannot
 // clean up are warnings in Recovery: they must not keep users from working with the rest.
 func (e *Engine) Maintain(ctx context.Context) (r Recovery, err error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, "recover")
 	defer end()
 
 	said := &warnings.List{}

@@ -41,7 +41,7 @@ type Renamed struct {
 // ends. Durable on return. It returns NotFound, Exists, Invalid (a generation; the same name), or InUse (another pando
 // works on it, or on something that descends from the golden).
 func (e *Engine) Rename(ctx context.Context, q RenameRequest) (Renamed, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opRename)
 	defer end()
 
 	full := q.Ref.String()

@@ -34,7 +34,7 @@ type Resized struct {
 // (smaller than the volume is, or too large for the pool or the filesystem), NotFound, Unsupported (a tree or an
 // overlay, or a driver that cannot), NoSpace, InUse, Conflict (mounted or unmounted in the meantime), Damaged.
 func (e *Engine) Resize(ctx context.Context, q ResizeRequest) (Resized, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opResize)
 	defer end()
 
 	name := q.Volume.String()

@@ -80,7 +80,7 @@ func (e *Engine) RunFunc(
 func (e *Engine) inClone(
 	ctx context.Context, q RunRequest, do func(context.Context, Info) (int, error),
 ) (RunResult, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opRun)
 	defer end()
 
 	if q.Name.IsZero() {
@@ -157,7 +157,7 @@ func (e *Engine) endRun(ctx context.Context, keep bool, r *RunResult, id driver.
 		return err
 	}
 
-	err = e.destroyRow(ctx, row, att, has)
+	err = e.destroyRow(ctx, row, att, has, "its command has ended")
 	if errs.Is(err, errs.InUse) {
 		r.Held = err
 		return e.destroyWhenFree(ctx, id)
@@ -188,7 +188,7 @@ func (e *Engine) finishRun(ctx context.Context, row catalog.Row, att catalog.Mou
 	if !row.Ephemeral {
 		return e.ledger.Unmark(ctx, row.ID)
 	}
-	err := e.destroyRow(ctx, row, att, has)
+	err := e.destroyRow(ctx, row, att, has, "its command has ended")
 	if errs.Is(err, errs.InUse) {
 		return e.destroyWhenFree(ctx, row.ID)
 	}

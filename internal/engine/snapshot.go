@@ -44,7 +44,7 @@ type SnapshotRequest struct {
 // InUse (another program has frozen the filesystem, and waiting did not help), Conflict (the
 // driver copies, and the volume changed during the copy).
 func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opSnapshot)
 	defer end()
 
 	now := time.Now().UTC()
@@ -156,7 +156,7 @@ type Rewound struct {
 // snapshot, and so do all other snapshots. Either all of it happens or nothing. NotFound,
 // InUse (it is mounted and Detach is not set, or it is mounted and in use), NoSpace.
 func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opRewind)
 	defer end()
 
 	name, full := q.Volume.String(), q.Volume.At(q.Snapshot).String()

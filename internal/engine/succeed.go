@@ -141,7 +141,8 @@ func (e *Engine) dropPredecessor(ctx context.Context, s *succession) {
 		return err
 	})
 	if err == nil && ok {
-		err = e.destroyRows(ctx, []doomed{{row: old, ref: before}}, destroyOptions{force: true}).firstFailure()
+		o := destroyOptions{force: true, why: "nobody needs the former state of its volume"}
+		err = e.destroyRows(ctx, []doomed{{row: old, ref: before}}, o).firstFailure()
 	}
 	if err != nil {
 		warnings.Add(ctx, "%s has been replaced, but its previous state could not be destroyed, and remains as snapshot "+

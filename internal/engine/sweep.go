@@ -208,7 +208,7 @@ func (e *Engine) sweepEphemeral(ctx context.Context, s *Sweep, c *sweepView) {
 	for i, err := range e.content.InUse(ctx, reasonFor(opExpire), going) {
 		v := going[i]
 		if err == nil {
-			err = e.destroyUnused(ctx, v.Row, v.Record, v.HasRecord)
+			err = e.destroyUnused(ctx, v.Row, v.Record, v.HasRecord, "it was ephemeral, and the host has started again")
 		}
 		if err != nil {
 			s.Kept = append(s.Kept, errs.Messagef("%s: %v", v.Row.Name, err))

@@ -300,7 +300,7 @@ type ReadRequest struct {
 // internal/linux/extent). The image can be used until ctx ends. NotFound, Invalid (a
 // volume), Unsupported (a tree: see SendStream), InUse.
 func (e *Engine) OpenImage(ctx context.Context, q ReadRequest) (*Image, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opPush)
 	m := &Image{closers: []func() error{func() error { end(); return nil }}}
 	if err := e.openImage(ctx, q, m); err != nil {
 		_ = m.Close()
@@ -399,7 +399,7 @@ func wrapRangeErrors(ctx context.Context, what string, seq iter.Seq2[extent.Rang
 // before SendStream returns. NotFound, Invalid (a volume), Unsupported (an image, or a
 // driver that cannot send trees), InUse, and the errors of w.
 func (e *Engine) SendStream(ctx context.Context, q ReadRequest, w io.Writer) error {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opPush)
 	defer end()
 
 	id, base := q.Point, q.Base
@@ -443,7 +443,7 @@ func (e *Engine) PlanStream(ctx context.Context, q ReadRequest) (driver.StreamPl
 			return driver.StreamPlan{}, err
 		}
 	}
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opPush)
 	defer end()
 	return p.Plan(ctx, q.Point, q.Base)
 }
@@ -479,7 +479,7 @@ func (e *Engine) SamePoint(ctx context.Context, q ReadRequest) (bool, error) {
 		return false, nil
 	}
 
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opPush)
 	defer end()
 	h, err := e.ledger.Hold(ctx, opPush, q.Point, q.Base)
 	if err != nil {

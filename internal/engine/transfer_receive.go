@@ -83,7 +83,7 @@ type Target interface {
 // itself), InUse (with Update: the volume is mounted), NoSpace, Unsupported (FS, Stream, Lower),
 // and the errors of c.
 func (e *Engine) Receive(ctx context.Context, q ReceiveRequest, c Content) (Info, error) {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opPull)
 	defer end()
 
 	r := &receive{e: e, q: q, content: c}

@@ -44,7 +44,7 @@ func (w untilSame) Write(b []byte) (int, error) {
 // SendTree returns. NotFound, Invalid (a volume), Unsupported (an image, or a difference that the format cannot
 // express: send the whole tree instead), InUse, ErrUnchanged, and the errors of w.
 func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) error {
-	ctx, end := e.ledger.Begin(ctx)
+	ctx, end := e.ledger.Begin(ctx, opPush)
 	defer end()
 
 	if err := e.needRoot(opPush, string(q.Point)); err != nil {

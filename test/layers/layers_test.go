@@ -169,6 +169,7 @@ var table = map[string]layer{
 
 	// What it keeps, and where.
 	"internal/engine/catalog": {imports: []string{"internal/driver", "internal/linux/durable", "internal/base/errs",
+		"internal/base/principal",
 		"internal/linux/kernel", "internal/base/ref", "internal/base/waiting"}},
 	"internal/engine/pool": {
 		imports: []string{"internal/driver", "internal/linux/durable", "internal/base/errs", "internal/linux/kernel",

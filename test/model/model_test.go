@@ -92,24 +92,25 @@ type golden struct {
 }
 
 type model struct {
-	renamed map[string]string // from former names to the next ones; those of snapshots begin with @
+	renamed map[string]string // the next name by the former one; names of snapshots begin with @
 
 	t        *testing.T
 	r        *rand.Rand
 	e        *engine.Engine
-	dir      string // of the pool
+	dir      string // directory of the pool
 	fs       driver.FS
 	source   string
 	atomic   bool
-	overlays bool // this kind of pool has them
+	overlays bool // whether this kind of pool has overlays
 	volumes  map[string]*volume
 	goldens  map[string]*golden
 	history  []string
-	saved    []byte   // the catalogue as it was some time ago
-	wrong    []string // what errorf and fatal said
+	saved    []byte   // bytes of the catalogue some time ago; nil: not saved
+	wrong    []string // messages of errorf and fatal
 	counts   map[string]int
 	serial   int
-	kept     *treetest.Kept // generations and layers; not on ZFS
+	kept     *treetest.Kept // hashes of generations and layers, which must not change; nil on ZFS
+	follower follower       // reader of the events
 }
 
 func TestRandomOperations(t *testing.T) {
@@ -146,7 +147,8 @@ func TestRandomOperations(t *testing.T) {
 			m := &model{t: t, r: faulttest.Rand(t), dir: filepath.Join(dir, "pool"), fs: pool.fs,
 				source: t.TempDir(), overlays: pool.fs != driver.Native || testfs.ZFSHasOverlays(),
 				volumes: map[string]*volume{}, goldens: map[string]*golden{}, counts: map[string]int{},
-				renamed: map[string]string{}}
+				follower: follower{has: map[string]string{}},
+				renamed:  map[string]string{}}
 			pool.init.Dir = m.dir
 			if _, err := engine.Init(t.Context(), pool.init, drivers); err != nil {
 				t.Fatal(err)
@@ -211,8 +213,10 @@ func (m *model) open() {
 func (m *model) run(ops int) {
 	start := m.free()
 	began := time.Now()
+	m.follow()
 	for looked := 0; len(m.history) < ops || ops >= longOps && len(m.history) < 2*ops && m.notDone() != ""; {
 		m.step()
+		m.follow()
 		if len(m.history) >= looked+500 {
 			looked = len(m.history)
 			m.compare()

@@ -26,11 +26,12 @@ import (
 // requests has each type of a request. TestRequestsArePlainData finds those that are missing.
 var requests = []any{
 	engine.CloneRequest{}, engine.DeinitRequest{}, engine.DestroyRequest{}, engine.DiffRequest{}, engine.ExportRequest{},
-	engine.FlattenRequest{}, engine.GCRequest{}, engine.ImportRequest{}, engine.InitRequest{}, engine.KeepRequest{},
-	engine.LabelRequest{}, engine.MountRequest{}, engine.PinRequest{}, engine.PoolRequest{}, engine.PoolResizeRequest{},
-	engine.PruneRequest{}, engine.PublishRequest{}, engine.ReadRequest{}, engine.RebaseRequest{}, engine.ReceiveRequest{},
-	engine.RenameRequest{}, engine.ResizeRequest{}, engine.RewindRequest{}, engine.RunRequest{}, engine.SetRequest{},
-	engine.SnapshotRequest{}, engine.UmountRequest{}, engine.VolumesRequest{}, check.Request{},
+	engine.FlattenRequest{}, engine.GCRequest{}, engine.HistoryRequest{}, engine.ImportRequest{}, engine.InitRequest{},
+	engine.KeepRequest{}, engine.LabelRequest{}, engine.MountRequest{}, engine.PinRequest{}, engine.PoolRequest{},
+	engine.PoolResizeRequest{}, engine.PruneRequest{}, engine.PublishRequest{}, engine.ReadRequest{},
+	engine.RebaseRequest{}, engine.ReceiveRequest{}, engine.RenameRequest{}, engine.ResizeRequest{},
+	engine.RewindRequest{}, engine.RunRequest{}, engine.SetRequest{}, engine.SnapshotRequest{}, engine.UmountRequest{},
+	engine.VolumesRequest{}, check.Request{},
 	replicate.AddRequest{}, replicate.KitRequest{}, replicate.PruneRequest{}, replicate.PullRequest{},
 	replicate.PushRequest{}, replicate.RemoveRequest{}, replicate.RepairRequest{}, replicate.VerifyRequest{},
 	listing.Request{}, git.CheckoutRequest{}, git.ImportRequest{}, git.RefreshRequest{},

@@ -133,6 +133,18 @@ CREATE TABLE remote_heads (
   next INTEGER NOT NULL DEFAULT 0, -- the highest number of a next point that was seen with that epoch, 0: not known
   PRIMARY KEY (repo, name)
 ) WITHOUT ROWID;
+CREATE TABLE events (
+  seq INTEGER PRIMARY KEY,       -- microseconds since 1970 of the commit, or one more than that of the last event
+  at INTEGER NOT NULL,
+  kind TEXT NOT NULL,            -- what happened: create, rename, destroy ...
+  object TEXT NOT NULL,          -- volume, snapshot, generation (also of a golden); '': the pool
+  ref TEXT NOT NULL,             -- reference to what changed, as it is after the change; of a golden, its name
+  id TEXT NOT NULL,              -- ID of the object; '': a golden or the pool
+  owner INTEGER NOT NULL,        -- user ID of the object's owner
+  who INTEGER NOT NULL,          -- user ID of who asked for the change
+  op TEXT NOT NULL,              -- operation that made it
+  detail TEXT NOT NULL
+);
 `
 
 // Durability of a commit.
@@ -161,8 +173,8 @@ type Catalog struct {
 
 var damagedHint = errs.Messagef("rebuild it from the pool: %s", errs.Run("init", errs.Param("rebuild")))
 
-// Create makes an empty catalogue for a pool in dir, durably. Exists.
-func Create(ctx context.Context, dir, poolID string) error {
+// Create makes an empty catalogue for a pool in dir, durably. Its first event is of the kind first. Exists.
+func Create(ctx context.Context, dir, poolID string, first EventKind) error {
 	path := filepath.Join(dir, "catalog.db")
 	if _, err := os.Lstat(path); err == nil {
 		return errs.New(errs.Exists, "create catalogue", path, "it already exists")
@@ -188,15 +200,21 @@ func Create(ctx context.Context, dir, poolID string) error {
 
 	defer db.Close()
 
-	for _, stmt := range []string{"PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "BEGIN IMMEDIATE", schema,
-		fmt.Sprintf("PRAGMA user_version=%d", version()),
-		"INSERT INTO meta VALUES ('pool', '" + poolID + "')", "COMMIT"} {
-		if _, err := db.ExecContext(ctx, stmt); err != nil {
-			return wrap("create catalogue", path, err)
+	run := func(stmt string, args ...any) {
+		if err == nil {
+			_, err = db.ExecContext(ctx, stmt, args...)
 		}
 	}
-
-	return nil
+	run("PRAGMA journal_mode=WAL")
+	run("PRAGMA synchronous=FULL")
+	run("BEGIN IMMEDIATE")
+	run(schema)
+	run(fmt.Sprintf("PRAGMA user_version=%d", version()))
+	run("INSERT INTO meta VALUES ('pool', ?)", poolID)
+	run(insertEvent, Event{Kind: first, Op: string(first)}.values(ctx)...)
+	run("INSERT INTO meta SELECT ?, seq - 1 FROM events", metaRemoved)
+	run("COMMIT")
+	return wrap("create catalogue", path, err)
 }
 
 // busyTimeout is how long a transaction waits for others, which take milliseconds.
@@ -361,6 +379,8 @@ type Tx struct {
 
 	marked int // marks that it has added for its operation, less those that it has removed
 
+	silent bool // it writes no events
+
 	own map[string]*statement // queries prepared for this transaction alone
 }
 
@@ -472,20 +492,24 @@ func (c *Catalog) begin(ctx context.Context, conn *sql.Conn, o *sql.TxOptions) (
 	return tx, wrap("write catalogue", c.path, err)
 }
 
+// exec runs a query that returns no rows, and returns how many it has affected.
 func (t *Tx) exec(query string, args ...any) (int64, error) {
-	var r sql.Result
-	var err error
+	r, err := t.run(query, args...)
+	if err != nil {
+		return 0, err
+	}
+	n, err := r.RowsAffected()
+	return n, wrap("write catalogue", t.c.path, err)
+}
+
+// run runs a query that returns no rows.
+func (t *Tx) run(query string, args ...any) (r sql.Result, err error) {
 	if s, _ := t.statementFor(query, false); s != nil {
 		r, err = s.ExecContext(t.ctx, args...)
 	} else {
 		r, err = t.tx.ExecContext(t.ctx, query, args...)
 	}
-	if err != nil {
-		return 0, wrap("write catalogue", t.c.path, err)
-	}
-
-	n, err := r.RowsAffected()
-	return n, wrap("write catalogue", t.c.path, err)
+	return r, wrap("write catalogue", t.c.path, err)
 }
 
 // SQLite's primary result codes (sqlite.org/rescode.html).

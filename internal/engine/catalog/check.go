@@ -3,6 +3,7 @@ package catalog
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -61,17 +62,50 @@ func (c *Catalog) Check(ctx context.Context) ([]string, error) {
 	return out, err
 }
 
-// SetIdentity makes the row of an object match id.
+// SetIdentity makes the row of an object match id. Without such an object it does nothing.
 func (t *Tx) SetIdentity(id driver.Identity) error {
-	_, err := t.exec(`UPDATE objects SET kind=?, name=?, golden=?, generation=?, volume=?, fs=?, size=?, sector=?,
+	before, ok, err := t.Object(id.ID)
+	if err != nil || !ok || before.Identity == id {
+		return err
+	}
+
+	ref := t.RefOf(before)
+	if _, err := t.exec(`UPDATE objects SET kind=?, name=?, golden=?, generation=?, volume=?, fs=?, size=?, sector=?,
 		origin=?, origin_id=?,
 		created_at=?, expires_at=?, ephemeral=?, boot=?, pinned=?, consistency=?, lower=?, mirror=?, labels=?,
 		ord=?, owner=?
 		WHERE id=?`,
 		id.Kind, id.Name, id.Golden, id.Generation, id.Volume, id.FS, id.SizeBytes, id.Sector, id.Origin, id.OriginID,
 		toNano(id.CreatedAt), toNano(id.ExpiresAt), id.Ephemeral, id.BootID, toNano(id.Pinned), id.Consistency,
-		id.Lower, id.Mirror, storedLabels(id), id.Order, id.Owner, id.ID)
-	return err
+		id.Lower, id.Mirror, storedLabels(id), id.Order, id.Owner, id.ID); err != nil {
+		return err
+	}
+
+	// Say what has changed.
+	now := Row{Identity: id}
+	switch {
+	case before.Kind != now.Kind:
+		if err := t.noteObject(EventDestroy, before, ref, ""); err != nil {
+			return err
+		}
+		return t.noteObject(EventCreate, now, t.RefOf(now), ref)
+	case ref != t.RefOf(now):
+		return t.noteObject(EventRename, now, t.RefOf(now), ref)
+	}
+	return t.noteIdentity(before, now, ref)
+}
+
+// noteIdentity writes the events of an object that has another size or base than before.
+func (t *Tx) noteIdentity(before, now Row, ref string) error {
+	if before.SizeBytes != now.SizeBytes {
+		if err := t.noteObject(EventChange, now, ref, fmt.Sprintf("size=%d", now.SizeBytes)); err != nil {
+			return err
+		}
+	}
+	if before.Golden != now.Golden || before.Generation != now.Generation {
+		return t.noteObject(EventChange, now, ref, "base="+baseText(now.Golden, now.Generation))
+	}
+	return nil
 }
 
 // IsLive reports whether the operation that owns marks is alive. It changes nothing.

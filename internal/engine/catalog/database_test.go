@@ -10,7 +10,7 @@ import (
 // path it has.
 func TestIfClosed(t *testing.T) {
 	dir := t.TempDir()
-	if err := Create(t.Context(), dir, "p"); err != nil {
+	if err := Create(t.Context(), dir, "p", EventInit); err != nil {
 		t.Fatal(err)
 	}
 	other := filepath.Join(t.TempDir(), "link")

@@ -45,7 +45,7 @@ func TestProofOfLifeIsLeftToTheNext(t *testing.T) {
 	var first string
 	for i := range 3 {
 		id := driver.NewID()
-		op := c.Begin()
+		op := c.Begin("test")
 		op.update(t, markOf(id))
 		token := op.liveFileName()
 		if i == 0 {
@@ -65,7 +65,7 @@ func TestProofOfLifeIsLeftToTheNext(t *testing.T) {
 	}
 
 	// Two at once have two.
-	a, b := c.Begin(), c.Begin()
+	a, b := c.Begin("test"), c.Begin("test")
 	a.update(t, markOf(driver.NewID()))
 	b.update(t, markOf(driver.NewID()))
 	if a.liveFileName() == b.liveFileName() {
@@ -77,7 +77,7 @@ func TestProofOfLifeIsLeftToTheNext(t *testing.T) {
 		t.Errorf("operations with marks have left %v", left)
 	}
 
-	op, id := c.Begin(), driver.NewID()
+	op, id := c.Begin("test"), driver.NewID()
 	op.update(t, markOf(id))
 	op.update(t, unmarkOf(id))
 	op.End()
@@ -126,20 +126,20 @@ func TestMarkOfTheEndedIsDead(t *testing.T) {
 				return err
 			})
 			op.c.dead(t, op.token)
-			after := op.c.Begin()
+			after := op.c.Begin("test")
 			after.update(t, markOf(id)) // and one of another, to be found below
 			t.Cleanup(after.End)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := openCatalog(t)
-			op, id := c.Begin(), driver.NewID()
+			op, id := c.Begin("test"), driver.NewID()
 			leave(t, op, id)
 			token := op.liveFileName()
 			op.End()
 			c.dead(t, token)
 
-			next := c.Begin()
+			next := c.Begin("test")
 			defer next.End()
 			next.update(t, markOf(driver.NewID()))
 			if next.liveFileName() == token {
@@ -161,7 +161,7 @@ func (c *Catalog) dead(t *testing.T, token string) {
 // TestUnsureProofGoes: if nobody knows whether marks were committed, their proof of life ends.
 func TestUnsureProofGoes(t *testing.T) {
 	c := openCatalog(t)
-	op, id := c.Begin(), driver.NewID()
+	op, id := c.Begin("test"), driver.NewID()
 	op.update(t, markOf(id))
 	op.update(t, unmarkOf(id))
 	token := op.liveFileName()
@@ -176,7 +176,7 @@ func TestUnsureProofGoes(t *testing.T) {
 // TestRolledBackMarksDoNotCount: an operation whose marks were never committed leaves its proof of life.
 func TestRolledBackMarksDoNotCount(t *testing.T) {
 	c := openCatalog(t)
-	op := c.Begin()
+	op := c.Begin("test")
 	broken := errors.New("broken")
 	err := c.Update(op.In(t.Context()), Soft, func(tx *Tx) error {
 		return errors.Join(tx.Mark(Mark{ID: driver.NewID()}), broken)
@@ -193,7 +193,7 @@ func TestRolledBackMarksDoNotCount(t *testing.T) {
 // TestEndedTakesNoMarkOfTheNext: an operation that has ended removes no mark of the one that has its proof of life now.
 func TestEndedTakesNoMarkOfTheNext(t *testing.T) {
 	c := openCatalog(t)
-	op, next, id := c.Begin(), c.Begin(), driver.NewID()
+	op, next, id := c.Begin("test"), c.Begin("test"), driver.NewID()
 	op.update(t, markOf(id))
 	token := op.liveFileName()
 	op.update(t, unmarkOf(id))
@@ -220,7 +220,7 @@ func TestEndedTakesNoMarkOfTheNext(t *testing.T) {
 // TestRemovedProofIsNotUsed: a proof of life that somebody has removed proves nothing to others.
 func TestRemovedProofIsNotUsed(t *testing.T) {
 	c := openCatalog(t)
-	op, id := c.Begin(), driver.NewID()
+	op, id := c.Begin("test"), driver.NewID()
 	op.update(t, markOf(id))
 	op.update(t, unmarkOf(id))
 	token := op.liveFileName()
@@ -229,7 +229,7 @@ func TestRemovedProofIsNotUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	next := c.Begin()
+	next := c.Begin("test")
 	defer next.End()
 	next.update(t, markOf(id))
 	if living, err := c.IsLive(next.liveFileName()); err != nil || !living {

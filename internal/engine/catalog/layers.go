@@ -27,9 +27,12 @@ func (t *Tx) OverlayOn(id driver.ObjectID) (Row, bool, error) {
 	return t.findRow(`lower = ? LIMIT 1`, id)
 }
 
-// KeepAsLayer makes a generation a layer, which has no name.
-func (t *Tx) KeepAsLayer(id driver.ObjectID) error {
-	_, err := t.exec(`UPDATE objects SET kind = ?, pinned = 0, expires_at = 0 WHERE id = ?`, driver.Layer, id)
+// KeepAsLayer makes a generation that is destroyed a layer, which has no name. The event says why it is destroyed.
+func (t *Tx) KeepAsLayer(gen Row, why string) error {
+	if err := t.noteObject(EventDestroy, gen, t.RefOf(gen), why); err != nil {
+		return err
+	}
+	_, err := t.exec(`UPDATE objects SET kind = ?, pinned = 0, expires_at = 0 WHERE id = ?`, driver.Layer, gen.ID)
 	return err
 }
 
@@ -42,11 +45,8 @@ func (t *Tx) dropUnusedLayer(id driver.ObjectID) error {
 	if n, err := t.CountOverlays(id); err != nil || n > 0 {
 		return err
 	}
-	if err := t.DeleteObject(id); err != nil {
-		return err
-	}
-	return t.AddTombstone(Tombstone{ID: id, Ref: ref.Generation(row.Golden, row.Generation),
-		Bytes: row.Usage.ExclusiveBytes, At: time.Now()})
+	return t.Bury(Tombstone{ID: id, Ref: ref.Generation(row.Golden, row.Generation),
+		Bytes: row.Usage.ExclusiveBytes, At: time.Now()}, "")
 }
 
 // lowerKey is the key of the loop device of a lower layer in the table meta.

@@ -44,15 +44,19 @@ func (t *Tx) RenameVolume(vol Row, name string) error {
 	if err := t.putNames(volumeNamesKey(vol.Lineage()), vol.Name, former); err != nil {
 		return err
 	}
-	return t.setName(vol.ID, name)
+	return t.setName(vol, name)
 }
 
 // RenameSnapshot gives a snapshot another name. Exists if its volume has a snapshot of that name.
-func (t *Tx) RenameSnapshot(snap Row, name string) error { return t.setName(snap.ID, name) }
+func (t *Tx) RenameSnapshot(snap Row, name string) error { return t.setName(snap, name) }
 
-func (t *Tx) setName(id driver.ObjectID, name string) error {
-	_, err := t.exec(`UPDATE objects SET name=? WHERE id=?`, name, id)
-	return err
+func (t *Tx) setName(r Row, name string) error {
+	if _, err := t.exec(`UPDATE objects SET name=? WHERE id=?`, name, r.ID); err != nil {
+		return err
+	}
+	before := t.RefOf(r)
+	r.Name = name
+	return t.noteObject(EventRename, r, t.RefOf(r), before)
 }
 
 // RenameGolden gives a golden another name, in its own row and in the rows of everything that descends from it. Exists
@@ -75,7 +79,10 @@ func (t *Tx) RenameGolden(g Golden, name string) error {
 	}
 	now := g
 	now.Name = name
-	return t.putNames(goldenNamesKey(now), g.Name, former)
+	if err := t.putNames(goldenNamesKey(now), g.Name, former); err != nil {
+		return err
+	}
+	return t.noteGolden(EventRename, now, g.Name)
 }
 
 // formerNamesMost limits how many former names are kept.

@@ -26,12 +26,13 @@ import (
 // It may be used concurrently.
 type Operation struct {
 	c       *Catalog
+	op      string // name of what is done, for events
 	mu      sync.Mutex
 	f       *os.File // nil before the first mark, and after the end
 	token   string   // name of f; "" once the next operation may use it
 	spare   bool     // f was made of a spare: see takeSpare
 	ended   bool
-	marks   int  // committed and not removed
+	marks   int  // marks that were committed and not removed
 	running int  // transactions that have not ended
 	unsure  bool // a transaction failed, and may or may not have been committed
 }
@@ -43,13 +44,14 @@ type Process struct {
 	BootID string
 }
 
-// Begin begins an operation. It costs nothing before its first mark.
-func (c *Catalog) Begin() *Operation { return &Operation{c: c} }
+// Begin begins an operation named op. It costs nothing before its first mark.
+func (c *Catalog) Begin(op string) *Operation { return &Operation{c: c, op: op} }
 
 // markOwner is what marks belong to: an operation or an orphan.
 type markOwner interface {
 	ensureLiveFile() (string, error) // the name of the live file, which is there
 	liveFileName() string            // the same, "" if there is none yet
+	operation() string               // the name of what is done
 }
 
 // markOwnerIn is a markOwner in the pool in dir.
@@ -70,6 +72,8 @@ func (o *Operation) liveFileName() string {
 	defer o.mu.Unlock()
 	return o.token
 }
+
+func (o *Operation) operation() string { return o.op }
 
 // ensureLiveFile returns the name of the live file, making it at first use.
 func (o *Operation) ensureLiveFile() (string, error) {
@@ -188,6 +192,7 @@ func (g *Orphan) In(ctx context.Context) context.Context {
 
 func (g *Orphan) ensureLiveFile() (string, error) { return g.liveFileName(), nil }
 func (g *Orphan) liveFileName() string            { return filepath.Base(g.path) }
+func (g *Orphan) operation() string               { return "recover" }
 
 // LockOrphan locks the operation behind token for cleaning up after it. It returns nil if the operation is alive, or if
 // another process is cleaning up.

@@ -10,7 +10,7 @@ import (
 // object; and what one leaves when it ends can be claimed, once.
 func TestOperationsKeepTheirMarks(t *testing.T) {
 	dir, ctx := t.TempDir(), t.Context()
-	if err := Create(ctx, dir, "pool"); err != nil {
+	if err := Create(ctx, dir, "pool", EventInit); err != nil {
 		t.Fatal(err)
 	}
 	c, err := Open(ctx, dir, "pool")
@@ -27,7 +27,7 @@ func TestOperationsKeepTheirMarks(t *testing.T) {
 		return out
 	}
 
-	mine, other := c.Begin(), c.Begin()
+	mine, other := c.Begin("test"), c.Begin("test")
 	defer other.End()
 	if err := c.Update(mine.In(ctx), Soft, func(tx *Tx) error { return tx.Mark(Mark{ID: id, Op: "clone"}) }); err != nil {
 		t.Fatal(err)

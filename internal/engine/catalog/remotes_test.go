@@ -13,7 +13,7 @@ import (
 // and one repository does not touch another's.
 func TestRemotes(t *testing.T) {
 	ctx, dir := t.Context(), t.TempDir()
-	if err := Create(ctx, dir, "p"); err != nil {
+	if err := Create(ctx, dir, "p", EventInit); err != nil {
 		t.Fatal(err)
 	}
 	c, err := Open(ctx, dir, "p")
@@ -73,7 +73,7 @@ func TestRemotes(t *testing.T) {
 	}); !errs.Is(err, errs.NotFound) {
 		t.Errorf("a row about no object: %v", err)
 	}
-	update(func(tx *Tx) error { return tx.DeleteObject("b") })
+	update(func(tx *Tx) error { return tx.Bury(Tombstone{ID: "b"}, "") })
 	want("one object destroyed", 1, 1)
 	update(func(tx *Tx) error { return tx.DropRemotePoint("r", "m1") })
 	want("one manifest dropped", 0, 1)

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -99,6 +100,14 @@ func toNano(t time.Time) int64 {
 	return t.UnixNano()
 }
 
+// timeText is a time in the detail of an event; "" if it is not set.
+func timeText(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format(time.RFC3339)
+}
+
 func fromNano(n int64) time.Time {
 	if n == 0 {
 		return time.Time{}
@@ -108,6 +117,13 @@ func fromNano(n int64) time.Time {
 
 // PutObject adds an object. Exists if its name is taken.
 func (t *Tx) PutObject(r Row) error {
+	if err := t.insertObject(r); err != nil {
+		return err
+	}
+	return t.noteObject(EventCreate, r, t.RefOf(r), r.Origin)
+}
+
+func (t *Tx) insertObject(r Row) error {
 	_, err := t.exec(`INSERT INTO objects (`+objectColumns+`) VALUES (`+objectValues+`)`,
 		r.ID, r.Kind, r.Name, r.Golden, r.Generation, r.Volume, r.FS, r.SizeBytes, r.Sector, r.Origin, r.OriginID,
 		toNano(r.CreatedAt), toNano(r.ExpiresAt), r.Ephemeral, r.BootID, toNano(r.UsedAt),
@@ -125,14 +141,20 @@ func storedLabels(id driver.Identity) string {
 	return id.Labels.Text()
 }
 
-// DeleteObject removes an object, its mount record, and what is known of it in remotes. If it was the last overlay that
-// needed a layer, a tombstone replaces that, too. Of a volume, its former names go as well. Absent is success.
-func (t *Tx) DeleteObject(id driver.ObjectID) error {
+// Bury replaces an object by a tombstone. Its mount record goes, and what is known of it in remotes; of a volume, its
+// former names as well. If it was the last overlay that needed a layer, that is buried, too. The event says why.
+// Without such an object, the tombstone is still added.
+func (t *Tx) Bury(b Tombstone, why string) error {
+	id := b.ID
 	gone := Row{Identity: driver.Identity{ID: id}}
-	err := t.queryRow(`DELETE FROM objects WHERE id = ? RETURNING kind, volume, lower`, id).
-		Scan(&gone.Kind, &gone.Volume, &gone.Lower)
+	err := t.queryRow(`DELETE FROM objects WHERE id = ?
+		RETURNING kind, name, golden, generation, volume, lower, owner`, id).
+		Scan(&gone.Kind, &gone.Name, &gone.Golden, &gone.Generation, &gone.Volume, &gone.Lower, &gone.Owner)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return wrap("write catalogue", t.c.path, err)
+	}
+	if err := t.noteObject(EventDestroy, gone, t.RefOf(gone), why); err != nil {
+		return err
 	}
 
 	if gone.Lower != "" {
@@ -153,7 +175,10 @@ func (t *Tx) DeleteObject(id driver.ObjectID) error {
 	if err := t.forgetMeta(lowerKey(id)); err != nil {
 		return err
 	}
-	return t.ForgetMount(id)
+	if _, err := t.deleteMountRecord(id); err != nil {
+		return err
+	}
+	return t.AddTombstone(b)
 }
 
 // SetUsage records a measurement.
@@ -165,41 +190,57 @@ func (t *Tx) SetUsage(id driver.ObjectID, u driver.Usage, at time.Time) error {
 
 // SetPinned records until when an object must not be destroyed.
 func (t *Tx) SetPinned(id driver.ObjectID, until time.Time) error {
-	_, err := t.exec(`UPDATE objects SET pinned=? WHERE id=?`, toNano(until), id)
-	return err
+	n, err := t.exec(`UPDATE objects SET pinned=?1 WHERE id=?2 AND pinned<>?1`, toNano(until), id)
+	return cmp.Or(err, t.noteChange(n, id, "pinned", timeText(until)))
 }
 
 // SetLabels records the labels of a volume or snapshot. PutGolden records those of a golden.
 func (t *Tx) SetLabels(id driver.ObjectID, labels driver.Labels) error {
-	_, err := t.exec(`UPDATE objects SET labels=? WHERE id=?`, labels.Text(), id)
-	return err
+	n, err := t.exec(`UPDATE objects SET labels=?1 WHERE id=?2 AND labels<>?1`, labels.Text(), id)
+	return cmp.Or(err, t.noteChange(n, id, "labels", labels.Text()))
 }
 
 // SetExpires records when an object expires.
 func (t *Tx) SetExpires(id driver.ObjectID, at time.Time) error {
-	_, err := t.exec(`UPDATE objects SET expires_at=? WHERE id=?`, toNano(at), id)
-	return err
+	n, err := t.exec(`UPDATE objects SET expires_at=?1 WHERE id=?2 AND expires_at<>?1`, toNano(at), id)
+	return cmp.Or(err, t.noteChange(n, id, "expires", timeText(at)))
 }
 
 // SetBase records the generation that an object descends from.
 func (t *Tx) SetBase(id driver.ObjectID, golden string, generation int) error {
-	_, err := t.exec(`UPDATE objects SET golden=?, generation=? WHERE id=?`, golden, generation, id)
-	return err
+	n, err := t.exec(`UPDATE objects SET golden=?1, generation=?2 WHERE id=?3 AND (golden, generation)<>(?1, ?2)`, golden,
+		generation, id)
+	return cmp.Or(err, t.noteChange(n, id, "base", baseText(golden, generation)))
 }
 
 // ReplaceVolume gives the name of the volume old to next, which continues its lineage, and makes old the snapshot that
 // asSnapshot describes.
 func (t *Tx) ReplaceVolume(old driver.ObjectID, asSnapshot, next Row) error {
+	before, _, err := t.Object(old)
+	if err != nil {
+		return err
+	}
+	if err := t.ForgetMount(old); err != nil {
+		return err
+	}
 	if _, err := t.exec(`UPDATE objects SET kind='snapshot', name=?, volume=?, consistency=?, pinned=0, expires_at=0,
 		labels='', ord=?
 		WHERE id=?`,
 		asSnapshot.Name, asSnapshot.Volume, asSnapshot.Consistency, asSnapshot.Order, old); err != nil {
 		return err
 	}
-	if err := t.ForgetMount(old); err != nil {
+	if err := t.insertObject(next); err != nil {
 		return err
 	}
-	return t.PutObject(next)
+	snapshot := next.Name + "@" + asSnapshot.Name
+	asSnapshot.ID, asSnapshot.Kind = old, driver.Snapshot
+	if err := t.noteObject(EventReplace, next, next.Name, snapshot); err != nil {
+		return err
+	}
+	if err := t.noteObject(EventCreate, asSnapshot, snapshot, next.Name); err != nil {
+		return err
+	}
+	return t.noteIdentity(before, next, next.Name)
 }
 
 // LineageHolder finds the volume whose snapshots name lineage as their volume.
@@ -473,29 +514,60 @@ func (t *Tx) Goldens() ([]Golden, error) {
 
 // PutGolden adds a golden or replaces its row.
 func (t *Tx) PutGolden(g Golden) error {
-	_, err := t.exec(`INSERT INTO goldens (`+goldenColumns+`) VALUES (?,?,?,?,?,?,?,?,?)
+	before, exists, err := t.Golden(g.Name)
+	if err != nil {
+		return err
+	}
+	if _, err := t.exec(`INSERT INTO goldens (`+goldenColumns+`) VALUES (?,?,?,?,?,?,?,?,?)
 		ON CONFLICT (name) DO UPDATE SET current=excluded.current, next=excluded.next, keep=excluded.keep,
 		overlay=excluded.overlay, source=excluded.source, labels=excluded.labels`,
-		g.Name, g.Current, g.Next, toNano(g.CreatedAt), g.Keep, g.Overlay, g.Source, g.Labels.Text(), g.Owner)
-	return err
+		g.Name, g.Current, g.Next, toNano(g.CreatedAt), g.Keep, g.Overlay, g.Source, g.Labels.Text(), g.Owner); err != nil {
+		return err
+	}
+	if !exists {
+		return t.noteGolden(EventCreate, g, "")
+	}
+	return t.noteProperties(before, g)
 }
 
 // DeleteEmptyGolden removes the row of a golden that has no generation left, and its former names.
 func (t *Tx) DeleteEmptyGolden(name string) error {
 	var created int64
+	gone := Golden{Name: name}
 	err := t.queryRow(`DELETE FROM goldens WHERE name = ?1 AND NOT EXISTS
-		(SELECT 1 FROM objects WHERE kind = 'generation' AND golden = ?1) RETURNING created_at`, name).Scan(&created)
+		(SELECT 1 FROM objects WHERE kind = 'generation' AND golden = ?1) RETURNING created_at, owner`, name).
+		Scan(&created, &gone.Owner)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil
 	}
 	if err != nil {
 		return wrap("write catalogue", t.c.path, err)
 	}
-	return t.forgetMeta(goldenNamesKey(Golden{Name: name, CreatedAt: fromNano(created)}))
+	if err := t.noteGolden(EventDestroy, gone, ""); err != nil {
+		return err
+	}
+	gone.CreatedAt = fromNano(created)
+	return t.forgetMeta(goldenNamesKey(gone))
 }
 
 // RecordMount records where an object is mounted.
 func (t *Tx) RecordMount(a MountRecord) error {
+	was, err := t.deleteMountRecord(a.ID)
+	if err == nil {
+		err = t.putMountRecord(a)
+	}
+	if err != nil || was == a.Mountpoint {
+		return err
+	}
+	if was != "" {
+		if err := t.noteMount(EventUmount, a.ID, was); err != nil {
+			return err
+		}
+	}
+	return t.noteMount(EventMount, a.ID, a.Mountpoint)
+}
+
+func (t *Tx) putMountRecord(a MountRecord) error {
 	_, err := t.exec(`INSERT OR REPLACE INTO attachments (`+mountRecordColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?)`,
 		a.ID, a.Mountpoint, a.Loop, int64(a.MountID), int64(a.Dev), int64(a.Ino), int64(a.MountNS), a.MadeDir, a.BootID,
 		toNano(a.At))
@@ -504,13 +576,25 @@ func (t *Tx) RecordMount(a MountRecord) error {
 
 // RecordRemount records that an object with a mount record is mounted in another way now. A power loss may undo that.
 func (c *Catalog) RecordRemount(ctx context.Context, a MountRecord) error {
-	return c.Update(ctx, Soft, func(tx *Tx) error { return tx.RecordMount(a) })
+	return c.Update(ctx, Soft, func(tx *Tx) error { return tx.putMountRecord(a) })
 }
 
 // ForgetMount removes a mount record. Absent is success.
 func (t *Tx) ForgetMount(id driver.ObjectID) error {
-	_, err := t.exec(`DELETE FROM attachments WHERE id = ?`, id)
-	return err
+	mountpoint, err := t.deleteMountRecord(id)
+	if err != nil || mountpoint == "" {
+		return err
+	}
+	return t.noteMount(EventUmount, id, mountpoint)
+}
+
+// deleteMountRecord returns where the object was mounted; "" if it has no record.
+func (t *Tx) deleteMountRecord(id driver.ObjectID) (mountpoint string, err error) {
+	err = t.queryRow(`DELETE FROM attachments WHERE id = ? RETURNING mountpoint`, id).Scan(&mountpoint)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = nil
+	}
+	return mountpoint, wrap("write catalogue", t.c.path, err)
 }
 
 const mountRecordColumns = `id, mountpoint, loop, mount_id, dev, ino, mount_ns, made_dir, boot, at`

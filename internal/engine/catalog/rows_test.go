@@ -103,7 +103,7 @@ func TestPlaces(t *testing.T) {
 		take("a", early, late.UnixNano()+1)
 		take("c", early, late.UnixNano()+2)
 		inOrder("bdac")
-		if err := errors.Join(tx.DeleteObject("a"), tx.DeleteObject("c")); err != nil {
+		if err := errors.Join(tx.Bury(Tombstone{ID: "a"}, ""), tx.Bury(Tombstone{ID: "c"}, "")); err != nil {
 			return err
 		}
 		take("a", early, late.UnixNano()+3)
@@ -148,10 +148,10 @@ func TestLayers(t *testing.T) {
 		}
 
 		// A generation stays when its last overlay goes; a layer does not.
-		if err := tx.DeleteObject("a"); err != nil {
+		if err := tx.Bury(Tombstone{ID: "a"}, ""); err != nil {
 			return err
 		}
-		if err := tx.KeepAsLayer("g1"); err != nil {
+		if err := tx.KeepAsLayer(row("g1", driver.Generation, "", ""), ""); err != nil {
 			return err
 		}
 		if kind, dead := state(tx); kind != driver.Layer || dead {
@@ -163,7 +163,7 @@ func TestLayers(t *testing.T) {
 		if err := tx.PutObject(row("g2", driver.Generation, "", "")); err != nil {
 			t.Errorf("another generation cannot have its number: %v", err)
 		}
-		if err := tx.DeleteObject("b"); err != nil {
+		if err := tx.Bury(Tombstone{ID: "b"}, ""); err != nil {
 			return err
 		}
 		if kind, dead := state(tx); kind != "" || !dead {

@@ -27,7 +27,7 @@ func newTight(t *testing.T, fs string) (dir string) {
 	default:
 		dir = testfs.New(t, fs, 64<<20).Dir()
 	}
-	if err := catalog.Create(t.Context(), dir, spaceID); err != nil {
+	if err := catalog.Create(t.Context(), dir, spaceID, catalog.EventInit); err != nil {
 		t.Fatal(err)
 	}
 	if err := catalog.MakeSpares(dir); err != nil {
@@ -156,7 +156,7 @@ func openFull(t *testing.T, dir string) *catalog.Catalog {
 
 func mark(t *testing.T, c *catalog.Catalog, id driver.ObjectID) *catalog.Operation {
 	t.Helper()
-	op := c.Begin()
+	op := c.Begin("test")
 	if err := c.Update(op.In(t.Context()), catalog.Soft, func(tx *catalog.Tx) error {
 		return tx.Mark(catalog.Mark{ID: id, Op: "destroy"})
 	}); err != nil {
@@ -209,7 +209,7 @@ func TestSparesAreNotDead(t *testing.T) {
 // TestOpenAlone: where there can be no index of the log, the catalogue can be used without.
 func TestOpenAlone(t *testing.T) {
 	dir := t.TempDir()
-	if err := catalog.Create(t.Context(), dir, spaceID); err != nil {
+	if err := catalog.Create(t.Context(), dir, spaceID, catalog.EventInit); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink("nowhere", filepath.Join(dir, "catalog.db-shm")); err != nil {

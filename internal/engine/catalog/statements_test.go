@@ -14,7 +14,7 @@ import (
 func openCatalog(t testing.TB) *Catalog {
 	t.Helper()
 	dir := t.TempDir()
-	if err := Create(t.Context(), dir, "pool"); err != nil {
+	if err := Create(t.Context(), dir, "pool", EventInit); err != nil {
 		t.Fatal(err)
 	}
 	c, err := Open(t.Context(), dir, "pool")

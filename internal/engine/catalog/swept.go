@@ -33,8 +33,17 @@ func (t *Tx) Swept() (s Swept, err error) {
 	return s, err
 }
 
-// SetSwept records that the pool was compared with the catalogue in this boot, now.
+// SetSwept records that the pool was compared with the catalogue in this boot, now. In a boot after the last one, it
+// writes an event.
 func (t *Tx) SetSwept() error {
+	if last, err := t.Swept(); err != nil {
+		return err
+	} else if last.BootID != "" && last.BeforeBoot() {
+		if err := t.putEvent(Event{Kind: EventBoot}); err != nil {
+			return err
+		}
+	}
+
 	if err := t.SetMeta(metaBoot, kernel.BootID()); err != nil {
 		return err
 	}

@@ -129,7 +129,7 @@ func replaceCatalog(
 func writeCatalog(
 	ctx context.Context, p *pool.Pool, dir string, d driver.Driver, whole []driver.Identity, r *Rebuilt,
 ) error {
-	if err := catalog.Create(ctx, dir, p.Config.ID); err != nil {
+	if err := catalog.Create(ctx, dir, p.Config.ID, catalog.EventRebuild); err != nil {
 		return err
 	}
 
@@ -138,7 +138,12 @@ func writeCatalog(
 		return err
 	}
 
+	last := catalog.LastEvent(ctx, p.Dir, p.Config.ID)
 	err = c.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+		tx.WithoutEvents()
+		if err := tx.ContinueEvents(last); err != nil {
+			return err
+		}
 		if err := fillCatalog(ctx, tx, d, whole, r); err != nil {
 			return err
 		}

@@ -118,11 +118,7 @@ func (c *fsck) fixMissing(ctx context.Context, r catalog.Row, name string) (stri
 			return err
 		}
 
-		if err := tx.DeleteObject(r.ID); err != nil {
-			return err
-		}
-
-		if err := tx.AddTombstone(catalog.Tombstone{ID: r.ID, Ref: name, At: time.Now()}); err != nil {
+		if err := tx.Bury(catalog.Tombstone{ID: r.ID, Ref: name, At: time.Now()}, "its data was missing"); err != nil {
 			return err
 		}
 
@@ -201,22 +197,19 @@ func (c *fsck) fixUnknown(ctx context.Context, id driver.Identity) (string, erro
 			}
 		}
 
-		if err := tx.PutObject(row); err != nil {
-			return err
-		}
+		if id.Kind == driver.Generation {
+			g, _, err := tx.Golden(id.Golden)
+			if err != nil {
+				return err
+			}
 
-		if id.Kind != driver.Generation {
-			return nil
+			g.Name = id.Golden
+			addGeneration(&g, id)
+			if err := tx.PutGolden(g); err != nil {
+				return err
+			}
 		}
-
-		g, _, err := tx.Golden(id.Golden)
-		if err != nil {
-			return err
-		}
-
-		g.Name = id.Golden
-		addGeneration(&g, id)
-		return tx.PutGolden(g)
+		return tx.PutObject(row)
 	})
 
 	return "added as " + what, err

@@ -32,7 +32,7 @@ func newBooks(t testing.TB) *books {
 			t.Fatal(err)
 		}
 	}
-	if err := catalog.Create(t.Context(), dir, "pool"); err != nil {
+	if err := catalog.Create(t.Context(), dir, "pool", catalog.EventInit); err != nil {
 		t.Fatal(err)
 	}
 	cat, err := catalog.Open(t.Context(), dir, "pool")
@@ -68,7 +68,7 @@ func (b *books) Remove(ctx context.Context, id driver.ObjectID, _, _ string) err
 // abandon makes n volumes in an operation that ends before it has recorded them.
 func (b *books) abandon(n int) []driver.Identity {
 	b.t.Helper()
-	ctx, end := b.Begin(b.t.Context())
+	ctx, end := b.Begin(b.t.Context(), "test")
 	defer end()
 
 	ids := make([]driver.Identity, n)

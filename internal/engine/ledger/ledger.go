@@ -63,13 +63,13 @@ func New(cat *catalog.Catalog, drv driver.Driver, work Work) *Ledger {
 
 type begunKey struct{}
 
-// Begin starts an operation, and must be the first thing that a call does which writes marks. The marks belong to the
-// operation and end with it: the next call or command cleans up those that are left because their work could not be
-// undone. A call within another call is part of the outer one's operation.
-func (l *Ledger) Begin(ctx context.Context) (_ context.Context, end func()) {
+// Begin starts an operation named op, and must be the first thing that a call does which writes marks or events. The
+// marks belong to the operation and end with it: the next call or command cleans up those that are left because their
+// work could not be undone. A call within another call is part of the outer one's operation.
+func (l *Ledger) Begin(ctx context.Context, op string) (_ context.Context, end func()) {
 	if ctx.Value(begunKey{}) == l.cat {
 		return ctx, func() {}
 	}
-	op := l.cat.Begin()
-	return context.WithValue(op.In(ctx), begunKey{}, l.cat), op.End
+	o := l.cat.Begin(op)
+	return context.WithValue(o.In(ctx), begunKey{}, l.cat), o.End
 }
