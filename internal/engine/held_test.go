@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -111,6 +112,43 @@ func TestHolderVanishes(t *testing.T) {
 
 	_, err := engine.Init(t.Context(), engine.InitRequest{Dir: e.Dir()}, drivers) // or its removal would fail
 	must(t, err)
+}
+
+// TestHolderBeforeExec: a child that has been forked and has a volume open is waited for, as it is about to begin a
+// program, which closes that. If it does not, it is named.
+func TestHolderBeforeExec(t *testing.T) {
+	e := newPool(t, testfs.XFS(t, 1<<30), engine.InitRequest{})
+	importTree(t, e, "g", source(t))
+	for _, ends := range []bool{true, false} {
+		v := clone(t, e, "g", "v", true)
+		child := exec.Command("sh", "-c", `(echo open; read line; :) 3<"$1"; :`, "sh", filepath.Join(v.Mountpoint, "file"))
+		stdin, err := child.StdinPipe()
+		must(t, err)
+		stdout, err := child.StdoutPipe()
+		must(t, err, child.Start())
+		_, err = stdout.Read(make([]byte, 1))
+		must(t, err)
+
+		refused := 0
+		engine.AtStep(t, func(step string) {
+			if step == "refused" {
+				if refused++; refused == 3 && ends {
+					stdin.Close()
+				}
+			}
+		})
+		_, err = e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")})
+		if ends && (err != nil || refused < 3) {
+			t.Errorf("%d refusals, and the child has ended: %v", refused, err)
+		}
+		if !ends && (!errs.Is(err, errs.InUse) || !strings.Contains(err.Error(), "(sh)")) {
+			t.Errorf("the child does not begin a program: %v", err)
+		}
+
+		stdin.Close()
+		must(t, child.Wait())
+		destroy(t, e, "v")
+	}
 }
 
 // TestRawDeviceInUse: to refuse to take a raw device away changes nothing, even when its user ends.

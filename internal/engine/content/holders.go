@@ -3,6 +3,8 @@ package content
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"pando/internal/base/errs"
@@ -14,11 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// vanished is how often something that a volume in use does not permit is tried again as nobody is found who uses it.
-const vanished = 5
+// Something that a volume in use does not permit is tried again so often, with waits that double from 1 ms on.
+const (
+	vanished  = 5 // if nobody is found who uses it
+	beginning = 9 // if it is used only by children between fork and exec, where a busy host may keep them for long
+)
 
 // unlessHeld does what a volume in use does not permit. What held it a moment ago and cannot be found any more was
-// about to let go, like a child between fork and exec: then it is tried again. InUse, with the holders.
+// about to let go, and a child between fork and exec is: then it is tried again. InUse, with the holders.
 func (acc *Access) unlessHeld(
 	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment, dev uint64,
 	do func() error,
@@ -34,11 +39,32 @@ func (acc *Access) unlessHeld(
 
 		AtStep("refused")
 		holders, herr := acc.findHolders(ctx, row, a, w, dev)
-		if len(holders) > 0 || ctx.Err() != nil || tries == vanished {
+		most := vanished
+		if len(holders) > 0 {
+			most = 0
+			if lettingGo(holders) {
+				most = beginning
+			}
+		}
+		if tries >= most || ctx.Err() != nil {
 			return heldBy(why, row, holders, herr)
 		}
 		time.Sleep(time.Millisecond << tries)
 	}
+}
+
+// lettingGo reports whether all holders are processes that have inherited files and not executed a program yet, or that
+// have ended since they were found.
+func lettingGo(holders []mount.Holder) bool {
+	for _, h := range holders {
+		if h.PID == 0 || !kernel.BeforeExec(h.PID) && kernel.ProcStart(h.PID) != 0 {
+			return false
+		}
+		if slices.ContainsFunc(h.How, func(how string) bool { return !strings.HasPrefix(how, "fd ") }) {
+			return false
+		}
+	}
+	return true
 }
 
 // unmountUnheld unmounts a volume. InUse, with the holders.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"unsafe"
 
@@ -197,19 +198,8 @@ func MountNamespace() (uint64, error) {
 // and the boot ID, it identifies the process forever. 0: there is no such process, or it
 // is a zombie.
 func ProcStart(pid int) uint64 {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-
-	// The command, in parentheses, may contain any character, so fields are counted from the last ')'.
-	i := strings.LastIndexByte(string(b), ')')
-	if i < 0 {
-		return 0
-	}
-
-	fields := strings.Fields(string(b[i+1:]))
-	const state, threads, start = 0, 17, 19 // proc(5) counts from 3 here
+	const state, threads, start = 0, 17, 19
+	fields := procStat(pid)
 	if len(fields) <= start {
 		return 0
 	}
@@ -222,4 +212,32 @@ func ProcStart(pid int) uint64 {
 	var n uint64
 	_, _ = fmt.Sscan(fields[start], &n)
 	return n
+}
+
+// BeforeExec reports whether a process has been forked and has not executed a program yet: most are about to, and then
+// close the files that they have inherited. It may also be one that never will.
+func BeforeExec(pid int) bool {
+	const flags, forkNoExec = 6, 0x40 // PF_FORKNOEXEC in include/linux/sched.h
+	fields := procStat(pid)
+	if len(fields) <= flags {
+		return false
+	}
+	n, err := strconv.ParseUint(fields[flags], 10, 64)
+	return err == nil && n&forkNoExec != 0
+}
+
+// procStat returns the fields of /proc/PID/stat from the third one on, which proc(5) calls state; nil if there is no
+// such process.
+func procStat(pid int) []string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil
+	}
+
+	// The command, in parentheses, may contain any character, so fields are counted from the last ')'.
+	i := strings.LastIndexByte(string(b), ')')
+	if i < 0 {
+		return nil
+	}
+	return strings.Fields(string(b[i+1:]))
 }
