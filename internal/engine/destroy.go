@@ -89,9 +89,9 @@ type destroyOptions struct {
 	// still, if not nil, decides in the transaction that claims an object whether to
 	// destroy it: the reasons to do so may no longer hold.
 	still   func(tx *catalog.Tx, row catalog.Row, attached bool) (bool, error)
-	force   bool   // even what is pinned
+	force   bool   // whether objects that are pinned are destroyed, too
 	op      string // "": destroy; otherwise no user asked for it, and objects in use are skipped without waiting
-	why     string // it is destroyed, for gc --explain and events
+	why     string // reason for the destruction, for gc --explain and events
 	tracker *progress.Tracker
 }
 

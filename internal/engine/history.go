@@ -34,7 +34,7 @@ const EventGap EventKind = "gap"
 
 // Event is a change of the pool. Its JSON form is stable.
 type Event struct {
-	Seq    int64     `json:"seq"` // number: higher than those of all events before, but not the next one
+	Seq    int64     `json:"seq"` // number, which is higher than those of all events before; some are left out
 	At     time.Time `json:"at"`
 	Kind   EventKind `json:"kind"`
 	Object Kind      `json:"object"` // kind of what changed; "": the pool

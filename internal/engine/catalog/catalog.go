@@ -379,7 +379,7 @@ type Tx struct {
 
 	marked int // marks that it has added for its operation, less those that it has removed
 
-	silent bool // it writes no events
+	silent bool // whether it writes no events
 
 	own map[string]*statement // queries prepared for this transaction alone
 }

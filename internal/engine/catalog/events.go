@@ -23,27 +23,27 @@ type EventKind string
 
 // What happens to the pool.
 const (
-	EventInit    EventKind = "init"    // it was made
-	EventRebuild EventKind = "rebuild" // its catalogue was made anew: the events before are lost
+	EventInit    EventKind = "init"    // the pool was made
+	EventRebuild EventKind = "rebuild" // the catalogue was made anew: the events before are lost
 	EventBoot    EventKind = "boot"    // the host has started again: the last events before may be lost
 )
 
 // What happens to an object or a golden.
 const (
-	EventCreate  EventKind = "create"
+	EventCreate  EventKind = "create"  // an object or golden was made
 	EventReplace EventKind = "replace" // a volume has another content from now on, and its former one is a snapshot
-	EventRename  EventKind = "rename"  // snapshots and generations follow their volume or golden
-	EventChange  EventKind = "change"  // of a property
-	EventMount   EventKind = "mount"
-	EventUmount  EventKind = "umount"
-	EventDestroy EventKind = "destroy" // of a mounted volume, it is unmounted, too
+	EventRename  EventKind = "rename"  // it has another name, and its snapshots or generations follow without events
+	EventChange  EventKind = "change"  // one of its properties has another value
+	EventMount   EventKind = "mount"   // a volume was mounted
+	EventUmount  EventKind = "umount"  // a volume was unmounted
+	EventDestroy EventKind = "destroy" // it no longer exists; a volume is unmounted before, without an event
 )
 
 // Event is a change of the pool.
 type Event struct {
-	Seq    int64 // its number, which is higher than those of all events before
+	Seq    int64 // number of the event, which is higher than those of all events before
 	At     time.Time
-	Kind   EventKind
+	Kind   EventKind       // what happened
 	Object driver.Kind     // kind of what changed, for a golden Generation; "": the pool
 	Ref    string          // reference to what changed, as it is after the change; of a golden, its name
 	ID     driver.ObjectID // ID of the object; "": a golden or the pool

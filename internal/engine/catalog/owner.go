@@ -28,13 +28,13 @@ type Operation struct {
 	c       *Catalog
 	op      string // name of what is done, for events
 	mu      sync.Mutex
-	f       *os.File // nil before the first mark, and after the end
+	f       *os.File // live file; nil before the first mark, and after the end
 	token   string   // name of f; "" once the next operation may use it
-	spare   bool     // f was made of a spare: see takeSpare
+	spare   bool     // whether f was made of a spare: see takeSpare
 	ended   bool
 	marks   int  // marks that were committed and not removed
 	running int  // transactions that have not ended
-	unsure  bool // a transaction failed, and may or may not have been committed
+	unsure  bool // whether a transaction failed that may or may not have been committed
 }
 
 // Process describes the process that owns a mark, for users.
