@@ -258,7 +258,7 @@ func (s *service) settle() held {
 		runtime.GC()
 	}
 	runtime.ReadMemStats(&m)
-	return held{goroutines: runtime.NumGoroutine(), files: len(openFiles()) - len(proofsOfLife()), heap: m.HeapAlloc}
+	return held{goroutines: runtime.NumGoroutine(), files: len(openFiles()) - len(keptFiles()), heap: m.HeapAlloc}
 }
 
 // openFiles lists what this process has open.
@@ -274,9 +274,12 @@ func openFiles() []string {
 	return out
 }
 
-// proofsOfLife lists those that are open, of which an engine keeps some, as many as were needed at once.
-func proofsOfLife() []string {
-	return slices.DeleteFunc(openFiles(), func(path string) bool { return !strings.Contains(path, "/live/p-") })
+// keptFiles lists those of which an engine keeps some, as many as were needed at once: proofs of life, and connections
+// to the catalogue.
+func keptFiles() []string {
+	return slices.DeleteFunc(openFiles(), func(path string) bool {
+		return !strings.Contains(path, "/live/p-") && !strings.Contains(path, "/catalog.db")
+	})
 }
 
 // filesBelow lists what this process has open below a directory.

@@ -7,6 +7,8 @@
 // There are two kinds of commits. A Durable one is on disk when it returns. A Soft one survives the death of the
 // process, but maybe not a power loss: enough for marks (which say what a live process is doing) and mount records (no
 // mount survives a power loss either). Every Durable commit also makes the Soft ones before it durable.
+//
+// One writes at a time, of all processes. Others read beside it, each one state, and wait for no commit.
 package catalog
 
 import (
@@ -157,10 +159,9 @@ const (
 
 // Catalog is an open catalogue. It may be used concurrently.
 type Catalog struct {
-	db    *database
-	path  string
-	dir   string // directory of the pool
-	stmts statements
+	db   *database
+	path string
+	dir  string // directory of the pool
 
 	seen     *seen
 	idle     idle
@@ -193,7 +194,7 @@ func Create(ctx context.Context, dir, poolID string, first EventKind) error {
 	}
 
 	f.Close()
-	db, err := openDatabase(path, dsn(path))
+	db, err := openDatabase(path, dsn(path), 0)
 	if err != nil {
 		return wrap("create catalogue", path, err)
 	}
@@ -253,7 +254,7 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 		source += "&immutable=1"
 	}
 
-	db, err := openDatabase(path, source)
+	db, err := openDatabase(path, source, sharedReaders)
 	if err != nil {
 		return nil, wrap("open catalogue", path, err)
 	}
@@ -303,16 +304,16 @@ func readVersion(ctx context.Context, db *database, path string) (found int, err
 // Open opens the catalogue of the pool in dir. Damaged if it is missing or not
 // a catalogue of this pool, TooNew, NoSpace.
 func Open(ctx context.Context, dir, poolID string) (*Catalog, error) {
-	return openWritable(ctx, dir, poolID, "")
+	return openWritable(ctx, dir, poolID, "", sharedReaders)
 }
 
 // OpenAlone is Open on a disk without room even for the index of the log, which processes share: this process has the
 // catalogue for itself until it is closed. InUse after 20 s if others have it open.
 func OpenAlone(ctx context.Context, dir, poolID string) (*Catalog, error) {
-	return openWritable(ctx, dir, poolID, "&_pragma=locking_mode(exclusive)")
+	return openWritable(ctx, dir, poolID, "&_pragma=locking_mode(exclusive)", 0)
 }
 
-func openWritable(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
+func openWritable(ctx context.Context, dir, poolID, more string, readers int) (*Catalog, error) {
 	path := filepath.Join(dir, "catalog.db")
 	if _, err := os.Stat(path); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -322,7 +323,7 @@ func openWritable(ctx context.Context, dir, poolID, more string) (*Catalog, erro
 	}
 
 	Preallocate(dir)
-	db, err := openDatabase(path, dsn(path)+more)
+	db, err := openDatabase(path, dsn(path)+more, readers)
 	if err != nil {
 		return nil, wrap("open catalogue", path, err)
 	}
@@ -360,10 +361,12 @@ func openWritable(ctx context.Context, dir, poolID, more string) (*Catalog, erro
 
 // Close closes the catalogue. The last process to close it writes the log back into the database, and waits for the
 // disk. A process that is about to end can skip that: the log stays for the next one, and the kernel closes the files.
+// Close waits for transactions that have begun; the others fail (Canceled).
 func (c *Catalog) Close() error {
 	c.RemoveIdleLiveFiles()
-	c.seen.closeFile()
-	return wrap("close catalogue", c.path, c.db.Close())
+	err := c.db.Close()
+	c.seen.closeFile() // transactions that have ended until now wrote it
+	return wrap("close catalogue", c.path, err)
 }
 
 // RemoveIdleLiveFiles is Close for a process that is about to end: it only removes the live files that ended operations
@@ -381,11 +384,12 @@ type Tx struct {
 
 	silent bool // whether it writes no events
 
-	own map[string]*statement // queries prepared for this transaction alone
+	own  map[string]*statement // queries prepared for this transaction alone
+	held map[*statement]bool   // statements whose rows it is reading
 }
 
 // Update runs fn in a transaction and commits it. If fn fails, nothing has happened and its error is returned. fn may
-// run more than once: see OnFull.
+// run more than once: see OnFull. It must not begin a transaction.
 func (c *Catalog) Update(ctx context.Context, d Durability, fn func(*Tx) error) error {
 	for {
 		err := c.updateOnce(ctx, d, fn)
@@ -396,13 +400,11 @@ func (c *Catalog) Update(ctx context.Context, d Durability, fn func(*Tx) error) 
 }
 
 func (c *Catalog) updateOnce(ctx context.Context, d Durability, fn func(*Tx) error) error {
-	conn, err := c.db.Conn(ctx)
+	conn, release, err := c.db.connect(ctx, c.db.writing)
 	if err != nil {
 		return wrap("open catalogue", c.path, err)
 	}
-
-	defer c.prepareDue(ctx) // when the connection is free again
-	defer conn.Close()
+	defer release()
 
 	sync := "PRAGMA synchronous=NORMAL"
 	if d == Durable {
@@ -432,17 +434,19 @@ func (c *Catalog) updateOnce(ctx context.Context, d Durability, fn func(*Tx) err
 		c.onCommit(put)
 	}
 
+	c.db.shortenLog(ctx, conn)
 	return nil
 }
 
-// View runs fn on one consistent state of the catalogue. fn must not write.
+// View runs fn on one consistent state of the catalogue, without waiting for updates that run at the same time, except
+// for 0.1 s at most when a log that has become long begins anew. fn must not write, nor begin a transaction: with many
+// of those, all would wait for each other.
 func (c *Catalog) View(ctx context.Context, fn func(*Tx) error) error {
-	conn, err := c.db.Conn(ctx)
+	conn, release, err := c.db.connect(ctx, c.db.reading)
 	if err != nil {
 		return wrap("open catalogue", c.path, err)
 	}
-	defer c.prepareDue(ctx) // when the connection is free again
-	defer conn.Close()
+	defer release()
 	return c.transact(ctx, conn, &sql.TxOptions{ReadOnly: true}, fn)
 }
 

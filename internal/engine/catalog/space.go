@@ -27,6 +27,9 @@ const (
 	// harm when there is no space, as the log then continues.
 	logBytes = 4 << 20
 
+	// pageBytes is the size of SQLite's pages.
+	pageBytes = 4 << 10
+
 	// indexBytes is what the index of the log takes for that. SQLite frees it and allocates it again when it opens the
 	// catalogue and no other process has it open.
 	indexBytes = 32 << 10

@@ -14,19 +14,18 @@ const prepareAt = 3
 type statements struct {
 	mu    sync.Mutex
 	known map[string]*statement
-	due   []string // to be prepared when the connection is free
+	due   []string // queries to be prepared when a connection is free
 }
 
 type statement struct {
 	stmt *sql.Stmt // nil: not prepared
-	runs int       // unprepared
-	busy bool      // its rows are being read: it cannot run a second time until then
+	runs int       // how often it ran without being prepared
 }
 
-// statementFor returns a query as a statement of the transaction, or nil if it is not prepared. With hold, no other
-// query gets the statement until release.
+// statementFor returns a query as a statement of the transaction, or nil if it is not prepared. With hold, the
+// transaction does not get the statement again until release.
 func (t *Tx) statementFor(query string, hold bool) (stmt *sql.Stmt, release func()) {
-	s := &t.c.stmts
+	s := &t.c.db.stmts
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
@@ -40,7 +39,7 @@ func (t *Tx) statementFor(query string, hold bool) (stmt *sql.Stmt, release func
 	}
 
 	if k.stmt != nil {
-		return k.acquire(&s.mu, hold, func() *sql.Stmt { return t.tx.StmtContext(t.ctx, k.stmt) })
+		return t.acquire(k, hold, func() *sql.Stmt { return t.tx.StmtContext(t.ctx, k.stmt) })
 	}
 
 	if k.runs++; k.runs == prepareAt {
@@ -52,24 +51,25 @@ func (t *Tx) statementFor(query string, hold bool) (stmt *sql.Stmt, release func
 	}
 
 	own := t.prepareForTx(query)
-	return own.acquire(&s.mu, hold, func() *sql.Stmt { return own.stmt })
+	return t.acquire(own, hold, func() *sql.Stmt { return own.stmt })
 }
 
-// acquire returns the statement by get, unless its rows are being read. The caller holds mu.
-func (k *statement) acquire(mu *sync.Mutex, hold bool, get func() *sql.Stmt) (stmt *sql.Stmt, release func()) {
-	if k.busy {
+// acquire returns the statement by get, unless the transaction is reading its rows: it cannot run a second time until
+// then.
+func (t *Tx) acquire(k *statement, hold bool, get func() *sql.Stmt) (stmt *sql.Stmt, release func()) {
+	if t.held[k] {
 		return nil, func() {}
 	}
 	if !hold {
 		return get(), func() {}
 	}
 
-	k.busy = true
-	return get(), func() {
-		mu.Lock()
-		k.busy = false
-		mu.Unlock()
+	if t.held == nil {
+		t.held = map[*statement]bool{}
 	}
+
+	t.held[k] = true
+	return get(), func() { delete(t.held, k) }
 }
 
 // prepareForTx prepares a query for this transaction alone: one that runs thousands of
@@ -92,16 +92,17 @@ func (t *Tx) prepareForTx(query string) *statement {
 	return k
 }
 
-// prepareDue prepares the queries that have become due. The connection must be free. A query that cannot be prepared is
+// prepareDue prepares the queries that have become due. A connection must be free. A query that cannot be prepared is
 // still run unprepared.
-func (c *Catalog) prepareDue(ctx context.Context) {
-	s := &c.stmts
+func (d *database) prepareDue(ctx context.Context) {
+	ctx = context.WithoutCancel(ctx) // it is for the next transaction
+	s := &d.stmts
 	s.mu.Lock()
 	due := s.due
 	s.due = nil
 	s.mu.Unlock()
 	for _, query := range due {
-		stmt, err := c.db.PrepareContext(ctx, query)
+		stmt, err := d.PrepareContext(ctx, query)
 		if err != nil {
 			continue
 		}

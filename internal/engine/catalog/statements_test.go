@@ -50,7 +50,7 @@ func TestPreparedQueriesNest(t *testing.T) {
 	for range prepareAt + 3 {
 		var pairs int
 		if err := c.View(t.Context(), func(tx *Tx) error {
-			return tx.Rows(driver.Volume, func(a Row) error {
+			err := tx.Rows(driver.Volume, func(a Row) error {
 				seen := 0
 				err := tx.Rows(driver.Volume, func(b Row) error {
 					seen++
@@ -67,6 +67,10 @@ func TestPreparedQueriesNest(t *testing.T) {
 				}
 				return err
 			})
+			if len(tx.held) > 0 {
+				t.Error("a statement is still held")
+			}
+			return err
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -75,10 +79,7 @@ func TestPreparedQueriesNest(t *testing.T) {
 		}
 	}
 	kept := 0
-	for _, s := range c.stmts.known {
-		if s.busy {
-			t.Error("a statement is still held")
-		}
+	for _, s := range c.db.stmts.known {
 		if s.stmt != nil {
 			kept++
 		}
@@ -123,6 +124,24 @@ func TestPreparedQueriesSurviveErrors(t *testing.T) {
 			return err
 		}); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// TestPreparedInTheEnd: a query is kept prepared even if the transaction in which that became due was cancelled.
+func TestPreparedInTheEnd(t *testing.T) {
+	c := openCatalog(t)
+	for range prepareAt {
+		ctx, cancel := context.WithCancel(t.Context())
+		_ = c.View(ctx, func(tx *Tx) error {
+			_, err := tx.Count()
+			cancel()
+			return err
+		})
+	}
+	for query, s := range c.db.stmts.known {
+		if s.stmt == nil {
+			t.Errorf("not prepared: %s", query)
 		}
 	}
 }
