@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 STATICCHECK=honnef.co/go/tools/cmd/staticcheck@v0.8.2
 DEADCODE=golang.org/x/tools/cmd/deadcode@v0.52.0
 # Functions of the product that only tests of several packages call.
-TESTS_ONLY='ImportFile|MountOn|HintOf|Clear|Runs|DecodeNode|EncodePage|Unpack'
+TESTS_ONLY='ImportFile|MountOn|HintOf|Clear|Runs|DecodeNode|EncodePage|Unpack|With'
 MAX_LINES=800
 MAX_COLUMNS=120
 

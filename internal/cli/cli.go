@@ -206,7 +206,7 @@ func (a *App) openPool(ctx context.Context) (*engine.Engine, error) {
 	}
 
 	// Do urgent maintenance, and report it.
-	r, err := e.Maintain(ctx)
+	r, err := e.Maintain(ctx, time.Now())
 	if err != nil {
 		e.Close()
 		return nil, err

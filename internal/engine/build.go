@@ -409,9 +409,9 @@ type Published struct {
 // copied. Clones get either the old generation or the whole new one. Durable on
 // return. NotFound, Exists (a volume has the golden's name), Conflict (the volume is
 // based on an older generation, and a newer one has been published since), InUse, NoSpace.
-func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, error) {
+func (e *Engine) Publish(ctx context.Context, q PublishRequest) (_ Published, err error) {
 	ctx, end := e.ledger.Begin(ctx, opPublish)
-	defer end()
+	defer end(&err)
 
 	if err := q.Golden.Required(opPublish); err != nil {
 		return Published{}, err

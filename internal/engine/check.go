@@ -21,7 +21,7 @@ var lookProgram = run.Look // tests hide programs
 
 // Fsck checks the pool in dir, and repairs it if q says so: see [check.Run]. NotFound, Permission, Damaged
 // (pool.json), TooNew.
-func Fsck(ctx context.Context, dir string, q check.Request, drivers Drivers) (*check.Report, error) {
+func Fsck(ctx context.Context, dir string, q check.Request, drivers Drivers) (_ *check.Report, err error) {
 	e, err := Open(ctx, dir, drivers)
 	if err != nil {
 		p, perr := pool.Open(ctx, dir)
@@ -33,7 +33,7 @@ func Fsck(ctx context.Context, dir string, q check.Request, drivers Drivers) (*c
 
 	defer e.Close()
 	ctx, end := e.ledger.Begin(ctx, opFsck)
-	defer end()
+	defer end(&err)
 
 	if err := e.needRoot(opFsck, dir); err != nil {
 		return nil, err

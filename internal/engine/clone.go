@@ -97,9 +97,9 @@ func (e *Engine) Fork(ctx context.Context, q CloneRequest) ([]Info, error) {
 	return e.clone(ctx, cloning{CloneRequest: q, op: opFork})
 }
 
-func (e *Engine) clone(ctx context.Context, q cloning) ([]Info, error) {
+func (e *Engine) clone(ctx context.Context, q cloning) (_ []Info, err error) {
 	ctx, end := e.ledger.Begin(ctx, q.op)
-	defer end()
+	defer end(&err)
 
 	names, err := cloneNames(q)
 	if err != nil {

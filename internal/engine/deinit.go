@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/base/warnings"
@@ -102,13 +103,13 @@ func (d *deinit) release() {
 
 // emptyPool destroys everything in a pool. If anything is in use, or does not belong to
 // the pool, it fails before it destroys anything.
-func (d *deinit) emptyPool(ctx context.Context) error {
+func (d *deinit) emptyPool(ctx context.Context) (err error) {
 	dir, force := d.Dir, d.Force
 
 	// Open the pool. If its catalogue is damaged, all that can be done is to destroy what the driver lists.
 	e, err := Open(ctx, dir, d.drivers)
 	if err == nil {
-		if _, err = e.Maintain(ctx); err != nil {
+		if _, err = e.Maintain(ctx, time.Now()); err != nil {
 			e.Close()
 		}
 	}
@@ -123,7 +124,7 @@ func (d *deinit) emptyPool(ctx context.Context) error {
 	defer e.Close()
 
 	ctx, end := e.ledger.Begin(ctx, opDeinit)
-	defer end()
+	defer end(&err)
 
 	said := &warnings.List{}
 	ctx = warnings.Collect(ctx, said)

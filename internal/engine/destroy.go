@@ -53,9 +53,9 @@ type DestroyRequest struct {
 // first: if one is unknown, nothing is destroyed. After that, an object that is in use
 // does not keep the others from being destroyed. Volumes that are mounted but idle are
 // unmounted. NotFound (an unknown name, or nothing has the labels), Invalid.
-func (e *Engine) Destroy(ctx context.Context, q DestroyRequest) (*DestroyReport, error) {
+func (e *Engine) Destroy(ctx context.Context, q DestroyRequest) (_ *DestroyReport, err error) {
 	ctx, end := e.ledger.Begin(ctx, "destroy")
-	defer end()
+	defer end(&err)
 
 	if err := e.needRoot("destroy", ""); err != nil {
 		return nil, err
@@ -93,6 +93,7 @@ type destroyOptions struct {
 	op      string // "": destroy; otherwise no user asked for it, and objects in use are skipped without waiting
 	why     string // reason for the destruction, for gc --explain and events
 	tracker *progress.Tracker
+	now     time.Time // decides which pins have ended; zero: the time of each look
 }
 
 // destroyRows destroys objects in batches, and reports on each of them. It returns early if ctx ends.
@@ -497,7 +498,7 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyItem, o destr
 			}
 
 			for _, r := range it.rows() {
-				if err := checkPin(r, it.refOf(r)); err != nil && !o.force {
+				if err := checkPin(r, it.refOf(r), cmp.Or(o.now, time.Now())); err != nil && !o.force {
 					return nil, err
 				}
 				marks = append(marks, catalog.Mark{ID: r.ID, Op: "destroy"})
@@ -517,9 +518,9 @@ func reasonFor(op string) content.Reason {
 	return content.Reason{Op: op, Gentle: op == opExpire || op == opPrune}
 }
 
-// checkPin refuses to destroy a pinned object.
-func checkPin(r catalog.Row, ref string) error {
-	if !r.Pinned.After(time.Now()) {
+// checkPin refuses to destroy an object that is pinned by now.
+func checkPin(r catalog.Row, ref string, now time.Time) error {
+	if !r.Pinned.After(now) {
 		return nil
 	}
 	return errs.New(errs.InUse, "destroy", ref, "it is pinned%s", pinnedUntil(r.Pinned)).

@@ -112,9 +112,9 @@ type DiffRequest struct {
 // of a volume in use it compares a copy of one moment. Where the filesystem can tell
 // what has changed, the cost depends on the changes only. Diff waits for a golden like
 // Clone. NotFound, Invalid (a raw volume and one with files), InUse, NoSpace.
-func (e *Engine) Diff(ctx context.Context, q DiffRequest) (Difference, error) {
+func (e *Engine) Diff(ctx context.Context, q DiffRequest) (_ Difference, err error) {
 	ctx, end := e.ledger.Begin(ctx, opDiff)
-	defer end()
+	defer end(&err)
 
 	out := Difference{A: q.A.String(), B: q.B.String(), Changes: []DiffChange{}}
 	if err := e.needRoot(opDiff, out.A); err != nil {

@@ -133,16 +133,30 @@ func (d Drivers) names() string {
 	return strings.Join(out, ", ")
 }
 
-// Close releases the pool and closes all descriptors, unless ShortLived is set. All calls must have returned.
+// Shutdown closes the pool while it is used. Calls that work in it may end, others fail (Canceled). When ctx ends,
+// those still at work are cancelled: they undo what they have done, as if their own contexts had ended, and Shutdown
+// returns when they have (Canceled). What they could not undo, the next call of Maintain does, in whatever process.
+//
+// Shutdown waits, but cancels nothing, while somebody only reads, has an image open (OpenImage) or holds a point
+// (HoldPoint), and while a program runs (Run): whoever began that has to end it. A call cannot shut down the pool that
+// it works in, as it would wait for itself.
+func (e *Engine) Shutdown(ctx context.Context) error {
+	err := e.ledger.Stop(ctx)
+	e.Close()
+	return err
+}
+
+// Close releases the pool and closes all descriptors, unless ShortLived is set. All calls must have returned: see
+// Shutdown. Repeated, it does nothing.
 func (e *Engine) Close() {
 	if e.shortLived {
 		e.cat.RemoveIdleLiveFiles()
 		return
 	}
+	_ = e.cat.Close() // commits are in the log or in the database already
 	if c, ok := e.drv.(io.Closer); ok {
 		_ = c.Close() // a directory that was only read
 	}
-	_ = e.cat.Close() // commits are in the log or in the database already
 	if !e.readOnly {
 		catalog.Preallocate(e.pool.Dir) // the last process to close the log removes it
 	}

@@ -62,7 +62,7 @@ func maintained(t *testing.T, dir string) (*engine.Engine, engine.Recovery) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := e.Maintain(t.Context())
+	r, err := e.Maintain(t.Context(), time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

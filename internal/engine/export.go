@@ -79,7 +79,7 @@ type Exported struct {
 // File is made with the rights of this process: see ExportStream for exports to others.
 func (e *Engine) Export(ctx context.Context, q ExportRequest) (out Exported, err error) {
 	ctx, end := e.ledger.Begin(ctx, opExport)
-	defer end()
+	defer end(&err)
 
 	if err := q.findFormat(); err != nil {
 		return out, err
@@ -120,7 +120,7 @@ func (e *Engine) Export(ctx context.Context, q ExportRequest) (out Exported, err
 // is a part of the export.
 func (e *Engine) ExportStream(ctx context.Context, q ExportRequest, w io.Writer) (out Exported, err error) {
 	ctx, end := e.ledger.Begin(ctx, opExport)
-	defer end()
+	defer end(&err)
 
 	q.File = "-"
 	if err := q.findFormat(); err != nil {

@@ -38,9 +38,9 @@ type Flatten struct {
 // to their origins, there is nothing to do. An overlay becomes a volume that holds all its
 // files, as if it had been cloned from its golden without Overlay. Durable on return. NotFound, InUse (it is
 // mounted), NoSpace.
-func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error) {
+func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (_ Flatten, err error) {
 	ctx, end := e.ledger.Begin(ctx, opFlatten)
-	defer end()
+	defer end(&err)
 
 	start, name := time.Now(), q.Volume.String()
 	fl, tied := e.drv.(driver.Flattener)

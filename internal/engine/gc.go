@@ -123,9 +123,9 @@ type GCRequest struct {
 // GC cleans up the pool completely: it does the work of Maintain without
 // a time limit, compares the whole pool with the catalogue, applies the retention of
 // goldens and, on a loop-backed pool, returns free space to the filesystem below.
-func (e *Engine) GC(ctx context.Context, q GCRequest) (*GCReport, error) {
+func (e *Engine) GC(ctx context.Context, q GCRequest) (_ *GCReport, err error) {
 	ctx, end := e.ledger.Begin(ctx, "gc")
-	defer end()
+	defer end(&err)
 
 	if err := e.askForPool(ctx, "gc"); err != nil {
 		return nil, err
@@ -146,7 +146,7 @@ func (e *Engine) GC(ctx context.Context, q GCRequest) (*GCReport, error) {
 	}
 
 	// Finish or undo what was interrupted, and destroy what has expired.
-	recovered, err := e.Maintain(ctx)
+	recovered, err := e.Maintain(ctx, start)
 	if err != nil {
 		return nil, err
 	}

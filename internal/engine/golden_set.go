@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
@@ -37,9 +38,9 @@ func (e *Engine) SetGolden(ctx context.Context, q SetRequest) ([]string, error) 
 	return e.setGolden(ctx, opSet, q)
 }
 
-func (e *Engine) setGolden(ctx context.Context, op string, q SetRequest) ([]string, error) {
+func (e *Engine) setGolden(ctx context.Context, op string, q SetRequest) (_ []string, err error) {
 	ctx, end := e.ledger.Begin(ctx, op)
-	defer end()
+	defer end(&err)
 
 	golden := q.Golden.String()
 	if q.Keep != nil && *q.Keep < 0 {
@@ -120,7 +121,7 @@ func (e *Engine) removeOldGenerations(ctx context.Context, golden string) ([]str
 		mirror := mirrorOf(gens)
 		for i, r := range gens {
 			stays := i >= len(gens)-g.Keep || r.Generation == g.Current || r.Generation == mirror
-			if !stays && checkPin(r, "") == nil {
+			if !stays && checkPin(r, "", time.Now()) == nil {
 				going = append(going, doomed{row: r, ref: ref.Generation(golden, r.Generation)})
 			}
 		}

@@ -137,9 +137,11 @@ func (e *Engine) ImportFile(ctx context.Context, q ImportRequest, f *os.File) (I
 	return e.importFrom(ctx, q, func() (*source, error) { return e.openDescriptor(q, f) })
 }
 
-func (e *Engine) importFrom(ctx context.Context, q ImportRequest, open func() (*source, error)) (Imported, error) {
+func (e *Engine) importFrom(
+	ctx context.Context, q ImportRequest, open func() (*source, error),
+) (_ Imported, err error) {
 	ctx, end := e.ledger.Begin(ctx, opImport)
-	defer end()
+	defer end(&err)
 
 	if err := q.Name.Required(opImport); err != nil {
 		return Imported{}, err

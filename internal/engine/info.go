@@ -468,9 +468,9 @@ func (e *Engine) Goldens(ctx context.Context) ([]GoldenInfo, error) {
 // RemoveGolden removes a golden with all its generations, or one generation
 // that is not the current one. Clones are not affected. NotFound, InUse (it is
 // being built), Invalid (the current generation, while there are others).
-func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, error) {
+func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (_ *DestroyReport, err error) {
 	ctx, end := e.ledger.Begin(ctx, "destroy")
-	defer end()
+	defer end(&err)
 
 	if err := e.needRoot("golden rm", r.String()); err != nil {
 		return nil, err

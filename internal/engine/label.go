@@ -24,9 +24,9 @@ type LabelRequest struct {
 // SetLabels changes the labels of a volume, a snapshot or a golden, all at once: after a crash it has the old ones or
 // the new ones. Volumes may be in use. Clones do not inherit labels. Durable on return. NotFound, Invalid (a key or
 // value, too many labels, a generation), InUse (another pando works on it).
-func (e *Engine) SetLabels(ctx context.Context, q LabelRequest) (Info, error) {
+func (e *Engine) SetLabels(ctx context.Context, q LabelRequest) (_ Info, err error) {
 	ctx, end := e.ledger.Begin(ctx, opLabel)
-	defer end()
+	defer end(&err)
 
 	full := q.Ref.String()
 	if err := e.needRoot(opLabel, full); err != nil {

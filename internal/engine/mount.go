@@ -46,9 +46,9 @@ func (e *Engine) MountOn(ctx context.Context, q MountRequest, dir *os.File) (Inf
 }
 
 // mount is Mount on the directory that only is, unless that is nil.
-func (e *Engine) mount(ctx context.Context, q MountRequest, only *os.File) (Info, error) {
+func (e *Engine) mount(ctx context.Context, q MountRequest, only *os.File) (_ Info, err error) {
 	ctx, end := e.ledger.Begin(ctx, ledger.OpMount)
-	defer end()
+	defer end(&err)
 
 	name, dir, may := q.Volume.String(), q.Dir, q.May
 
@@ -178,9 +178,9 @@ type UmountRequest struct {
 // It does nothing if the volume is not mounted. NotFound, InUse (naming the processes
 // that use it). NoSpace or IO if data written to the volume since it was mounted could not
 // be stored in the pool: the volume stays mounted, unless Discard is set.
-func (e *Engine) Umount(ctx context.Context, q UmountRequest) (Info, error) {
+func (e *Engine) Umount(ctx context.Context, q UmountRequest) (_ Info, err error) {
 	ctx, end := e.ledger.Begin(ctx, ledger.OpUmount)
-	defer end()
+	defer end(&err)
 
 	return e.umount(ctx, q.Volume.String(), q.Discard)
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
@@ -143,7 +144,7 @@ func finishRemoving(t *testing.T, e *engine.Engine) {
 		if err == nil && p.TrashObjects == 0 {
 			return
 		}
-		if r, merr := e.Maintain(t.Context()); err != nil || merr != nil || len(r.Warnings) > 0 {
+		if r, merr := e.Maintain(t.Context(), time.Now()); err != nil || merr != nil || len(r.Warnings) > 0 {
 			t.Errorf("%v, %+v %v", err, r, merr)
 		}
 	}

@@ -25,9 +25,9 @@ type PinRequest struct {
 
 // Pin keeps a volume, snapshot or generation from being destroyed, by anybody and
 // for any reason. A second pin replaces the first. Durable on return. NotFound, Invalid.
-func (e *Engine) Pin(ctx context.Context, q PinRequest) (Info, error) {
+func (e *Engine) Pin(ctx context.Context, q PinRequest) (_ Info, err error) {
 	ctx, end := e.ledger.Begin(ctx, opPin)
-	defer end()
+	defer end(&err)
 
 	if q.For < 0 {
 		return Info{}, errs.New(errs.Invalid, opPin, q.Ref.String(), "the duration must not be negative (got %s)", q.For)
@@ -40,9 +40,9 @@ func (e *Engine) Pin(ctx context.Context, q PinRequest) (Info, error) {
 }
 
 // Unpin undoes Pin. It does nothing if the object is not pinned.
-func (e *Engine) Unpin(ctx context.Context, r ref.Ref) (Info, error) {
+func (e *Engine) Unpin(ctx context.Context, r ref.Ref) (_ Info, err error) {
 	ctx, end := e.ledger.Begin(ctx, opPin)
-	defer end()
+	defer end(&err)
 
 	return e.pinUntil(ctx, r, time.Time{})
 }

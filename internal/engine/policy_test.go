@@ -28,7 +28,8 @@ func asUser(t *testing.T, uid uint32) context.Context {
 // unasked are the methods that ask no policy about an object, and why.
 var unasked = map[string]string{
 	"HasReserve": "for tests", "SpendReserve": "for tests",
-	"Caps": "no call", "Close": "no call", "Dir": "no call", "PoolID": "no call", "SetPolicy": "no call",
+	"Caps": "no call", "Close": "no call", "Shutdown": "no call",
+	"Dir": "no call", "PoolID": "no call", "SetPolicy": "no call",
 	"Maintain": "the pool's own work", "Sync": "changes nothing",
 	"CanReceive": "about the driver", "ReceivesRaw": "about the driver", "SendsStreams": "about the driver",
 	"Links": "records of a remote", "PutLink": "records of a remote", "DropLink": "records of a remote",

@@ -22,8 +22,11 @@ type PoolResizeRequest struct {
 }
 
 // ResizePool enlarges a pool that lies in a file of its own, while it is in use. See [pool.Pool.Resize].
-func (e *Engine) ResizePool(ctx context.Context, q PoolResizeRequest) (PoolResized, error) {
+func (e *Engine) ResizePool(ctx context.Context, q PoolResizeRequest) (_ PoolResized, err error) {
 	const op = "pool resize"
+	ctx, end := e.ledger.Begin(ctx, op)
+	defer end(&err)
+
 	if err := cmp.Or(e.askForPool(ctx, op), e.needRoot(op, e.pool.Dir)); err != nil {
 		return PoolResized{}, err
 	}

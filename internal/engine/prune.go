@@ -56,9 +56,9 @@ const opPrune = "prune"
 // request selects, or as many of them as it takes to free enough space. DryRun lists
 // them. Each one is checked again in the transaction that claims it, and kept if it has
 // been used since. Invalid.
-func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error) {
+func (e *Engine) Prune(ctx context.Context, q PruneRequest) (_ *PruneReport, err error) {
 	ctx, end := e.ledger.Begin(ctx, opPrune)
-	defer end()
+	defer end(&err)
 
 	switch {
 	case q.KeepFreePercent < 0 || q.KeepFreePercent >= 100 || q.KeepFreePercent != q.KeepFreePercent:

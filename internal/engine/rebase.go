@@ -47,9 +47,9 @@ type Rebased struct {
 // all of it happens or nothing. NotFound (even if only the volume's base has been
 // removed), Invalid (not a generation of the volume's golden), Conflict, InUse (it is
 // mounted), Unsupported (a raw volume), NoSpace.
-func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
+func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (_ Rebased, err error) {
 	ctx, end := e.ledger.Begin(ctx, opRebase)
-	defer end()
+	defer end(&err)
 
 	out, name := Rebased{Conflicts: []RebaseConflict{}}, q.Volume.String()
 	if q.Ours && q.Theirs {
@@ -67,7 +67,7 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 
 	// Mark the work. There is none if the volume already has this base.
 	r := &rebase{e: e, q: q, s: &succession{e: e, op: opRebase, next: e.newIdentity(ctx, driver.Volume)}}
-	err := r.s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
+	err = r.s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
 		err := r.findVolume(tx)
 		return r.vol, r.target, err
 	})

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/logs"
 	"pando/internal/base/warnings"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
@@ -29,11 +30,12 @@ const forgetAt = 512
 // Maintain does due maintenance, and cleans up after operations that have died. After a boot it compares the pool with
 // the catalogue. It undoes or finishes interrupted operations, removes destroyed objects for up to a second, destroys
 // expired volumes, and forgets what it has removed. With nothing to do it costs one query. A command calls it before
-// its own work, and a service from time to time; other operations may run at the same time. Things that it cannot
-// clean up are warnings in Recovery: they must not keep users from working with the rest.
-func (e *Engine) Maintain(ctx context.Context) (r Recovery, err error) {
+// its own work, and a service from time to time; other operations may run at the same time. now is the time by the
+// caller's clock: it decides what has expired, and which pins have ended, but for those without an end. Things that it
+// cannot clean up are warnings in Recovery: they must not keep users from working with the rest.
+func (e *Engine) Maintain(ctx context.Context, now time.Time) (r Recovery, err error) {
 	ctx, end := e.ledger.Begin(ctx, "recover")
-	defer end()
+	defer end(&err)
 
 	said := &warnings.List{}
 	ctx = warnings.Collect(mayUseReserve(ctx), said)
@@ -41,7 +43,10 @@ func (e *Engine) Maintain(ctx context.Context) (r Recovery, err error) {
 		ctx = ledger.ReclaimUntil(ctx, time.Now().Add(ledger.ReclaimBound))
 	}
 
-	err = e.maintain(ctx, &r)
+	if !now.Before(driver.Forever) {
+		now = driver.Forever.Add(-1)
+	}
+	err = e.maintain(ctx, now, &r)
 	if errs.Is(err, errs.NoSpace) {
 		// Go on, or no command could free space.
 		warnings.Add(ctx, "could not clean up after interrupted operations: %v", err)
@@ -49,10 +54,14 @@ func (e *Engine) Maintain(ctx context.Context) (r Recovery, err error) {
 	}
 
 	r.Warnings = said.Messages()
+	if r.Undone+r.Reclaimed+r.Expired > 0 || r.Swept != nil {
+		logs.From(ctx).InfoContext(ctx, "cleaned up", "undone", r.Undone, "reclaimed", r.Reclaimed, "expired", r.Expired,
+			"swept", r.Swept != nil)
+	}
 	return r, err
 }
 
-func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
+func (e *Engine) maintain(ctx context.Context, now time.Time, r *Recovery) error {
 	var s catalog.Summary
 	var marks []catalog.Mark
 	var tombstones []catalog.Tombstone
@@ -63,7 +72,7 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 	}
 
 	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		if s, err = tx.Summary(); err != nil {
+		if s, err = tx.Summary(now); err != nil {
 			return err
 		}
 
@@ -103,7 +112,7 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 		r.Reclaimed += e.ledger.Reclaim(ctx, tombstones)
 	}
 	if s.Expired > 0 {
-		r.Expired += e.destroyExpired(ctx)
+		r.Expired += e.destroyExpired(ctx, now)
 	}
 	if s.Reclaimed >= forgetAt {
 		return e.ledger.ForgetReclaimed(ctx)
@@ -115,12 +124,12 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 // expireMost limits how many expired volumes one command destroys.
 const expireMost = 256
 
-// destroyExpired destroys expired volumes, except those that are pinned or in use, and
+// destroyExpired destroys volumes that have expired by now, except those that are pinned or in use, and
 // returns their number.
-func (e *Engine) destroyExpired(ctx context.Context) int {
+func (e *Engine) destroyExpired(ctx context.Context, now time.Time) int {
 	var due []doomed
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		rows, err := tx.Expired(time.Now(), expireMost)
+		rows, err := tx.Expired(now, expireMost)
 		for _, r := range rows {
 			due = append(due, doomed{row: r, ref: r.Name})
 		}
@@ -130,10 +139,9 @@ func (e *Engine) destroyExpired(ctx context.Context) int {
 	}
 
 	isDue := func(_ *catalog.Tx, r catalog.Row, _ bool) (bool, error) {
-		now := time.Now()
 		return !r.ExpiresAt.IsZero() && !r.ExpiresAt.After(now) && !r.Pinned.After(now), nil
 	}
-	report := e.destroyRows(ctx, due, destroyOptions{op: opExpire, why: "it had expired", still: isDue})
+	report := e.destroyRows(ctx, due, destroyOptions{op: opExpire, why: "it had expired", still: isDue, now: now})
 	for _, err := range report.Failed {
 		if !errs.Is(err, errs.InUse) {
 			warnings.Add(ctx, "could not destroy an expired volume: %v", err)
@@ -223,7 +231,9 @@ func (e *Engine) undoMount(ctx context.Context, m catalog.Mark) error {
 
 // Sync makes everything created and destroyed so far durable, and wakes the filesystem's
 // background work that frees space.
-func (e *Engine) Sync(ctx context.Context) error {
+func (e *Engine) Sync(ctx context.Context) (err error) {
+	ctx, end := e.ledger.Begin(ctx, "sync")
+	defer end(&err)
 	if s, ok := e.syncer(); ok {
 		return s.Sync(ctx)
 	}

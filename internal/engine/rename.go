@@ -40,9 +40,9 @@ type Renamed struct {
 // golden and not to its name, and stay as they are. If the golden is being built or refreshed, Rename waits until that
 // ends. Durable on return. It returns NotFound, Exists, Invalid (a generation; the same name), or InUse (another pando
 // works on it, or on something that descends from the golden).
-func (e *Engine) Rename(ctx context.Context, q RenameRequest) (Renamed, error) {
+func (e *Engine) Rename(ctx context.Context, q RenameRequest) (_ Renamed, err error) {
 	ctx, end := e.ledger.Begin(ctx, opRename)
-	defer end()
+	defer end(&err)
 
 	full := q.Ref.String()
 	if err := cmp.Or(q.Name.Required(opRename), e.needRoot(opRename, full)); err != nil {
@@ -71,7 +71,6 @@ func (e *Engine) Rename(ctx context.Context, q RenameRequest) (Renamed, error) {
 			WithHint("choose another name")
 	}
 
-	var err error
 	if row.Kind == driver.Generation {
 		err = e.renameGolden(ctx, q)
 	} else {

@@ -33,9 +33,9 @@ type Resized struct {
 // volume has already, it grows the filesystem if that is smaller. Snapshots keep their size. Durable on return. Invalid
 // (smaller than the volume is, or too large for the pool or the filesystem), NotFound, Unsupported (a tree or an
 // overlay, or a driver that cannot), NoSpace, InUse, Conflict (mounted or unmounted in the meantime), Damaged.
-func (e *Engine) Resize(ctx context.Context, q ResizeRequest) (Resized, error) {
+func (e *Engine) Resize(ctx context.Context, q ResizeRequest) (_ Resized, err error) {
 	ctx, end := e.ledger.Begin(ctx, opResize)
-	defer end()
+	defer end(&err)
 
 	name := q.Volume.String()
 	if err := e.needRoot(opResize, name); err != nil {

@@ -79,9 +79,9 @@ func (e *Engine) RunFunc(
 // inClone makes a clone, does something in it, and destroys it. What is done has an exit status.
 func (e *Engine) inClone(
 	ctx context.Context, q RunRequest, do func(context.Context, Info) (int, error),
-) (RunResult, error) {
+) (_ RunResult, err error) {
 	ctx, end := e.ledger.Begin(ctx, opRun)
-	defer end()
+	defer end(&err)
 
 	if q.Name.IsZero() {
 		q.Name = ref.MustName("run-" + string(driver.NewID()[:10]))

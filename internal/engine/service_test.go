@@ -205,7 +205,7 @@ var serviceCalls = []struct {
 		return err
 	}},
 	{"maintain", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		m, err := e.Maintain(ctx)
+		m, err := e.Maintain(ctx, time.Now())
 		if err == nil && len(m.Warnings) > 0 && ctx.Err() == nil {
 			err = errs.New(errs.Internal, "maintain", "", "%q", m.Warnings)
 		}

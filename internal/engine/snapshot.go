@@ -43,9 +43,9 @@ type SnapshotRequest struct {
 // Durable on return, unless the volume is ephemeral. NotFound, Exists, Invalid, NoSpace,
 // InUse (another program has frozen the filesystem, and waiting did not help), Conflict (the
 // driver copies, and the volume changed during the copy).
-func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) {
+func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (_ Info, err error) {
 	ctx, end := e.ledger.Begin(ctx, opSnapshot)
-	defer end()
+	defer end(&err)
 
 	now := time.Now().UTC()
 	if q.Name.IsZero() {
@@ -65,7 +65,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 	var l content.Live
 	id := e.newIdentity(ctx, driver.Snapshot)
 	id.Labels = q.Labels
-	err := e.ledger.Claim(ctx, opSnapshot, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+	err = e.ledger.Claim(ctx, opSnapshot, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		vol, err := tx.ResolveVolume(opSnapshot, q.Volume.String())
 		if err != nil {
 			return nil, err
@@ -155,9 +155,9 @@ type Rewound struct {
 // Rewind restores a volume to one of its snapshots. The previous state stays as a
 // snapshot, and so do all other snapshots. Either all of it happens or nothing. NotFound,
 // InUse (it is mounted and Detach is not set, or it is mounted and in use), NoSpace.
-func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
+func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (_ Rewound, err error) {
 	ctx, end := e.ledger.Begin(ctx, opRewind)
-	defer end()
+	defer end(&err)
 
 	name, full := q.Volume.String(), q.Volume.At(q.Snapshot).String()
 	if err := e.needRoot(opRewind, full); err != nil {

@@ -301,11 +301,14 @@ type ReadRequest struct {
 // volume), Unsupported (a tree: see SendStream), InUse.
 func (e *Engine) OpenImage(ctx context.Context, q ReadRequest) (*Image, error) {
 	ctx, end := e.ledger.Begin(ctx, opPush)
-	m := &Image{closers: []func() error{func() error { end(); return nil }}}
+	m := &Image{}
 	if err := e.openImage(ctx, q, m); err != nil {
 		_ = m.Close()
+		end(&err)
 		return nil, err
 	}
+
+	m.closers = slices.Insert(m.closers, 0, func() error { end(nil); return nil }) // what is first is closed last
 	return m, nil
 }
 
@@ -398,9 +401,9 @@ func wrapRangeErrors(ctx context.Context, what string, seq iter.Seq2[extent.Rang
 // the pool's driver: all of it, or the differences from its base. Neither can be destroyed
 // before SendStream returns. NotFound, Invalid (a volume), Unsupported (an image, or a
 // driver that cannot send trees), InUse, and the errors of w.
-func (e *Engine) SendStream(ctx context.Context, q ReadRequest, w io.Writer) error {
+func (e *Engine) SendStream(ctx context.Context, q ReadRequest, w io.Writer) (err error) {
 	ctx, end := e.ledger.Begin(ctx, opPush)
-	defer end()
+	defer end(&err)
 
 	id, base := q.Point, q.Base
 	if err := e.needRoot(opPush, string(id)); err != nil {
@@ -430,7 +433,7 @@ func (e *Engine) SendStream(ctx context.Context, q ReadRequest, w io.Writer) err
 
 // PlanStream returns what is known in advance about the stream that SendStream would write for the same request. It is
 // the zero value if the driver knows nothing. NotFound, Invalid.
-func (e *Engine) PlanStream(ctx context.Context, q ReadRequest) (driver.StreamPlan, error) {
+func (e *Engine) PlanStream(ctx context.Context, q ReadRequest) (_ driver.StreamPlan, err error) {
 	p, ok := e.drv.(driver.Planner)
 	if !ok {
 		return driver.StreamPlan{}, nil
@@ -444,7 +447,7 @@ func (e *Engine) PlanStream(ctx context.Context, q ReadRequest) (driver.StreamPl
 		}
 	}
 	ctx, end := e.ledger.Begin(ctx, opPush)
-	defer end()
+	defer end(&err)
 	return p.Plan(ctx, q.Point, q.Base)
 }
 
@@ -473,14 +476,14 @@ func (e *Engine) keyOf(ctx context.Context, id driver.ObjectID) (driver.Key, err
 
 // SamePoint reports whether a point is certainly the same as its base, so that there is nothing to send. It costs
 // almost nothing: it returns false if the driver cannot tell cheaply. NotFound.
-func (e *Engine) SamePoint(ctx context.Context, q ReadRequest) (bool, error) {
+func (e *Engine) SamePoint(ctx context.Context, q ReadRequest) (_ bool, err error) {
 	c, ok := e.drv.(driver.Comparer)
 	if !ok || q.Base == "" || q.Base == q.Point {
 		return false, nil
 	}
 
 	ctx, end := e.ledger.Begin(ctx, opPush)
-	defer end()
+	defer end(&err)
 	h, err := e.ledger.Hold(ctx, opPush, q.Point, q.Base)
 	if err != nil {
 		return false, err

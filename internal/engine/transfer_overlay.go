@@ -77,12 +77,12 @@ func (e *Engine) HoldPoint(ctx context.Context, id driver.ObjectID) (release fun
 	ctx, end := e.ledger.Begin(ctx, opPush)
 	h, err := e.ledger.Hold(ctx, opPush, id)
 	if err != nil {
-		end()
+		end(&err)
 		return nil, err
 	}
 
 	return func() {
 		h.Release(ctx)
-		end()
+		end(nil)
 	}, nil
 }

@@ -82,9 +82,9 @@ type Target interface {
 // (Base, or the volume with Update), Invalid (Base is larger, or the request contradicts
 // itself), InUse (with Update: the volume is mounted), NoSpace, Unsupported (FS, Stream, Lower),
 // and the errors of c.
-func (e *Engine) Receive(ctx context.Context, q ReceiveRequest, c Content) (Info, error) {
+func (e *Engine) Receive(ctx context.Context, q ReceiveRequest, c Content) (_ Info, err error) {
 	ctx, end := e.ledger.Begin(ctx, opPull)
-	defer end()
+	defer end(&err)
 
 	r := &receive{e: e, q: q, content: c}
 	if err := r.checkRequest(); err != nil {

@@ -43,9 +43,9 @@ func (w untilSame) Write(b []byte) (int, error) {
 // read (see internal/tree/treestream): all of it, or the differences from its base. Neither can be destroyed before
 // SendTree returns. NotFound, Invalid (a volume), Unsupported (an image, or a difference that the format cannot
 // express: send the whole tree instead), InUse, ErrUnchanged, and the errors of w.
-func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) error {
+func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) (err error) {
 	ctx, end := e.ledger.Begin(ctx, opPush)
-	defer end()
+	defer end(&err)
 
 	if err := e.needRoot(opPush, string(q.Point)); err != nil {
 		return err

@@ -56,7 +56,7 @@ var districts = map[string]struct {
 
 // groups are names for several packages.
 var groups = map[string][]string{
-	"{base}": in("base", "errs", "ref", "principal", "progress", "units", "waiting", "warnings"),
+	"{base}": in("base", "errs", "logs", "ref", "principal", "progress", "units", "waiting", "warnings"),
 	"{linux}": in("linux", "kernel", "loopdev", "mount", "extent", "run", "zfs", "fsprobe", "treewalk", "freeze",
 		"durable",
 		"btrfsstream", "qcow2"),
@@ -180,7 +180,7 @@ var table = map[string]layer{
 
 	// Where remotes keep their objects: the contract, and one package for each kind
 	// of place. They know nothing of repositories.
-	"internal/remote/objstore": {imports: []string{"internal/base/errs"},
+	"internal/remote/objstore": {imports: []string{"internal/base/errs", "internal/base/logs"},
 		tests: []string{"internal/remote/objstore/file"}},
 	"internal/remote/objstore/file": {imports: []string{"internal/remote/objstore", "internal/base/errs"},
 		tests: []string{"internal/linux/loopdev", "internal/linux/mount", "internal/linux/run"}},
@@ -252,8 +252,9 @@ var table = map[string]layer{
 	"internal/linux/fsprobe": {},
 	"internal/linux/kernel":  {tests: []string{"internal/base/errs", "internal/linux/loopdev", "internal/linux/mount"}},
 	"internal/base/errs":     {},
-	"internal/base/waiting":  {imports: []string{"internal/base/errs"}},
-	"internal/base/warnings": {imports: []string{"internal/base/errs"}},
+	"internal/base/waiting":  {imports: []string{"internal/base/errs", "internal/base/logs"}},
+	"internal/base/warnings": {imports: []string{"internal/base/errs", "internal/base/logs"}},
+	"internal/base/logs":     {},
 	"internal/base/progress": {},
 
 	"internal/base/principal": {},

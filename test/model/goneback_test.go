@@ -3,6 +3,7 @@ package model
 import (
 	"os"
 	"path/filepath"
+	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
@@ -37,7 +38,7 @@ func (m *model) goBack() {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	r, err := e.Maintain(m.t.Context())
+	r, err := e.Maintain(m.t.Context(), time.Now())
 	m.must(err)
 	if len(r.Warnings) == 0 {
 		// Nothing was waited for since. What was mounted is not known any more: go on where it was.

@@ -200,7 +200,7 @@ func (m *model) open() {
 	if err != nil {
 		m.fatal(err)
 	}
-	r, err := e.Maintain(m.t.Context())
+	r, err := e.Maintain(m.t.Context(), time.Now())
 	if err != nil {
 		m.fatal(err)
 	}

@@ -2,7 +2,8 @@
 //
 // Every error that reaches a user says what kind it is (which fixes the exit
 // code), which operation failed, on what, why, and what to do next. Code below
-// the command line returns errors; it never logs or prints them.
+// front ends returns errors, and prints nothing. What it logs goes where a front
+// end says (see package logs).
 package errs
 
 import (

@@ -6,9 +6,11 @@ package waiting
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/logs"
 )
 
 const (
@@ -33,8 +35,9 @@ func WithNotes(ctx context.Context, note func(text string)) context.Context {
 	return context.WithValue(ctx, notesKey{}, note)
 }
 
-// Note reports text through the note function of ctx, if it has one.
+// Note reports text through the note function of ctx, if it has one, and logs it.
 func Note(ctx context.Context, text string) {
+	logs.From(ctx).InfoContext(ctx, errs.MaskURLs(text))
 	if note, ok := ctx.Value(notesKey{}).(func(string)); ok {
 		note(text)
 	}
@@ -87,7 +90,7 @@ func (w Wait) Until(ctx context.Context, try func() (done bool, err error)) erro
 // Watch reports through ctx, until stop is called, that something takes longer than a moment. It is for callers that
 // wait by other means.
 func (w Wait) Watch(ctx context.Context) (stop func()) {
-	if ctx.Value(notesKey{}) == nil {
+	if ctx.Value(notesKey{}) == nil && !logs.From(ctx).Enabled(ctx, slog.LevelInfo) {
 		return func() {}
 	}
 	t := time.AfterFunc(quietTime, func() { Note(ctx, "waiting for "+w.describeHeld(w.holders())) })

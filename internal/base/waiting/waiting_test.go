@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/logs"
 
 	"golang.org/x/sys/unix"
 )
@@ -111,7 +113,9 @@ func TestUntil(t *testing.T) {
 	quietTime = time.Millisecond
 
 	var notes []string
+	var log strings.Builder
 	ctx := WithNotes(t.Context(), func(text string) { notes = append(notes, text) })
+	ctx = logs.With(ctx, slog.New(slog.NewTextHandler(&log, nil)))
 	w := Wait{Op: "mount", Ref: "job", What: "the lock", Limit: 300 * time.Millisecond, Holders: func() []Process {
 		return LockHolders(path, 0)
 	}}
@@ -124,6 +128,9 @@ func TestUntil(t *testing.T) {
 	if len(notes) == 0 || !strings.Contains(notes[0], "waiting for the lock, held by exe (pid "+pid) ||
 		!strings.Contains(notes[0], "stopped") {
 		t.Errorf("notes %q", notes)
+	}
+	if strings.Count(log.String(), "level=INFO msg=\"waiting for the lock, held by exe") != len(notes) {
+		t.Errorf("notes %q, logged %s", notes, log.String())
 	}
 
 	// What fails, ends or is done ends the wait.

@@ -4,10 +4,12 @@ package warnings
 
 import (
 	"context"
+	"log/slog"
 	"slices"
 	"sync"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/logs"
 )
 
 // List collects the warnings of one or more calls. The zero value is empty. It may be used concurrently.
@@ -26,7 +28,8 @@ type line struct {
 
 type key struct{}
 
-// Collect returns a context whose warnings go to l only. Warnings of a context without a list are dropped.
+// Collect returns a context whose warnings go to l only, and are logged. Those of a context without a list are only
+// logged.
 func Collect(ctx context.Context, l *List) context.Context {
 	return context.WithValue(ctx, key{}, l)
 }
@@ -60,18 +63,22 @@ func AddEach(ctx context.Context, format string, args ...any) {
 }
 
 func addToContext(ctx context.Context, kind string, text errs.Message) {
-	if l, ok := ctx.Value(key{}).(*List); ok {
-		l.addMessage(kind, text)
+	if l, ok := ctx.Value(key{}).(*List); ok && !l.addMessage(kind, text) {
+		return
+	}
+	if log := logs.From(ctx); log.Enabled(ctx, slog.LevelWarn) {
+		log.WarnContext(ctx, text.String())
 	}
 }
 
-func (l *List) addMessage(kind string, text errs.Message) {
+// addMessage adds a warning, and reports whether it has a new text.
+func (l *List) addMessage(kind string, text errs.Message) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 
 	// Drop repeated texts: callers that wait for something retry many times.
 	if l.seen[text] {
-		return
+		return false
 	}
 	if l.seen == nil {
 		l.seen = map[errs.Message]bool{}
@@ -82,10 +89,11 @@ func (l *List) addMessage(kind string, text errs.Message) {
 	at := slices.IndexFunc(l.lines, func(x line) bool { return kind != "" && x.kind == kind })
 	if at < 0 {
 		l.lines = append(l.lines, line{kind: kind, text: text})
-		return
+		return true
 	}
 
 	l.lines[at].more++
+	return true
 }
 
 // Messages returns the warnings, the oldest first, each text once. Several warnings of the same kind become one: the

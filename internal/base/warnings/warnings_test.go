@@ -1,9 +1,12 @@
 package warnings_test
 
 import (
+	"bytes"
+	"log/slog"
 	"strings"
 	"testing"
 
+	"pando/internal/base/logs"
 	"pando/internal/base/warnings"
 )
 
@@ -40,5 +43,21 @@ func TestBelongToTheInnermostList(t *testing.T) {
 	warnings.Add(warnings.Collect(ctx, &inner), "of the inner call")
 	if len(outer.Messages()) != 0 || len(inner.Messages()) != 1 {
 		t.Errorf("outer %q, inner %q", outer.Messages(), inner.Messages())
+	}
+}
+
+// TestAreLogged: what is collected, or not, is in the log, without secrets.
+func TestAreLogged(t *testing.T) {
+	var out bytes.Buffer
+	ctx := logs.With(t.Context(), slog.New(slog.NewTextHandler(&out, nil)))
+	warnings.Add(ctx, "cannot reach %s", "https://user:secret@host/")
+	said := warnings.Collect(ctx, &warnings.List{})
+	for range 3 { // one that is tried again
+		warnings.AddEach(said, "one that is collected")
+	}
+	got := out.String()
+	if strings.Count(got, "level=WARN") != 2 || !strings.Contains(got, "https://***@host/") ||
+		!strings.Contains(got, "collected") || strings.Contains(got, "secret") {
+		t.Error(got)
 	}
 }

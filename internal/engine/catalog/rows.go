@@ -711,8 +711,8 @@ type Summary struct {
 	Expired     int // volumes that have expired
 }
 
-// Summary reads it in one query.
-func (t *Tx) Summary() (Summary, error) {
+// Summary reads it in one query. now decides what has expired.
+func (t *Tx) Summary(now time.Time) (Summary, error) {
 	var s Summary
 	var total int
 	var at string
@@ -720,7 +720,7 @@ func (t *Tx) Summary() (Summary, error) {
 		coalesce((SELECT value FROM meta WHERE key = 'boot_at'), ''),
 		(SELECT count(*) FROM marks), (SELECT count(*) FROM tombstones WHERE reclaimed = 0),
 		(SELECT count(*) FROM tombstones),
-		(SELECT count(*) FROM objects WHERE expires_at > 0 AND expires_at <= ?1 AND pinned <= ?1)`, toNano(time.Now())).
+		(SELECT count(*) FROM objects WHERE expires_at > 0 AND expires_at <= ?1 AND pinned <= ?1)`, toNano(now)).
 		Scan(&s.Swept.BootID, &at, &s.Marks, &s.Unreclaimed, &total, &s.Expired)
 	s.Reclaimed, s.Swept.At = total-s.Unreclaimed, parseNano(at)
 	return s, wrap("read catalogue", t.c.path, err)

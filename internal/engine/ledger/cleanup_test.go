@@ -69,7 +69,7 @@ func (b *books) Remove(ctx context.Context, id driver.ObjectID, _, _ string) err
 func (b *books) abandon(n int) []driver.Identity {
 	b.t.Helper()
 	ctx, end := b.Begin(b.t.Context(), "test")
-	defer end()
+	defer end(nil)
 
 	ids := make([]driver.Identity, n)
 	marks := make([]catalog.Mark, n)

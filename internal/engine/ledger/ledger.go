@@ -54,22 +54,10 @@ type Ledger struct {
 	cat  *catalog.Catalog
 	drv  driver.Driver
 	work Work
+	open *gate
 }
 
 // New returns the ledger of a pool.
 func New(cat *catalog.Catalog, drv driver.Driver, work Work) *Ledger {
-	return &Ledger{cat: cat, drv: drv, work: work}
-}
-
-type begunKey struct{}
-
-// Begin starts an operation named op, and must be the first thing that a call does which writes marks or events. The
-// marks belong to the operation and end with it: the next call or command cleans up those that are left because their
-// work could not be undone. A call within another call is part of the outer one's operation.
-func (l *Ledger) Begin(ctx context.Context, op string) (_ context.Context, end func()) {
-	if ctx.Value(begunKey{}) == l.cat {
-		return ctx, func() {}
-	}
-	o := l.cat.Begin(op)
-	return context.WithValue(o.In(ctx), begunKey{}, l.cat), o.End
+	return &Ledger{cat: cat, drv: drv, work: work, open: newGate()}
 }

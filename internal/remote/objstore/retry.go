@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/logs"
 
 	"github.com/cenkalti/backoff/v5"
 )
@@ -146,11 +147,13 @@ func (a *attempts) NextBackOff() time.Duration {
 	return pause
 }
 
-// notifyPause reports a pause before the next attempt: it is a backoff.Notify.
-func (a *attempts) notifyPause(err error, pause time.Duration) {
+// notifyPause reports a pause before the next attempt.
+func (a *attempts) notifyPause(ctx context.Context, err error, pause time.Duration) {
 	a.notified = true
+	w := Waiting{Err: err, Answer: AnswerOf(err), Attempt: a.n, Of: a.r.o.Attempts, Pause: pause}
+	logs.From(ctx).WarnContext(ctx, errs.MaskURLs(w.String()), "store", errs.MaskURLs(a.r.String()))
 	if a.r.o.OnRetry != nil {
-		a.r.o.OnRetry(Waiting{Err: err, Answer: AnswerOf(err), Attempt: a.n, Of: a.r.o.Attempts, Pause: pause})
+		a.r.o.OnRetry(w)
 	}
 }
 
@@ -165,7 +168,8 @@ func (a *attempts) retry(ctx context.Context, try func() error) error {
 			return struct{}{}, backoff.Permanent(a.err)
 		}
 		return struct{}{}, a.err
-	}, backoff.WithBackOff(a), backoff.WithMaxElapsedTime(0), backoff.WithNotify(a.notifyPause))
+	}, backoff.WithBackOff(a), backoff.WithMaxElapsedTime(0),
+		backoff.WithNotify(func(err error, pause time.Duration) { a.notifyPause(ctx, err, pause) }))
 
 	var final *backoff.PermanentError
 	switch {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/logs"
 	"pando/internal/remote/objstore"
 	"pando/internal/remote/objstore/file"
 	"pando/internal/testing/storetest"
@@ -385,12 +387,15 @@ func TestRetryTells(t *testing.T) {
 		var said []string
 		over := 0
 		f := storetest.Faulty(s)
+		var log strings.Builder
+		ctx := logs.With(t.Context(), slog.New(slog.NewTextHandler(&log, nil)))
 		r := objstore.Retry(f, objstore.RetryOptions{
 			OnRetry:  func(w objstore.Waiting) { said = append(said, w.String()) },
 			OnAnswer: func() { over++ },
 		})
-		for op, do := range operations(t.Context(), r) {
+		for op, do := range operations(ctx, r) {
 			said, over = nil, 0
+			log.Reset()
 			if err := do(); err != nil || over != 0 || said != nil {
 				t.Fatalf("%s: %v, said %q, over %d times", op, err, said, over)
 			}
@@ -399,6 +404,9 @@ func TestRetryTells(t *testing.T) {
 			if err := do(); err != nil || over != 1 || len(said) != 3 ||
 				said[0] != "server answers 503, attempt 1 of 10, next in 1 s" {
 				t.Errorf("%s: %v, said %q, over %d times", op, err, said, over)
+			}
+			if strings.Count(log.String(), `level=WARN msg="server answers 503, attempt`) != 3 {
+				t.Errorf("%s logged %s", op, log.String())
 			}
 			f.Heal()
 			f.Add(storetest.Fault{Times: -1, Err: busy})
