@@ -19,11 +19,10 @@ func BenchmarkBesideClones(b *testing.B) {
 	const cloners = 4
 	e := benchPool(b)
 	cloneMany(b, e, benchVolumes(b))
-	ctx, stop := context.WithCancel(b.Context())
-	defer stop()
 	var clones atomic.Int64
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	ctx, stop := context.WithCancel(b.Context())
 	defer stop()
 	for who := range cloners {
 		wg.Go(func() {

@@ -93,7 +93,7 @@ type destroyOptions struct {
 	op      string // "": destroy; otherwise no user asked for it, and objects in use are skipped without waiting
 	why     string // reason for the destruction, for gc --explain and events
 	tracker *progress.Tracker
-	now     time.Time // decides which pins have ended; zero: the time of each look
+	now     time.Time // time by which pins have ended or not; zero: the time of each look
 }
 
 // destroyRows destroys objects in batches, and reports on each of them. It returns early if ctx ends.

@@ -133,9 +133,9 @@ func (d Drivers) names() string {
 	return strings.Join(out, ", ")
 }
 
-// Shutdown closes the pool while it is used. Calls that work in it may end, others fail (Canceled). When ctx ends,
+// Shutdown closes the pool while it is used. Calls that work in it may end, all others return Canceled. When ctx ends,
 // those still at work are cancelled: they undo what they have done, as if their own contexts had ended, and Shutdown
-// returns when they have (Canceled). What they could not undo, the next call of Maintain does, in whatever process.
+// returns Canceled when they have. What they could not undo, the next call of Maintain does, in whatever process.
 //
 // Shutdown waits, but cancels nothing, while somebody only reads, has an image open (OpenImage) or holds a point
 // (HoldPoint), and while a program runs (Run): whoever began that has to end it. A call cannot shut down the pool that

@@ -112,7 +112,7 @@ func TestShutdown(t *testing.T) {
 			_, err = again.Unpin(t.Context(), ref.Ref{Name: "g"})
 			must(t, err)
 			healthy(t, again)
-			must(t, again.Shutdown(t.Context())) // with nobody at work
+			must(t, again.Shutdown(t.Context())) // nobody is at work
 		}
 	})
 }

@@ -308,7 +308,7 @@ func (e *Engine) OpenImage(ctx context.Context, q ReadRequest) (*Image, error) {
 		return nil, err
 	}
 
-	m.closers = slices.Insert(m.closers, 0, func() error { end(nil); return nil }) // what is first is closed last
+	m.closers = slices.Insert(m.closers, 0, func() error { end(nil); return nil }) // the first is called last
 	return m, nil
 }
 

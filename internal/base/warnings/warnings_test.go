@@ -52,7 +52,7 @@ func TestAreLogged(t *testing.T) {
 	ctx := logs.With(t.Context(), slog.New(slog.NewTextHandler(&out, nil)))
 	warnings.Add(ctx, "cannot reach %s", "https://user:secret@host/")
 	said := warnings.Collect(ctx, &warnings.List{})
-	for range 3 { // one that is tried again
+	for range 3 { // callers that try something again and again say the same each time
 		warnings.AddEach(said, "one that is collected")
 	}
 	got := out.String()

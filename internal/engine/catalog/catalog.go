@@ -361,11 +361,11 @@ func openWritable(ctx context.Context, dir, poolID, more string, readers int) (*
 
 // Close closes the catalogue. The last process to close it writes the log back into the database, and waits for the
 // disk. A process that is about to end can skip that: the log stays for the next one, and the kernel closes the files.
-// Close waits for transactions that have begun; the others fail (Canceled).
+// Close waits for transactions that have begun; all others return Canceled.
 func (c *Catalog) Close() error {
 	c.RemoveIdleLiveFiles()
 	err := c.db.Close()
-	c.seen.closeFile() // transactions that have ended until now wrote it
+	c.seen.closeFile() // not before transactions have ended, which write into it
 	return wrap("close catalogue", c.path, err)
 }
 
@@ -385,7 +385,7 @@ type Tx struct {
 	silent bool // whether it writes no events
 
 	own  map[string]*statement // queries prepared for this transaction alone
-	held map[*statement]bool   // statements whose rows it is reading
+	held map[*statement]bool   // statements whose rows are being read
 }
 
 // Update runs fn in a transaction and commits it. If fn fails, nothing has happened and its error is returned. fn may

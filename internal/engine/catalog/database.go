@@ -30,15 +30,15 @@ type database struct {
 	*sql.DB
 	writing *semaphore.Weighted // turns of those that write, of which there is one
 	reading *semaphore.Weighted // turns of those that read
-	readers int64               // turns in reading; 0: those that read take the turn of those that write
-	writes  int                 // transactions that have written
-	longLog int64               // pages with which the log is too long, if more than keptLog
+	readers int64               // number of turns in reading; 0: those that read take the turn of those that write
+	writes  int                 // number of transactions that have written
+	longLog int64               // number of pages with which the log is too long, if that is more than keptLog
 
 	stmts statements
 
 	closing sync.Once
 	closed  atomic.Bool
-	in      inode // directory that it lies in
+	in      inode // directory that the database lies in
 }
 
 // sharedReaders is how many transactions read at once, in a database that others use as well: as many as there are
@@ -103,8 +103,8 @@ func (d *database) Close() (err error) {
 
 var errDatabaseClosed = errs.New(errs.Canceled, "", "", "it was closed")
 
-// connect waits for a turn and takes a connection. Call release when its transaction has ended. Canceled if the
-// database was closed.
+// connect waits for a turn and takes a connection. Call release when its transaction has ended. It returns Canceled if
+// the database was closed.
 func (d *database) connect(ctx context.Context, turns *semaphore.Weighted) (_ *sql.Conn, release func(), err error) {
 	if d.closed.Load() {
 		return nil, nil, errDatabaseClosed
@@ -112,7 +112,7 @@ func (d *database) connect(ctx context.Context, turns *semaphore.Weighted) (_ *s
 	if err := turns.Acquire(ctx, 1); err != nil {
 		return nil, nil, context.Cause(ctx)
 	}
-	if d.closed.Load() { // while it waited
+	if d.closed.Load() { // the database was closed while this transaction waited
 		turns.Release(1)
 		return nil, nil, errDatabaseClosed
 	}
@@ -125,7 +125,7 @@ func (d *database) connect(ctx context.Context, turns *semaphore.Weighted) (_ *s
 
 	return conn, func() {
 		conn.Close()
-		d.prepareDue(ctx) // now that a connection is free
+		d.prepareDue(ctx) // the connection is free now
 		turns.Release(1)
 	}, nil
 }
@@ -185,10 +185,10 @@ type oneFile struct {
 	driver.Connector
 	path string
 	mu   sync.Mutex
-	file inode // zero before the first connection
+	file inode // file that the first connection has opened; zero before that
 }
 
-// Connect implements driver.Connector. Conflict.
+// Connect implements driver.Connector. It returns Conflict if another file has taken the place of the first one.
 func (o *oneFile) Connect(ctx context.Context) (driver.Conn, error) {
 	before, err := inodeOf(o.path)
 	if err != nil {

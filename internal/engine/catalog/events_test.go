@@ -94,7 +94,7 @@ func TestChangesHaveEvents(t *testing.T) {
 			now := row("v", driver.Volume, "found").Identity
 			return tx.SetIdentity(now)
 		}, "destroy snapshot v2@before (), create volume found (v2@before)"},
-		{"SetSwept", func() error { return tx.SetSwept() }, ""}, // in the boot in which it was, or never
+		{"SetSwept", func() error { return tx.SetSwept() }, ""}, // the host has not started again since
 		{"SetSwept", func() error {
 			return errors.Join(tx.SetMeta(metaBoot, "another"), tx.SetMeta(metaBootAt, "1"), tx.SetSwept())
 		}, "boot   ()"},

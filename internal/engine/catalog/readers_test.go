@@ -35,10 +35,10 @@ func putVolume(tx *Tx, name string) error {
 // state.
 func TestReadsBesideWrites(t *testing.T) {
 	c := openCatalog(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // for one that waits
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // a transaction that waits fails then
 	defer cancel()
 
-	for range prepareAt + 2 { // with queries that are prepared, and others
+	for range prepareAt + 2 { // queries are prepared in the last rounds, and not in the first
 		if err := c.Update(ctx, Durable, func(tx *Tx) error {
 			if err := putVolume(tx, "v"); err != nil {
 				return err
@@ -126,7 +126,7 @@ func TestLogBesideReaders(t *testing.T) {
 			// One reads for so long that the log cannot become short, but not for ever.
 			begun, held := make(chan bool, 1), make(chan bool)
 			release := sync.OnceFunc(func() { close(held) })
-			if name != "the same" { // they would all wait for it
+			if name != "the same" { // each of the others would wait for that reader
 				release()
 			}
 			wg.Go(func() {
@@ -208,7 +208,8 @@ func TestReplacedFile(t *testing.T) {
 		}
 		return nil
 	}
-	if err := c.View(t.Context(), func(tx *Tx) error { // one that needs another connection
+	if err := c.View(t.Context(), func(tx *Tx) error {
+		// A transaction beside this one needs another connection.
 		if err := c.View(t.Context(), seen); !errs.Is(err, errs.Conflict) {
 			t.Errorf("another connection: %v", err)
 		}
@@ -242,7 +243,7 @@ func TestCloseWaits(t *testing.T) {
 			}()
 			<-started
 			unused := func(*Tx) error { t.Error("a transaction began"); return nil }
-			if name == "update" { // one that waits for its turn, or comes too late
+			if name == "update" { // a second writer waits for its turn, or comes too late
 				go func() { waiting <- transaction(c, unused) }()
 			} else {
 				waiting <- errDatabaseClosed

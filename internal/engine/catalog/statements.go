@@ -95,7 +95,7 @@ func (t *Tx) prepareForTx(query string) *statement {
 // prepareDue prepares the queries that have become due. A connection must be free. A query that cannot be prepared is
 // still run unprepared.
 func (d *database) prepareDue(ctx context.Context) {
-	ctx = context.WithoutCancel(ctx) // it is for the next transaction
+	ctx = context.WithoutCancel(ctx) // the queries are for later transactions
 	s := &d.stmts
 	s.mu.Lock()
 	due := s.due

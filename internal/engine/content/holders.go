@@ -18,8 +18,8 @@ import (
 
 // Something that a volume in use does not permit is tried again so often, with waits that double from 1 ms on.
 const (
-	vanished  = 5 // if nobody is found who uses it
-	beginning = 9 // if it is used only by children between fork and exec, where a busy host may keep them for long
+	vanished  = 5 // attempts when nobody is found who uses the volume
+	beginning = 9 // attempts when only children between fork and exec use it, where a busy host may keep them for long
 )
 
 // unlessHeld does what a volume in use does not permit. What held it a moment ago and cannot be found any more was

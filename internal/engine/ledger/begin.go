@@ -56,10 +56,10 @@ func logEnd(ctx context.Context, log *slog.Logger, failed *error) {
 // gate counts the operations that have begun and not ended.
 type gate struct {
 	mu      sync.Mutex
-	closed  bool               // whether no more may begin
+	closed  bool               // whether no more operations may begin
 	inside  sync.WaitGroup     // operations that have not ended
-	hurry   context.Context    // ends when those inside are to stop
-	hurryUp context.CancelFunc // ends hurry
+	hurry   context.Context    // context that ends when the operations inside are to stop
+	hurryUp context.CancelFunc // cancel function of hurry
 }
 
 func newGate() *gate {
@@ -92,7 +92,7 @@ func (g *gate) enter(ctx context.Context) (_ context.Context, leave func()) {
 }
 
 // Stop lets no more operations begin, and waits for those that have begun. When ctx ends, they are cancelled: they undo
-// what they have done, as far as they can, and Stop waits for that as well. Canceled if that happened to any.
+// what they have done, as far as they can, and Stop waits for that as well. It returns Canceled if any was cancelled.
 func (l *Ledger) Stop(ctx context.Context) error {
 	g := l.open
 	g.mu.Lock()
