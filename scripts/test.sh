@@ -42,7 +42,7 @@ me=test.sh
 # Longest first, so that no processor idles at the end; those that measure the disk, one at a time, between the others.
 # Not from Go's cache, which does not see kernel and disks. Vet belongs to lint; without symbols programs link faster.
 order=(./test/crash ./internal/remote/replicate ./internal/engine ./internal/observe/syncbench ./internal/bench ./test/foreign
-  ./test/examples ./cmd/pando ./internal/cli ./internal/observe/diagnose ./test/buckets ./internal/source/git ./test/model ./test/remotechaos
+  ./test/examples ./cmd/pando ./internal/front/cli ./internal/observe/diagnose ./test/buckets ./internal/source/git ./test/model ./test/remotechaos
   ./internal/tree/... ./internal/observe/... ./internal/driver/...)
 [ "$*" = ./... ] || order=()
 read -ra more <<<"${TESTFLAGS:-}"

@@ -4,12 +4,12 @@ package main
 import (
 	"os"
 
-	"pando/internal/cli"
 	"pando/internal/driver/btrfs"
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
 	"pando/internal/driver/zfs"
 	"pando/internal/engine"
+	"pando/internal/front/cli"
 )
 
 // version is set when building: -ldflags "-X main.version=...".

@@ -56,6 +56,7 @@ type HistoryRequest struct {
 type History struct {
 	Events []Event
 	Next   int64 // the After with which to go on: no event that was wanted lies between the last one and it
+	More   bool  // whether there are further ones: later ones or, without After, earlier ones
 }
 
 // History reads events, the oldest first. If there were events between After and the first one that are no longer
@@ -67,7 +68,12 @@ func (e *Engine) History(ctx context.Context, q HistoryRequest) (out History, er
 		return out, errs.New(errs.Invalid, opHistory, "", "a limit and the number of an event must not be negative")
 	}
 
+	// Read one more than asked for, to know whether there are others.
 	all := func(catalog.Event) bool { return true }
+	limit := q.Limit
+	if limit > 0 {
+		q.Limit++
+	}
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		removed, last, err := tx.EventRange()
 		if err != nil {
@@ -85,9 +91,13 @@ func (e *Engine) History(ctx context.Context, q HistoryRequest) (out History, er
 			slices.Reverse(events)
 		}
 
-		out = History{Events: events, Next: last}
-		if n := len(events); q.After > 0 && q.Limit > 0 && n == q.Limit {
-			out.Next = events[n-1].Seq
+		out = History{Events: events, Next: last, More: limit > 0 && len(events) > limit}
+		switch {
+		case out.More && q.After > 0:
+			out.Events = events[:limit]
+			out.Next = events[limit-1].Seq
+		case out.More:
+			out.Events = events[1:]
 		}
 		if q.After > 0 {
 			out.addGap(q.After, removed, last)

@@ -142,6 +142,13 @@ func TestHistory(t *testing.T) {
 			}
 			pages, after = append(pages, page...), next
 		}
+		for limit, more := range map[int]bool{1: true, len(all) - 1: true, len(all): false, len(all) + 1: false, 0: false} {
+			h, err := e.History(t.Context(), engine.HistoryRequest{Limit: limit})
+			must(t, err)
+			if h.More != more || limit > 0 && len(h.Events) != min(limit, len(all)) {
+				t.Errorf("the last %d of %d events: %d, more: %v", limit, len(all), len(h.Events), h.More)
+			}
+		}
 		newest, _ := historyOf(t, e, engine.HistoryRequest{Limit: 5})
 		if !slices.Equal(pages, all) || !slices.Equal(newest, all[len(all)-5:]) {
 			t.Errorf("pages %q, newest %q, wanted %q", pages, newest, all)

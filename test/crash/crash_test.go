@@ -21,12 +21,12 @@ import (
 	"time"
 
 	"pando/internal/base/ref"
-	"pando/internal/cli"
 	"pando/internal/driver/btrfs"
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
 	"pando/internal/driver/zfs"
 	"pando/internal/engine"
+	"pando/internal/front/cli"
 	"pando/internal/testing/faulttest"
 	"pando/internal/testing/testfs"
 )

@@ -139,7 +139,7 @@ func TestExtrasAreDue(t *testing.T) {
 		races, zfs, packages bool
 	}{
 		{"README.md", false, false, false},
-		{"internal/cli/ls.go", false, false, false},
+		{"internal/front/cli/ls.go", false, false, false},
 		{"test/crash/crash_test.go", false, false, false},
 		{"internal/engine/clone.go", true, false, false},
 		{"internal/engine/catalog/tx.go", true, false, false},

@@ -20,6 +20,7 @@ import (
 	"pando/internal/observe/doctor"
 	"pando/internal/remote/replicate"
 	"pando/internal/service/listing"
+	"pando/internal/service/restore"
 	"pando/internal/source/git"
 )
 
@@ -34,7 +35,7 @@ var requests = []any{
 	engine.VolumesRequest{}, check.Request{},
 	replicate.AddRequest{}, replicate.KitRequest{}, replicate.PruneRequest{}, replicate.PullRequest{},
 	replicate.PushRequest{}, replicate.RemoveRequest{}, replicate.RepairRequest{}, replicate.VerifyRequest{},
-	listing.Request{}, git.CheckoutRequest{}, git.ImportRequest{}, git.RefreshRequest{},
+	listing.Request{}, restore.Request{}, git.CheckoutRequest{}, git.ImportRequest{}, git.RefreshRequest{},
 	doctor.HostRequest{}, doctor.ZFSRequest{}, diagnose.Request{},
 }
 
@@ -60,7 +61,7 @@ func TestRequestsArePlainData(t *testing.T) {
 	}
 
 	for _, dir := range []string{"engine", "engine/check", "remote/replicate", "source/git", "service/listing",
-		"observe/doctor", "observe/diagnose"} {
+		"service/restore", "observe/doctor", "observe/diagnose"} {
 		for _, name := range requestsIn(t, "../../internal/"+dir) {
 			if name = filepath.Base(dir) + "." + name; !listed[name] {
 				t.Errorf("%s is not in the list", name)

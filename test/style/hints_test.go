@@ -19,7 +19,7 @@ var mayDestroy = map[string]string{
 	"internal/engine/deinit.go":           "deinit of a pool with remotes",
 	"internal/engine/check/inside.go":     "what an earlier repair kept",
 	"internal/remote/replicate/keys.go":   "remote key rm of the pool's own key",
-	"internal/cli/golden_import.go":       "the directory that a golden has replaced, once it is no longer needed",
+	"internal/front/cli/golden_import.go": "the directory that a golden has replaced, once it is no longer needed",
 	"internal/observe/doctor/findings.go": "a copy that the steps before have made",
 	"internal/bench/replicate_pando.go":   "a pool that a benchmark made and could not remove",
 }

@@ -14,7 +14,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"pando/internal/cli"
+	"pando/internal/front/cli"
 )
 
 func main() {

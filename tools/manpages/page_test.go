@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"pando/internal/cli"
+	"pando/internal/front/cli"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"

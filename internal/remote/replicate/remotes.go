@@ -474,8 +474,7 @@ func Load(pool, name string, access Access) (*Remote, error) {
 	dir := filepath.Join(remotesDir(pool), name)
 	b, err := os.ReadFile(filepath.Join(dir, remoteName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errs.New(errs.NotFound, opOpen, name, "no such remote").
-			WithHint("list remotes with %s, or add this one with %s", errs.Run("remote ls"), errs.Run("remote add", name, "URL"))
+		return nil, noSuchRemote(pool, name)
 	}
 
 	if err != nil {
@@ -525,6 +524,45 @@ func Load(pool, name string, access Access) (*Remote, error) {
 	}
 
 	return r, nil
+}
+
+// noSuchRemote is the error about a remote that a pool does not have. It is of kind NotFound.
+func noSuchRemote(pool, name string) error {
+	err := errs.New(errs.NotFound, opOpen, name, "no such remote")
+	if all, lerr := List(pool); lerr == nil && len(all) > 0 {
+		return err.WithHint("use one of the remotes of this pool: %s", strings.Join(all, ", "))
+	}
+	return err.WithHint("list remotes with %s, or add this one with %s", errs.Run("remote ls"),
+		errs.Run("remote add", name, "URL"))
+}
+
+// Find reads the remote of a pool with a name; "" stands for the only one. It returns the kinds of Load, and Invalid if
+// name is none, or is empty while there are several.
+func Find(op, pool, name string, access Access) (*Remote, error) {
+	if name != "" {
+		if err := ref.CheckName(op, name); err != nil {
+			return nil, err
+		}
+		return Load(pool, name, access)
+	}
+
+	all, err := List(pool)
+	if err != nil {
+		return nil, err
+	}
+	switch len(all) {
+	case 0:
+		return nil, errs.New(errs.NotFound, op, "", "this pool has no remote").
+			WithHint("add one with %s", errs.Run("remote add", "NAME", "URL"))
+	case 1:
+		return Load(pool, all[0], access)
+	}
+
+	many := errs.New(errs.Invalid, op, "", "this pool has %d remotes and none was chosen", len(all))
+	if op == opPush {
+		return nil, many.WithHint("choose one with %s: %s", errs.Param("to"), strings.Join(all, ", "))
+	}
+	return nil, many.WithHint("choose one: %s", strings.Join(all, ", "))
 }
 
 // List lists the names of a pool's remotes, in order.

@@ -108,14 +108,31 @@ func TestRemoteAdd(t *testing.T) {
 	_, err = engine.Deinit(t.Context(), engine.DeinitRequest{Dir: e.Dir()}, testDrivers, nil)
 	wantKind(t, err, errs.InUse, `operation "remote rm"`)
 
-	for _, n := range []string{"one", "two", "three"} {
+	// Without a name, only the one that there is is meant.
+	find := func(op, name string, kind errs.Kind, hint string) {
+		t.Helper()
+		_, err := Find(op, e.Dir(), name, Access{})
+		wantKind(t, err, kind, hint)
+	}
+	find(opPush, "", errs.Invalid, `choose one with parameter "to": one, three, two`)
+	find(opVerify, "", errs.Invalid, "choose one: one, three, two")
+	find(opVerify, "a/b", errs.Invalid, "")
+	find(opVerify, "four", errs.NotFound, "pool: one, three, two")
+	if r, err := Find(opVerify, e.Dir(), "two", Access{}); err != nil || r.Name != "two" {
+		t.Errorf("%+v, %v", r, err)
+	}
+
+	hints := []string{"pool: three, two", "pool: three", `operation "remote ls"`} // for who names a remote that is gone
+	for i, n := range []string{"one", "two", "three"} {
 		if err := Remove(t.Context(), e, RemoveRequest{Name: n}, Access{}); err != nil {
 			t.Fatal(err)
 		}
 		_, err := Load(e.Dir(), n, Access{})
-		wantKind(t, err, errs.NotFound, `operation "remote ls"`)
-		wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: n}, Access{}), errs.NotFound, `operation "remote ls"`)
+		wantKind(t, err, errs.NotFound, hints[i])
+		wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: n}, Access{}), errs.NotFound, hints[i])
 	}
+	find(opVerify, "", errs.NotFound, `operation "remote add"`)
+
 	// The only key.
 	if added, err = Add(t.Context(), e, AddRequest{Name: "only", URL: none}, Access{}); err != nil || !added.Created {
 		t.Fatal(err)

@@ -80,6 +80,22 @@ func FindColumn(what, name string) (Column, error) {
 		WithHint("choose %s", strings.Join(ColumnNames(), ", "))
 }
 
+// FindColumns returns the columns with these names, at least one. what is as in FindColumn. Invalid.
+func FindColumns(what string, names []string) (columns []Column, err error) {
+	if len(names) == 0 {
+		return nil, errs.New(errs.Invalid, op, what, "the list of columns is empty").
+			WithHint("choose from %s", strings.Join(ColumnNames(), ", "))
+	}
+	for _, name := range names {
+		c, err := FindColumn(what, strings.TrimSpace(name))
+		if err != nil {
+			return nil, err
+		}
+		columns = append(columns, c)
+	}
+	return columns, nil
+}
+
 // key is what a column's order goes by: first the number, then the text.
 type key struct {
 	Number int64  `json:"n,omitempty"`

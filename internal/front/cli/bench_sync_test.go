@@ -117,7 +117,7 @@ func TestBenchSyncOfALiar(t *testing.T) {
 	}
 }
 
-const fixture = "../observe/syncbench/testdata/report.json"
+const fixture = "../../observe/syncbench/testdata/report.json"
 
 // TestBenchReportText: what a person reads has all figures, in 80 columns.
 func TestBenchReportText(t *testing.T) {

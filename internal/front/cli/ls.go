@@ -172,7 +172,7 @@ func stateWords(v engine.Info) string {
 
 // printTree prints goldens with their clones below them, and clones of clones below those.
 func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
-	below := childrenByOrigin(goldens, vols)
+	below := listing.ByOrigin(goldens, vols)
 	shown := map[string]bool{}
 	var walk func(name, indent string) error
 	walk = func(name, indent string) error {
@@ -226,32 +226,6 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 	}
 
 	return nil
-}
-
-// childrenByOrigin groups volumes by the name of their origin, without @: "" for those whose origin no longer exists.
-func childrenByOrigin(goldens []engine.GoldenInfo, vols []engine.Info) map[string][]engine.Info {
-	below := map[string][]engine.Info{}
-	known := map[string]bool{}
-	for _, g := range goldens {
-		known[g.Name] = true
-	}
-
-	for _, v := range vols {
-		known[v.Name] = true
-	}
-
-	for _, v := range vols {
-		name := ""
-		if r, err := ref.Parse("", v.Origin); err == nil {
-			name = r.Name
-		}
-		if !known[name] || name == v.Name {
-			name = ""
-		}
-		below[name] = append(below[name], v)
-	}
-
-	return below
 }
 
 // volumeWords describes the space of a volume, and where it is mounted.

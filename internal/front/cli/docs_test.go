@@ -28,10 +28,10 @@ var update = flag.Bool("update", false, "write the output of commands into the d
 // documents are the pages with commands in them.
 func documents(t *testing.T) []string {
 	t.Helper()
-	pages, err := filepath.Glob("../../*.md")
+	pages, err := filepath.Glob("../../../*.md")
 	if err == nil {
 		var more []string
-		more, err = filepath.Glob("../../docs/*.md")
+		more, err = filepath.Glob("../../../docs/*.md")
 		pages = append(pages, more...)
 	}
 	if err != nil || len(pages) < 5 {
@@ -220,7 +220,7 @@ func TestEveryCommandIsDocumented(t *testing.T) {
 	for _, page := range documents(t) {
 		all.WriteString(strings.Join(readPage(t, page), "\n"))
 	}
-	commands := strings.Join(readPage(t, "../../docs/commands.md"), "\n")
+	commands := strings.Join(readPage(t, "../../../docs/commands.md"), "\n")
 	var walk func(c *cobra.Command)
 	walk = func(c *cobra.Command) {
 		if c.Runnable() && !c.Hidden && !c.HasSubCommands() && !strings.Contains(commands, c.CommandPath()) {
@@ -248,7 +248,7 @@ func TestEveryCommandIsDocumented(t *testing.T) {
 // A page is run if it has a comment `<!-- run` ... `-->` with commands that
 // prepare what it needs. There, /var/lib/pando and /srv are directories of the
 // test's own; in the page they have these names. After `<!-- run zfs` there is a
-// zpool called tank, where there is ZFS: `make test-zfs PKGS=./internal/cli`.
+// zpool called tank, where there is ZFS: `make test-zfs PKGS=./internal/front/cli`.
 func TestDocumentationIsTrue(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: the commands of the documentation need root: run the tests as root")
@@ -354,7 +354,7 @@ func runPage(t *testing.T, page string, lines, setup []string, bin string, zfs b
 		}
 		want := lines[s.from:s.to]
 		if !same(want, got) && !*update {
-			t.Errorf("%s:%d: $ %s\nprints\n  %s\nand not\n  %s\n(to write it into the page: go test ./internal/cli -run "+
+			t.Errorf("%s:%d: $ %s\nprints\n  %s\nand not\n  %s\n(to write it into the page: go test ./internal/front/cli -run "+
 				"Documentation -update)",
 				page, s.from, s.command, strings.Join(got, "\n  "), strings.Join(want, "\n  "))
 		}

@@ -15,7 +15,7 @@ import (
 
 // TestFormatsAreDocumented: FORMAT.md has every field that is written to disk.
 func TestFormatsAreDocumented(t *testing.T) {
-	b, err := os.ReadFile("../../FORMAT.md")
+	b, err := os.ReadFile("../../../FORMAT.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -87,7 +87,7 @@ func (a *App) listRemotes() error {
 
 	out := []remoteInfo{}
 	for _, n := range names {
-		r, err := a.loadRemote(n)
+		r, err := a.findRemote("remote ls", n)
 		if err != nil {
 			// One that is damaged must not hide the others.
 			a.printWarning("%v", err)

@@ -4,7 +4,6 @@ import (
 	"strconv"
 	"strings"
 
-	"pando/internal/base/errs"
 	"pando/internal/engine"
 	"pando/internal/service/listing"
 
@@ -60,18 +59,7 @@ func (s *lsSelection) parse() (columns []listing.Column, err error) {
 	if names == nil {
 		names = lsDefault
 	}
-	if len(names) == 0 {
-		return nil, errs.New(errs.Invalid, "ls", "--columns", "the list of columns is empty").
-			WithHint("choose from %s", strings.Join(listing.ColumnNames(), ", "))
-	}
-	for _, name := range names {
-		c, err := listing.FindColumn("--columns", strings.TrimSpace(name))
-		if err != nil {
-			return nil, err
-		}
-		columns = append(columns, c)
-	}
-	return columns, nil
+	return listing.FindColumns("--columns", names)
 }
 
 // lsCell is what the table shows of a volume in a column.

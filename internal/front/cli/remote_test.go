@@ -12,27 +12,6 @@ import (
 	"github.com/spf13/pflag"
 )
 
-func TestBackoff(t *testing.T) {
-	for _, c := range []struct {
-		period time.Duration
-		failed int
-		want   time.Duration
-	}{
-		{time.Second, 1, time.Second},
-		{time.Second, 2, 2 * time.Second},
-		{time.Second, 5, 16 * time.Second},
-		{time.Minute, 4, 8 * time.Minute},
-		{time.Minute, 5, maxBackoff},
-		{time.Minute, 1 << 40, maxBackoff},
-		{time.Hour, 1, time.Hour}, // never sooner than asked for
-		{time.Hour, 9, time.Hour},
-	} {
-		if got := backoff(c.period, c.failed); got != c.want {
-			t.Errorf("after %d failures, each %v: %v, wanted %v", c.failed, c.period, got, c.want)
-		}
-	}
-}
-
 func TestRetention(t *testing.T) {
 	parse := func(args ...string) (replicate.Policy, error) {
 		f := pflag.NewFlagSet("", pflag.ContinueOnError)

@@ -1,15 +1,14 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
-	"slices"
 	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
+	"pando/internal/service/follow"
 	"pando/internal/service/listing"
 
 	"github.com/spf13/cobra"
@@ -76,106 +75,70 @@ func checkHistoryFlags(q engine.HistoryRequest) error {
 	return nil
 }
 
-// history prints events. It asks for one more than the limit, to know whether there are others.
+// history prints events.
 func (a *App) history(ctx context.Context, e *engine.Engine, q engine.HistoryRequest) error {
-	limit := q.Limit
-	if limit > 0 {
-		q.Limit++
-	}
 	h, err := e.History(ctx, q)
 	if err != nil {
 		return err
 	}
 
-	events, more := h.Events, ""
-	if limit > 0 && len(events) > 0 && events[0].Kind == engine.EventGap {
-		limit++
-	}
-	if n := len(events); limit > 0 && n > limit {
-		if q.After > 0 {
-			events, more = events[:limit], "there are later events"
-		} else {
-			events, more = events[n-limit:], "there are earlier events; --limit 0 shows all"
-		}
+	switch {
+	case a.json:
+		err = a.printJSON(append([]engine.Event{}, h.Events...)) // [] and not null
+	case len(h.Events) == 0:
+		a.printNote("no events")
+	default:
+		err = a.printEvents(a.eventTable(), h.Events)
 	}
 
 	switch {
-	case a.json:
-		err = a.printJSON(append([]engine.Event{}, events...)) // [] and not null
-	case len(events) == 0:
-		a.printNote("no events")
-	default:
-		err = a.printEvents(a.eventTable(), events)
-	}
-	if more != "" {
-		a.printNote("%s", more)
+	case h.More && q.After > 0:
+		a.printNote("there are later events")
+	case h.More:
+		a.printNote("there are earlier events; --limit 0 shows all")
 	}
 	return err
 }
 
-// Follower looks for further events so often, and reads at most so many at once.
-const (
-	followPeriod = 200 * time.Millisecond
-	followPage   = 1000
-)
+// followPeriod is the pause between two looks for further events.
+const followPeriod = 200 * time.Millisecond
 
-// historyFollower prints events, and then further ones.
-type historyFollower struct {
-	*App
-	q     engine.HistoryRequest
-	trail *engine.Trail // trail of the events that are wanted
-	begun bool          // whether the first round has ended
-	rows  *table
-	over  func() // ends the command
-	err   error  // error of printing
-}
-
-// followHistory prints events, and then further ones until it is interrupted.
+// followHistory prints events, and then further ones until it is interrupted. The pool is opened in each round, so that
+// a rebuild of its catalogue is noticed.
 func (a *App) followHistory(ctx context.Context, q engine.HistoryRequest) error {
-	if q.After > 0 {
-		q.Limit = 0
-	}
 	ctx, over := context.WithCancel(ctx)
 	defer over()
 
-	f := &historyFollower{App: a, q: q, trail: engine.NewTrail(q.Ref), rows: a.eventTable(), over: over}
-	return cmp.Or(a.repeat(ctx, followPeriod, "reading events", f.round), f.err)
-}
-
-// round prints the events since the last round. The pool is opened for each, so that a rebuild of its catalogue is
-// noticed.
-func (f *historyFollower) round(ctx context.Context) (some bool, err error) {
-	e, err := f.openReadOnly(ctx)
-	if err != nil {
-		return false, err
-	}
-	defer e.Close()
-
-	for more := true; more; f.begun = true {
-		h, err := e.History(ctx, f.q)
+	f := follow.New(q)
+	rows := a.eventTable()
+	return a.repeat(ctx, followPeriod, "reading events", func(ctx context.Context) (bool, error) {
+		e, err := a.openReadOnly(ctx)
 		if err != nil {
-			return f.begun, err
+			return false, err
 		}
+		defer e.Close()
 
-		more = f.begun && len(h.Events) >= followPage
-		if f.begun { // before, the engine has chosen them
-			h.Events = slices.DeleteFunc(h.Events, func(v engine.Event) bool { return !f.trail.Has(v) })
+		for more := true; more; {
+			var events []engine.Event
+			if events, more, err = f.Next(ctx, e); err != nil {
+				return f.Begun(), err
+			}
+			if a.printFurther(rows, events) != nil {
+				over()
+				break
+			}
 		}
-		if f.err = f.print(h.Events); f.err != nil || f.unprinted != nil {
-			f.over()
-			return true, nil
-		}
-		f.q = engine.HistoryRequest{After: h.Next, Limit: followPage}
-	}
-	return true, nil
+		return true, nil
+	})
 }
 
-func (f *historyFollower) print(events []engine.Event) error {
+// printFurther prints events as lines of JSON, or as rows of a table.
+func (a *App) printFurther(rows *table, events []engine.Event) error {
 	switch {
-	case f.json:
-		return f.printEventLines(events)
+	case a.json:
+		return a.printEventLines(events)
 	case len(events) > 0:
-		return f.printEvents(f.rows, events)
+		return a.printEvents(rows, events)
 	}
 	return nil
 }

@@ -46,11 +46,11 @@ func TestDocumentationLinks(t *testing.T) {
 
 // TestDocumentationIndex: the index names every page.
 func TestDocumentationIndex(t *testing.T) {
-	pages, err := filepath.Glob("../../docs/*.md")
+	pages, err := filepath.Glob("../../../docs/*.md")
 	if err != nil || len(pages) < 20 {
 		t.Fatalf("pages: %v, %v", pages, err)
 	}
-	index := prose(readPage(t, "../../docs/README.md"))
+	index := prose(readPage(t, "../../../docs/README.md"))
 	for _, page := range pages {
 		if name := filepath.Base(page); name != "README.md" && !strings.Contains(index, "]("+name+")") {
 			t.Errorf("docs/README.md does not name %s", name)

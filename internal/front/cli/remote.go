@@ -2,12 +2,9 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"time"
 
-	"pando/internal/base/errs"
-	"pando/internal/base/ref"
 	"pando/internal/remote/replicate"
 
 	"github.com/spf13/cobra"
@@ -39,53 +36,6 @@ uploaded: the operator of the storage sees neither contents nor names.`,
 	)
 
 	return c
-}
-
-// findRemote finds a findRemote by its name; "" is the only one. NotFound, Invalid.
-func (a *App) findRemote(op, name string) (*replicate.Remote, error) {
-	if name != "" {
-		if err := ref.CheckName(op, name); err != nil {
-			return nil, err
-		}
-		r, err := a.loadRemote(name)
-		return r, a.hintKnownRemotes(err)
-	}
-
-	all, err := replicate.List(a.poolDir())
-	if err != nil {
-		return nil, err
-	}
-
-	switch len(all) {
-	case 0:
-		return nil, errs.New(errs.NotFound, op, "", "this pool has no remote").
-			WithHint("add one with `pando remote add NAME URL`")
-	case 1:
-		return a.loadRemote(all[0])
-	}
-
-	how := "choose one"
-	if op == "push" {
-		how = "choose one with --to"
-	}
-
-	return nil, errs.New(errs.Invalid, op, "", "this pool has %d remotes and none was chosen", len(all)).
-		WithHint("%s: %s", how, strings.Join(all, ", "))
-}
-
-// hintKnownRemotes adds the names of existing remotes to the error about one that does not exist.
-func (a *App) hintKnownRemotes(err error) error {
-	if !errs.Is(err, errs.NotFound) {
-		return err
-	}
-	var known *errs.Error
-	all, lerr := replicate.List(a.poolDir())
-	if lerr != nil || len(all) == 0 || !errors.As(err, &known) || known.Op != "open remote" {
-		return err
-	}
-	out := *known
-	out.Hint = errs.Messagef("use one of the remotes of this pool: %s", strings.Join(all, ", "))
-	return &out
 }
 
 // completeRemotes completes the name of a remote, once.
@@ -121,7 +71,7 @@ func (a *App) completeOnRemote(n int) completer {
 		ctx, cancel := context.WithTimeout(ctx, completionTime)
 		defer cancel()
 
-		r, err := a.loadRemote(args[0])
+		r, err := a.findRemote("complete", args[0])
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}

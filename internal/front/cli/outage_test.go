@@ -13,11 +13,13 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
 	"pando/internal/remote/replicate"
+	"pando/internal/service/rounds"
 	"pando/internal/testing/testfs"
 )
 
@@ -111,21 +113,18 @@ func TestOutageLines(t *testing.T) {
 	}
 }
 
-// TestRounds: an outage of days is said once, and once when it is over.
-func TestRounds(t *testing.T) {
+// TestChanges: a problem that rounds have is a warning, and its end a note.
+func TestChanges(t *testing.T) {
 	var out strings.Builder
 	a := &App{Stderr: &out}
-	f := failedRounds{doing: "pushing"}
-	wrong := errors.New("wrong")
-	for range 100 {
-		a.reportRound(&f, wrong, time.Minute)
-	}
-	a.reportRound(&f, errors.New("also wrong"), time.Minute)
-	a.reportRound(&f, nil, time.Minute)
-	a.reportRound(&f, nil, time.Minute)
-	want := "pando: warning: wrong; retrying at least every 15 min, and reporting when pushing works again\n" +
-		"pando: warning: also wrong; retrying at least every 15 min, and reporting when pushing works again\n" +
-		"pando: pushing works again after 0 s and 101 failed rounds\n"
+	one, two := errors.New("wrong"), errs.New(errs.NoSpace, "push", "v", "full").WithHint("make room")
+	since := time.Now().Add(-3 * time.Second)
+	a.printChange("pushing", rounds.Change{Err: errors.Join(one, two), Failed: 1, Since: since, Pause: 15 * time.Minute})
+	a.printChange("pushing", rounds.Change{Failed: 101, Since: since})
+	want := "pando: wrong\n" +
+		"pando: warning: push v: full; hint: make room; retrying at least every 15 min, and reporting when " +
+		"pushing works again\n" +
+		"pando: pushing works again after 3 s and 101 failed rounds\n"
 	if out.String() != want {
 		t.Errorf("%s\nnot\n%s", out.String(), want)
 	}

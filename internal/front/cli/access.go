@@ -32,14 +32,15 @@ func (a *App) remoteAccess() (replicate.Access, error) {
 	return access, nil
 }
 
-// loadRemote reads what the pool has of a remote. Kinds as replicate.Load; Invalid.
-func (a *App) loadRemote(name string) (*replicate.Remote, error) {
+// findRemote reads what the pool has of a remote; name "" stands for the only one. It returns the kinds of
+// replicate.Find, and Invalid.
+func (a *App) findRemote(op, name string) (*replicate.Remote, error) {
 	access, err := a.remoteAccess()
 	if err != nil {
 		return nil, err
 	}
 
-	r, err := replicate.Load(a.poolDir(), name, access)
+	r, err := replicate.Find(op, a.poolDir(), name, access)
 	if err != nil {
 		return nil, err
 	}

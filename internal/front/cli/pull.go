@@ -9,9 +9,9 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
-	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/remote/replicate"
+	"pando/internal/service/restore"
 
 	"github.com/spf13/cobra"
 )
@@ -35,8 +35,8 @@ the host that pushed the volume has failed. If that host is still running, its
 next push fails (conflict), and its data stays intact.`
 
 func (a *App) pullCommand() *cobra.Command {
-	var q replicate.PullRequest
-	var mount, limit, as string
+	var q restore.Request
+	var limit, as string
 	var lazy bool
 	c := &cobra.Command{
 		Use:     "pull REMOTE REF",
@@ -52,9 +52,9 @@ func (a *App) pullCommand() *cobra.Command {
 
 	f := c.Flags()
 	f.StringVar(&as, "as", "", "call the volume or golden `NAME` in this pool (default: its name on the remote)")
-	f.BoolVar(&q.Update, "update", false, "bring a volume that was pulled before to its newest point")
-	f.BoolVar(&q.TakeOver, "take-over", false, "make this pool the writer of the volume on the remote")
-	f.StringVar(&mount, "mount", "", "mount the volume at `DIR`; without DIR, below the pool")
+	f.BoolVar(&q.Pull.Update, "update", false, "bring a volume that was pulled before to its newest point")
+	f.BoolVar(&q.Pull.TakeOver, "take-over", false, "make this pool the writer of the volume on the remote")
+	f.StringVar(&q.MountDir, "mount", "", "mount the volume at `DIR`; without DIR, below the pool")
 	f.StringVar(&limit, "limit-rate", "",
 		"receive at most this many `BYTES` per second, for example 50M (default: no limit)")
 	f.BoolVar(&lazy, "lazy", false, "not supported yet")
@@ -67,23 +67,23 @@ func (a *App) pullCommand() *cobra.Command {
 				WithHint("remove --lazy to pull the whole volume")
 		}
 
-		if q.Ref, err = ref.Parse("pull", args[1]); err != nil {
+		if q.Pull.Ref, err = ref.Parse("pull", args[1]); err != nil {
 			return err
 		}
 
 		if as != "" {
-			if q.As, err = ref.ParseName("pull", as); err != nil {
+			if q.Pull.As, err = ref.ParseName("pull", as); err != nil {
 				return err
 			}
 		}
 
-		added, err := labels()
-		if err != nil {
+		if q.Labels, err = labels(); err != nil {
 			return err
 		}
+		q.Mount = c.Flags().Changed("mount")
 
 		if limit != "" {
-			if q.LimitBytes, err = parseRate("pull", limit); err != nil {
+			if q.Pull.LimitBytes, err = parseRate("pull", limit); err != nil {
 				return err
 			}
 		}
@@ -95,63 +95,16 @@ func (a *App) pullCommand() *cobra.Command {
 			}
 
 			ctx, stop := a.showProgress(ctx)
-			out, err := replicate.Pull(ctx, e, r, q)
+			out, err := restore.Pull(ctx, e, r, q)
 			stop()
-			if err != nil {
+			if out.Name == "" {
 				return err
 			}
-
-			more := labelPulled(ctx, e, &out.Info, added)
-			if c.Flags().Changed("mount") {
-				var merr error
-				out.Info, merr = mountPulled(ctx, e, out.Info, mount)
-				more = errors.Join(more, merr)
-			}
-
-			return errors.Join(a.printPulled(r.Name, out), more)
+			return errors.Join(a.printPulled(r.Name, out), err)
 		})(c, args)
 	}
 
 	return c
-}
-
-// labelPulled adds labels to what was pulled; a generation has those of its golden.
-func labelPulled(ctx context.Context, e *engine.Engine, v *engine.Info, labels driver.Labels) error {
-	if labels == (driver.Labels{}) {
-		return nil
-	}
-
-	r, err := ref.Parse("label", v.Name)
-	if err != nil {
-		return err
-	}
-
-	out, err := e.SetLabels(ctx, engine.LabelRequest{Ref: r, Set: labels.Map()})
-	if err == nil {
-		v.Labels = out.Labels
-	}
-	return err
-}
-
-// mountPulled mounts a volume that was pulled. One that is mounted there already
-// stays so.
-func mountPulled(ctx context.Context, e *engine.Engine, v engine.Info, dir string) (engine.Info, error) {
-	if v.Kind != "volume" {
-		return v, errs.New(errs.Invalid, "mount", v.Name, "pulled, but a %s cannot be mounted", v.Kind).
-			WithHint("clone it: `pando clone %s NEW --mount`", v.Name)
-	}
-
-	name, err := ref.ParseName("mount", v.Name)
-	if err != nil {
-		return v, err
-	}
-
-	m, err := e.Mount(ctx, engine.MountRequest{Volume: name, Dir: dir})
-	if err != nil {
-		return v, err
-	}
-
-	return m, nil
 }
 
 func (a *App) printPulled(remote string, p replicate.Pulled) error {

@@ -34,7 +34,7 @@ nobody can read afterwards with --force --lose-keys.`,
 			q.Name = args[0]
 			out, err := replicate.Forget(ctx, e, q, access)
 			if err != nil {
-				return a.hintKnownRemotes(err)
+				return err
 			}
 
 			if out.KeyError != nil {

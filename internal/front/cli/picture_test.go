@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	pictureSource = "../../docs/terminal.md"
-	pictureFile   = "../../docs/img/terminal.svg"
+	pictureSource = "../../../docs/terminal.md"
+	pictureFile   = "../../../docs/img/terminal.svg"
 )
 
 // TestPicture compares the text in the README's picture with the session it shows, which TestDocumentationIsTrue runs.

@@ -1,0 +1,71 @@
+// Package restore brings volumes and goldens back from a remote, ready for use: pulled, labeled and mounted.
+package restore
+
+import (
+	"context"
+	"errors"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/driver"
+	"pando/internal/engine"
+	"pando/internal/remote/replicate"
+)
+
+// Request says what to restore, and what becomes of it.
+type Request struct {
+	Pull     replicate.PullRequest
+	Labels   driver.Labels // labels to add to what was pulled; for a generation, to its golden
+	Mount    bool          // whether the volume is mounted
+	MountDir string        // directory to mount it at; "": below the pool
+}
+
+// Pull pulls from a remote, adds the labels, and mounts the volume; one that is mounted there already stays so. An
+// error that comes after the pull is returned with what was pulled, and out.Name then is not empty. It returns the
+// kinds of replicate.Pull, SetLabels and Mount, and Invalid if a golden was pulled that was to be mounted.
+func Pull(ctx context.Context, e *engine.Engine, from *replicate.Remote, q Request) (out replicate.Pulled, err error) {
+	if out, err = replicate.Pull(ctx, e, from, q.Pull); err != nil {
+		return replicate.Pulled{}, err
+	}
+
+	err = addLabels(ctx, e, &out.Info, q.Labels)
+	if q.Mount {
+		err = errors.Join(err, mount(ctx, e, &out.Info, q.MountDir))
+	}
+	return out, err
+}
+
+// addLabels adds labels to what was pulled.
+func addLabels(ctx context.Context, e *engine.Engine, v *engine.Info, labels driver.Labels) error {
+	if labels == (driver.Labels{}) {
+		return nil
+	}
+
+	r, err := ref.Parse("label", v.Name)
+	if err != nil {
+		return err
+	}
+	out, err := e.SetLabels(ctx, engine.LabelRequest{Ref: r, Set: labels.Map()})
+	if err == nil {
+		v.Labels = out.Labels
+	}
+	return err
+}
+
+// mount mounts what was pulled.
+func mount(ctx context.Context, e *engine.Engine, v *engine.Info, dir string) error {
+	if v.Kind != engine.KindVolume {
+		return errs.New(errs.Invalid, "mount", v.Name, "pulled, but a %s cannot be mounted", v.Kind).
+			WithHint("clone it: %s", errs.Run("clone", v.Name, "NEW", errs.Param("mount")))
+	}
+
+	name, err := ref.ParseName("mount", v.Name)
+	if err != nil {
+		return err
+	}
+	m, err := e.Mount(ctx, engine.MountRequest{Volume: name, Dir: dir})
+	if err == nil {
+		*v = m
+	}
+	return err
+}
