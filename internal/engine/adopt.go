@@ -71,7 +71,8 @@ func adoptedDir(aside string) string { return aside[:max(0, len(aside)-len(aside
 
 // checkAdopt refuses a source that cannot be adopted before any work is done, and
 // fills in the volume's name.
-func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) error {
+func (q *importing) checkAdopt(ctx context.Context) error {
+	e, src := q.e, q.src
 	if !q.ReplaceVolume.IsZero() && !q.Replace {
 		return errs.New(errs.Invalid, opAdopt, q.Source, "a volume name has no effect unless the directory is replaced").
 			WithHint("add %s, or remove %s", errs.Param("replace"), errs.Param("as"))
@@ -124,15 +125,16 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 		return err
 	}
 
-	if err := e.checkReplace(src.path); err != nil {
+	if err := q.checkReplace(src.path); err != nil {
 		return err
 	}
 
-	return e.checkUnused(ctx, src.path)
+	return checkUnused(ctx, src.path)
 }
 
 // checkReplace refuses a directory that a volume cannot replace.
-func (e *Engine) checkReplace(dir string) error {
+func (q *importing) checkReplace(dir string) error {
+	e := q.e
 	if !content.CanMount() {
 		return errs.New(errs.Permission, opAdopt, dir, "mounting a volume in its place needs root").
 			WithHint("run it as root, or remove %s", errs.Param("replace"))
@@ -207,7 +209,7 @@ func hasEntries(dir string) (bool, error) {
 
 // checkUnused refuses a directory that processes use: they would keep using the
 // old one. The InUse error names them.
-func (e *Engine) checkUnused(ctx context.Context, dir string) error {
+func checkUnused(ctx context.Context, dir string) error {
 	users, err := mount.TreeUsers(ctx, dir, false)
 	if err == nil || errs.Is(err, errs.Permission) && len(users) == 0 {
 		// A bind mount of it, in this namespace or another.
@@ -232,7 +234,7 @@ func (e *Engine) checkUnused(ctx context.Context, dir string) error {
 
 // changedError adds the programs that write to a source to the error that says
 // that it keeps changing.
-func (e *Engine) changedError(ctx context.Context, dir string, err error) error {
+func changedError(ctx context.Context, dir string, err error) error {
 	users, _ := mount.TreeUsers(ctx, dir, true)
 	if len(users) == 0 {
 		return err
@@ -252,9 +254,10 @@ func aboutDir(err error, dir string) string {
 }
 
 // copyAdopted copies an adopted directory, and copies again the directories that changed during the copy.
-func (e *Engine) copyAdopted(
-	ctx context.Context, src *source, root *os.File, opt treecopy.Options, q ImportRequest, out *Imported,
+func (q *importing) copyAdopted(
+	ctx context.Context, root *os.File, opt treecopy.Options, out *Imported,
 ) (treecopy.Totals, error) {
+	src := q.src
 	opt.Before = src.stamp
 	opt.Pass = func(pass int, changed int64) {
 		content.AtStep("copying again")
@@ -263,26 +266,28 @@ func (e *Engine) copyAdopted(
 	r, err := treecopy.CopyStable(ctx, src.path, root, opt, adoptPasses)
 	src.stamp, out.Passes, out.Changed = r.Stamp, r.Passes, r.Again
 	if errs.Is(err, errs.Conflict) {
-		err = e.changedError(ctx, src.path, err)
+		err = changedError(ctx, src.path, err)
 	}
 	return r.Totals, err
 }
 
 // replacement is a volume that is about to replace a directory.
 type replacement struct {
+	e          *Engine
+	q          *importing
 	dir, aside string
-	old, place *mountpoint.Place // of dir and aside
+	old, place *mountpoint.Place // places of dir and aside
 	oldDir     mountpoint.Inode  // what is at dir
 	bare       *os.File          // the directory created at aside
-	from       catalog.Row       // that the volume is cloned from
+	from       catalog.Row       // object that the volume is cloned from
 	row        catalog.Row
 	att        catalog.MountRecord
-	recorded   bool // steps 1-3 are done
+	recorded   bool // whether steps 1-3 are done
 }
 
 // openPlaces opens the directory that contains dir and aside, and records which inode dir is.
-func (r *replacement) openPlaces(e *Engine) (err error) {
-	if r.old, err = e.content.OpenPlace(r.dir); err != nil {
+func (r *replacement) openPlaces() (err error) {
+	if r.old, err = r.e.content.OpenPlace(r.dir); err != nil {
 		return err
 	}
 	r.place = r.old.Beside(filepath.Base(r.aside))
@@ -307,9 +312,10 @@ func (r *replacement) close() {
 // replaceSource replaces the imported directory with a volume of the new generation.
 // On error the directory is unchanged, and the generation stays. InUse, Conflict
 // (the directory has changed), Unsupported.
-func (e *Engine) replaceSource(ctx context.Context, q ImportRequest, src *source, out *Imported) error {
+func (q *importing) replaceSource(ctx context.Context, out *Imported) error {
+	src := q.src
 	progress.From(ctx).StartOf(progress.Replacing, src.path, 0, 0)
-	done, err := e.replaceDir(ctx, q, src, out)
+	done, err := q.replaceDir(ctx, out)
 	if err == nil {
 		return nil
 	}
@@ -336,21 +342,22 @@ func (e *Engine) replaceSource(ctx context.Context, q ImportRequest, src *source
 
 // replaceDir does steps 1 to 6. done reports whether the exchange (step 5) has
 // happened, which can be true even with an error.
-func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, out *Imported) (done bool, err error) {
-	r := &replacement{dir: src.path}
+func (q *importing) replaceDir(ctx context.Context, out *Imported) (done bool, err error) {
+	e, src := q.e, q.src
+	r := &replacement{e: q.e, q: q, dir: src.path}
 	defer r.close()
 
-	if err := e.checkReplace(r.dir); err != nil {
+	if err := q.checkReplace(r.dir); err != nil {
 		return false, err
 	}
 
-	if err := e.planReplace(ctx, r, q, out); err != nil {
+	if err := r.planReplace(ctx, out); err != nil {
 		return false, err
 	}
 
-	stamp, err := e.exchange(ctx, r, src)
+	stamp, err := r.exchange(ctx)
 	if err != nil {
-		e.undoReplace(ctx, r)
+		r.undoReplace(ctx)
 		return false, err
 	}
 
@@ -378,7 +385,7 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 	}
 
 	// Programs may have written between the last check and the exchange: warn.
-	if after, _, err := treecopy.TakeStamp(ctx, r.aside, stamp.Moved(), e.sourceOptions(src, nil)); err == nil &&
+	if after, _, err := treecopy.TakeStamp(ctx, r.aside, stamp.Moved(), q.sourceOptions(nil)); err == nil &&
 		after.Changed() > 0 {
 		out.Warnings = append(out.Warnings,
 			errs.Messagef("files changed during the replacement; the changes are only in the old directory: %s",
@@ -389,10 +396,12 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 }
 
 // planReplace reserves the name and marks the work (step 1).
-func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportRequest, out *Imported) error {
+func (r *replacement) planReplace(ctx context.Context, out *Imported) error {
+	e, q := r.e, r.q
 	from := ref.Ref{Name: out.Golden, At: itoa(out.Generation)}
-	clone := cloning{CloneRequest: CloneRequest{From: from, Name: q.ReplaceVolume, GoldenDecides: true}, op: opAdopt}
-	if err := e.decideOverlay(ctx, &clone); err != nil {
+	clone := cloning{e: e, op: opAdopt,
+		CloneRequest: CloneRequest{From: from, Name: q.ReplaceVolume, GoldenDecides: true}}
+	if err := clone.decideOverlay(ctx); err != nil {
 		return err
 	}
 
@@ -412,7 +421,7 @@ func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportReques
 		}
 
 		now := time.Now().UTC()
-		id := e.cloneIdentity(ctx, clone, q.ReplaceVolume.String(), origin, tx.RefOf(origin), now)
+		id := clone.cloneIdentity(ctx, q.ReplaceVolume.String(), origin, tx.RefOf(origin), now)
 		r.row = catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, r.from), MeasuredAt: r.from.MeasuredAt}
 		r.aside = asidePath(r.dir, id.ID)
 		return []catalog.Mark{{ID: id.ID, Op: opAdopt, Name: id.Name, Reads: origin.ID, Mountpoint: r.aside, MadeDir: true}},
@@ -421,12 +430,13 @@ func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportReques
 }
 
 // exchange does steps 2 to 5, and returns the directory's last stamp.
-func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*treecopy.Stamp, error) {
+func (r *replacement) exchange(ctx context.Context) (*treecopy.Stamp, error) {
+	e, q := r.e, r.q
 	if err := e.drv.Clone(ctx, r.from.ID, r.row.Identity); err != nil {
 		return nil, err
 	}
 
-	t, err := e.makeAside(r)
+	t, err := r.makeAside()
 	if err != nil {
 		return nil, err
 	}
@@ -449,22 +459,22 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 	r.recorded = true
 
 	// Check that everybody sees the mount, that nothing has changed, and that nobody uses the directory.
-	if err := e.awaitSeeing(ctx, r); err != nil {
+	if err := r.awaitSeeing(ctx); err != nil {
 		return nil, err
 	}
 
-	stamp, _, err := treecopy.TakeStamp(ctx, r.dir, src.stamp, e.sourceOptions(src, nil))
+	stamp, _, err := treecopy.TakeStamp(ctx, r.dir, q.src.stamp, q.sourceOptions(nil))
 	if err != nil {
 		return nil, err
 	}
 
 	if stamp.Changed() > 0 {
-		return nil, e.changedError(ctx, r.dir, errs.New(errs.Conflict, opAdopt, r.dir,
-			"it has changed since it was copied: %s", strings.Join(stamp.Paths(src.stamp, 5), ", ")).
+		return nil, changedError(ctx, r.dir, errs.New(errs.Conflict, opAdopt, r.dir,
+			"it has changed since it was copied: %s", strings.Join(stamp.Paths(q.src.stamp, 5), ", ")).
 			WithHint("stop the programs that write to it"))
 	}
 
-	if err := e.checkUnused(ctx, r.dir); err != nil {
+	if err := checkUnused(ctx, r.dir); err != nil {
 		return nil, err
 	}
 
@@ -488,8 +498,8 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 // makeAside creates the directory that the volume is mounted on, with the attributes
 // of the one that it replaces: users see it while the volume is not mounted. It
 // returns how to mount the volume there.
-func (e *Engine) makeAside(r *replacement) (content.Target, error) {
-	if err := r.openPlaces(e); err != nil {
+func (r *replacement) makeAside() (content.Target, error) {
+	if err := r.openPlaces(); err != nil {
 		return content.Target{}, err
 	}
 
@@ -523,7 +533,7 @@ func (e *Engine) makeAside(r *replacement) (content.Target, error) {
 		return content.Target{}, err
 	}
 
-	if err := e.copyBare(r, dir); err != nil {
+	if err := r.copyBare(dir); err != nil {
 		return content.Target{}, err
 	}
 
@@ -538,7 +548,8 @@ func (e *Engine) makeAside(r *replacement) (content.Target, error) {
 }
 
 // copyBare gives the directory created at aside the attributes of dir, and notes what it is for.
-func (e *Engine) copyBare(r *replacement, dir *os.File) error {
+func (r *replacement) copyBare(dir *os.File) error {
+	e := r.e
 	note := func() error {
 		if err := mountpoint.NoteMadeFor(r.bare, r.row.ID); !errs.Is(err, errs.Unsupported) {
 			return err
@@ -574,7 +585,7 @@ func checkFresh(dir *os.File) (mountpoint.Inode, error) {
 
 // awaitSeeing waits until every mount namespace that contains the directory also has
 // the mount beside it. InUse if some still do not after blindWait.
-func (e *Engine) awaitSeeing(ctx context.Context, r *replacement) error {
+func (r *replacement) awaitSeeing(ctx context.Context) error {
 	deadline := time.Now().Add(blindWait)
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
 		blind, err := mount.Blind(ctx, r.dir, r.aside)
@@ -598,7 +609,8 @@ func (e *Engine) awaitSeeing(ctx context.Context, r *replacement) error {
 
 // undoReplace undoes the steps before the exchange. Work it cannot finish is left
 // to the next command.
-func (e *Engine) undoReplace(ctx context.Context, r *replacement) {
+func (r *replacement) undoReplace(ctx context.Context) {
+	e := r.e
 	ctx = context.WithoutCancel(ctx)
 	if r.recorded {
 		if !mount.IsMounted(r.aside, r.att.MountID) {
@@ -637,9 +649,10 @@ const notReplaced = "it did not replace the directory"
 // finishAdopt finishes a replacement that was interrupted after its volume was
 // recorded, or undoes it if the exchange had not happened. When in doubt it keeps
 // the volume: it destroys only one that provably never replaced the directory.
-func (e *Engine) finishAdopt(
+func (w work) finishAdopt(
 	ctx context.Context, m catalog.Mark, row catalog.Row, att catalog.MountRecord, has bool,
 ) error {
+	e := w.e
 	aside := m.Mountpoint
 	dir := adoptedDir(aside)
 	sameBoot := has && !kernel.EarlierBoot(att.BootID, att.At)
@@ -695,10 +708,11 @@ func (e *Engine) finishAdopt(
 }
 
 // measureSource measures a directory. If the directory is adopted, it also takes a stamp.
-func (e *Engine) measureSource(ctx context.Context, q ImportRequest, src *source) (n treecopy.Totals, err error) {
+func (q *importing) measureSource(ctx context.Context) (n treecopy.Totals, err error) {
+	e, src := q.e, q.src
 	progress.From(ctx).Start(progress.Counting, 0, 0)
 	if q.Adopt {
-		src.stamp, n, err = treecopy.TakeStamp(ctx, src.path, nil, e.sourceOptions(src, nil))
+		src.stamp, n, err = treecopy.TakeStamp(ctx, src.path, nil, q.sourceOptions(nil))
 		return n, err
 	}
 	return treecopy.Measure(ctx, src.path, e.copyOptions(nil))

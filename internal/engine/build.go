@@ -49,9 +49,7 @@ func (e *Engine) waitForBuild(name string, locks ...unix.Flock_t) waiting.Wait {
 // others wait. waited reports whether another process held the lock first. The lock
 // is a byte of one file, chosen by the name, and ends with the process. A build can
 // take any time, so the wait has no limit; InUse if the holder is a stopped process.
-func (e *Engine) lockGolden(
-	ctx context.Context, name string,
-) (unlock func(), waited bool, err error) {
+func (e *Engine) lockGolden(ctx context.Context, name string) (unlock func(), waited bool, err error) {
 	f, err := os.OpenFile(e.goldenLocks(), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, false, errs.Wrap("lock golden", name, err)
@@ -362,7 +360,7 @@ func (b *build) recordGeneration(ctx context.Context, row catalog.Row) (Info, er
 	}
 
 	if based != "" {
-		e.recordBase(context.WithoutCancel(ctx), based)
+		b.recordBase(context.WithoutCancel(ctx), based)
 	}
 
 	return generationInfo(row, g, e.caps.Name), nil
@@ -371,7 +369,8 @@ func (b *build) recordGeneration(ctx context.Context, row catalog.Row) (Info, er
 // recordBase writes the new base of a published volume to the pool, unless another
 // process is working on the volume. Without it, the base can be derived from the
 // origin of the generation for as long as that exists.
-func (e *Engine) recordBase(ctx context.Context, id driver.ObjectID) {
+func (b *build) recordBase(ctx context.Context, id driver.ObjectID) {
+	e := b.e
 	if err := e.ledger.ClaimNow(ctx, opPin, false, func(*catalog.Tx) ([]catalog.Mark, error) {
 		return []catalog.Mark{{ID: id, Op: opPin}}, nil
 	}); err != nil {
@@ -455,7 +454,7 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (_ Published, er
 	}
 
 	b.preset = rules
-	out, err := e.publishVolume(ctx, b, q)
+	out, err := b.publishVolume(ctx, q)
 	if err != nil {
 		b.undoBuild(ctx)
 		return Published{}, errs.Wrap(opPublish, golden, err)
@@ -466,7 +465,8 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (_ Published, er
 }
 
 // publishVolume copies the volume that a build reads, and publishes the copy.
-func (e *Engine) publishVolume(ctx context.Context, b *build, q PublishRequest) (out Published, err error) {
+func (b *build) publishVolume(ctx context.Context, q PublishRequest) (out Published, err error) {
+	e := b.e
 	vol := b.reads.Row
 	b.scratch = b.scratch.WithContentOf(vol.Identity)
 	b.scratch.Origin, b.scratch.OriginID = vol.Name, vol.ID
@@ -483,7 +483,7 @@ func (e *Engine) publishVolume(ctx context.Context, b *build, q PublishRequest) 
 	}
 
 	if vol.IsOverlay() {
-		return e.publishOverlay(ctx, b)
+		return b.publishOverlay(ctx)
 	}
 
 	if err := e.copyLive(ctx, b.reads, b.scratch, false); err != nil {

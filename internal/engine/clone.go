@@ -53,6 +53,7 @@ type Prepare func(ctx context.Context, name, dir string) error
 
 // cloning is a request under way.
 type cloning struct {
+	e *Engine
 	CloneRequest
 	op       string      // name of the operation in marks: clone, fork, run, adopt
 	prepare  Prepare     // called with each clone before others can see it; nil: nothing is called
@@ -61,7 +62,7 @@ type cloning struct {
 }
 
 // mounts reports whether the clones are mounted while they are made.
-func (q cloning) mounts() bool { return q.Mount || q.prepare != nil }
+func (q *cloning) mounts() bool { return q.Mount || q.prepare != nil }
 
 const (
 	opClone = "clone"
@@ -83,25 +84,26 @@ type clonePlan struct {
 // being built, Clone waits for it. Durable on return, unless ephemeral. NotFound,
 // Exists, Invalid, NoSpace, InUse, Unsupported, Conflict.
 func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
-	return e.clone(ctx, cloning{CloneRequest: q, op: opClone})
+	return (&cloning{e: e, CloneRequest: q, op: opClone}).clone(ctx)
 }
 
 // CloneAndPrepare is Clone with prepare called for each clone, before it is mounted where the user wants it. If prepare
 // fails, or this process is killed, there is no clone.
 func (e *Engine) CloneAndPrepare(ctx context.Context, q CloneRequest, prepare Prepare) ([]Info, error) {
-	return e.clone(ctx, cloning{CloneRequest: q, op: opClone, prepare: prepare})
+	return (&cloning{e: e, CloneRequest: q, op: opClone, prepare: prepare}).clone(ctx)
 }
 
 // Fork is Clone of a volume, which may be in use. Invalid if From is something else.
 func (e *Engine) Fork(ctx context.Context, q CloneRequest) ([]Info, error) {
-	return e.clone(ctx, cloning{CloneRequest: q, op: opFork})
+	return (&cloning{e: e, CloneRequest: q, op: opFork}).clone(ctx)
 }
 
-func (e *Engine) clone(ctx context.Context, q cloning) (_ []Info, err error) {
+func (q *cloning) clone(ctx context.Context) (_ []Info, err error) {
+	e := q.e
 	ctx, end := e.ledger.Begin(ctx, q.op)
 	defer end(&err)
 
-	names, err := cloneNames(q)
+	names, err := q.names()
 	if err != nil {
 		return nil, err
 	}
@@ -128,16 +130,16 @@ func (e *Engine) clone(ctx context.Context, q cloning) (_ []Info, err error) {
 		}
 	}
 
-	plans, l, err := e.planClones(ctx, &q, names)
+	plans, l, err := q.planClones(ctx, names)
 	if err != nil {
 		return nil, err
 	}
 
 	// Make the clones, then record all of them in one commit.
 	progress.From(ctx).Start(progress.Cloning, int64(len(plans)), 0)
-	err = e.makeClones(ctx, q, l, plans)
+	err = q.makeClones(ctx, l, plans)
 	if err == nil {
-		err = e.commitClones(ctx, q, l.Row, plans)
+		err = q.commitClones(ctx, l.Row, plans)
 	}
 	if err != nil {
 		e.undoClones(ctx, plans)
@@ -152,8 +154,8 @@ func (e *Engine) clone(ctx context.Context, q cloning) (_ []Info, err error) {
 	return out, nil
 }
 
-// cloneNames returns the names of the clones: NAME, or with a count NAME-1 and so on. Invalid.
-func cloneNames(q cloning) ([]string, error) {
+// names returns the names of the clones: NAME, or with a count NAME-1 and so on. Invalid.
+func (q *cloning) names() ([]string, error) {
 	if err := q.Name.Required("clone"); err != nil {
 		return nil, err
 	}
@@ -176,14 +178,14 @@ func cloneNames(q cloning) ([]string, error) {
 }
 
 // planClones decides everything about the clones, reserves their names and marks the work.
-func (e *Engine) planClones(ctx context.Context, p *cloning, names []string) ([]*clonePlan, content.Live, error) {
+func (q *cloning) planClones(ctx context.Context, names []string) ([]*clonePlan, content.Live, error) {
+	e := q.e
 	var l content.Live
-	if err := e.decideTemplate(ctx, p); err != nil {
+	if err := q.decideTemplate(ctx); err != nil {
 		return nil, l, err
 	}
 
-	q := *p
-	if err := e.admitCloneSize(ctx, q, int64(len(names))); err != nil {
+	if err := q.admitCloneSize(ctx, int64(len(names))); err != nil {
 		return nil, l, err
 	}
 
@@ -192,7 +194,7 @@ func (e *Engine) planClones(ctx context.Context, p *cloning, names []string) ([]
 	var fs driver.FS // filesystem of the origin when the directories of the user were checked; "" without such directories
 	if q.Mount && q.MountDir != "" {
 		var err error
-		if fs, err = e.checkCloneTargets(ctx, q, names, targets); err != nil {
+		if fs, err = q.checkCloneTargets(ctx, names, targets); err != nil {
 			return nil, l, err
 		}
 	}
@@ -214,13 +216,13 @@ func (e *Engine) planClones(ctx context.Context, p *cloning, names []string) ([]
 				WithHint("try again")
 		}
 
-		size, err := e.cloneSize(q, origin)
+		size, err := q.cloneSize(origin)
 		if err != nil {
 			return nil, err
 		}
 
 		if q.Overlay {
-			if err := checkOverlayOrigin(q, origin); err != nil {
+			if err := q.checkOverlayOrigin(origin); err != nil {
 				return nil, err
 			}
 			size = q.template.SizeBytes
@@ -239,7 +241,7 @@ func (e *Engine) planClones(ctx context.Context, p *cloning, names []string) ([]
 				return nil, err
 			}
 
-			id := e.cloneIdentity(ctx, q, n, origin, originRef, now)
+			id := q.cloneIdentity(ctx, n, origin, originRef, now)
 			id.SizeBytes = size
 			p := &clonePlan{target: targets[i]}
 			if q.mounts() && (q.MountDir == "" || q.prepare != nil) {
@@ -267,7 +269,8 @@ func (e *Engine) planClones(ctx context.Context, p *cloning, names []string) ([]
 }
 
 // admitCloneSize checks the size that clones are to have.
-func (e *Engine) admitCloneSize(ctx context.Context, q cloning, count int64) error {
+func (q *cloning) admitCloneSize(ctx context.Context, count int64) error {
+	e := q.e
 	if q.SizeBytes == 0 || q.Overlay || q.empty {
 		return nil
 	}
@@ -275,7 +278,7 @@ func (e *Engine) admitCloneSize(ctx context.Context, q cloning, count int64) err
 	var origin catalog.Row
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		if origin, _, err = q.resolveOrigin(tx); err == nil {
-			_, err = e.cloneSize(q, origin)
+			_, err = q.cloneSize(origin)
 		}
 		return err
 	}); err != nil {
@@ -290,9 +293,10 @@ func (e *Engine) admitCloneSize(ctx context.Context, q cloning, count int64) err
 }
 
 // decideTemplate finds what an overlay or an empty volume is cloned from.
-func (e *Engine) decideTemplate(ctx context.Context, q *cloning) error {
+func (q *cloning) decideTemplate(ctx context.Context) error {
+	e := q.e
 	if !q.empty {
-		return e.decideOverlay(ctx, q)
+		return q.decideOverlay(ctx)
 	}
 
 	fs := e.caps.FS[0]
@@ -304,7 +308,7 @@ func (e *Engine) decideTemplate(ctx context.Context, q *cloning) error {
 }
 
 // resolveOrigin returns what clones are made from, and its reference; an empty volume has none.
-func (q cloning) resolveOrigin(tx *catalog.Tx) (row catalog.Row, reference string, err error) {
+func (q *cloning) resolveOrigin(tx *catalog.Tx) (row catalog.Row, reference string, err error) {
 	if q.empty {
 		return q.template, "", nil
 	}
@@ -318,9 +322,8 @@ func (q cloning) resolveOrigin(tx *catalog.Tx) (row catalog.Row, reference strin
 
 // checkCloneTargets checks the mount points of clones in a directory that the user has named, and returns them in
 // targets. The filesystem of the origin, which it returns, decides how a clone is mounted.
-func (e *Engine) checkCloneTargets(
-	ctx context.Context, q cloning, names []string, targets []content.Target,
-) (driver.FS, error) {
+func (q *cloning) checkCloneTargets(ctx context.Context, names []string, targets []content.Target) (driver.FS, error) {
+	e := q.e
 	var origin catalog.Row
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		origin, err = tx.Resolve(q.op, q.From)
@@ -345,9 +348,10 @@ func (e *Engine) checkCloneTargets(
 }
 
 // cloneIdentity returns the identity of a clone, but for its size.
-func (e *Engine) cloneIdentity(
-	ctx context.Context, q cloning, name string, origin catalog.Row, originRef string, now time.Time,
+func (q *cloning) cloneIdentity(
+	ctx context.Context, name string, origin catalog.Row, originRef string, now time.Time,
 ) driver.Identity {
+	e := q.e
 	id := e.newIdentity(ctx, driver.Volume)
 	id = id.WithContentOf(origin.Identity)
 	id.Name, id.Labels = name, q.Labels
@@ -377,7 +381,8 @@ func cloneUsage(c driver.Caps, origin catalog.Row) driver.Usage {
 }
 
 // cloneSize returns the size of a clone's block device. Invalid, Unsupported.
-func (e *Engine) cloneSize(q cloning, origin catalog.Row) (int64, error) {
+func (q *cloning) cloneSize(origin catalog.Row) (int64, error) {
+	e := q.e
 	if q.SizeBytes == 0 || q.Overlay || q.empty {
 		return origin.SizeBytes, nil
 	}
@@ -399,9 +404,10 @@ func (e *Engine) cloneSize(q cloning, origin catalog.Row) (int64, error) {
 	return size, nil
 }
 
-func (e *Engine) makeClones(ctx context.Context, q cloning, l content.Live, plans []*clonePlan) error {
+func (q *cloning) makeClones(ctx context.Context, l content.Live, plans []*clonePlan) error {
+	e := q.e
 	if q.Overlay {
-		return e.cloneRest(ctx, q, q.template.ID, q.template, plans)
+		return q.cloneRest(ctx, q.template.ID, q.template, plans)
 	}
 
 	if l.InUse() {
@@ -411,11 +417,11 @@ func (e *Engine) makeClones(ctx context.Context, q cloning, l content.Live, plan
 		if err := e.copyLive(ctx, l, first.row.Identity, false); err != nil {
 			return err
 		}
-		if err := e.cloneRest(ctx, q, first.row.ID, l.Row, plans[1:]); err != nil {
+		if err := q.cloneRest(ctx, first.row.ID, l.Row, plans[1:]); err != nil {
 			return err
 		}
 		defer progress.From(ctx).Add(1, 0)
-		return e.readyClone(ctx, l.Row, first, q)
+		return q.readyClone(ctx, l.Row, first)
 	}
 
 	// Durable clones share blocks that must be on the disk.
@@ -425,13 +431,12 @@ func (e *Engine) makeClones(ctx context.Context, q cloning, l content.Live, plan
 		}
 	}
 
-	return e.cloneRest(ctx, q, l.Row.ID, l.Row, plans)
+	return q.cloneRest(ctx, l.Row.ID, l.Row, plans)
 }
 
 // cloneRest makes clones of the object from, which is not in use: origin or a copy of it.
-func (e *Engine) cloneRest(
-	ctx context.Context, q cloning, from driver.ObjectID, origin catalog.Row, plans []*clonePlan,
-) error {
+func (q *cloning) cloneRest(ctx context.Context, from driver.ObjectID, origin catalog.Row, plans []*clonePlan) error {
+	e := q.e
 	if len(plans) == 0 {
 		return nil
 	}
@@ -457,7 +462,7 @@ func (e *Engine) cloneRest(
 	}
 
 	return forClones(ctx, plans, func(ctx context.Context, p *clonePlan) error {
-		return e.readyClone(ctx, origin, p, q)
+		return q.readyClone(ctx, origin, p)
 	})
 }
 
@@ -511,7 +516,8 @@ func cloneError(err error, p *clonePlan) error {
 }
 
 // readyClone grows, mounts and prepares a clone before it is recorded.
-func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePlan, q cloning) error {
+func (q *cloning) readyClone(ctx context.Context, origin catalog.Row, p *clonePlan) error {
+	e := q.e
 	if p.row.SizeBytes > origin.SizeBytes {
 		if err := e.growInside(ctx, p.row); err != nil {
 			return err
@@ -532,7 +538,7 @@ func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePla
 		return nil
 	}
 
-	if err := e.prepareClone(ctx, p, q); err != nil || q.Mount && p.then.Path == "" {
+	if err := q.prepareClone(ctx, p); err != nil || q.Mount && p.then.Path == "" {
 		return err
 	}
 
@@ -560,7 +566,7 @@ func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePla
 
 // prepareClone calls Prepare with a mounted clone. What that has written is durable on return, unless the clone is
 // ephemeral.
-func (e *Engine) prepareClone(ctx context.Context, p *clonePlan, q cloning) error {
+func (q *cloning) prepareClone(ctx context.Context, p *clonePlan) error {
 	dir, err := os.Open(p.att.Mountpoint)
 	if err != nil {
 		return errs.Wrap(q.op, p.row.Name, err)
@@ -594,7 +600,8 @@ func (e *Engine) syncImage(ctx context.Context, id driver.ObjectID) error {
 	})
 }
 
-func (e *Engine) commitClones(ctx context.Context, q cloning, origin catalog.Row, plans []*clonePlan) error {
+func (q *cloning) commitClones(ctx context.Context, origin catalog.Row, plans []*clonePlan) error {
+	e := q.e
 	// A power loss may lose an ephemeral volume, and so its row as well.
 	return e.cat.Update(ctx, catalog.Durability(!q.Ephemeral), func(tx *catalog.Tx) error {
 		for _, p := range plans {

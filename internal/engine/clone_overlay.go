@@ -25,7 +25,8 @@ const opTemplate = "template"
 
 // overlayOrigin returns the generation that an overlay clone is made from, and the template of its upper layer.
 // Invalid: the reference does not name a generation. Unsupported: a raw image has no files.
-func (e *Engine) overlayOrigin(ctx context.Context, q cloning) (template catalog.Row, err error) {
+func (q *cloning) overlayOrigin(ctx context.Context) (template catalog.Row, err error) {
+	e := q.e
 	var origin catalog.Row
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		origin, err = tx.Resolve(q.op, q.From)
@@ -34,7 +35,7 @@ func (e *Engine) overlayOrigin(ctx context.Context, q cloning) (template catalog
 		return template, err
 	}
 
-	if err := checkOverlayOrigin(q, origin); err != nil {
+	if err := q.checkOverlayOrigin(origin); err != nil {
 		return template, err
 	}
 
@@ -63,13 +64,13 @@ func (e *Engine) checkUpperKey(ctx context.Context, op, reference string, lower 
 
 // decideOverlay decides whether clones are overlays, and finds their template. With GoldenDecides they are not where
 // the pool has none.
-func (e *Engine) decideOverlay(ctx context.Context, q *cloning) error {
+func (q *cloning) decideOverlay(ctx context.Context) error {
 	asked := q.Overlay
-	if err := e.applyOverlayPolicy(ctx, q); err != nil || !q.Overlay {
+	if err := q.applyOverlayPolicy(ctx); err != nil || !q.Overlay {
 		return err
 	}
 
-	template, err := e.overlayOrigin(ctx, *q)
+	template, err := q.overlayOrigin(ctx)
 	if !asked && errs.Is(err, errs.Unsupported) {
 		q.Overlay = false
 		return nil
@@ -80,7 +81,8 @@ func (e *Engine) decideOverlay(ctx context.Context, q *cloning) error {
 }
 
 // applyOverlayPolicy applies the policy of the golden that clones are made from. Invalid: it never has overlays.
-func (e *Engine) applyOverlayPolicy(ctx context.Context, q *cloning) error {
+func (q *cloning) applyOverlayPolicy(ctx context.Context) error {
+	e := q.e
 	if !q.Overlay && !q.GoldenDecides {
 		return nil
 	}
@@ -106,18 +108,18 @@ func (e *Engine) applyOverlayPolicy(ctx context.Context, q *cloning) error {
 					errs.Run("golden set", g.Name, "overlay=allowed"))
 		}
 
-		q.Overlay = q.Overlay || g.Overlay == driver.OverlayDefault && canOverlay(*q, origin)
+		q.Overlay = q.Overlay || g.Overlay == driver.OverlayDefault && q.canOverlay(origin)
 		return nil
 	})
 }
 
 // canOverlay reports whether this user can make overlays from an object, as far as the object decides.
-func canOverlay(q cloning, origin catalog.Row) bool {
-	return os.Geteuid() == 0 && checkOverlayOrigin(q, origin) == nil
+func (q *cloning) canOverlay(origin catalog.Row) bool {
+	return os.Geteuid() == 0 && q.checkOverlayOrigin(origin) == nil
 }
 
 // checkOverlayOrigin returns an error if no overlay can be made from an object.
-func checkOverlayOrigin(q cloning, origin catalog.Row) error {
+func (q *cloning) checkOverlayOrigin(origin catalog.Row) error {
 	switch {
 	case origin.Kind != driver.Generation:
 		return errs.New(errs.Invalid, q.op, q.From.String(), "an overlay needs a golden, and this is a %s",
@@ -143,9 +145,7 @@ const (
 )
 
 // upperTemplate returns the empty upper layer of a size for overlays on a generation with the filesystem lower.
-func (e *Engine) upperTemplate(
-	ctx context.Context, lower driver.FS, size int64,
-) (catalog.Row, error) {
+func (e *Engine) upperTemplate(ctx context.Context, lower driver.FS, size int64) (catalog.Row, error) {
 	fs := driver.Native
 	if lower.IsImage() {
 		fs = driver.Ext4
@@ -336,11 +336,12 @@ func (e *Engine) reclaimLayers(ctx context.Context, destroyed []*destroyItem) {
 }
 
 // publishOverlay publishes the overlay that a build reads: a clone of its golden, with its changes.
-func (e *Engine) publishOverlay(ctx context.Context, b *build) (out Published, err error) {
+func (b *build) publishOverlay(ctx context.Context) (out Published, err error) {
+	e := b.e
 	vol := b.reads.Row
 
 	// Copy the upper layer, so that the overlay can be used and changed in the meantime.
-	upper, err := e.copyUpper(ctx, b)
+	upper, err := b.copyUpper(ctx)
 	if err != nil {
 		return out, err
 	}
@@ -436,7 +437,8 @@ func missingRoom(root *os.File, changes []treediff.Change) (int64, error) {
 
 // replaceOverlay replaces an overlay by a volume that holds all its files: a clone of its golden, with its changes. The
 // succession has been claimed.
-func (e *Engine) replaceOverlay(ctx context.Context, s *succession, q FlattenRequest) (catalog.Row, error) {
+func (s *succession) replaceOverlay(ctx context.Context, q FlattenRequest) (catalog.Row, error) {
+	e := s.e
 	err := func() error {
 		var err error
 		if s.next, err = e.cloneWithChanges(ctx, s.vol, s.vol.Identity, s.next); err != nil {
@@ -457,7 +459,7 @@ func (e *Engine) replaceOverlay(ctx context.Context, s *succession, q FlattenReq
 		return catalog.Row{}, errs.Wrap(opFlatten, q.Volume.String(), err)
 	}
 
-	e.dropPredecessor(ctx, s)
+	s.dropPredecessor(ctx)
 	return s.row, nil
 }
 
@@ -480,7 +482,8 @@ func (e *Engine) syncContent(ctx context.Context, id driver.Identity) error {
 }
 
 // copyUpper copies the upper layer of the overlay that a build reads, at one moment. The caller destroys the copy.
-func (e *Engine) copyUpper(ctx context.Context, b *build) (driver.Identity, error) {
+func (b *build) copyUpper(ctx context.Context) (driver.Identity, error) {
+	e := b.e
 	vol := b.reads.Row
 	id := e.newIdentity(ctx, driver.Scratch).WithContentOf(vol.Identity)
 	id.Ephemeral = true

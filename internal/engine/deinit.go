@@ -73,6 +73,7 @@ type deinit struct {
 	drivers   Drivers
 	mayForget MayForget
 	report    *DeinitReport
+	e         *Engine // engine of the pool; nil until it is open
 
 	// unlock unlocks the pool, which one deinit at a time locks from before it looks who uses the pool: a second look at
 	// the same time would unmount volumes. nil: it is not locked.
@@ -121,6 +122,7 @@ func (d *deinit) emptyPool(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	d.e = e
 	defer e.Close()
 
 	ctx, end := e.ledger.Begin(ctx, opDeinit)
@@ -147,7 +149,7 @@ func (d *deinit) emptyPool(ctx context.Context) (err error) {
 		return err
 	}
 
-	rows, err := e.deinitRows(ctx)
+	rows, err := d.deinitRows(ctx)
 	if err != nil {
 		return err
 	}
@@ -162,7 +164,7 @@ func (d *deinit) emptyPool(ctx context.Context) (err error) {
 		return err
 	}
 
-	volumes, err := e.unmountable(ctx)
+	volumes, err := d.unmountable(ctx)
 	if err != nil {
 		return err
 	}
@@ -173,12 +175,12 @@ func (d *deinit) emptyPool(ctx context.Context) (err error) {
 
 	// Nothing is in the way.
 	for _, v := range volumes {
-		if err := e.umountOne(ctx, v.Row); err != nil {
+		if err := d.umountOne(ctx, v.Row); err != nil {
 			return err
 		}
 	}
 
-	return e.destroyAll(ctx, dir, rows, force, d.report)
+	return d.destroyAll(ctx, rows)
 }
 
 // checkRemotes fails if the pool has remotes that must not be forgotten. InUse.
@@ -199,7 +201,8 @@ func (d *deinit) checkRemotes(ctx context.Context, p *pool.Pool) error {
 
 // deinitRows lists all volumes, generations, and snapshots without a volume. Other snapshots are destroyed with their
 // volume.
-func (e *Engine) deinitRows(ctx context.Context) ([]doomed, error) {
+func (d *deinit) deinitRows(ctx context.Context) ([]doomed, error) {
+	e := d.e
 	var all []catalog.Row
 	lineages := map[driver.ObjectID]bool{}
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -236,12 +239,11 @@ func countNamed(rows []doomed) (n int64) {
 
 // destroyAll destroys rows, which are all that the catalogue has, then what a sweep finds, and then, if forced, the
 // objects that only the driver knows. It counts them in report.
-func (e *Engine) destroyAll(
-	ctx context.Context, dir string, rows []doomed, force bool, report *DeinitReport,
-) error {
+func (d *deinit) destroyAll(ctx context.Context, rows []doomed) error {
+	e := d.e
 	// Destroy volumes before their origins, which looks better to users who watch.
 	destroyed := e.destroyRows(ctx, rows, destroyOptions{force: true})
-	report.Destroyed = len(destroyed.Destroyed)
+	d.report.Destroyed = len(destroyed.Destroyed)
 	if len(destroyed.Failed) > 0 {
 		return destroyed.Failed[0]
 	}
@@ -255,18 +257,19 @@ func (e *Engine) destroyAll(
 	}
 
 	// Destroy objects that the catalogue does not know, if forced.
-	n, err := destroyListed(ctx, e.drv, force)
-	report.Destroyed += n
+	n, err := destroyListed(ctx, e.drv, d.Force)
+	d.report.Destroyed += n
 	if err != nil {
 		return err
 	}
 
-	return checkOnlyOurs(ctx, e.drv, dir)
+	return checkOnlyOurs(ctx, e.drv, d.Dir)
 }
 
 // unmountable lists the volumes that have a mount record, all of which are about to be unmounted. InUse if one of them
 // cannot be.
-func (e *Engine) unmountable(ctx context.Context) (out []content.Volume, err error) {
+func (d *deinit) unmountable(ctx context.Context) (out []content.Volume, err error) {
+	e := d.e
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		return tx.Rows(driver.Volume, func(r catalog.Row) error {
 			v := content.Volume{Row: r}
@@ -287,7 +290,8 @@ func (e *Engine) unmountable(ctx context.Context) (out []content.Volume, err err
 }
 
 // umountOne unmounts a volume that is about to be destroyed, ignoring unwritten data.
-func (e *Engine) umountOne(ctx context.Context, row catalog.Row) error {
+func (d *deinit) umountOne(ctx context.Context, row catalog.Row) error {
+	e := d.e
 	var att catalog.MountRecord
 	var has bool
 	if err := e.ledger.Claim(ctx, opDeinit, false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {

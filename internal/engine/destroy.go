@@ -98,17 +98,24 @@ type destroyOptions struct {
 
 // destroyRows destroys objects in batches, and reports on each of them. It returns early if ctx ends.
 func (e *Engine) destroyRows(ctx context.Context, rows []doomed, o destroyOptions) *DestroyReport {
-	report := &DestroyReport{budget: reclaimBound, why: o.why}
+	d := &destruction{e, o, &DestroyReport{budget: reclaimBound, why: o.why}}
 	ctx = mayUseReserve(ctx)
 	defer e.refillReserveIfSpent()
 	o.tracker.Start(progress.Destroying, int64(len(rows)), 0)
 	for len(rows) > 0 && ctx.Err() == nil {
 		batch := rows[:min(destroyBatch, len(rows))]
 		rows = rows[len(batch):]
-		e.destroySome(ctx, batch, o, report)
+		d.destroySome(ctx, batch)
 		o.tracker.Add(int64(len(batch)), 0)
 	}
-	return report
+	return d.report
+}
+
+// destruction is the destruction of some objects under way.
+type destruction struct {
+	e      *Engine
+	o      destroyOptions
+	report *DestroyReport
 }
 
 // doomed is an object to be destroyed; a volume includes its snapshots.
@@ -138,7 +145,7 @@ func (e *Engine) toDestroy(ctx context.Context, q DestroyRequest) ([]doomed, err
 
 		for _, p := range q.What {
 			if p.Glob != "" {
-				if err := e.addMatches(tx, p.Glob, add); err != nil {
+				if err := addMatches(tx, p.Glob, add); err != nil {
 					return err
 				}
 				continue
@@ -181,7 +188,7 @@ func (e *Engine) toDestroy(ctx context.Context, q DestroyRequest) ([]doomed, err
 }
 
 // addMatches calls add for each volume whose name matches a glob. Invalid, NotFound if there is none.
-func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row) error) error {
+func addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row) error) error {
 	if _, err := path.Match(pattern, ""); err != nil {
 		return errs.New(errs.Invalid, "destroy", pattern, "the pattern is malformed").WithHint("use *, ? and [a-z]")
 	}
@@ -251,26 +258,27 @@ func (it *destroyItem) refOf(r catalog.Row) string {
 }
 
 // destroySome destroys a batch: claim, unmount, commit and remove, each step for all of it.
-func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptions, report *DestroyReport) {
+func (d *destruction) destroySome(ctx context.Context, batch []doomed) {
+	e, o, report := d.e, d.o, d.report
 	items := make([]*destroyItem, len(batch))
-	for i, d := range batch {
-		items[i] = &destroyItem{doomed: d}
+	for i, x := range batch {
+		items[i] = &destroyItem{doomed: x}
 	}
 
 	// Claim them. One that cannot be claimed must not hold up the rest, so if
 	// claiming all together fails, claim them one by one.
-	if err := e.claimDestroy(ctx, items, o); err != nil {
+	if err := d.claimDestroy(ctx, items); err != nil {
 		if len(items) == 1 {
 			items[0].failed = err
 		} else {
 			for _, it := range items {
-				it.failed = e.claimDestroy(ctx, []*destroyItem{it}, o)
+				it.failed = d.claimDestroy(ctx, []*destroyItem{it})
 			}
 		}
 	}
 
 	// Unmount those that are not in use.
-	e.refuseUsed(ctx, items, o)
+	d.refuseUsed(ctx, items)
 	destroyInParallel(items, func(it *destroyItem) {
 		if it.has {
 			if m, err := kernel.MountAt(unix.AT_FDCWD, it.att.Mountpoint); err == nil && m.Root && m.ID == it.att.MountID &&
@@ -301,7 +309,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 	}
 
 	// Replace their rows by tombstones. From then on they no longer exist, whatever happens.
-	if err := e.commitDestroy(ctx, going, report.why); err != nil {
+	if err := d.commitDestroy(ctx, going); err != nil {
 		for _, it := range going {
 			for _, r := range it.rows() {
 				e.ledger.UnmarkFailed(ctx, r.ID, err) // it is unmounted already, which recovery will note
@@ -311,13 +319,14 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 		return
 	}
 
-	e.reclaimNow(ctx, going, report)
+	d.reclaimNow(ctx, going)
 	e.reclaimLayers(ctx, going)
 }
 
 // commitDestroy replaces the rows of a batch by tombstones, in one commit. It is durable unless all of them are
 // ephemeral: an ephemeral volume that a power loss brings back is destroyed again.
-func (e *Engine) commitDestroy(ctx context.Context, going []*destroyItem, why string) error {
+func (d *destruction) commitDestroy(ctx context.Context, going []*destroyItem) error {
+	e := d.e
 	durable := catalog.Soft
 	for _, it := range going {
 		durable = durable || catalog.Durability(!it.row.Ephemeral)
@@ -325,7 +334,7 @@ func (e *Engine) commitDestroy(ctx context.Context, going []*destroyItem, why st
 
 	return e.cat.Update(ctx, durable, func(tx *catalog.Tx) error {
 		for _, it := range going {
-			if err := it.putTombstones(tx, why); err != nil {
+			if err := it.putTombstones(tx, d.o.why); err != nil {
 				return err
 			}
 		}
@@ -335,7 +344,8 @@ func (e *Engine) commitDestroy(ctx context.Context, going []*destroyItem, why st
 
 // reclaimNow removes the destroyed objects for as long as report.budget allows, and leaves
 // the rest to the next command.
-func (e *Engine) reclaimNow(ctx context.Context, going []*destroyItem, report *DestroyReport) {
+func (d *destruction) reclaimNow(ctx context.Context, going []*destroyItem) {
+	e, report := d.e, d.report
 	ctx = context.WithoutCancel(ctx)
 	bounded, cancel := ctx, func() {}
 	if callOf(ctx).freed == nil { // a gc measures each removal, which has no limit
@@ -400,7 +410,8 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyItem, report *D
 }
 
 // refuseUsed fails the items that are in use, before anything is unmounted.
-func (e *Engine) refuseUsed(ctx context.Context, items []*destroyItem, o destroyOptions) {
+func (d *destruction) refuseUsed(ctx context.Context, items []*destroyItem) {
+	e, o := d.e, d.o
 	var asked []*destroyItem
 	var volumes []content.Volume
 	for _, it := range items {
@@ -431,7 +442,8 @@ func (it *destroyItem) isLeft(r catalog.Row) bool {
 
 // claimDestroy marks the rows of all items, or none. It reads the rows again, and sets skip for items that another
 // process has destroyed or that are no longer to be destroyed. InUse.
-func (e *Engine) claimDestroy(ctx context.Context, items []*destroyItem, o destroyOptions) error {
+func (d *destruction) claimDestroy(ctx context.Context, items []*destroyItem) error {
+	e, o := d.e, d.o
 	claim := e.ledger.Claim
 	if o.op != "" {
 		claim = e.ledger.ClaimNow
@@ -559,9 +571,7 @@ func destroyInParallel(items []*destroyItem, fn func(*destroyItem)) {
 // destroyRow destroys an object, a volume with its snapshots, ignoring pins. Either the
 // object has a mark already, of this process or of an orphan that it has locked, or
 // nobody else can be working on it.
-func (e *Engine) destroyRow(
-	ctx context.Context, row catalog.Row, att catalog.MountRecord, has bool, why string,
-) error {
+func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.MountRecord, has bool, why string) error {
 	if err := e.content.InUse(ctx, reasonFor("destroy"),
 		[]content.Volume{{Row: row, Record: att, HasRecord: has}})[0]; err != nil {
 		return err
@@ -592,7 +602,7 @@ func (e *Engine) destroyUnused(
 		return err
 	}
 
-	e.reclaimNow(ctx, []*destroyItem{it}, &DestroyReport{budget: reclaimBound})
+	(&destruction{e: e, report: &DestroyReport{budget: reclaimBound}}).reclaimNow(ctx, []*destroyItem{it})
 	e.reclaimLayers(ctx, []*destroyItem{it})
 	return nil
 }

@@ -137,9 +137,9 @@ func (d Drivers) names() string {
 // those still at work are cancelled: they undo what they have done, as if their own contexts had ended, and Shutdown
 // returns Canceled when they have. What they could not undo, the next call of Maintain does, in whatever process.
 //
-// Shutdown waits, but cancels nothing, while somebody only reads, has an image open (OpenImage) or holds a point
-// (HoldPoint), and while a program runs (Run): whoever began that has to end it. A call cannot shut down the pool that
-// it works in, as it would wait for itself.
+// Shutdown waits, but cancels nothing, while somebody only reads and while a program runs (Run), and while an image is
+// open or a point is held outside of an operation (Transfer.Begin): whoever began that has to end it. A call cannot
+// shut down the pool that it works in, as it would wait for itself.
 func (e *Engine) Shutdown(ctx context.Context) error {
 	err := e.ledger.Stop(ctx)
 	e.Close()

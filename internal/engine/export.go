@@ -84,11 +84,12 @@ func (e *Engine) Export(ctx context.Context, q ExportRequest) (out Exported, err
 	if err := q.findFormat(); err != nil {
 		return out, err
 	}
-	if err := e.checkExportFile(&q); err != nil {
+	if err := q.checkFile(e.pool.Dir); err != nil {
 		return out, err
 	}
 
-	err = e.withExport(ctx, q, &out, func(x *export) error {
+	x := &export{e: e, q: q, out: &out}
+	err = x.withExport(ctx, func() error {
 		f, err := durable.Create(q.File)
 		if err != nil {
 			return errs.Wrap(opExport, q.File, err)
@@ -127,30 +128,32 @@ func (e *Engine) ExportStream(ctx context.Context, q ExportRequest, w io.Writer)
 		return out, err
 	}
 
-	err = e.withExport(ctx, q, &out, func(x *export) error {
+	x := &export{e: e, q: q, out: &out}
+	err = x.withExport(ctx, func() error {
 		return x.write(ctx, &counted{w: w, n: &out.FileBytes})
 	})
 	return out, err
 }
 
 // withExport calls write with the object to be exported, once that can be written in the format.
-func (e *Engine) withExport(ctx context.Context, q ExportRequest, out *Exported, write func(x *export) error) error {
+func (x *export) withExport(ctx context.Context, write func() error) error {
+	q, out := x.q, x.out
 	out.Ref, out.File, out.Format = q.From.String(), q.File, q.Format
-	if err := e.checkExport(ctx, q); err != nil {
+	if err := x.checkExport(ctx); err != nil {
 		return err
 	}
 
-	x, err := e.openExport(ctx, q, out)
-	if err != nil {
+	if err := x.open(ctx); err != nil {
 		return err
 	}
 	defer x.view.close(ctx)
 
-	return errs.Wrap(opExport, out.Ref, write(x))
+	return errs.Wrap(opExport, out.Ref, write())
 }
 
 // checkExport checks what is to be exported before anything is done.
-func (e *Engine) checkExport(ctx context.Context, q ExportRequest) error {
+func (x *export) checkExport(ctx context.Context) error {
+	e, q := x.e, x.q
 	if err := e.needRoot(opExport, q.From.String()); err != nil {
 		return err
 	}
@@ -196,8 +199,8 @@ func (q *ExportRequest) findFormat() error {
 		WithHint("let it end with .tar, .tar.zst, .raw, .img or .qcow2, or add %s", errs.Param("format", "tar"))
 }
 
-// checkExportFile checks that a file can be made, outside the pool. Invalid, Exists, NotFound.
-func (e *Engine) checkExportFile(q *ExportRequest) error {
+// checkFile checks that a file can be made, outside the pool. Invalid, Exists, NotFound.
+func (q *ExportRequest) checkFile(pool string) error {
 	abs, err := filepath.Abs(q.File)
 	if err != nil {
 		return errs.Wrap(opExport, q.File, err)
@@ -214,13 +217,13 @@ func (e *Engine) checkExportFile(q *ExportRequest) error {
 	}
 
 	abs = filepath.Join(dir, filepath.Base(abs))
-	pool, err := filepath.EvalSymlinks(e.pool.Dir)
+	real, err := filepath.EvalSymlinks(pool)
 	if err != nil {
 		return errs.Wrap(opExport, q.File, err)
 	}
-	if strings.HasPrefix(abs, pool+"/") {
+	if strings.HasPrefix(abs, real+"/") {
 		return errs.New(errs.Invalid, opExport, q.File, "it is inside the pool").
-			WithHint("choose a directory outside %s", e.pool.Dir)
+			WithHint("choose a directory outside %s", pool)
 	}
 
 	st, err := os.Lstat(abs)
@@ -270,22 +273,22 @@ type export struct {
 	out  *Exported
 }
 
-// openExport finds the object, and keeps it from being destroyed. A volume is copied first: programs may go on using
+// open finds the object, and keeps it from being destroyed. A volume is copied first: programs may go on using
 // it, and it can be mounted and destroyed in the meantime.
-func (e *Engine) openExport(ctx context.Context, q ExportRequest, out *Exported) (*export, error) {
+func (x *export) open(ctx context.Context) error {
 	progress.From(ctx).Start(progress.Copying, 0, 0)
-	v, err := e.openSides(ctx, opExport, q.Freeze, q.From)
+	v, err := x.e.openSides(ctx, opExport, x.q.Freeze, x.q.From)
 	if err != nil {
-		return nil, err
+		return err
 	}
 
-	x := &export{e: e, q: q, view: v, side: v.sides[0], out: out}
+	x.view, x.side = v, v.sides[0]
 	if err := x.copyVolume(ctx); err != nil {
 		v.close(ctx)
-		return nil, errs.Wrap(opExport, out.Ref, err)
+		return errs.Wrap(opExport, x.out.Ref, err)
 	}
 
-	return x, nil
+	return nil
 }
 
 // copyVolume makes the private copy of a volume. A driver that copies all data does so only if the volume is in use.

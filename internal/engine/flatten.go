@@ -146,7 +146,7 @@ func (e *Engine) replaceByCopy(
 	// Only the blocks differ: the volume keeps its origin.
 	s.next.Origin, s.next.OriginID = s.vol.Origin, s.vol.OriginID
 	if s.vol.IsOverlay() {
-		return e.replaceOverlay(ctx, s, q)
+		return s.replaceOverlay(ctx, q)
 	}
 
 	progress.From(ctx).Start(progress.Copying, 0, 0)
@@ -166,6 +166,6 @@ func (e *Engine) replaceByCopy(
 		return catalog.Row{}, errs.Wrap(opFlatten, q.Volume.String(), err)
 	}
 
-	e.dropPredecessor(ctx, s)
+	s.dropPredecessor(ctx)
 	return s.row, nil
 }

@@ -62,8 +62,9 @@ func (e *Engine) copyLive(ctx context.Context, l content.Live, id driver.Identit
 	return e.content.CopyLive(ctx, l, id, immutable, freezes{e, l.Row.ID, id.ID})
 }
 
-// thawFor thaws what a dead process may have left frozen while it copied an object.
-func (e *Engine) thawFor(ctx context.Context, id driver.ObjectID) error {
+// Thaw implements [ledger.Work].
+func (w work) Thaw(ctx context.Context, id driver.ObjectID) error {
+	e := w.e
 	var l content.Live
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		row, ok, err := tx.Object(id)

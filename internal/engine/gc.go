@@ -266,7 +266,7 @@ func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 	var u *uses
 	var tombstones []catalog.Tombstone
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		if u, err = e.readUses(tx); err != nil {
+		if u, err = readUses(e, tx); err != nil {
 			return err
 		}
 		tombstones, err = tx.Unreclaimed(0)
@@ -291,7 +291,7 @@ func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 
 		switch r.Kind {
 		case driver.Volume:
-			k.Why = append(k.Why, e.whyVolume(ctx, u, r)...)
+			k.Why = append(k.Why, u.whyVolume(ctx, r)...)
 		case driver.Snapshot:
 			k.Why = append(k.Why, "a snapshot stays as long as its volume")
 		case driver.Generation:
@@ -321,7 +321,7 @@ func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 		out = append(out, Kept{Ref: g.Ref, Kind: KindTrash, Why: []errs.Message{errs.Messagef("%s", why)}})
 	}
 
-	ties, err := e.keptTies(ctx, u)
+	ties, err := u.keptTies(ctx)
 	return append(out, ties...), err
 }
 
@@ -365,7 +365,8 @@ func (u *uses) refs() map[driver.ObjectID]string {
 
 // keptTies lists the destroyed objects that the driver must keep, with the space they
 // use and the objects that depend on them.
-func (e *Engine) keptTies(ctx context.Context, u *uses) ([]Kept, error) {
+func (u *uses) keptTies(ctx context.Context) ([]Kept, error) {
+	e := u.e
 	t, ok := e.drv.(driver.Tied)
 	if !ok {
 		return nil, nil
@@ -417,7 +418,8 @@ func (e *Engine) keptTies(ctx context.Context, u *uses) ([]Kept, error) {
 const tiesNamed = 8
 
 // whyVolume returns the reasons why a volume stays.
-func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []errs.Message {
+func (u *uses) whyVolume(ctx context.Context, r catalog.Row) []errs.Message {
+	e := u.e
 	var why []errs.Message
 	if u.pinned[r.Lineage()] {
 		why = append(why, "one of its snapshots is pinned")

@@ -115,14 +115,16 @@ type source struct {
 //
 // Source is opened with the rights of this process: see ImportFile and ImportStream for sources of others.
 func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) {
-	return e.importFrom(ctx, q, func() (*source, error) { return e.openSource(q) })
+	i := &importing{ImportRequest: q, e: e}
+	return i.importFrom(ctx, i.openSource)
 }
 
 // ImportStream is Import of a tar archive, plain or compressed with gzip or zstd, that r returns. Source is not read:
 // it is the name of the stream for errors.
 func (e *Engine) ImportStream(ctx context.Context, q ImportRequest, r io.Reader) (Imported, error) {
 	q.Source = cmp.Or(q.Source, "-")
-	return e.importFrom(ctx, q, func() (*source, error) {
+	i := &importing{ImportRequest: q, e: e}
+	return i.importFrom(ctx, func() (*source, error) {
 		head := &headReader{r: r}
 		return &source{kind: SourceTar, r: bufio.NewReaderSize(head, 1<<20), head: head, close: func() {}}, nil
 	})
@@ -134,12 +136,20 @@ func (e *Engine) ImportStream(ctx context.Context, q ImportRequest, r io.Reader)
 // stream.
 func (e *Engine) ImportFile(ctx context.Context, q ImportRequest, f *os.File) (Imported, error) {
 	q.Source = cmp.Or(q.Source, f.Name())
-	return e.importFrom(ctx, q, func() (*source, error) { return e.openDescriptor(q, f) })
+	i := &importing{ImportRequest: q, e: e}
+	return i.importFrom(ctx, func() (*source, error) { return i.openDescriptor(f) })
 }
 
-func (e *Engine) importFrom(
-	ctx context.Context, q ImportRequest, open func() (*source, error),
-) (_ Imported, err error) {
+// importing is an import under way.
+type importing struct {
+	ImportRequest
+	e   *Engine
+	src *source
+}
+
+// importFrom is Import of the source that open returns.
+func (q *importing) importFrom(ctx context.Context, open func() (*source, error)) (_ Imported, err error) {
+	e := q.e
 	ctx, end := e.ledger.Begin(ctx, opImport)
 	defer end(&err)
 
@@ -162,13 +172,14 @@ func (e *Engine) importFrom(
 		return Imported{}, errs.Wrap(opImport, q.Source, err)
 	}
 
+	q.src = src
 	defer src.close()
 
-	if err := e.checkAdopt(ctx, &q, src); err != nil {
+	if err := q.checkAdopt(ctx); err != nil {
 		return Imported{}, err
 	}
 
-	if err := e.checkPreset(&q, src); err != nil {
+	if err := q.checkPreset(); err != nil {
 		return Imported{}, err
 	}
 
@@ -186,11 +197,11 @@ func (e *Engine) importFrom(
 		}
 	}
 
-	if err := e.checkNew(ctx, q); err != nil {
+	if err := q.checkNew(ctx); err != nil {
 		return Imported{}, err
 	}
 
-	out, err := e.buildImport(ctx, q, src)
+	out, err := q.buildImport(ctx)
 	if err != nil {
 		return Imported{}, err
 	}
@@ -199,15 +210,16 @@ func (e *Engine) importFrom(
 	out.Removed = e.removeOldOrWarn(ctx, name)
 	if q.Replace {
 		unlock() // the golden is ready for those who wait for it
-		err = e.replaceSource(ctx, q, src, &out)
+		err = q.replaceSource(ctx, &out)
 	}
 
 	return out, err
 }
 
 // buildImport fills a scratch volume from the source, and publishes it. On error nothing remains.
-func (e *Engine) buildImport(ctx context.Context, q ImportRequest, src *source) (Imported, error) {
-	id, err := e.planImport(ctx, q, src)
+func (q *importing) buildImport(ctx context.Context) (Imported, error) {
+	e, src := q.e, q.src
+	id, err := q.planImport(ctx)
 	if err != nil {
 		return Imported{}, err
 	}
@@ -222,12 +234,12 @@ func (e *Engine) buildImport(ctx context.Context, q ImportRequest, src *source) 
 	b.scratch = b.scratch.WithContentOf(id)
 	b.gen.Origin = "" // a source is not a reference
 	b.preset = src.preset
-	out, err := e.fillScratch(ctx, b, src, q)
+	out, err := q.fillScratch(ctx, b)
 	if err == nil {
 		err = src.checkUnused(q.Source) // in case its owner has started since
 	}
 	if err == nil {
-		err = e.flushBeforeSealing(ctx, b.scratch.ID)
+		err = q.flushBeforeSealing(ctx, b.scratch.ID)
 	}
 	if err == nil {
 		out.Info, err = b.publishGeneration(ctx)
@@ -241,7 +253,8 @@ func (e *Engine) buildImport(ctx context.Context, q ImportRequest, src *source) 
 }
 
 // checkNew refuses a name that is taken before any work is done.
-func (e *Engine) checkNew(ctx context.Context, q ImportRequest) error {
+func (q *importing) checkNew(ctx context.Context) error {
+	e := q.e
 	return e.cat.View(ctx, func(tx *catalog.Tx) error {
 		_, exists, err := tx.ResolveGolden(opImport, q.Name.String())
 		if err != nil {
@@ -280,7 +293,8 @@ func (e *Engine) currentGeneration(ctx context.Context, name string) (info Info,
 }
 
 // openSource opens the source and finds out what it is. NotFound, Invalid, Permission.
-func (e *Engine) openSource(q ImportRequest) (*source, error) {
+func (q *importing) openSource() (*source, error) {
+	e := q.e
 	if q.Source == "" {
 		return nil, errs.New(errs.Invalid, opImport, `""`, "the source is empty").
 			WithHint("name a directory, an archive, a disk image, or - for a tar on standard input")
@@ -330,7 +344,7 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 		f.Close()
 		return &source{kind: SourceDirectory, path: real, close: func() {}}, nil
 	case isFileOrBlockDevice(st):
-		return e.openFile(real, st, q)
+		return q.openFile(real, st)
 	}
 
 	return nil, errs.New(errs.Invalid, opImport, q.Source, "not a directory, a regular file or a block device")
@@ -342,7 +356,7 @@ func isFileOrBlockDevice(st fs.FileInfo) bool {
 
 // openDescriptor is openSource for a file that the caller has opened. It opens the same file once more, with an offset
 // of its own and, of a block device, exclusively. Invalid, Permission (it is not open for reading).
-func (e *Engine) openDescriptor(q ImportRequest, f *os.File) (*source, error) {
+func (q *importing) openDescriptor(f *os.File) (*source, error) {
 	st, err := f.Stat()
 	if err != nil {
 		return nil, err
@@ -360,17 +374,18 @@ func (e *Engine) openDescriptor(q ImportRequest, f *os.File) (*source, error) {
 	if mode := flags & unix.O_ACCMODE; flags&unix.O_PATH != 0 || mode != unix.O_RDONLY && mode != unix.O_RDWR {
 		return nil, errs.New(errs.Permission, opImport, q.Source, "it is not open for reading")
 	}
-	return e.openFile("/proc/self/fd/"+itoa(int(f.Fd())), st, q)
+	return q.openFile("/proc/self/fd/"+itoa(int(f.Fd())), st)
 }
 
 // planImport decides the filesystem and size of the volume, and checks that there is
 // enough space.
-func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (driver.Identity, error) {
+func (q *importing) planImport(ctx context.Context) (driver.Identity, error) {
+	e, src := q.e, q.src
 	id := driver.Identity{FS: q.FS}
 
 	// An image determines both.
 	if src.kind == SourceImage {
-		if err := planImage(&id, q, src); err != nil {
+		if err := q.planImage(&id); err != nil {
 			return id, err
 		}
 	}
@@ -393,20 +408,20 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 		}
 
 		if src.kind == SourceDirectory {
-			n, err := e.measureSource(ctx, q, src)
+			n, err := q.measureSource(ctx)
 			if err != nil {
 				return id, err
 			}
 			src.files, src.bytes, src.alloc = n.Files, n.Bytes, n.Allocated
 		}
 
-		if err := e.treeSize(ctx, &id, q, src); err != nil {
+		if err := q.treeSize(ctx, &id); err != nil {
 			return id, err
 		}
 	}
 
 	if q.SizeBytes > 0 {
-		if err := e.admitImportSize(ctx, id, q, src); err != nil {
+		if err := q.admitImportSize(ctx, id); err != nil {
 			return id, err
 		}
 	}
@@ -415,7 +430,8 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 }
 
 // admitImportSize checks the size that a golden is to have.
-func (e *Engine) admitImportSize(ctx context.Context, id driver.Identity, q ImportRequest, src *source) error {
+func (q *importing) admitImportSize(ctx context.Context, id driver.Identity) error {
+	e, src := q.e, q.src
 	w := wantedSize{opImport, q.Name.String(), id.SizeBytes, 1, fsprobe.NewGrowth(string(id.FS))}
 	if src.kind == SourceImage { // its filesystem stays as it is
 		w.growth = fsprobe.NewGrowth("")
@@ -424,7 +440,8 @@ func (e *Engine) admitImportSize(ctx context.Context, id driver.Identity, q Impo
 }
 
 // planImage decides the filesystem and size of the volume for an image. Invalid.
-func planImage(id *driver.Identity, q ImportRequest, src *source) error {
+func (q *importing) planImage(id *driver.Identity) error {
+	src := q.src
 	found := driver.None
 	if src.probed.Type != "" {
 		found = driver.FS(src.probed.Type)
@@ -459,7 +476,8 @@ func planImage(id *driver.Identity, q ImportRequest, src *source) error {
 }
 
 // treeSize decides the size of the image for a tree.
-func (e *Engine) treeSize(ctx context.Context, id *driver.Identity, q ImportRequest, src *source) error {
+func (q *importing) treeSize(ctx context.Context, id *driver.Identity) error {
+	e, src := q.e, q.src
 	if !id.FS.IsImage() {
 		if q.SizeBytes > 0 {
 			return errs.New(errs.Unsupported, opImport, q.Name.String(),
@@ -506,14 +524,16 @@ func (e *Engine) copyOptions(t *progress.Tracker) treecopy.Options {
 }
 
 // sourceOptions returns copyOptions for a directory that is imported.
-func (e *Engine) sourceOptions(src *source, t *progress.Tracker) treecopy.Options {
+func (q *importing) sourceOptions(t *progress.Tracker) treecopy.Options {
+	e, src := q.e, q.src
 	o := e.copyOptions(t)
 	o.Resolved = src.resolved
 	return o
 }
 
 // fillScratch creates the scratch volume and copies the source into it.
-func (e *Engine) fillScratch(ctx context.Context, b *build, src *source, q ImportRequest) (Imported, error) {
+func (q *importing) fillScratch(ctx context.Context, b *build) (Imported, error) {
+	e, src := q.e, q.src
 	if src.kind == SourceImage {
 		kind := b.scratch.FS
 		b.scratch.FS = driver.None // the image brings its own filesystem
@@ -521,7 +541,7 @@ func (e *Engine) fillScratch(ctx context.Context, b *build, src *source, q Impor
 			return Imported{}, err
 		}
 		b.scratch.FS = kind
-		out, err := e.fillImage(ctx, b, src, q)
+		out, err := q.fillImage(ctx, b)
 		if err == nil {
 			out.Cleaned, err = b.cleanScratch(ctx)
 		}
@@ -536,13 +556,13 @@ func (e *Engine) fillScratch(ctx context.Context, b *build, src *source, q Impor
 	var totals treecopy.Totals
 	var out Imported
 	put := func(root *os.File) (err error) {
-		opt := e.sourceOptions(src, progress.From(ctx))
+		opt := q.sourceOptions(progress.From(ctx))
 		content.AtStep("copying")
 		if src.kind == SourceDirectory {
 			opt.Staging = b.scratch.FS == driver.Ext4
 			progress.From(ctx).Start(progress.Copying, src.files, src.bytes)
 			if q.Adopt {
-				totals, err = e.copyAdopted(ctx, src, root, opt, q, &out)
+				totals, err = q.copyAdopted(ctx, root, opt, &out)
 				return err
 			}
 			totals, err = treecopy.CopyDir(ctx, src.path, root, opt)
@@ -571,7 +591,8 @@ func (e *Engine) fillScratch(ctx context.Context, b *build, src *source, q Impor
 }
 
 // fillImage copies an image into the scratch volume, and checks its filesystem.
-func (e *Engine) fillImage(ctx context.Context, b *build, src *source, q ImportRequest) (Imported, error) {
+func (q *importing) fillImage(ctx context.Context, b *build) (Imported, error) {
+	e, src := q.e, q.src
 	progress.From(ctx).Start(progress.Copying, 0, src.alloc)
 	out := Imported{Warnings: src.warnings}
 	err := e.content.WithPath(ctx, b.scratch.ID, func(path string) (err error) {
@@ -582,7 +603,7 @@ func (e *Engine) fillImage(ctx context.Context, b *build, src *source, q ImportR
 		return out, err
 	}
 
-	warnings, err := e.checkCopied(ctx, b.scratch.ID, src, q)
+	warnings, err := q.checkCopied(ctx, b.scratch.ID)
 	out.Warnings = append(out.Warnings, warnings...)
 	return out, err
 }
@@ -620,7 +641,8 @@ func (e *Engine) fillTree(ctx context.Context, id driver.Identity, put func(*os.
 // second copy of it. Data that is only in memory has no blocks on disk yet, so sealing
 // copies it, which is fast because the first copy is then never written. Data on disk
 // has blocks, and sealing shares all long extents instead of copying them.
-func (e *Engine) flushBeforeSealing(ctx context.Context, scratch driver.ObjectID) error {
+func (q *importing) flushBeforeSealing(ctx context.Context, scratch driver.ObjectID) error {
+	e := q.e
 	if _, ok := e.drv.(driver.Sealer); !ok {
 		return nil
 	}

@@ -26,7 +26,7 @@ import (
 // whether it is an archive or an image. Invalid, Damaged, InUse, Unsupported, IO.
 //
 // A block device is opened exclusively, unless q.Force is set.
-func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *source, err error) {
+func (q *importing) openFile(path string, st fs.FileInfo) (_ *source, err error) {
 	device := !st.Mode().IsRegular()
 	flags := os.O_RDONLY
 	if device && !q.Force {
@@ -89,7 +89,7 @@ func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *sour
 		}
 	}
 
-	return s, damagedDisk(e.checkImage(s, q))
+	return s, damagedDisk(q.checkImage(s))
 }
 
 // openDisk opens the disk in a qcow2 image. Other files are disks themselves, and so are qcow2 images that Pando cannot
@@ -148,7 +148,7 @@ func refuseCompressed(f *os.File, name string) error {
 // checkImage finds out what an image contains, and refuses it unless it is a complete
 // filesystem of a type that volumes can have. With --fs none it accepts any content, and
 // with --force even an incomplete or damaged filesystem; s.warnings say so.
-func (e *Engine) checkImage(s *source, q ImportRequest) (err error) {
+func (q *importing) checkImage(s *source) (err error) {
 	if s.probed, err = fsprobe.Probe(s.content(), s.bytes); err != nil {
 		return err
 	}
@@ -156,11 +156,11 @@ func (e *Engine) checkImage(s *source, q ImportRequest) (err error) {
 	var wrong error
 	switch {
 	case s.probed.Type != "":
-		wrong = checkSuperblock(s, q)
+		wrong = q.checkSuperblock(s)
 	case q.FS != driver.None:
-		return e.refuseUnknown(s, q)
+		return q.refuseUnknown(s)
 	default:
-		if wrong, err = checkRaw(s, q); err != nil {
+		if wrong, err = q.checkRaw(s); err != nil {
 			return err
 		}
 	}
@@ -176,7 +176,7 @@ func (e *Engine) checkImage(s *source, q ImportRequest) (err error) {
 
 // checkSuperblock checks the superblock of an ext4 or XFS filesystem, and whether the
 // image is large enough for it. Damaged, Unsupported.
-func checkSuperblock(s *source, q ImportRequest) error {
+func (q *importing) checkSuperblock(s *source) error {
 	p := s.probed
 	switch {
 	case p.Backup > 0:
@@ -219,7 +219,7 @@ func hintRepair(fs string) errs.Message {
 }
 
 // checkRaw checks an image imported with --fs none in which Probe found no filesystem.
-func checkRaw(s *source, q ImportRequest) (wrong, err error) {
+func (q *importing) checkRaw(s *source) (wrong, err error) {
 	if s.bytes%512 != 0 {
 		return errs.New(errs.Invalid, opImport, q.Source,
 			"its size of %d bytes is not a multiple of 512: the disk image is incomplete", s.bytes).
@@ -235,7 +235,8 @@ func checkRaw(s *source, q ImportRequest) (wrong, err error) {
 
 // refuseUnknown refuses an image that contains neither ext4 nor XFS, with a hint about
 // how to import its content.
-func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
+func (q *importing) refuseUnknown(s *source) error {
+	e := q.e
 	c, err := fsprobe.Identify(s.content(), s.bytes)
 	if err != nil {
 		return err
@@ -297,9 +298,8 @@ const acceptedSources = "give a directory, a tar archive (plain, gzip or zstd), 
 // copy is mounted once, so that no clone has to replay it. An image without such a log
 // stays identical, bit by bit. warnings say what could not be checked. Damaged; other
 // kinds if the host cannot replay the log.
-func (e *Engine) checkCopied(
-	ctx context.Context, id driver.ObjectID, s *source, q ImportRequest,
-) (warnings []errs.Message, err error) {
+func (q *importing) checkCopied(ctx context.Context, id driver.ObjectID) (warnings []errs.Message, err error) {
+	e, s := q.e, q.src
 	kind := driver.FS(s.probed.Type)
 	progress.From(ctx).Start(progress.CheckingFilesystem, 0, 0)
 	_, missing := lookProgram(check.Checker(kind))
@@ -315,7 +315,7 @@ func (e *Engine) checkCopied(
 
 	if missing != nil {
 		if wrong != "" {
-			return nil, refuseDamaged(q, s.probed.Type, wrong, "")
+			return nil, q.refuseDamaged(s.probed.Type, wrong, "")
 		}
 		return []errs.Message{notChecked(missing)}, nil
 	}
@@ -338,7 +338,7 @@ func (e *Engine) checkCopied(
 	}
 
 	if wrong != "" {
-		return nil, refuseDamaged(q, s.probed.Type, wrong, found.Detail)
+		return nil, q.refuseDamaged(s.probed.Type, wrong, found.Detail)
 	}
 
 	return nil, nil
@@ -357,7 +357,7 @@ func notChecked(err error) errs.Message {
 const shownFaults = 3
 
 // refuseDamaged returns the error for a damaged filesystem, with the first lines of detail.
-func refuseDamaged(q ImportRequest, fs, wrong, detail string) error {
+func (q *importing) refuseDamaged(fs, wrong, detail string) error {
 	if detail != "" {
 		lines := strings.Split(detail, "\n")
 		if len(lines) > shownFaults {

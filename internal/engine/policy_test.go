@@ -29,7 +29,7 @@ func asUser(t *testing.T, uid uint32) context.Context {
 var unasked = map[string]string{
 	"HasReserve": "for tests", "SpendReserve": "for tests",
 	"Caps": "no call", "Close": "no call", "Shutdown": "no call",
-	"Dir": "no call", "PoolID": "no call", "SetPolicy": "no call",
+	"Dir": "no call", "PoolID": "no call", "SetPolicy": "no call", "Transfer": "no call", "Begin": "no call",
 	"Maintain": "the pool's own work", "Sync": "changes nothing",
 	"CanReceive": "about the driver", "ReceivesRaw": "about the driver", "SendsStreams": "about the driver",
 	"Links": "records of a remote", "PutLink": "records of a remote", "DropLink": "records of a remote",
@@ -88,7 +88,7 @@ func TestPolicyIsAsked(t *testing.T) {
 			}
 		}
 
-		all := reflect.TypeFor[*engine.Engine]()
+		all := reflect.TypeFor[*engine.Transfer]()
 		for i := range all.NumMethod() {
 			name := all.Method(i).Name
 			if (unasked[name] == "") != tested[name] {
@@ -309,39 +309,42 @@ func callsOf(t *testing.T, e *engine.Engine, top string) (calls []policyCall) {
 	}
 
 	// What push and pull need.
-	add("Point", "v@s", func(ctx context.Context) error { _, err := e.Point(ctx, at("v@s")); return err })
-	add("PointByID", "v@s", func(ctx context.Context) error { _, err := e.PointByID(ctx, s); return err })
+	add("Point", "v@s", func(ctx context.Context) error { _, err := e.Transfer().Point(ctx, at("v@s")); return err })
+	add("PointByID", "v@s", func(ctx context.Context) error { _, err := e.Transfer().PointByID(ctx, s); return err })
 	for _, r := range []string{"v", "g"} {
-		add("Points", r, func(ctx context.Context) error { _, err := e.Points(ctx, name(r)); return err })
-		add("NamesOf", r, func(ctx context.Context) error { _, err := e.NamesOf(ctx, r); return err })
+		add("Points", r, func(ctx context.Context) error { _, err := e.Transfer().Points(ctx, name(r)); return err })
+		add("NamesOf", r, func(ctx context.Context) error { _, err := e.Transfer().NamesOf(ctx, r); return err })
 	}
 	read := engine.ReadRequest{Point: s}
 	add("OpenImage", "v@s", func(ctx context.Context) error {
-		m, err := e.OpenImage(ctx, read)
+		m, err := e.Transfer().OpenImage(ctx, read)
 		if err == nil {
 			err = m.Close()
 		}
 		return err
 	})
-	add("SendTree", "v@s", func(ctx context.Context) error { return e.SendTree(ctx, read, io.Discard) })
-	add("Key", "v@s", func(ctx context.Context) error { _, err := e.Key(ctx, s); return err })
+	add("SendTree", "v@s", func(ctx context.Context) error { return e.Transfer().SendTree(ctx, read, io.Discard) })
+	add("Key", "v@s", func(ctx context.Context) error { _, err := e.Transfer().Key(ctx, s); return err })
 	add("HoldPoint", "v@s", func(ctx context.Context) error {
-		release, err := e.HoldPoint(ctx, s)
+		release, err := e.Transfer().HoldPoint(ctx, s)
 		if err == nil {
 			release()
 		}
 		return err
 	})
-	add("Receive", "n", func(ctx context.Context) error { _, err := e.Receive(ctx, receive, image); return err })
+	add("Receive", "n", func(ctx context.Context) error {
+		_, err := e.Transfer().Receive(ctx, receive, image)
+		return err
+	})
 	add("Receive an update", "v v@s", func(ctx context.Context) error {
-		_, err := e.Receive(ctx, update, image)
+		_, err := e.Transfer().Receive(ctx, update, image)
 		return err
 	})
 	add("Receive a generation", "g", func(ctx context.Context) error {
-		_, err := e.Receive(ctx, golden, image)
+		_, err := e.Transfer().Receive(ctx, golden, image)
 		return err
 	})
-	add("CanUpdate", "v", func(ctx context.Context) error { return e.CanUpdate(ctx, name("v")) })
+	add("CanUpdate", "v", func(ctx context.Context) error { return e.Transfer().CanUpdate(ctx, name("v")) })
 
 	// The pool.
 	pool("Pool", func(ctx context.Context) error { _, err := e.Pool(ctx, engine.PoolRequest{}); return err })
@@ -408,19 +411,19 @@ func TestOwners(t *testing.T) {
 		content := engine.Content{Image: func(ctx context.Context, to engine.Target) error {
 			return copyImage(ctx, e, from, "", true, to, &carried{})
 		}}
-		_, err = e.Receive(as(alice), q, content)
+		_, err = e.Transfer().Receive(as(alice), q, content)
 		must(t, err)
 		q.Update, q.Snapshot = true, name("later")
-		_, err = e.Receive(as(bob), q, content)
+		_, err = e.Transfer().Receive(as(bob), q, content)
 		must(t, err)
 		q.Update, q.SnapshotOnly, q.Snapshot = false, true, name("more")
-		_, err = e.Receive(as(0), q, content)
+		_, err = e.Transfer().Receive(as(0), q, content)
 		must(t, err)
 		q = engine.ReceiveRequest{Volume: name("web"), Golden: true, Generation: 3, FS: from.FS, SizeBytes: from.SizeBytes}
-		_, err = e.Receive(as(alice), q, content)
+		_, err = e.Transfer().Receive(as(alice), q, content)
 		must(t, err)
 		q.Generation, q.Update = 4, true
-		_, err = e.Receive(as(bob), q, content)
+		_, err = e.Transfer().Receive(as(bob), q, content)
 		must(t, err)
 
 		want := map[string]uint32{"g": 0, "v": alice, "x": alice, "fork": bob, "made": bob, "pulled": alice, "web": alice}

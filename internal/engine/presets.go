@@ -44,7 +44,8 @@ func loadPreset(op, golden, name string, overlay **driver.OverlayPolicy) (*prese
 }
 
 // checkPreset loads the preset of an import, and refuses a source that it does not fit. InUse: its owner runs. Invalid.
-func (e *Engine) checkPreset(q *ImportRequest, src *source) (err error) {
+func (q *importing) checkPreset() (err error) {
+	src := q.src
 	if src.preset, err = loadPreset(opImport, q.Name.String(), q.Preset, &q.Overlay); err != nil || src.preset == nil {
 		return err
 	}

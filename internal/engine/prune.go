@@ -99,18 +99,19 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (_ *PruneReport, err
 	}
 
 	// Choose what to remove.
-	rows, snaps, err := e.listPrunable(ctx, q)
+	p := &pruning{e, q, r}
+	rows, snaps, err := p.listPrunable(ctx)
 	if err != nil {
 		return nil, err
 	}
 
-	if rows, err = e.cutToTarget(ctx, rows, snaps, r); err != nil || q.DryRun {
+	if rows, err = p.cutToTarget(ctx, rows, snaps); err != nil || q.DryRun {
 		r.Reached = r.TargetBytes == 0
 		return r, err
 	}
 
 	// Remove it, and measure what that has freed.
-	perr := e.pruneList(ctx, q, rows, r)
+	perr := p.pruneList(ctx, rows)
 	e.returnToHost()
 	after, err := e.settledSpace(ctx)
 	if err != nil {
@@ -122,21 +123,29 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (_ *PruneReport, err
 	return r, errors.Join(perr, ctx.Err())
 }
 
+// pruning is a prune under way.
+type pruning struct {
+	e      *Engine
+	q      PruneRequest
+	report *PruneReport
+}
+
 // uses holds what is in use according to the catalogue, read once for all objects.
 type uses struct {
+	e       *Engine
 	mounts  map[driver.ObjectID]catalog.MountRecord
-	marked  map[driver.ObjectID]bool // worked on, or read
-	based   map[string]int           // volumes and snapshots by the generation that they descend from
-	mirrors map[string]int           // by golden: see mirrorOf
+	marked  map[driver.ObjectID]bool // objects that are worked on, or read
+	based   map[string]int           // number of volumes and snapshots that descend from a generation
+	mirrors map[string]int           // number of a golden's newest mirror: see mirrorOf
 	pinned  map[driver.ObjectID]bool // lineages with a pinned snapshot
 	goldens map[string]catalog.Golden
-	snaps   map[driver.ObjectID][]catalog.Row // by lineage
+	snaps   map[driver.ObjectID][]catalog.Row // snapshots of a lineage
 	rows    []catalog.Row
 }
 
 // readUses reads all rows of the catalogue, and what uses them.
-func (e *Engine) readUses(tx *catalog.Tx) (*uses, error) {
-	u := &uses{marked: map[driver.ObjectID]bool{}, based: map[string]int{}, mirrors: map[string]int{},
+func readUses(e *Engine, tx *catalog.Tx) (*uses, error) {
+	u := &uses{e: e, marked: map[driver.ObjectID]bool{}, based: map[string]int{}, mirrors: map[string]int{},
 		pinned: map[driver.ObjectID]bool{}, goldens: map[string]catalog.Golden{}, snaps: map[driver.ObjectID][]catalog.Row{}}
 	var err error
 	if u.mounts, err = tx.MountRecords(); err != nil {
@@ -181,7 +190,8 @@ func (e *Engine) readUses(tx *catalog.Tx) (*uses, error) {
 }
 
 // mayPrune reports whether prune may remove an object at all, and if not, why.
-func (e *Engine) mayPrune(u *uses, r catalog.Row) (bool, string) {
+func (u *uses) mayPrune(r catalog.Row) (bool, string) {
+	e := u.e
 	switch {
 	case r.Pinned.After(time.Now()):
 		return false, "pinned" + pinnedUntil(r.Pinned)
@@ -215,12 +225,13 @@ func (e *Engine) mayPrune(u *uses, r catalog.Row) (bool, string) {
 }
 
 // listPrunable lists the objects that may be removed, the least recently used first.
-func (e *Engine) listPrunable(
-	ctx context.Context, q PruneRequest,
+func (p *pruning) listPrunable(
+	ctx context.Context,
 ) (out []catalog.Row, snaps map[driver.ObjectID][]catalog.Row, err error) {
+	e, q := p.e, p.q
 	now := time.Now()
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
-		u, err := e.readUses(tx)
+		u, err := readUses(e, tx)
 		if err != nil {
 			return err
 		}
@@ -230,7 +241,7 @@ func (e *Engine) listPrunable(
 			if r.Kind == driver.Generation {
 				labels = u.goldens[r.Golden].Labels
 			}
-			if ok, _ := e.mayPrune(u, r); !ok || !q.Labels.Matches(labels) {
+			if ok, _ := u.mayPrune(r); !ok || !q.Labels.Matches(labels) {
 				continue
 			}
 			if now.Sub(r.CreatedAt) >= q.OlderThan && now.Sub(r.UsedAt) >= q.Idle {
@@ -249,9 +260,10 @@ func (e *Engine) listPrunable(
 // cutToTarget returns as many rows as are needed to reach the target by their exclusive
 // space, measured now, and adds them to the report. Trees are not measured, as that means
 // walking them: all of them stay on the list.
-func (e *Engine) cutToTarget(
-	ctx context.Context, rows []catalog.Row, snaps map[driver.ObjectID][]catalog.Row, r *PruneReport,
+func (p *pruning) cutToTarget(
+	ctx context.Context, rows []catalog.Row, snaps map[driver.ObjectID][]catalog.Row,
 ) ([]catalog.Row, error) {
+	e, r := p.e, p.report
 	expected := r.FreeBefore
 	for i, row := range rows {
 		if r.TargetBytes > 0 && expected >= r.TargetBytes {
@@ -293,7 +305,8 @@ const pruneBatch = 64
 
 // pruneList removes the rows that have not changed since they were selected, until the
 // target is reached.
-func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.Row, r *PruneReport) (failed error) {
+func (p *pruning) pruneList(ctx context.Context, rows []catalog.Row) (failed error) {
+	e, r := p.e, p.report
 	used := map[driver.ObjectID]time.Time{}
 	at := map[driver.ObjectID]int{}
 	for i, row := range rows {
@@ -301,7 +314,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 	}
 
 	still := func(tx *catalog.Tx, row catalog.Row, attached bool) (bool, error) {
-		return e.stillPrunable(tx, q, row, attached, used[row.ID], &r.Candidates[at[row.ID]])
+		return p.stillPrunable(tx, row, attached, used[row.ID], &r.Candidates[at[row.ID]])
 	}
 
 	// Remove them in batches, and measure after each, until enough is free.
@@ -357,9 +370,10 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 
 // stillPrunable decides, in the transaction that claims an object, whether it may still be removed. If not, it records
 // why in c. used is when the object was last used when it was selected.
-func (e *Engine) stillPrunable(
-	tx *catalog.Tx, q PruneRequest, row catalog.Row, attached bool, used time.Time, c *Candidate,
+func (p *pruning) stillPrunable(
+	tx *catalog.Tx, row catalog.Row, attached bool, used time.Time, c *Candidate,
 ) (bool, error) {
+	e, q := p.e, p.q
 	switch {
 	case !row.UsedAt.Equal(used):
 		c.Kept = "it has been used since"

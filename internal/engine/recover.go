@@ -154,10 +154,6 @@ func (e *Engine) destroyExpired(ctx context.Context, now time.Time) int {
 // work provides what the ledger needs of an Engine: see [ledger.Work].
 type work struct{ e *Engine }
 
-func (w work) Thaw(ctx context.Context, read driver.ObjectID) error { return w.e.thawFor(ctx, read) }
-
-func (w work) UndoMount(ctx context.Context, m catalog.Mark) error { return w.e.undoMount(ctx, m) }
-
 func (w work) Remove(ctx context.Context, id driver.ObjectID, ref, why string) error {
 	return w.e.removeObject(ctx, id, ref, why)
 }
@@ -179,7 +175,7 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 			return err
 		}
 	case m.Op == opResize:
-		if err := e.finishResize(ctx, row); err != nil {
+		if err := w.finishResize(ctx, row); err != nil {
 			return err
 		}
 	case row.Kind == driver.Layer: // a generation that was removed while overlays needed it
@@ -191,9 +187,9 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 			return err
 		}
 	case m.Op == opRun:
-		return e.finishRun(ctx, row, rec, hasRec)
+		return w.finishRun(ctx, row, rec, hasRec)
 	case m.Op == opAdopt:
-		return e.finishAdopt(ctx, m, row, rec, hasRec)
+		return w.finishAdopt(ctx, m, row, rec, hasRec)
 	case hasRec && e.content.MountState(row, rec) == content.NotMounted:
 		// An umount that had done its work but not said so.
 		if err := e.content.RemoveTarget(ctx, row.Name, rec); err != nil {
@@ -205,7 +201,7 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 			return err
 		}
 	case m.Mountpoint != "":
-		if err := e.undoMount(ctx, m); err != nil {
+		if err := w.UndoMount(ctx, m); err != nil {
 			return err
 		}
 	}
@@ -220,8 +216,9 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 	})
 }
 
-// undoMount unmounts what a dead process may have mounted at m.Mountpoint and not recorded.
-func (e *Engine) undoMount(ctx context.Context, m catalog.Mark) error {
+// UndoMount implements [ledger.Work].
+func (w work) UndoMount(ctx context.Context, m catalog.Mark) error {
+	e := w.e
 	name := m.Name
 	if name == "" {
 		name = e.cat.RefOf(ctx, m.ID)

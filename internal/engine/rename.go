@@ -71,10 +71,11 @@ func (e *Engine) Rename(ctx context.Context, q RenameRequest) (_ Renamed, err er
 			WithHint("choose another name")
 	}
 
+	r := &renaming{q, e}
 	if row.Kind == driver.Generation {
-		err = e.renameGolden(ctx, q)
+		err = r.renameGolden(ctx)
 	} else {
-		err = e.renameObject(ctx, q)
+		err = r.renameObject(ctx)
 	}
 	if err != nil {
 		return Renamed{}, err
@@ -88,8 +89,15 @@ func (e *Engine) Rename(ctx context.Context, q RenameRequest) (_ Renamed, err er
 	return Renamed{Info: info, Before: full}, err
 }
 
+// renaming is a rename under way.
+type renaming struct {
+	RenameRequest
+	e *Engine
+}
+
 // renameObject renames a volume or snapshot.
-func (e *Engine) renameObject(ctx context.Context, q RenameRequest) error {
+func (q *renaming) renameObject(ctx context.Context) error {
+	e := q.e
 	var row catalog.Row
 	name := q.Name.String()
 	return e.changeRows(ctx, rowsChange{op: opRename, find: func(tx *catalog.Tx) (
@@ -117,7 +125,7 @@ func (e *Engine) renameObject(ctx context.Context, q RenameRequest) error {
 		if err := tx.CheckFree(opRename, name); err != nil {
 			return nil, err
 		}
-		return []catalog.Mark{m}, e.checkNoLink(tx, row)
+		return []catalog.Mark{m}, q.checkNoLink(tx, row)
 	}, change: func(tx *catalog.Tx) error {
 		if row.Kind == driver.Snapshot {
 			return tx.RenameSnapshot(row, name)
@@ -128,7 +136,8 @@ func (e *Engine) renameObject(ctx context.Context, q RenameRequest) error {
 
 // checkNoLink returns InUse if the place of a volume below the pool is a symbolic link: the link has the name of the
 // volume, and another volume of that name would replace it.
-func (e *Engine) checkNoLink(tx *catalog.Tx, row catalog.Row) error {
+func (q *renaming) checkNoLink(tx *catalog.Tx, row catalog.Row) error {
+	e := q.e
 	a, has, err := tx.MountRecord(row.ID)
 	if err != nil || !has || a.MountID != 0 || e.content.MountState(row, a) == content.NotMounted {
 		return err
@@ -140,9 +149,10 @@ func (e *Engine) checkNoLink(tx *catalog.Tx, row catalog.Row) error {
 
 // renameGolden renames a golden. Everything that descends from it has its name in its identity, so all of that is
 // marked, and nothing of it may be copied in the meantime: the copy would get the old name.
-func (e *Engine) renameGolden(ctx context.Context, q RenameRequest) error {
+func (q *renaming) renameGolden(ctx context.Context) error {
+	e := q.e
 	before, name := q.Ref.Name, q.Name.String()
-	unlock, err := e.lockRenamed(ctx, before, name)
+	unlock, err := q.lockRenamed(ctx, before, name)
 	if err != nil {
 		return err
 	}
@@ -198,7 +208,7 @@ func checkGoldenFree(tx *catalog.Tx, name string) error {
 
 // lockRenamed locks both names of a golden, and their sources: no other process builds or refreshes one of them. The
 // locks are taken in the order in which a refresh takes them, and of several in order of their names.
-func (e *Engine) lockRenamed(ctx context.Context, before, name string) (unlock func(), err error) {
+func (q *renaming) lockRenamed(ctx context.Context, before, name string) (unlock func(), err error) {
 	names := []string{before, name}
 	slices.Sort(names)
 
@@ -209,7 +219,7 @@ func (e *Engine) lockRenamed(ctx context.Context, before, name string) (unlock f
 		}
 	}
 	for _, n := range []string{sourceOf(names[0]), sourceOf(names[1]), names[0], names[1]} {
-		one, _, err := e.lockGolden(ctx, n)
+		one, _, err := q.e.lockGolden(ctx, n)
 		if err != nil {
 			unlock()
 			return nil, err

@@ -75,7 +75,7 @@ func TestRenameKeepsLineage(t *testing.T) {
 	}
 	names := func(name string) engine.Names {
 		t.Helper()
-		n, err := e.NamesOf(t.Context(), name)
+		n, err := e.Transfer().NamesOf(t.Context(), name)
 		if err != nil {
 			t.Fatal(err)
 		}

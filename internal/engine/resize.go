@@ -80,7 +80,7 @@ func (e *Engine) Resize(ctx context.Context, q ResizeRequest) (_ Resized, err er
 		return Resized{}, errs.Wrap(opResize, name, err)
 	}
 
-	info, err := e.resized(ctx, id)
+	info, err := r.resized(ctx, id)
 	return Resized{Info: info, BeforeBytes: before}, err
 }
 
@@ -156,7 +156,8 @@ func (r *resize) check(row catalog.Row) error {
 }
 
 // checkImageSize checks that the image of a volume has the size that the catalogue says.
-func (e *Engine) checkImageSize(ctx context.Context, row catalog.Row) error {
+func (r *resize) checkImageSize(ctx context.Context, row catalog.Row) error {
+	e := r.e
 	ins, ok := e.drv.(driver.Inspector)
 	if !ok {
 		return nil
@@ -184,7 +185,7 @@ func (r *resize) growCopy(ctx context.Context) (driver.ObjectID, error) {
 	err := s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
 		err := r.again(tx)
 		if err == nil {
-			err = e.checkImageSize(ctx, r.live.Row)
+			err = r.checkImageSize(ctx, r.live.Row)
 		}
 		return r.live.Row, r.live.Row, err
 	})
@@ -205,7 +206,7 @@ func (r *resize) growCopy(ctx context.Context) (driver.ObjectID, error) {
 		return "", err
 	}
 
-	e.dropPredecessor(ctx, s)
+	s.dropPredecessor(ctx)
 	return s.next.ID, nil
 }
 
@@ -217,7 +218,7 @@ func (r *resize) growUsed(ctx context.Context) error {
 	err := e.ledger.Claim(ctx, opResize, true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		err := r.again(tx)
 		if err == nil {
-			err = e.checkImageSize(ctx, r.live.Row)
+			err = r.checkImageSize(ctx, r.live.Row)
 		}
 		// Its filesystem may be frozen by this operation itself.
 		return []catalog.Mark{{ID: r.live.Row.ID, Op: opResize, Reads: r.live.Row.ID}}, err
@@ -230,7 +231,7 @@ func (r *resize) growUsed(ctx context.Context) error {
 	row := r.live.Row
 	err = e.drv.(driver.Resizer).Resize(ctx, row.ID, r.size)
 	if err == nil {
-		err = e.recordSize(ctx, row, r.size)
+		err = r.recordSize(ctx, row, r.size)
 	}
 	if err == nil {
 		content.AtStep("enlarged")
@@ -239,7 +240,7 @@ func (r *resize) growUsed(ctx context.Context) error {
 		err = cmp.Or(err, grow)
 	}
 	if err != nil {
-		if uerr := e.undoGrowth(context.WithoutCancel(ctx), row); uerr != nil {
+		if uerr := r.undoGrowth(context.WithoutCancel(ctx), row); uerr != nil {
 			// The mark stays, so that the next command goes on.
 			warnings.Add(ctx, "%s could not be brought back to its size of %s: %v", row.Name, errs.FormatBytes(row.SizeBytes),
 				uerr)
@@ -254,7 +255,8 @@ func (r *resize) growUsed(ctx context.Context) error {
 }
 
 // undoGrowth gives a volume the size that it had, or what its filesystem has grown to if that is more.
-func (e *Engine) undoGrowth(ctx context.Context, before catalog.Row) error {
+func (r *resize) undoGrowth(ctx context.Context, before catalog.Row) error {
+	e := r.e
 	l, err := e.liveNow(ctx, before.ID)
 	if err != nil {
 		return err
@@ -266,7 +268,7 @@ func (e *Engine) undoGrowth(ctx context.Context, before catalog.Row) error {
 	}
 
 	size := max(before.SizeBytes, roundUp(used))
-	if err := e.recordSize(ctx, before, size); err != nil {
+	if err := r.recordSize(ctx, before, size); err != nil {
 		return err
 	}
 	l.Row.SizeBytes = size
@@ -274,7 +276,8 @@ func (e *Engine) undoGrowth(ctx context.Context, before catalog.Row) error {
 }
 
 // recordSize records the size of a volume.
-func (e *Engine) recordSize(ctx context.Context, row catalog.Row, size int64) error {
+func (r *resize) recordSize(ctx context.Context, row catalog.Row, size int64) error {
+	e := r.e
 	return e.cat.Update(ctx, catalog.Durability(!row.Ephemeral), func(tx *catalog.Tx) error {
 		now, ok, err := tx.Object(row.ID)
 		if err != nil || !ok {
@@ -327,7 +330,8 @@ func (e *Engine) matchImage(ctx context.Context, l content.Live) error {
 }
 
 // finishResize ends a resize of a process that died. A filesystem that cannot grow is a warning: the volume is usable.
-func (e *Engine) finishResize(ctx context.Context, row catalog.Row) error {
+func (w work) finishResize(ctx context.Context, row catalog.Row) error {
+	e := w.e
 	if row.Kind != driver.Volume { // the previous object of one that has been replaced
 		return e.matchIdentity(ctx, row.ID)
 	}
@@ -344,7 +348,8 @@ func (e *Engine) finishResize(ctx context.Context, row catalog.Row) error {
 }
 
 // resized describes a volume after a resize.
-func (e *Engine) resized(ctx context.Context, id driver.ObjectID) (info Info, err error) {
+func (r *resize) resized(ctx context.Context, id driver.ObjectID) (info Info, err error) {
+	e := r.e
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		row, ok, err := tx.Object(id)
 		if err != nil || !ok {

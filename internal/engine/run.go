@@ -87,10 +87,11 @@ func (e *Engine) inClone(
 		q.Name = ref.MustName("run-" + string(driver.NewID()[:10]))
 	}
 
-	infos, err := e.clone(ctx, cloning{op: opRun, empty: q.Empty, CloneRequest: CloneRequest{
+	clone := cloning{e: e, op: opRun, empty: q.Empty, CloneRequest: CloneRequest{
 		From: q.From, Object: q.Object, Name: q.Name, Mount: true, May: q.May, Ephemeral: !q.Keep, Overlay: q.Overlay,
 		GoldenDecides: q.GoldenDecides, Labels: q.Labels,
-	}})
+	}}
+	infos, err := clone.clone(ctx)
 	if err != nil {
 		return RunResult{}, err
 	}
@@ -184,7 +185,8 @@ func (e *Engine) destroyWhenFree(ctx context.Context, id driver.ObjectID) error 
 }
 
 // finishRun ends a run whose process was killed. It leaves a volume alone that was to be kept.
-func (e *Engine) finishRun(ctx context.Context, row catalog.Row, att catalog.MountRecord, has bool) error {
+func (w work) finishRun(ctx context.Context, row catalog.Row, att catalog.MountRecord, has bool) error {
+	e := w.e
 	if !row.Ephemeral {
 		return e.ledger.Unmark(ctx, row.ID)
 	}

@@ -162,7 +162,7 @@ func TestLog(t *testing.T) {
 		if _, err = e.RunFunc(ctx, q, func(context.Context, engine.Info) error { return broken }); !errors.Is(err, broken) {
 			t.Fatal(err)
 		}
-		if _, err = e.OpenImage(ctx, engine.ReadRequest{Point: "nothing"}); !errs.Is(err, errs.NotFound) {
+		if _, err = e.Transfer().OpenImage(ctx, engine.ReadRequest{Point: "nothing"}); !errs.Is(err, errs.NotFound) {
 			t.Fatal(err)
 		}
 		if _, err = e.Destroy(ctx, toDestroy("nothing")); !errs.Is(err, errs.NotFound) {

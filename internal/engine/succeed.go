@@ -128,7 +128,8 @@ func (s *succession) giveUp(ctx context.Context) {
 
 // dropPredecessor destroys the previous object of a volume after commit, if nobody needs
 // it. If that fails, the object stays as the snapshot that it has become.
-func (e *Engine) dropPredecessor(ctx context.Context, s *succession) {
+func (s *succession) dropPredecessor(ctx context.Context) {
+	e := s.e
 	if !s.settled {
 		return // its mark must stay; commit has warned about it
 	}

@@ -73,10 +73,11 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 	}
 
 	s.Objects = len(objects)
-	c, err := e.readSweepView(ctx)
+	c, err := readSweepView(ctx, e.cat)
 	if err != nil {
 		return nil, err
 	}
+	w := &sweeping{e, s, c}
 
 	// Remove objects that are garbage.
 	whole := make(map[driver.ObjectID]bool, len(objects))
@@ -87,7 +88,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 
 		_, known := c.rows[o.ID]
 		if !known && !c.marked[o.ID] {
-			e.sweepUnknown(ctx, s, o, c.tombstones[o.ID])
+			w.sweepUnknown(ctx, o, c.tombstones[o.ID])
 			continue
 		}
 
@@ -100,7 +101,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 		}
 	}
 
-	e.sweepEphemeral(ctx, s, c)
+	w.sweepEphemeral(ctx)
 
 	// Find rows without an object.
 	for id := range c.rows {
@@ -113,7 +114,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 	}
 
 	// Forget what is no longer mounted, what dead processes left, and tombstones without an object.
-	if err := e.sweepMountRecords(ctx, s, c); err != nil {
+	if err := w.sweepMountRecords(ctx); err != nil {
 		return nil, err
 	}
 
@@ -133,10 +134,17 @@ type sweepView struct {
 	mounts     map[driver.ObjectID]catalog.MountRecord
 }
 
+// sweeping is a sweep under way.
+type sweeping struct {
+	e     *Engine
+	found *Sweep
+	view  *sweepView
+}
+
 // readSweepView reads the catalogue for a sweep, in one transaction.
-func (e *Engine) readSweepView(ctx context.Context) (*sweepView, error) {
+func readSweepView(ctx context.Context, cat *catalog.Catalog) (*sweepView, error) {
 	c := &sweepView{rows: map[driver.ObjectID]catalog.Row{}, marked: map[driver.ObjectID]bool{}}
-	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+	err := cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		if c.marks, err = tx.Marks(); err != nil {
 			return err
 		}
@@ -160,14 +168,15 @@ func (e *Engine) readSweepView(ctx context.Context) (*sweepView, error) {
 }
 
 // sweepUnknown removes an object without a row or a mark if it is provably garbage, and otherwise reports it.
-func (e *Engine) sweepUnknown(ctx context.Context, s *Sweep, o driver.Object, tombstone bool) {
+func (w *sweeping) sweepUnknown(ctx context.Context, o driver.Object, tombstone bool) {
+	e, s := w.e, w.found
 	if o.Err != nil {
 		s.Kept = append(s.Kept, errs.Messagef("object %s: %v", string(o.ID), o.Err))
 		return
 	}
 
 	garbage := e.ledger.IsGarbage(o, tombstone)
-	if garbage && !tombstone && e.objectInUse(ctx, o) {
+	if garbage && !tombstone && w.objectInUse(ctx, o) {
 		s.Kept = append(s.Kept, errs.Messagef("%s %s is in use but not in the catalogue", string(o.Identity.Kind),
 			ledger.Describe(o.Identity)))
 		return
@@ -192,7 +201,8 @@ func (e *Engine) sweepUnknown(ctx context.Context, s *Sweep, o driver.Object, to
 
 // sweepEphemeral destroys the ephemeral objects of earlier boots, except those in use,
 // and removes them from the rows and mounts of c.
-func (e *Engine) sweepEphemeral(ctx context.Context, s *Sweep, c *sweepView) {
+func (w *sweeping) sweepEphemeral(ctx context.Context) {
+	e, s, c := w.e, w.found, w.view
 	var going []content.Volume
 	for id, r := range c.rows {
 		if r.Ephemeral && kernel.EarlierBoot(r.BootID, r.CreatedAt) && !c.marked[id] {
@@ -221,16 +231,17 @@ func (e *Engine) sweepEphemeral(ctx context.Context, s *Sweep, c *sweepView) {
 }
 
 // objectInUse reports whether an object that no row names is in use.
-func (e *Engine) objectInUse(ctx context.Context, o driver.Object) bool {
+func (w *sweeping) objectInUse(ctx context.Context, o driver.Object) bool {
 	id := o.Identity
 	id.Kind = driver.Volume // whatever it was meant to become
-	return o.Whole && e.content.InUse(ctx, reasonFor(opExpire),
+	return o.Whole && w.e.content.InUse(ctx, reasonFor(opExpire),
 		[]content.Volume{{Row: catalog.Row{Identity: id}}})[0] != nil
 }
 
 // sweepMountRecords forgets the mount records of what is no longer mounted, and detaches block
 // devices that no mount record and no working process accounts for.
-func (e *Engine) sweepMountRecords(ctx context.Context, s *Sweep, c *sweepView) error {
+func (w *sweeping) sweepMountRecords(ctx context.Context) error {
+	e, s, c := w.e, w.found, w.view
 	used := map[string]bool{}
 	for id, a := range c.mounts {
 		row := c.rows[id]
@@ -252,7 +263,7 @@ func (e *Engine) sweepMountRecords(ctx context.Context, s *Sweep, c *sweepView) 
 		s.StaleMounts++
 	}
 
-	if err := e.sweepDevices(ctx, s, c); err != nil {
+	if err := w.sweepDevices(ctx); err != nil {
 		return err
 	}
 

@@ -10,7 +10,8 @@ import (
 
 // sweepDevices detaches block devices of this pool that no record or operation accounts for. A device that is mounted
 // somewhere stays until it is unmounted.
-func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, c *sweepView) error {
+func (w *sweeping) sweepDevices(ctx context.Context) error {
+	e, c := w.e, w.view
 	strays, err := e.content.StrayDevices(ctx, c.rows, c.mounts)
 	if err != nil {
 		return err
@@ -20,7 +21,7 @@ func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, c *sweepView) error
 		if c.marked[d.ID] {
 			continue
 		}
-		if err := e.ifUnaccounted(ctx, d, func() error { return e.sweepDevice(ctx, s, d) }); err != nil {
+		if err := w.ifUnaccounted(ctx, d, func() error { return w.sweepDevice(ctx, d) }); err != nil {
 			return err
 		}
 	}
@@ -29,7 +30,8 @@ func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, c *sweepView) error
 }
 
 // sweepDevice detaches a device that nothing accounts for, and reports one that is in use.
-func (e *Engine) sweepDevice(ctx context.Context, s *Sweep, d content.StrayDevice) error {
+func (w *sweeping) sweepDevice(ctx context.Context, d content.StrayDevice) error {
+	e, s := w.e, w.found
 	gone, err := e.content.DetachStray(ctx, d)
 	if gone {
 		s.Loops++
@@ -48,7 +50,8 @@ const opSweep = "gc"
 
 // ifUnaccounted calls fn if no mount record and no operation accounts for a block device. Until it returns, no process
 // starts working on the object: reading an object may attach a device for a moment.
-func (e *Engine) ifUnaccounted(ctx context.Context, d content.StrayDevice, fn func() error) error {
+func (w *sweeping) ifUnaccounted(ctx context.Context, d content.StrayDevice, fn func() error) error {
+	e := w.e
 	attached := false
 	err := e.ledger.ClaimNow(ctx, opSweep, true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		a, has, err := tx.MountRecord(d.ID)

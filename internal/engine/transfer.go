@@ -30,6 +30,18 @@ const (
 	opPull = "pull"
 )
 
+// Transfer is a pool for those who send its points elsewhere and receive others: an engine, with what only they need.
+type Transfer struct{ *Engine }
+
+// Transfer returns what sends and receives points.
+func (e *Engine) Transfer() *Transfer { return &Transfer{e} }
+
+// Begin makes all calls with the context that it returns one operation, named op, until end is called with its error:
+// they have that name in events and in the log, and Shutdown lets all of them happen.
+func (e *Transfer) Begin(ctx context.Context, op string) (_ context.Context, end func(*error)) {
+	return e.ledger.Begin(ctx, op)
+}
+
 // Point is one immutable state: a snapshot of a volume, or a generation of a golden, maybe one that was removed while
 // overlays needed it.
 type Point struct {
@@ -68,7 +80,7 @@ func (p Point) AsLayer() Point {
 
 // Point describes a snapshot or generation; the name of a golden stands for its current
 // generation. NotFound, Invalid (a volume, which changes: take a snapshot first).
-func (e *Engine) Point(ctx context.Context, r ref.Ref) (Point, error) {
+func (e *Transfer) Point(ctx context.Context, r ref.Ref) (Point, error) {
 	var p Point
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		row, err := tx.Resolve(opPush, r)
@@ -82,7 +94,7 @@ func (e *Engine) Point(ctx context.Context, r ref.Ref) (Point, error) {
 }
 
 // PointByID is Point for the ID of an object.
-func (e *Engine) PointByID(ctx context.Context, id driver.ObjectID) (Point, error) {
+func (e *Transfer) PointByID(ctx context.Context, id driver.ObjectID) (Point, error) {
 	var p Point
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		row, err := tx.ResolvePoint(opPush, id)
@@ -96,7 +108,7 @@ func (e *Engine) PointByID(ctx context.Context, id driver.ObjectID) (Point, erro
 }
 
 // Points lists the points of a volume or golden, the oldest first. NotFound.
-func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
+func (e *Transfer) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 	name := volume.String()
 	var out []Point
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -133,7 +145,7 @@ func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 	return out, err
 }
 
-func (e *Engine) pointOf(tx *catalog.Tx, row catalog.Row) (Point, error) {
+func (e *Transfer) pointOf(tx *catalog.Tx, row catalog.Row) (Point, error) {
 	p := Point{
 		ID: row.ID, Ref: tx.RefOf(row), Name: row.Name, FS: row.FS, SizeBytes: row.SizeBytes, Sector: row.Sector,
 		CreatedAt: row.CreatedAt, Place: row.Order, Consistency: row.Consistency, LowerID: row.Lower,
@@ -196,7 +208,7 @@ func (e *Engine) pointOf(tx *catalog.Tx, row catalog.Row) (Point, error) {
 
 // goldenOfRemoved fills in the golden that a removed generation is pushed as a part of: its own, or, if that was
 // removed as well, one that is only for this generation, because another golden may have the name by now.
-func (e *Engine) goldenOfRemoved(tx *catalog.Tx, row catalog.Row, p *Point) error {
+func (e *Transfer) goldenOfRemoved(tx *catalog.Tx, row catalog.Row, p *Point) error {
 	g, ok, err := tx.Golden(row.Golden)
 	if err != nil {
 		return err
@@ -221,7 +233,7 @@ func (e *Engine) goldenOfRemoved(tx *catalog.Tx, row catalog.Row, p *Point) erro
 // goldenLineage returns the lineage of a golden, and its former names. The lineage stays when the golden is renamed. It
 // differs between goldens that have had the same name one after the other, as it depends on the creation time, which a
 // rebuild can recover; the first name, on which it depends too, is the present one after a rebuild.
-func (e *Engine) goldenLineage(tx *catalog.Tx, g catalog.Golden) (driver.ObjectID, []string, error) {
+func (e *Transfer) goldenLineage(tx *catalog.Tx, g catalog.Golden) (driver.ObjectID, []string, error) {
 	former, err := tx.FormerGoldenNames(g)
 	first := g.Name
 	if len(former) > 0 {
@@ -239,7 +251,7 @@ type Names struct {
 }
 
 // NamesOf returns the names of a volume or golden. NotFound.
-func (e *Engine) NamesOf(ctx context.Context, name string) (n Names, err error) {
+func (e *Transfer) NamesOf(ctx context.Context, name string) (n Names, err error) {
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		var former []string
 		g, isGolden, err := tx.ResolveGolden(opPush, name)
@@ -299,7 +311,7 @@ type ReadRequest struct {
 // found without reading data, at a cost that grows with the number of extents (see
 // internal/linux/extent). The image can be used until ctx ends. NotFound, Invalid (a
 // volume), Unsupported (a tree: see SendStream), InUse.
-func (e *Engine) OpenImage(ctx context.Context, q ReadRequest) (*Image, error) {
+func (e *Transfer) OpenImage(ctx context.Context, q ReadRequest) (*Image, error) {
 	ctx, end := e.ledger.Begin(ctx, opPush)
 	m := &Image{}
 	if err := e.openImage(ctx, q, m); err != nil {
@@ -313,7 +325,7 @@ func (e *Engine) OpenImage(ctx context.Context, q ReadRequest) (*Image, error) {
 }
 
 // openImage fills in an image. Everything it opens is closed with the image, in reverse order.
-func (e *Engine) openImage(ctx context.Context, q ReadRequest, m *Image) error {
+func (e *Transfer) openImage(ctx context.Context, q ReadRequest, m *Image) error {
 	if err := e.needRoot(opPush, string(q.Point)); err != nil {
 		return err
 	}
@@ -401,7 +413,7 @@ func wrapRangeErrors(ctx context.Context, what string, seq iter.Seq2[extent.Rang
 // the pool's driver: all of it, or the differences from its base. Neither can be destroyed
 // before SendStream returns. NotFound, Invalid (a volume), Unsupported (an image, or a
 // driver that cannot send trees), InUse, and the errors of w.
-func (e *Engine) SendStream(ctx context.Context, q ReadRequest, w io.Writer) (err error) {
+func (e *Transfer) SendStream(ctx context.Context, q ReadRequest, w io.Writer) (err error) {
 	ctx, end := e.ledger.Begin(ctx, opPush)
 	defer end(&err)
 
@@ -433,7 +445,7 @@ func (e *Engine) SendStream(ctx context.Context, q ReadRequest, w io.Writer) (er
 
 // PlanStream returns what is known in advance about the stream that SendStream would write for the same request. It is
 // the zero value if the driver knows nothing. NotFound, Invalid.
-func (e *Engine) PlanStream(ctx context.Context, q ReadRequest) (_ driver.StreamPlan, err error) {
+func (e *Transfer) PlanStream(ctx context.Context, q ReadRequest) (_ driver.StreamPlan, err error) {
 	p, ok := e.drv.(driver.Planner)
 	if !ok {
 		return driver.StreamPlan{}, nil
@@ -452,13 +464,13 @@ func (e *Engine) PlanStream(ctx context.Context, q ReadRequest) (_ driver.Stream
 }
 
 // ReceivesRaw reports whether this pool can hold trees that the filesystem of another pool has encrypted.
-func (e *Engine) ReceivesRaw() bool {
+func (e *Transfer) ReceivesRaw() bool {
 	_, ok := e.drv.(driver.Keyed)
 	return ok
 }
 
 // Key returns the encryption key of a point; the zero value if the pool's filesystem does not encrypt it. NotFound.
-func (e *Engine) Key(ctx context.Context, id driver.ObjectID) (driver.Key, error) {
+func (e *Transfer) Key(ctx context.Context, id driver.ObjectID) (driver.Key, error) {
 	if err := e.askForPoint(ctx, opPush, id); err != nil {
 		return driver.Key{}, err
 	}
@@ -476,7 +488,7 @@ func (e *Engine) keyOf(ctx context.Context, id driver.ObjectID) (driver.Key, err
 
 // SamePoint reports whether a point is certainly the same as its base, so that there is nothing to send. It costs
 // almost nothing: it returns false if the driver cannot tell cheaply. NotFound.
-func (e *Engine) SamePoint(ctx context.Context, q ReadRequest) (_ bool, err error) {
+func (e *Transfer) SamePoint(ctx context.Context, q ReadRequest) (_ bool, err error) {
 	c, ok := e.drv.(driver.Comparer)
 	if !ok || q.Base == "" || q.Base == q.Point {
 		return false, nil
@@ -493,7 +505,7 @@ func (e *Engine) SamePoint(ctx context.Context, q ReadRequest) (_ bool, err erro
 	return c.Same(ctx, q.Point, q.Base)
 }
 
-func (e *Engine) streamer(op, what string) (driver.Streamer, error) {
+func (e *Transfer) streamer(op, what string) (driver.Streamer, error) {
 	s, ok := e.drv.(driver.Streamer)
 	if !ok {
 		return nil, errs.New(errs.Unsupported, op, what, "the %s driver has no native stream format for trees", e.caps.Name).
@@ -513,7 +525,7 @@ type Link struct {
 }
 
 // Links lists the links into a repository, the oldest first.
-func (e *Engine) Links(ctx context.Context, repo string) ([]Link, error) {
+func (e *Transfer) Links(ctx context.Context, repo string) ([]Link, error) {
 	var out []Link
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		points, err := tx.RemotePoints(repo)
@@ -527,7 +539,7 @@ func (e *Engine) Links(ctx context.Context, repo string) ([]Link, error) {
 
 // PutLink adds a link, which may exist already. Not durable by itself. NotFound if the
 // object does not exist.
-func (e *Engine) PutLink(ctx context.Context, l Link) error {
+func (e *Transfer) PutLink(ctx context.Context, l Link) error {
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return putLink(tx, l) })
 }
 
@@ -539,12 +551,12 @@ func putLink(tx *catalog.Tx, l Link) error {
 }
 
 // DropLink removes the links to one manifest. It is not an error if there are none.
-func (e *Engine) DropLink(ctx context.Context, repo, manifest string) error {
+func (e *Transfer) DropLink(ctx context.Context, repo, manifest string) error {
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.DropRemotePoint(repo, manifest) })
 }
 
 // DropLinks removes the links and heads of a repository. It is not an error if there are none.
-func (e *Engine) DropLinks(ctx context.Context, repo string) error {
+func (e *Transfer) DropLinks(ctx context.Context, repo string) error {
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.DropRemote(repo) })
 }
 
@@ -561,7 +573,7 @@ type RemoteHead struct {
 }
 
 // RemoteHeads lists the heads of a repository that the pool remembers, by name.
-func (e *Engine) RemoteHeads(ctx context.Context, repo string) ([]RemoteHead, error) {
+func (e *Transfer) RemoteHeads(ctx context.Context, repo string) ([]RemoteHead, error) {
 	var out []RemoteHead
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		heads, err := tx.RemoteHeads(repo)
@@ -575,7 +587,7 @@ func (e *Engine) RemoteHeads(ctx context.Context, repo string) ([]RemoteHead, er
 
 // PutRemoteHead remembers a head that was pushed or pulled; a zero At stands for now.
 // The epoch and the next point never decrease. Not durable by itself.
-func (e *Engine) PutRemoteHead(ctx context.Context, h RemoteHead) error {
+func (e *Transfer) PutRemoteHead(ctx context.Context, h RemoteHead) error {
 	if h.Repo == "" || h.Name == "" {
 		return errs.New(errs.Invalid, "link", h.Name, "a head needs a repository and a name")
 	}
@@ -587,7 +599,7 @@ func (e *Engine) PutRemoteHead(ctx context.Context, h RemoteHead) error {
 
 // SeeRemoteHeads remembers epochs and next points of heads of a repository that were
 // only read. Not durable by itself.
-func (e *Engine) SeeRemoteHeads(ctx context.Context, repo string, heads []RemoteHead) error {
+func (e *Transfer) SeeRemoteHeads(ctx context.Context, repo string, heads []RemoteHead) error {
 	if len(heads) == 0 {
 		return nil
 	}
@@ -605,6 +617,6 @@ func (e *Engine) SeeRemoteHeads(ctx context.Context, repo string, heads []Remote
 }
 
 // DropRemoteHead forgets a head. It is not an error if there is none.
-func (e *Engine) DropRemoteHead(ctx context.Context, repo, name string) error {
+func (e *Transfer) DropRemoteHead(ctx context.Context, repo, name string) error {
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.DropRemoteHead(repo, name) })
 }

@@ -111,11 +111,11 @@ func TestReceiveRefuses(t *testing.T) {
 		t.Errorf("an image in a pool of trees: %v", err)
 	}
 	importTree(t, p, "g", source(t))
-	if err := p.SendStream(t.Context(), engine.ReadRequest{Point: point(t, p, "g").ID}, io.Discard); !errs.Is(err,
-		errs.Unsupported) || errs.HintOf(err) == "" {
+	err := p.Transfer().SendStream(t.Context(), engine.ReadRequest{Point: point(t, p, "g").ID}, io.Discard)
+	if !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
 		t.Errorf("the stream of a driver that has none: %v", err)
 	}
-	if _, err := p.OpenImage(t.Context(), engine.ReadRequest{Point: point(t, p, "g").ID}); !errs.Is(err,
+	if _, err := p.Transfer().OpenImage(t.Context(), engine.ReadRequest{Point: point(t, p, "g").ID}); !errs.Is(err,
 		errs.Unsupported) {
 		t.Errorf("the image of a tree: %v", err)
 	}
@@ -193,7 +193,7 @@ func TestReceiveFails(t *testing.T) {
 				if c.ctx == nil {
 					c.ctx = t.Context()
 				}
-				if _, err := e.Receive(c.ctx, q, engine.Content{Image: c.image}); err == nil || !c.want(err) {
+				if _, err := e.Transfer().Receive(c.ctx, q, engine.Content{Image: c.image}); err == nil || !c.want(err) {
 					t.Errorf("%s: %v", fault, err)
 				}
 				sameDump(t, fault, before, dump(t, e.Dir()))
@@ -201,7 +201,7 @@ func TestReceiveFails(t *testing.T) {
 				if imageSum(t, e, "v") != sum {
 					t.Errorf("%s: the volume has changed", fault)
 				}
-				if l, err := e.Links(t.Context(), ""); err != nil || len(l) > 0 {
+				if l, err := e.Transfer().Links(t.Context(), ""); err != nil || len(l) > 0 {
 					t.Errorf("%s: links %v, %v", fault, l, err)
 				}
 			}
@@ -237,7 +237,7 @@ func TestReceiveInFullPool(t *testing.T) {
 					return nil
 				}
 				change(&q, base)
-				_, err := e.Receive(t.Context(), q, engine.Content{Image: image})
+				_, err := e.Transfer().Receive(t.Context(), q, engine.Content{Image: image})
 				if !errs.Is(err, errs.NoSpace) || errs.HintOf(err) == "" {
 					t.Errorf("%s: %v, want NoSpace with a hint", name, err)
 				}

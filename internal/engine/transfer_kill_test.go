@@ -82,7 +82,7 @@ func receiveInChild(dir, way, name string, tree bool) error {
 	if err != nil {
 		return err
 	}
-	base, err := e.Point(ctx, ref.Ref{Name: "v", At: "s"})
+	base, err := e.Transfer().Point(ctx, ref.Ref{Name: "v", At: "s"})
 	if err != nil {
 		return err
 	}
@@ -98,13 +98,13 @@ func receiveInChild(dir, way, name string, tree bool) error {
 
 // asTree makes a request one of what v@later is.
 func asTree(ctx context.Context, e *engine.Engine, q *receipt) error {
-	later, err := e.Point(ctx, ref.Ref{Name: "v", At: "later"})
+	later, err := e.Transfer().Point(ctx, ref.Ref{Name: "v", At: "later"})
 	if err != nil {
 		return err
 	}
 	var b bytes.Buffer
 	q.FS, q.SizeBytes, q.Image, q.Stream, q.Tree = driver.Native, 0, nil, &b, true
-	return e.SendTree(ctx, engine.ReadRequest{Point: later.ID, Base: q.Base}, &b)
+	return e.Transfer().SendTree(ctx, engine.ReadRequest{Point: later.ID, Base: q.Base}, &b)
 }
 
 // TestReceiveKilled: a receive that is killed, or whose disk fails, at any step has
@@ -258,7 +258,7 @@ func (k *killed) check(res faulttest.Result) {
 	if q.Golden {
 		what.At = fmt.Sprint(q.Generation)
 	}
-	p, err := e.Point(t.Context(), what)
+	p, err := e.Transfer().Point(t.Context(), what)
 	if errs.Is(err, errs.NotFound) {
 		k.undone++
 		sameDump(t, "not received", k.before, dump(t, e.Dir()))
@@ -287,7 +287,7 @@ func (k *killed) check(res faulttest.Result) {
 			t.Errorf("%s does not hold what was received (%v)", w, err)
 		}
 	}
-	if l, err := e.Links(t.Context(), "r"); err != nil ||
+	if l, err := e.Transfer().Links(t.Context(), "r"); err != nil ||
 		!slices.Contains(l, engine.Link{Repo: "r", Manifest: k.name, Object: p.ID}) {
 		t.Errorf("links %v, %v", l, err)
 	}

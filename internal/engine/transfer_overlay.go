@@ -73,7 +73,7 @@ func (r *receive) planLower(tx *catalog.Tx) (marks []catalog.Mark, err error) {
 
 // HoldPoint keeps a point, and the lower layer of an overlay with it, from being destroyed until release is called.
 // NotFound, InUse.
-func (e *Engine) HoldPoint(ctx context.Context, id driver.ObjectID) (release func(), err error) {
+func (e *Transfer) HoldPoint(ctx context.Context, id driver.ObjectID) (release func(), err error) {
 	ctx, end := e.ledger.Begin(ctx, opPush)
 	h, err := e.ledger.Hold(ctx, opPush, id)
 	if err != nil {

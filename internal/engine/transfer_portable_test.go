@@ -25,7 +25,7 @@ import (
 func portable(t *testing.T, e *engine.Engine, p engine.Point, base driver.ObjectID) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := e.SendTree(t.Context(), engine.ReadRequest{Point: p.ID, Base: base}, &b); err != nil {
+	if err := e.Transfer().SendTree(t.Context(), engine.ReadRequest{Point: p.ID, Base: base}, &b); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -41,7 +41,7 @@ func carryPortable(t *testing.T, from, to *engine.Engine, p engine.Point, base, 
 	if change != nil {
 		change(&q)
 	}
-	if _, err := to.Receive(t.Context(), q, content); err != nil {
+	if _, err := to.Transfer().Receive(t.Context(), q, content); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -157,7 +157,7 @@ func damagedStreams(t *testing.T, e *engine.Engine, whole, part []byte, base dri
 				func(err error) bool { return errors.Is(err, mine) },
 			},
 		} {
-			if _, err := e.Receive(t.Context(), q, engine.Content{Stream: c.r}); err == nil || !c.want(err) {
+			if _, err := e.Transfer().Receive(t.Context(), q, engine.Content{Stream: c.r}); err == nil || !c.want(err) {
 				t.Errorf("%s, %s: %v", name, fault, err)
 			}
 			sameDump(t, name+", "+fault, before, dump(t, e.Dir()))
@@ -183,7 +183,7 @@ func TestTransferZFSPortably(t *testing.T) {
 		q := request(point(t, b, "g"))
 		q.Volume, q.Generation = ref.MustName("other"), 1
 		content := engine.Content{Stream: bytes.NewReader(stream(t, b, point(t, b, "g"), ""))}
-		_, err := a.Receive(t.Context(), q, content)
+		_, err := a.Transfer().Receive(t.Context(), q, content)
 		if !errs.Is(err, errs.Unsupported) || !strings.Contains(err.Error(), "btrfs") {
 			t.Errorf("a stream of btrfs into ZFS: %v", err)
 		}

@@ -82,7 +82,7 @@ type Target interface {
 // (Base, or the volume with Update), Invalid (Base is larger, or the request contradicts
 // itself), InUse (with Update: the volume is mounted), NoSpace, Unsupported (FS, Stream, Lower),
 // and the errors of c.
-func (e *Engine) Receive(ctx context.Context, q ReceiveRequest, c Content) (_ Info, err error) {
+func (e *Transfer) Receive(ctx context.Context, q ReceiveRequest, c Content) (_ Info, err error) {
 	ctx, end := e.ledger.Begin(ctx, opPull)
 	defer end(&err)
 
@@ -130,7 +130,7 @@ func (e *Engine) Receive(ctx context.Context, q ReceiveRequest, c Content) (_ In
 // receive is the state of one Receive. It makes the point first, under the ID of the
 // draft; then the volume, as a clone of the point.
 type receive struct {
-	e       *Engine
+	e       *Transfer
 	q       ReceiveRequest
 	content Content
 	kind    driver.Kind
@@ -415,13 +415,13 @@ func (r *receive) planVolume(ctx context.Context, tx *catalog.Tx) ([]catalog.Mar
 	n.CreatedAt, n.ExpiresAt, n.Pinned = vol.CreatedAt, vol.ExpiresAt, vol.Pinned
 	n.Labels, n.Owner = vol.Labels, vol.Owner
 	r.volume = n
-	r.next = &succession{e: e, op: opPull, vol: vol, next: n}
+	r.next = &succession{e: e.Engine, op: opPull, vol: vol, next: n}
 	return []catalog.Mark{{ID: vol.ID, Op: opPull}, {ID: n.ID, Op: opPull}}, nil
 }
 
 // CanUpdate checks that a volume can be replaced with received content (see ReceiveRequest.Update), and changes
 // nothing. InUse.
-func (e *Engine) CanUpdate(ctx context.Context, volume ref.Name) error {
+func (e *Transfer) CanUpdate(ctx context.Context, volume ref.Name) error {
 	return e.cat.View(ctx, func(tx *catalog.Tx) error {
 		vol, err := tx.ResolveVolume(opPull, volume.String())
 		if err != nil {
@@ -432,7 +432,7 @@ func (e *Engine) CanUpdate(ctx context.Context, volume ref.Name) error {
 }
 
 // notMounted returns InUse if a volume is mounted, and therefore cannot be replaced.
-func (e *Engine) notMounted(tx *catalog.Tx, vol catalog.Row) error {
+func (e *Transfer) notMounted(tx *catalog.Tx, vol catalog.Row) error {
 	l, err := e.content.FindLive(tx, vol, FreezeIfNeeded)
 	if err != nil || !l.InUse() {
 		return err
@@ -502,7 +502,7 @@ func (r *receive) makeAndCommit(ctx context.Context) (Info, error) {
 			return Info{}, err
 		}
 		if unchanged {
-			e.dropPredecessor(context.WithoutCancel(ctx), r.next)
+			r.next.dropPredecessor(context.WithoutCancel(ctx))
 		}
 		return volumeInfo(r.next.row, e.caps.Name, ""), nil
 	}

@@ -80,7 +80,7 @@ func snapshot(t *testing.T, e *engine.Engine, volume, name string) {
 
 func point(t *testing.T, e *engine.Engine, what string) engine.Point {
 	t.Helper()
-	p, err := e.Point(t.Context(), reference(t, what))
+	p, err := e.Transfer().Point(t.Context(), reference(t, what))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ type carried struct {
 
 // readImage calls fn with the image of a point while it is open.
 func readImage(ctx context.Context, e *engine.Engine, q engine.ReadRequest, fn func(*engine.Image) error) error {
-	m, err := e.OpenImage(ctx, q)
+	m, err := e.Transfer().OpenImage(ctx, q)
 	if err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ type receipt struct {
 }
 
 func (q receipt) into(ctx context.Context, e *engine.Engine) (engine.Info, error) {
-	return e.Receive(ctx, q.ReceiveRequest, q.Content)
+	return e.Transfer().Receive(ctx, q.ReceiveRequest, q.Content)
 }
 
 // carry moves a point from one pool to another, as the difference to base, which is
@@ -204,7 +204,7 @@ func carry(
 	if change != nil {
 		change(&q)
 	}
-	info, err := to.Receive(t.Context(), q, engine.Content{Image: image})
+	info, err := to.Transfer().Receive(t.Context(), q, engine.Content{Image: image})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,7 +299,7 @@ func TestTransfer(t *testing.T) {
 			if imageSum(t, b, "job") != imageSum(t, a, "job@two") {
 				t.Error("the volume is not its last snapshot")
 			}
-			links, err := b.Links(t.Context(), "r")
+			links, err := b.Transfer().Links(t.Context(), "r")
 			want := []engine.Link{{"r", "mg", gThere.ID}, {"r", "m1", oneThere.ID}, {"r", "mg2", gThere.ID},
 				{"r", "m2", point(t, b, "job@two").ID}}
 			for _, l := range want {
@@ -387,7 +387,7 @@ func TestTransfer(t *testing.T) {
 			if p := point(t, again, "g@1"); p.Lineage != gThere.Lineage {
 				t.Error("a rebuild has changed the lineage of the golden")
 			}
-			if l, err := again.Links(t.Context(), "r"); err != nil || len(l) > 0 {
+			if l, err := again.Transfer().Links(t.Context(), "r"); err != nil || len(l) > 0 {
 				t.Errorf("links after a rebuild: %v, %v", l, err)
 			}
 			destroy(t, again, "job")
@@ -490,10 +490,11 @@ func TestImageRanges(t *testing.T) {
 			t.Errorf("%v, want %s", err, c.kind)
 		}
 	}
-	if _, err := e.Point(t.Context(), reference(t, "v")); !errs.Is(err, errs.Invalid) || errs.HintOf(err) == "" {
+	tr := e.Transfer()
+	if _, err := tr.Point(t.Context(), reference(t, "v")); !errs.Is(err, errs.Invalid) || errs.HintOf(err) == "" {
 		t.Errorf("the point of a volume: %v", err)
 	}
-	if err := e.SendStream(t.Context(), engine.ReadRequest{Point: g}, io.Discard); !errs.Is(err, errs.Unsupported) {
+	if err := tr.SendStream(t.Context(), engine.ReadRequest{Point: g}, io.Discard); !errs.Is(err, errs.Unsupported) {
 		t.Errorf("the stream of an image: %v", err)
 	}
 	healthy(t, e)
@@ -583,7 +584,7 @@ func TestReceivedGoldenIsQuickToClone(t *testing.T) {
 		"scattered": {Image: fill(shuffled, true)},
 	} {
 		q := engine.ReceiveRequest{Volume: ref.MustName(name), Golden: true, Generation: 1, FS: driver.None, SizeBytes: size}
-		info, err := e.Receive(t.Context(), q, c)
+		info, err := e.Transfer().Receive(t.Context(), q, c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -612,28 +613,29 @@ func TestLinksAndHeads(t *testing.T) {
 	snapshot(t, e, "v", "s")
 	s, g := point(t, e, "v@s"), point(t, e, "g")
 	for _, l := range []engine.Link{{"r", "m", s.ID}, {"r", "m", s.ID}, {"r", "m2", g.ID}, {"q", "m", g.ID}} {
-		if err := e.PutLink(ctx, l); err != nil {
+		if err := e.Transfer().PutLink(ctx, l); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, l := range []engine.Link{{"", "m", s.ID}, {"r", "", s.ID}, {"r", "m", ""}} {
-		if err := e.PutLink(ctx, l); !errs.Is(err, errs.Invalid) {
+		if err := e.Transfer().PutLink(ctx, l); !errs.Is(err, errs.Invalid) {
 			t.Errorf("%v: %v", l, err)
 		}
 	}
-	if err := e.PutLink(ctx, engine.Link{Repo: "r", Manifest: "m", Object: driver.NewID()}); !errs.Is(err, errs.NotFound) {
+	nothing := engine.Link{Repo: "r", Manifest: "m", Object: driver.NewID()}
+	if err := e.Transfer().PutLink(ctx, nothing); !errs.Is(err, errs.NotFound) {
 		t.Errorf("a link to nothing: %v", err)
 	}
 	at := time.Unix(5, 0).UTC()
 	for _, h := range []engine.RemoteHead{{"r", "v", s.Lineage, 3, "m", at, 1}, {"q", "v", s.Lineage, 4, "m", at, 1}} {
-		if err := e.PutRemoteHead(ctx, h); err != nil {
+		if err := e.Transfer().PutRemoteHead(ctx, h); err != nil {
 			t.Fatal(err)
 		}
 	}
 	want := func(what, repo, links, heads string) {
 		t.Helper()
-		l, err := e.Links(ctx, repo)
-		h, herr := e.RemoteHeads(ctx, repo)
+		l, err := e.Transfer().Links(ctx, repo)
+		h, herr := e.Transfer().RemoteHeads(ctx, repo)
 		names := []string{}
 		for _, x := range l {
 			names = append(names, x.Manifest)
@@ -647,19 +649,19 @@ func TestLinksAndHeads(t *testing.T) {
 		}
 	}
 	want("all", "r", "[m m2]", "[3]")
-	if err := e.PutRemoteHead(ctx, engine.RemoteHead{Repo: "r", Name: "v", Epoch: 9}); err != nil {
+	if err := e.Transfer().PutRemoteHead(ctx, engine.RemoteHead{Repo: "r", Name: "v", Epoch: 9}); err != nil {
 		t.Fatal(err)
 	}
 	destroy(t, e, "v@s")
 	want("the object is gone", "r", "[m2]", "[9]")
-	if err := e.DropLink(ctx, "r", "m2"); err != nil {
+	if err := e.Transfer().DropLink(ctx, "r", "m2"); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.DropRemoteHead(ctx, "r", "v"); err != nil {
+	if err := e.Transfer().DropRemoteHead(ctx, "r", "v"); err != nil {
 		t.Fatal(err)
 	}
 	want("dropped one by one", "r", "[]", "[]")
-	if err := e.DropLinks(ctx, "q"); err != nil {
+	if err := e.Transfer().DropLinks(ctx, "q"); err != nil {
 		t.Fatal(err)
 	}
 	want("dropped", "", "[]", "[]")

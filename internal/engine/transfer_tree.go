@@ -21,7 +21,7 @@ import (
 )
 
 // SendsStreams reports whether this pool's driver has a native stream format for trees: see SendStream.
-func (e *Engine) SendsStreams() bool {
+func (e *Transfer) SendsStreams() bool {
 	_, ok := e.drv.(driver.Streamer)
 	return ok
 }
@@ -43,7 +43,7 @@ func (w untilSame) Write(b []byte) (int, error) {
 // read (see internal/tree/treestream): all of it, or the differences from its base. Neither can be destroyed before
 // SendTree returns. NotFound, Invalid (a volume), Unsupported (an image, or a difference that the format cannot
 // express: send the whole tree instead), InUse, ErrUnchanged, and the errors of w.
-func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) (err error) {
+func (e *Transfer) SendTree(ctx context.Context, q ReadRequest, w io.Writer) (err error) {
 	ctx, end := e.ledger.Begin(ctx, opPush)
 	defer end(&err)
 
@@ -90,7 +90,7 @@ func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) (err 
 }
 
 // pointHints returns what is known about the differences of two trees before they are compared.
-func (e *Engine) pointHints(ctx context.Context, a, b catalog.Row, rootA, rootB *os.File) (treediff.Options, error) {
+func (e *Transfer) pointHints(ctx context.Context, a, b catalog.Row, rootA, rootB *os.File) (treediff.Options, error) {
 	var o treediff.Options
 	_, since, same, err := e.commonOrigin(ctx, a, b)
 	if err != nil {
@@ -100,7 +100,7 @@ func (e *Engine) pointHints(ctx context.Context, a, b catalog.Row, rootA, rootB 
 		o.Younger = since
 	}
 	x, y := &side{live: content.Live{Row: a}}, &side{live: content.Live{Row: b}}
-	return o, (&view{e: e}).treeHints(ctx, x, y, rootA, rootB, &o)
+	return o, (&view{e: e.Engine}).treeHints(ctx, x, y, rootA, rootB, &o)
 }
 
 // makeTreePoint makes the point from a stream that SendTree has written. It applies the stream to a draft, which is
@@ -155,7 +155,7 @@ func (r *receive) fillTree(ctx context.Context, root *os.File) error {
 // CanReceive checks that this pool can store content with a filesystem: an image or a tree. With tree set, the tree
 // comes in the portable format, and can be put into an image; otherwise it comes as a native stream that starts with
 // the bytes begin. It changes nothing. Unsupported.
-func (e *Engine) CanReceive(what string, fs driver.FS, tree bool, begin []byte) error {
+func (e *Transfer) CanReceive(what string, fs driver.FS, tree bool, begin []byte) error {
 	r := &receive{e: e, ref: what, q: ReceiveRequest{FS: fs, Tree: tree},
 		content: Content{Stream: bytes.NewReader(begin)}}
 	if tree {

@@ -105,7 +105,7 @@ func treeFS(c driver.Caps) driver.FS {
 }
 
 // checkHolds checks that the pool can store content with a filesystem. Unsupported.
-func (e *Engine) checkHolds(what string, fs driver.FS) error {
+func (e *Transfer) checkHolds(what string, fs driver.FS) error {
 	if fs.IsImage() && !e.caps.Supports(fs) {
 		return errs.New(errs.Unsupported, opPull, what,
 			"it is an image (%s), but pools of the %s driver hold only trees of files", fs, e.caps.Name).

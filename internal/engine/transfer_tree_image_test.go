@@ -72,7 +72,8 @@ func TestTransferTreesIntoImages(t *testing.T) {
 	rawGolden(t, b, "raw", 8<<20)
 	q := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("n"), FS: driver.Native, Tree: true,
 		Base: point(t, b, "raw").ID}
-	if _, err := b.Receive(t.Context(), q, engine.Content{Stream: bytes.NewReader(part)}); !errs.Is(err, errs.Invalid) {
+	content := engine.Content{Stream: bytes.NewReader(part)}
+	if _, err := b.Transfer().Receive(t.Context(), q, content); !errs.Is(err, errs.Invalid) {
 		t.Errorf("over a raw image: %v", err)
 	}
 	healthy(t, b)
@@ -97,7 +98,7 @@ func TestTreeTooLargeForImage(t *testing.T) {
 
 	before := dump(t, e.Dir())
 	q := engine.ReceiveRequest{Volume: ref.MustName("v"), Snapshot: ref.MustName("s"), FS: driver.Native, Tree: true}
-	_, err = e.Receive(t.Context(), q, engine.Content{Stream: &stream})
+	_, err = e.Transfer().Receive(t.Context(), q, engine.Content{Stream: &stream})
 	if !errs.Is(err, errs.NoSpace) || !strings.Contains(errs.HintOf(err), "plain") {
 		t.Errorf("%v, hint %q", err, errs.HintOf(err))
 	}

@@ -28,7 +28,7 @@ func treePool(t *testing.T) *engine.Engine {
 func stream(t *testing.T, e *engine.Engine, p engine.Point, base driver.ObjectID) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := e.SendStream(t.Context(), engine.ReadRequest{Point: p.ID, Base: base}, &b); err != nil {
+	if err := e.Transfer().SendStream(t.Context(), engine.ReadRequest{Point: p.ID, Base: base}, &b); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -45,7 +45,7 @@ func carryTree(
 	if change != nil {
 		change(&q)
 	}
-	info, err := to.Receive(t.Context(), q, engine.Content{Stream: bytes.NewReader(stream(t, from, p, base))})
+	info, err := to.Transfer().Receive(t.Context(), q, engine.Content{Stream: bytes.NewReader(stream(t, from, p, base))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestTransferTrees(t *testing.T) {
 				return errors.Is(err, mine)
 			}},
 		} {
-			if _, err := b.Receive(t.Context(), q, engine.Content{Stream: c.r}); err == nil || !c.want(err) {
+			if _, err := b.Transfer().Receive(t.Context(), q, engine.Content{Stream: c.r}); err == nil || !c.want(err) {
 				t.Errorf("%s, %s: %v", name, fault, err)
 			}
 			sameDump(t, name+", "+fault, before, dump(t, b.Dir()))

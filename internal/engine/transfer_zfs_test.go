@@ -85,7 +85,7 @@ func TestTransferZFS(t *testing.T) {
 					}
 					return mine
 				}
-				if _, err := b.Receive(t.Context(), q, engine.Content{Image: image}); !errors.Is(err, mine) {
+				if _, err := b.Transfer().Receive(t.Context(), q, engine.Content{Image: image}); !errors.Is(err, mine) {
 					t.Errorf("%s: %v", name, err)
 				}
 			}

@@ -151,7 +151,7 @@ func NamesOf(ctx context.Context, e *engine.Engine, r *Remote) ([]string, error)
 	var out []string
 
 	// Names that the pool remembers.
-	heads, err := e.RemoteHeads(ctx, r.Mark.ID.String())
+	heads, err := e.Transfer().RemoteHeads(ctx, r.Mark.ID.String())
 	if err != nil {
 		return nil, err
 	}

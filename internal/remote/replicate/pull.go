@@ -59,19 +59,23 @@ type Pulled struct {
 //
 // Errors: NotFound, Exists (hint: As, Update), Conflict (the point was removed while it was read), Damaged (with the
 // range of the volume), Permission, Unsupported, NoSpace, InUse (with Update: the volume is mounted).
-func Pull(ctx context.Context, e *engine.Engine, r *Remote, q PullRequest) (Pulled, error) {
+func Pull(ctx context.Context, e *engine.Engine, r *Remote, q PullRequest) (_ Pulled, err error) {
+	t := e.Transfer()
+	ctx, end := t.Begin(ctx, opPull)
+	defer end(&err)
+
 	rp, err := r.OpenLimited(ctx, q.LimitBytes)
 	if err != nil {
 		return Pulled{}, err
 	}
 	defer rp.Close()
-	return pullFrom(ctx, e, rp, r.Name, q)
+	return pullFrom(ctx, t, rp, r.Name, q)
 }
 
 // puller is a running pull.
 type puller struct {
 	PullRequest
-	e          *engine.Engine
+	e          *engine.Transfer
 	repo       *repo.Repo
 	remote     string   // name of the remote, for names of origins
 	local      ref.Name // name in this pool
@@ -88,7 +92,7 @@ type puller struct {
 }
 
 // pullFrom is Pull from a repository that is open. remote is the name of the remote.
-func pullFrom(ctx context.Context, e *engine.Engine, rp *repo.Repo, remote string, q PullRequest) (Pulled, error) {
+func pullFrom(ctx context.Context, e *engine.Transfer, rp *repo.Repo, remote string, q PullRequest) (Pulled, error) {
 	start := time.Now()
 	p := &puller{PullRequest: q, e: e, repo: rp, remote: remote, local: q.As}
 	name, err := ref.ParseName(opPull, q.Ref.Name)
@@ -507,7 +511,7 @@ func (p *puller) describeResult(ctx context.Context, pt repo.Point) error {
 // fetchPoint pulls a point under a session, which keeps a prune from removing its data in the meantime.
 func (p *puller) fetchPoint(ctx context.Context, h repo.Head, pt repo.Point, here local) error {
 	// Begin a session that pins the point.
-	me, err := writerOf(p.e)
+	me, err := writerOf(p.e.Engine)
 	if err != nil {
 		return err
 	}
@@ -591,7 +595,7 @@ func (p *puller) recordHead(ctx context.Context, h repo.Head, pt repo.Point) err
 
 // takeOver makes this pool the writer of the volume, unless it already is.
 func (p *puller) takeOver(ctx context.Context) (h repo.Head, err error) {
-	me, err := writerOf(p.e)
+	me, err := writerOf(p.e.Engine)
 	if err != nil {
 		return h, err
 	}

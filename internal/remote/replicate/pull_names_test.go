@@ -48,7 +48,7 @@ func TestPullUnderTwoNames(t *testing.T) {
 	upToDate("pushed again", "v", as("v"))
 
 	// No link is left. Then the standby host takes the volume over, and what it pushes builds upon the point.
-	if err := o.e.DropLinks(t.Context(), w.open().ID().String()); err != nil {
+	if err := o.e.Transfer().DropLinks(t.Context(), w.open().ID().String()); err != nil {
 		t.Fatal(err)
 	}
 	upToDate("without links", "w", as("w"))
@@ -107,12 +107,12 @@ func TestUpdateAfterTwoPulls(t *testing.T) {
 	o := w.other(testfs.Btrfs(t, 512<<20), btrfs.Name)
 	o.pull("v", PullRequest{})
 	o.pull("v", PullRequest{As: ref.MustName("w")})
-	own, err := o.e.Point(t.Context(), refs(t, first))
+	own, err := o.e.Transfer().Point(t.Context(), refs(t, first))
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	p := &pusher{e: o.e, repoID: w.open().ID().String()}
+	p := &pusher{e: o.e.Transfer(), repoID: w.open().ID().String()}
 	l, err := p.loadLinks(t.Context())
 	if err != nil {
 		t.Fatal(err)

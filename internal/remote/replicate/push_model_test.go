@@ -104,7 +104,7 @@ func (m *pushModel) one() {
 			m.t.Logf("publish: %v", err) // another one is the current generation in the meantime
 		}
 	case n == 18:
-		if err := m.e.DropLinks(m.t.Context(), m.rp.ID().String()); err != nil {
+		if err := m.e.Transfer().DropLinks(m.t.Context(), m.rp.ID().String()); err != nil {
 			m.t.Fatal(err)
 		}
 	case n == 19:

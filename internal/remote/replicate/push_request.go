@@ -78,8 +78,11 @@ type Pushed struct {
 // Damaged if the remote has lost a volume, or was reset to an older state of it, unless AcceptRollback; InUse if
 // another process is pushing it; Invalid; NotFound; Unsupported (a tree has something that cannot be sent); and the
 // kinds of the store.
-func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pushed, error) {
-	p := &pusher{e: e, r: r, q: q}
+func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) (_ []Pushed, err error) {
+	p := &pusher{e: e.Transfer(), r: r, q: q}
+	ctx, end := p.e.Begin(ctx, opPush)
+	defer end(&err)
+
 	targets, err := p.findTargets(ctx)
 	if err != nil {
 		return nil, err
@@ -131,7 +134,7 @@ func skippedError(err error, t target, left int) error {
 // pusher is one push of one or more volumes.
 type pusher struct {
 	headWriter
-	e      *engine.Engine
+	e      *engine.Transfer
 	r      *Remote
 	q      PushRequest
 	repoID string
@@ -149,7 +152,7 @@ type pusher struct {
 
 // openRepo opens the repository, and loads what the catalogue has of it. The caller closes the repository.
 func (p *pusher) openRepo(ctx context.Context) error {
-	me, err := writerOf(p.e)
+	me, err := writerOf(p.e.Engine)
 	if err != nil {
 		return err
 	}

@@ -225,7 +225,7 @@ func TestPushWithoutLinks(t *testing.T) {
 	w.edit("v", func(f *os.File) { noise(t, f, 2, 20*mib, mib) })
 	w.push("v")
 	rp := w.open()
-	if err := w.e.DropLinks(t.Context(), rp.ID().String()); err != nil {
+	if err := w.e.Transfer().DropLinks(t.Context(), rp.ID().String()); err != nil {
 		t.Fatal(err)
 	}
 	w.edit("v", func(f *os.File) { noise(t, f, 3, 30*mib, mib); punch(t, f, 5*mib, mib) })
@@ -236,7 +236,7 @@ func TestPushWithoutLinks(t *testing.T) {
 	}
 	w.checkPoint(rp, "v", w.image("v"))
 	// With nothing here but the volume, it is compared with what is there.
-	if err := w.e.DropLinks(t.Context(), rp.ID().String()); err != nil {
+	if err := w.e.Transfer().DropLinks(t.Context(), rp.ID().String()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.e.RemoveGolden(t.Context(), ref.Ref{Name: "g"}); err != nil {

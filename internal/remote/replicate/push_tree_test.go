@@ -107,11 +107,11 @@ func TestPushTrees(t *testing.T) {
 		} else if _, err := other.SnapshotNames(t.Context(), ref.MustName(head)); err == nil {
 			q.Update = true
 		}
-		if _, err := other.Receive(t.Context(), q, engine.Content{Stream: bytes.NewReader(stream)}); err != nil {
+		if _, err := other.Transfer().Receive(t.Context(), q, engine.Content{Stream: bytes.NewReader(stream)}); err != nil {
 			t.Fatalf("%s@%s: %v", head, p.Name, err)
 		}
 		r := ref.Ref{Name: head, At: p.Name}
-		pt, err := other.Point(t.Context(), r)
+		pt, err := other.Transfer().Point(t.Context(), r)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -651,7 +651,7 @@ func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest, access Acces
 		return nil
 	}
 
-	return e.DropLinks(ctx, r.Mark.ID.String())
+	return e.Transfer().DropLinks(ctx, r.Mark.ID.String())
 }
 
 // sharedRepo reports whether another remote of the pool has the same repository.

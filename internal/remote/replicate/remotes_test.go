@@ -122,7 +122,8 @@ func TestRemoteAdd(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 
-	hints := []string{"pool: three, two", "pool: three", `operation "remote ls"`} // for who names a remote that is gone
+	// Who names a remote that is gone learns which others there are.
+	hints := []string{"pool: three, two", "pool: three", `operation "remote ls"`}
 	for i, n := range []string{"one", "two", "three"} {
 		if err := Remove(t.Context(), e, RemoveRequest{Name: n}, Access{}); err != nil {
 			t.Fatal(err)

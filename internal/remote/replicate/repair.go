@@ -95,8 +95,9 @@ func Repair(ctx context.Context, e *engine.Engine, r *Remote, q RepairRequest) (
 	defer rp.Close()
 
 	// Find out as whom this pool writes, and which names heads may have.
-	x := &repairer{RepairRequest: q, e: e, repo: rp, copyDir: filepath.Join(r.dir, damagedDir)}
+	x := &repairer{RepairRequest: q, repo: rp, copyDir: filepath.Join(r.dir, damagedDir)}
 	if e != nil {
+		x.e = e.Transfer()
 		if x.writer, err = writerOf(e); err != nil {
 			return nil, err
 		}
@@ -115,14 +116,14 @@ func Repair(ctx context.Context, e *engine.Engine, r *Remote, q RepairRequest) (
 
 type repairer struct {
 	RepairRequest
-	e       *engine.Engine // nil: no pool
+	e       *engine.Transfer // nil: no pool
 	repo    *repo.Repo
 	writer  repo.Writer
-	names   []string // that heads may have
+	names   []string // names that heads may have
 	copyDir string   // directory for copies; "": none
 
-	objects   objects                // as they were listed, once
-	segments  map[repo.Segment]int64 // that exist: bytes
+	objects   objects                // objects as they were listed, once
+	segments  map[repo.Segment]int64 // bytes of the segments that exist
 	faults    []pointsFault          // pages of points that cannot be read
 	manifests map[repo.ID]*repo.Manifest
 	whole     map[repo.ID]bool // manifests that lack no data

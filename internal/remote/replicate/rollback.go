@@ -24,7 +24,7 @@ type headMemory map[string]engine.RemoteHead
 // witness detects heads of a repository that were lost or rolled back, by what a pool remembers of them. The zero value
 // detects nothing.
 type witness struct {
-	e      *engine.Engine
+	e      *engine.Transfer
 	repo   *repo.Repo
 	memory headMemory
 	own    headWriter // knows which writes this pool has replaced
@@ -34,24 +34,22 @@ type witness struct {
 
 // newWitness reads what a pool remembers. A nil e remembers nothing.
 func newWitness(ctx context.Context, e *engine.Engine, r *repo.Repo) (w witness, err error) {
-	w = witness{e: e, repo: r, memory: headMemory{}}
+	w = witness{repo: r, memory: headMemory{}}
 	if e == nil {
 		return w, nil
 	}
+	w.e = e.Transfer()
 	w.own = headWriter{repo: r, tokens: newTokenFiles(e.Dir(), r)}
 	if w.own.me, err = writerOf(e); err != nil {
 		return w, err
 	}
-	w.memory, err = rememberedHeads(ctx, e, r)
+	w.memory, err = rememberedHeads(ctx, w.e, r)
 	return w, err
 }
 
-// rememberedHeads reads what a pool remembers of a repository. A nil e remembers nothing.
-func rememberedHeads(ctx context.Context, e *engine.Engine, r *repo.Repo) (headMemory, error) {
+// rememberedHeads reads what a pool remembers of a repository.
+func rememberedHeads(ctx context.Context, e *engine.Transfer, r *repo.Repo) (headMemory, error) {
 	out := headMemory{}
-	if e == nil {
-		return out, nil
-	}
 	heads, err := e.RemoteHeads(ctx, r.ID().String())
 	for _, h := range heads {
 		out[h.Name] = h
@@ -246,7 +244,7 @@ func (p *pruner) acceptRollback(ctx context.Context, all headset) error {
 		switch {
 		case p.DryRun:
 		case b.lost:
-			err = p.pool.DropRemoteHead(ctx, known.Repo, b.volume)
+			err = p.witness.e.DropRemoteHead(ctx, known.Repo, b.volume)
 		default:
 			_, err = changeHead(ctx, p.repo, opRemotePrune, b.volume, func(h *repo.Head) (bool, error) {
 				if (headMemory{b.volume: known}).rollbackReason(h, true) == "" && (b.token.IsZero() || h.Token != b.token) {

@@ -265,7 +265,7 @@ func TestNoFalseRollback(t *testing.T) {
 	}
 
 	// A pool that was killed before it recorded what it pushed.
-	if err := a.e.DropRemoteHead(t.Context(), a.r.Mark.ID.String(), "g"); err != nil {
+	if err := a.e.Transfer().DropRemoteHead(t.Context(), a.r.Mark.ID.String(), "g"); err != nil {
 		t.Fatal(err)
 	}
 	both("forgotten")

@@ -32,7 +32,10 @@ type RepairedPoint struct {
 //
 // Points whose data this pool does not have are returned with the host that writes the volume. Lists of points are
 // repaired by [Repair].
-func VerifyRepair(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequest) (*Verified, error) {
+func VerifyRepair(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequest) (_ *Verified, err error) {
+	ctx, end := e.Transfer().Begin(ctx, opVerify)
+	defer end(&err)
+
 	out, err := Verify(ctx, e, r, q)
 	if err != nil || out.TotalProblems == 0 {
 		return out, err
@@ -139,7 +142,7 @@ func affectedPoints(problems []Problem) map[string][]string {
 func repairPoints(
 	ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequest, problems []Problem,
 ) ([]RepairedPoint, error) {
-	p := &pusher{e: e, r: r, q: PushRequest{NoOrigin: true}, bad: map[repo.Segment]bool{}}
+	p := &pusher{e: e.Transfer(), r: r, q: PushRequest{NoOrigin: true}, bad: map[repo.Segment]bool{}}
 	if err := p.openRepo(ctx); err != nil {
 		return nil, err
 	}

@@ -18,7 +18,7 @@ type Follower struct {
 	next  engine.HistoryRequest // request for the next events
 	trail *engine.Trail         // trail of the events that are wanted
 	begun bool                  // whether the first events have been read
-	page  int                   // pageLimit; tests have less
+	page  int                   // largest number of events to read at once: pageLimit, and less in tests
 }
 
 // New returns a follower. With After, all events since are wanted, whatever the Limit is.

@@ -10,6 +10,7 @@ import (
 	"pando/internal/base/ref"
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
+	"pando/internal/testing/pooltest"
 )
 
 func must(t *testing.T, err error) {
@@ -23,21 +24,12 @@ func must(t *testing.T, err error) {
 // those of what it names, under all its later names.
 func TestFollower(t *testing.T) {
 	ctx := t.Context()
-	dir := filepath.Join(t.TempDir(), "pool")
 	drivers := engine.Drivers{plain.Name: plain.Open}
-	_, err := engine.Init(ctx, engine.InitRequest{Dir: dir, Driver: plain.Name}, drivers)
-	must(t, err)
-	t.Cleanup(func() {
-		_, err := engine.Deinit(context.Background(), engine.DeinitRequest{Dir: dir, Force: true}, drivers, nil)
-		must(t, err)
-	})
-	e, err := engine.Open(ctx, dir, drivers)
-	must(t, err)
-	defer func() { e.Close() }()
+	e := pooltest.New(t, drivers, plain.Name, t.TempDir())
 
 	src := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(src, "file"), []byte("content"), 0o600))
-	_, err = e.Import(ctx, engine.ImportRequest{Name: ref.MustName("g"), Source: src})
+	_, err := e.Import(ctx, engine.ImportRequest{Name: ref.MustName("g"), Source: src})
 	must(t, err)
 	clone := func(name string) {
 		t.Helper()
@@ -108,10 +100,11 @@ func TestFollower(t *testing.T) {
 	}
 	reads(newest, 1, "create j")
 	e.Close()
-	_, err = engine.Rebuild(ctx, dir, drivers)
+	_, err = engine.Rebuild(ctx, e.Dir(), drivers)
 	must(t, err)
-	e, err = engine.Open(ctx, dir, drivers)
+	e, err = engine.Open(ctx, e.Dir(), drivers)
 	must(t, err)
+	defer e.Close()
 	reads(newest, 1, "gap ", "rebuild ")
 	reads(ofA, 1, "gap ")
 }

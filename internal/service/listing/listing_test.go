@@ -1,7 +1,6 @@
 package listing
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -18,6 +17,7 @@ import (
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
+	"pando/internal/testing/pooltest"
 	"pando/internal/testing/testfs"
 )
 
@@ -124,18 +124,7 @@ func after(t *testing.T, sort string) string {
 // newPool makes a pool below a directory, which is removed at the end.
 func newPool(t testing.TB, driver, below string) *engine.Engine {
 	t.Helper()
-	dir := filepath.Join(below, "pool")
-	drivers := engine.Drivers{plain.Name: plain.Open, reflink.Name: reflink.Open}
-	_, err := engine.Init(t.Context(), engine.InitRequest{Dir: dir, Driver: driver}, drivers)
-	must(t, err)
-	e, err := engine.Open(t.Context(), dir, drivers)
-	must(t, err)
-	t.Cleanup(func() {
-		e.Close()
-		_, err := engine.Deinit(context.Background(), engine.DeinitRequest{Dir: dir, Force: true}, drivers, nil)
-		must(t, err)
-	})
-	return e
+	return pooltest.New(t, engine.Drivers{plain.Name: plain.Open, reflink.Name: reflink.Open}, driver, below)
 }
 
 // bigPool has so many volumes that lists do not measure them, with all that they can be sorted and filtered by.

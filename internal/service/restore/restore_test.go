@@ -1,7 +1,6 @@
 package restore
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
 	"pando/internal/remote/replicate"
+	"pando/internal/testing/pooltest"
 )
 
 func must(t *testing.T, err error) {
@@ -25,29 +25,19 @@ func must(t *testing.T, err error) {
 // TestPull: what is pulled is labeled and mounted; what fails after the pull leaves what was pulled, and says so.
 func TestPull(t *testing.T) {
 	ctx := t.Context()
-	dir := filepath.Join(t.TempDir(), "pool")
-	drivers := engine.Drivers{plain.Name: plain.Open}
-	_, err := engine.Init(ctx, engine.InitRequest{Dir: dir, Driver: plain.Name}, drivers)
-	must(t, err)
-	t.Cleanup(func() {
-		_, err := engine.Deinit(context.Background(), engine.DeinitRequest{Dir: dir, Force: true}, drivers, nil)
-		must(t, err)
-	})
-	e, err := engine.Open(ctx, dir, drivers)
-	must(t, err)
-	defer e.Close()
+	e := pooltest.New(t, engine.Drivers{plain.Name: plain.Open}, plain.Name, t.TempDir())
 
 	// Push a clone, and with it its golden.
 	src := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(src, "file"), []byte("content"), 0o600))
-	_, err = e.Import(ctx, engine.ImportRequest{Name: ref.MustName("g"), Source: src})
+	_, err := e.Import(ctx, engine.ImportRequest{Name: ref.MustName("g"), Source: src})
 	must(t, err)
 	_, err = e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v")})
 	must(t, err)
 	_, err = replicate.Add(ctx, e, replicate.AddRequest{Name: "far", URL: "file:" + filepath.Join(t.TempDir(), "r")},
 		replicate.Access{})
 	must(t, err)
-	far, err := replicate.Find("push", dir, "", replicate.Access{})
+	far, err := replicate.Find("push", e.Dir(), "", replicate.Access{})
 	must(t, err)
 	_, err = replicate.Push(ctx, e, far, replicate.PushRequest{Refs: []ref.Ref{{Name: "v"}}})
 	must(t, err)

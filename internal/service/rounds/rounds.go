@@ -59,8 +59,8 @@ func Repeat(
 // series is a series of failed rounds.
 type series struct {
 	failed  int
-	since   time.Time // time of the first
-	problem string    // problem of the last
+	since   time.Time // time of the first failed round
+	problem string    // problem of the last failed round
 }
 
 // add counts a round, and returns what it changes.
@@ -76,7 +76,7 @@ func (s *series) add(err error, period time.Duration) (c Change, changed bool) {
 	}
 	problem := err.Error()
 	if replicate.Outage(err) {
-		problem = "outage" // however the remote fails to answer
+		problem = "outage" // the words depend on how the remote fails to answer
 	}
 	changed = problem != s.problem
 	s.problem = problem

@@ -105,7 +105,7 @@ func TestPause(t *testing.T) {
 		{time.Minute, 4, 8 * time.Minute},
 		{time.Minute, 5, MaxPause},
 		{time.Minute, 1 << 40, MaxPause},
-		{time.Hour, 1, time.Hour}, // never sooner than asked for
+		{time.Hour, 1, time.Hour}, // the pause is never shorter than the period
 		{time.Hour, 9, time.Hour},
 	} {
 		if got := pause(c.period, c.failed); got != c.want {
