@@ -309,9 +309,8 @@ func (r *replacement) close() {
 	}
 }
 
-// replaceSource replaces the imported directory with a volume of the new generation.
-// On error the directory is unchanged, and the generation stays. InUse, Conflict
-// (the directory has changed), Unsupported.
+// replaceSource replaces the imported directory with a volume of the new generation. On error the directory is
+// unchanged, and the generation stays. It returns InUse, Conflict (the directory has changed) or Unsupported.
 func (q *importing) replaceSource(ctx context.Context, out *Imported) error {
 	src := q.src
 	progress.From(ctx).StartOf(progress.Replacing, src.path, 0, 0)
@@ -584,7 +583,7 @@ func checkFresh(dir *os.File) (mountpoint.Inode, error) {
 }
 
 // awaitSeeing waits until every mount namespace that contains the directory also has
-// the mount beside it. InUse if some still do not after blindWait.
+// the mount beside it. It returns InUse if some still do not after blindWait.
 func (r *replacement) awaitSeeing(ctx context.Context) error {
 	deadline := time.Now().Add(blindWait)
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {

@@ -48,7 +48,7 @@ func (e *Engine) waitForBuild(name string, locks ...unix.Flock_t) waiting.Wait {
 // lockGolden keeps other processes from building the same golden: one builds, the
 // others wait. waited reports whether another process held the lock first. The lock
 // is a byte of one file, chosen by the name, and ends with the process. A build can
-// take any time, so the wait has no limit; InUse if the holder is a stopped process.
+// take any time, so the wait has no limit; it returns InUse if the holder is a stopped process.
 func (e *Engine) lockGolden(ctx context.Context, name string) (unlock func(), waited bool, err error) {
 	f, err := os.OpenFile(e.goldenLocks(), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

@@ -98,6 +98,7 @@ func (e *Engine) Fork(ctx context.Context, q CloneRequest) ([]Info, error) {
 	return (&cloning{e: e, CloneRequest: q, op: opFork}).clone(ctx)
 }
 
+// clone makes the clones: all of them, or none.
 func (q *cloning) clone(ctx context.Context) (_ []Info, err error) {
 	e := q.e
 	ctx, end := e.ledger.Begin(ctx, q.op)
@@ -154,7 +155,7 @@ func (q *cloning) clone(ctx context.Context) (_ []Info, err error) {
 	return out, nil
 }
 
-// names returns the names of the clones: NAME, or with a count NAME-1 and so on. Invalid.
+// names returns the names of the clones: NAME, or with a count NAME-1 and so on. It returns Invalid.
 func (q *cloning) names() ([]string, error) {
 	if err := q.Name.Required("clone"); err != nil {
 		return nil, err
@@ -380,7 +381,7 @@ func cloneUsage(c driver.Caps, origin catalog.Row) driver.Usage {
 	return driver.Usage{LogicalBytes: u.LogicalBytes, ExclusiveBytes: u.LogicalBytes, Extents: u.Extents}
 }
 
-// cloneSize returns the size of a clone's block device. Invalid, Unsupported.
+// cloneSize returns the size of a clone's block device. It returns Invalid or Unsupported.
 func (q *cloning) cloneSize(origin catalog.Row) (int64, error) {
 	e := q.e
 	if q.SizeBytes == 0 || q.Overlay || q.empty {
@@ -404,6 +405,7 @@ func (q *cloning) cloneSize(origin catalog.Row) (int64, error) {
 	return size, nil
 }
 
+// makeClones makes the planned clones, of which nobody knows yet.
 func (q *cloning) makeClones(ctx context.Context, l content.Live, plans []*clonePlan) error {
 	e := q.e
 	if q.Overlay {
@@ -600,6 +602,7 @@ func (e *Engine) syncImage(ctx context.Context, id driver.ObjectID) error {
 	})
 }
 
+// commitClones records the clones, in one commit.
 func (q *cloning) commitClones(ctx context.Context, origin catalog.Row, plans []*clonePlan) error {
 	e := q.e
 	// A power loss may lose an ephemeral volume, and so its row as well.

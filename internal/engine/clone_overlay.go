@@ -24,7 +24,7 @@ import (
 const opTemplate = "template"
 
 // overlayOrigin returns the generation that an overlay clone is made from, and the template of its upper layer.
-// Invalid: the reference does not name a generation. Unsupported: a raw image has no files.
+// It returns Invalid if the reference does not name a generation, and Unsupported for a raw image, which has no files.
 func (q *cloning) overlayOrigin(ctx context.Context) (template catalog.Row, err error) {
 	e := q.e
 	var origin catalog.Row
@@ -80,7 +80,8 @@ func (q *cloning) decideOverlay(ctx context.Context) error {
 	return err
 }
 
-// applyOverlayPolicy applies the policy of the golden that clones are made from. Invalid: it never has overlays.
+// applyOverlayPolicy applies the policy of the golden that clones are made from. It returns Invalid if that never has
+// overlays.
 func (q *cloning) applyOverlayPolicy(ctx context.Context) error {
 	e := q.e
 	if !q.Overlay && !q.GoldenDecides {

@@ -122,8 +122,8 @@ func (d *deinit) emptyPool(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	d.e = e
 	defer e.Close()
+	d.e = e
 
 	ctx, end := e.ledger.Begin(ctx, opDeinit)
 	defer end(&err)
@@ -266,8 +266,8 @@ func (d *deinit) destroyAll(ctx context.Context, rows []doomed) error {
 	return checkOnlyOurs(ctx, e.drv, d.Dir)
 }
 
-// unmountable lists the volumes that have a mount record, all of which are about to be unmounted. InUse if one of them
-// cannot be.
+// unmountable lists the volumes that have a mount record, all of which are about to be unmounted. It returns InUse
+// if one of them cannot be.
 func (d *deinit) unmountable(ctx context.Context) (out []content.Volume, err error) {
 	e := d.e
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {

@@ -187,7 +187,7 @@ func (e *Engine) toDestroy(ctx context.Context, q DestroyRequest) ([]doomed, err
 	}), err
 }
 
-// addMatches calls add for each volume whose name matches a glob. Invalid, NotFound if there is none.
+// addMatches calls add for each volume whose name matches a glob. It returns Invalid, or NotFound if there is none.
 func addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row) error) error {
 	if _, err := path.Match(pattern, ""); err != nil {
 		return errs.New(errs.Invalid, "destroy", pattern, "the pattern is malformed").WithHint("use *, ? and [a-z]")
@@ -441,7 +441,7 @@ func (it *destroyItem) isLeft(r catalog.Row) bool {
 }
 
 // claimDestroy marks the rows of all items, or none. It reads the rows again, and sets skip for items that another
-// process has destroyed or that are no longer to be destroyed. InUse.
+// process has destroyed or that are no longer to be destroyed. It returns InUse.
 func (d *destruction) claimDestroy(ctx context.Context, items []*destroyItem) error {
 	e, o := d.e, d.o
 	claim := e.ledger.Claim

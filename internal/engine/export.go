@@ -199,7 +199,7 @@ func (q *ExportRequest) findFormat() error {
 		WithHint("let it end with .tar, .tar.zst, .raw, .img or .qcow2, or add %s", errs.Param("format", "tar"))
 }
 
-// checkFile checks that a file can be made, outside the pool. Invalid, Exists, NotFound.
+// checkFile checks that a file can be made, outside the pool. It returns Invalid, Exists or NotFound.
 func (q *ExportRequest) checkFile(pool string) error {
 	abs, err := filepath.Abs(q.File)
 	if err != nil {

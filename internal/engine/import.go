@@ -172,8 +172,8 @@ func (q *importing) importFrom(ctx context.Context, open func() (*source, error)
 		return Imported{}, errs.Wrap(opImport, q.Source, err)
 	}
 
-	q.src = src
 	defer src.close()
+	q.src = src
 
 	if err := q.checkAdopt(ctx); err != nil {
 		return Imported{}, err
@@ -292,7 +292,7 @@ func (e *Engine) currentGeneration(ctx context.Context, name string) (info Info,
 	return info, ok, err
 }
 
-// openSource opens the source and finds out what it is. NotFound, Invalid, Permission.
+// openSource opens the source and finds out what it is. It returns NotFound, Invalid or Permission.
 func (q *importing) openSource() (*source, error) {
 	e := q.e
 	if q.Source == "" {
@@ -355,7 +355,7 @@ func isFileOrBlockDevice(st fs.FileInfo) bool {
 }
 
 // openDescriptor is openSource for a file that the caller has opened. It opens the same file once more, with an offset
-// of its own and, of a block device, exclusively. Invalid, Permission (it is not open for reading).
+// of its own and, of a block device, exclusively. It returns Invalid or Permission (it is not open for reading).
 func (q *importing) openDescriptor(f *os.File) (*source, error) {
 	st, err := f.Stat()
 	if err != nil {
@@ -439,7 +439,7 @@ func (q *importing) admitImportSize(ctx context.Context, id driver.Identity) err
 	return e.admitSize(ctx, w)
 }
 
-// planImage decides the filesystem and size of the volume for an image. Invalid.
+// planImage decides the filesystem and size of the volume for an image. It returns Invalid.
 func (q *importing) planImage(id *driver.Identity) error {
 	src := q.src
 	found := driver.None

@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openFile opens a source that is a regular file or a block device, and finds out
-// whether it is an archive or an image. Invalid, Damaged, InUse, Unsupported, IO.
+// openFile opens a source that is a regular file or a block device, and finds out whether it is an archive or an image.
+// It returns Invalid, Damaged, InUse, Unsupported or IO.
 //
 // A block device is opened exclusively, unless q.Force is set.
 func (q *importing) openFile(path string, st fs.FileInfo) (_ *source, err error) {
@@ -174,8 +174,8 @@ func (q *importing) checkImage(s *source) (err error) {
 	return wrong
 }
 
-// checkSuperblock checks the superblock of an ext4 or XFS filesystem, and whether the
-// image is large enough for it. Damaged, Unsupported.
+// checkSuperblock checks the superblock of an ext4 or XFS filesystem, and whether the image is large enough for it. It
+// returns Damaged or Unsupported.
 func (q *importing) checkSuperblock(s *source) error {
 	p := s.probed
 	switch {
@@ -296,7 +296,7 @@ const acceptedSources = "give a directory, a tar archive (plain, gzip or zstd), 
 // checkCopied checks the filesystem in the copy of an image; the source is never
 // written to. A log that was not replayed is left by a crash, and is not damage: the
 // copy is mounted once, so that no clone has to replay it. An image without such a log
-// stays identical, bit by bit. warnings say what could not be checked. Damaged; other
+// stays identical, bit by bit. warnings say what could not be checked. It returns Damaged, or other
 // kinds if the host cannot replay the log.
 func (q *importing) checkCopied(ctx context.Context, id driver.ObjectID) (warnings []errs.Message, err error) {
 	e, s := q.e, q.src

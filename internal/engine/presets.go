@@ -43,7 +43,8 @@ func loadPreset(op, golden, name string, overlay **driver.OverlayPolicy) (*prese
 	return r, nil
 }
 
-// checkPreset loads the preset of an import, and refuses a source that it does not fit. InUse: its owner runs. Invalid.
+// checkPreset loads the preset of an import, and refuses a source that it does not fit. It returns InUse if its
+// owner runs, and Invalid.
 func (q *importing) checkPreset() (err error) {
 	src := q.src
 	if src.preset, err = loadPreset(opImport, q.Name.String(), q.Preset, &q.Overlay); err != nil || src.preset == nil {

@@ -78,8 +78,8 @@ func (p Point) AsLayer() Point {
 	return p
 }
 
-// Point describes a snapshot or generation; the name of a golden stands for its current
-// generation. NotFound, Invalid (a volume, which changes: take a snapshot first).
+// Point describes a snapshot or generation; the name of a golden stands for its current generation. It returns NotFound
+// or Invalid (a volume, which changes: take a snapshot first).
 func (e *Transfer) Point(ctx context.Context, r ref.Ref) (Point, error) {
 	var p Point
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -107,7 +107,7 @@ func (e *Transfer) PointByID(ctx context.Context, id driver.ObjectID) (Point, er
 	return p, err
 }
 
-// Points lists the points of a volume or golden, the oldest first. NotFound.
+// Points lists the points of a volume or golden, the oldest first. It returns NotFound.
 func (e *Transfer) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 	name := volume.String()
 	var out []Point
@@ -145,6 +145,7 @@ func (e *Transfer) Points(ctx context.Context, volume ref.Name) ([]Point, error)
 	return out, err
 }
 
+// pointOf describes the snapshot or generation of a row. It returns Invalid for a volume, and Damaged.
 func (e *Transfer) pointOf(tx *catalog.Tx, row catalog.Row) (Point, error) {
 	p := Point{
 		ID: row.ID, Ref: tx.RefOf(row), Name: row.Name, FS: row.FS, SizeBytes: row.SizeBytes, Sector: row.Sector,
@@ -250,7 +251,7 @@ type Names struct {
 	All     []string        // the name that it has, and those that it had before, the last one first
 }
 
-// NamesOf returns the names of a volume or golden. NotFound.
+// NamesOf returns the names of a volume or golden. It returns NotFound.
 func (e *Transfer) NamesOf(ctx context.Context, name string) (n Names, err error) {
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		var former []string
@@ -305,12 +306,11 @@ type ReadRequest struct {
 	IfChanged bool // of SendTree: if nothing differs, write nothing and return ErrUnchanged
 }
 
-// OpenImage opens the image of a snapshot or generation, with the ranges that differ from
-// its base. Neither can be destroyed before the image is closed: an attempt waits, and
-// reports that the object is being pushed. If the driver shares blocks, the differences are
-// found without reading data, at a cost that grows with the number of extents (see
-// internal/linux/extent). The image can be used until ctx ends. NotFound, Invalid (a
-// volume), Unsupported (a tree: see SendStream), InUse.
+// OpenImage opens the image of a snapshot or generation, with the ranges that differ from its base. Neither can be
+// destroyed before the image is closed: an attempt waits, and reports that the object is being pushed. If the driver
+// shares blocks, the differences are found without reading data, at a cost that grows with the number of extents (see
+// internal/linux/extent). The image can be used until ctx ends. It returns NotFound, Invalid (a volume), Unsupported (a
+// tree: see SendStream) or InUse.
 func (e *Transfer) OpenImage(ctx context.Context, q ReadRequest) (*Image, error) {
 	ctx, end := e.ledger.Begin(ctx, opPush)
 	m := &Image{}
@@ -409,10 +409,9 @@ func wrapRangeErrors(ctx context.Context, what string, seq iter.Seq2[extent.Rang
 	}
 }
 
-// SendStream writes a snapshot or generation that is a tree to w, in the native format of
-// the pool's driver: all of it, or the differences from its base. Neither can be destroyed
-// before SendStream returns. NotFound, Invalid (a volume), Unsupported (an image, or a
-// driver that cannot send trees), InUse, and the errors of w.
+// SendStream writes a snapshot or generation that is a tree to w, in the native format of the pool's driver: all of it,
+// or the differences from its base. Neither can be destroyed before SendStream returns. It returns NotFound, Invalid (a
+// volume), Unsupported (an image, or a driver that cannot send trees), InUse, and the errors of w.
 func (e *Transfer) SendStream(ctx context.Context, q ReadRequest, w io.Writer) (err error) {
 	ctx, end := e.ledger.Begin(ctx, opPush)
 	defer end(&err)
@@ -444,7 +443,7 @@ func (e *Transfer) SendStream(ctx context.Context, q ReadRequest, w io.Writer) (
 }
 
 // PlanStream returns what is known in advance about the stream that SendStream would write for the same request. It is
-// the zero value if the driver knows nothing. NotFound, Invalid.
+// the zero value if the driver knows nothing. It returns NotFound or Invalid.
 func (e *Transfer) PlanStream(ctx context.Context, q ReadRequest) (_ driver.StreamPlan, err error) {
 	p, ok := e.drv.(driver.Planner)
 	if !ok {
@@ -469,7 +468,8 @@ func (e *Transfer) ReceivesRaw() bool {
 	return ok
 }
 
-// Key returns the encryption key of a point; the zero value if the pool's filesystem does not encrypt it. NotFound.
+// Key returns the encryption key of a point; the zero value if the pool's filesystem does not encrypt it. It returns
+// NotFound.
 func (e *Transfer) Key(ctx context.Context, id driver.ObjectID) (driver.Key, error) {
 	if err := e.askForPoint(ctx, opPush, id); err != nil {
 		return driver.Key{}, err
@@ -487,7 +487,7 @@ func (e *Engine) keyOf(ctx context.Context, id driver.ObjectID) (driver.Key, err
 }
 
 // SamePoint reports whether a point is certainly the same as its base, so that there is nothing to send. It costs
-// almost nothing: it returns false if the driver cannot tell cheaply. NotFound.
+// almost nothing: it returns false if the driver cannot tell cheaply. It returns NotFound.
 func (e *Transfer) SamePoint(ctx context.Context, q ReadRequest) (_ bool, err error) {
 	c, ok := e.drv.(driver.Comparer)
 	if !ok || q.Base == "" || q.Base == q.Point {
@@ -505,6 +505,7 @@ func (e *Transfer) SamePoint(ctx context.Context, q ReadRequest) (_ bool, err er
 	return c.Same(ctx, q.Point, q.Base)
 }
 
+// streamer returns what sends and receives trees in the format of the driver. It returns Unsupported.
 func (e *Transfer) streamer(op, what string) (driver.Streamer, error) {
 	s, ok := e.drv.(driver.Streamer)
 	if !ok {
@@ -537,8 +538,8 @@ func (e *Transfer) Links(ctx context.Context, repo string) ([]Link, error) {
 	return out, err
 }
 
-// PutLink adds a link, which may exist already. Not durable by itself. NotFound if the
-// object does not exist.
+// PutLink adds a link, which may exist already. It is not durable by itself. It returns NotFound if the object does not
+// exist.
 func (e *Transfer) PutLink(ctx context.Context, l Link) error {
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return putLink(tx, l) })
 }

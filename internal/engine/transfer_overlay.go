@@ -71,8 +71,8 @@ func (r *receive) planLower(tx *catalog.Tx) (marks []catalog.Mark, err error) {
 	return []catalog.Mark{{ID: driver.NewID(), Op: opPull, Reads: keeps}}, nil
 }
 
-// HoldPoint keeps a point, and the lower layer of an overlay with it, from being destroyed until release is called.
-// NotFound, InUse.
+// HoldPoint keeps a point, and the lower layer of an overlay with it, from being destroyed until release is called. It
+// returns NotFound or InUse.
 func (e *Transfer) HoldPoint(ctx context.Context, id driver.ObjectID) (release func(), err error) {
 	ctx, end := e.ledger.Begin(ctx, opPush)
 	h, err := e.ledger.Hold(ctx, opPush, id)

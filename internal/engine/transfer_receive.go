@@ -73,15 +73,13 @@ type Target interface {
 	SizeBytes() int64
 }
 
-// Receive makes a snapshot and a volume, or a generation of a golden, from content that
-// comes from elsewhere. It records them in one commit, together with Links (an empty
-// Object stands for the snapshot or generation): whatever fails, either all of it exists
-// or nothing has changed. The golden is created if it does not exist. Info describes the
-// volume, the snapshot with SnapshotOnly, or the generation. Durable on return. Receive
-// does not check the content: its provider must know that it is right. Exists, NotFound
-// (Base, or the volume with Update), Invalid (Base is larger, or the request contradicts
-// itself), InUse (with Update: the volume is mounted), NoSpace, Unsupported (FS, Stream, Lower),
-// and the errors of c.
+// Receive makes a snapshot and a volume, or a generation of a golden, from content that comes from elsewhere. It
+// records them in one commit, together with Links (an empty Object stands for the snapshot or generation): whatever
+// fails, either all of it exists or nothing has changed. The golden is created if it does not exist. Info describes the
+// volume, the snapshot with SnapshotOnly, or the generation. Durable on return. Receive does not check the content: its
+// provider must know that it is right. It returns Exists, NotFound (Base, or the volume with Update), Invalid (Base is
+// larger, or the request contradicts itself), InUse (with Update: the volume is mounted), NoSpace, Unsupported (FS,
+// Stream, Lower), and the errors of c.
 func (e *Transfer) Receive(ctx context.Context, q ReceiveRequest, c Content) (_ Info, err error) {
 	ctx, end := e.ledger.Begin(ctx, opPull)
 	defer end(&err)
@@ -420,7 +418,7 @@ func (r *receive) planVolume(ctx context.Context, tx *catalog.Tx) ([]catalog.Mar
 }
 
 // CanUpdate checks that a volume can be replaced with received content (see ReceiveRequest.Update), and changes
-// nothing. InUse.
+// nothing. It returns InUse.
 func (e *Transfer) CanUpdate(ctx context.Context, volume ref.Name) error {
 	return e.cat.View(ctx, func(tx *catalog.Tx) error {
 		vol, err := tx.ResolveVolume(opPull, volume.String())

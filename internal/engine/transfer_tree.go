@@ -41,8 +41,8 @@ func (w untilSame) Write(b []byte) (int, error) {
 
 // SendTree writes a snapshot or generation that is a tree to w, in the portable format that every driver with trees can
 // read (see internal/tree/treestream): all of it, or the differences from its base. Neither can be destroyed before
-// SendTree returns. NotFound, Invalid (a volume), Unsupported (an image, or a difference that the format cannot
-// express: send the whole tree instead), InUse, ErrUnchanged, and the errors of w.
+// SendTree returns. It returns NotFound, Invalid (a volume), Unsupported (an image, or a difference that the format
+// cannot express: send the whole tree instead), InUse, ErrUnchanged, and the errors of w.
 func (e *Transfer) SendTree(ctx context.Context, q ReadRequest, w io.Writer) (err error) {
 	ctx, end := e.ledger.Begin(ctx, opPush)
 	defer end(&err)
@@ -154,7 +154,7 @@ func (r *receive) fillTree(ctx context.Context, root *os.File) error {
 
 // CanReceive checks that this pool can store content with a filesystem: an image or a tree. With tree set, the tree
 // comes in the portable format, and can be put into an image; otherwise it comes as a native stream that starts with
-// the bytes begin. It changes nothing. Unsupported.
+// the bytes begin. It changes nothing. It returns Unsupported.
 func (e *Transfer) CanReceive(what string, fs driver.FS, tree bool, begin []byte) error {
 	r := &receive{e: e, ref: what, q: ReceiveRequest{FS: fs, Tree: tree},
 		content: Content{Stream: bytes.NewReader(begin)}}

@@ -104,7 +104,7 @@ func treeFS(c driver.Caps) driver.FS {
 	return ""
 }
 
-// checkHolds checks that the pool can store content with a filesystem. Unsupported.
+// checkHolds checks that the pool can store content with a filesystem. It returns Unsupported.
 func (e *Transfer) checkHolds(what string, fs driver.FS) error {
 	if fs.IsImage() && !e.caps.Supports(fs) {
 		return errs.New(errs.Unsupported, opPull, what,

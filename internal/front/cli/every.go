@@ -10,7 +10,7 @@ import (
 	"pando/internal/service/rounds"
 )
 
-// parseEvery reads a period. Invalid.
+// parseEvery reads a period. It returns Invalid.
 func parseEvery(op, text string) (time.Duration, error) {
 	period, err := units.ParseDuration(op, text)
 	if err == nil && period < time.Second {

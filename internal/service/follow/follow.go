@@ -33,7 +33,7 @@ func New(q engine.HistoryRequest) *Follower {
 func (f *Follower) Begun() bool { return f.begun }
 
 // Next returns the events since the last call, the oldest first, which may be none, and whether there are more already.
-// After an error, the next call tries again. Kinds as [engine.Engine.History].
+// After an error, the next call tries again. It returns the kinds of [engine.Engine.History].
 func (f *Follower) Next(ctx context.Context, e *engine.Engine) (events []engine.Event, more bool, err error) {
 	h, err := e.History(ctx, f.next)
 	if err != nil {

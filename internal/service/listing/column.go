@@ -80,7 +80,7 @@ func FindColumn(what, name string) (Column, error) {
 		WithHint("choose %s", strings.Join(ColumnNames(), ", "))
 }
 
-// FindColumns returns the columns with these names, at least one. what is as in FindColumn. Invalid.
+// FindColumns returns the columns with these names, at least one. what is as in FindColumn. It returns Invalid.
 func FindColumns(what string, names []string) (columns []Column, err error) {
 	if len(names) == 0 {
 		return nil, errs.New(errs.Invalid, op, what, "the list of columns is empty").
