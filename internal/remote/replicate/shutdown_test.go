@@ -8,7 +8,6 @@ import (
 	"os"
 	"sync"
 	"testing"
-	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
@@ -28,6 +27,18 @@ func (s *tripwire) Get(ctx context.Context, key string, off, n int64) ([]byte, o
 	return s.Store.Get(ctx, key, off, n)
 }
 
+// watched is a context that calls asked when somebody begins to wait for its end. Shutdown does so when no operation
+// can begin any more.
+type watched struct {
+	context.Context
+	asked func()
+}
+
+func (c *watched) Done() <-chan struct{} {
+	c.asked()
+	return c.Context.Done()
+}
+
 // shutDownDuring calls do with a remote in whose first request the pool begins to be closed, with a context that has
 // ended unless patient, and returns the errors of both. The pool is open again then.
 func (w *world) shutDownDuring(patient bool, do func(ctx context.Context, e *engine.Engine, r *Remote) error) (
@@ -44,12 +55,9 @@ func (w *world) shutDownDuring(patient bool, do func(ctx context.Context, e *eng
 	w.load()
 	w.r.wrap = func(s objstore.Store) objstore.Store {
 		return &tripwire{Store: w.store, trip: func() {
-			go func() { ended <- e.Shutdown(ctx) }()
-			for refused := false; !refused; time.Sleep(time.Millisecond) {
-				op, end := e.Transfer().Begin(w.t.Context(), "test")
-				refused = op.Err() != nil
-				end(nil)
-			}
+			begun := make(chan bool)
+			go func() { ended <- e.Shutdown(&watched{Context: ctx, asked: sync.OnceFunc(func() { close(begun) })}) }()
+			<-begun
 		}}
 	}
 	done = do(w.t.Context(), e, w.r)

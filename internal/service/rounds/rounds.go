@@ -1,4 +1,5 @@
-// Package rounds repeats work until it is interrupted, and tells how it fares: pushes, refreshes, reads of events.
+// Package rounds repeats work until it is interrupted, and reports problems and their end: pushes, refreshes, reads of
+// events.
 package rounds
 
 import (
@@ -12,7 +13,7 @@ import (
 // MaxPause is the longest pause after a failed round, unless the period is longer.
 const MaxPause = 15 * time.Minute
 
-// Change says that rounds fare differently from the one before: another problem, or none after a problem.
+// Change reports that a round had another problem than the one before, or none after a problem.
 type Change struct {
 	Err    error         // problem; nil: the work succeeds again
 	Failed int           // number of failed rounds in a row
@@ -22,10 +23,10 @@ type Change struct {
 
 // Repeat calls round every period until ctx ends, which counts as success. An error of the first round that waiting
 // cannot fix is returned, unless some of the work was done. After other errors it pauses, twice as long after each.
-// tell is called when a problem begins, changes or ends, and not while it lasts; a remote that does not answer is one
+// report is called when a problem begins, changes or ends, and not while it lasts; a remote that does not answer is one
 // problem, whatever the errors say.
 func Repeat(
-	ctx context.Context, period time.Duration, round func(context.Context) (some bool, err error), tell func(Change),
+	ctx context.Context, period time.Duration, round func(context.Context) (some bool, err error), report func(Change),
 ) error {
 	var s series
 	for first := true; ; first = false {
@@ -39,7 +40,7 @@ func Repeat(
 		}
 
 		if c, changed := s.add(err, period); changed {
-			tell(c)
+			report(c)
 		}
 
 		wait := period - time.Since(start)

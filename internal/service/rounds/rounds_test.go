@@ -13,8 +13,8 @@ import (
 	"pando/internal/remote/objstore"
 )
 
-// script runs rounds that end as scripted, and then interrupts. It returns when each began, and what was told.
-func script(t *testing.T, period time.Duration, ends ...error) (starts []time.Duration, told []string, err error) {
+// script runs rounds that end as scripted, and then interrupts. It returns when each began, and what was reported.
+func script(t *testing.T, period time.Duration, ends ...error) (starts []time.Duration, got []string, err error) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
@@ -26,22 +26,22 @@ func script(t *testing.T, period time.Duration, ends ...error) (starts []time.Du
 				return false, context.Canceled
 			}
 			starts = append(starts, time.Since(begun))
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) // on the clock of the bubble: nobody waits
 			return false, ends[len(starts)-1]
 		}, func(c Change) {
-			told = append(told, fmt.Sprint(c.Err, c.Failed, c.Since.Sub(begun), c.Pause))
+			got = append(got, fmt.Sprint(c.Err, c.Failed, c.Since.Sub(begun), c.Pause))
 		})
 	})
-	return starts, told, err
+	return starts, got, err
 }
 
-// TestRepeat: each problem is told once, however long it lasts, and once when it is over.
+// TestRepeat: each problem is reported once, however long it lasts, and its end is reported.
 func TestRepeat(t *testing.T) {
 	outage := func(words string) error {
 		return objstore.TransientAnswer(errs.New(errs.IO, "push", "", "%s", words), objstore.Answer{})
 	}
 	full := errs.New(errs.NoSpace, "push", "", "full")
-	starts, told, err := script(t, 10*time.Second, nil, outage("cut"), outage("silent"), full, nil, nil, full)
+	starts, got, err := script(t, 10*time.Second, nil, outage("cut"), outage("silent"), full, nil, nil, full)
 	if err != nil {
 		t.Error(err)
 	}
@@ -52,19 +52,19 @@ func TestRepeat(t *testing.T) {
 	want := []string{
 		"push: cut 1 11s 15m0s", "push: full 3 11s 15m0s", "<nil> 3 11s 0s", "push: full 1 1m44s 15m0s",
 	}
-	if !slices.Equal(told, want) {
-		t.Errorf("told %q, wanted %q", told, want)
+	if !slices.Equal(got, want) {
+		t.Errorf("reported %q, wanted %q", got, want)
 	}
 }
 
 // TestRepeatForever: what waiting cannot fix ends the first round, but no later one, nor one that did some of its work.
 func TestRepeatForever(t *testing.T) {
 	missing := errs.New(errs.NotFound, "push", "v", "no such volume")
-	if starts, told, err := script(t, time.Second, missing, nil); !errors.Is(err, missing) || len(starts)+len(told) != 1 {
-		t.Errorf("%v, %v, %v", starts, told, err)
+	if starts, got, err := script(t, time.Second, missing, nil); !errors.Is(err, missing) || len(starts)+len(got) != 1 {
+		t.Errorf("%v, %v, %v", starts, got, err)
 	}
-	if starts, told, err := script(t, time.Second, nil, missing, nil); err != nil || len(starts) != 3 || len(told) != 2 {
-		t.Errorf("%v, %v, %v", starts, told, err)
+	if starts, got, err := script(t, time.Second, nil, missing, nil); err != nil || len(starts) != 3 || len(got) != 2 {
+		t.Errorf("%v, %v, %v", starts, got, err)
 	}
 
 	ctx, stop := context.WithCancel(t.Context())
