@@ -226,7 +226,7 @@ func dsn(path string) string {
 	// process to open the catalogue must read whole.
 	return "file:" + (&url.URL{Path: path}).EscapedPath() + fmt.Sprintf("?_pragma=busy_timeout(%d)",
 		busyTimeout.Milliseconds()) +
-		fmt.Sprintf("&_pragma=wal_autocheckpoint(128)&_pragma=journal_size_limit(%d)&_txlock=immediate", logBytes)
+		fmt.Sprintf("&_pragma=wal_autocheckpoint(128)&_pragma=journal_size_limit(%d)", logBytes)
 }
 
 // poolQuery asks which pool the catalogue belongs to, and how many durable commits it has had.
@@ -376,16 +376,13 @@ func (c *Catalog) RemoveIdleLiveFiles() { c.idle.removeLiveFiles() }
 // Tx is a transaction. It holds the write lock of the catalogue: keep it short, and never call a driver inside.
 type Tx struct {
 	ctx context.Context
-	tx  *sql.Tx
+	s   *session
 	c   *Catalog
 	put []driver.ObjectID // objects whose rows it has added
 
 	marked int // marks that it has added for its operation, less those that it has removed
 
 	silent bool // whether it writes no events
-
-	own  map[string]*statement // queries prepared for this transaction alone
-	held map[*statement]bool   // statements whose rows are being read
 }
 
 // Update runs fn in a transaction and commits it. If fn fails, nothing has happened and its error is returned. fn may
@@ -400,24 +397,19 @@ func (c *Catalog) Update(ctx context.Context, d Durability, fn func(*Tx) error) 
 }
 
 func (c *Catalog) updateOnce(ctx context.Context, d Durability, fn func(*Tx) error) error {
-	conn, release, err := c.db.connect(ctx, c.db.writing)
+	s, release, err := c.db.connect(ctx, c.db.writing)
 	if err != nil {
 		return wrap("open catalogue", c.path, err)
 	}
 	defer release()
 
-	sync := "PRAGMA synchronous=NORMAL"
-	if d == Durable {
-		sync = "PRAGMA synchronous=FULL"
-	}
-
-	if _, err := conn.ExecContext(ctx, sync); err != nil {
+	if err := s.commitsAre(d); err != nil {
 		return wrap("write catalogue", c.path, err)
 	}
 
 	var commits int64
 	var put []driver.ObjectID
-	if err := c.transact(ctx, conn, nil, func(tx *Tx) (err error) {
+	if err := c.transact(ctx, s, "BEGIN IMMEDIATE", func(tx *Tx) (err error) {
 		if err = fn(tx); err == nil && d == Durable {
 			commits, err = tx.countCommit()
 		}
@@ -434,7 +426,7 @@ func (c *Catalog) updateOnce(ctx context.Context, d Durability, fn func(*Tx) err
 		c.onCommit(put)
 	}
 
-	c.db.shortenLog(ctx, conn)
+	c.db.shortenLog(ctx, s.conn)
 	return nil
 }
 
@@ -442,35 +434,39 @@ func (c *Catalog) updateOnce(ctx context.Context, d Durability, fn func(*Tx) err
 // for 0.1 s at most when a log that has become long begins anew. fn must not write, nor begin a transaction: with many
 // of those, all would wait for each other.
 func (c *Catalog) View(ctx context.Context, fn func(*Tx) error) error {
-	conn, release, err := c.db.connect(ctx, c.db.reading)
+	s, release, err := c.db.connect(ctx, c.db.reading)
 	if err != nil {
 		return wrap("open catalogue", c.path, err)
 	}
 	defer release()
-	return c.transact(ctx, conn, &sql.TxOptions{ReadOnly: true}, fn)
+	return c.transact(ctx, s, "BEGIN", fn)
 }
 
-func (c *Catalog) transact(ctx context.Context, conn *sql.Conn, o *sql.TxOptions, fn func(*Tx) error) error {
-	tx, err := c.begin(ctx, conn, o)
-	if err != nil {
+// transact runs fn in a transaction that begin begins. When ctx ends, it is rolled back at its next query, or instead
+// of the commit.
+func (c *Catalog) transact(ctx context.Context, s *session, begin string, fn func(*Tx) error) error {
+	if err := c.begin(ctx, s, begin); err != nil {
 		return err
 	}
 
-	t := &Tx{ctx: ctx, tx: tx, c: c}
+	t := &Tx{ctx: ctx, s: s, c: c}
 	ended := beginCounting(ctx)
 	done := false
 	defer func() {
 		if !done {
-			ended(0, tx.Rollback()) // fn's error, or its panic, says what went wrong
+			ended(0, s.rollback()) // fn's error, or its panic, says what went wrong
 		}
 	}()
 
 	if err := fn(t); err != nil {
 		return err
 	}
+	if ctx.Err() != nil {
+		return wrap("write catalogue", c.path, context.Cause(ctx))
+	}
 
 	done = true
-	err = tx.Commit()
+	err := s.commit()
 	ended(t.marked, err)
 	return wrap("write catalogue", c.path, err)
 }
@@ -479,21 +475,21 @@ func (c *Catalog) transact(ctx context.Context, conn *sql.Conn, o *sql.TxOptions
 const writeLock = 120
 
 // begin begins a transaction. It waits for other writers, which SQLite bounds by busyTimeout.
-func (c *Catalog) begin(ctx context.Context, conn *sql.Conn, o *sql.TxOptions) (*sql.Tx, error) {
+func (c *Catalog) begin(ctx context.Context, s *session, query string) error {
 	w := waiting.Wait{
 		Op: "write catalogue", Ref: c.path, What: "the catalogue",
 		Holders: func() []waiting.Process { return waiting.LockHolders(c.path+"-shm", writeLock) },
 	}
 	begun := time.Now()
 	stop := w.Watch(ctx)
-	tx, err := conn.BeginTx(ctx, o)
+	err := s.begin(ctx, query)
 	stop()
 	var busy *sqlite.Error
 	if errors.As(err, &busy) && busy.Code()&0xff == sqliteBusy {
-		return nil, w.Error(time.Since(begun))
+		return w.Error(time.Since(begun))
 	}
 
-	return tx, wrap("write catalogue", c.path, err)
+	return wrap("write catalogue", c.path, err)
 }
 
 // exec runs a query that returns no rows, and returns how many it has affected.
@@ -508,11 +504,7 @@ func (t *Tx) exec(query string, args ...any) (int64, error) {
 
 // run runs a query that returns no rows.
 func (t *Tx) run(query string, args ...any) (r sql.Result, err error) {
-	if s, _ := t.statementFor(query, false); s != nil {
-		r, err = s.ExecContext(t.ctx, args...)
-	} else {
-		r, err = t.tx.ExecContext(t.ctx, query, args...)
-	}
+	r, err = t.s.run(t.untilEnd(), query, args...)
 	return r, wrap("write catalogue", t.c.path, err)
 }
 

@@ -24,8 +24,8 @@ import (
 // (https://www.sqlite.org/howtocorrupt.html, 2.2). So nobody may open the database's files beside
 // SQLite while this process has it open.
 //
-// A transaction takes a turn before its connection: one writes at a time, and several read beside it. So each finds a
-// connection free; if they follow one another it is the same one, which still has what it has read.
+// A transaction takes a turn before its session: one writes at a time, and several read beside it. So each finds a
+// session free; if they follow one another it is the same one, which still has what it has read.
 type database struct {
 	*sql.DB
 	writing *semaphore.Weighted // turns of those that write, of which there is one
@@ -34,7 +34,9 @@ type database struct {
 	writes  int                 // number of transactions that have written
 	longLog int64               // number of pages with which the log is too long, if that is more than keptLog
 
-	stmts statements
+	mu   sync.Mutex
+	free []*session     // sessions that no transaction uses; the last one was used last
+	runs map[string]int // how often a query has run, until it is worth being prepared
 
 	closing sync.Once
 	closed  atomic.Bool
@@ -66,7 +68,7 @@ func openDatabase(path, source string, readers int) (*database, error) {
 	opened.count[in]++
 	opened.Unlock()
 
-	d := &database{in: in, writing: semaphore.NewWeighted(1), readers: int64(readers)}
+	d := &database{in: in, writing: semaphore.NewWeighted(1), readers: int64(readers), runs: map[string]int{}}
 	d.reading = d.writing
 	if readers > 0 {
 		d.reading = semaphore.NewWeighted(d.readers)
@@ -95,6 +97,7 @@ func (d *database) Close() (err error) {
 			defer d.reading.Release(d.readers)
 		}
 
+		d.closeSessions()
 		err = d.DB.Close()
 		d.uncount()
 	})
@@ -103,9 +106,9 @@ func (d *database) Close() (err error) {
 
 var errDatabaseClosed = errs.New(errs.Canceled, "", "", "it was closed")
 
-// connect waits for a turn and takes a connection. Call release when its transaction has ended. It returns Canceled if
+// connect waits for a turn and takes a session. Call release when its transaction has ended. It returns Canceled if
 // the database was closed.
-func (d *database) connect(ctx context.Context, turns *semaphore.Weighted) (_ *sql.Conn, release func(), err error) {
+func (d *database) connect(ctx context.Context, turns *semaphore.Weighted) (_ *session, release func(), err error) {
 	if d.closed.Load() {
 		return nil, nil, errDatabaseClosed
 	}
@@ -117,15 +120,14 @@ func (d *database) connect(ctx context.Context, turns *semaphore.Weighted) (_ *s
 		return nil, nil, errDatabaseClosed
 	}
 
-	conn, err := d.Conn(ctx)
+	s, err := d.takeSession(ctx)
 	if err != nil {
 		turns.Release(1)
 		return nil, nil, cmp.Or(context.Cause(ctx), err)
 	}
 
-	return conn, func() {
-		conn.Close()
-		d.prepareDue(ctx) // the connection is free now
+	return s, func() {
+		d.giveBack(s)
 		turns.Release(1)
 	}, nil
 }

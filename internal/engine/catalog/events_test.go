@@ -68,6 +68,10 @@ func TestChangesHaveEvents(t *testing.T) {
 		{"SetBase", func() error { return tx.SetBase("v", "g", 2) }, ""},
 		{"SetIdentity", func() error { return tx.SetIdentity(larger) }, "change volume vol (size=4096)"},
 		{"SetIdentity", func() error { return tx.SetIdentity(based) }, "change volume vol (size=0)"},
+		{"RecordFirstMount", func() error {
+			return tx.RecordFirstMount(vol, MountRecord{ID: vol.ID, Mountpoint: "/first"})
+		}, "mount volume vol (/first)"},
+		{"ForgetMount", func() error { return tx.ForgetMount("v") }, "umount volume vol (/first)"},
 		{"RecordMount", func() error { return tx.RecordMount(MountRecord{ID: "v", Mountpoint: "/m"}) },
 			"mount volume vol (/m)"},
 		{"RecordMount", func() error { return tx.RecordMount(MountRecord{ID: "v", Mountpoint: "/m"}) }, ""},

@@ -138,19 +138,17 @@ func (t *Tx) ResolveVolume(op, name string) (Row, error) {
 // CheckFree refuses a name that is in use. Goldens and volumes share one name space, so that a reference has one
 // meaning. Exists, and errors of OnFind.
 func (t *Tx) CheckFree(op, name string) error {
-	if _, ok, err := t.Volume(name); err != nil {
-		return err
-	} else if ok {
-		return errs.New(errs.Exists, op, name, "volume %q already exists", name).
-			WithHint("choose another name")
-	}
-
-	if _, ok, err := t.Golden(name); err != nil {
-		return err
-	} else if ok {
+	var volume, golden bool
+	err := t.queryRow(`SELECT EXISTS (SELECT 1 FROM objects WHERE kind = 'volume' AND name = ?1),
+		EXISTS (SELECT 1 FROM goldens WHERE name = ?1)`, name).Scan(&volume, &golden)
+	switch {
+	case err != nil:
+		return wrap("read catalogue", t.c.path, err)
+	case volume:
+		return errs.New(errs.Exists, op, name, "volume %q already exists", name).WithHint("choose another name")
+	case golden:
 		return errs.New(errs.Exists, op, name, "golden %q already exists", name).WithHint("choose another name")
 	}
-
 	return t.AskFree(op, name)
 }
 

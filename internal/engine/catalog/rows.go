@@ -163,20 +163,21 @@ func (t *Tx) Bury(b Tombstone, why string) error {
 		}
 	}
 
-	if gone.Kind == driver.Volume {
-		if err := t.forgetMeta(volumeNamesKey(gone.Lineage())); err != nil {
-			return err
-		}
+	known := lowerKey(id)
+	if gone.Kind == driver.Volume { // which is never a lower layer
+		known = volumeNamesKey(gone.Lineage())
+	}
+	if err := t.forgetMeta(known); err != nil {
+		return err
 	}
 
-	if _, err := t.exec(`DELETE FROM remote_points WHERE object = ?`, id); err != nil {
-		return err
-	}
-	if err := t.forgetMeta(lowerKey(id)); err != nil {
-		return err
-	}
-	if _, err := t.deleteMountRecord(id); err != nil {
-		return err
+	for _, query := range []string{
+		`DELETE FROM remote_points WHERE object = ?`,
+		`DELETE FROM attachments WHERE id = ?`,
+	} {
+		if _, err := t.exec(query, id); err != nil {
+			return err
+		}
 	}
 	return t.AddTombstone(b)
 }
@@ -462,7 +463,7 @@ func (t *Tx) Snapshots(volume driver.ObjectID) ([]Row, error) {
 var errEnough = errors.New("enough rows were read")
 
 func (t *Tx) eachRow(q string, args []any, fn func(scanner) error) error {
-	rows, release, err := t.queryRows(q, args...)
+	rows, release, err := t.s.queryRows(t.untilEnd(), q, args...)
 	if err != nil {
 		return wrap("read catalogue", t.c.path, err)
 	}
@@ -470,6 +471,9 @@ func (t *Tx) eachRow(q string, args []any, fn func(scanner) error) error {
 	defer release()
 	defer rows.Close()
 	for rows.Next() {
+		if t.ctx.Err() != nil {
+			return wrap("read catalogue", t.c.path, context.Cause(t.ctx))
+		}
 		if err := fn(rows); err != nil {
 			if errors.Is(err, errEnough) {
 				err = nil
@@ -565,6 +569,14 @@ func (t *Tx) RecordMount(a MountRecord) error {
 		}
 	}
 	return t.noteMount(EventMount, a.ID, a.Mountpoint)
+}
+
+// RecordFirstMount is RecordMount for an object that this transaction has added.
+func (t *Tx) RecordFirstMount(r Row, a MountRecord) error {
+	if err := t.putMountRecord(a); err != nil {
+		return err
+	}
+	return t.noteObject(EventMount, r, t.RefOf(r), a.Mountpoint)
 }
 
 func (t *Tx) putMountRecord(a MountRecord) error {

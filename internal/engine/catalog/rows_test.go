@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/testing/faulttest"
 )
@@ -170,6 +171,47 @@ func TestLayers(t *testing.T) {
 			t.Errorf("without overlays it is a %q, tombstone %v", kind, dead)
 		}
 		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestFreeNames: volumes and goldens share one name space.
+func TestFreeNames(t *testing.T) {
+	c := openCatalog(t)
+	if err := c.Update(t.Context(), Soft, func(tx *Tx) error {
+		if err := errors.Join(putVolume(tx, "v"), tx.PutGolden(Golden{Name: "g", Current: 1, Next: 2})); err != nil {
+			return err
+		}
+		for name, free := range map[string]bool{"v": false, "g": false, "w": true} {
+			if err := tx.CheckFree("clone", name); (err == nil) != free || !free && !errs.Is(err, errs.Exists) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestBuryMounted: the mount record of an object goes with it.
+func TestBuryMounted(t *testing.T) {
+	c := openCatalog(t)
+	if err := c.Update(t.Context(), Soft, func(tx *Tx) error {
+		if err := errors.Join(putVolume(tx, "v"), putVolume(tx, "w")); err != nil {
+			return err
+		}
+		v, _, _ := tx.Volume("v")
+		w, _, _ := tx.Volume("w")
+		if err := errors.Join(tx.RecordMount(MountRecord{ID: v.ID, Mountpoint: "/v"}),
+			tx.RecordMount(MountRecord{ID: w.ID, Mountpoint: "/w"}), tx.Bury(Tombstone{ID: v.ID, Ref: "v"}, "")); err != nil {
+			return err
+		}
+		records, err := tx.MountRecords()
+		if len(records) != 1 || records[w.ID].Mountpoint != "/w" {
+			t.Errorf("mount records: %v", records)
+		}
+		return err
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -2,12 +2,17 @@ package catalog
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
 )
 
@@ -67,8 +72,8 @@ func TestPreparedQueriesNest(t *testing.T) {
 				}
 				return err
 			})
-			if len(tx.held) > 0 {
-				t.Error("a statement is still held")
+			if len(tx.s.reading) > 0 {
+				t.Error("a statement is still being read")
 			}
 			return err
 		}); err != nil {
@@ -78,13 +83,7 @@ func TestPreparedQueriesNest(t *testing.T) {
 			t.Fatalf("%d pairs, want 100", pairs)
 		}
 	}
-	kept := 0
-	for _, s := range c.db.stmts.known {
-		if s.stmt != nil {
-			kept++
-		}
-	}
-	if kept == 0 {
+	if len(c.db.free) != 1 || len(c.db.free[0].prepared) == 0 {
 		t.Error("no query was kept prepared")
 	}
 }
@@ -102,10 +101,25 @@ func TestPreparedQueriesSurviveErrors(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		if err := c.Update(ctx, Durable, func(tx *Tx) error {
+			if err := putVolume(tx, "never"); err != nil {
+				return err
+			}
 			cancel()
-			return tx.PutObject(Row{Identity: driver.Identity{ID: driver.NewID(), Kind: driver.Volume, Name: "never"}})
-		}); err == nil {
-			t.Fatal("a cancelled transaction succeeded")
+			return nil
+		}); !errs.Is(err, errs.Canceled) {
+			t.Fatalf("a cancelled transaction: %v", err)
+		}
+		ctx, cancel = context.WithCancel(t.Context())
+		if err := c.View(ctx, func(tx *Tx) error {
+			seen := 0
+			err := tx.Rows(driver.Volume, func(Row) error { seen++; cancel(); return nil })
+			_, _, later := tx.Volume("v000")
+			if seen != 1 || !errs.Is(err, errs.Canceled) || !errs.Is(later, errs.Canceled) {
+				t.Errorf("a cancelled transaction has read %d rows: %v, then %v", seen, err, later)
+			}
+			return nil
+		}); !errs.Is(err, errs.Canceled) {
+			t.Fatalf("a transaction that was cancelled while it read: %v", err)
 		}
 		stop := fmt.Errorf("enough")
 		if err := c.View(t.Context(), func(tx *Tx) error {
@@ -128,22 +142,137 @@ func TestPreparedQueriesSurviveErrors(t *testing.T) {
 	}
 }
 
-// TestPreparedInTheEnd: a query is kept prepared even if the transaction in which that became due was cancelled.
-func TestPreparedInTheEnd(t *testing.T) {
+// TestBrokenSession: a session whose transaction could not be ended serves no other one.
+func TestBrokenSession(t *testing.T) {
 	c := openCatalog(t)
-	for range prepareAt {
-		ctx, cancel := context.WithCancel(t.Context())
-		_ = c.View(ctx, func(tx *Tx) error {
-			_, err := tx.Count()
-			cancel()
+	putVolumes(t, c, 1)
+	var broken *session
+	stop := errors.New("enough")
+	if err := c.Update(t.Context(), Soft, func(tx *Tx) error {
+		broken = tx.s
+		if err := putVolume(tx, "never"); err != nil {
 			return err
-		})
+		}
+
+		unusable, err := tx.s.conn.PrepareContext(t.Context(), "ROLLBACK")
+		if err != nil {
+			return err
+		}
+		tx.s.prepared["ROLLBACK"] = unusable
+		return errors.Join(stop, unusable.Close())
+	}); !errors.Is(err, stop) {
+		t.Fatal(err)
 	}
-	for query, s := range c.db.stmts.known {
-		if s.stmt == nil {
-			t.Errorf("not prepared: %s", query)
+	if !broken.broken || slices.Contains(c.db.free, broken) {
+		t.Error("the session is used again")
+	}
+	if err := c.View(t.Context(), func(tx *Tx) error {
+		if !volumeExists(t, tx, "v000") || volumeExists(t, tx, "never") {
+			t.Error("its transaction has not been rolled back")
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+
+	// SQLite ends a transaction by itself after some errors: that breaks no session.
+	var ended *session
+	if err := c.Update(t.Context(), Soft, func(tx *Tx) error {
+		ended = tx.s
+		_, err := tx.exec("ROLLBACK")
+		return errors.Join(stop, err)
+	}); !errors.Is(err, stop) || !slices.Contains(c.db.free, ended) {
+		t.Errorf("%v; sessions: %v", err, c.db.free)
+	}
+}
+
+// TestWaitEnds: who waits for a writer in another process stops when its context ends.
+func TestWaitEnds(t *testing.T) {
+	c := openCatalog(t)
+	other, err := Open(t.Context(), c.dir, "pool") // it has turns of its own, as another process has
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+
+	if err := c.Update(t.Context(), Soft, func(*Tx) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		begun := time.Now()
+		err := other.Update(ctx, Soft, func(*Tx) error { t.Error("two write at once"); return nil })
+		if !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) > busyTimeout/2 {
+			t.Errorf("after %v: %v", time.Since(begun), err)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Update(t.Context(), Soft, func(tx *Tx) error { return putVolume(tx, "v") }); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCommitsWait: SQLite waits for the disk (synchronous=FULL, 2) with each durable commit, and with no soft one.
+func TestCommitsWait(t *testing.T) {
+	c := openCatalog(t)
+	for _, d := range []Durability{Soft, Durable, Durable, Soft, Soft, Durable} {
+		if err := c.Update(t.Context(), d, func(tx *Tx) error {
+			var level int
+			err := tx.queryRow("PRAGMA synchronous").Scan(&level)
+			if (level == 2) != bool(d) {
+				t.Errorf("durable %v: level %d", d, level)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
 		}
 	}
+}
+
+// TestNothingStaysOpen: a closed catalogue has no file open, whether its queries were kept parsed or not.
+func TestNothingStaysOpen(t *testing.T) {
+	dir := t.TempDir()
+	if err := Create(t.Context(), dir, "pool", EventInit); err != nil {
+		t.Fatal(err)
+	}
+	for _, times := range []int{0, 1, prepareAt + 1} {
+		for name, open := range map[string]func(context.Context, string, string) (*Catalog, error){
+			"Open": Open, "OpenReadOnly": OpenReadOnly, "OpenAlone": OpenAlone,
+		} {
+			c, err := open(t.Context(), dir, "pool")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range times {
+				if err := c.View(t.Context(), func(tx *Tx) error {
+					return tx.Rows("", func(Row) error { return nil })
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := c.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if files := openBelow(t, dir); len(files) > 0 {
+				t.Errorf("%s, %d queries: still open: %v", name, times, files)
+			}
+		}
+	}
+}
+
+// openBelow returns the files below a directory that this process has open.
+func openBelow(t *testing.T, dir string) (files []string) {
+	t.Helper()
+	fds, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		if file, err := os.Readlink(fd); err == nil && strings.HasPrefix(file, dir) {
+			files = append(files, file)
+		}
+	}
+	return files
 }
 
 func TestPreparedQueriesConcurrently(t *testing.T) {
