@@ -124,14 +124,14 @@ func (q *cloning) clone(ctx context.Context) (_ []Info, err error) {
 		return nil, err
 	}
 
-	// Plan and mark the clones, after the golden's first generation has been built.
-	if !q.empty {
+	// Plan and mark the clones. A golden that is not there may be one whose first generation is being built.
+	plans, l, err := q.planClones(ctx, names)
+	if errs.Is(err, errs.NotFound) && !q.empty {
 		if err := e.awaitGolden(ctx, q.From.Name); err != nil {
 			return nil, err
 		}
+		plans, l, err = q.planClones(ctx, names)
 	}
-
-	plans, l, err := q.planClones(ctx, names)
 	if err != nil {
 		return nil, err
 	}
@@ -613,7 +613,7 @@ func (q *cloning) commitClones(ctx context.Context, origin catalog.Row, plans []
 			}
 
 			if q.Mount {
-				if err := tx.RecordMount(p.att); err != nil {
+				if err := tx.RecordFirstMount(p.row, p.att); err != nil {
 					return err
 				}
 			}

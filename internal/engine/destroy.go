@@ -40,7 +40,6 @@ type DestroyReport struct {
 	Failed    []error // one for each object that still exists
 
 	budget time.Duration // time that may still be spent on removing
-	why    string        // reason for the removal
 }
 
 // DestroyRequest says what to destroy.
@@ -98,7 +97,7 @@ type destroyOptions struct {
 
 // destroyRows destroys objects in batches, and reports on each of them. It returns early if ctx ends.
 func (e *Engine) destroyRows(ctx context.Context, rows []doomed, o destroyOptions) *DestroyReport {
-	d := &destruction{e, o, &DestroyReport{budget: reclaimBound, why: o.why}}
+	d := &destruction{e, o, &DestroyReport{budget: reclaimBound}}
 	ctx = mayUseReserve(ctx)
 	defer e.refillReserveIfSpent()
 	o.tracker.Start(progress.Destroying, int64(len(rows)), 0)
@@ -281,10 +280,7 @@ func (d *destruction) destroySome(ctx context.Context, batch []doomed) {
 	d.refuseUsed(ctx, items)
 	destroyInParallel(items, func(it *destroyItem) {
 		if it.has {
-			if m, err := kernel.MountAt(unix.AT_FDCWD, it.att.Mountpoint); err == nil && m.Root && m.ID == it.att.MountID &&
-				!it.row.FS.IsImage() {
-				it.dev = m.Dev
-			}
+			it.dev = datasetOf(it.row, it.att)
 			it.failed = e.content.Unmount(ctx, reasonFor(cmp.Or(o.op, "destroy")), it.row, it.att, false)
 		}
 	})
@@ -321,6 +317,17 @@ func (d *destruction) destroySome(ctx context.Context, batch []doomed) {
 
 	d.reclaimNow(ctx, going)
 	e.reclaimLayers(ctx, going)
+}
+
+// datasetOf returns the st_dev of the dataset that is mounted as recorded; 0 if it is none, or not mounted.
+func datasetOf(row catalog.Row, a catalog.MountRecord) uint64 {
+	if row.FS.IsImage() {
+		return 0
+	}
+	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil && m.Root && m.ID == a.MountID {
+		return m.Dev
+	}
+	return 0
 }
 
 // commitDestroy replaces the rows of a batch by tombstones, in one commit. It is durable unless all of them are
@@ -363,7 +370,7 @@ func (d *destruction) reclaimNow(ctx context.Context, going []*destroyItem) {
 				l.written = e.matchIdentity(ctx, r.ID) == nil
 			} else if bounded.Err() != nil {
 				it.left = append(it.left, r)
-			} else if err := e.removeObject(bounded, r.ID, it.refOf(r), report.why); err != nil {
+			} else if err := e.removeObject(bounded, r.ID, it.refOf(r), d.o.why); err != nil {
 				it.left = append(it.left, r)
 				if errs.Is(err, errs.InUse) && r.ID == it.row.ID && it.dev != 0 {
 					it.heldBy = content.HoldersOf(bounded, it.dev)
@@ -602,7 +609,8 @@ func (e *Engine) destroyUnused(
 		return err
 	}
 
-	(&destruction{e: e, report: &DestroyReport{budget: reclaimBound}}).reclaimNow(ctx, []*destroyItem{it})
+	d := &destruction{e, destroyOptions{why: why}, &DestroyReport{budget: reclaimBound}}
+	d.reclaimNow(ctx, []*destroyItem{it})
 	e.reclaimLayers(ctx, []*destroyItem{it})
 	return nil
 }

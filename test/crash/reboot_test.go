@@ -4,6 +4,7 @@ package crash
 
 import (
 	"database/sql"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"pando/internal/driver/drivertest"
+	"pando/internal/engine"
 	"pando/internal/testing/faulttest"
 	"pando/internal/testing/testfs"
 )
@@ -94,6 +96,35 @@ func TestPowerLossTakesMarks(t *testing.T) {
 			w.nothingLeft()
 		})
 	}
+}
+
+// TestEphemeralAfterReboot: what a reboot ends is destroyed by the next gc, which says why it removed it.
+func TestEphemeralAfterReboot(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: another boot ID needs root: run the tests as root")
+	}
+	w := newWorld(t, kinds[0])
+	w.initPool()
+	w.importGolden("g")
+	before := w.state()
+	w.pando("clone", "g", "v", "--ephemeral")
+
+	var gc engine.GCReport
+	if err := json.Unmarshal([]byte(w.afterReboot("gc", "--explain", "--json")), &gc); err != nil {
+		t.Fatal(err)
+	}
+	if len(gc.Freed) != 1 || gc.Freed[0].Ref != "v" ||
+		gc.Freed[0].Why != "it was ephemeral, and the host has started again" {
+		t.Errorf("gc freed %+v", gc.Freed)
+	}
+	if after := w.state(); after != before {
+		t.Errorf("before:\n%safter:\n%s", before, after)
+	}
+
+	w.check()
+	w.pando("deinit", "--force")
+	w.nothingLeft()
 }
 
 func (w *world) sql(stmt string) {

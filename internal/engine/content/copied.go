@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 
+	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 	"pando/internal/linux/kernel"
 
@@ -14,7 +15,16 @@ import (
 // volumes were mounted has a catalogue that records the mounts of the original: to the copy they are not mounted.
 func (acc *Access) OwnMountState(row catalog.Row, a catalog.MountRecord) State {
 	state := acc.MountState(row, a)
-	if state == Mounted && acc.isOriginals(row, a) {
+	if state != Mounted {
+		return state
+	}
+	w, _ := acc.attachmentOf(context.Background(), row) // of one that is damaged or gone, nothing can be compared
+	return ownMountState(state, row, a, w)
+}
+
+// ownMountState is OwnMountState where MountState and the attachment are known; the zero attachment is not compared.
+func ownMountState(state State, row catalog.Row, a catalog.MountRecord, w driver.Attachment) State {
+	if state == Mounted && isOriginals(row, a, w) {
 		return NotMounted
 	}
 	return state
@@ -22,9 +32,8 @@ func (acc *Access) OwnMountState(row catalog.Row, a catalog.MountRecord) State {
 
 // isOriginals reports whether a recorded mount exists, but is of the pool that this one was copied from. A driver that
 // keeps no files in the pool has no such copies.
-func (acc *Access) isOriginals(row catalog.Row, a catalog.MountRecord) bool {
-	w, err := acc.attachmentOf(context.Background(), row)
-	if err != nil || w.Block || w.Image+w.Tree == "" || row.IsOverlay() && w.Tree != "" {
+func isOriginals(row catalog.Row, a catalog.MountRecord, w driver.Attachment) bool {
+	if w.Block || w.Image+w.Tree == "" || row.IsOverlay() && w.Tree != "" {
 		return false
 	}
 

@@ -171,19 +171,22 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 			continue
 		}
 
+		image := v.Row.FS.IsImage()
+		if image && v.HasRecord && !v.Row.IsOverlay() && (!why.Gentle || v.Record.MountID == 0) {
+			continue // the umount shows it
+		}
+
 		w, err := acc.attachmentOf(ctx, v.Row)
 		if err != nil {
 			continue // it is damaged or gone: nothing of it can be mounted by a path
 		}
 
-		image := v.Row.FS.IsImage()
 		used := false
 		switch {
 		case image && !v.HasRecord:
 			if used, err = acc.imageAttached(v.Row.ID); err != nil && !errs.Is(err, errs.NotFound) {
 				out[i] = err
 			}
-		case image && !v.Row.IsOverlay() && (!why.Gentle || v.Record.MountID == 0):
 		case v.HasRecord && v.Record.MountID == 0 && !image: // a symbolic link
 			if why.Gentle {
 				users, _ := mount.TreeUsers(ctx, w.Tree, false)

@@ -179,7 +179,7 @@ func (acc *Access) Unmount(ctx context.Context, why Reason, row catalog.Row, a c
 	}
 
 	// Handle a volume that is no longer mounted as recorded.
-	switch acc.OwnMountState(row, a) {
+	switch ownMountState(acc.MountState(row, a), row, a, w) {
 	case NotMounted:
 		return acc.RemoveTarget(ctx, row.Name, a)
 	case HeldElsewhere:
