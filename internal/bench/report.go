@@ -101,7 +101,7 @@ type Series struct {
 	FloorClone   Dist   `json:"floor_clone_seconds"`
 	PandoClone   Dist   `json:"pando_clone_seconds"`
 	FloorDestroy Dist   `json:"floor_destroy_seconds"`
-	FloorForget  Dist   `json:"floor_destroy_and_row_seconds"` // and one row deleted durably: not in the target
+	FloorForget  Dist   `json:"floor_destroy_and_row_seconds"` // and one row deleted durably
 	PandoDestroy Dist   `json:"pando_destroy_seconds"`
 	Steps        []Step `json:"floor_steps"`
 

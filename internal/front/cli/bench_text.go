@@ -144,7 +144,7 @@ func (a *App) printSeries(r *bench.Report) {
 			{"Pando: clone + mount", s.PandoClone, s.FloorClone},
 			{"raw floor: umount + unlink", s.FloorDestroy, bench.Dist{}},
 			{"  the same + one durable row", s.FloorForget, bench.Dist{}},
-			{"Pando: destroy", s.PandoDestroy, s.FloorDestroy},
+			{"Pando: destroy", s.PandoDestroy, s.FloorForget},
 		} {
 			if row.dist.Count == 0 {
 				t.row(itoa(s.Volumes), row.what, orMissing("-", r.NoFloor))
