@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/engine/pool"
+	"pando/internal/testing/testfs"
 )
 
 // TestDeinitRefusedChangesNothing: what stops the removal of a pool is found out before
@@ -140,15 +142,8 @@ func waitForOpener(t *testing.T, path string) {
 	path, err := filepath.EvalSymlinks(path)
 	must(t, err)
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		files, err := filepath.Glob("/proc/self/fd/*")
-		must(t, err)
-		n := 0
-		for _, f := range files {
-			if to, err := os.Readlink(f); err == nil && to == path { // it may be closed by now
-				n++
-			}
-		}
-		if n == 2 {
+		others := func(open string) bool { return open != path }
+		if len(slices.DeleteFunc(testfs.OpenFiles(t, filepath.Dir(path)), others)) == 2 {
 			return
 		}
 	}

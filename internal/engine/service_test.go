@@ -1,7 +1,6 @@
 package engine_test
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -46,7 +45,7 @@ func TestLivesInService(t *testing.T) {
 		t.Logf("%d operations: %v", ops, s.counts)
 		t.Logf("after a quarter: %v; in the end: %v", before, after)
 		if after.goroutines > before.goroutines || after.files > before.files {
-			t.Errorf("left behind: %v, then %v\n%s", before, after, strings.Join(openFiles(), "\n"))
+			t.Errorf("left behind: %v, then %v\n%s", before, after, strings.Join(openFiles(t), "\n"))
 		}
 		if after.heap > before.heap+2<<20 {
 			t.Errorf("the heap has grown: %v, then %v", before, after)
@@ -56,7 +55,7 @@ func TestLivesInService(t *testing.T) {
 		if left := deadOperations(t, e); len(left) > 0 {
 			t.Errorf("operations are left: %v", left)
 		}
-		if left := filesBelow(e.Dir()); len(left) > 0 {
+		if left := testfs.OpenFiles(t, e.Dir()); len(left) > 0 {
 			t.Errorf("open after Close: %q", left)
 		}
 		again := open(t, e.Dir())
@@ -258,31 +257,20 @@ func (s *service) settle() held {
 		runtime.GC()
 	}
 	runtime.ReadMemStats(&m)
-	return held{goroutines: runtime.NumGoroutine(), files: len(openFiles()) - len(keptFiles()), heap: m.HeapAlloc}
+	return held{goroutines: runtime.NumGoroutine(), files: len(openFiles(t)) - len(keptFiles(t)), heap: m.HeapAlloc}
 }
 
 // openFiles lists what this process has open.
-func openFiles() []string {
-	entries, _ := os.ReadDir("/proc/self/fd")
-	var out []string
-	for _, e := range entries {
-		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && !strings.HasPrefix(to, "/proc/") {
-			out = append(out, to)
-		}
-	}
-	slices.SortFunc(out, cmp.Compare)
-	return out
+func openFiles(t *testing.T) []string {
+	t.Helper()
+	return slices.DeleteFunc(testfs.OpenFiles(t, ""), func(path string) bool { return strings.HasPrefix(path, "/proc/") })
 }
 
 // keptFiles lists those of which an engine keeps some, as many as were needed at once: proofs of life, and connections
 // to the catalogue.
-func keptFiles() []string {
-	return slices.DeleteFunc(openFiles(), func(path string) bool {
+func keptFiles(t *testing.T) []string {
+	t.Helper()
+	return slices.DeleteFunc(openFiles(t), func(path string) bool {
 		return !strings.Contains(path, "/live/p-") && !strings.Contains(path, "/catalog.db")
 	})
-}
-
-// filesBelow lists what this process has open below a directory.
-func filesBelow(dir string) []string {
-	return slices.DeleteFunc(openFiles(), func(path string) bool { return !strings.HasPrefix(path, dir+"/") })
 }

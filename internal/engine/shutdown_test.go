@@ -15,6 +15,7 @@ import (
 	"pando/internal/base/logs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
+	"pando/internal/testing/testfs"
 )
 
 // runUntil runs something in a clone called v that lasts until done is closed or it is cancelled. It returns when that
@@ -102,7 +103,7 @@ func TestShutdown(t *testing.T) {
 			if err := pin(); !errs.Is(err, errs.Canceled) {
 				t.Errorf("a call afterwards: %v", err)
 			}
-			if left := filesBelow(e.Dir()); len(left) > 0 {
+			if left := testfs.OpenFiles(t, e.Dir()); len(left) > 0 {
 				t.Errorf("still open: %q", left)
 			}
 			again, r := maintained(t, e.Dir())

@@ -242,22 +242,7 @@ func (w *world) nothingLeft() {
 	for _, l := range testfs.Leaks(filepath.Dir(w.dir), time.Second) {
 		w.t.Errorf("LEAK: %s", l)
 	}
-	for _, path := range w.open() {
+	for _, path := range testfs.OpenFiles(w.t, w.dir) {
 		w.t.Errorf("LEAK: this process still has %s open", path)
 	}
-}
-
-// open is which files of the pool this process has open.
-func (w *world) open() (paths []string) {
-	w.t.Helper()
-	links, err := filepath.Glob("/proc/self/fd/*")
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	for _, l := range links {
-		if path, _ := os.Readlink(l); strings.HasPrefix(path, w.dir+"/") { // "": closed in the meantime
-			paths = append(paths, path)
-		}
-	}
-	return paths
 }

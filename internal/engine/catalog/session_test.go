@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +12,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/driver"
+	"pando/internal/testing/testfs"
 )
 
 func openCatalog(t testing.TB) *Catalog {
@@ -253,26 +252,11 @@ func TestNothingStaysOpen(t *testing.T) {
 			if err := c.Close(); err != nil {
 				t.Fatal(err)
 			}
-			if files := openBelow(t, dir); len(files) > 0 {
+			if files := testfs.OpenFiles(t, dir); len(files) > 0 {
 				t.Errorf("%s, %d queries: still open: %v", name, times, files)
 			}
 		}
 	}
-}
-
-// openBelow returns the files below a directory that this process has open.
-func openBelow(t *testing.T, dir string) (files []string) {
-	t.Helper()
-	fds, err := filepath.Glob("/proc/self/fd/*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, fd := range fds {
-		if file, err := os.Readlink(fd); err == nil && strings.HasPrefix(file, dir) {
-			files = append(files, file)
-		}
-	}
-	return files
 }
 
 func TestPreparedQueriesConcurrently(t *testing.T) {
