@@ -163,8 +163,9 @@ func (t *Tx) Bury(b Tombstone, why string) error {
 		}
 	}
 
+	// A volume is never a lower layer, and only volumes have former names.
 	known := lowerKey(id)
-	if gone.Kind == driver.Volume { // which is never a lower layer
+	if gone.Kind == driver.Volume {
 		known = volumeNamesKey(gone.Lineage())
 	}
 	if err := t.forgetMeta(known); err != nil {

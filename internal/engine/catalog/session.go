@@ -47,7 +47,7 @@ func (d *database) takeSession(ctx context.Context) (*session, error) {
 // giveBack takes a session back whose transaction has ended.
 func (d *database) giveBack(s *session) {
 	if s.broken {
-		s.close(driver.ErrBadConn) // closes the connection, which ends its transaction
+		s.close(driver.ErrBadConn) // the end of the connection ends its transaction
 		return
 	}
 
@@ -92,7 +92,7 @@ func (s *session) statement(query string) *sql.Stmt {
 	if stmt == nil && s.d.worthPreparing(query) {
 		var err error
 		if stmt, err = s.conn.PrepareContext(context.Background(), query); err != nil {
-			return nil // running it says why
+			return nil // the error comes again when the query is run
 		}
 		s.prepared[query] = stmt
 	}
@@ -171,7 +171,7 @@ func (s *session) commit() error {
 }
 
 // rollback ends the transaction, unless SQLite has already ended it, as it does after some errors
-// (sqlite.org/lang_transaction.html, 3.1).
+// (sqlite.org/c3ref/get_autocommit.html).
 func (s *session) rollback() error {
 	_, err := s.run(context.Background(), "ROLLBACK")
 	if err != nil && strings.Contains(err.Error(), "no transaction is active") {

@@ -18,7 +18,9 @@ func (acc *Access) OwnMountState(row catalog.Row, a catalog.MountRecord) State {
 	if state != Mounted {
 		return state
 	}
-	w, _ := acc.attachmentOf(context.Background(), row) // of one that is damaged or gone, nothing can be compared
+
+	// If the object is damaged or gone, the attachment is zero, and nothing is compared.
+	w, _ := acc.attachmentOf(context.Background(), row)
 	return ownMountState(state, row, a, w)
 }
 
