@@ -156,14 +156,19 @@ func Run(t *testing.T, target Target) {
 	some("Concurrency", testConcurrency)
 	some("Random", testRandom)
 
-	t.Run("FullPool", func(t *testing.T) {
-		if target.Small == nil {
-			t.Skip("this target has no small filesystem to fill")
-		}
-		s := newSuite(t, target, target.Small(t))
-		testFull(t, s)
-		s.finish()
-	})
+	small := func(name string, fn func(t *testing.T, s *suite)) {
+		t.Run(name, func(t *testing.T) {
+			if target.Small == nil {
+				t.Skip("this target has no small filesystem to fill")
+			}
+			s := newSuite(t, target, target.Small(t))
+			fn(t, s)
+			s.finish()
+		})
+	}
+
+	small("FullPool", testFull)
+	small("SealInTightPool", testSealTight)
 
 	t.Run("PowerCut", func(t *testing.T) { testPower(t, target) })
 }

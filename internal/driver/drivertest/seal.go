@@ -3,6 +3,7 @@ package drivertest
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -12,9 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fragment writes every other block of a part of a raw image, so that each is
-// an extent of its own, and returns how many.
-func (s *suite) fragment(id driver.ObjectID) int {
+// fragmentBytes is the length of an extent of a fragmented image.
+const fragmentBytes = 4096
+
+// fragment writes every other block of the 8 MiB of a raw image that begin at the
+// offset at, so that each is an extent of its own, and returns how many.
+func (s *suite) fragment(id driver.ObjectID, at int64) int {
 	s.t.Helper()
 	a, err := s.d.Attachment(s.ctx(), id)
 	if err != nil {
@@ -28,14 +32,14 @@ func (s *suite) fragment(id driver.ObjectID) int {
 
 	defer f.Close()
 
-	const block, blocks = 4096, 1024
+	const block, blocks = fragmentBytes, 1024
 	order := make([]int64, 0, blocks)
 	for i := range int64(blocks) {
 		order = append(order, i*37%blocks*2*block)
 	}
 
 	for i, off := range order {
-		if _, err := f.WriteAt(file{uint64(i), block}.bytes(), off); err != nil {
+		if _, err := f.WriteAt(file{uint64(i), block}.bytes(), at+off); err != nil {
 			s.t.Fatal(err)
 		}
 	}
@@ -61,7 +65,7 @@ const fewExtents = 64
 func testSeal(t *testing.T, s *suite) {
 	sealer := s.sealer()
 	vol := s.create(driver.None)
-	pieces := s.fragment(vol)
+	pieces := s.fragment(vol, 0)
 	if u := s.usage(vol); u.Extents < int64(pieces)/2 {
 		t.Fatalf("usage %+v after writing %d separate blocks: this test does not fragment", u, pieces)
 	}
@@ -138,10 +142,58 @@ func testSeal(t *testing.T, s *suite) {
 	}
 }
 
+// testSealTight: where the pool has no room for copies of what is fragmented, sealing shares it.
+func testSealTight(t *testing.T, s *suite) {
+	sealer := s.sealer()
+	vol := s.create(driver.None)
+	pieces := s.fragment(vol, 0) + s.fragment(vol, 28<<20)
+	want := s.fingerprint(vol)
+
+	// Leave room for the copy of the first fragments, holes between them included, but not of the others.
+	f, err := os.Create(filepath.Join(s.dir, "filler"))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	defer f.Close()
+
+	bytes, err := grow(f)
+	if err == nil {
+		err = f.Truncate(bytes - 12<<20)
+	}
+	if err == nil {
+		err = unix.Syncfs(int(f.Fd()))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	id := s.derived(vol, driver.Generation)
+	var done, total int64
+	if err := sealer.Seal(s.ctx(), vol, id, func(d, all int64) { done, total = d, all }); err != nil {
+		t.Fatal(err)
+	}
+
+	if done != total || total != int64(pieces)*fragmentBytes {
+		t.Errorf("progress ended at %d of %d; the data are %d bytes", done, total, pieces*fragmentBytes)
+	}
+	if u := s.usage(id.ID); u.Extents < int64(pieces)/2 || u.ExclusiveBytes != 0 {
+		t.Errorf("usage %+v of what was sealed without room for copies, want %d extents, all shared", u, pieces)
+	}
+
+	if s.fingerprint(id.ID) != want || s.fingerprint(vol) != want {
+		t.Error("sealing changed the content")
+	}
+
+	if err := os.Remove(f.Name()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func testSealCanceled(t *testing.T, s *suite) {
 	sealer := s.sealer()
 	vol := s.create(driver.None)
-	s.fragment(vol)
+	s.fragment(vol, 0)
 	before := s.names()
 	for _, after := range []int64{0, 1, 1 << 20, 3 << 20} {
 		ctx, cancel := context.WithCancel(s.ctx())

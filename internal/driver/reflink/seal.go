@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 
 	"pando/internal/base/errs"
@@ -41,7 +42,8 @@ type piece struct {
 // keeps generations that differ little small; the parts between them that are
 // fragmented are copied in order into preallocated space. Holes between pieces
 // that lie close together are filled with zeros, at most 1/16 of the data or
-// 16 MiB, whichever is more.
+// 16 MiB, whichever is more. If the pool has no room for these copies, everything
+// that can be shared stays shared, in as many extents as it has.
 func (d *Driver) Seal(
 	ctx context.Context, from driver.ObjectID, id driver.Identity, progress func(done, total int64),
 ) error {
@@ -58,35 +60,26 @@ func (d *Driver) Seal(
 		return errs.New(errs.Invalid, "seal", id.Name, "%d bytes, but its origin has %d", id.SizeBytes, size)
 	}
 
-	plan, err := sealPlan(src, size)
+	layout, err := layoutOf(src, size)
 	if err != nil {
 		return errs.Wrap("seal", id.Name, err)
 	}
 
-	var total, done int64
-	for _, p := range plan {
-		total += p.len()
-	}
-
-	report := func(n int64) {
-		done += n
-		if progress != nil {
-			progress(done, total)
-		}
-	}
-
 	return d.makeImage(id, 0o400, objdir.DurabilityOf(id), func(dst *os.File) (bool, error) {
-		if err := dst.Truncate(size); err != nil {
+		plan, err := layout.reserve(dst)
+		if err != nil {
 			return true, err
 		}
 
-		// Reserve all space first: if the pool is too full, this fails at once,
-		// and the allocator sees each piece as a whole.
+		var total, done int64
 		for _, p := range plan {
-			if !p.share {
-				if err := unix.Fallocate(int(dst.Fd()), 0, p.off, p.len()); err != nil {
-					return true, fmt.Errorf("fallocate: %w", err)
-				}
+			total += p.len()
+		}
+
+		report := func(n int64) {
+			done += n
+			if progress != nil {
+				progress(done, total)
 			}
 		}
 
@@ -150,15 +143,21 @@ func copyRange(ctx context.Context, dst, src *os.File, s span, buf []byte, repor
 	return nil
 }
 
-// sealPlan decides for each range of data in src whether to share or copy it,
-// so that the result has few extents. It shares as much as the limit allows.
-func sealPlan(src *os.File, size int64) ([]piece, error) {
+// layout is how the data of an image lies on disk.
+type layout struct {
+	data  []span // ranges with data, in order
+	fixed []span // extents that have a stable place on disk, in order
+	size  int64  // bytes
+}
+
+// layoutOf finds out the layout of an image that is not being written.
+func layoutOf(src *os.File, size int64) (layout, error) {
 	data, err := dataSpans(src, size)
 	if err != nil {
-		return nil, err
+		return layout{}, err
 	}
 
-	var fixed []span // has a stable place on disk
+	var fixed []span
 	err = extent.Scan(src, false, func(x extent.Extent) error {
 		const unstable = extent.Delalloc | extent.Unknown | extent.Encoded | extent.Inline | extent.Tail | extent.NotAligned |
 			extent.Unwritten
@@ -171,27 +170,71 @@ func sealPlan(src *os.File, size int64) ([]piece, error) {
 		fixed, err = nil, nil // no map: copy everything
 	}
 	if err != nil {
-		return nil, err
+		return layout{}, err
 	}
 
-	return planPieces(data, fixed, size), nil
+	return layout{data: data, fixed: fixed, size: size}, nil
 }
 
-// planPieces makes the decision of sealPlan: data has the ranges with data, in
-// order, and fixed the extents on disk, in order.
-func planPieces(data, fixed []span, size int64) []piece {
-	var total int64
-	for _, s := range data {
-		total += s.len()
+// reserve gives dst the size of the image, and the space for all that a plan copies:
+// if the pool is too full, this fails at once, and the allocator sees each piece as a
+// whole. It returns the plan of few extents, or, if the pool has no room for that, the
+// one that copies least.
+func (l layout) reserve(dst *os.File) ([]piece, error) {
+	plan := l.plan(l.fewExtents())
+	err := l.reservePlan(dst, plan)
+	if errors.Is(err, unix.ENOSPC) {
+		if err := dst.Truncate(0); err != nil { // returns what the plan has reserved
+			return nil, err
+		}
+		plan = l.plan(math.MaxInt)
+		err = l.reservePlan(dst, plan)
 	}
 
-	limit := int(sealedExtents + total/bytesAnExtent)
-	pieces := cutAtExtents(data, fixed)
+	return plan, err
+}
+
+func (l layout) reservePlan(dst *os.File, plan []piece) error {
+	if err := dst.Truncate(l.size); err != nil {
+		return err
+	}
+
+	for _, p := range plan {
+		if p.share {
+			continue
+		}
+		if err := unix.Fallocate(int(dst.Fd()), 0, p.off, p.len()); err != nil {
+			return fmt.Errorf("fallocate: %w", err)
+		}
+	}
+
+	return nil
+}
+
+// dataBytes returns the bytes of data.
+func (l layout) dataBytes() (total int64) {
+	for _, s := range l.data {
+		total += s.len()
+	}
+	return total
+}
+
+// fewExtents returns how many extents a sealed image may have.
+func (l layout) fewExtents() int {
+	return int(sealedExtents + l.dataBytes()/bytesAnExtent)
+}
+
+// plan decides for each range of data whether to share or copy it, so that the result
+// has at most limit pieces if filling small holes can bring that about. It shares as much
+// as the limit allows.
+func (l layout) plan(limit int) []piece {
+	total := l.dataBytes()
+	pieces := cutAtExtents(l.data, l.fixed)
 
 	// Share only ever longer extents, until few enough pieces are left.
 	for shortest := int64(0); ; {
 		plan := joinPieces(pieces, shortest, max(minFillBytes, total/maxFillPart), limit)
-		if len(plan) <= limit || shortest >= size {
+		if len(plan) <= limit || shortest >= l.size {
 			return plan
 		}
 		shortest = max(64<<10, shortest*4)

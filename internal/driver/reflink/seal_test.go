@@ -33,7 +33,8 @@ func TestPlanPieces(t *testing.T) {
 			off = end
 		}
 		size := off + block
-		plan := planPieces(data, fixed, size)
+		l := layout{data, fixed, size}
+		plan := l.plan(l.fewExtents())
 		var total, copied int64
 		for _, d := range data {
 			total += d.len()
@@ -63,7 +64,7 @@ func TestPlanPieces(t *testing.T) {
 		if covered != total {
 			t.Fatalf("seed %d: covers %d of %d bytes of data", seed, covered, total)
 		}
-		if limit := int(sealedExtents + total/bytesAnExtent); len(plan) > limit &&
+		if limit := l.fewExtents(); len(plan) > limit &&
 			copied-total > max(minFillBytes, total/maxFillPart) {
 			t.Fatalf("seed %d: %d pieces, %d allowed, and %d bytes of holes filled", seed, len(plan), limit, copied-total)
 		}
@@ -87,7 +88,8 @@ func TestPlanKeepsLongExtentsShared(t *testing.T) {
 		fixed = append(fixed, span{off, off + 4096})
 	}
 	fixed = append(fixed, span{512 * mb, 1024 * mb})
-	plan := planPieces(data, fixed, 1024*mb)
+	l := layout{data, fixed, 1024 * mb}
+	plan := l.plan(l.fewExtents())
 	want := []piece{{span{0, 512 * mb}, false}, {span{512 * mb, 1024 * mb}, true}}
 	if len(plan) != 2 || plan[0] != want[0] || plan[1] != want[1] {
 		t.Errorf("plan %v, wanted %v", plan, want)
