@@ -273,6 +273,24 @@ func fillDir(dir string) (func() error, error) {
 	return func() error { return os.RemoveAll(filler) }, fill(filler)
 }
 
+// fillBut makes a file that takes all the space that its filesystem has for data but that many bytes.
+func fillBut(path string, free int64) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+
+	bytes, err := grow(f)
+	if err != nil {
+		return err
+	}
+	if err := f.Truncate(bytes - free); err != nil {
+		return err
+	}
+	return unix.Syncfs(int(f.Fd()))
+}
+
 // grow allocates all the space that a filesystem has for data to an empty file, and returns how many bytes that are.
 func grow(f *os.File) (bytes int64, err error) {
 	for size := int64(64 << 20); size >= 4096; {
@@ -301,7 +319,6 @@ func fill(dir string) error {
 	if err != nil {
 		return err
 	}
-
 	defer f.Close()
 
 	if _, err := grow(f); err != nil {
