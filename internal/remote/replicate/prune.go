@@ -36,9 +36,10 @@ type PruneRequest struct {
 
 // Pruned is what Prune did, or would do.
 type Pruned struct {
-	Points    []PrunedPoint `json:"points"` // removed, by volume, the oldest first
-	Kept      int           `json:"kept"`   // points of all volumes that stay
-	Ended     []ListedWork  `json:"ended"`  // expired sessions
+	// Points were removed by this prune, or by another that ran at the same time: by volume, the oldest first.
+	Points    []PrunedPoint `json:"points"`
+	Kept      int           `json:"kept"`  // points of all volumes that stay
+	Ended     []ListedWork  `json:"ended"` // expired sessions
 	Working   int           `json:"working"`
 	Manifests int           `json:"manifests"` // removed, because no point needed them
 	Segments  int           `json:"segments"`  // likewise

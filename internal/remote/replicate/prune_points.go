@@ -1,6 +1,7 @@
 package replicate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -174,42 +175,54 @@ func (p *pruner) retireVolume(ctx context.Context, v *prunedVolume) error {
 		return nil
 	}
 
-	planned := v.write
+	// If the answer to a write is lost, and another writer is faster than the next attempt, then this prune has removed
+	// the points, and finds them gone.
+	var removed []policyPoint
+	planned, tried := v.write, false
 	name := v.head.Name
 	left, err := changePoints(ctx, p.repo, opRemotePrune, name, func(h *repo.Head, pages repo.PagePutter) (bool, error) {
 		if h.WriteID != planned {
 			// Others may have removed points: select again, so that the point that is newest now stays.
-			var err error
-			if gone, err = p.stillRemovable(ctx, *h, gone); err != nil {
+			still, missing, err := p.stillRemovable(ctx, *h, gone)
+			if err != nil {
 				return false, err
 			}
-			planned = h.WriteID
+			if tried {
+				removed = append(removed, missing...)
+			}
+			gone, planned = still, h.WriteID
 		}
 
 		if len(gone) == 0 && !h.Fragmented() {
 			return false, nil
 		}
 
+		tried = true
 		return true, withoutPoints(ctx, h, pages, gone)
 	})
 	if err != nil {
 		return err
 	}
 
-	p.noteRetired(name, gone)
+	removed = append(removed, gone...)
+	slices.SortFunc(removed, func(a, b policyPoint) int { return cmp.Compare(a.seq, b.seq) })
+	p.noteRetired(name, removed)
 	p.out.Kept += left.Count()
 	return nil
 }
 
-// stillRemovable returns those of the points in gone that may still be removed from the head as it is now.
-func (p *pruner) stillRemovable(ctx context.Context, h repo.Head, gone []policyPoint) ([]policyPoint, error) {
+// stillRemovable returns those of the points in gone that may still be removed from the head as it is now, and those
+// that it does not list any more.
+func (p *pruner) stillRemovable(
+	ctx context.Context, h repo.Head, gone []policyPoint,
+) (still, missing []policyPoint, err error) {
 	if h.Gone {
-		return nil, nil
+		return nil, gone, nil
 	}
 
 	now, err := p.readVolume(ctx, h)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 
 	planned := map[repo.ID]bool{}
@@ -217,8 +230,19 @@ func (p *pruner) stillRemovable(ctx context.Context, h repo.Head, gone []policyP
 		planned[pt.manifest] = true
 	}
 
-	left, _ := now.takeRemoved()
-	return slices.DeleteFunc(left, func(pt policyPoint) bool { return !planned[pt.manifest] }), nil
+	listed := map[repo.ID]bool{}
+	for i, pt := range now.points {
+		if !planned[pt.manifest] {
+			continue
+		}
+		listed[pt.manifest] = true
+		if !now.keep[i] {
+			still = append(still, pt)
+		}
+	}
+
+	missing = slices.DeleteFunc(gone, func(pt policyPoint) bool { return listed[pt.manifest] })
+	return still, missing, nil
 }
 
 // withoutPoints removes points from a head. The points are in order.

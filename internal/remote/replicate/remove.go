@@ -38,43 +38,80 @@ func removeVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error)
 		return Removed{}, err
 	}
 
-	out := Removed{Volume: q.Name}
-	_, err := changePoints(ctx, r, opForget, q.Name, func(h *repo.Head, pages repo.PagePutter) (bool, error) {
-		out.Points, out.Whole = []string{}, q.At == ""
+	names, err := []string(nil), error(nil)
+	if q.At == "" {
+		names, err = removeAllPoints(ctx, r, q)
+	} else {
+		names, err = removeOnePoint(ctx, r, q)
+	}
+	if err != nil {
+		return Removed{}, err
+	}
+	return Removed{Volume: q.Name, Points: names, Whole: q.At == ""}, nil
+}
 
-		// Remove one point. Of a volume that is already removed, pointOf returns the error.
-		if h.Gone || q.At != "" {
-			p, err := resolvePoint(ctx, r, *h, opForget, q)
-			if err != nil {
+// removeOnePoint removes the point that a reference names when it is read first. If a write conflicts with another, the
+// write may have happened all the same (see objstore.Retry): a point that is gone then was removed, and another with
+// its name stays.
+func removeOnePoint(ctx context.Context, r *repo.Repo, q ref.Ref) (names []string, err error) {
+	var p repo.Point
+	_, err = changePoints(ctx, r, opForget, q.Name, func(h *repo.Head, pages repo.PagePutter) (bool, error) {
+		// Find the point, or find out whether it is still there.
+		if names == nil {
+			var err error
+			if p, err = resolvePoint(ctx, r, *h, opForget, q); err != nil {
 				return false, err
 			}
-			out.Points = append(out.Points, p.Name)
-			wasNewest := p.Seq == h.NewestSeq()
-			err = pages.Edit(ctx, h, pageHolding(p.Seq), func(all []repo.Point) []repo.Point {
-				return slices.DeleteFunc(all, func(x repo.Point) bool { return x.Seq == p.Seq })
-			})
-			if err == nil && wasNewest {
-				err = findLatest(ctx, r, h)
-			}
-			return true, err
+			names = []string{p.Name}
+		} else if is, err := headLists(ctx, r, *h, p); err != nil || !is {
+			return false, err
 		}
 
-		// Remove the volume with all its points.
+		wasNewest := p.Seq == h.NewestSeq()
+		err := pages.Edit(ctx, h, pageHolding(p.Seq), func(all []repo.Point) []repo.Point {
+			return slices.DeleteFunc(all, func(x repo.Point) bool { return x.Seq == p.Seq })
+		})
+		if err == nil && wasNewest {
+			err = findLatest(ctx, r, h)
+		}
+		return true, err
+	})
+	return names, err
+}
+
+// removeAllPoints removes a volume with all its points, and with those that are pushed in the meantime. A write that
+// conflicts with another may have happened all the same, as in removeOnePoint.
+func removeAllPoints(ctx context.Context, r *repo.Repo, q ref.Ref) (names []string, err error) {
+	names = []string{}
+	var seen map[uint64]bool
+	_, err = changePoints(ctx, r, opForget, q.Name, func(h *repo.Head, _ repo.PagePutter) (bool, error) {
+		// It must exist, unless an earlier attempt has removed it.
+		if h.Gone {
+			if seen != nil {
+				return false, nil
+			}
+			_, err := resolvePoint(ctx, r, *h, opForget, q)
+			return false, err
+		}
+
+		// Note the names of points that no earlier attempt has noted.
+		if seen == nil {
+			seen = map[uint64]bool{}
+		}
 		for p, err := range allPoints(ctx, r, *h, nil) {
 			if err != nil {
 				return false, err
 			}
-			out.Points = append(out.Points, p.Name)
+			if !seen[p.Seq] {
+				seen[p.Seq] = true
+				names = append(names, p.Name)
+			}
 		}
 
 		h.Recent, h.Pages, h.Gone = nil, nil, true
 		return true, nil
 	})
-	if err != nil {
-		return Removed{}, err
-	}
-
-	return out, nil
+	return names, err
 }
 
 // findLatest finds the newest state of a head whose newest point was removed. It reads all pages, except those that
