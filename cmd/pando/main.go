@@ -15,11 +15,11 @@ import (
 // version is set when building: -ldflags "-X main.version=...".
 var version = "dev"
 
-func main() {
-	os.Exit(cli.Main(engine.Drivers{
-		reflink.Name: reflink.Open,
-		btrfs.Name:   btrfs.Open,
-		plain.Name:   plain.Open,
-		zfs.Name:     zfs.Open,
-	}, version))
+var drivers = engine.Drivers{
+	reflink.Name: reflink.Open,
+	btrfs.Name:   btrfs.Open,
+	plain.Name:   plain.Open,
+	zfs.Name:     zfs.Open,
 }
+
+func main() { os.Exit(cli.Main(drivers, version)) }

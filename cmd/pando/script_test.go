@@ -2,8 +2,10 @@ package main
 
 import (
 	"archive/tar"
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -17,7 +19,9 @@ import (
 	"time"
 
 	"pando/internal/engine"
+	"pando/internal/front/cli"
 	"pando/internal/linux/zfs"
+	"pando/internal/testing/schematest"
 	"pando/internal/testing/testfs"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -25,7 +29,45 @@ import (
 
 func TestMain(m *testing.M) {
 	engine.Helper(os.Args) // pando is this program here, and starts it again
-	testscript.Main(m, map[string]func(){"pando": main})
+	testscript.Main(m, map[string]func(){"pando": func() { os.Exit(runChecked()) }})
+}
+
+// runChecked is main that holds what a command prints with --json to its schema.
+func runChecked() int {
+	var stdout, stderr bytes.Buffer
+	endOut, endErr := tee(&os.Stdout, &stdout), tee(&os.Stderr, &stderr)
+	code := cli.Main(drivers, version)
+	endOut()
+	endErr()
+	if err := schematest.Check(os.Args[1:], stdout.Bytes(), stderr.Bytes()); err != nil {
+		fmt.Fprintln(os.Stderr, "SCHEMA:", err)
+		return 99
+	}
+	return code
+}
+
+// tee makes a file a pipe, and copies what is written to it to the file that it was, and to a buffer. end waits for
+// the last of it, but not for children that keep the pipe.
+func tee(f **os.File, to *bytes.Buffer) (end func()) {
+	was := *f
+	r, w, err := os.Pipe()
+	if err != nil || !slices.Contains(os.Args, "--json") {
+		return func() {}
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = io.Copy(io.MultiWriter(was, to), r) // who reads it may have gone
+	}()
+	*f = w
+	return func() {
+		*f = was
+		_ = w.Close()
+		select {
+		case <-done:
+		case <-time.After(3 * time.Second):
+		}
+	}
 }
 
 // TestScripts runs testdata/script: the command line as a person uses it. Each

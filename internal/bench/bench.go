@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
@@ -211,7 +212,7 @@ func (r *run) describe(ctx context.Context) error {
 
 	r.rep.Pool = PoolReport{
 		Dir: p.Dir, Driver: p.Driver, LoopBacked: p.Backing != "", TotalBytes: p.TotalBytes, FreeBytes: p.FreeBytes,
-		Volumes: p.Volumes, Devices: r.meter.devs,
+		Volumes: p.VolumeCount, Devices: r.meter.devs,
 	}
 	if r.meter.err != nil {
 		r.rep.Pool.NoDevices = r.meter.err.Error()
@@ -238,7 +239,7 @@ func (r *run) findSource(ctx context.Context) error {
 	src := &r.rep.Source
 	if q, err := ref.Parse("bench", r.Source); r.Source != "" && err == nil {
 		d, err := r.eng.Show(ctx, q)
-		if err == nil && d.Kind == "golden" {
+		if err == nil && d.Kind == api.KindGeneration {
 			src.Kind, src.Name = "golden", r.Source
 			r.golden = q
 			r.noImport = "the source is a golden already: give a directory to measure an import"
@@ -494,7 +495,7 @@ func (r *run) unfill(ctx context.Context) error {
 
 func (r *run) count(ctx context.Context) (int, error) {
 	p, err := r.eng.Pool(ctx, engine.PoolRequest{})
-	return p.Volumes, err
+	return p.VolumeCount, err
 }
 
 // isCopyError reports whether cp could not do it, and why.

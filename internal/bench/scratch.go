@@ -197,6 +197,11 @@ func (s *scratch) removeCopies(ctx context.Context) error {
 	return errors.Join(all...)
 }
 
+// Cleaned is what Clean removed.
+type Cleaned struct {
+	Removed []string `json:"removed"` // what the names of leftovers began with
+}
+
 // Clean removes what killed runs have left in the pool: scratch directories,
 // volumes, goldens. It returns the names of those runs. Runs that live are left
 // alone, and so are volumes that a run was told to keep.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
@@ -255,7 +256,7 @@ func (b *build) undoBuild(ctx context.Context) { b.e.ledger.DestroyUnfinished(ct
 
 // publishGeneration turns the filled scratch volume into a generation, and makes it
 // the current one. Durable on return.
-func (b *build) publishGeneration(ctx context.Context) (Info, error) {
+func (b *build) publishGeneration(ctx context.Context) (api.Object, error) {
 	b.gen = b.gen.WithContentOf(b.scratch)
 	if b.reads.Row.ID == "" {
 		b.gen.CreatedAt = time.Now().UTC()
@@ -268,12 +269,12 @@ func (b *build) publishGeneration(ctx context.Context) (Info, error) {
 	}
 
 	if err := b.makeGeneration(ctx); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	row, err := b.measureGeneration(ctx)
 	if err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	return b.recordGeneration(ctx, row)
@@ -326,7 +327,7 @@ func (b *build) measureGeneration(ctx context.Context) (catalog.Row, error) {
 }
 
 // recordGeneration records the generation and makes it the current one, in one durable commit.
-func (b *build) recordGeneration(ctx context.Context, row catalog.Row) (Info, error) {
+func (b *build) recordGeneration(ctx context.Context, row catalog.Row) (api.Object, error) {
 	e, g := b.e, b.golden
 	g.Current, g.Next = b.gen.Generation, b.gen.Generation+1
 	based := driver.ObjectID("")
@@ -356,14 +357,14 @@ func (b *build) recordGeneration(ctx context.Context, row catalog.Row) (Info, er
 		return nil
 	})
 	if err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	if based != "" {
 		b.recordBase(context.WithoutCancel(ctx), based)
 	}
 
-	return generationInfo(row, g, e.caps.Name), nil
+	return generationOf(row, g, e.caps.Name), nil
 }
 
 // recordBase writes the new base of a published volume to the pool, unless another
@@ -398,8 +399,9 @@ type PublishRequest struct {
 
 // Published is the result of Publish.
 type Published struct {
-	Info
-	Removed []string `json:"removed,omitempty"` // older generations, by the golden's retention
+	api.Object
+	// references to older generations that the golden no longer keeps
+	Removed []string `json:"removed,omitempty"`
 	Cleaned []string `json:"cleaned,omitempty"` // what the preset left out of the golden, relative to its root
 }
 
@@ -517,6 +519,6 @@ func (b *build) publishVolume(ctx context.Context, q PublishRequest) (out Publis
 		return out, err
 	}
 
-	out.Info, err = b.publishGeneration(ctx)
+	out.Object, err = b.publishGeneration(ctx)
 	return out, err
 }

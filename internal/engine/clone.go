@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
@@ -83,23 +84,23 @@ type clonePlan struct {
 // use (see Snapshot): all of them, or none. If the first generation of the golden is
 // being built, Clone waits for it. Durable on return, unless ephemeral. NotFound,
 // Exists, Invalid, NoSpace, InUse, Unsupported, Conflict.
-func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
+func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]api.Object, error) {
 	return (&cloning{e: e, CloneRequest: q, op: opClone}).clone(ctx)
 }
 
 // CloneAndPrepare is Clone with prepare called for each clone, before it is mounted where the user wants it. If prepare
 // fails, or this process is killed, there is no clone.
-func (e *Engine) CloneAndPrepare(ctx context.Context, q CloneRequest, prepare Prepare) ([]Info, error) {
+func (e *Engine) CloneAndPrepare(ctx context.Context, q CloneRequest, prepare Prepare) ([]api.Object, error) {
 	return (&cloning{e: e, CloneRequest: q, op: opClone, prepare: prepare}).clone(ctx)
 }
 
 // Fork is Clone of a volume, which may be in use. Invalid if From is something else.
-func (e *Engine) Fork(ctx context.Context, q CloneRequest) ([]Info, error) {
+func (e *Engine) Fork(ctx context.Context, q CloneRequest) ([]api.Object, error) {
 	return (&cloning{e: e, CloneRequest: q, op: opFork}).clone(ctx)
 }
 
 // clone makes the clones: all of them, or none.
-func (q *cloning) clone(ctx context.Context) (_ []Info, err error) {
+func (q *cloning) clone(ctx context.Context) (_ []api.Object, err error) {
 	e := q.e
 	ctx, end := e.ledger.Begin(ctx, q.op)
 	defer end(&err)
@@ -147,9 +148,9 @@ func (q *cloning) clone(ctx context.Context) (_ []Info, err error) {
 		return nil, errs.Wrap(q.op, q.From.String(), err)
 	}
 
-	out := make([]Info, len(plans))
+	out := make([]api.Object, len(plans))
 	for i, p := range plans {
-		out[i] = volumeInfo(p.row, e.caps.Name, p.att.Mountpoint)
+		out[i] = volumeOf(p.row, e.caps.Name, p.att.Mountpoint)
 	}
 
 	return out, nil
@@ -208,7 +209,8 @@ func (q *cloning) planClones(ctx context.Context, names []string) ([]*clonePlan,
 		}
 
 		if q.op == opFork && origin.Kind != driver.Volume {
-			return nil, errs.New(errs.Invalid, opFork, q.From.String(), "it is a %s, not a volume", kindOf(origin.Kind)).
+			return nil, errs.New(errs.Invalid, opFork, q.From.String(), "it is a %s, not a volume",
+				kindOf(origin.Kind, q.From.String())).
 				WithHint("use %s", errs.Run("clone", q.From, q.Name))
 		}
 

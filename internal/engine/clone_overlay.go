@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/driver"
@@ -124,7 +125,7 @@ func (q *cloning) checkOverlayOrigin(origin catalog.Row) error {
 	switch {
 	case origin.Kind != driver.Generation:
 		return errs.New(errs.Invalid, q.op, q.From.String(), "an overlay needs a golden, and this is a %s",
-			kindOf(origin.Kind)).
+			kindOf(origin.Kind, q.From.String())).
 			WithHint("publish it first with %s, or remove %s", errs.Run("golden publish", "GOLDEN", q.From.Name),
 				errs.Param("overlay"))
 	case origin.FS == driver.None:
@@ -254,22 +255,13 @@ func (b *build) fillTemplate(ctx context.Context, kind templateKind) (catalog.Ro
 	})
 }
 
-// Layers describes an overlay. Its JSON form is stable.
-type Layers struct {
-	Lower        string   `json:"lower"` // reference of the generation whose files it changes
-	LowerID      string   `json:"lower_id"`
-	LowerRemoved bool     `json:"lower_removed"` // it was removed, and stays in the pool for its overlays
-	LowerBytes   int64    `json:"lower_bytes"`   // space that a full copy of it would use
-	Options      []string `json:"options"`       // of the overlay mount
-}
-
 // layersOf describes the layers of an overlay.
-func layersOf(tx *catalog.Tx, row catalog.Row) (*Layers, error) {
+func layersOf(tx *catalog.Tx, row catalog.Row) (*api.Layers, error) {
 	lower, ok, err := tx.Object(row.Lower)
 	if err != nil {
 		return nil, err
 	}
-	l := &Layers{LowerID: string(row.Lower), LowerRemoved: !ok || lower.Kind == driver.Layer,
+	l := &api.Layers{LowerID: string(row.Lower), LowerRemoved: !ok || lower.Kind == driver.Layer,
 		LowerBytes: lower.Usage.LogicalBytes, Options: content.OverlayOptions(row.Ephemeral)}
 	if ok {
 		l.Lower = tx.RefOf(lower)
@@ -361,7 +353,7 @@ func (b *build) publishOverlay(ctx context.Context) (out Published, err error) {
 		return out, err
 	}
 
-	out.Info, err = b.publishGeneration(ctx)
+	out.Object, err = b.publishGeneration(ctx)
 	return out, err
 }
 

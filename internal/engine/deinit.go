@@ -21,8 +21,8 @@ import (
 
 // DeinitReport says what Deinit removed.
 type DeinitReport struct {
-	Dir       string `json:"dir"`
-	Destroyed int    `json:"destroyed"` // number of volumes, snapshots and generations that were destroyed
+	Dir       string `json:"dir"`             // directory of the pool
+	Destroyed int    `json:"destroyed_count"` // number of volumes, snapshots and generations that were destroyed
 
 	Warnings []errs.Message `json:"warnings,omitempty"` // things outside of the pool that could not be removed
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
@@ -82,7 +83,7 @@ func TestImportFile(t *testing.T) {
 }
 
 // deviceOf returns the block device that is mounted as a volume.
-func deviceOf(t *testing.T, v engine.Info) string {
+func deviceOf(t *testing.T, v api.Object) string {
 	t.Helper()
 	device, _ := mountedDevice(t, v)
 	return "/dev/" + device
@@ -95,7 +96,7 @@ func TestMountOn(t *testing.T) {
 		clone(t, e, "g", "v", false)
 		dir, other := filepath.Join(top, "dir"), filepath.Join(top, "other")
 		must(t, os.Mkdir(dir, 0o755), os.Mkdir(other, 0o755))
-		mountOn := func(f *os.File) (engine.Info, error) {
+		mountOn := func(f *os.File) (api.Object, error) {
 			return e.MountOn(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: other}, f)
 		}
 

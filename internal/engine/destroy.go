@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
@@ -26,12 +27,12 @@ const (
 
 // Destroyed describes one destroyed object.
 type Destroyed struct {
-	Ref            string      `json:"ref"`
-	ID             string      `json:"id"`
-	Kind           driver.Kind `json:"kind"`
-	ExclusiveBytes int64       `json:"exclusive_bytes"`   // bytes that only this object used, when last measured
-	Reclaimed      bool        `json:"reclaimed"`         // the driver has removed it; if not, the next command does
-	HeldBy         string      `json:"held_by,omitempty"` // what keeps it, if known: processes, overlays
+	Ref            string   `json:"ref"`               // reference to the object
+	ID             string   `json:"id"`                // ID of the object
+	Kind           api.Kind `json:"kind"`              // kind of the object
+	ExclusiveBytes int64    `json:"exclusive_bytes"`   // bytes that only this object used, when last measured
+	Reclaimed      bool     `json:"reclaimed"`         // the driver has removed it; if not, the next command does
+	HeldBy         string   `json:"held_by,omitempty"` // what keeps it, if known: processes, overlays
 }
 
 // DestroyReport is the result of Destroy.
@@ -409,7 +410,7 @@ func (d *destruction) reclaimNow(ctx context.Context, going []*destroyItem) {
 				heldBy = countOf(int64(l.users), "overlay", "overlays")
 			}
 			report.Destroyed = append(report.Destroyed, Destroyed{
-				Ref: it.refOf(r), ID: string(r.ID), Kind: r.Kind,
+				Ref: it.refOf(r), ID: string(r.ID), Kind: api.Kind(r.Kind),
 				ExclusiveBytes: r.Usage.ExclusiveBytes, Reclaimed: !it.isLeft(r), HeldBy: heldBy,
 			})
 		}

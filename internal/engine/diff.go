@@ -55,51 +55,51 @@ func (p Path) Escaped() string {
 
 // DiffChange is one changed path. Its JSON form is stable.
 type DiffChange struct {
-	Op           string `json:"op"` // added, modified, deleted, renamed
-	Path         Path   `json:"path"`
-	From         Path   `json:"from,omitempty"`        // of renamed
+	Op           string `json:"change"`                // what happened: added, modified, deleted, renamed
+	Path         Path   `json:"path"`                  // path that has changed
+	From         Path   `json:"from,omitempty"`        // path that a renamed file had
 	Type         string `json:"type"`                  // file, directory, symlink, fifo, socket, char device, block device
 	TypeBefore   string `json:"type_before,omitempty"` // if the type has changed
 	Link         Path   `json:"link,omitempty"`        // another name of the same file; its change describes the content
-	SizeBefore   int64  `json:"size_before"`
-	SizeAfter    int64  `json:"size_after"`
-	ChangedBytes int64  `json:"changed_bytes"`
-	Content      bool   `json:"content"`
-	Metadata     bool   `json:"metadata"`
+	SizeBefore   int64  `json:"size_before_bytes"`     // size before
+	SizeAfter    int64  `json:"size_after_bytes"`      // size after
+	ChangedBytes int64  `json:"changed_bytes"`         // size of the data that differs
+	Content      bool   `json:"content"`               // the content has changed
+	Metadata     bool   `json:"metadata"`              // owner, mode, times or extended attributes have changed
 }
 
 // DiffStat counts changes.
 type DiffStat struct {
-	Added        int   `json:"added"`
-	Modified     int   `json:"modified"`
-	Deleted      int   `json:"deleted"`
-	Renamed      int   `json:"renamed"`
-	ChangedBytes int64 `json:"changed_bytes"`
+	Added        int   `json:"added_count"`    // number of paths that were added
+	Modified     int   `json:"modified_count"` // number of paths that were modified
+	Deleted      int   `json:"deleted_count"`  // number of paths that were deleted
+	Renamed      int   `json:"renamed_count"`  // number of paths that were renamed
+	ChangedBytes int64 `json:"changed_bytes"`  // size of the data that differs
 }
 
 // DiffCost is the work that a comparison took.
 type DiffCost struct {
-	Directories int64 `json:"directories_read"`
-	Inodes      int64 `json:"inodes_asked"`
-	Files       int64 `json:"files_read"`
-	Bytes       int64 `json:"bytes_read"`
+	Directories int64 `json:"directory_count"` // number of directories that were read
+	Inodes      int64 `json:"inode_count"`     // number of inodes that were asked for
+	Files       int64 `json:"file_count"`      // number of files that were read
+	Bytes       int64 `json:"read_bytes"`      // size of the data that was read
 }
 
 // DiffRange is a range of a raw volume that differs, in bytes.
 type DiffRange struct {
-	Offset int64 `json:"offset"`
-	Length int64 `json:"length"`
+	Offset int64 `json:"offset_bytes"` // begin of the range
+	Length int64 `json:"length_bytes"` // length of the range
 }
 
 // Difference is the result of Diff. Its JSON form is stable.
 type Difference struct {
-	A       string       `json:"a"`
-	B       string       `json:"b"`
-	Changes []DiffChange `json:"changes"`
-	Ranges  []DiffRange  `json:"ranges,omitempty"` // of raw volumes
-	Stat    DiffStat     `json:"stat"`
-	Method  string       `json:"method"` // walk, ext4, btrfs, extents
-	Cost    DiffCost     `json:"cost"`
+	A       string       `json:"a"`                // reference to what it was
+	B       string       `json:"b"`                // reference to what it is
+	Changes []DiffChange `json:"changes"`          // paths that differ
+	Ranges  []DiffRange  `json:"ranges,omitempty"` // ranges of raw volumes that differ
+	Stat    DiffStat     `json:"stat"`             // numbers of changes
+	Method  string       `json:"method"`           // how differences were found: walk, ext4, btrfs, extents
+	Cost    DiffCost     `json:"cost"`             // work that the comparison took
 }
 
 // DiffRequest says what to compare.

@@ -123,7 +123,7 @@ func nothingLeft(t *testing.T, e *engine.Engine) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := p.Volumes + p.Generations + p.Snapshots; len(left) != n {
+	if n := p.VolumeCount + p.GenerationCount + p.SnapshotCount; len(left) != n {
 		t.Errorf("the pool holds %d objects, the catalogue %d", len(left), n)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -95,7 +96,7 @@ func importAs(t *testing.T, e *engine.Engine, name, src string, fs driver.FS) {
 	}
 }
 
-func clone(t *testing.T, e *engine.Engine, from, name string, mount bool) engine.Info {
+func clone(t *testing.T, e *engine.Engine, from, name string, mount bool) api.Object {
 	t.Helper()
 	out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: from}, Name: ref.MustName(name),
 		Mount: mount})
@@ -317,7 +318,7 @@ func TestUsageIsExact(t *testing.T) {
 			}
 			importTree(t, e, "g", src)
 			a := clone(t, e, "g", "a", true)
-			show := func(name string) engine.Detail {
+			show := func(name string) api.Detail {
 				t.Helper()
 				d, err := e.Show(t.Context(), ref.Ref{Name: name})
 				if err != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 
@@ -57,7 +58,7 @@ func median(x []float64) float64 {
 }
 
 // benchClone clones and mounts the golden g.
-func benchClone(b *testing.B, e *engine.Engine, ephemeral bool) (engine.Info, time.Duration) {
+func benchClone(b *testing.B, e *engine.Engine, ephemeral bool) (api.Object, time.Duration) {
 	b.Helper()
 	start := time.Now()
 	out, err := e.Clone(b.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v"), Mount: true,

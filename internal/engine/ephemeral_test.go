@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -23,7 +24,7 @@ import (
 )
 
 // ephemeral makes an ephemeral clone of g that is mounted.
-func ephemeral(t *testing.T, e *engine.Engine, name string) engine.Info {
+func ephemeral(t *testing.T, e *engine.Engine, name string) api.Object {
 	t.Helper()
 	out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName(name), Mount: true,
 		Ephemeral: true})
@@ -34,7 +35,7 @@ func ephemeral(t *testing.T, e *engine.Engine, name string) engine.Info {
 }
 
 // mountedDevice is the loop device of a mounted volume, and the options of its filesystem.
-func mountedDevice(t *testing.T, v engine.Info) (device string, super []string) {
+func mountedDevice(t *testing.T, v api.Object) (device string, super []string) {
 	t.Helper()
 	table, err := mount.Table("self")
 	if err != nil {
@@ -99,7 +100,7 @@ func TestEphemeralMount(t *testing.T) {
 			drops := fs == driver.Ext4
 
 			for _, c := range []struct {
-				v     engine.Info
+				v     api.Object
 				drops bool
 			}{{ephemeral(t, e, "e"), drops}, {clone(t, e, "g", "d", true), false}} {
 				device, super := mountedDevice(t, c.v)
@@ -219,13 +220,13 @@ func TestDurableCopiesOfEphemeral(t *testing.T) {
 		for _, c := range []struct {
 			name    string
 			mounted bool
-			make    func(t *testing.T, e *engine.Engine) engine.Info
+			make    func(t *testing.T, e *engine.Engine) api.Object
 		}{
-			{"fork", true, func(t *testing.T, e *engine.Engine) engine.Info { return clone(t, e, "e", "copy", false) }},
-			{"fork-idle", false, func(t *testing.T, e *engine.Engine) engine.Info {
+			{"fork", true, func(t *testing.T, e *engine.Engine) api.Object { return clone(t, e, "e", "copy", false) }},
+			{"fork-idle", false, func(t *testing.T, e *engine.Engine) api.Object {
 				return clone(t, e, "e", "copy", false)
 			}},
-			{"fork-many", false, func(t *testing.T, e *engine.Engine) engine.Info {
+			{"fork-many", false, func(t *testing.T, e *engine.Engine) api.Object {
 				out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "e"}, Name: ref.MustName("copy"),
 					Count: 3})
 				if err != nil {
@@ -233,7 +234,7 @@ func TestDurableCopiesOfEphemeral(t *testing.T) {
 				}
 				return out[2]
 			}},
-			{"fork-of-snapshot", true, func(t *testing.T, e *engine.Engine) engine.Info {
+			{"fork-of-snapshot", true, func(t *testing.T, e *engine.Engine) api.Object {
 				if _, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("e"),
 					Name: ref.MustName("s")}); err != nil {
 					t.Fatal(err)
@@ -245,21 +246,21 @@ func TestDurableCopiesOfEphemeral(t *testing.T) {
 				}
 				return out[0]
 			}},
-			{"publish", true, func(t *testing.T, e *engine.Engine) engine.Info {
+			{"publish", true, func(t *testing.T, e *engine.Engine) api.Object {
 				out, err := e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName("made"),
 					Volume: ref.MustName("e")})
 				if err != nil {
 					t.Fatal(err)
 				}
-				return out.Info
+				return out.Object
 			}},
-			{"publish-frozen", true, func(t *testing.T, e *engine.Engine) engine.Info {
+			{"publish-frozen", true, func(t *testing.T, e *engine.Engine) api.Object {
 				out, err := e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName("made"),
 					Volume: ref.MustName("e"), Freeze: engine.FreezeAlways})
 				if err != nil {
 					t.Fatal(err)
 				}
-				return out.Info
+				return out.Object
 			}},
 		} {
 			t.Run(string(inner)+"/"+c.name, func(t *testing.T) {

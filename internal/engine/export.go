@@ -59,14 +59,15 @@ type ExportRequest struct {
 
 // Exported is the result of Export. Its JSON form is stable.
 type Exported struct {
-	Ref       string             `json:"ref"`
-	File      string             `json:"file"` // absolute, or "-"
-	Format    ExportFormat       `json:"format"`
-	Files     int64              `json:"files"`      // of an archive; each of several names of a file counts
-	Bytes     int64              `json:"bytes"`      // of data, without holes
-	FileBytes int64              `json:"file_bytes"` // length of the file
-	NotKept   []treecopy.NotKept `json:"not_kept,omitempty"`
-	Warnings  []errs.Message     `json:"warnings,omitempty"` // what the format cannot store
+	Ref    string       `json:"ref"`    // reference to what was exported
+	File   string       `json:"file"`   // path of the file, absolute, or -
+	Format ExportFormat `json:"format"` // format of the file
+	// number of files in an archive; each of several names of a file counts
+	Files     int64              `json:"file_count,omitempty"`
+	Bytes     int64              `json:"content_bytes"`      // size of the data, without holes
+	FileBytes int64              `json:"file_bytes"`         // length of the file
+	NotKept   []treecopy.NotKept `json:"not_kept,omitempty"` // what the format cannot store
+	Warnings  []errs.Message     `json:"warnings,omitempty"` // what was not exported, for people
 }
 
 // Export writes a volume, snapshot or generation to a file: its files as a tar archive, or its block device as an

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver/plain"
@@ -43,7 +44,7 @@ var goldenVerbs = []struct {
 	}},
 	{name: "run", do: func(ctx context.Context, e *engine.Engine, golden string) error {
 		_, err := e.RunFunc(ctx, engine.RunRequest{From: ref.Ref{Name: golden}, GoldenDecides: true},
-			func(context.Context, engine.Info) error { return nil })
+			func(context.Context, api.Object) error { return nil })
 		return err
 	}},
 	{name: "source", do: func(ctx context.Context, e *engine.Engine, golden string) error {
@@ -246,7 +247,7 @@ func TestNobodyWaitsInVain(t *testing.T) {
 
 	// An empty volume is not made of a golden.
 	if _, err := e.RunFunc(t.Context(), engine.RunRequest{From: ref.Ref{Name: "mine"}, Empty: true},
-		func(context.Context, engine.Info) error { return nil }); err != nil {
+		func(context.Context, api.Object) error { return nil }); err != nil {
 		t.Errorf("run in an empty volume: %v", err)
 	}
 }

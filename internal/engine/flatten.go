@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
@@ -21,15 +22,15 @@ type FlattenRequest struct {
 
 // Flatten is the result of Engine.Flatten.
 type Flatten struct {
-	Info
-	// this driver ties volumes to their origins, or the volume is an overlay; if not, there is nothing to do
-	Tied       bool    `json:"tied"`
-	CostBytes  int64   `json:"cost_bytes"`  // bytes to read and to write
-	FreeBytes  int64   `json:"free_bytes"`  // in the pool, before
-	WasOverlay bool    `json:"was_overlay"` // the volume was an overlay, and now holds all its files itself
-	Done       bool    `json:"done"`        // the volume has been copied and replaced
-	Snapshots  int     `json:"snapshots"`   // of the volume, which stay as they are
-	Seconds    float64 `json:"duration_seconds"`
+	api.Object
+	Tied      bool  `json:"tied"`       // the volume depends on its origin; if not, there is nothing to do
+	CostBytes int64 `json:"cost_bytes"` // bytes to read and to write
+	FreeBytes int64 `json:"free_bytes"` // free space of the pool before
+	// the volume was an overlay, and holds all its files itself now
+	WasOverlay bool    `json:"was_overlay"`
+	Done       bool    `json:"done"`             // the volume was copied and replaced
+	Snapshots  int     `json:"snapshot_count"`   // number of snapshots of the volume, which stay as they are
+	Seconds    float64 `json:"duration_seconds"` // time that it took
 }
 
 // Flatten makes a volume independent: it copies the volume, and replaces it with the
@@ -76,7 +77,7 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (_ Flatten, err 
 		return out, err
 	}
 
-	out.Info = volumeInfo(vol, e.caps.Name, "")
+	out.Object = volumeOf(vol, e.caps.Name, "")
 	out.WasOverlay = vol.IsOverlay()
 	out.Tied = tied || out.WasOverlay
 	if !out.Tied {
@@ -108,7 +109,7 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (_ Flatten, err 
 		return out, err
 	}
 
-	out.Info, out.Done, out.Seconds = volumeInfo(row, e.caps.Name, ""), true, time.Since(start).Seconds()
+	out.Object, out.Done, out.Seconds = volumeOf(row, e.caps.Name, ""), true, time.Since(start).Seconds()
 	return out, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/base/warnings"
@@ -24,18 +25,18 @@ import (
 
 // Freed is something that gc removed.
 type Freed struct {
-	Ref string `json:"ref"`
-	ID  string `json:"id"`
-	Why string `json:"why"`
-	// difference of the pool's used space before and after, once settled; -1: not measured separately
-	Bytes int64 `json:"returned_bytes"`
+	Ref string `json:"ref"` // reference to what was removed
+	ID  string `json:"id"`  // ID of what was removed
+	Why string `json:"why"` // reason to remove it
+	// Bytes is the difference of the pool's used space before and after, once settled; absent: it was not measured.
+	Bytes *int64 `json:"returned_bytes,omitempty"`
 }
 
 // Kept is something that gc left, and why.
 type Kept struct {
-	Ref  string         `json:"ref"`
-	Kind Kind           `json:"kind"`
-	Why  []errs.Message `json:"why"`
+	Ref  string         `json:"ref"`  // reference to what stays
+	Kind api.Kind       `json:"kind"` // kind of what stays
+	Why  []errs.Message `json:"why"`  // reasons to keep it
 
 	Bytes int64 `json:"tied_bytes,omitempty"` // space that would return without a tie
 }
@@ -43,21 +44,25 @@ type Kept struct {
 // GCReport describes what gc did.
 type GCReport struct {
 	Sweep
-	Reclaimed int `json:"reclaimed"` // destroyed earlier, returned now
-	Undone    int `json:"undone"`    // interrupted operations cleaned up
-	Expired   int `json:"expired"`   // expired volumes and snapshots
-	// objects that the driver kept when they were destroyed, because others depended on them, and removed now
-	Untied  int `json:"untied"`
-	Retired int `json:"retired"` // generations that the retention of their golden does not keep
-	// used space of the pool, before minus after, once settled; includes changes by other writers
-	FreedBytes   int64          `json:"freed_bytes"`
-	TrimmedBytes int64          `json:"trimmed_bytes"`    // of a loop-backed pool: free ranges reported to the file below
-	HostFreed    int64          `json:"host_freed_bytes"` // of a loop-backed pool: disk space that the file gave back
-	Decided      float64        `json:"decided_seconds"`  // time to compare the pool with the catalogue
-	Duration     float64        `json:"duration_seconds"`
-	Freed        []Freed        `json:"freed,omitempty"`
-	KeptThings   []Kept         `json:"kept_things,omitempty"` // with explain
-	Warnings     []errs.Message `json:"warnings,omitempty"`
+	// number of objects that were destroyed earlier, and whose space was returned now
+	Reclaimed int `json:"reclaimed_count"`
+	Undone    int `json:"undone_count"`  // number of interrupted operations that were cleaned up
+	Expired   int `json:"expired_count"` // number of expired volumes and snapshots that were destroyed
+	// number of objects that the driver kept because others depended on them, and that were removed now
+	Untied int `json:"untied_count"`
+	// number of generations that were removed, as their goldens do not keep them
+	Retired int `json:"retired_count"`
+	// used space of the pool before, minus that after, once settled; other writers change it as well
+	FreedBytes int64 `json:"freed_bytes"`
+	// free ranges that were reported to the file below a loop-backed pool
+	TrimmedBytes int64 `json:"trimmed_bytes"`
+	// disk space that the file of a loop-backed pool gave back
+	HostFreed  int64          `json:"host_freed_bytes"`
+	Decided    float64        `json:"decided_seconds"`       // time to compare the pool with the catalogue
+	Duration   float64        `json:"duration_seconds"`      // time that all of it took
+	Freed      []Freed        `json:"freed,omitempty"`       // what was removed
+	KeptThings []Kept         `json:"kept_things,omitempty"` // what stays, and why, if it is to be explained
+	Warnings   []errs.Message `json:"warnings,omitempty"`    // what could not be cleaned up
 }
 
 // freedMost limits how many objects are measured one by one, as each measurement takes a moment.
@@ -104,10 +109,11 @@ func (e *Engine) removeObject(ctx context.Context, id driver.ObjectID, ref, why 
 		return err
 	}
 
-	thing := Freed{Ref: ref, ID: string(id), Why: why, Bytes: -1}
+	thing := Freed{Ref: ref, ID: string(id), Why: why}
 	if measure {
 		if after, err = e.settledSpace(ctx); err == nil {
-			thing.Bytes = max(0, before.UsedBytes-after.UsedBytes)
+			bytes := max(0, before.UsedBytes-after.UsedBytes)
+			thing.Bytes = &bytes
 		}
 	}
 
@@ -204,7 +210,9 @@ func (e *Engine) GC(ctx context.Context, q GCRequest) (_ *GCReport, err error) {
 func sumFreed(things []Freed) int64 {
 	var sum int64
 	for _, f := range things {
-		sum += max(0, f.Bytes)
+		if f.Bytes != nil {
+			sum += *f.Bytes
+		}
 	}
 	return sum
 }
@@ -284,7 +292,7 @@ func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 	// Explain objects that have a name.
 	out := []Kept{}
 	for _, r := range u.rows {
-		k := Kept{Ref: refs[r.ID], Kind: kindOf(r.Kind)}
+		k := Kept{Ref: refs[r.ID], Kind: api.Kind(r.Kind)}
 		if r.Pinned.After(time.Now()) {
 			k.Why = append(k.Why, errs.Messagef("pinned%s", pinnedUntil(r.Pinned)))
 		}
@@ -318,7 +326,7 @@ func (e *Engine) explainKept(ctx context.Context) ([]Kept, error) {
 		if who := e.content.MountHolders(ctx, g.ID); who != "" {
 			why += ": " + who
 		}
-		out = append(out, Kept{Ref: g.Ref, Kind: KindTrash, Why: []errs.Message{errs.Messagef("%s", why)}})
+		out = append(out, Kept{Ref: g.Ref, Kind: api.KindTrash, Why: []errs.Message{errs.Messagef("%s", why)}})
 	}
 
 	ties, err := u.keptTies(ctx)
@@ -381,7 +389,7 @@ func (u *uses) keptTies(ctx context.Context) ([]Kept, error) {
 	refs := u.refs()
 	out := make([]Kept, 0, len(all))
 	for _, tie := range all {
-		k := Kept{Ref: tie.Name, Kind: KindTie, Bytes: tie.Bytes}
+		k := Kept{Ref: tie.Name, Kind: api.KindTie, Bytes: tie.Bytes}
 		why := "destroyed; its blocks are still needed"
 		if tie.Holder != "" {
 			why += ", and are stored with " + cmp.Or(refs[tie.Holder], string(tie.Holder))

@@ -7,43 +7,13 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine/catalog"
 )
 
 const opHistory = "history"
-
-// EventKind says what happened.
-type EventKind = catalog.EventKind
-
-// What happens to objects and goldens.
-const (
-	EventCreate  = catalog.EventCreate
-	EventReplace = catalog.EventReplace
-	EventRename  = catalog.EventRename
-	EventMount   = catalog.EventMount
-	EventUmount  = catalog.EventUmount
-	EventChange  = catalog.EventChange
-	EventDestroy = catalog.EventDestroy
-)
-
-// EventGap stands for events that are no longer there: they were too old, or were lost with the catalogue. Who follows
-// events must look at everything anew.
-const EventGap EventKind = "gap"
-
-// Event is a change of the pool. Its JSON form is stable.
-type Event struct {
-	Seq    int64     `json:"seq"` // number, which is higher than those of all events before; some are left out
-	At     time.Time `json:"at"`
-	Kind   EventKind `json:"kind"`
-	Object Kind      `json:"object"` // kind of what changed; "": the pool
-	Ref    string    `json:"ref"`    // reference to what changed, as it is after the change; "": the pool
-	ID     string    `json:"id"`     // ID of the object; "": a golden or the pool
-	WhoUID uint32    `json:"who_uid"`
-	Op     string    `json:"op"`     // operation that made the change; recover did what was due, whoever's it was
-	Detail string    `json:"detail"` // see [catalog.Event]
-}
 
 // HistoryRequest says which events to read.
 type HistoryRequest struct {
@@ -54,15 +24,15 @@ type HistoryRequest struct {
 
 // History is what the method of that name has read.
 type History struct {
-	Events []Event
+	Events []api.Event
 	Next   int64 // the After with which to go on: no event that was wanted lies between the last one and it
 	More   bool  // whether there are further ones: later ones or, without After, earlier ones
 }
 
 // History reads events, the oldest first. If there were events between After and the first one that are no longer
-// there, or After is not a number of this catalogue, the first event is an EventGap, beyond Limit. To follow a pool,
-// read the last event, then everything that is of interest, and then the events after Next, again and again. NotFound:
-// nothing has the reference, or had it.
+// there, or After is not a number of this catalogue, the first event is an api.EventGap, beyond Limit. To follow a
+// pool, read the last event, then everything that is of interest, and then the events after Next, again and again.
+// NotFound: nothing has the reference, or had it.
 func (e *Engine) History(ctx context.Context, q HistoryRequest) (out History, err error) {
 	if q.Limit < 0 || q.After < 0 {
 		return out, errs.New(errs.Invalid, opHistory, "", "a limit and the number of an event must not be negative")
@@ -80,7 +50,7 @@ func (e *Engine) History(ctx context.Context, q HistoryRequest) (out History, er
 			return err
 		}
 
-		var events []Event
+		var events []api.Event
 		switch {
 		case q.Ref.Name != "":
 			events, err = readTrail(tx, q)
@@ -107,22 +77,22 @@ func (e *Engine) History(ctx context.Context, q HistoryRequest) (out History, er
 	return out, err
 }
 
-// addGap puts an EventGap before the events if others after a number were removed, or if the number is none of this
+// addGap puts an api.EventGap before the events if others after a number were removed, or if the number is none of this
 // catalogue, which may be an old copy of the one that had it.
 func (h *History) addGap(after, removed, last int64) {
-	gap := Event{Kind: EventGap, Seq: removed, At: time.Now().UTC()}
+	gap := api.Event{Event: api.EventGap, Seq: removed, At: time.Now().UTC()}
 	if after > last {
 		gap.Seq = last
 	} else if after >= removed {
 		return
 	}
-	h.Events = append([]Event{gap}, h.Events...)
+	h.Events = append([]api.Event{gap}, h.Events...)
 }
 
 // readEvents reads the events that may be seen and that wanted chooses.
 func readEvents(
 	tx *catalog.Tx, q HistoryRequest, back bool, wanted func(catalog.Event) bool,
-) (out []Event, err error) {
+) (out []api.Event, err error) {
 	err = tx.Events(q.After, back, func(v catalog.Event) (bool, error) {
 		if !wanted(v) {
 			return true, nil
@@ -136,17 +106,17 @@ func readEvents(
 	return out, err
 }
 
-func eventOf(v catalog.Event) Event {
-	out := Event{Seq: v.Seq, At: v.At, Kind: v.Kind, Ref: v.Ref, ID: string(v.ID), WhoUID: v.Who, Op: v.Op,
+func eventOf(v catalog.Event) api.Event {
+	out := api.Event{Seq: v.Seq, At: v.At, Event: v.Kind, Ref: v.Ref, ID: string(v.ID), WhoUID: v.Who, Op: v.Op,
 		Detail: v.Detail}
 	if v.Object != "" {
-		out.Object = kindOf(v.Object)
+		out.Kind = kindOf(v.Object, v.Ref)
 	}
 	return out
 }
 
 // readTrail reads the events of what a reference names.
-func readTrail(tx *catalog.Tx, q HistoryRequest) ([]Event, error) {
+func readTrail(tx *catalog.Tx, q HistoryRequest) ([]api.Event, error) {
 	limit := q.Limit
 	if q.After > 0 {
 		q.Limit = 0 // names must be followed from the newest event back
@@ -191,7 +161,7 @@ func (l *trail) has(v catalog.Event) bool {
 	was := splitRef(v.Ref)
 	has := l.names(was)
 	switch v.Kind {
-	case catalog.EventRename:
+	case api.EventRename:
 		before := splitRef(v.Detail)
 		has = has || l.names(before)
 		for r := range maps.Clone(l.refs) {
@@ -201,7 +171,7 @@ func (l *trail) has(v catalog.Event) bool {
 				l.refs[old] = true
 			}
 		}
-	case catalog.EventCreate:
+	case api.EventCreate:
 		l.drop(was)
 	}
 	return has
@@ -237,16 +207,16 @@ type Trail struct{ now ref.Ref }
 func NewTrail(r ref.Ref) *Trail { return &Trail{r} }
 
 // Has reports whether an event belongs to the trail. Events must come the oldest first.
-func (l *Trail) Has(v Event) bool {
-	if v.Kind == EventGap || l.now.Name == "" {
+func (l *Trail) Has(v api.Event) bool {
+	if v.Event == api.EventGap || l.now.Name == "" {
 		return true
 	}
-	if v.Object == "" {
+	if v.Kind == "" {
 		return false
 	}
 
 	r := splitRef(v.Ref)
-	if v.Kind == EventRename {
+	if v.Event == api.EventRename {
 		if now, ok := renamed(l.now, splitRef(v.Detail), r); ok {
 			l.now = now
 			return true

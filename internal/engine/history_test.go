@@ -20,7 +20,7 @@ func historyOf(t *testing.T, e *engine.Engine, q engine.HistoryRequest) (out []s
 	h, err := e.History(t.Context(), q)
 	must(t, err)
 	for _, v := range h.Events {
-		out = append(out, strings.TrimSpace(fmt.Sprintf("%s %s %s %s %s", v.Kind, v.Object, v.Ref, v.Op, v.Detail)))
+		out = append(out, strings.TrimSpace(fmt.Sprintf("%s %s %s %s %s", v.Event, v.Kind, v.Ref, v.Op, v.Detail)))
 	}
 	return out, h.Next
 }
@@ -43,7 +43,7 @@ func TestHistory(t *testing.T) {
 
 		ctx := asUser(t, 1234)
 		importTree(t, e, "g", source(t))
-		happened("import", nil, "create golden g import", "create golden g@1 import")
+		happened("import", nil, "create golden g import", "create generation g@1 import")
 		_, err := e.Clone(ctx, engine.CloneRequest{From: reference(t, "g"), Name: ref.MustName("v"), Mount: true})
 		at := e.Dir() + "/mnt/v"
 		happened("clone", err, "create volume v clone g@1", "mount volume v clone "+at)
@@ -79,8 +79,8 @@ func TestHistory(t *testing.T) {
 		_, err = e.Keep(ctx, engine.KeepRequest{Golden: ref.MustName("h"), Generations: 1})
 		happened("keep", err, "change golden h keep keep=1")
 		_, err = e.Publish(ctx, engine.PublishRequest{Volume: ref.MustName("w"), Golden: ref.MustName("h")})
-		happened("publish", err, "create golden h@2 publish w", "change volume w publish base=h@2",
-			"destroy golden h@1 publish not kept by the retention of its golden")
+		happened("publish", err, "create generation h@2 publish w", "change volume w publish base=h@2",
+			"destroy generation h@1 publish not kept by the retention of its golden")
 		out, err := e.Rewind(ctx, engine.RewindRequest{Volume: ref.MustName("w"), Snapshot: ref.MustName("s2")})
 		must(t, err)
 		happened("rewind", nil, "replace volume w rewind "+out.Before, "create snapshot "+out.Before+" rewind w",
@@ -103,8 +103,8 @@ func TestHistory(t *testing.T) {
 		count("w", 13, "create volume v clone", "destroy volume w")
 		count("w@s2", 4, "create snapshot v@s ", "destroy snapshot w@s2")
 		count("v", 6, "create volume v clone", "create volume v clone h@2")
-		count("h", 7, "create golden g import", "destroy golden h@1")
-		count("h@1", 3, "create golden g@1", "destroy golden h@1")
+		count("h", 7, "create golden g import", "destroy generation h@1")
+		count("h@1", 3, "create generation g@1", "destroy generation h@1")
 		if _, err := e.History(ctx, engine.HistoryRequest{Ref: reference(t, "none")}); !errs.Is(err, errs.NotFound) {
 			t.Errorf("history of nothing: %v", err)
 		}
@@ -162,7 +162,8 @@ func TestHistoryGap(t *testing.T) {
 	oneKind(t, func(t *testing.T, e *engine.Engine, top string) {
 		importTree(t, e, "g", source(t))
 		all, last := historyOf(t, e, engine.HistoryRequest{})
-		if want := []string{"init   init", "create golden g import", "create golden g@1 import"}; !slices.Equal(all, want) {
+		want := []string{"init   init", "create golden g import", "create generation g@1 import"}
+		if !slices.Equal(all, want) {
 			t.Errorf("%q", all)
 		}
 		if got, _ := historyOf(t, e, engine.HistoryRequest{After: last}); len(got) > 0 {

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
@@ -53,13 +54,16 @@ type ImportRequest struct {
 
 // Imported is the result of Import.
 type Imported struct {
-	Info
-	Files    int64          `json:"files,omitempty"`    // number of files in an imported tree
-	Bytes    int64          `json:"bytes,omitempty"`    // bytes of data that were imported, without holes
-	Waited   bool           `json:"waited"`             // whether another process has built this generation
-	Warnings []errs.Message `json:"warnings,omitempty"` // parts of the source that could not be kept or checked
-	Source   SourceKind     `json:"source_kind,omitempty"`
-	Removed  []string       `json:"removed,omitempty"` // older generations that the golden's retention has removed
+	api.Object
+	Files  int64 `json:"file_count,omitempty"`    // number of files in an imported tree
+	Bytes  int64 `json:"content_bytes,omitempty"` // size of the data that was imported, without holes
+	Waited bool  `json:"waited"`                  // another process has built this generation
+	// parts of the source that could not be kept or checked
+	Warnings []errs.Message `json:"warnings,omitempty"`
+	// what the source is: directory, archive, image, stream
+	Source SourceKind `json:"source_kind,omitempty"`
+	// references to older generations that the golden no longer keeps
+	Removed []string `json:"removed,omitempty"`
 
 	// Cleaned lists what the preset left out of the golden, relative to its root.
 	Cleaned []string `json:"cleaned,omitempty"`
@@ -67,11 +71,12 @@ type Imported struct {
 	// NotKept counts what the volume's filesystem cannot store of the source. Warnings lists it as text.
 	NotKept []treecopy.NotKept `json:"not_kept,omitempty"`
 
-	Passes   int    `json:"passes,omitempty"`   // number of copies that an adopted directory needed
-	Changed  int64  `json:"changed,omitempty"`  // directories of an adopted one that were copied again
-	Replaced string `json:"replaced,omitempty"` // the directory that was replaced with a volume
-	Aside    string `json:"aside,omitempty"`    // where the old content of Replaced is
-	Volume   string `json:"volume,omitempty"`   // the volume that is mounted at Replaced
+	Passes int `json:"pass_count,omitempty"` // number of copies that an adopted directory needed
+	// number of directories of an adopted one that were copied again
+	Changed  int64  `json:"changed_count,omitempty"`
+	Replaced string `json:"replaced,omitempty"`    // directory that was replaced with a volume
+	Aside    string `json:"aside,omitempty"`       // where the old content of the replaced directory is
+	Volume   string `json:"replaced_by,omitempty"` // volume that is mounted in the place of the directory
 }
 
 // SourceKind is what a golden was imported from.
@@ -193,7 +198,7 @@ func (q *importing) importFrom(ctx context.Context, open func() (*source, error)
 
 	if waited && !q.Update && !q.Replace { // others may have built from another source
 		if info, ok, err := e.currentGeneration(ctx, name); err != nil || ok {
-			return Imported{Info: info, Waited: true}, err
+			return Imported{Object: info, Waited: true}, err
 		}
 	}
 
@@ -242,7 +247,7 @@ func (q *importing) buildImport(ctx context.Context) (Imported, error) {
 		err = q.flushBeforeSealing(ctx, b.scratch.ID)
 	}
 	if err == nil {
-		out.Info, err = b.publishGeneration(ctx)
+		out.Object, err = b.publishGeneration(ctx)
 	}
 	if err != nil {
 		b.undoBuild(ctx)
@@ -275,7 +280,7 @@ func (q *importing) checkNew(ctx context.Context) error {
 }
 
 // currentGeneration describes the current generation of a golden; ok is false if there is none.
-func (e *Engine) currentGeneration(ctx context.Context, name string) (info Info, ok bool, err error) {
+func (e *Engine) currentGeneration(ctx context.Context, name string) (info api.Object, ok bool, err error) {
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		g, exists, err := tx.Golden(name)
 		if err != nil || !exists {
@@ -285,7 +290,7 @@ func (e *Engine) currentGeneration(ctx context.Context, name string) (info Info,
 		if err != nil || !exists {
 			return err
 		}
-		info, ok = generationInfo(row, g, e.caps.Name), true
+		info, ok = generationOf(row, g, e.caps.Name), true
 		return nil
 	})
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
@@ -64,9 +65,9 @@ func (d Drivers) unmakePool(ctx context.Context, data, poolID string) error {
 
 // InitReport describes the pool that Init made, and why it chose that driver.
 type InitReport struct {
-	PoolInfo
-	Faster errs.Message   `json:"faster"` // what would be faster, "" if nothing
-	Notes  []errs.Message `json:"notes,omitempty"`
+	api.Pool
+	Faster errs.Message   `json:"faster,omitempty"` // what would be faster than this pool
+	Notes  []errs.Message `json:"notes,omitempty"`  // what should be known about this pool
 }
 
 const (
@@ -116,7 +117,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 
 	e.refillReserve() // a pool in a file has been mounted only just now
 	info, err := e.Pool(ctx, PoolRequest{})
-	report.PoolInfo = info
+	report.Pool = info
 	if at := pool.Renamable(dir); at != "" {
 		report.Notes = append(report.Notes,
 			errs.Messagef("other users can write to %s, and so could replace the pool with another directory", at))
@@ -164,7 +165,7 @@ func makePool(
 
 	plan.MinFree = q.MinFreePercent
 	plan.Extra = func(ctx context.Context, dir, poolID string) error {
-		if err := catalog.Create(ctx, dir, poolID, catalog.EventInit); err != nil {
+		if err := catalog.Create(ctx, dir, poolID, api.EventInit); err != nil {
 			return err
 		}
 

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -24,29 +25,29 @@ type LabelRequest struct {
 // SetLabels changes the labels of a volume, a snapshot or a golden, all at once: after a crash it has the old ones or
 // the new ones. Volumes may be in use. Clones do not inherit labels. Durable on return. NotFound, Invalid (a key or
 // value, too many labels, a generation), InUse (another pando works on it).
-func (e *Engine) SetLabels(ctx context.Context, q LabelRequest) (_ Info, err error) {
+func (e *Engine) SetLabels(ctx context.Context, q LabelRequest) (_ api.Object, err error) {
 	ctx, end := e.ledger.Begin(ctx, opLabel)
 	defer end(&err)
 
 	full := q.Ref.String()
 	if err := e.needRoot(opLabel, full); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	if err := e.awaitGolden(ctx, q.Ref.Name); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	row, err := e.labelled(ctx, q.Ref)
 	if err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	// Nobody may publish the golden in the meantime: the new generation would have the old labels.
 	if row.Kind == driver.Generation {
 		unlock, _, err := e.lockGolden(ctx, q.Ref.Name)
 		if err != nil {
-			return Info{}, err
+			return api.Object{}, err
 		}
 		defer unlock()
 	}
@@ -57,12 +58,12 @@ func (e *Engine) SetLabels(ctx context.Context, q LabelRequest) (_ Info, err err
 	}, func(tx *catalog.Tx) error {
 		return changeLabels(tx, row, q)
 	}); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
-	var info Info
+	var info api.Object
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
-		info, err = e.infoOf(tx, opLabel, q.Ref)
+		info, err = e.describe(tx, opLabel, q.Ref)
 		return err
 	})
 	return info, err

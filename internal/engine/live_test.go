@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -246,7 +247,7 @@ func TestWithoutLogIsFrozen(t *testing.T) {
 	}
 	for golden, frozen := range map[string]bool{"g": false, "old": true} {
 		v := clone(t, e, golden, "v-"+golden, true)
-		snapshot := func(name string, freeze engine.Freeze) (engine.Info, error) {
+		snapshot := func(name string, freeze engine.Freeze) (api.Object, error) {
 			return e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v-" + golden), Name: ref.MustName(name),
 				Freeze: freeze})
 		}
@@ -355,7 +356,7 @@ func TestStoppedSnapshot(t *testing.T) {
 func TestShowPredictsStall(t *testing.T) {
 	e := livePool(t, "xfs", driver.Ext4)
 	v := clone(t, e, "g", "v", true)
-	show := func() engine.Detail {
+	show := func() api.Detail {
 		d, err := e.Show(t.Context(), ref.Ref{Name: "v"})
 		if err != nil {
 			t.Fatal(err)

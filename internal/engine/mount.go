@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -30,30 +31,30 @@ type MountRequest struct {
 // rights), Permission, Conflict (another process is replacing the mount point).
 //
 // Dir is found, and made if necessary, with the rights of this process: see MountOn for directories of others.
-func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
+func (e *Engine) Mount(ctx context.Context, q MountRequest) (api.Object, error) {
 	return e.mount(ctx, q, nil)
 }
 
 // MountOn is Mount on a directory that the caller has opened, perhaps with O_PATH, and keeps open until MountOn
 // returns: on no other one, whatever is renamed in the meantime. Dir is not read. Conflict: the directory has no path
 // here any more, or another directory is there now.
-func (e *Engine) MountOn(ctx context.Context, q MountRequest, dir *os.File) (Info, error) {
+func (e *Engine) MountOn(ctx context.Context, q MountRequest, dir *os.File) (api.Object, error) {
 	var err error
 	if q.Dir, err = os.Readlink("/proc/self/fd/" + itoa(int(dir.Fd()))); err != nil {
-		return Info{}, errs.Wrap("mount", q.Volume.String(), err)
+		return api.Object{}, errs.Wrap("mount", q.Volume.String(), err)
 	}
 	return e.mount(ctx, q, dir)
 }
 
 // mount is Mount on the directory that only is, unless that is nil.
-func (e *Engine) mount(ctx context.Context, q MountRequest, only *os.File) (_ Info, err error) {
+func (e *Engine) mount(ctx context.Context, q MountRequest, only *os.File) (_ api.Object, err error) {
 	ctx, end := e.ledger.Begin(ctx, ledger.OpMount)
 	defer end(&err)
 
 	name, dir, may := q.Volume.String(), q.Dir, q.May
 
 	if err := e.needRoot("mount", name); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	// Return if the volume is mounted there already, and check the mount point.
@@ -67,12 +68,12 @@ func (e *Engine) mount(ctx context.Context, q MountRequest, only *os.File) (_ In
 		att, has, err = tx.MountRecord(row.ID)
 		return err
 	}); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	if has {
 		if done, err := e.alreadyMounted(row, att, dir, may); done || err != nil {
-			return volumeInfo(row, e.caps.Name, att.Mountpoint), err
+			return volumeOf(row, e.caps.Name, att.Mountpoint), err
 		}
 	}
 
@@ -81,7 +82,7 @@ func (e *Engine) mount(ctx context.Context, q MountRequest, only *os.File) (_ In
 		err = t.CheckIs(only)
 	}
 	if err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	// Mark the work, after checking again in the transaction.
@@ -108,7 +109,7 @@ func (e *Engine) mount(ctx context.Context, q MountRequest, only *os.File) (_ In
 		return []catalog.Mark{{ID: row.ID, Op: "mount", Mountpoint: t.Path, MadeDir: t.Made}}, nil
 	})
 	if err != nil || already {
-		return volumeInfo(row, e.caps.Name, att.Mountpoint), err
+		return volumeOf(row, e.caps.Name, att.Mountpoint), err
 	}
 
 	// Mount it.
@@ -116,14 +117,14 @@ func (e *Engine) mount(ctx context.Context, q MountRequest, only *os.File) (_ In
 	att, err = e.content.Mount(ctx, row, t)
 	if err != nil {
 		e.ledger.UnmarkFailed(ctx, row.ID, err)
-		return Info{}, errs.Wrap("mount", name, err)
+		return api.Object{}, errs.Wrap("mount", name, err)
 	}
 
 	if err := e.recordMount(ctx, row, att); err != nil {
-		return Info{}, errs.Wrap("mount", name, err)
+		return api.Object{}, errs.Wrap("mount", name, err)
 	}
 
-	return volumeInfo(row, e.caps.Name, att.Mountpoint), nil
+	return volumeOf(row, e.caps.Name, att.Mountpoint), nil
 }
 
 // recordMount records a mount and removes the mark of the work. On error it unmounts the volume again; if it cannot,
@@ -178,7 +179,7 @@ type UmountRequest struct {
 // It does nothing if the volume is not mounted. NotFound, InUse (naming the processes
 // that use it). NoSpace or IO if data written to the volume since it was mounted could not
 // be stored in the pool: the volume stays mounted, unless Discard is set.
-func (e *Engine) Umount(ctx context.Context, q UmountRequest) (_ Info, err error) {
+func (e *Engine) Umount(ctx context.Context, q UmountRequest) (_ api.Object, err error) {
 	ctx, end := e.ledger.Begin(ctx, ledger.OpUmount)
 	defer end(&err)
 
@@ -186,9 +187,9 @@ func (e *Engine) Umount(ctx context.Context, q UmountRequest) (_ Info, err error
 }
 
 // umount is Umount within an operation that has begun.
-func (e *Engine) umount(ctx context.Context, name string, discard bool) (Info, error) {
+func (e *Engine) umount(ctx context.Context, name string, discard bool) (api.Object, error) {
 	if err := e.needRoot("umount", name); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	ctx = mayUseReserve(ctx) // data that does not fit on the disk would stay in memory for ever
@@ -207,21 +208,21 @@ func (e *Engine) umount(ctx context.Context, name string, discard bool) (Info, e
 		return []catalog.Mark{{ID: row.ID, Op: "umount"}}, nil
 	})
 	if err != nil || !has {
-		return volumeInfo(row, e.caps.Name, ""), err
+		return volumeOf(row, e.caps.Name, ""), err
 	}
 
 	// Write back what programs have written, and unmount.
 	if ns, err := kernel.MountNamespace(); err == nil && ns != att.MountNS && att.MountID != 0 &&
 		e.content.MountState(row, att) == content.HeldElsewhere {
 		_ = e.ledger.Unmark(ctx, row.ID)
-		return Info{}, e.content.HeldError(ctx, reasonFor("umount"), row, att)
+		return api.Object{}, e.content.HeldError(ctx, reasonFor("umount"), row, att)
 	}
 
 	err = e.content.InUse(ctx, reasonFor("umount"), []content.Volume{{Row: row, Record: att, HasRecord: true}})[0]
 	if err == nil && e.content.OwnMountState(row, att) == content.Mounted {
 		if err := e.content.UmountWriteBack(ctx, row, att, discard); err != nil {
 			_ = e.ledger.Unmark(ctx, row.ID)
-			return Info{}, err
+			return api.Object{}, err
 		}
 	}
 	if err == nil {
@@ -229,11 +230,11 @@ func (e *Engine) umount(ctx context.Context, name string, discard bool) (Info, e
 	}
 	if err != nil {
 		e.ledger.UnmarkFailed(ctx, row.ID, err)
-		return Info{}, errs.Wrap("umount", name, err)
+		return api.Object{}, errs.Wrap("umount", name, err)
 	}
 
 	err = e.recordUmount(ctx, &row)
-	return volumeInfo(row, e.caps.Name, ""), err
+	return volumeOf(row, e.caps.Name, ""), err
 }
 
 // recordUmount measures an unmounted volume, if that is cheap, and records that it is no longer mounted.

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -29,7 +30,7 @@ import (
 )
 
 // overlay makes an overlay clone.
-func overlay(t *testing.T, e *engine.Engine, from, name string, mount bool) engine.Info {
+func overlay(t *testing.T, e *engine.Engine, from, name string, mount bool) api.Object {
 	t.Helper()
 	out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: from}, Name: ref.MustName(name),
 		Mount: mount, Overlay: true})
@@ -141,7 +142,7 @@ func finishRemoving(t *testing.T, e *engine.Engine) {
 	t.Helper()
 	for try := 0; e.Caps().Name == zfs.Name && try < 10; try++ {
 		p, err := e.Pool(t.Context(), engine.PoolRequest{})
-		if err == nil && p.TrashObjects == 0 {
+		if err == nil && p.TrashCount == 0 {
 			return
 		}
 		if r, merr := e.Maintain(t.Context(), time.Now()); err != nil || merr != nil || len(r.Warnings) > 0 {
@@ -444,7 +445,7 @@ func TestGoldenOfOverlaysRemoved(t *testing.T) {
 				destroy(t, e, "b")
 				finishRemoving(t, e)
 				now, err := e.Pool(ctx, engine.PoolRequest{})
-				if err != nil || now.TrashObjects != 0 || now.PhysicalBytes >= objects.PhysicalBytes {
+				if err != nil || now.TrashCount != 0 || now.PhysicalBytes >= objects.PhysicalBytes {
 					t.Errorf("before the last overlay went: %+v\nthen: %+v %v", objects, now, err)
 				}
 				wantClean(t, e)
@@ -559,7 +560,7 @@ func TestOverlayLargerThanGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, v := range []engine.Info{flat, clone(t, e, "g", "w", true)} {
+	for _, v := range []api.Object{flat, clone(t, e, "g", "w", true)} {
 		if st, err := os.Stat(filepath.Join(v.Mountpoint, "large")); err != nil || st.Size() != size {
 			t.Errorf("%s has %+v: %v", v.Name, st, err)
 		}

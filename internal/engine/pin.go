@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
@@ -25,12 +26,13 @@ type PinRequest struct {
 
 // Pin keeps a volume, snapshot or generation from being destroyed, by anybody and
 // for any reason. A second pin replaces the first. Durable on return. NotFound, Invalid.
-func (e *Engine) Pin(ctx context.Context, q PinRequest) (_ Info, err error) {
+func (e *Engine) Pin(ctx context.Context, q PinRequest) (_ api.Object, err error) {
 	ctx, end := e.ledger.Begin(ctx, opPin)
 	defer end(&err)
 
 	if q.For < 0 {
-		return Info{}, errs.New(errs.Invalid, opPin, q.Ref.String(), "the duration must not be negative (got %s)", q.For)
+		return api.Object{}, errs.New(errs.Invalid, opPin, q.Ref.String(), "the duration must not be negative (got %s)",
+			q.For)
 	}
 	until := driver.Forever
 	if q.For > 0 {
@@ -40,16 +42,16 @@ func (e *Engine) Pin(ctx context.Context, q PinRequest) (_ Info, err error) {
 }
 
 // Unpin undoes Pin. It does nothing if the object is not pinned.
-func (e *Engine) Unpin(ctx context.Context, r ref.Ref) (_ Info, err error) {
+func (e *Engine) Unpin(ctx context.Context, r ref.Ref) (_ api.Object, err error) {
 	ctx, end := e.ledger.Begin(ctx, opPin)
 	defer end(&err)
 
 	return e.pinUntil(ctx, r, time.Time{})
 }
 
-func (e *Engine) pinUntil(ctx context.Context, r ref.Ref, until time.Time) (Info, error) {
+func (e *Engine) pinUntil(ctx context.Context, r ref.Ref, until time.Time) (api.Object, error) {
 	if err := e.needRoot(opPin, r.String()); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	var row catalog.Row
@@ -72,14 +74,14 @@ func (e *Engine) pinUntil(ctx context.Context, r ref.Ref, until time.Time) (Info
 		return tx.SetPinned(row.ID, until)
 	})
 	if err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	switch row.Kind {
 	case driver.Generation:
-		return generationInfo(row, golden, e.caps.Name), nil
+		return generationOf(row, golden, e.caps.Name), nil
 	case driver.Snapshot:
-		return snapshotInfo(row, r.Name, e.caps.Name), nil
+		return snapshotOf(row, r.Name, e.caps.Name), nil
 	}
 
 	return e.volumeNow(row, att, has), nil

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/principal"
 	"pando/internal/driver"
@@ -12,10 +13,10 @@ import (
 // Access is what somebody asks for.
 type Access struct {
 	Who      principal.Principal
-	Op       string // operation, as in errors
-	Ref      string // reference to an object, or a name that is free; "": the whole pool
-	Kind     Kind   // kind of the object; "": there is none
-	OwnerUID uint32 // user ID of the object's owner
+	Op       string   // operation, as in errors
+	Ref      string   // reference to an object, or a name that is free; "": the whole pool
+	Kind     api.Kind // kind of the object; "": there is none
+	OwnerUID uint32   // user ID of the object's owner
 }
 
 // Policy decides whether somebody may do what they ask for. Its error becomes that of the call, which changes nothing
@@ -32,7 +33,7 @@ func (e *Engine) SetPolicy(p Policy) {
 	e.cat.OnFind(func(ctx context.Context, op string, r catalog.Found) error {
 		a := Access{Op: op, Ref: r.Ref, OwnerUID: r.Owner}
 		if r.Kind != "" {
-			a.Kind = kindOf(r.Kind)
+			a.Kind = kindOf(r.Kind, r.Ref)
 		}
 		return e.ask(ctx, a)
 	})

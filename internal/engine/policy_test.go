@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/principal"
 	"pando/internal/base/ref"
@@ -77,7 +78,7 @@ func TestPolicyIsAsked(t *testing.T) {
 					t.Errorf("%s, refused for %q: %v", c.name, r, err)
 				}
 				for _, a := range asked {
-					if a.Who.UID != 1234 || a.Op == "" || a.Ref == "g" && a.Kind != engine.KindGolden {
+					if a.Who.UID != 1234 || a.Op == "" || a.Ref == "g" && a.Kind != api.KindGolden {
 						t.Errorf("%s asks %+v", c.name, a)
 					}
 				}
@@ -104,10 +105,10 @@ func TestPolicyIsAsked(t *testing.T) {
 		labels, err5 := e.LabelsInUse(ctx)
 		h, err6 := e.History(ctx, engine.HistoryRequest{})
 		must(t, err1, err2, err3, err4, err5, err6)
-		if len(h.Events) != 1 || h.Events[0].Kind != "init" {
+		if len(h.Events) != 1 || h.Events[0].Event != "init" {
 			t.Errorf("events %v", h.Events)
 		}
-		must(t, e.ScanVolumes(ctx, engine.VolumeScan{By: engine.ByName}, func(v engine.Info) bool {
+		must(t, e.ScanVolumes(ctx, engine.VolumeScan{By: engine.ByName}, func(v api.Object) bool {
 			volumes = append(volumes, v)
 			return true
 		}))
@@ -193,7 +194,7 @@ func callsOf(t *testing.T, e *engine.Engine, top string) (calls []policyCall) {
 	run := engine.RunRequest{From: at("g"), Name: name("n"), Command: []string{"true"}}
 	add("Run", "g@1 n", func(ctx context.Context) error { _, err := e.Run(ctx, run, engine.Terminal{}); return err })
 	add("RunFunc", "g@1 n", func(ctx context.Context) error {
-		_, err := e.RunFunc(ctx, run, func(context.Context, engine.Info) error { return nil })
+		_, err := e.RunFunc(ctx, run, func(context.Context, api.Object) error { return nil })
 		return err
 	})
 	add("Destroy", "v w", func(ctx context.Context) error { _, err := e.Destroy(ctx, toDestroy("v", "w")); return err })
@@ -249,6 +250,10 @@ func callsOf(t *testing.T, e *engine.Engine, top string) (calls []policyCall) {
 	})
 	add("Mountpoints", "v w", func(ctx context.Context) error {
 		_, err := e.Mountpoints(ctx, "ls", name("v"), name("w"))
+		return err
+	})
+	add("Golden", "g", func(ctx context.Context) error {
+		_, err := e.Golden(ctx, api.Detail{Object: api.Object{Golden: "g"}})
 		return err
 	})
 	add("Show", "v@s", func(ctx context.Context) error { _, err := e.Show(ctx, at("v@s")); return err })
@@ -438,10 +443,15 @@ func TestOwners(t *testing.T) {
 			for thing, uid := range want {
 				d, err := e.Show(t.Context(), reference(t, thing))
 				must(t, err)
-				points := append(append([]engine.Info{d.Info}, d.Snapshots...), d.Generations...)
+				points := append([]api.Object{d.Object}, d.Snapshots...)
+				if d.Kind == api.KindGeneration {
+					g, err := e.Golden(t.Context(), d)
+					must(t, err)
+					points = append(points, g.Generations...)
+				}
 				for _, p := range points {
 					if p.OwnerUID != uid {
-						t.Errorf("rebuilt %v: %s, of %s, is %d's, not %d's", rebuilt, p.Name, thing, p.OwnerUID, uid)
+						t.Errorf("rebuilt %v: %s, of %s, is %d's, not %d's", rebuilt, p.Ref, thing, p.OwnerUID, uid)
 					}
 				}
 				if more := map[string]int{"v": 8, "pulled": 5, "web": 3}[thing]; more > 0 && len(points) < more {

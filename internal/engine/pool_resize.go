@@ -10,9 +10,9 @@ import (
 
 // PoolResized is the result of ResizePool.
 type PoolResized struct {
-	Dir         string `json:"dir"`
-	BeforeBytes int64  `json:"size_before_bytes"`
-	SizeBytes   int64  `json:"size_bytes"`
+	Dir         string `json:"dir"`               // directory of the pool
+	BeforeBytes int64  `json:"size_before_bytes"` // size of the pool before
+	SizeBytes   int64  `json:"size_bytes"`        // size of the pool
 }
 
 // PoolResizeRequest says how large the pool is to become.

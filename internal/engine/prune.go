@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
@@ -28,26 +29,26 @@ type PruneRequest struct {
 
 // Candidate is an object that prune would remove, or has removed.
 type Candidate struct {
-	Ref            string    `json:"ref"`
-	Kind           Kind      `json:"kind"`
-	CreatedAt      time.Time `json:"created_at"`
-	LastUsedAt     time.Time `json:"last_used_at"`
+	Ref            string    `json:"ref"`             // reference to the object
+	Kind           api.Kind  `json:"kind"`            // kind of the object
+	CreatedAt      time.Time `json:"created_at"`      // time when the object was made
+	LastUsedAt     time.Time `json:"last_used_at"`    // time when a command last used it
 	ExclusiveBytes int64     `json:"exclusive_bytes"` // space of a volume with its snapshots; for trees as last measured
-	Destroyed      bool      `json:"destroyed"`
-	Kept           string    `json:"kept,omitempty"` // why it was not destroyed
+	Destroyed      bool      `json:"destroyed"`       // the object was destroyed
+	Kept           string    `json:"kept,omitempty"`  // why it was not destroyed
 }
 
 // PruneReport describes what prune did, or would do.
 type PruneReport struct {
-	Candidates  []Candidate `json:"candidates"` // the least recently used first
-	TotalBytes  int64       `json:"total_bytes"`
-	FreeBefore  int64       `json:"free_bytes_before"`
-	FreeAfter   int64       `json:"free_bytes_after"`
-	TargetBytes int64       `json:"target_free_bytes"` // 0: none
+	Candidates  []Candidate `json:"candidates"`                  // the least recently used first
+	TotalBytes  int64       `json:"total_bytes"`                 // size of the pool
+	FreeBefore  int64       `json:"free_before_bytes"`           // free space of the pool before
+	FreeAfter   int64       `json:"free_after_bytes"`            // free space of the pool after
+	TargetBytes int64       `json:"target_free_bytes,omitempty"` // free space that was asked for
 	// used space of the pool, before minus after, once settled; includes changes by other writers
 	FreedBytes int64 `json:"freed_bytes"`
 	Reached    bool  `json:"reached"` // the target was reached, or there was none
-	DryRun     bool  `json:"dry_run"`
+	DryRun     bool  `json:"dry_run"` // nothing was destroyed
 }
 
 const opPrune = "prune"
@@ -281,7 +282,7 @@ func (p *pruning) cutToTarget(
 			}
 		}
 
-		c := Candidate{Ref: row.Name, Kind: kindOf(row.Kind), CreatedAt: row.CreatedAt, LastUsedAt: row.UsedAt}
+		c := Candidate{Ref: row.Name, Kind: api.Kind(row.Kind), CreatedAt: row.CreatedAt, LastUsedAt: row.UsedAt}
 		if row.Kind == driver.Generation {
 			c.Ref = ref.Generation(row.Golden, row.Generation)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
@@ -25,19 +26,25 @@ type RebaseRequest struct {
 
 // RebaseConflict is a path that both the volume and its golden have changed.
 type RebaseConflict struct {
-	Path   Path   `json:"path"`
-	Mine   string `json:"mine"`   // the change in the volume, as text
-	Theirs string `json:"theirs"` // the change in the golden, as text
+	Path   Path   `json:"path"`   // path that both have changed
+	Mine   string `json:"mine"`   // change in the volume, in words
+	Theirs string `json:"theirs"` // change in the golden, in words
+}
+
+// Conflicts are what keeps a rebase from being done.
+type Conflicts struct {
+	Conflicts []RebaseConflict `json:"conflicts"` // paths that both sides have changed
 }
 
 // Rebased is the result of Rebase. Its JSON form is stable.
 type Rebased struct {
-	Info
-	Base string `json:"base"` // reference of the previous base
-	// reference of the snapshot with the previous state; "": nothing had to be done
-	Before    string           `json:"before"`
-	Stat      DiffStat         `json:"stat"`      // the volume's own changes that were kept
-	Conflicts []RebaseConflict `json:"conflicts"` // resolved by Ours or Theirs
+	api.Object
+	// reference to the generation that the volume was based on before
+	Base string `json:"base_before,omitempty"`
+	// reference to the snapshot with the previous content; absent: nothing had to be done
+	Before    string           `json:"before,omitempty"`
+	Stat      DiffStat         `json:"stat"`      // numbers of the volume's own changes that were kept
+	Conflicts []RebaseConflict `json:"conflicts"` // paths that both sides have changed
 }
 
 // Rebase replaces a volume with a clone of another generation of its golden, and
@@ -77,7 +84,7 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (_ Rebased, err er
 
 	out.Base = ref.Generation(r.base.Golden, r.base.Generation)
 	if r.base.ID == r.target.ID {
-		out.Info = volumeInfo(r.vol, e.caps.Name, "")
+		out.Object = volumeOf(r.vol, e.caps.Name, "")
 		return out, e.ledger.Unmark(ctx, r.vol.ID, r.s.next.ID)
 	}
 
@@ -86,7 +93,7 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (_ Rebased, err er
 		return out, r.explainFailure(err)
 	}
 
-	out.Info = volumeInfo(r.s.row, e.caps.Name, "")
+	out.Object = volumeOf(r.s.row, e.caps.Name, "")
 	out.Before = name + "@" + r.s.next.Before
 	return out, nil
 }

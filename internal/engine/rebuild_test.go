@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/driver/drivertest"
@@ -255,7 +256,7 @@ func TestKilledPublishIsNoDamage(t *testing.T) {
 	e := newPool(t, t.TempDir(), engine.InitRequest{Driver: plain.Name})
 	importTree(t, e, "g", source(t))
 	if _, err := e.RunFunc(t.Context(), engine.RunRequest{From: ref.Ref{Name: "h"}, Name: ref.MustName("v"), Empty: true,
-		Keep: true}, func(context.Context, engine.Info) error { return nil }); err != nil {
+		Keep: true}, func(context.Context, api.Object) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	d, err := e.Show(t.Context(), ref.Ref{Name: "v"})

@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -30,8 +31,8 @@ func (q RenameRequest) renamed() ref.Ref {
 
 // Renamed is the result of Rename.
 type Renamed struct {
-	Info
-	Before string `json:"name_before"` // reference until now
+	api.Object
+	Before string `json:"ref_before"` // reference until now
 }
 
 // Rename gives a volume, snapshot or golden another name. All rows change in one commit: after a crash everything has
@@ -81,12 +82,12 @@ func (e *Engine) Rename(ctx context.Context, q RenameRequest) (_ Renamed, err er
 		return Renamed{}, err
 	}
 
-	var info Info
+	var info api.Object
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
-		info, err = e.infoOf(tx, opRename, q.renamed())
+		info, err = e.describe(tx, opRename, q.renamed())
 		return err
 	})
-	return Renamed{Info: info, Before: full}, err
+	return Renamed{Object: info, Before: full}, err
 }
 
 // renaming is a rename under way.

@@ -59,7 +59,7 @@ func TestRenameWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d, err := e.Show(t.Context(), ref.Ref{Name: "v"}); err != nil || d.Golden != "three" || d.Origin != "three@1" {
-		t.Errorf("%+v, %v", d.Info, err)
+		t.Errorf("%+v, %v", d.Object, err)
 	}
 }
 
@@ -153,6 +153,6 @@ func TestRewindOfRenamed(t *testing.T) {
 	}
 	v, err := e.Show(t.Context(), ref.Ref{Name: "v"})
 	if err != nil || v.ID != w.ID || v.Mounted() {
-		t.Errorf("%+v, %v", v.Info, err)
+		t.Errorf("%+v, %v", v.Object, err)
 	}
 }

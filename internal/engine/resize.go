@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
@@ -24,8 +25,8 @@ type ResizeRequest struct {
 
 // Resized is the result of Resize.
 type Resized struct {
-	Info
-	BeforeBytes int64 `json:"size_before_bytes"`
+	api.Object
+	BeforeBytes int64 `json:"size_before_bytes"` // size of the volume before
 }
 
 // Resize enlarges a volume, even while programs use it: its block device and the filesystem on it. After a crash the
@@ -81,7 +82,7 @@ func (e *Engine) Resize(ctx context.Context, q ResizeRequest) (_ Resized, err er
 	}
 
 	info, err := r.resized(ctx, id)
-	return Resized{Info: info, BeforeBytes: before}, err
+	return Resized{Object: info, BeforeBytes: before}, err
 }
 
 // resize is the state of one Resize.
@@ -348,7 +349,7 @@ func (w work) finishResize(ctx context.Context, row catalog.Row) error {
 }
 
 // resized describes a volume after a resize.
-func (r *resize) resized(ctx context.Context, id driver.ObjectID) (info Info, err error) {
+func (r *resize) resized(ctx context.Context, id driver.ObjectID) (info api.Object, err error) {
 	e := r.e
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		row, ok, err := tx.Object(id)

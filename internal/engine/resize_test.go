@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -78,7 +79,7 @@ func TestResize(t *testing.T) {
 					if out.SizeBytes != 3*size || out.BeforeBytes != size || out.Mountpoint != v.Mountpoint {
 						t.Errorf("%+v", out)
 					}
-					if v = out.Info; !mounted {
+					if v = out.Object; !mounted {
 						v, err = e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName(name)})
 						must(t, err)
 					}
@@ -251,7 +252,7 @@ func copied(t *testing.T, e *engine.Engine, names []string, want []byte) {
 // block device, and can be resized later.
 func TestResizeUndone(t *testing.T) {
 	const size, more = 320 << 20, 400 << 20
-	start := func(t *testing.T, e *engine.Engine, mounted bool) engine.Info {
+	start := func(t *testing.T, e *engine.Engine, mounted bool) api.Object {
 		_, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: source(t), FS: driver.XFS,
 			SizeBytes: size})
 		must(t, err)

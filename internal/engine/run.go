@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -66,19 +67,19 @@ func (e *Engine) Run(ctx context.Context, q RunRequest, t Terminal) (RunResult, 
 	if err != nil {
 		return RunResult{}, err
 	}
-	return e.inClone(ctx, q, func(_ context.Context, vol Info) (int, error) { return runIn(q, path, t, vol) })
+	return e.inClone(ctx, q, func(_ context.Context, vol api.Object) (int, error) { return runIn(q, path, t, vol) })
 }
 
 // RunFunc is Run of a function instead of a program: q has no Command. The errors of do are those of the function.
 func (e *Engine) RunFunc(
-	ctx context.Context, q RunRequest, do func(ctx context.Context, vol Info) error,
+	ctx context.Context, q RunRequest, do func(ctx context.Context, vol api.Object) error,
 ) (RunResult, error) {
-	return e.inClone(ctx, q, func(ctx context.Context, vol Info) (int, error) { return 0, do(ctx, vol) })
+	return e.inClone(ctx, q, func(ctx context.Context, vol api.Object) (int, error) { return 0, do(ctx, vol) })
 }
 
 // inClone makes a clone, does something in it, and destroys it. What is done has an exit status.
 func (e *Engine) inClone(
-	ctx context.Context, q RunRequest, do func(context.Context, Info) (int, error),
+	ctx context.Context, q RunRequest, do func(context.Context, api.Object) (int, error),
 ) (_ RunResult, err error) {
 	ctx, end := e.ledger.Begin(ctx, opRun)
 	defer end(&err)
@@ -198,7 +199,7 @@ func (w work) finishRun(ctx context.Context, row catalog.Row, att catalog.MountR
 }
 
 // runIn runs the program and returns its exit status as a shell would.
-func runIn(q RunRequest, path string, t Terminal, vol Info) (int, error) {
+func runIn(q RunRequest, path string, t Terminal, vol api.Object) (int, error) {
 	cmd := &exec.Cmd{
 		Path: path, Args: q.Command, Dir: vol.Mountpoint, Stdin: t.Stdin, Stdout: t.Stdout, Stderr: t.Stderr,
 		Env: append(slices.Clone(q.Env), "PANDO_VOLUME="+vol.Name, "PANDO_MOUNT="+vol.Mountpoint, "PWD="+vol.Mountpoint),

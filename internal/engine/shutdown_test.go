@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/logs"
 	"pando/internal/base/ref"
@@ -25,7 +26,7 @@ func runUntil(t *testing.T, e *engine.Engine, done <-chan bool) <-chan error {
 	begun, ended := make(chan bool), make(chan error, 1)
 	go func() {
 		q := engine.RunRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v")}
-		_, err := e.RunFunc(t.Context(), q, func(ctx context.Context, _ engine.Info) error {
+		_, err := e.RunFunc(t.Context(), q, func(ctx context.Context, _ api.Object) error {
 			close(begun)
 			select {
 			case <-done:
@@ -157,10 +158,10 @@ func TestLog(t *testing.T) {
 		var out bytes.Buffer
 		ctx := logs.With(t.Context(), slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})))
 		q := engine.RunRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v")}
-		_, err := e.RunFunc(ctx, q, func(context.Context, engine.Info) error { return nil })
+		_, err := e.RunFunc(ctx, q, func(context.Context, api.Object) error { return nil })
 		must(t, err)
 		broken := errors.New("cannot get https://user:secret@host/x")
-		if _, err = e.RunFunc(ctx, q, func(context.Context, engine.Info) error { return broken }); !errors.Is(err, broken) {
+		if _, err = e.RunFunc(ctx, q, func(context.Context, api.Object) error { return broken }); !errors.Is(err, broken) {
 			t.Fatal(err)
 		}
 		if _, err = e.Transfer().OpenImage(ctx, engine.ReadRequest{Point: "nothing"}); !errs.Is(err, errs.NotFound) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
@@ -39,11 +40,11 @@ type SnapshotRequest struct {
 
 // Snapshot makes an immutable snapshot of a volume, which may be in use. It contains
 // everything that was written before the call, and its filesystem is consistent: see
-// Freeze and Info.Consistency. A frozen filesystem is thawed even if this process dies.
+// Freeze and api.Object.Consistency. A frozen filesystem is thawed even if this process dies.
 // Durable on return, unless the volume is ephemeral. NotFound, Exists, Invalid, NoSpace,
 // InUse (another program has frozen the filesystem, and waiting did not help), Conflict (the
 // driver copies, and the volume changed during the copy).
-func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (_ Info, err error) {
+func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (_ api.Object, err error) {
 	ctx, end := e.ledger.Begin(ctx, opSnapshot)
 	defer end(&err)
 
@@ -54,11 +55,11 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (_ Info, err e
 
 	full := q.Volume.At(q.Name).String()
 	if err := e.needRoot(opSnapshot, full); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	if err := e.pool.Admit(ctx, opSnapshot, full, 0); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	// Reserve the name, and mark the work.
@@ -89,7 +90,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (_ Info, err e
 		return []catalog.Mark{{ID: id.ID, Op: opSnapshot, Name: full, Reads: vol.ID, Freezes: l.Freezes()}}, nil
 	})
 	if err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	// Copy the volume, and record the snapshot.
@@ -105,10 +106,10 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (_ Info, err e
 	}
 	if err != nil {
 		e.ledger.DestroyUnfinished(ctx, id.ID)
-		return Info{}, errs.Wrap(opSnapshot, full, err)
+		return api.Object{}, errs.Wrap(opSnapshot, full, err)
 	}
 
-	return snapshotInfo(row, q.Volume.String(), e.caps.Name), nil
+	return snapshotOf(row, q.Volume.String(), e.caps.Name), nil
 }
 
 // SnapshotNames lists the names of a volume's snapshots, the oldest first. NotFound.
@@ -132,13 +133,6 @@ func (e *Engine) SnapshotNames(ctx context.Context, volume ref.Name) ([]string, 
 // timestampName returns a time in a form that names can contain.
 func timestampName(t time.Time) string { return t.UTC().Format("20060102T150405.000Z") }
 
-// snapshotInfo describes a snapshot. Info.Name is the whole reference.
-func snapshotInfo(r catalog.Row, volume, driverName string) Info {
-	i := rowInfo(r, driverName)
-	i.Name = volume + "@" + r.Name
-	return i
-}
-
 // RewindRequest says which volume to rewind, and to which snapshot.
 type RewindRequest struct {
 	Volume   ref.Name
@@ -148,8 +142,8 @@ type RewindRequest struct {
 
 // Rewound is the result of Rewind.
 type Rewound struct {
-	Info
-	Before string `json:"before"` // reference of the snapshot with the previous state
+	api.Object
+	Before string `json:"before"` // reference to the snapshot with the previous content
 }
 
 // Rewind restores a volume to one of its snapshots. The previous state stays as a
@@ -208,7 +202,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (_ Rewound, err er
 	}
 	info, merr := e.Mount(ctx, MountRequest{Volume: volume, Dir: again, May: may})
 	if err == nil && merr == nil {
-		out.Info = info
+		out.Object = info
 	}
 	if err == nil {
 		err = merr
@@ -298,5 +292,5 @@ func (r *rewind) replaceVolume(ctx context.Context) (Rewound, error) {
 		return Rewound{}, errs.Wrap(opRewind, q.Volume.At(q.Snapshot).String(), err)
 	}
 
-	return Rewound{volumeInfo(s.row, e.caps.Name, ""), s.row.Name + "@" + s.next.Before}, nil
+	return Rewound{volumeOf(s.row, e.caps.Name, ""), s.row.Name + "@" + s.next.Before}, nil
 }

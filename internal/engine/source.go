@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"slices"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine/catalog"
@@ -22,15 +23,15 @@ func sourceJSON(g catalog.Golden) json.RawMessage {
 
 // Sourced is what GoldenSource reports.
 type Sourced struct {
-	Source  string   // of the golden: see driver.GoldenProperties; "": none
-	Current Info     // the current generation
-	Numbers []int    // of all generations, the newest first
-	Mirrors []Mirror // the generations that were made from a source, the newest first
+	Source  string     // of the golden: see driver.GoldenProperties; "": none
+	Current api.Object // the current generation
+	Numbers []int      // of all generations, the newest first
+	Mirrors []Mirror   // the generations that were made from a source, the newest first
 }
 
 // Mirror is a generation that was made from the source of its golden: see driver.Identity.
 type Mirror struct {
-	Info
+	api.Object
 	Volume string // ID of the volume that was filled
 }
 
@@ -67,10 +68,10 @@ func (e *Engine) GoldenSource(ctx context.Context, golden ref.Name) (Sourced, er
 		for _, r := range slices.Backward(gens) {
 			out.Numbers = append(out.Numbers, r.Generation)
 			if r.ID == id {
-				out.Current = generationInfo(r, g, e.caps.Name)
+				out.Current = generationOf(r, g, e.caps.Name)
 			}
 			if r.Mirror {
-				out.Mirrors = append(out.Mirrors, Mirror{generationInfo(r, g, e.caps.Name), string(r.OriginID)})
+				out.Mirrors = append(out.Mirrors, Mirror{generationOf(r, g, e.caps.Name), string(r.OriginID)})
 			}
 		}
 		return err
@@ -81,9 +82,9 @@ func (e *Engine) GoldenSource(ctx context.Context, golden ref.Name) (Sourced, er
 // Filled describes a volume that was filled from the source of a golden, and to which no session could write. A
 // generation that is published from it is a mirror: see driver.Identity.
 type Filled struct {
-	Source  string // of the golden from now on
-	Origin  string // of the generation, for users
-	Current *Info  // generation that must be the current one, the zero Info: there must be no golden; nil: any
+	Source  string      // of the golden from now on
+	Origin  string      // of the generation, for users
+	Current *api.Object // generation that must be the current one, the zero Object: there must be no golden; nil: any
 }
 
 // check returns an error if the golden is not as it was when the volume was filled. NotFound, Exists, Conflict.

@@ -15,12 +15,15 @@ import (
 
 // Sweep is the result of comparing the whole pool with the catalogue.
 type Sweep struct {
-	Objects     int            `json:"objects"`           // checked
-	Garbage     int            `json:"garbage"`           // removed: incomplete, or ephemeral of another boot
-	Loops       int            `json:"loop_devices"`      // detached
-	StaleMounts int            `json:"stale_attachments"` // forgotten: not attached any more
-	Kept        []errs.Message `json:"kept,omitempty"`    // objects kept because they are not understood
-	Missing     []string       `json:"missing,omitempty"` // objects in the catalogue that the pool lacks
+	Objects int `json:"object_count"` // number of objects that were checked
+	// number of objects that were removed: incomplete ones, or ephemeral ones of another boot
+	Garbage int `json:"garbage_count"`
+	Loops   int `json:"loop_device_count"` // number of loop devices that were detached
+	// number of mount records that were removed, as nothing was mounted any more
+	StaleMounts int            `json:"stale_mount_count"`
+	Kept        []errs.Message `json:"kept,omitempty"` // objects that stay because they are not understood
+	// references to objects that the catalogue has, but not the pool
+	Missing []string `json:"missing,omitempty"`
 }
 
 func (e *Engine) syncer() (driver.Syncer, bool) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/engine"
 	"pando/internal/linux/loopdev"
@@ -23,8 +24,8 @@ func TestStrayLoopDevices(t *testing.T) {
 	v, w := clone(t, e, "g", "v", false), clone(t, e, "g", "w", false)
 	clone(t, e, "g", "mounted", true) // whose device is accounted for
 
-	image := func(of engine.Info) string { return filepath.Join(e.Dir(), "data", "objects", string(of.ID)+".img") }
-	attach := func(of engine.Info, o loopdev.Options) *loopdev.Device {
+	image := func(of api.Object) string { return filepath.Join(e.Dir(), "data", "objects", string(of.ID)+".img") }
+	attach := func(of api.Object, o loopdev.Options) *loopdev.Device {
 		f, err := os.OpenFile(image(of), os.O_RDWR, 0)
 		if err != nil {
 			t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -75,42 +76,42 @@ type Target interface {
 
 // Receive makes a snapshot and a volume, or a generation of a golden, from content that comes from elsewhere. It
 // records them in one commit, together with Links (an empty Object stands for the snapshot or generation): whatever
-// fails, either all of it exists or nothing has changed. The golden is created if it does not exist. Info describes the
+// fails, either all of it exists or nothing has changed. The golden is created if it does not exist. The result is the
 // volume, the snapshot with SnapshotOnly, or the generation. Durable on return. Receive does not check the content: its
 // provider must know that it is right. It returns Exists, NotFound (Base, or the volume with Update), Invalid (Base is
 // larger, or the request contradicts itself), InUse (with Update: the volume is mounted), NoSpace, Unsupported (FS,
 // Stream, Lower), and the errors of c.
-func (e *Transfer) Receive(ctx context.Context, q ReceiveRequest, c Content) (_ Info, err error) {
+func (e *Transfer) Receive(ctx context.Context, q ReceiveRequest, c Content) (_ api.Object, err error) {
 	ctx, end := e.ledger.Begin(ctx, opPull)
 	defer end(&err)
 
 	r := &receive{e: e, q: q, content: c}
 	if err := r.checkRequest(); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	if err := e.needRoot(opPull, r.ref); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	if err := e.pool.Admit(ctx, opPull, r.ref, q.NeedBytes); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	if err := r.prepareLower(ctx); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	if q.Golden {
 		unlock, _, err := e.lockGolden(ctx, q.Volume.String())
 		if err != nil {
-			return Info{}, err
+			return api.Object{}, err
 		}
 		defer unlock()
 	}
 
 	if err := r.planWork(ctx); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	info, err := r.makeAndCommit(ctx)
@@ -119,7 +120,7 @@ func (e *Transfer) Receive(ctx context.Context, q ReceiveRequest, c Content) (_ 
 		if r.next != nil {
 			_ = e.ledger.Unmark(ctx, r.next.vol.ID)
 		}
-		return Info{}, errs.Wrap(opPull, r.ref, err)
+		return api.Object{}, errs.Wrap(opPull, r.ref, err)
 	}
 
 	return info, nil
@@ -454,10 +455,10 @@ func (r *receive) baseGeneration(before catalog.Row) (golden string, generation 
 }
 
 // makeAndCommit makes the planned objects and records them.
-func (r *receive) makeAndCommit(ctx context.Context) (Info, error) {
+func (r *receive) makeAndCommit(ctx context.Context) (api.Object, error) {
 	e, q := r.e, r.q
 	if err := r.makePoint(ctx); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	// Clone the volume from it.
@@ -471,18 +472,18 @@ func (r *receive) makeAndCommit(ctx context.Context) (Info, error) {
 			draft = r.next.draft()
 			var err error
 			if unchanged, err = r.volumeUnchanged(ctx); err != nil {
-				return Info{}, err
+				return api.Object{}, err
 			}
 		}
 
 		if err := e.drv.Clone(ctx, r.point.ID, draft); err != nil {
-			return Info{}, err
+			return api.Object{}, err
 		}
 	}
 
 	row, err := r.measuredRow(ctx, r.point)
 	if err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
 	// Record them in one commit.
@@ -490,23 +491,23 @@ func (r *receive) makeAndCommit(ctx context.Context) (Info, error) {
 	case q.Golden:
 		return r.commitGeneration(ctx, row)
 	case q.SnapshotOnly:
-		return snapshotInfo(row, q.Volume.String(), e.caps.Name),
+		return snapshotOf(row, q.Volume.String(), e.caps.Name),
 			e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 				return r.recordPoint(tx, row)
 			})
 	case r.next != nil:
 		r.next.also = func(tx *catalog.Tx) error { return r.recordPoint(tx, row) }
 		if err := r.next.commit(ctx); err != nil {
-			return Info{}, err
+			return api.Object{}, err
 		}
 		if unchanged {
 			r.next.dropPredecessor(context.WithoutCancel(ctx))
 		}
-		return volumeInfo(r.next.row, e.caps.Name, ""), nil
+		return volumeOf(r.next.row, e.caps.Name, ""), nil
 	}
 
 	vol := catalog.Row{Identity: r.volume, UsedAt: time.Now(), Usage: cloneUsage(e.caps, row), MeasuredAt: row.MeasuredAt}
-	return volumeInfo(vol, e.caps.Name, ""), e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+	return volumeOf(vol, e.caps.Name, ""), e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		if err := tx.PutObject(vol); err != nil {
 			return err
 		}
@@ -567,7 +568,7 @@ func (r *receive) recordPoint(tx *catalog.Tx, row catalog.Row) error {
 }
 
 // commitGeneration records a generation.
-func (r *receive) commitGeneration(ctx context.Context, row catalog.Row) (Info, error) {
+func (r *receive) commitGeneration(ctx context.Context, row catalog.Row) (api.Object, error) {
 	e := r.e
 	g := r.golden
 	if err := e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
@@ -596,10 +597,10 @@ func (r *receive) commitGeneration(ctx context.Context, row catalog.Row) (Info, 
 
 		return r.recordPoint(tx, row)
 	}); err != nil {
-		return Info{}, err
+		return api.Object{}, err
 	}
 
-	info := generationInfo(row, g, e.caps.Name)
+	info := generationOf(row, g, e.caps.Name)
 	if g.Current == row.Generation {
 		e.removeOldOrWarn(ctx, g.Name)
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -184,7 +185,7 @@ type receipt struct {
 	engine.Content
 }
 
-func (q receipt) into(ctx context.Context, e *engine.Engine) (engine.Info, error) {
+func (q receipt) into(ctx context.Context, e *engine.Engine) (api.Object, error) {
 	return e.Transfer().Receive(ctx, q.ReceiveRequest, q.Content)
 }
 
@@ -193,7 +194,7 @@ func (q receipt) into(ctx context.Context, e *engine.Engine) (engine.Info, error
 func carry(
 	t *testing.T, from, to *engine.Engine, p engine.Point, base, baseThere driver.ObjectID,
 	change func(*engine.ReceiveRequest),
-) (engine.Info, carried) {
+) (api.Object, carried) {
 	t.Helper()
 	var c carried
 	q := request(p)

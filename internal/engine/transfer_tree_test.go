@@ -10,6 +10,7 @@ import (
 	"testing"
 	"testing/iotest"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -38,7 +39,7 @@ func stream(t *testing.T, e *engine.Engine, p engine.Point, base driver.ObjectID
 func carryTree(
 	t *testing.T, from, to *engine.Engine, p engine.Point, base, baseThere driver.ObjectID,
 	change func(*engine.ReceiveRequest),
-) engine.Info {
+) api.Object {
 	t.Helper()
 	q := request(p)
 	q.Base = baseThere

@@ -89,8 +89,8 @@ func TestTransferZFS(t *testing.T) {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
-			if now, err := b.Pool(t.Context(), engine.PoolRequest{}); err != nil || now.Volumes != before.Volumes ||
-				now.Snapshots != before.Snapshots || now.Generations != before.Generations {
+			if now, err := b.Pool(t.Context(), engine.PoolRequest{}); err != nil || now.VolumeCount != before.VolumeCount ||
+				now.SnapshotCount != before.SnapshotCount || now.GenerationCount != before.GenerationCount {
 				t.Errorf("%+v was %+v (%v)", now, before, err)
 			}
 			carry(t, a, b, two, one.ID, point(t, b, "job@one").ID, func(q *engine.ReceiveRequest) { q.Update = true })

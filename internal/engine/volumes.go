@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 
+	"pando/internal/api"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
@@ -15,12 +16,12 @@ const exactUpTo = 64
 // VolumesRequest says what to list.
 type VolumesRequest struct {
 	// Exact measures each volume, at a cost that grows with its extents. Without it, figures that cannot have changed or
-	// would take too long to measure are the last ones (see Info.MeasuredAt).
+	// would take too long to measure are the last ones (see api.Object.MeasuredAt).
 	Exact bool
 }
 
 // Volumes lists the volumes by name.
-func (e *Engine) Volumes(ctx context.Context, q VolumesRequest) ([]Info, error) {
+func (e *Engine) Volumes(ctx context.Context, q VolumesRequest) ([]api.Object, error) {
 	var rows []catalog.Row
 	var mounts map[driver.ObjectID]catalog.MountRecord
 	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
@@ -47,7 +48,7 @@ func (e *Engine) Volumes(ctx context.Context, q VolumesRequest) ([]Info, error) 
 		}
 	}
 
-	out := make([]Info, len(rows))
+	out := make([]api.Object, len(rows))
 	for i, r := range rows {
 		a, has := mounts[r.ID]
 		out[i] = e.volumeNow(r, a, has)
@@ -82,7 +83,7 @@ const (
 
 // ScanVolumes calls fn for volumes in an order, with the figures last measured, until it returns false. fn must not use
 // the engine. [catalog.Tx.ScanVolumes] says what it costs.
-func (e *Engine) ScanVolumes(ctx context.Context, q VolumeScan, fn func(Info) (more bool)) error {
+func (e *Engine) ScanVolumes(ctx context.Context, q VolumeScan, fn func(api.Object) (more bool)) error {
 	return e.cat.View(ctx, func(tx *catalog.Tx) error {
 		update := tx.OriginUpdater()
 		return tx.ScanVolumes(q, func(r catalog.Row, mounted bool) (more bool, err error) {
@@ -117,11 +118,11 @@ func (e *Engine) MeasuresVolumes(ctx context.Context) (few bool, err error) {
 	return few, err
 }
 
-// Mountpoints reports whether and where volumes are mounted now (Info.Mounted): those
+// Mountpoints reports whether and where volumes are mounted now (api.Object.Mounted): those
 // with the names, or all that have a mount record. It measures nothing, so the cost
 // depends only on their number. NotFound, Invalid if a name is not that of a volume.
-func (e *Engine) Mountpoints(ctx context.Context, op string, names ...ref.Name) ([]Info, error) {
-	var out []Info
+func (e *Engine) Mountpoints(ctx context.Context, op string, names ...ref.Name) ([]api.Object, error) {
+	var out []api.Object
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		out = nil
 		mounts, err := tx.MountRecords()

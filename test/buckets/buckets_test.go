@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/testing/schematest"
 	"pando/internal/testing/servertest"
 	"pando/internal/testing/testfs"
 )
@@ -58,6 +59,9 @@ func (h *host) run(args ...string) (stdout, stderr string, code int) {
 	cmd.Stdout, cmd.Stderr = &out, &bad
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
 		h.t.Fatal(err)
+	}
+	if err := schematest.Check(args, out.Bytes(), bad.Bytes()); err != nil {
+		h.t.Error(err)
 	}
 	return out.String(), bad.String(), cmd.ProcessState.ExitCode()
 }
@@ -246,7 +250,7 @@ func TestAway(t *testing.T) {
 	var pushed []struct {
 		Ref      string
 		Resumed  bool
-		Segments int
+		Segments int `json:"segment_count"`
 	}
 	if err := json.Unmarshal([]byte(h.ok("push", "job", "--json")), &pushed); err != nil {
 		t.Fatal(err)

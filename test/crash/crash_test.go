@@ -28,6 +28,7 @@ import (
 	"pando/internal/engine"
 	"pando/internal/front/cli"
 	"pando/internal/testing/faulttest"
+	"pando/internal/testing/schematest"
 	"pando/internal/testing/testfs"
 )
 
@@ -127,6 +128,9 @@ func (w *world) try(args ...string) (string, error) {
 	if code := a.Run(context.Background(), append([]string{"--pool", w.dir}, args...)); code != 0 {
 		err = fmt.Errorf("exit status %d: %s", code, stderr.String())
 	}
+	if err := schematest.Check(args, []byte(stdout.String()), []byte(stderr.String())); err != nil {
+		w.t.Errorf("%v", err)
+	}
 	return stdout.String(), err
 }
 
@@ -185,11 +189,11 @@ func (w *world) peek() string {
 		w.t.Fatal(err)
 	}
 	for _, g := range goldens {
-		fmt.Fprintf(&b, "golden %s@%d of %d", g.Name, g.Generation, g.Generations)
+		fmt.Fprintf(&b, "golden %s@%d of %d", g.Name, g.Current.Generation, g.GenerationCount)
 		if g.OverlayPolicy != "allowed" {
 			fmt.Fprintf(&b, " overlays %s", g.OverlayPolicy)
 		}
-		b.WriteString(labelled(g.Info) + "\n")
+		b.WriteString(labelled(g.Current.Object) + "\n")
 	}
 
 	volumes, err := e.Volumes(w.t.Context(), engine.VolumesRequest{})
@@ -205,12 +209,12 @@ func (w *world) peek() string {
 			w.t.Fatal(err)
 		}
 		for _, s := range d.Snapshots {
-			fmt.Fprintf(&b, "snapshot %s %s%s\n", beforeTime.ReplaceAllString(s.Name, "$1"), s.Consistency, labelled(s))
+			fmt.Fprintf(&b, "snapshot %s %s%s\n", beforeTime.ReplaceAllString(s.Ref, "$1"), s.Consistency, labelled(s))
 		}
 	}
 	for _, v := range volumes {
 		pinned := ""
-		if v.PinnedUntil != nil {
+		if v.Pinned {
 			pinned = "pinned "
 		}
 		fmt.Fprintf(&b, "volume %s from %s %s%s at %s%s%s\n", v.Name, v.Origin, pinned, v.State,
@@ -222,9 +226,9 @@ func (w *world) peek() string {
 // beforeTime finds the time in the name of a snapshot that a rewind made.
 var beforeTime = regexp.MustCompile(`(@before-[a-z]+)-[0-9TZ.]+`)
 
-func (w *world) snapshots(volume string) []struct{ Name string } {
+func (w *world) snapshots(volume string) []struct{ Ref string } {
 	w.t.Helper()
-	var d struct{ Snapshots []struct{ Name string } }
+	var d struct{ Snapshots []struct{ Ref string } }
 	w.unmarshal(w.pando("show", volume, "--json"), &d)
 	return d.Snapshots
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"pando/internal/engine"
+	"pando/internal/api"
 )
 
 // labels are changes of labels, of a mounted volume and of a golden; and verbs on what has labels.
@@ -38,7 +38,7 @@ var labels = []operation{
 }
 
 // labelled describes the labels of what has some.
-func labelled(i engine.Info) string {
+func labelled(i api.Object) string {
 	if s := i.Labels.String(); s != "" {
 		return " labels " + s
 	}

@@ -155,7 +155,7 @@ func (w *world) scribble(volume string) {
 func (w *world) noSnapshots(volume string) {
 	w.t.Helper()
 	for _, s := range w.snapshots(volume) {
-		w.pando("destroy", s.Name)
+		w.pando("destroy", s.Ref)
 	}
 }
 

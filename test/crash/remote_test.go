@@ -90,7 +90,7 @@ type listed struct {
 	Epoch      uint64
 	WriterPool string `json:"writer_pool"`
 	Points     []struct{ Name string }
-	Sessions   []struct{ Kind string }
+	Operations []struct{ Op string }
 }
 
 var pushTime = regexp.MustCompile(`push-[0-9]{8}T[0-9.]+Z`)
@@ -178,8 +178,8 @@ func (v *travel) nothingOver() {
 	var all []listed
 	v.a.unmarshal(v.a.pando("remote", "ls", "nas", "--json"), &all)
 	for _, l := range all {
-		if len(l.Sessions) > 0 {
-			v.t.Errorf("LEAK: sessions on %s: %v", l.Name, l.Sessions)
+		if len(l.Operations) > 0 {
+			v.t.Errorf("LEAK: sessions on %s: %v", l.Name, l.Operations)
 		}
 	}
 	for _, w := range []*world{v.a, v.b} {

@@ -6,7 +6,7 @@ import (
 	"syscall"
 	"testing"
 
-	"pando/internal/engine"
+	"pando/internal/api"
 )
 
 // resizes are the ways of enlarging a volume. A mounted ext4 needs a capability that containers lack; see
@@ -22,7 +22,7 @@ var resizes = []operation{
 const resizedBytes = 512 << 20
 
 // resized says whether a volume has been enlarged, and whether the filesystem has too, if that is mounted.
-func (w *world) resized(v engine.Info) string {
+func (w *world) resized(v api.Object) string {
 	w.t.Helper()
 	if v.SizeBytes != resizedBytes {
 		return ""

@@ -37,16 +37,18 @@ var districts = map[string]struct {
 	"front": {"front ends, a package each: their words, and nothing that another one would need too; only they print",
 		[]string{"*"}},
 	"service": {"use cases that all front ends share, above pools; no words for people",
-		[]string{"engine", "remote", "source", "driver", "linux", "base"}},
+		[]string{"engine", "remote", "source", "api", "driver", "linux", "base"}},
 	"bench": {"measures what pools promise, on a pool of its own; nothing that other packages call", []string{"*"}},
 	"engine": {"use cases of a pool, with the catalogue and content below them; no words for people",
-		[]string{"driver", "tree", "linux", "base"}},
+		[]string{"api", "driver", "tree", "linux", "base"}},
+	"api": {"the things that Pando speaks of, as other programs see them: types whose JSON is a promise, and no more",
+		[]string{"driver", "base"}},
 	"driver": {"how copies are made, a package each; no catalogue, and no driver knows another",
 		[]string{"tree", "linux", "base"}},
 	"remote": {"volumes in object stores: the planner, the format, the stores",
-		[]string{"engine", "driver", "linux", "base"}},
+		[]string{"engine", "api", "driver", "linux", "base"}},
 	"source": {"goldens that other programs fill and refresh, such as git: use cases above a pool",
-		[]string{"engine", "driver", "linux", "base"}},
+		[]string{"engine", "api", "driver", "linux", "base"}},
 	"observe": {"what storage does, measured or watched: it knows paths and devices, never pools",
 		[]string{"linux", "tree", "base"}},
 	"tree":    {"files below a directory: copied, compared, sent; no pools, no images", []string{"linux", "base"}},
@@ -86,7 +88,8 @@ var table = map[string]layer{
 
 	// Front ends: the only ones that print.
 	"internal/front/cli": {
-		imports: []string{"internal/engine", "internal/engine/check", "internal/remote/replicate", "internal/source/git",
+		imports: []string{"internal/api", "internal/engine", "internal/engine/check", "internal/remote/replicate",
+			"internal/source/git",
 			"internal/bench", "internal/service/follow", "internal/service/listing", "internal/service/restore",
 			"internal/service/rounds",
 			"internal/observe/syncbench", "internal/observe/diagnose", "internal/observe/iostat", "internal/observe/doctor",
@@ -95,22 +98,24 @@ var table = map[string]layer{
 	},
 
 	// What all front ends do in the same way.
-	"internal/service/follow": {imports: []string{"internal/engine"}, tests: []string{"{drivers}", "internal/base/ref"}},
-	"internal/service/restore": {imports: []string{"internal/engine", "internal/driver", "internal/remote/replicate",
-		"internal/base/errs", "internal/base/ref"}, tests: []string{"{drivers}"}},
+	"internal/service/follow": {imports: []string{"internal/api", "internal/engine"},
+		tests: []string{"{drivers}", "internal/base/ref"}},
+	"internal/service/restore": {imports: []string{"internal/api", "internal/engine", "internal/driver",
+		"internal/remote/replicate", "internal/base/errs", "internal/base/ref"}, tests: []string{"{drivers}"}},
 	"internal/service/rounds": {imports: []string{"internal/remote/replicate", "internal/base/errs"}},
-	"internal/service/listing": {imports: []string{"internal/engine", "internal/driver", "internal/base/errs",
-		"internal/base/ref", "internal/base/units"},
+	"internal/service/listing": {imports: []string{"internal/api", "internal/engine", "internal/driver",
+		"internal/base/errs", "internal/base/ref", "internal/base/units"},
 		tests: []string{"{drivers}", "internal/base/principal"}},
 
 	// What Pando does.
 	"internal/bench": {
-		imports: []string{"internal/observe/iostat", "internal/engine", "internal/engine/catalog", "internal/engine/pool",
-			"internal/driver", "{facts}", "{tree}", "{linux}", "{base}"},
+		imports: []string{"internal/observe/iostat", "internal/api", "internal/engine", "internal/engine/catalog",
+			"internal/engine/pool", "internal/driver", "{facts}", "{tree}", "{linux}", "{base}"},
 		tests: []string{"{drivers}"},
 	},
 	"internal/remote/replicate": {
 		imports: []string{
+			"internal/api",
 			"internal/engine",
 			"internal/remote/repo",
 			"internal/remote/objstore",
@@ -125,11 +130,12 @@ var table = map[string]layer{
 		tests: []string{"{drivers}"},
 	},
 	"internal/source/git": {
-		imports: []string{"internal/engine", "internal/driver", "internal/linux/run", "internal/linux/treewalk", "{base}"},
-		tests:   []string{"{drivers}"},
+		imports: []string{"internal/api", "internal/engine", "internal/driver", "internal/linux/run",
+			"internal/linux/treewalk", "{base}"},
+		tests: []string{"{drivers}"},
 	},
 	"internal/engine": {
-		imports: []string{"internal/engine/check", "internal/engine/content", "internal/engine/ledger",
+		imports: []string{"internal/api", "internal/engine/check", "internal/engine/content", "internal/engine/ledger",
 			"internal/engine/mountpoint", "internal/engine/pool", "internal/engine/catalog", "internal/engine/preset",
 			"internal/driver", "{tree}", "{linux}", "{base}"},
 		tests: []string{"{drivers}"},
@@ -141,7 +147,7 @@ var table = map[string]layer{
 
 	// What is wrong with a pool, and mending it.
 	"internal/engine/check": {
-		imports: []string{"internal/engine/content", "internal/engine/ledger", "internal/engine/mountpoint",
+		imports: []string{"internal/api", "internal/engine/content", "internal/engine/ledger", "internal/engine/mountpoint",
 			"internal/engine/pool", "internal/engine/catalog", "internal/driver", "{linux}", "{base}"},
 	},
 
@@ -174,8 +180,8 @@ var table = map[string]layer{
 	"internal/remote/repo": {imports: []string{"internal/remote/objstore", "internal/base/errs"}},
 
 	// What it keeps, and where.
-	"internal/engine/catalog": {imports: []string{"internal/driver", "internal/linux/durable", "internal/base/errs",
-		"internal/base/principal",
+	"internal/engine/catalog": {imports: []string{"internal/api", "internal/driver", "internal/linux/durable",
+		"internal/base/errs", "internal/base/principal",
 		"internal/linux/kernel", "internal/base/ref", "internal/base/waiting"}},
 	"internal/engine/pool": {
 		imports: []string{"internal/driver", "internal/linux/durable", "internal/base/errs", "internal/linux/kernel",
@@ -198,6 +204,7 @@ var table = map[string]layer{
 
 	// Drivers know the contract and leaves: neither the catalogue, nor the
 	// engine, nor each other.
+	"internal/api":            {imports: []string{"internal/driver", "internal/base/errs"}},
 	"internal/driver":         {imports: []string{"internal/base/errs"}},
 	"internal/driver/objdir":  {imports: []string{"internal/driver", "internal/linux/durable", "internal/base/errs"}},
 	"internal/driver/imagefs": {imports: []string{"internal/driver", "internal/base/errs", "internal/linux/run"}},
@@ -281,7 +288,10 @@ var table = map[string]layer{
 		tests:   []string{"internal/remote/objstore/file"}},
 	"internal/testing/faulttest/testdata": {},
 	"internal/testing/servertest":         {support: true},
-	"internal/testing/pooltest":           {support: true, imports: []string{"internal/engine"}},
+	"internal/testing/schematest": {support: true, imports: []string{"internal/api", "internal/bench", "internal/driver",
+		"internal/engine", "internal/engine/check", "internal/observe/diagnose", "internal/observe/doctor",
+		"internal/observe/iostat", "internal/observe/syncbench", "internal/remote/replicate", "internal/source/git"}},
+	"internal/testing/pooltest": {support: true, imports: []string{"internal/engine"}},
 
 	// Tests of the whole, and tools: they stand above everything.
 	"test/model": {tests: []string{"internal/engine", "{drivers}"}},

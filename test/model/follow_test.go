@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"pando/internal/api"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 )
@@ -26,7 +27,7 @@ func (m *model) follow() {
 	h, err := m.e.History(m.t.Context(), q)
 	m.must(err)
 	for _, v := range h.Events {
-		if v.Seq <= m.follower.last && v.Kind != engine.EventGap {
+		if v.Seq <= m.follower.last && v.Event != api.EventGap {
 			m.errorf("event %+v after number %d", v, m.follower.last)
 		}
 		m.follower.apply(v, want)
@@ -62,26 +63,26 @@ func (m *model) references() map[string]string {
 }
 
 // apply does what an event says. Where events are missing, the reader looks at what is there now.
-func (f *follower) apply(v engine.Event, now map[string]string) {
-	switch v.Kind {
-	case engine.EventCreate:
+func (f *follower) apply(v api.Event, now map[string]string) {
+	switch v.Event {
+	case api.EventCreate:
 		f.has[v.Ref] = ""
-	case engine.EventDestroy:
+	case api.EventDestroy:
 		delete(f.has, v.Ref)
-	case engine.EventMount:
+	case api.EventMount:
 		f.has[v.Ref] = v.Detail
-	case engine.EventUmount:
+	case api.EventUmount:
 		f.has[v.Ref] = ""
-	case engine.EventRename:
+	case api.EventRename:
 		for _, was := range slices.Collect(maps.Keys(f.has)) {
 			if was == v.Detail || strings.HasPrefix(was, v.Detail+"@") {
 				f.has[v.Ref+strings.TrimPrefix(was, v.Detail)] = f.has[was]
 				delete(f.has, was)
 			}
 		}
-	case engine.EventReplace, engine.EventChange:
+	case api.EventReplace, api.EventChange:
 		if _, has := f.has[v.Ref]; !has {
-			f.has[v.Ref+" does not exist"] = string(v.Kind)
+			f.has[v.Ref+" does not exist"] = string(v.Event)
 		}
 	default: // a gap, a rebuild, another boot
 		f.has = maps.Clone(now)

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -253,7 +254,7 @@ func (m *model) notDone() string {
 	return ""
 }
 
-func (m *model) free() engine.PoolInfo {
+func (m *model) free() api.Pool {
 	m.t.Helper()
 	if _, err := m.e.GC(m.t.Context(), engine.GCRequest{}); err != nil {
 		m.fatal(err)
@@ -437,7 +438,7 @@ func (m *model) compare() {
 		if i.Labels != vol.labels {
 			m.errorf("%s: labels %q, wanted %q", i.Name, i.Labels, vol.labels)
 		}
-		if i.Mounted() != vol.mounted || (i.PinnedUntil != nil) != vol.pinned || m.now(i.Origin) != m.now(vol.origin) ||
+		if i.Mounted() != vol.mounted || i.Pinned != vol.pinned || m.now(i.Origin) != m.now(vol.origin) ||
 			i.Golden != vol.golden || i.Generation != vol.gen {
 			m.errorf("%+v\nwanted %+v", i, *vol)
 		}
@@ -453,7 +454,8 @@ func (m *model) compare() {
 	names = nil
 	for _, g := range goldens {
 		names = append(names, g.Name)
-		if gold := m.goldens[g.Name]; gold != nil && (g.Generation != gold.current || g.Generations != len(gold.gens) ||
+		if gold := m.goldens[g.Name]; gold != nil && (g.Current.Generation != gold.current ||
+			g.GenerationCount != len(gold.gens) ||
 			g.Labels != gold.labels) {
 			m.errorf("golden %+v, wanted %+v", g, *gold)
 		}
@@ -472,8 +474,8 @@ func (m *model) compare() {
 			if want != nil && want.labels != s.Labels {
 				m.errorf("%s: labels %q, wanted %q", s.Name, s.Labels, want.labels)
 			}
-			if want != nil && want.pinned != (s.PinnedUntil != nil) {
-				m.errorf("%s: pinned %v", s.Name, s.PinnedUntil)
+			if want != nil && want.pinned != s.Pinned {
+				m.errorf("%s: pinned %v", s.Ref, s.Pinned)
 			}
 		}
 		slices.Sort(snaps)

@@ -58,7 +58,7 @@ func (m *model) otherBoot(v string, vol *volume) {
 	d, err := m.e.Show(m.t.Context(), ref.Ref{Name: v})
 	m.must(err)
 	if d.Mounted() != vol.mounted {
-		m.t.Errorf("after pando %v under another boot ID: %+v", args, d.Info)
+		m.t.Errorf("after pando %v under another boot ID: %+v", args, d.Object)
 	} else if vol.mounted {
 		m.same(v, d.Mountpoint, vol.content)
 	}

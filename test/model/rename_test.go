@@ -3,6 +3,7 @@ package model
 import (
 	"strings"
 
+	"pando/internal/api"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 )
@@ -31,8 +32,12 @@ func (m *model) renameTo(r ref.Ref, to string) {
 	m.note("rename", "%s to %s", r, to)
 	out, err := m.e.Rename(m.t.Context(), engine.RenameRequest{Ref: r, Name: ref.MustName(to)})
 	m.must(err)
-	if want := strings.Replace(r.String(), "@"+r.At, "@"+to, 1); r.At != "" && out.Name != want ||
-		r.At == "" && out.Name != to || out.Before != r.String() {
+	want := to
+	if r.At != "" {
+		want = r.Name + "@" + to
+	}
+	if now, _, _ := strings.Cut(out.Ref, "@"); out.Ref != want && (out.Kind != api.KindGeneration || now != want) ||
+		out.Before != r.String() {
 		m.errorf("renamed %s to %s: %+v", r, to, out)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"pando/internal/testing/faulttest"
+	"pando/internal/testing/schematest"
 	"pando/internal/testing/servertest"
 
 	"golang.org/x/sys/unix"
@@ -225,6 +226,9 @@ func (h *host) run(b trouble, args ...string) outcome {
 	}
 	o.struck = o.struck || h.c.weather.bad()
 	h.c.note(args[0], "%s: %s", h.name, o)
+	if err := schematest.Check(args, []byte(o.stdout), []byte(o.stderr)); err != nil && !o.killed {
+		h.c.wrongf("%s: %v", o, err)
+	}
 	return o
 }
 

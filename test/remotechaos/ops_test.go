@@ -202,10 +202,16 @@ func (h *host) push() {
 
 // pushed is what `push --json` says of a point.
 type pushed struct {
-	Ref, Volume, Point string
-	Golden, Unchanged  bool
-	Resumed            bool
+	Ref, Kind          string
+	On                 onRemote `json:"remote_ref"`
+	Unchanged, Resumed bool
 }
+
+// onRemote is a reference to a point on the remote: VOLUME@POINT.
+type onRemote string
+
+func (r onRemote) volume() string { return strings.SplitN(string(r), "@", 2)[0] }
+func (r onRemote) point() string  { _, p, _ := strings.Cut(string(r), "@"); return p }
 
 // pushRef pushes something under a name: with a snapshot's name or a generation's number, or a volume as it is now. It
 // returns the name of the point, "" if that is not known.
@@ -246,7 +252,7 @@ func (h *host) pushRef(ref, name, snapshot string, v *volume, content tree, flag
 	if len(all) == 0 {
 		return ""
 	}
-	return all[len(all)-1].Point
+	return all[len(all)-1].On.point()
 }
 
 // reported takes what a push has said into the model, and returns what is wrong with it.
@@ -256,7 +262,7 @@ func (h *host) reported(a *attempt, all []pushed, before bool, v *volume) (wrong
 	defer c.mu.Unlock()
 	last := -1
 	for i, p := range all {
-		if p.Volume == a.head {
+		if p.On.volume() == a.head {
 			last = i
 		}
 	}
@@ -264,32 +270,32 @@ func (h *host) reported(a *attempt, all []pushed, before bool, v *volume) (wrong
 		return []string{"it succeeded, and reports no point"}
 	}
 	for i, p := range all {
-		hd := c.m.head(p.Volume)
-		hd.golden, hd.trees = p.Golden, h.trees
-		contents := c.m.contents(p.Volume, p.Point)
+		hd := c.m.head(p.On.volume())
+		hd.golden, hd.trees = p.Kind == "generation", h.trees
+		contents := c.m.contents(p.On.volume(), p.On.point())
 		if i == last {
 			contents = []tree{a.content}
 		}
-		pt := hd.points[p.Point]
+		pt := hd.points[p.On.point()]
 		switch {
 		case pt == nil && len(contents) == 0:
-			wrong = append(wrong, "nobody can have pushed "+p.Volume+"@"+p.Point)
+			wrong = append(wrong, "nobody can have pushed "+p.On.volume()+"@"+p.On.point())
 			continue
 		case pt == nil:
 			pt = &point{}
-			hd.points[p.Point] = pt
+			hd.points[p.On.point()] = pt
 		case i == last && !pt.may(a.content):
 			how := pt.contents[0].differs(a.content)
-			wrong = append(wrong, fmt.Sprintf("%s@%s holds something else: %s", p.Volume, p.Point, how))
+			wrong = append(wrong, fmt.Sprintf("%s@%s holds something else: %s", p.On.volume(), p.On.point(), how))
 		}
 		pt.state = sure
 		if i == last || len(pt.contents) == 0 {
 			pt.contents = contents
 		}
 		if i == last && c.damaged {
-			c.pushed = append(c.pushed, found{hd, p.Point, pt})
+			c.pushed = append(c.pushed, found{hd, p.On.point(), pt})
 		}
-		if c.m.removing(p.Volume, i == last && !p.Unchanged && !p.Golden && a.snapshot == "", a.from) {
+		if c.m.removing(p.On.volume(), i == last && !p.Unchanged && p.Kind == "snapshot" && a.snapshot == "", a.from) {
 			pt.state = doubtful
 		}
 	}
@@ -325,8 +331,8 @@ func (h *host) anyPoint(want func(f found) bool) (f found, ok bool) {
 
 // pulled is what `pull --json` says.
 type pulled struct {
-	Volume, Point string
-	Unchanged     bool
+	On        onRemote `json:"remote_ref"`
+	Unchanged bool
 }
 
 // pull makes a volume of a point, and compares it.
@@ -436,13 +442,13 @@ func (h *host) updated(name string, v *volume, is pulled, o outcome) {
 		h.volumes[name] = v
 	}
 	h.c.mu.Lock()
-	p := h.c.m.head(name).points[is.Point]
+	p := h.c.m.head(name).points[is.On.point()]
 	if p == nil { // pushed by somebody who has not yet heard of it
-		p = &point{state: doubtful, contents: h.c.m.contents(name, is.Point)}
-		h.c.m.head(name).points[is.Point] = p
+		p = &point{state: doubtful, contents: h.c.m.contents(name, is.On.point())}
+		h.c.m.head(name).points[is.On.point()] = p
 	}
 	h.c.mu.Unlock()
-	h.compare(v, found{h.c.m.head(name), is.Point, p}, o)
+	h.compare(v, found{h.c.m.head(name), is.On.point(), p}, o)
 }
 
 // unchanged wants a volume to hold what it did.
@@ -508,7 +514,7 @@ func (h *host) pruneBut(last int, flags ...string) {
 	o := h.run(h.trouble(), args...)
 	ok := h.succeeded(o)
 	var is struct {
-		Points []struct{ Volume, Name string }
+		Removed []struct{ Volume, Point string }
 	}
 	if ok {
 		h.decode(o.stdout, &is)
@@ -518,12 +524,12 @@ func (h *host) pruneBut(last int, flags ...string) {
 	r.to = time.Now()
 	var wrong []string
 	if ok {
-		for _, p := range is.Points {
+		for _, p := range is.Removed {
 			hd := c.m.head(p.Volume)
-			if !c.together() && !c.damaged && !hd.mayGo(p.Name, last) {
-				wrong = append(wrong, hd.name+"@"+p.Name+" was to be kept")
+			if !c.together() && !c.damaged && !hd.mayGo(p.Point, last) {
+				wrong = append(wrong, hd.name+"@"+p.Point+" was to be kept")
 			}
-			if pt := hd.points[p.Name]; pt != nil {
+			if pt := hd.points[p.Point]; pt != nil {
 				pt.state, pt.since = gone, r.from
 			}
 		}

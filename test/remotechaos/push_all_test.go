@@ -57,7 +57,7 @@ func (s *several) end(h *host, o outcome, all []pushed, complete bool) {
 	for i, a := range s.attempts {
 		var mine []pushed
 		for _, p := range all {
-			if p.Volume == a.head && (a.snapshot == "" || p.Point == a.snapshot) { // else what a clone was made from
+			if p.On.volume() == a.head && (a.snapshot == "" || p.On.point() == a.snapshot) { // else what a clone was made from
 				mine = append(mine, p)
 			}
 		}

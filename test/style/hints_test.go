@@ -15,7 +15,7 @@ var destroys = regexp.MustCompile(`errs\.Run\("(destroy|deinit|golden rm|remote 
 // mayDestroy are the places of hints for users who have just asked for a removal, and named the wrong verb or object.
 var mayDestroy = map[string]string{
 	"internal/engine/destroy.go":          "destroy of a golden",
-	"internal/engine/info.go":             "golden rm of a volume, and of the current generation",
+	"internal/engine/goldens.go":          "golden rm of a volume, and of the current generation",
 	"internal/engine/deinit.go":           "deinit of a pool with remotes",
 	"internal/engine/check/inside.go":     "what an earlier repair kept",
 	"internal/remote/replicate/keys.go":   "remote key rm of the pool's own key",

@@ -128,10 +128,13 @@ func TestRaw(t *testing.T) {
 	h.pando("umount", "v")
 	h.noDevices()
 	var d struct {
-		Ranges []struct{ Offset, Length int64 }
+		Ranges []struct {
+			Offset int64 `json:"offset_bytes"`
+			Length int64 `json:"length_bytes"`
+		}
 	}
 	h.json(&d, "diff", "r", "v")
-	if len(d.Ranges) == 0 || d.Ranges[0].Offset != 0 {
+	if len(d.Ranges) == 0 || d.Ranges[0].Offset != 0 || d.Ranges[0].Length == 0 {
 		t.Errorf("diff says %+v", d)
 	}
 	h.pando("clone", "v@s", "w", "--mount")

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/testing/schematest"
 	"pando/internal/testing/testfs"
 )
 
@@ -112,8 +113,13 @@ func (h *host) fails(code int, says string, args ...string) {
 
 func (h *host) json(v any, args ...string) {
 	h.t.Helper()
-	if err := json.Unmarshal([]byte(h.pando(append(args, "--json")...)), v); err != nil {
+	args = append(args, "--json")
+	out := []byte(h.pando(args...))
+	if err := json.Unmarshal(out, v); err != nil {
 		h.t.Fatal(err)
+	}
+	if err := schematest.Check(args, out, nil); err != nil {
+		h.t.Error(err)
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/waiting"
 	"pando/internal/driver"
@@ -175,7 +176,7 @@ type Catalog struct {
 var damagedHint = errs.Messagef("rebuild it from the pool: %s", errs.Run("init", errs.Param("rebuild")))
 
 // Create makes an empty catalogue for a pool in dir, durably. Its first event is of the kind first. Exists.
-func Create(ctx context.Context, dir, poolID string, first EventKind) error {
+func Create(ctx context.Context, dir, poolID string, first api.EventKind) error {
 	path := filepath.Join(dir, "catalog.db")
 	if _, err := os.Lstat(path); err == nil {
 		return errs.New(errs.Exists, "create catalogue", path, "it already exists")

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"sync"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/driver"
 
@@ -85,12 +86,12 @@ func (t *Tx) SetIdentity(id driver.Identity) error {
 	now := Row{Identity: id}
 	switch {
 	case before.Kind != now.Kind:
-		if err := t.noteObject(EventDestroy, before, ref, ""); err != nil {
+		if err := t.noteObject(api.EventDestroy, before, ref, ""); err != nil {
 			return err
 		}
-		return t.noteObject(EventCreate, now, t.RefOf(now), ref)
+		return t.noteObject(api.EventCreate, now, t.RefOf(now), ref)
 	case ref != t.RefOf(now):
-		return t.noteObject(EventRename, now, t.RefOf(now), ref)
+		return t.noteObject(api.EventRename, now, t.RefOf(now), ref)
 	}
 	return t.noteIdentity(before, now, ref)
 }
@@ -98,12 +99,12 @@ func (t *Tx) SetIdentity(id driver.Identity) error {
 // noteIdentity writes the events of an object that has another size or base than before.
 func (t *Tx) noteIdentity(before, now Row, ref string) error {
 	if before.SizeBytes != now.SizeBytes {
-		if err := t.noteObject(EventChange, now, ref, fmt.Sprintf("size=%d", now.SizeBytes)); err != nil {
+		if err := t.noteObject(api.EventChange, now, ref, fmt.Sprintf("size=%d", now.SizeBytes)); err != nil {
 			return err
 		}
 	}
 	if before.Golden != now.Golden || before.Generation != now.Generation {
-		return t.noteObject(EventChange, now, ref, "base="+baseText(now.Golden, now.Generation))
+		return t.noteObject(api.EventChange, now, ref, "base="+baseText(now.Golden, now.Generation))
 	}
 	return nil
 }

@@ -4,13 +4,15 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"pando/internal/api"
 )
 
 // TestIfClosed: nobody opens the database's files beside SQLite while this process has them open, by whatever
 // path it has.
 func TestIfClosed(t *testing.T) {
 	dir := t.TempDir()
-	if err := Create(t.Context(), dir, "p", EventInit); err != nil {
+	if err := Create(t.Context(), dir, "p", api.EventInit); err != nil {
 		t.Fatal(err)
 	}
 	other := filepath.Join(t.TempDir(), "link")

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/principal"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -18,32 +19,11 @@ import (
 // or a mount record write them, so that each change and its event are in the same transaction. Measurements, marks,
 // tombstones and records of remotes have no events, nor do layers, which nobody asks for.
 
-// EventKind says what happened.
-type EventKind string
-
-// What happens to the pool.
-const (
-	EventInit    EventKind = "init"    // the pool was made
-	EventRebuild EventKind = "rebuild" // the catalogue was made anew: the events before are lost
-	EventBoot    EventKind = "boot"    // the host has started again: the last events before may be lost
-)
-
-// What happens to an object or a golden.
-const (
-	EventCreate  EventKind = "create"  // an object or golden was made
-	EventReplace EventKind = "replace" // a volume has another content from now on, and its former one is a snapshot
-	EventRename  EventKind = "rename"  // it has another name, and its snapshots or generations follow without events
-	EventChange  EventKind = "change"  // one of its properties has another value
-	EventMount   EventKind = "mount"   // a volume was mounted
-	EventUmount  EventKind = "umount"  // a volume was unmounted
-	EventDestroy EventKind = "destroy" // it no longer exists; a volume is unmounted before, without an event
-)
-
 // Event is a change of the pool.
 type Event struct {
 	Seq    int64 // number of the event, which is higher than those of all events before
 	At     time.Time
-	Kind   EventKind       // what happened
+	Kind   api.EventKind   // what happened
 	Object driver.Kind     // kind of what changed, for a golden Generation; "": the pool
 	Ref    string          // reference to what changed, as it is after the change; of a golden, its name
 	ID     driver.ObjectID // ID of the object; "": a golden or the pool
@@ -121,7 +101,7 @@ func (t *Tx) trimEvents() error {
 }
 
 // noteObject writes an event about an object.
-func (t *Tx) noteObject(kind EventKind, r Row, ref, detail string) error {
+func (t *Tx) noteObject(kind api.EventKind, r Row, ref, detail string) error {
 	switch r.Kind {
 	case driver.Volume, driver.Snapshot, driver.Generation:
 		return t.putEvent(Event{Kind: kind, Object: r.Kind, Ref: ref, ID: r.ID, Owner: r.Owner, Detail: detail})
@@ -138,7 +118,7 @@ func (t *Tx) noteChange(n int64, id driver.ObjectID, property, value string) err
 	if err != nil || !ok {
 		return err
 	}
-	return t.noteObject(EventChange, r, t.RefOf(r), property+"="+value)
+	return t.noteObject(api.EventChange, r, t.RefOf(r), property+"="+value)
 }
 
 // baseText is the generation that an object descends from, in the detail of an event; "" if there is none.
@@ -150,7 +130,7 @@ func baseText(golden string, generation int) string {
 }
 
 // noteMount writes an event about a volume that was mounted or unmounted.
-func (t *Tx) noteMount(kind EventKind, id driver.ObjectID, mountpoint string) error {
+func (t *Tx) noteMount(kind api.EventKind, id driver.ObjectID, mountpoint string) error {
 	r, ok, err := t.Object(id)
 	if err != nil || !ok {
 		return err
@@ -159,7 +139,7 @@ func (t *Tx) noteMount(kind EventKind, id driver.ObjectID, mountpoint string) er
 }
 
 // noteGolden writes an event about a golden.
-func (t *Tx) noteGolden(kind EventKind, g Golden, detail string) error {
+func (t *Tx) noteGolden(kind api.EventKind, g Golden, detail string) error {
 	return t.putEvent(Event{Kind: kind, Object: driver.Generation, Ref: g.Name, Owner: g.Owner, Detail: detail})
 }
 
@@ -175,7 +155,7 @@ func (t *Tx) noteProperties(before, g Golden) error {
 		{before.Source != g.Source, "source"}, // its value is long
 	} {
 		if p.changed {
-			if err := t.noteGolden(EventChange, g, p.detail); err != nil {
+			if err := t.noteGolden(api.EventChange, g, p.detail); err != nil {
 				return err
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 )
@@ -29,7 +30,7 @@ func (t *Tx) OverlayOn(id driver.ObjectID) (Row, bool, error) {
 
 // KeepAsLayer makes a generation that is destroyed a layer, which has no name. The event says why it is destroyed.
 func (t *Tx) KeepAsLayer(gen Row, why string) error {
-	if err := t.noteObject(EventDestroy, gen, t.RefOf(gen), why); err != nil {
+	if err := t.noteObject(api.EventDestroy, gen, t.RefOf(gen), why); err != nil {
 		return err
 	}
 	_, err := t.exec(`UPDATE objects SET kind = ?, pinned = 0, expires_at = 0 WHERE id = ?`, driver.Layer, gen.ID)

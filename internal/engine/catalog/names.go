@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"pando/internal/api"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 )
@@ -56,7 +57,7 @@ func (t *Tx) setName(r Row, name string) error {
 	}
 	before := t.RefOf(r)
 	r.Name = name
-	return t.noteObject(EventRename, r, t.RefOf(r), before)
+	return t.noteObject(api.EventRename, r, t.RefOf(r), before)
 }
 
 // RenameGolden gives a golden another name, in its own row and in the rows of everything that descends from it. Exists
@@ -82,7 +83,7 @@ func (t *Tx) RenameGolden(g Golden, name string) error {
 	if err := t.putNames(goldenNamesKey(now), g.Name, former); err != nil {
 		return err
 	}
-	return t.noteGolden(EventRename, now, g.Name)
+	return t.noteGolden(api.EventRename, now, g.Name)
 }
 
 // formerNamesMost limits how many former names are kept.

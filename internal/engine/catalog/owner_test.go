@@ -3,6 +3,7 @@ package catalog
 import (
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/driver"
 )
 
@@ -10,7 +11,7 @@ import (
 // object; and what one leaves when it ends can be claimed, once.
 func TestOperationsKeepTheirMarks(t *testing.T) {
 	dir, ctx := t.TempDir(), t.Context()
-	if err := Create(ctx, dir, "pool", EventInit); err != nil {
+	if err := Create(ctx, dir, "pool", api.EventInit); err != nil {
 		t.Fatal(err)
 	}
 	c, err := Open(ctx, dir, "pool")

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/driver"
 )
@@ -181,7 +182,7 @@ func TestReplacedFile(t *testing.T) {
 	c := openCatalog(t)
 	putVolumes(t, c, 1)
 	other := t.TempDir()
-	if err := Create(t.Context(), other, "pool", EventRebuild); err != nil {
+	if err := Create(t.Context(), other, "pool", api.EventRebuild); err != nil {
 		t.Fatal(err)
 	}
 	for _, ext := range []string{"", "-wal", "-shm"} {

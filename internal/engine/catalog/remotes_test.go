@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/driver"
 )
@@ -13,7 +14,7 @@ import (
 // and one repository does not touch another's.
 func TestRemotes(t *testing.T) {
 	ctx, dir := t.Context(), t.TempDir()
-	if err := Create(ctx, dir, "p", EventInit); err != nil {
+	if err := Create(ctx, dir, "p", api.EventInit); err != nil {
 		t.Fatal(err)
 	}
 	c, err := Open(ctx, dir, "p")

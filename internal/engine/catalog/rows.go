@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/driver"
 )
@@ -120,7 +121,7 @@ func (t *Tx) PutObject(r Row) error {
 	if err := t.insertObject(r); err != nil {
 		return err
 	}
-	return t.noteObject(EventCreate, r, t.RefOf(r), r.Origin)
+	return t.noteObject(api.EventCreate, r, t.RefOf(r), r.Origin)
 }
 
 func (t *Tx) insertObject(r Row) error {
@@ -153,7 +154,7 @@ func (t *Tx) Bury(b Tombstone, why string) error {
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return wrap("write catalogue", t.c.path, err)
 	}
-	if err := t.noteObject(EventDestroy, gone, t.RefOf(gone), why); err != nil {
+	if err := t.noteObject(api.EventDestroy, gone, t.RefOf(gone), why); err != nil {
 		return err
 	}
 
@@ -236,10 +237,10 @@ func (t *Tx) ReplaceVolume(old driver.ObjectID, asSnapshot, next Row) error {
 	}
 	snapshot := next.Name + "@" + asSnapshot.Name
 	asSnapshot.ID, asSnapshot.Kind = old, driver.Snapshot
-	if err := t.noteObject(EventReplace, next, next.Name, snapshot); err != nil {
+	if err := t.noteObject(api.EventReplace, next, next.Name, snapshot); err != nil {
 		return err
 	}
-	if err := t.noteObject(EventCreate, asSnapshot, snapshot, next.Name); err != nil {
+	if err := t.noteObject(api.EventCreate, asSnapshot, snapshot, next.Name); err != nil {
 		return err
 	}
 	return t.noteIdentity(before, next, next.Name)
@@ -530,7 +531,7 @@ func (t *Tx) PutGolden(g Golden) error {
 		return err
 	}
 	if !exists {
-		return t.noteGolden(EventCreate, g, "")
+		return t.noteGolden(api.EventCreate, g, "")
 	}
 	return t.noteProperties(before, g)
 }
@@ -548,7 +549,7 @@ func (t *Tx) DeleteEmptyGolden(name string) error {
 	if err != nil {
 		return wrap("write catalogue", t.c.path, err)
 	}
-	if err := t.noteGolden(EventDestroy, gone, ""); err != nil {
+	if err := t.noteGolden(api.EventDestroy, gone, ""); err != nil {
 		return err
 	}
 	gone.CreatedAt = fromNano(created)
@@ -565,11 +566,11 @@ func (t *Tx) RecordMount(a MountRecord) error {
 		return err
 	}
 	if was != "" {
-		if err := t.noteMount(EventUmount, a.ID, was); err != nil {
+		if err := t.noteMount(api.EventUmount, a.ID, was); err != nil {
 			return err
 		}
 	}
-	return t.noteMount(EventMount, a.ID, a.Mountpoint)
+	return t.noteMount(api.EventMount, a.ID, a.Mountpoint)
 }
 
 // RecordFirstMount is RecordMount for an object that this transaction has added.
@@ -577,7 +578,7 @@ func (t *Tx) RecordFirstMount(r Row, a MountRecord) error {
 	if err := t.putMountRecord(a); err != nil {
 		return err
 	}
-	return t.noteObject(EventMount, r, t.RefOf(r), a.Mountpoint)
+	return t.noteObject(api.EventMount, r, t.RefOf(r), a.Mountpoint)
 }
 
 func (t *Tx) putMountRecord(a MountRecord) error {
@@ -598,7 +599,7 @@ func (t *Tx) ForgetMount(id driver.ObjectID) error {
 	if err != nil || mountpoint == "" {
 		return err
 	}
-	return t.noteMount(EventUmount, id, mountpoint)
+	return t.noteMount(api.EventUmount, id, mountpoint)
 }
 
 // deleteMountRecord returns where the object was mounted; "" if it has no record.

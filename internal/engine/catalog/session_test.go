@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/testing/testfs"
@@ -18,7 +19,7 @@ import (
 func openCatalog(t testing.TB) *Catalog {
 	t.Helper()
 	dir := t.TempDir()
-	if err := Create(t.Context(), dir, "pool", EventInit); err != nil {
+	if err := Create(t.Context(), dir, "pool", api.EventInit); err != nil {
 		t.Fatal(err)
 	}
 	c, err := Open(t.Context(), dir, "pool")
@@ -231,7 +232,7 @@ func TestCommitsWait(t *testing.T) {
 // TestNothingStaysOpen: a closed catalogue has no file open, whether its queries were kept parsed or not.
 func TestNothingStaysOpen(t *testing.T) {
 	dir := t.TempDir()
-	if err := Create(t.Context(), dir, "pool", EventInit); err != nil {
+	if err := Create(t.Context(), dir, "pool", api.EventInit); err != nil {
 		t.Fatal(err)
 	}
 	for _, times := range []int{0, 1, prepareAt + 1} {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
@@ -27,7 +28,7 @@ func newTight(t *testing.T, fs string) (dir string) {
 	default:
 		dir = testfs.New(t, fs, 64<<20).Dir()
 	}
-	if err := catalog.Create(t.Context(), dir, spaceID, catalog.EventInit); err != nil {
+	if err := catalog.Create(t.Context(), dir, spaceID, api.EventInit); err != nil {
 		t.Fatal(err)
 	}
 	if err := catalog.MakeSpares(dir); err != nil {
@@ -209,7 +210,7 @@ func TestSparesAreNotDead(t *testing.T) {
 // TestOpenAlone: where there can be no index of the log, the catalogue can be used without.
 func TestOpenAlone(t *testing.T) {
 	dir := t.TempDir()
-	if err := catalog.Create(t.Context(), dir, spaceID, catalog.EventInit); err != nil {
+	if err := catalog.Create(t.Context(), dir, spaceID, api.EventInit); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink("nowhere", filepath.Join(dir, "catalog.db-shm")); err != nil {

@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/linux/kernel"
 )
 
@@ -39,7 +40,7 @@ func (t *Tx) SetSwept() error {
 	if last, err := t.Swept(); err != nil {
 		return err
 	} else if last.BootID != "" && last.BeforeBoot() {
-		if err := t.putEvent(Event{Kind: EventBoot}); err != nil {
+		if err := t.putEvent(Event{Kind: api.EventBoot}); err != nil {
 			return err
 		}
 	}

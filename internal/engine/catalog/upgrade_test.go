@@ -5,6 +5,7 @@ import (
 	"sync"
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 )
 
@@ -18,7 +19,7 @@ func pretendUpgrades(t *testing.T, steps ...func(*Tx) error) {
 // at the same time. It keeps what it has. A version that knows only the older one refuses it from then on.
 func TestUpgrade(t *testing.T) {
 	ctx, dir := t.Context(), t.TempDir()
-	if err := Create(ctx, dir, "p", EventInit); err != nil {
+	if err := Create(ctx, dir, "p", api.EventInit); err != nil {
 		t.Fatal(err)
 	}
 	c, err := Open(ctx, dir, "p")

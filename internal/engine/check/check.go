@@ -39,9 +39,9 @@ var byHandRebuild = errs.Messagef("by hand: %s", errs.Run("init", errs.Param("re
 type Finding struct {
 	Severity string       `json:"severity"`           // error, warning or note
 	Code     string       `json:"code"`               // stable: see docs/fsck.md
-	Ref      string       `json:"ref"`                // reference or path
-	ID       string       `json:"id,omitempty"`       // of the object
-	Message  errs.Message `json:"message"`            //
+	Ref      string       `json:"ref,omitempty"`      // reference or path
+	ID       string       `json:"id,omitempty"`       // ID of the object
+	Message  errs.Message `json:"message"`            // what is wrong
 	Repair   errs.Message `json:"repair,omitempty"`   // what a repair does, or what the user can do
 	Repaired string       `json:"repaired,omitempty"` // what has been done; "": nothing
 	Failed   string       `json:"failed,omitempty"`   // why it could not be repaired
@@ -65,20 +65,20 @@ func (f Finding) key() string {
 
 // Counts says how much was checked.
 type Counts struct {
-	Objects     int `json:"objects"`     // in the pool
-	Rows        int `json:"rows"`        // of the catalogue
-	Attachments int `json:"attachments"` //
-	Images      int `json:"images"`      // whose filesystems were checked
-	Shared      int `json:"shared"`      // images that were not checked, as they share all blocks with one that was
-	Raw         int `json:"raw"`         // images without a filesystem, whose content nobody can check
-	Trees       int `json:"trees"`       // opened
-	Busy        int `json:"busy"`        // skipped: another pando process works on them
+	Objects     int `json:"object_count"` // number of objects in the pool
+	Rows        int `json:"row_count"`    // number of objects in the catalogue
+	Attachments int `json:"mount_count"`  // number of mount records
+	Images      int `json:"image_count"`  // whose filesystems were checked
+	Shared      int `json:"shared_count"` // images that were not checked, as they share all blocks with one that was
+	Raw         int `json:"raw_count"`    // images without a filesystem, whose content nobody can check
+	Trees       int `json:"tree_count"`   // opened
+	Busy        int `json:"busy_count"`   // skipped: another pando process works on them
 }
 
 // Report is the result of a check.
 type Report struct {
-	Checked  Counts    `json:"checked"`
-	Findings []Finding `json:"findings"`
+	Checked  Counts    `json:"checked"`         // what was checked
+	Findings []Finding `json:"findings"`        // what is wrong
 	OK       bool      `json:"ok"`              // no error or warning, or all repaired
 	Notes    []string  `json:"notes,omitempty"` // what was not checked, and why
 }

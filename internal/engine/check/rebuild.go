@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -21,14 +22,15 @@ import (
 
 // Rebuilt describes what Rebuild recovered.
 type Rebuilt struct {
-	Dir         string   `json:"dir"`
-	Volumes     int      `json:"volumes"`
-	Snapshots   int      `json:"snapshots"`
-	Goldens     int      `json:"goldens"`
-	Generations int      `json:"generations"`
-	Garbage     int      `json:"garbage"` // removed: incomplete objects of processes that died
-	Old         string   `json:"old_catalogue"`
-	Notes       []string `json:"notes,omitempty"`
+	Dir         string `json:"dir"`              // directory of the pool
+	Volumes     int    `json:"volume_count"`     // number of volumes
+	Snapshots   int    `json:"snapshot_count"`   // number of snapshots
+	Goldens     int    `json:"golden_count"`     // number of goldens
+	Generations int    `json:"generation_count"` // number of generations
+	// number of incomplete objects of processes that died, which were removed
+	Garbage int      `json:"garbage_count"`
+	Old     string   `json:"old_catalogue,omitempty"` // file that the old catalogue was moved to
+	Notes   []string `json:"notes,omitempty"`         // what could not be restored, and why
 }
 
 // rebuildingName is the directory in which the new catalogue is made.
@@ -129,7 +131,7 @@ func replaceCatalog(
 func writeCatalog(
 	ctx context.Context, p *pool.Pool, dir string, d driver.Driver, whole []driver.Identity, r *Rebuilt,
 ) error {
-	if err := catalog.Create(ctx, dir, p.Config.ID, catalog.EventRebuild); err != nil {
+	if err := catalog.Create(ctx, dir, p.Config.ID, api.EventRebuild); err != nil {
 		return err
 	}
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/warnings"
 	"pando/internal/driver"
 	"pando/internal/driver/plain"
@@ -32,7 +33,7 @@ func newBooks(t testing.TB) *books {
 			t.Fatal(err)
 		}
 	}
-	if err := catalog.Create(t.Context(), dir, "pool", catalog.EventInit); err != nil {
+	if err := catalog.Create(t.Context(), dir, "pool", api.EventInit); err != nil {
 		t.Fatal(err)
 	}
 	cat, err := catalog.Open(t.Context(), dir, "pool")

@@ -112,7 +112,7 @@ func (a *App) benchClone(ctx context.Context, q bench.Config, clean bool) error 
 	case err != nil:
 		return err
 	case clean && a.json:
-		return a.printJSON(map[string]any{"removed": append([]string{}, removed...)})
+		return a.printJSON(bench.Cleaned{Removed: append([]string{}, removed...)})
 	case clean:
 		return nil
 	case report.Kept != "":

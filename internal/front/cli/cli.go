@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/principal"
 	"pando/internal/base/waiting"
@@ -332,25 +333,9 @@ func (a *App) written(err error) error {
 	return a.unprinted
 }
 
-type jsonError struct {
-	Error struct {
-		Kind    errs.Kind `json:"kind"`
-		Op      string    `json:"op"`
-		Ref     string    `json:"ref"`
-		Message string    `json:"message"`
-		Hint    string    `json:"hint"`
-	} `json:"error"`
-}
-
 func (a *App) printError(err error) {
 	if a.json || wantsJSON() {
-		var j jsonError
-		j.Error.Kind, j.Error.Message, j.Error.Hint = errs.KindOf(err), err.Error(), hintOf(err)
-		var e *errs.Error
-		if errors.As(err, &e) {
-			j.Error.Op, j.Error.Ref = e.Op, errs.MaskURLs(e.Ref)
-		}
-		b, _ := json.Marshal(j) // strings only
+		b, _ := json.Marshal(api.Failure{Error: api.ErrorOf(err, hintOf(err))}) // strings only
 		fmt.Fprintf(a.Stderr, "%s\n", b)
 		return
 	}

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/base/units"
@@ -69,7 +70,7 @@ change during the copy. If the volume does not stop changing, the fork fails
 
 // configureClone adds to a command what clone and fork have in common.
 func (a *App) configureClone(
-	c *cobra.Command, op string, run func(*engine.Engine, context.Context, engine.CloneRequest) ([]engine.Info, error),
+	c *cobra.Command, op string, run func(*engine.Engine, context.Context, engine.CloneRequest) ([]api.Object, error),
 ) *cobra.Command {
 	var q engine.CloneRequest
 	var sizeFlag, ttl string
@@ -140,7 +141,7 @@ func (a *App) configureClone(
 
 		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			ctx, stop := a.showProgress(ctx)
-			var out []engine.Info
+			var out []api.Object
 			var err error
 			if at.revision != "" {
 				out, err = at.clone(ctx, e, q)
@@ -162,7 +163,7 @@ func (a *App) configureClone(
 	return c
 }
 
-func (a *App) printClones(out []engine.Info, many bool) error {
+func (a *App) printClones(out []api.Object, many bool) error {
 	if a.json {
 		if many {
 			return a.printJSON(out)

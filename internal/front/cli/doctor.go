@@ -78,7 +78,7 @@ func (a *App) doctorCommand() *cobra.Command {
 	_ = c.RegisterFlagCompletionFunc("only", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		var names []string
 		for _, k := range doctor.Checks() {
-			names = append(names, k[0]+"\t"+k[1])
+			names = append(names, k.Name+"\t"+k.Title)
 		}
 		return names, cobra.ShellCompDirectiveNoFileComp
 	})

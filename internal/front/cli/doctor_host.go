@@ -66,27 +66,19 @@ func (a *App) poolFacts(ctx context.Context) (*doctor.PoolFacts, error) {
 func (a *App) printChecks() error {
 	all := doctor.Checks()
 	if a.json {
-		type row struct {
-			Check string `json:"check"`
-			Title string `json:"title"`
-		}
-		rows := make([]row, 0, len(all))
-		for _, c := range all {
-			rows = append(rows, row{c[0], c[1]})
-		}
-		return a.printJSON(rows)
+		return a.printJSON(all)
 	}
 
 	if a.quiet {
 		for _, c := range all {
-			a.printf("%s\n", c[0])
+			a.printf("%s\n", c.Name)
 		}
 		return nil
 	}
 
 	t := a.table("CHECK", "LOOKS FOR")
 	for _, c := range all {
-		t.row(c[0], c[1])
+		t.row(c.Name, c.Title)
 	}
 
 	return t.flush()

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/pool"
@@ -50,7 +51,7 @@ func TestFormatsAreDocumented(t *testing.T) {
 	fields("Identities", "", reflect.TypeFor[driver.Identity]())
 
 	dir := t.TempDir()
-	if err := catalog.Create(t.Context(), dir, string(driver.NewID()), catalog.EventInit); err != nil {
+	if err := catalog.Create(t.Context(), dir, string(driver.NewID()), api.EventInit); err != nil {
 		t.Fatal(err)
 	}
 	db, err := sql.Open("sqlite", filepath.Join(dir, "catalog.db"))

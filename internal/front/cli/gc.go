@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/engine"
 
@@ -109,8 +110,8 @@ func (a *App) explainGC(r *engine.GCReport) {
 		t := a.table("REMOVED", "RETURNED", "WHY")
 		for _, f := range r.Freed {
 			bytes := "-"
-			if f.Bytes >= 0 {
-				bytes = formatBytes(f.Bytes)
+			if f.Bytes != nil {
+				bytes = formatBytes(*f.Bytes)
 			}
 			t.row(f.Ref, bytes, f.Why)
 		}
@@ -131,7 +132,7 @@ func (a *App) explainGC(r *engine.GCReport) {
 			switch {
 			case i > 0:
 				t.row("", "", why)
-			case k.Kind == engine.KindTie:
+			case k.Kind == api.KindTie:
 				t.row(k.Ref, string(k.Kind), why+" ("+formatBytes(k.Bytes)+")")
 			default:
 				t.row(k.Ref, string(k.Kind), why)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
@@ -34,7 +35,7 @@ func (g *gitRef) check(from string) error {
 }
 
 // clone is git.Checkout of the revision.
-func (g *gitRef) clone(ctx context.Context, e *engine.Engine, q engine.CloneRequest) ([]engine.Info, error) {
+func (g *gitRef) clone(ctx context.Context, e *engine.Engine, q engine.CloneRequest) ([]api.Object, error) {
 	at := git.CheckoutRequest{Revision: g.revision, Offline: g.offline, Env: os.Environ()}
 	return git.Checkout(ctx, e, at, q)
 }

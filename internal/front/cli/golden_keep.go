@@ -42,10 +42,7 @@ was cloned from.`,
 			}
 
 			if a.json {
-				if removed == nil {
-					removed = []string{}
-				}
-				return a.printJSON(map[string]any{"golden": args[0], "keep": *n, "removed": removed})
+				return a.printGoldenSet(ctx, e, golden, removed)
 			}
 
 			a.noteRemoved(removed)

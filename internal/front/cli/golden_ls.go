@@ -37,9 +37,10 @@ and how many volumes were cloned from it.`,
 
 			t := a.table("NAME", "CURRENT", "GENERATIONS", "VOLUMES", "FS", "LOGICAL", "EXTENTS", "PUBLISHED")
 			for _, g := range goldens {
+				c := g.Current
 				t.row(
-					g.Name, itoa(g.Generation), itoa(g.Generations), itoa(g.Volumes), string(g.FS),
-					formatBytes(g.LogicalBytes), itoa(int(g.Extents)), formatAge(g.CreatedAt),
+					g.Name, itoa(c.Generation), itoa(g.GenerationCount), itoa(g.VolumeCount), string(c.FS),
+					formatBytes(c.LogicalBytes), itoa(int(c.Extents)), formatAge(c.CreatedAt),
 				)
 			}
 

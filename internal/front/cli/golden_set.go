@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -100,12 +101,20 @@ func (a *App) setGolden(ctx context.Context, e *engine.Engine, q engine.SetReque
 		return nil
 	}
 
-	d, err := e.Show(ctx, ref.Ref{Name: q.Golden.String()})
+	return a.printGoldenSet(ctx, e, q.Golden, removed)
+}
+
+// printGoldenSet prints as JSON what a golden is, and what was removed.
+func (a *App) printGoldenSet(ctx context.Context, e *engine.Engine, name ref.Name, removed []string) error {
+	current, err := e.Show(ctx, name.Ref())
 	if err != nil {
 		return err
 	}
-	return a.printJSON(map[string]any{"golden": q.Golden.String(), "keep": d.Keep, "overlay_policy": d.OverlayPolicy,
-		"removed": append([]string{}, removed...)})
+	g, err := e.Golden(ctx, current)
+	if err != nil {
+		return err
+	}
+	return a.printJSON(api.GoldenSet{Golden: g, Removed: append([]string{}, removed...)})
 }
 
 // completeGoldenSet completes a golden, and then properties with their values.

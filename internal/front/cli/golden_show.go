@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
@@ -29,16 +30,12 @@ measured now.`,
 				return err
 			}
 
-			if d.Kind != engine.KindGolden {
+			if d.Kind != api.KindGeneration {
 				return errs.New(errs.NotFound, "golden show", args[0], "this is a %s, not a golden", d.Kind).
 					WithHint("run `pando show %s` to describe it", args[0])
 			}
 
-			if a.json {
-				return a.printJSON(d)
-			}
-
-			return a.printDetail(d)
+			return a.printShown(ctx, e, r, d)
 		}),
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strings"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -24,10 +25,8 @@ With --json, also print the version of the identity files that it writes.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if a.json {
-				return a.printJSON(map[string]any{
-					"version": a.Version, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
-					"identity_format": driver.IdentityVersion,
-				})
+				return a.printJSON(api.Version{Version: a.Version, Go: runtime.Version(), OS: runtime.GOOS,
+					Arch: runtime.GOARCH, IdentityFormat: driver.IdentityVersion})
 			}
 			return a.printf("pando %s (%s, %s/%s)\n", a.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 		},

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
@@ -84,7 +85,7 @@ func (a *App) history(ctx context.Context, e *engine.Engine, q engine.HistoryReq
 
 	switch {
 	case a.json:
-		err = a.printJSON(append([]engine.Event{}, h.Events...)) // [] and not null
+		err = a.printJSON(append([]api.Event{}, h.Events...)) // [] and not null
 	case len(h.Events) == 0:
 		a.printNote("no events")
 	default:
@@ -119,7 +120,7 @@ func (a *App) followHistory(ctx context.Context, q engine.HistoryRequest) error 
 		defer e.Close()
 
 		for more := true; more; {
-			var events []engine.Event
+			var events []api.Event
 			if events, more, err = f.Next(ctx, e); err != nil {
 				return f.Begun(), err
 			}
@@ -133,7 +134,7 @@ func (a *App) followHistory(ctx context.Context, q engine.HistoryRequest) error 
 }
 
 // printFurther prints events as lines of JSON, or as rows of a table.
-func (a *App) printFurther(rows *table, events []engine.Event) error {
+func (a *App) printFurther(rows *table, events []api.Event) error {
 	switch {
 	case a.json:
 		return a.printEventLines(events)
@@ -144,7 +145,7 @@ func (a *App) printFurther(rows *table, events []engine.Event) error {
 }
 
 // printEventLines prints a line of JSON for each event.
-func (a *App) printEventLines(events []engine.Event) error {
+func (a *App) printEventLines(events []api.Event) error {
 	enc := json.NewEncoder(a.Stdout)
 	enc.SetEscapeHTML(false)
 	for _, v := range events {
@@ -158,7 +159,7 @@ func (a *App) printEventLines(events []engine.Event) error {
 func (a *App) eventTable() *table { return a.table("TIME", "EVENT", "REF", "BY", "WITH", "DETAIL") }
 
 // printEvents prints events as rows of a table or, with -q, what they are about.
-func (a *App) printEvents(t *table, events []engine.Event) error {
+func (a *App) printEvents(t *table, events []api.Event) error {
 	if a.quiet {
 		for _, v := range events {
 			if v.Ref != "" {
@@ -169,29 +170,29 @@ func (a *App) printEvents(t *table, events []engine.Event) error {
 	}
 
 	for _, v := range events {
-		if v.Kind == engine.EventGap {
-			t.row("-", string(v.Kind), "-", "-", "-", "events before the next one are missing")
+		if v.Event == api.EventGap {
+			t.row("-", string(v.Event), "-", "-", "-", "events before the next one are missing")
 			continue
 		}
-		t.row(v.At.Local().Format(time.DateTime), string(v.Kind), orDash(v.Ref), listing.OwnerName(v.WhoUID), orDash(v.Op),
+		t.row(v.At.Local().Format(time.DateTime), string(v.Event), orDash(v.Ref), listing.OwnerName(v.WhoUID), orDash(v.Op),
 			eventDetail(v))
 	}
 	return t.flush()
 }
 
 // eventDetail words the detail of an event.
-func eventDetail(v engine.Event) string {
+func eventDetail(v api.Event) string {
 	if v.Detail == "" {
 		return "-"
 	}
-	switch v.Kind {
-	case engine.EventCreate:
+	switch v.Event {
+	case api.EventCreate:
 		return "from " + v.Detail
-	case engine.EventReplace:
+	case api.EventReplace:
 		return "before: " + v.Detail
-	case engine.EventRename:
+	case api.EventRename:
 		return "was " + v.Detail
-	case engine.EventMount, engine.EventUmount:
+	case api.EventMount, api.EventUmount:
 		return "at " + v.Detail
 	}
 	return v.Detail

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 
+	"pando/internal/api"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
@@ -67,7 +68,7 @@ func (a *App) listLabels(ctx context.Context, e *engine.Engine, args []string) e
 	}
 
 	if a.json {
-		return a.printJSON(map[string]any{"ref": r.String(), "labels": labels})
+		return a.printJSON(api.Labelled{Ref: r.String(), Labels: labels})
 	}
 
 	all := labels.Map()
@@ -137,7 +138,8 @@ func (a *App) setLabels(ctx context.Context, e *engine.Engine, word string, q en
 	if err != nil {
 		return err
 	}
-	return a.printResult(out, "", "%s  %s\n", q.Ref, orDash(out.Labels.String()))
+	return a.printResult(api.Labelled{Ref: q.Ref.String(), Labels: out.Labels}, "", "%s  %s\n", q.Ref,
+		orDash(out.Labels.String()))
 }
 
 // completeLabelKeys completes a reference, and then the keys of its labels.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
@@ -102,7 +103,7 @@ func (a *App) ls(ctx context.Context, e *engine.Engine, q listing.Request, colum
 	vols := page.Volumes
 	switch {
 	case a.json:
-		err = a.written(writeInfos(a.Stdout, vols))
+		err = a.written(writeObjects(a.Stdout, vols))
 	case tree:
 		goldens, err := e.Goldens(ctx)
 		if err != nil {
@@ -139,7 +140,7 @@ func (a *App) noteNoVolumes(ctx context.Context, e *engine.Engine) error {
 	return nil
 }
 
-func (a *App) printVolumes(vols []engine.Info, columns []listing.Column) error {
+func (a *App) printVolumes(vols []api.Object, columns []listing.Column) error {
 	var heads []string
 	for _, c := range columns {
 		heads = append(heads, strings.ToUpper(c.Name))
@@ -159,9 +160,9 @@ func (a *App) printVolumes(vols []engine.Info, columns []listing.Column) error {
 
 // stateWords is the state of a volume. An expired one is still there because
 // something uses it.
-func stateWords(v engine.Info) string {
+func stateWords(v api.Object) string {
 	words := string(v.State)
-	if v.ExpiresAt != nil && v.PinnedUntil == nil && v.ExpiresAt.Before(time.Now()) {
+	if v.ExpiresAt != nil && !v.Pinned && v.ExpiresAt.Before(time.Now()) {
 		words += ", expired"
 	}
 	if v.Ephemeral {
@@ -171,7 +172,7 @@ func stateWords(v engine.Info) string {
 }
 
 // printTree prints goldens with their clones below them, and clones of clones below those.
-func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
+func (a *App) printTree(goldens []api.Golden, vols []api.Object) error {
 	below := listing.ByOrigin(goldens, vols)
 	shown := map[string]bool{}
 	var walk func(name, indent string) error
@@ -199,8 +200,8 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 	}
 
 	for _, g := range goldens {
-		a.printf("%s@%d  golden, %s, %s\n", g.Name, g.Generation, errs.Plural(g.Generations, "generation"),
-			formatBytes(g.LogicalBytes))
+		a.printf("%s  golden, %s, %s\n", g.Current.Ref, errs.Plural(g.GenerationCount, "generation"),
+			formatBytes(g.Current.LogicalBytes))
 		if err := walk(g.Name, ""); err != nil {
 			return err
 		}
@@ -229,7 +230,7 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 }
 
 // volumeWords describes the space of a volume, and where it is mounted.
-func volumeWords(v engine.Info) string {
+func volumeWords(v api.Object) string {
 	s := fmt.Sprintf("%s exclusive, %s shared", formatBytes(v.ExclusiveBytes), formatBytes(v.SharedBytes))
 	if r, err := ref.Parse("", v.Origin); err == nil && r.At != "" {
 		s = "of @" + r.At + ", " + s

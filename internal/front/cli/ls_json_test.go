@@ -4,49 +4,66 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"testing"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/driver"
-	"pando/internal/engine"
 	"pando/internal/remote/replicate"
 )
 
-// TestWriteInfos holds writeInfos to what the JSON package writes.
-func TestWriteInfos(t *testing.T) {
+// TestWriteObjects holds writeObjects to what the JSON package writes, whatever the fields of an object are.
+func TestWriteObjects(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	text := func() string {
-		pool := []string{"", "web", "web@3", "/var/lib/pando/mnt/a b", "/srv/\"x\"", `/a\b`, "/ä/ö", "/new\nline", "/<a>&",
-			"/bad\xffutf8", "/\u2028"}
-		return pool[rng.IntN(len(pool))]
-	}
+	texts := []string{"", "web", "web@3", "/var/lib/pando/mnt/a b", "/srv/\"x\"", `/a\b`, "/ä/ö", "/new\nline", "/<a>&",
+		"/bad\xffutf8", "/\u2028"}
 	labels := []string{"", `{"a":"b"}`, `{"a/b":"","c":"<\"é\\> & {}"}`}
 	at := func() time.Time { return time.Unix(rng.Int64N(1<<33), rng.Int64N(1e9)).UTC() }
-	maybe := func() *time.Time {
-		if rng.IntN(2) == 0 {
-			return nil
+
+	// Give each field a value, or none.
+	draw := func(f reflect.Value) {
+		if rng.IntN(3) == 0 {
+			return
 		}
-		x := at()
-		return &x
+		switch f.Interface().(type) {
+		case time.Time:
+			f.Set(reflect.ValueOf(at()))
+			return
+		case *time.Time:
+			x := at()
+			f.Set(reflect.ValueOf(&x))
+			return
+		case driver.Labels:
+			f.Set(reflect.ValueOf(driver.StoredLabels(labels[rng.IntN(len(labels))])))
+			return
+		}
+		switch f.Kind() {
+		case reflect.String:
+			f.SetString(texts[rng.IntN(len(texts))])
+		case reflect.Int, reflect.Int64:
+			f.SetInt(rng.Int64())
+		case reflect.Uint32:
+			f.SetUint(uint64(rng.Uint32()))
+		case reflect.Bool:
+			f.SetBool(true)
+		default:
+			t.Fatalf("a field of type %s", f.Type())
+		}
 	}
 	for n := range 40 {
-		vols := []engine.Info{}
-		for range n {
-			vols = append(vols, engine.Info{
-				Name: text(), ID: text(), Kind: engine.Kind(text()), FS: driver.FS(text()), Driver: text(),
-				State: engine.State(text()), Origin: text(), Golden: text(),
-				Generation: rng.IntN(9), Mountpoint: text(), CreatedAt: at(), LastUsedAt: at(), ExpiresAt: maybe(),
-				Ephemeral: rng.IntN(2) == 0,
-				SizeBytes: rng.Int64(), LogicalBytes: rng.Int64(), ExclusiveBytes: rng.Int64(), SharedBytes: rng.Int64(),
-				Extents: rng.Int64(), MeasuredAt: maybe(), Labels: driver.StoredLabels(labels[rng.IntN(len(labels))]),
-			})
+		objects := make([]api.Object, n)
+		for i := range objects {
+			for _, f := range reflect.ValueOf(&objects[i]).Elem().Fields() {
+				draw(f)
+			}
 		}
 		var want, got bytes.Buffer
 		a := &App{Stdout: &want}
-		if err := a.printJSON(vols); err != nil {
+		if err := a.printJSON(objects); err != nil {
 			t.Fatal(err)
 		}
-		if err := writeInfos(&got, vols); err != nil {
+		if err := writeObjects(&got, objects); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got.Bytes(), want.Bytes()) {
@@ -55,20 +72,20 @@ func TestWriteInfos(t *testing.T) {
 	}
 }
 
-func BenchmarkInfosOfManyVolumes(b *testing.B) {
-	vols := make([]engine.Info, 47_000)
+func BenchmarkObjectsOfManyVolumes(b *testing.B) {
+	vols := make([]api.Object, 47_000)
 	now := time.Now().UTC()
 	for i := range vols {
-		vols[i] = engine.Info{Name: fmt.Sprint("agent-", i), ID: "q3161k9bcjkrnpl094of2g36bo", Kind: "volume", FS: "ext4",
-			Driver: "reflink",
-			State:  "idle", Origin: "web@1", Golden: "web", Generation: 1, CreatedAt: now, LastUsedAt: now, MeasuredAt: &now,
+		vols[i] = api.Object{Ref: fmt.Sprint("agent-", i), Name: fmt.Sprint("agent-", i),
+			ID: "q3161k9bcjkrnpl094of2g36bo", Kind: "volume", FS: "ext4", Driver: "reflink",
+			State: "idle", Origin: "web@1", Golden: "web", Generation: 1, CreatedAt: now, LastUsedAt: now, MeasuredAt: &now,
 			SizeBytes: 32 << 30}
 	}
 	var out bytes.Buffer
 	a := &App{Stdout: &out}
 	for name, write := range map[string]func() error{
 		"encoding/json": func() error { return a.printJSON(vols) },
-		"writeInfos":    func() error { return writeInfos(&out, vols) },
+		"writeObjects":  func() error { return writeObjects(&out, vols) },
 	} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
@@ -85,21 +102,22 @@ func BenchmarkInfosOfManyVolumes(b *testing.B) {
 func TestPrintVolume(t *testing.T) {
 	now := time.Unix(1700000000, 0).UTC()
 	for n := range 3 {
-		v := replicate.Listed{Name: "a \"points\": [] b", Kind: "volume", Points: []replicate.ListedPoint{}}
-		v.Sessions = []replicate.ListedWork{{Kind: "push"}}
+		v := replicate.Listed{RemoteVolume: api.RemoteVolume{Name: "a \"points\": [] b", Kind: "volume",
+			Points: []api.Point{}}}
+		v.Operations = []api.Operation{{Op: "push"}}
 		whole := v
 		for i := range n {
-			whole.Points = append(whole.Points, replicate.ListedPoint{Name: fmt.Sprint("<p&", i), CreatedAt: now, Keep: i > 0})
+			whole.Points = append(whole.Points, api.Point{Name: fmt.Sprint("<p&", i), CreatedAt: now, Keep: i > 0})
 		}
-		points := func(yield func(replicate.ListedPoint, error) bool) {
+		points := func(yield func(api.Point, error) bool) {
 			for _, p := range whole.Points {
 				if !yield(p, nil) {
 					return
 				}
 			}
-			v.Problem, v.Incomplete = "why", 3 // is known in the end
+			v.Problem, v.IncompleteCount = "why", 3 // is known in the end
 		}
-		whole.Problem, whole.Incomplete = "why", 3
+		whole.Problem, whole.IncompleteCount = "why", 3
 		for _, indent := range []string{"", "  "} {
 			var want, got bytes.Buffer
 			wanted := any(whole)
@@ -109,7 +127,7 @@ func TestPrintVolume(t *testing.T) {
 			if err := (&App{Stdout: &want}).printJSON(wanted); err != nil {
 				t.Fatal(err)
 			}
-			v.Problem, v.Incomplete = "", 0
+			v.Problem, v.IncompleteCount = "", 0
 			if err := (&App{Stdout: &got}).printVolume(&v, points, indent); err != nil {
 				t.Fatal(err)
 			}

@@ -4,7 +4,7 @@ import (
 	"strconv"
 	"strings"
 
-	"pando/internal/engine"
+	"pando/internal/api"
 	"pando/internal/service/listing"
 
 	"github.com/spf13/cobra"
@@ -63,7 +63,7 @@ func (s *lsSelection) parse() (columns []listing.Column, err error) {
 }
 
 // lsCell is what the table shows of a volume in a column.
-func lsCell(c *listing.Column, v *engine.Info) string {
+func lsCell(c *listing.Column, v *api.Object) string {
 	switch {
 	case c.Name == "state":
 		return stateWords(*v)

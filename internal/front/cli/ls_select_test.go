@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
-	"pando/internal/engine"
 	"pando/internal/service/listing"
 )
 
@@ -16,7 +16,7 @@ func TestLsColumns(t *testing.T) {
 	if err != nil || len(columns) != len(s.columns) {
 		t.Fatal(columns, err)
 	}
-	v := engine.Info{Name: "v", CreatedAt: time.Now(), Ephemeral: true}
+	v := api.Object{Name: "v", CreatedAt: time.Now(), Ephemeral: true}
 	for _, c := range columns {
 		if lsCell(&c, &v) == "" {
 			t.Errorf("%s is empty", c.Name)

@@ -48,7 +48,7 @@ of --for has passed, or with ` + "`pando unpin`" + `.`,
 			return a.printJSON(out)
 		}
 
-		if d == 0 {
+		if out.PinnedUntil == nil {
 			a.printNote("%s is pinned until you run `pando unpin %s`", r, r)
 		} else {
 			a.printNote("%s is pinned until %s", r, out.PinnedUntil.Local().Format("2006-01-02 15:04:05 MST"))

@@ -97,7 +97,7 @@ func (a *App) pullCommand() *cobra.Command {
 			ctx, stop := a.showProgress(ctx)
 			out, err := restore.Pull(ctx, e, r, q)
 			stop()
-			if out.Name == "" {
+			if out.Ref == "" {
 				return err
 			}
 			return errors.Join(a.printPulled(r.Name, out), err)
@@ -122,10 +122,7 @@ func (a *App) printPulled(remote string, p replicate.Pulled) error {
 		a.printNote("restored the origin first: %s", strings.Join(p.Origins, ", "))
 	}
 
-	name := p.Name
-	if p.Kind == "golden" {
-		name = ref.Generation(p.Golden, p.Generation)
-	}
+	name := p.Object.Ref
 
 	if a.quiet {
 		if p.Mounted() {

@@ -82,7 +82,7 @@ func (a *App) rebaseCommand() *cobra.Command {
 // printConflicts lists what keeps a rebase from being done.
 func (a *App) printConflicts(cs []engine.RebaseConflict) error {
 	if a.json {
-		return a.printJSON(map[string]any{"conflicts": cs})
+		return a.printJSON(engine.Conflicts{Conflicts: cs})
 	}
 
 	for _, c := range cs {

@@ -156,7 +156,7 @@ func (a *App) printAdded(ctx context.Context, r replicate.Added) error {
 			"to avoid that, add the remote with ?endpoint= in its URL", name)
 	}
 
-	a.warnOnlyKey(ctx, &r.Remote)
+	a.warnOnlyKey(ctx, r.Opened)
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/remote/replicate"
@@ -73,28 +74,22 @@ writes the volume, and the commands at work on it. With VOLUME, list its points.
 	}
 }
 
-// remoteInfo is what is known of a remote without asking it.
-type remoteInfo struct {
-	*replicate.Remote
-	Problem string `json:"problem,omitempty"`
-}
-
 func (a *App) listRemotes() error {
 	names, err := replicate.List(a.poolDir())
 	if err != nil {
 		return err
 	}
 
-	out := []remoteInfo{}
+	out := []api.Remote{}
 	for _, n := range names {
 		r, err := a.findRemote("remote ls", n)
 		if err != nil {
 			// One that is damaged must not hide the others.
 			a.printWarning("%v", err)
-			out = append(out, remoteInfo{Remote: &replicate.Remote{Name: n}, Problem: err.Error()})
+			out = append(out, api.Remote{Name: n, Problem: err.Error()})
 			continue
 		}
-		out = append(out, remoteInfo{Remote: r})
+		out = append(out, r.Describe())
 	}
 
 	switch {
@@ -112,7 +107,11 @@ func (a *App) listRemotes() error {
 
 	t := a.table("NAME", "URL", "REPOSITORY", "ADDED")
 	for _, r := range out {
-		t.row(r.Name, orDash(r.URL), r.Mark.ID.String(), formatAge(r.AddedAt))
+		added := "-"
+		if r.AddedAt != nil {
+			added = formatAge(*r.AddedAt)
+		}
+		t.row(r.Name, orDash(r.URL), orDash(r.Repository), added)
 	}
 
 	return t.flush()
@@ -166,20 +165,20 @@ func (a *App) printListed(ctx context.Context, r *replicate.Remote, l *replicate
 			formatBytes(v.LogicalBytes),
 			formatBytes(v.StoredBytes),
 			orDash(v.Writer),
-			describeSessions(v.Sessions),
+			describeOperations(v.Operations),
 		)
 	}
 
 	return t.flush()
 }
 
-// describeSessions says who works on a volume.
-func describeSessions(all []replicate.ListedWork) string {
+// describeOperations says who works on a volume.
+func describeOperations(all []api.Operation) string {
 	if len(all) == 0 {
 		return "-"
 	}
 	w := all[0]
-	s := fmt.Sprintf("%s by %s (pid %d), seen %s", w.Kind, w.Host, w.PID, formatAge(w.RenewedAt))
+	s := fmt.Sprintf("%s by %s (pid %d), seen %s", w.Op, w.Host, w.PID, formatAge(w.RenewedAt))
 	if len(all) > 1 {
 		s += fmt.Sprintf(", and %d more", len(all)-1)
 	}
@@ -220,8 +219,8 @@ func (a *App) printPoints(
 		err = t.flush()
 	}
 
-	if v.Incomplete > 0 {
-		a.printWarning("cannot list %s of %s: %s", errs.Plural(v.Incomplete, "point"), v.Name, v.Problem)
+	if v.IncompleteCount > 0 {
+		a.printWarning("cannot list %s of %s: %s", errs.Plural(v.IncompleteCount, "point"), v.Name, v.Problem)
 		a.printNote("rebuild the list with `pando remote repair %s`", r.Name)
 	}
 
@@ -247,7 +246,7 @@ func (a *App) printListing(ctx context.Context, l *replicate.Listing) error {
 }
 
 // printVolume prints a volume as JSON, its points as they are read. What is behind them is known then.
-func (a *App) printVolume(v *replicate.Listed, points iter.Seq2[replicate.ListedPoint, error], indent string) error {
+func (a *App) printVolume(v *replicate.Listed, points iter.Seq2[api.Point, error], indent string) error {
 	const list = `"points": []`
 	encode := func(x any, indent string) (string, error) {
 		var b strings.Builder

@@ -197,7 +197,7 @@ func (a *App) printPruneNotes(remote string, p *replicate.Pruned) {
 	}
 
 	for _, w := range p.Ended {
-		a.printNote("ended a %s of %s (pid %d), inactive since %s", w.Kind, w.Host, w.PID,
+		a.printNote("ended a %s of %s (pid %d), inactive since %s", w.Op, w.Host, w.PID,
 			w.RenewedAt.Local().Format("2006-01-02 15:04:05"))
 	}
 }

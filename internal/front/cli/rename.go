@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
@@ -51,7 +52,7 @@ later pushes go there.`,
 	}
 }
 
-// printRenamed prints the result of a rename, as JSON like `pando show`.
+// printRenamed prints the result of a rename.
 func (a *App) printRenamed(ctx context.Context, e *engine.Engine, q engine.RenameRequest, out engine.Renamed) error {
 	now := q.Name.Ref()
 	if q.Ref.At != "" {
@@ -61,14 +62,18 @@ func (a *App) printRenamed(ctx context.Context, e *engine.Engine, q engine.Renam
 		return a.printResult(nil, now.String(), "%s  renamed to %s\n", out.Before, now)
 	}
 
+	if out.Kind != api.KindGeneration {
+		return a.printJSON(out)
+	}
 	d, err := e.Show(ctx, now)
 	if err != nil {
 		return err
 	}
-	return a.printJSON(struct {
-		engine.Detail
-		Before string `json:"name_before"`
-	}{d, out.Before})
+	g, err := e.Golden(ctx, d)
+	if err != nil {
+		return err
+	}
+	return a.printJSON(api.GoldenRenamed{Golden: g, Before: out.Before})
 }
 
 // parseNewName parses the new name of r. That of a snapshot may be written with its volume. Invalid.

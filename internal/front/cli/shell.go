@@ -1,9 +1,10 @@
 package cli
 
 import (
-	"pando/internal/base/errs"
-	"pando/internal/engine"
 	"slices"
+
+	"pando/internal/api"
+	"pando/internal/base/errs"
 
 	"github.com/spf13/cobra"
 )
@@ -35,6 +36,6 @@ func (a *App) checkShell(op string, shell, many bool) error {
 }
 
 // printShell prints a volume as assignments that any POSIX shell reads. PANDO_MOUNT is empty if it is not mounted.
-func (a *App) printShell(v engine.Info) error {
+func (a *App) printShell(v api.Object) error {
 	return a.printf("PANDO_VOLUME=%s\nPANDO_MOUNT=%s\n", shellWord(v.Name), shellWord(v.Mountpoint))
 }

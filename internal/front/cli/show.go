@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -54,11 +55,7 @@ how much space sharing saves.`,
 		if err != nil {
 			return err
 		}
-		if a.json {
-			return a.printJSON(d)
-		}
-
-		return a.printDetail(d)
+		return a.printShown(ctx, e, r, d)
 	})
 
 	return c
@@ -80,15 +77,81 @@ func (a *App) printFields(pairs ...string) {
 	}
 }
 
-// printDetail prints everything that is known about an object.
-func (a *App) printDetail(d engine.Detail) error {
+// printShown prints an object, or the golden that a reference without a number names.
+func (a *App) printShown(ctx context.Context, e *engine.Engine, r ref.Ref, d api.Detail) error {
+	switch {
+	case d.Kind == api.KindGeneration && r.At == "":
+		g, err := e.Golden(ctx, d)
+		if err != nil {
+			return err
+		}
+		if a.json {
+			return a.printJSON(g)
+		}
+		return a.printGolden(g)
+	case a.json:
+		return a.printJSON(d)
+	}
+	return a.printDetail(d)
+}
+
+// printGolden prints a golden with its generations.
+func (a *App) printGolden(g api.Golden) error {
+	keep := ""
+	if g.Keep > 0 {
+		keep = errs.Plural(g.Keep, "generation")
+	}
+	policy := map[string]string{
+		"never":   "never (`pando golden set` can allow it)",
+		"default": "the default for clones",
+	}[g.OverlayPolicy]
+	shown := g.Current
+	shown.Kind = g.Kind
+	a.printObject(shown, "source", git.Describe(g.Source), "keep", keep, "overlays", policy)
+
+	// Whether a generation is one of the repository matters only if there is a repository.
+	a.printf("\n")
+	columns := []string{"GENERATION", "STATE", "LOGICAL", "EXCLUSIVE", "SHARED", "CREATED"}
+	if g.Source != nil {
+		columns = append(columns, "FROM")
+	}
+	t := a.table(columns...)
+	for _, x := range g.Generations {
+		row := []string{x.Ref, string(x.State), formatBytes(x.LogicalBytes), formatBytes(x.ExclusiveBytes),
+			formatBytes(x.SharedBytes), formatAge(x.CreatedAt)}
+		if g.Source != nil {
+			row = append(row, generationFrom(x))
+		}
+		t.row(row...)
+	}
+	return t.flush()
+}
+
+// printDetail prints an object, a volume with its snapshots.
+func (a *App) printDetail(d api.Detail) error {
+	a.printObject(d)
+	if len(d.Snapshots) == 0 {
+		return nil
+	}
+
+	a.printf("\n")
+	t := a.table("SNAPSHOT", "CONSISTENCY", "LOGICAL", "EXCLUSIVE", "CREATED")
+	for _, s := range d.Snapshots {
+		t.row(s.Ref, orDash(s.Consistency), formatBytes(s.LogicalBytes), formatBytes(s.ExclusiveBytes),
+			formatAge(s.CreatedAt))
+	}
+	return t.flush()
+}
+
+// printObject prints everything that is known about an object, and further fields.
+func (a *App) printObject(d api.Detail, more ...string) {
 	// Word the fields that not every object has.
 	expires, sizeText, measured, pinned := "", "as large as the pool", "", ""
-	if p := d.PinnedUntil; p != nil {
-		pinned = "until " + p.Local().Format(time.DateTime)
-		if !p.Before(driver.Forever) {
-			pinned = "until it is unpinned"
-		}
+	switch {
+	case d.PinnedUntil != nil:
+		pinned = "until " + d.PinnedUntil.Local().Format(time.DateTime)
+	case d.Pinned:
+		pinned = "until it is unpinned"
 	}
 
 	base := d.Base
@@ -101,15 +164,6 @@ func (a *App) printDetail(d engine.Detail) error {
 		tied = formatBytes(d.TiedBytes) + " of destroyed objects, kept for others (`pando gc --explain`)"
 	}
 
-	policy := map[string]string{
-		"never":   "never (`pando golden set` can allow it)",
-		"default": "the default for clones",
-	}[d.OverlayPolicy]
-
-	keep := ""
-	if d.Keep > 0 {
-		keep = errs.Plural(d.Keep, "generation")
-	}
 	if d.ExpiresAt != nil {
 		expires = d.ExpiresAt.Local().Format(time.DateTime) + " (" + formatAge(*d.ExpiresAt) + ")"
 	}
@@ -120,19 +174,14 @@ func (a *App) printDetail(d engine.Detail) error {
 		measured = formatAge(*d.MeasuredAt)
 	}
 
-	state := stateWords(d.Info)
+	state := stateWords(d.Object)
 	if d.Held {
 		state += " (in another mount namespace, or held by a process)"
 	}
 
 	durable := ""
-	if !d.Durable {
+	if d.Ephemeral {
 		durable = "no: a reboot removes it, and its syncs need not reach the disk"
-	}
-
-	name := d.Name
-	if d.Kind == engine.KindGolden {
-		name = ref.Generation(d.Golden, d.Generation)
 	}
 
 	// Word what clones cost, and the key of an encrypted dataset.
@@ -165,60 +214,25 @@ func (a *App) printDetail(d engine.Detail) error {
 		options = explainOptions(l.Options)
 	}
 
-	a.printFields(
-		"name", name, "kind", string(d.Kind), "id", d.ID, "fs", string(d.FS), "driver", d.Driver,
+	fields := append([]string{
+		"name", d.Ref, "kind", string(d.Kind), "id", d.ID, "fs", string(d.FS), "driver", d.Driver,
 		"state", state, "durable", durable,
 		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "overlay", layers, "options", options,
 		"consistency", string(d.Consistency),
-		"source", git.Describe(d.Source), "keep", keep, "overlays", policy, "pinned", pinned,
-		"labels", d.Labels.String(), "owner", listing.OwnerName(d.OwnerUID), "size", sizeText,
+	}, more...)
+	a.printFields(append(fields,
+		"pinned", pinned, "labels", d.Labels.String(), "owner", listing.OwnerName(d.OwnerUID), "size", sizeText,
 		"logical", formatBytes(d.LogicalBytes), "exclusive", formatBytes(d.ExclusiveBytes),
 		"shared", formatBytes(d.SharedBytes), "tied", tied,
 		"key", key, "measured", measured,
 		"clone cost", cost, "write stall", stall,
 		"created", d.CreatedAt.Local().Format(time.DateTime)+" ("+formatAge(d.CreatedAt)+")",
 		"last used", formatAge(d.LastUsedAt), "expires", expires,
-	)
-
-	if len(d.Generations)+len(d.Snapshots) == 0 {
-		return nil
-	}
-
-	return a.printDetailPoints(d)
-}
-
-// printDetailPoints prints the generations of a golden, or the snapshots of a volume.
-func (a *App) printDetailPoints(d engine.Detail) error {
-	a.printf("\n")
-
-	// Whether a generation is one of the repository matters only if there is a repository.
-	columns := []string{"GENERATION", "STATE", "LOGICAL", "EXCLUSIVE", "SHARED", "CREATED"}
-	if d.Source != nil {
-		columns = append(columns, "FROM")
-	}
-	t := a.table(columns...)
-	for _, g := range d.Generations {
-		row := []string{ref.Generation(g.Golden, g.Generation), string(g.State), formatBytes(g.LogicalBytes),
-			formatBytes(g.ExclusiveBytes), formatBytes(g.SharedBytes), formatAge(g.CreatedAt)}
-		if d.Source != nil {
-			row = append(row, generationFrom(g))
-		}
-		t.row(row...)
-	}
-
-	if len(d.Snapshots) > 0 {
-		t = a.table("SNAPSHOT", "CONSISTENCY", "LOGICAL", "EXCLUSIVE", "CREATED")
-		for _, s := range d.Snapshots {
-			t.row(s.Name, orDash(s.Consistency), formatBytes(s.LogicalBytes), formatBytes(s.ExclusiveBytes),
-				formatAge(s.CreatedAt))
-		}
-	}
-
-	return t.flush()
+	)...)
 }
 
 // generationFrom says where a generation of a golden with a source comes from.
-func generationFrom(g engine.Info) string {
+func generationFrom(g api.Object) string {
 	if g.Mirror {
 		return "its source"
 	}
@@ -229,19 +243,19 @@ func generationFrom(g engine.Info) string {
 }
 
 // printPool prints the pool's directory, driver, space and contents.
-func (a *App) printPool(p engine.PoolInfo) {
+func (a *App) printPool(p api.Pool) {
 	backing, trash, saved := "", "", ""
 	if p.Backing != "" {
 		backing = fmt.Sprintf("%s (%s, sparse)", p.Backing, formatBytes(p.BackingBytes))
 	}
-	if p.TrashObjects > 0 {
-		trash = fmt.Sprintf("%s, %s still to return", errs.Plural(p.TrashObjects, "object"), formatBytes(p.TrashBytes))
+	if p.TrashCount > 0 {
+		trash = fmt.Sprintf("%s, %s still to return", errs.Plural(p.TrashCount, "object"), formatBytes(p.TrashBytes))
 	}
 
 	ties := ""
-	if p.Ties > 0 {
+	if p.TieCount > 0 {
 		ties = fmt.Sprintf("%s of %s, destroyed but needed by others (`pando gc --explain`)", formatBytes(p.TiedBytes),
-			errs.Plural(p.Ties, "object"))
+			errs.Plural(p.TieCount, "object"))
 	}
 
 	if p.SavedRatio > 0 {
@@ -254,8 +268,9 @@ func (a *App) printPool(p engine.PoolInfo) {
 		"room", fmt.Sprintf("%s free of %s (new clones need %.4g %% free)", formatBytes(p.FreeBytes),
 			formatBytes(p.TotalBytes), p.MinFreePercent),
 		"holds", strings.Join([]string{
-			errs.Plural(p.Goldens, "golden") + " with " + errs.Plural(p.Generations, "generation"),
-			errs.Plural(p.Volumes, "volume") + " (" + fmt.Sprint(p.Mounted) + " mounted)", errs.Plural(p.Snapshots, "snapshot"),
+			errs.Plural(p.GoldenCount, "golden") + " with " + errs.Plural(p.GenerationCount, "generation"),
+			errs.Plural(p.VolumeCount, "volume") + " (" + fmt.Sprint(p.MountedCount) + " mounted)",
+			errs.Plural(p.SnapshotCount, "snapshot"),
 		}, ", "),
 		"sharing", saved, "trash", trash, "ties", ties,
 	)

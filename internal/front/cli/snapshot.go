@@ -75,7 +75,7 @@ func (a *App) snapshotCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.printResult(out, out.Name, "%s  %s\n", out.Name, out.Consistency)
+			return a.printResult(out, out.Ref, "%s  %s\n", out.Ref, out.Consistency)
 		}),
 	}
 

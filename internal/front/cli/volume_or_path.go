@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
@@ -20,8 +21,8 @@ type argument struct {
 // A word that cannot be the name of a volume, such as one with a slash, is a path: the pool then is nil. So is an
 // existing path that no volume has as its name. NotFound, Invalid, and errors of opening the pool.
 func (a *App) volumeOrPath(ctx context.Context, arg argument, open func(context.Context) (*engine.Engine, error)) (
-	*engine.Engine, engine.Info, error) {
-	var none engine.Info
+	*engine.Engine, api.Object, error) {
+	var none api.Object
 	if arg.text == "" {
 		return nil, none, errs.New(errs.Invalid, arg.op, `""`, "the path is empty")
 	}

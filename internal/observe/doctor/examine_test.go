@@ -70,10 +70,10 @@ func TestExamine(t *testing.T) {
 	}
 	seen := map[string]bool{}
 	for _, c := range Checks() {
-		if seen[c[0]] || c[1] == "" {
+		if seen[c.Name] || c.Title == "" {
 			t.Errorf("check %v", c)
 		}
-		seen[c[0]] = true
+		seen[c.Name] = true
 	}
 }
 

@@ -92,11 +92,17 @@ func checks() []check {
 	return slices.Concat(storageChecks(), kernelChecks())
 }
 
-// Checks returns the names and titles of all checks, in the order of the output.
-func Checks() [][2]string {
-	var out [][2]string
+// Check is a check that there is.
+type Check struct {
+	Name  string `json:"check"` // name of the check, stable: see docs/doctor.md
+	Title string `json:"title"` // what the check looks for
+}
+
+// Checks returns all checks, in the order of the output.
+func Checks() []Check {
+	var out []Check
 	for _, c := range checks() {
-		out = append(out, [2]string{c.name, c.title})
+		out = append(out, Check{c.name, c.title})
 	}
 	return out
 }

@@ -17,7 +17,7 @@ type DamagedHead struct {
 	// Object is its key on the remote: "heads/...", or "points/..." if only a part of it cannot be read.
 	Object string `json:"object"`
 	Volume string `json:"volume,omitempty"` // its name, if this pool or an object on the remote knows it
-	Reason string `json:"reason"`
+	Reason string `json:"reason"`           // why it cannot be read
 
 	id  repo.ID
 	err error
@@ -176,7 +176,7 @@ func NamesOf(ctx context.Context, e *engine.Engine, r *Remote) ([]string, error)
 	}
 
 	for _, g := range goldens {
-		out = append(out, g.Golden)
+		out = append(out, g.Name)
 	}
 
 	slices.Sort(out)

@@ -62,10 +62,11 @@ func writerOf(e *engine.Engine) (repo.Writer, error) {
 
 // WriterIdentity is the identity under which a pool writes volumes on remotes.
 type WriterIdentity struct {
-	ID       string `json:"id"`
-	Host     string `json:"host"`
-	New      bool   `json:"new"`                // it has just been created
-	Previous string `json:"previous,omitempty"` // the ID before that; "" if it could not be read
+	ID   string `json:"id"`   // ID under which the pool writes
+	Host string `json:"host"` // name of the host
+	New  bool   `json:"new"`  // the identity has just been created
+	// ID that the pool had before; absent: it could not be read
+	Previous string `json:"previous,omitempty"`
 }
 
 // Writer returns the identity of a pool. Errors: Damaged, TooNew.

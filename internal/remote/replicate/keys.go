@@ -18,12 +18,12 @@ import (
 
 // Key opens a remote's repository.
 type Key struct {
-	ID        string    `json:"id"`
-	Label     string    `json:"label"`
-	Kind      string    `json:"kind"` // recipient, passphrase
-	Recipient string    `json:"recipient,omitempty"`
-	CreatedAt time.Time `json:"created_at"`
-	ThisPool  bool      `json:"this_pool"` // it is this pool's own key
+	ID        string    `json:"id"`                  // ID of the key
+	Label     string    `json:"label"`               // label of the key
+	Kind      string    `json:"type"`                // what the key is: recipient, passphrase
+	Recipient string    `json:"recipient,omitempty"` // age recipient of the key
+	CreatedAt time.Time `json:"created_at"`          // time when the key was added
+	ThisPool  bool      `json:"this_pool"`           // the key is this pool's own
 }
 
 // NewKey describes a key to add to a repository: exactly one of Recipient (age1...) and Passphrase is set.
@@ -365,8 +365,8 @@ func (r *Remote) withRepo(ctx context.Context, fn func(*repo.Repo) error) error 
 
 // Forgotten is the result of Forget.
 type Forgotten struct {
-	Name       string `json:"name"`
-	URL        string `json:"url"`
+	Name       string `json:"name"`        // name that the remote had
+	URL        string `json:"url"`         // address of the remote
 	KeyRemoved bool   `json:"key_removed"` // this pool's key was removed from the repository
 
 	// KeyError is why the pool's key may still be in the repository. The key is useless: its secret part was deleted.

@@ -38,8 +38,8 @@ type KitRequest struct {
 
 // ExportedKit is the result of ExportKit.
 type ExportedKit struct {
-	File string `json:"file"`
-	Key  Key    `json:"key"` // that the kit holds
+	File string `json:"file"` // path of the kit
+	Key  Key    `json:"key"`  // key that the kit holds
 }
 
 // ExportKit writes a recovery kit: a text file with instructions, a copy of the repository's config, and a key to the

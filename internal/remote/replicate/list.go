@@ -5,63 +5,20 @@ import (
 	"context"
 	"iter"
 	"slices"
-	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/engine"
 	"pando/internal/remote/repo"
 )
 
 const opList = "remote ls"
 
-// Listed describes a volume or golden on a remote.
+// Listed is a volume or golden on a remote.
 type Listed struct {
-	Name         string        `json:"name"`
-	Kind         engine.Kind   `json:"kind"` // KindVolume, KindGolden
-	FS           driver.FS     `json:"fs"`
-	SizeBytes    int64         `json:"size_bytes"`    // size of the newest point
-	LogicalBytes int64         `json:"logical_bytes"` // bytes of data in the newest point, without zeros
-	StoredBytes  int64         `json:"stored_bytes"`  // bytes uploaded for its points, compressed
-	Writer       string        `json:"writer"`        // host that may push it
-	WriterPool   string        `json:"writer_pool"`   // pool that may push it
-	Epoch        uint64        `json:"epoch"`
-	Newest       string        `json:"newest"`   // name of the newest point; "" if there is none
-	Points       []ListedPoint `json:"points"`   // points in the order in which they were pushed: see [Listing.Points]
-	Sessions     []ListedWork  `json:"sessions"` // pushes and pulls at work on it, or killed while at work
-
-	// Problem is why the list of its points, Object, cannot be read. Nothing else is known then, and Name may be "".
-	// With Incomplete, only a part of the list with that many points cannot be read, and Points has the others.
-	Problem string `json:"problem,omitempty"`
-	Object  string `json:"object,omitempty"`
-
-	Incomplete int `json:"incomplete,omitempty"`
-
-	Count       int         `json:"-"` // number of its points
-	NewestPoint ListedPoint `json:"-"`
-}
-
-// ListedPoint describes a point of a volume on a remote: a snapshot or a generation.
-type ListedPoint struct {
-	Name         string             `json:"name"`
-	CreatedAt    time.Time          `json:"created_at"`
-	Consistency  driver.Consistency `json:"consistency,omitempty"`
-	Content      repo.Content       `json:"content"`
-	SizeBytes    int64              `json:"size_bytes"`
-	LogicalBytes int64              `json:"logical_bytes"`
-	StoredBytes  int64              `json:"stored_bytes"`     // uploaded for it, without what was already there
-	Origin       string             `json:"origin,omitempty"` // what it was cloned from
-	Keep         bool               `json:"keep,omitempty"`   // never pruned
-}
-
-// ListedWork describes a session that writes or reads a volume. Times are from the clock of the session's host.
-type ListedWork struct {
-	Kind      repo.SessionKind `json:"kind"`
-	Host      string           `json:"host"`
-	Pool      string           `json:"pool"`
-	PID       int              `json:"pid"`
-	StartedAt time.Time        `json:"started_at"`
-	RenewedAt time.Time        `json:"renewed_at"`
+	api.RemoteVolume
+	Count       int       `json:"-"` // number of its points
+	NewestPoint api.Point `json:"-"` // its newest point
 }
 
 // Listing lists the volumes of a remote.
@@ -102,8 +59,8 @@ func (l *Listing) Close() { l.repo.Close() }
 
 // Points yields the points of a listed volume in the order in which they were pushed. It skips pages that cannot be
 // read, and records them in v at the end. An error ends the sequence.
-func (l *Listing) Points(ctx context.Context, v *Listed) iter.Seq2[ListedPoint, error] {
-	return func(yield func(ListedPoint, error) bool) {
+func (l *Listing) Points(ctx context.Context, v *Listed) iter.Seq2[api.Point, error] {
+	return func(yield func(api.Point, error) bool) {
 		var bad []*pageFault
 		h, ok := l.heads[v.Name]
 		if !ok {
@@ -112,26 +69,26 @@ func (l *Listing) Points(ctx context.Context, v *Listed) iter.Seq2[ListedPoint, 
 
 		for p, err := range allPoints(ctx, l.repo, h, &bad) {
 			if err != nil {
-				yield(ListedPoint{}, err)
+				yield(api.Point{}, err)
 				return
 			}
-			if !yield(listedPoint(p), nil) {
+			if !yield(pointOf(v.Name, p), nil) {
 				return
 			}
 		}
 
 		for _, f := range bad {
-			v.Incomplete += f.Page.Count
+			v.IncompleteCount += f.Page.Count
 			v.Problem, v.Object = cmp.Or(v.Problem, f.Error()), cmp.Or(v.Object, f.Page.Object())
 		}
 	}
 }
 
-func listedPoint(p repo.Point) ListedPoint {
-	return ListedPoint{
-		Name: p.Name, CreatedAt: p.CreatedAt, Consistency: driver.Consistency(p.Consistency), Content: p.Content,
-		SizeBytes:    p.SizeBytes,
-		LogicalBytes: p.Logical, StoredBytes: p.Added, Origin: p.OriginRef, Keep: p.Keep,
+func pointOf(volume string, p repo.Point) api.Point {
+	return api.Point{
+		Ref: volume + "@" + p.Name, Name: p.Name, CreatedAt: p.CreatedAt, Consistency: driver.Consistency(p.Consistency),
+		Content: string(p.Content), SizeBytes: p.SizeBytes, LogicalBytes: p.Logical, StoredBytes: p.Added,
+		Origin: p.OriginRef, Keep: p.Keep,
 	}
 }
 
@@ -151,9 +108,8 @@ func listVolumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 	}
 
 	for _, d := range heads.bad {
-		out = append(out, Listed{Kind: engine.KindVolume, Points: []ListedPoint{}, Sessions: []ListedWork{},
-			Problem: d.Reason,
-			Object:  d.Object})
+		out = append(out, Listed{RemoteVolume: api.RemoteVolume{Kind: api.KindVolume, Points: []api.Point{},
+			Operations: []api.Operation{}, Problem: d.Reason, Object: d.Object}})
 	}
 
 	for _, state := range heads.good {
@@ -178,8 +134,8 @@ func listVolumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 
 	// Add volumes without a head: their first push is running.
 	for name, w := range work {
-		out = append(out, Listed{Name: name, Kind: engine.KindVolume, Writer: w[0].Host, WriterPool: w[0].Pool,
-			Points: []ListedPoint{}, Sessions: w})
+		out = append(out, Listed{RemoteVolume: api.RemoteVolume{Name: name, Kind: api.KindVolume, Writer: w[0].Host,
+			WriterPool: w[0].Pool, Points: []api.Point{}, Operations: w}})
 	}
 
 	slices.SortFunc(out, func(a, b Listed) int { return cmp.Compare(a.Name, b.Name) })
@@ -194,13 +150,13 @@ func listVolumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 // a pull commits to no head, but its pins tell which points it reads. Damaged sessions are missing.
 func listSessions(
 	ctx context.Context, r *repo.Repo,
-) (work map[string][]ListedWork, pins map[repo.ID][]ListedWork, err error) {
+) (work map[string][]api.Operation, pins map[repo.ID][]api.Operation, err error) {
 	sessions, _, err := readSessions(ctx, r)
 	if err != nil {
 		return nil, nil, err
 	}
 
-	work, pins = map[string][]ListedWork{}, map[repo.ID][]ListedWork{}
+	work, pins = map[string][]api.Operation{}, map[repo.ID][]api.Operation{}
 	for _, state := range sessions {
 		s := state.Session
 		w := workOf(s)
@@ -220,14 +176,14 @@ func listSessions(
 
 // listedVolume describes the volume of a head.
 func listedVolume(
-	ctx context.Context, r *repo.Repo, h repo.Head, work []ListedWork, pins map[repo.ID][]ListedWork,
+	ctx context.Context, r *repo.Repo, h repo.Head, work []api.Operation, pins map[repo.ID][]api.Operation,
 ) (Listed, error) {
-	l := Listed{
-		Name: h.Name, Kind: engine.KindVolume, Writer: h.Writer.Host, WriterPool: h.Writer.Pool, Epoch: h.Epoch,
-		Points: []ListedPoint{}, Sessions: append([]ListedWork{}, work...),
-	}
+	l := Listed{RemoteVolume: api.RemoteVolume{
+		Name: h.Name, Kind: api.KindVolume, Writer: h.Writer.Host, WriterPool: h.Writer.Pool, Epoch: h.Epoch,
+		Points: []api.Point{}, Operations: append([]api.Operation{}, work...),
+	}}
 	if h.Golden {
-		l.Kind = engine.KindGolden
+		l.Kind = api.KindGolden
 	}
 
 	newest, _, err := newestOf(ctx, r, h)
@@ -236,7 +192,7 @@ func listedVolume(
 	}
 
 	l.Newest, l.FS, l.SizeBytes, l.LogicalBytes = newest.Name, driver.FS(newest.FS), newest.SizeBytes, newest.Logical
-	l.Count, l.NewestPoint = h.Count(), listedPoint(newest)
+	l.Count, l.NewestPoint = h.Count(), pointOf(h.Name, newest)
 	for _, p := range h.Pages {
 		l.StoredBytes += p.Added
 	}
@@ -251,7 +207,7 @@ func listedVolume(
 
 // addPageSessions adds the sessions that read points in pages, to the volumes that their manifests name.
 func addPageSessions(
-	ctx context.Context, r *repo.Repo, out []Listed, heads map[string]repo.Head, pins map[repo.ID][]ListedWork,
+	ctx context.Context, r *repo.Repo, out []Listed, heads map[string]repo.Head, pins map[repo.ID][]api.Operation,
 ) error {
 	for id, work := range pins {
 		m, err := r.Manifest(ctx, id)
@@ -271,15 +227,15 @@ func addPageSessions(
 }
 
 // addSessions adds sessions that read a point of the volume.
-func (l *Listed) addSessions(all []ListedWork) {
+func (l *Listed) addSessions(all []api.Operation) {
 	for _, w := range all {
-		if !slices.Contains(l.Sessions, w) {
-			l.Sessions = append(l.Sessions, w)
+		if !slices.Contains(l.Operations, w) {
+			l.Operations = append(l.Operations, w)
 		}
 	}
 }
 
-func workOf(s repo.Session) ListedWork {
-	return ListedWork{Kind: s.Kind, Host: s.Writer.Host, Pool: s.Writer.Pool, PID: s.PID, StartedAt: s.Started,
+func workOf(s repo.Session) api.Operation {
+	return api.Operation{Op: string(s.Kind), Host: s.Writer.Host, Pool: s.Writer.Pool, PID: s.PID, StartedAt: s.Started,
 		RenewedAt: s.Renewed}
 }

@@ -51,7 +51,7 @@ func TestOvertakenPrune(t *testing.T) {
 	b.whole()
 }
 
-// TestOvertakenRemoval: removing a point removes one point, also if an older one has its name, and removing a volume
+// TestOvertakenRemoval: removing a point removes one point, even if an older one has its name, and removing a volume
 // removes it once.
 func TestOvertakenRemoval(t *testing.T) {
 	b := newBench(t)

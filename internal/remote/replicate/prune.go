@@ -5,6 +5,7 @@ import (
 	"context"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
@@ -37,28 +38,26 @@ type PruneRequest struct {
 // Pruned is what Prune did, or would do.
 type Pruned struct {
 	// Points were removed by this prune, or by another that ran at the same time: by volume, the oldest first.
-	Points    []PrunedPoint `json:"points"`
-	Kept      int           `json:"kept"`  // points of all volumes that stay
-	Ended     []ListedWork  `json:"ended"` // expired sessions
-	Working   int           `json:"working"`
-	Manifests int           `json:"manifests"` // removed, because no point needed them
-	Segments  int           `json:"segments"`  // likewise
-	// FreedBytes is the size of the removed objects. UsedBytes is the size of those
-	// that are left; PartlyUsedBytes of these are no longer needed, but are in
-	// objects with other data that is. HeldBytes is the size of segments that no
-	// point needs, but that belong to a session which may still be at work.
-	FreedBytes      int64 `json:"freed_bytes"`
-	UsedBytes       int64 `json:"used_bytes"`
+	Points  []PrunedPoint   `json:"removed"`
+	Kept    int             `json:"kept_count"`    // number of points of all volumes that stay
+	Ended   []api.Operation `json:"ended"`         // operations that had expired, and were ended
+	Working int             `json:"working_count"` // number of operations at work
+	// number of manifests that were removed, as no point needed them
+	Manifests  int   `json:"manifest_count"`
+	Segments   int   `json:"segment_count"` // number of segments that were removed, as no point needed them
+	FreedBytes int64 `json:"freed_bytes"`   // size of the objects that were removed
+	UsedBytes  int64 `json:"used_bytes"`    // size of the objects that are left
+	// part of used_bytes that no point needs, but that is in objects with data that is needed
 	PartlyUsedBytes int64 `json:"partly_used_bytes"`
-	HeldBytes       int64 `json:"held_bytes"`
-	// NeededBytes is the part of UsedBytes that points need. RepackedBytes is the size of the objects whose needed data
-	// was moved into packs, and PackedBytes that of these packs.
-	NeededBytes     int64 `json:"needed_bytes"`
-	RepackedObjects int   `json:"repacked_objects"`
-	RepackedBytes   int64 `json:"repacked_bytes"`
-	Packs           int   `json:"packs"`
-	PackedBytes     int64 `json:"packed_bytes"`
-	DryRun          bool  `json:"dry_run"`
+	// size of segments that no point needs, but that belong to an operation which may be at work
+	HeldBytes   int64 `json:"held_bytes"`
+	NeededBytes int64 `json:"needed_bytes"` // part of used_bytes that points need
+	// number of objects whose needed data was moved into packs
+	RepackedObjects int   `json:"repacked_count"`
+	RepackedBytes   int64 `json:"repacked_bytes"` // size of those objects
+	Packs           int   `json:"pack_count"`     // number of packs that were written
+	PackedBytes     int64 `json:"packed_bytes"`   // size of those packs
+	DryRun          bool  `json:"dry_run"`        // nothing was removed
 
 	// Damaged are volumes whose list of points cannot be read, or is lost: the prune kept all their points, and all data
 	// that these need.
@@ -74,17 +73,18 @@ type Pruned struct {
 
 // UnreadablePoint is a point with a map that cannot be read completely. Other points may share the unreadable part.
 type UnreadablePoint struct {
-	Volume string `json:"volume"` // "" if no list of points names it any more
-	Point  string `json:"point"`
-	Object string `json:"object"` // that holds the unreadable part: "segments/..."
-	Reason string `json:"reason"`
+	// name of the volume; absent: no list of points names it any more
+	Volume string `json:"volume,omitempty"`
+	Point  string `json:"point"`  // name of the point
+	Object string `json:"object"` // object of the remote that cannot be read: segments/...
+	Reason string `json:"reason"` // why it cannot be read
 }
 
 // PrunedPoint is a point that a prune removed.
 type PrunedPoint struct {
-	Volume    string    `json:"volume"`
-	Name      string    `json:"name"`
-	CreatedAt time.Time `json:"created_at"`
+	Volume    string    `json:"volume"`     // name of the volume
+	Name      string    `json:"point"`      // name of the point
+	CreatedAt time.Time `json:"created_at"` // time when the point was made
 }
 
 // Prune removes points that the policy does not keep, and then objects that no point
@@ -199,7 +199,7 @@ func (p *pruner) prune(ctx context.Context) (*Pruned, error) {
 		}
 	}
 
-	p.out = &Pruned{Points: []PrunedPoint{}, Ended: []ListedWork{}, Damaged: []DamagedHead{}, DryRun: p.DryRun}
+	p.out = &Pruned{Points: []PrunedPoint{}, Ended: []api.Operation{}, Damaged: []DamagedHead{}, DryRun: p.DryRun}
 	if p.Patience == 0 {
 		p.Patience = DefaultPatience
 	}

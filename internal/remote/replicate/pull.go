@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
@@ -30,19 +31,23 @@ type PullRequest struct {
 
 // Pulled is the result of Pull.
 type Pulled struct {
-	engine.Info
-	Volume       string   `json:"volume"`        // its name on the remote
-	Point        string   `json:"point"`         // that was pulled
-	Snapshot     string   `json:"snapshot"`      // reference of the snapshot or generation in this pool
-	Origins      []string `json:"origins"`       // points restored first, because the volume was cloned from them
-	Base         string   `json:"base"`          // local point that the pull began with, and whose data it did not read
-	ReadBytes    int64    `json:"read_bytes"`    // from the remote
-	WrittenBytes int64    `json:"written_bytes"` // into the pool
-	Seconds      float64  `json:"seconds"`
-	Epoch        uint64   `json:"epoch"`     // of the volume on the remote
-	TookOver     bool     `json:"took_over"` // this pool became the writer
-	Unchanged    bool     `json:"unchanged"` // the point was already in this pool, so nothing was pulled
-	Notes        []string `json:"notes"`     // warnings and other messages for the user
+	api.Object
+	RemoteRef string `json:"remote_ref"` // reference to the point on the remote
+	Snapshot  string `json:"snapshot"`   // reference to the snapshot or generation in this pool
+	// references to points that were restored first, as the volume was cloned from them
+	Origins []string `json:"origins"`
+	// reference to the local point that the pull began with, and whose data it did not read
+	Base         string   `json:"base,omitempty"`
+	ReadBytes    int64    `json:"read_bytes"`       // bytes that were read from the remote
+	WrittenBytes int64    `json:"written_bytes"`    // bytes that were written into the pool
+	Seconds      float64  `json:"duration_seconds"` // time that it took
+	Epoch        uint64   `json:"epoch"`            // number of changes of the writer of the volume
+	TookOver     bool     `json:"took_over"`        // this pool became the writer
+	Unchanged    bool     `json:"unchanged"`        // the point was in this pool already, so nothing was pulled
+	Notes        []string `json:"notes"`            // warnings and other messages, for people
+
+	Volume string `json:"-"` // name of the volume on the remote
+	Point  string `json:"-"` // name of the point on the remote
 }
 
 // Pull fetches a point from a remote. Of a volume it makes a snapshot, and a volume that is a clone of the snapshot; of
@@ -162,7 +167,7 @@ func (p *puller) pullRef(ctx context.Context) error {
 	}
 
 	// Fetch the point unless it is here.
-	p.out.Point, p.out.Epoch = pt.Name, h.Epoch
+	p.out.Point, p.out.RemoteRef, p.out.Epoch = pt.Name, h.Name+"@"+pt.Name, h.Epoch
 	if here.hasObject(p.links[pt.Manifest]) {
 		return p.finishUnchanged(ctx, h, pt)
 	}
@@ -504,7 +509,7 @@ func (p *puller) describeResult(ctx context.Context, pt repo.Point) error {
 		return err
 	}
 
-	p.out.Info, p.out.Snapshot = d.Info, point.Ref
+	p.out.Object, p.out.Snapshot = d.Object, point.Ref
 	return nil
 }
 
@@ -557,7 +562,7 @@ func (p *puller) fetchPoint(ctx context.Context, h repo.Head, pt repo.Point, her
 		return err
 	}
 
-	p.out.Info = info
+	p.out.Object = info
 	return p.recordHead(ctx, h, pt)
 }
 

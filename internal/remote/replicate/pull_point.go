@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
@@ -31,14 +32,14 @@ type dest struct {
 }
 
 // pullPoint makes a local snapshot or generation of a head's point. First it makes everything that the point needs.
-func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d dest, depth int) (engine.Info, error) {
+func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d dest, depth int) (api.Object, error) {
 	if depth > maxDepth {
-		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "%w", errTooDeep)
+		return api.Object{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "%w", errTooDeep)
 	}
 
 	m, err := p.readManifest(ctx, h, pt)
 	if err != nil {
-		return engine.Info{}, err
+		return api.Object{}, err
 	}
 
 	q := engine.ReceiveRequest{
@@ -50,30 +51,30 @@ func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d de
 	// Find the base, and restore it if necessary.
 	if m.Content.Chained() {
 		if q.Base, err = p.restoreParent(ctx, h, m, &d, depth); err != nil {
-			return engine.Info{}, err
+			return api.Object{}, err
 		}
 	}
 
 	if m.IsOverlay() {
 		if q.Lower, err = p.restoreLower(ctx, &m, depth); err != nil {
-			return engine.Info{}, err
+			return api.Object{}, err
 		}
 	}
 
 	var base *repo.Manifest
 	if m.Content == repo.Block {
 		if base, q.Base, err = p.chooseBase(ctx, h, pt, &m, depth); err != nil {
-			return engine.Info{}, err
+			return api.Object{}, err
 		}
 	}
 
 	// Set what to make, and what it was cloned from.
 	if err := fillDest(&q, pt, d); err != nil {
-		return engine.Info{}, err
+		return api.Object{}, err
 	}
 
 	if err := p.fillOrigin(ctx, &q, pt); err != nil {
-		return engine.Info{}, err
+		return api.Object{}, err
 	}
 
 	if depth == 0 && q.Base != "" {
@@ -83,7 +84,7 @@ func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d de
 	}
 
 	// Fetch the content.
-	var info engine.Info
+	var info api.Object
 	what := h.Name + "@" + pt.Name
 	if m.Content.Chained() {
 		info, err = p.receiveStream(ctx, q, &m, what)
@@ -91,11 +92,11 @@ func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d de
 		info, err = p.receiveImage(ctx, q, base, &m, what)
 	}
 	if err != nil {
-		return engine.Info{}, err
+		return api.Object{}, err
 	}
 
 	if err := p.loadLinks(ctx); err != nil {
-		return engine.Info{}, err
+		return api.Object{}, err
 	}
 
 	if m.Raw && depth == 0 {
@@ -135,7 +136,7 @@ func fillDest(q *engine.ReceiveRequest, pt repo.Point, d dest) (err error) {
 // receiveStream receives the stream of a manifest. The progress says that it pulls what.
 func (p *puller) receiveStream(
 	ctx context.Context, q engine.ReceiveRequest, m *repo.Manifest, what string,
-) (engine.Info, error) {
+) (api.Object, error) {
 	total := int64(0)
 	for _, f := range m.Stream {
 		total += int64(f.Plain)
@@ -157,7 +158,7 @@ func (p *puller) receiveStream(
 // says that it pulls what.
 func (p *puller) receiveImage(
 	ctx context.Context, q engine.ReceiveRequest, base, m *repo.Manifest, what string,
-) (engine.Info, error) {
+) (api.Object, error) {
 	x := &restore{repo: p.repo, remote: p.remote, base: base, now: m, tracker: progress.From(ctx)}
 	q.NeedBytes = p.estimateBytes(ctx, base, m)
 	total := int64(0)

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver/btrfs"
@@ -133,7 +134,7 @@ func (w *world) state() string {
 		w.t.Fatal(err)
 	}
 	for _, g := range goldens {
-		fmt.Fprintln(&b, "golden", g.Golden, g.Generation, g.Generations)
+		fmt.Fprintln(&b, "golden", g.Name, g.Current.Generation, g.GenerationCount)
 	}
 	entries, err := os.ReadDir(filepath.Join(w.dir, "data", "objects"))
 	if err != nil {
@@ -237,7 +238,7 @@ func TestPullRestores(t *testing.T) {
 			}
 			// Another generation of the golden that came from there.
 			p = o.pull("g", PullRequest{})
-			if got := o.sum("g@2"); got != want["g@2"] || p.Base != "g@1" || p.Kind != "golden" || p.Generation != 2 {
+			if got := o.sum("g@2"); got != want["g@2"] || p.Base != "g@1" || p.Kind != api.KindGeneration || p.Generation != 2 {
 				t.Errorf("the second generation is not what was pushed: %+v", p)
 			}
 			// Pulling what is here changes nothing.

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/base/ref"
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
@@ -106,7 +107,7 @@ func TestPushKilled(t *testing.T) {
 			w.edit(name, func(f *os.File) { noise(t, f, uint64(n)+1000, 100*mib, mib) })
 			w.load()
 			before := len(w.store.Calls())
-			done := slices.DeleteFunc(w.push(name), func(p Pushed) bool { return p.Golden })
+			done := slices.DeleteFunc(w.push(name), func(p Pushed) bool { return p.Kind == api.KindGeneration })
 			calls := w.store.Calls()[before:]
 			last := done[len(done)-1]
 			switch {

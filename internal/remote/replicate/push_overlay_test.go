@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver/btrfs"
@@ -60,7 +61,7 @@ func TestOverlaysTravel(t *testing.T) {
 
 			// The golden is pushed with the first overlay, and pulled with it.
 			w.change("v", r)
-			if out := push("v"); len(out) != 2 || !out[0].Golden || out[1].Origin != "g@1" {
+			if out := push("v"); len(out) != 2 || out[0].Kind != api.KindGeneration || out[1].Origin != "g@1" {
 				t.Errorf("pushed %+v", out)
 			}
 			if out := o.pull("v", PullRequest{}); !slices.Equal(out.Origins, []string{"g@1"}) {
@@ -72,7 +73,7 @@ func TestOverlaysTravel(t *testing.T) {
 			w.overlay("g", "u")
 			w.change("u", r)
 			for _, p := range push("u") {
-				if p.Golden {
+				if p.Kind == api.KindGeneration {
 					t.Errorf("pushed %+v", p)
 				}
 			}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
@@ -34,28 +35,33 @@ type PushRequest struct {
 
 // Pushed describes one point that is on the remote after a Push. Its JSON form is stable.
 type Pushed struct {
-	Ref           string  `json:"ref"`       // local reference: "job@push-20260102T030405.678Z", "web@3"
-	Volume        string  `json:"volume"`    // its name on the remote
-	Point         string  `json:"point"`     // name of the point on the remote
-	Golden        bool    `json:"golden"`    // it is a generation
-	Manifest      string  `json:"manifest"`  // ID on the remote
-	Content       string  `json:"content"`   // block, stream, tree
-	Base          string  `json:"base"`      // point on the remote that it builds upon: "job@push-..."; "" if none
-	Origin        string  `json:"origin"`    // point on the remote that it was cloned from; "" if none
-	Full          bool    `json:"full"`      // all data was read
-	Resumed       bool    `json:"resumed"`   // it resumed an interrupted push
-	Unchanged     bool    `json:"unchanged"` // nothing was written: the content was already on the remote
-	SizeBytes     int64   `json:"size_bytes"`
-	LogicalBytes  int64   `json:"logical_bytes"`  // of data without zeros; 0 for a stream that is a difference
-	ReadBytes     int64   `json:"read_bytes"`     // from the volume
-	UploadedBytes int64   `json:"uploaded_bytes"` // of segments
-	Segments      int64   `json:"segments"`       // that were uploaded
-	Seconds       float64 `json:"seconds"`
-	Epoch         uint64  `json:"epoch"`
-	LostSegments  int     `json:"lost_segments"`            // found missing or damaged; their needed data was sent again
-	Raw           bool    `json:"raw,omitempty"`            // of an encrypted ZFS dataset: blocks as they are on disk
-	ExpectedBytes int64   `json:"expected_bytes,omitempty"` // of the stream, estimated beforehand; 0: unknown
-	Note          string  `json:"note,omitempty"`           // what was not done, and why
+	Ref       string   `json:"ref"`            // reference to what was pushed: job@push-20260102T030405.678Z, web@3
+	Kind      api.Kind `json:"kind"`           // kind of what was pushed: snapshot, generation
+	RemoteRef string   `json:"remote_ref"`     // reference to the point on the remote
+	Manifest  string   `json:"manifest"`       // ID of the point's manifest on the remote
+	Content   string   `json:"content"`        // form of the data: block, stream, tree
+	Base      string   `json:"base,omitempty"` // reference to the point on the remote that it builds upon
+	// reference to the point on the remote that it was cloned from
+	Origin    string `json:"origin,omitempty"`
+	Full      bool   `json:"full"`                 // all data was read
+	Resumed   bool   `json:"resumed"`              // it resumed an interrupted push
+	Unchanged bool   `json:"unchanged"`            // nothing was written: the content was on the remote already
+	SizeBytes int64  `json:"size_bytes,omitempty"` // size of the block device
+	// bytes of data without zeros; 0 for a stream that is a difference
+	LogicalBytes  int64   `json:"logical_bytes"`
+	ReadBytes     int64   `json:"read_bytes"`       // bytes that were read from the volume
+	UploadedBytes int64   `json:"uploaded_bytes"`   // size of the segments that were sent
+	Segments      int64   `json:"segment_count"`    // number of segments that were sent
+	Seconds       float64 `json:"duration_seconds"` // time that it took
+	Epoch         uint64  `json:"epoch"`            // number of changes of the writer of the volume
+	// number of segments that were missing or damaged; what is needed of them was sent again
+	LostSegments  int    `json:"lost_segment_count"`
+	Raw           bool   `json:"raw,omitempty"`            // encrypted blocks were sent as they are on disk
+	ExpectedBytes int64  `json:"expected_bytes,omitempty"` // size of the stream, estimated beforehand
+	Note          string `json:"note,omitempty"`           // what was not done, and why
+
+	Volume string `json:"-"` // name of the volume on the remote
+	Point  string `json:"-"` // name of the point on the remote
 }
 
 // Push uploads points of volumes and goldens to a remote. Where the pool's driver knows what has changed since the last
@@ -228,7 +234,7 @@ func (p *pusher) allTargets(ctx context.Context) ([]target, error) {
 	}
 
 	for _, g := range goldens {
-		out = append(out, target{ref: ref.Ref{Name: g.Golden}})
+		out = append(out, target{ref: ref.Ref{Name: g.Name}})
 	}
 
 	volumes, err := p.e.Volumes(ctx, engine.VolumesRequest{})

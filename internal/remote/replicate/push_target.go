@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -135,9 +136,14 @@ func isPermanent(err error) bool {
 
 // newResult returns the result of a push, as far as the head's point determines it.
 func (x *pointPush) newResult(at repo.Point) Pushed {
+	kind := api.KindSnapshot
+	if x.pt.Golden {
+		kind = api.KindGeneration
+	}
 	return Pushed{
-		Ref: x.pt.Ref, Volume: x.name, Point: at.Name, Golden: x.pt.Golden, Manifest: at.Manifest.String(),
-		Content: string(at.Content), Origin: at.OriginRef, SizeBytes: at.SizeBytes, LogicalBytes: at.Logical,
+		Ref: x.pt.Ref, Kind: kind, RemoteRef: x.name + "@" + at.Name, Volume: x.name, Point: at.Name,
+		Manifest: at.Manifest.String(),
+		Content:  string(at.Content), Origin: at.OriginRef, SizeBytes: at.SizeBytes, LogicalBytes: at.Logical,
 		Epoch: x.head.Epoch, Note: x.note, LostSegments: x.lostSegments,
 	}
 }

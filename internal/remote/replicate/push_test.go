@@ -4,6 +4,7 @@ import (
 	"os"
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/testing/storetest"
 )
 
@@ -24,7 +25,7 @@ func TestPushIncrement(t *testing.T) {
 		punch(t, f, 110*mib, mib)
 	})
 	out := w.push("v")
-	if len(out) != 2 || out[0].Ref != "g@1" || !out[0].Golden || !out[0].Full {
+	if len(out) != 2 || out[0].Ref != "g@1" || out[0].Kind != api.KindGeneration || !out[0].Full {
 		t.Fatalf("pushed %+v", out)
 	}
 	out = out[1:]

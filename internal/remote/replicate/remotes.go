@@ -24,6 +24,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
@@ -85,12 +86,20 @@ type AddRequest struct {
 	MustExist, MustCreate bool
 }
 
+// Describe describes the remote, without asking it.
+func (r *Remote) Describe() api.Remote {
+	return api.Remote{Name: r.Name, URL: errs.MaskURLs(r.URL), Repository: r.Mark.ID.String(), Recipient: r.Recipient,
+		AddedAt: &r.AddedAt}
+}
+
 // Added is the result of Add.
 type Added struct {
-	Remote
+	api.Remote
 	Created bool `json:"created"` // the repository was created
 
 	ConfigRestored bool `json:"config_restored"` // its config was missing or damaged, and was restored
+
+	Opened *Remote `json:"-"` // the remote, to be used
 }
 
 // Add adds a remote to the pool. It first checks that the store honours conditional requests, which everything relies
@@ -165,7 +174,8 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest, access Access) (Ad
 	}
 
 	r.dir = filepath.Join(top, q.Name)
-	return Added{Remote: r, Created: created, ConfigRestored: r.restored}, errs.Wrap(opAdd, q.Name, err)
+	added := Added{Remote: r.Describe(), Created: created, ConfigRestored: r.restored, Opened: &r}
+	return added, errs.Wrap(opAdd, q.Name, err)
 }
 
 // saveMetadata writes remote.json, durably.

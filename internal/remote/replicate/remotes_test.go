@@ -38,16 +38,16 @@ func TestRemoteAdd(t *testing.T) {
 			t.Errorf("%s: %v, %v", path, st.Mode(), err)
 		}
 	}
-	key, err := os.ReadFile(added.IdentityFile())
+	key, err := os.ReadFile(added.Opened.IdentityFile())
 	if err != nil || !strings.Contains(string(key), "AGE-SECRET-KEY-1") {
 		t.Fatalf("%s, %v", key, err)
 	}
-	config, err := os.ReadFile(filepath.Join(added.dir, remoteName))
+	config, err := os.ReadFile(filepath.Join(added.Opened.dir, remoteName))
 	if err != nil || strings.Contains(string(config), "SECRET") {
 		t.Errorf("%s, %v", config, err)
 	}
 	r, err := Load(e.Dir(), "one", Access{})
-	if err != nil || r.URL != url || r.Recipient != added.Recipient || r.Mark != added.Mark {
+	if err != nil || r.URL != url || r.Recipient != added.Recipient || r.Mark != added.Opened.Mark {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	rp, err := r.Open(t.Context())
@@ -93,10 +93,10 @@ func TestRemoteAdd(t *testing.T) {
 	}
 	if added, err = Add(t.Context(), e, AddRequest{Name: "three", URL: url, Identity: string(key)},
 		Access{}); err != nil ||
-		added.Created || added.Mark.ID != r.Mark.ID {
+		added.Created || added.Opened.Mark.ID != r.Mark.ID {
 		t.Fatalf("%+v, %v", added, err)
 	}
-	if kept, err := os.ReadFile(added.IdentityFile()); err != nil || string(kept) == string(key) {
+	if kept, err := os.ReadFile(added.Opened.IdentityFile()); err != nil || string(kept) == string(key) {
 		t.Errorf("the key that opened it was kept: %v", err)
 	}
 	_, err = Add(t.Context(), e, AddRequest{Name: "four", URL: url, MustCreate: true}, Access{})
@@ -143,7 +143,7 @@ func TestRemoteAdd(t *testing.T) {
 	// Keys that go together with the pool.
 	atStake := func() error { return CheckOtherKeys(t.Context(), e.Dir(), Access{}) }
 	wantKind(t, atStake(), errs.Conflict, `operation "remote key export" of only`)
-	key, err = os.ReadFile(added.IdentityFile())
+	key, err = os.ReadFile(added.Opened.IdentityFile())
 	must(t, err)
 	if _, err := Add(t.Context(), e, AddRequest{Name: "same", URL: none, Identity: string(key)}, Access{}); err != nil {
 		t.Fatal(err)

@@ -12,9 +12,9 @@ const opForget = "remove from remote"
 
 // Removed is the result of RemoveVolume.
 type Removed struct {
-	Volume string   `json:"volume"`
-	Points []string `json:"points"` // that were removed, the oldest first
-	Whole  bool     `json:"whole"`  // the volume was removed with them
+	Volume string   `json:"volume"`  // name of the volume
+	Points []string `json:"removed"` // names of the points that were removed, the oldest first
+	Whole  bool     `json:"whole"`   // the volume was removed with them
 }
 
 // RemoveVolume removes a point of a volume, or the volume with all its points, from a remote. The order of removals

@@ -34,11 +34,11 @@ type RepairRequest struct {
 
 // Repaired is the result of Repair. After a dry run it says what Repair would do.
 type Repaired struct {
-	Volumes []RepairedVolume `json:"volumes"` // that were damaged or missing, by name
+	Volumes []RepairedVolume `json:"volumes"` // volumes that were damaged or missing, by name
 	// Lost are manifests that cannot be read. Their points are lost; to which volumes they belonged is not known.
-	Lost    []string `json:"lost"`
-	Checked int      `json:"checked"` // intact heads
-	DryRun  bool     `json:"dry_run"`
+	Lost    []string `json:"lost_manifests"`
+	Checked int      `json:"checked_count"` // number of volumes whose lists of points are intact
+	DryRun  bool     `json:"dry_run"`       // nothing was written
 	// Tables are the tables of moved data that were damaged or lost, and were rebuilt: "moved/...".
 	Tables []string `json:"tables"`
 	// ConfigRestored: the repository's config was missing or damaged, and was restored from this pool's copy. A dry run
@@ -48,17 +48,17 @@ type Repaired struct {
 
 // RepairedVolume is a volume or golden whose list of points was rebuilt.
 type RepairedVolume struct {
-	Volume string `json:"volume"` // "" if its name is not known
-	Object string `json:"object"` // its list of points: "heads/...", or a part of the list: "points/..."
+	Volume string `json:"volume,omitempty"` // name of the volume; absent: it is not known
+	Object string `json:"object"`           // its list of points: "heads/...", or a part of the list: "points/..."
 	// Part: only a part of the list was damaged or missing. The rest is unchanged, including the writer.
 	Part     bool     `json:"part,omitempty"`
-	Missing  bool     `json:"missing"`        // the list did not exist; otherwise it was damaged
-	Repaired bool     `json:"repaired"`       // it exists again; after a dry run: it would
-	Points   []string `json:"points"`         // that are complete, the oldest first
-	Broken   []string `json:"broken"`         // that are listed, too, but lack data that they need
-	Writer   bool     `json:"writer"`         // this pool may push the volume; otherwise a pool has to take it over
-	Reason   string   `json:"reason"`         // why the list could not be used, or could not be rebuilt
-	Copy     string   `json:"copy,omitempty"` // file with a copy of the damaged list
+	Missing  bool     `json:"missing"`          // the list did not exist; otherwise it was damaged
+	Repaired bool     `json:"repaired"`         // it exists again; after a dry run: it would
+	Points   []string `json:"complete"`         // names of the points that are complete, the oldest first
+	Broken   []string `json:"broken"`           // names of the points that are listed, but lack data that they need
+	Writer   bool     `json:"writer"`           // this pool may push the volume; otherwise a pool has to take it over
+	Reason   string   `json:"reason,omitempty"` // why the list could not be used, or could not be rebuilt
+	Copy     string   `json:"copy,omitempty"`   // file with a copy of the damaged list
 }
 
 // Repair first restores the config of the repository from this pool's copy, if the config is missing or damaged. Then

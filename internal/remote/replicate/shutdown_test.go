@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
@@ -129,7 +130,7 @@ func TestShutdown(t *testing.T) {
 	}
 	made := map[string]string{}
 	for _, v := range h.Events {
-		if v.Kind == engine.EventCreate {
+		if v.Event == api.EventCreate {
 			made[v.Ref] = v.Op
 		}
 	}

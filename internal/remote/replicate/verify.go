@@ -33,17 +33,17 @@ type VerifyRequest struct {
 
 // Problem is damage that was found in a remote.
 type Problem struct {
-	Volume  string `json:"volume,omitempty"` // "" if it is not known, or no volume is affected
-	Point   string `json:"point,omitempty"`  // the first by name, if several are affected
-	Offset  int64  `json:"offset"`           // first byte of the volume that cannot be read
-	Length  int64  `json:"length"`           // bytes from there; 0: no bytes in particular
-	Object  string `json:"object,omitempty"` // of the remote: "segments/..."
-	Message string `json:"message"`
-	Volumes int    `json:"volumes"` // affected volumes; 0: not known
-	Points  int    `json:"points"`  // affected points of all these volumes
-	// Affected names these points, VOLUME@POINT in order, at most 1000.
-	Affected []string `json:"affected,omitempty"`
-	// Rollback: the volume's list of points is older than one that this pool has seen.
+	// name of the volume; absent: not known, or none is affected
+	Volume   string   `json:"volume,omitempty"`
+	Point    string   `json:"point,omitempty"`    // name of the point, the first one if several are affected
+	Offset   int64    `json:"offset_bytes"`       // first byte of the volume that cannot be read
+	Length   int64    `json:"length_bytes"`       // bytes from there; 0: no bytes in particular
+	Object   string   `json:"object,omitempty"`   // object of the remote: segments/...
+	Message  string   `json:"message"`            // what is wrong
+	Volumes  int      `json:"volume_count"`       // number of volumes that are affected; 0: not known
+	Points   int      `json:"point_count"`        // number of points of all these volumes that are affected
+	Affected []string `json:"affected,omitempty"` // references to these points, at most 1000
+	// the list of points of the volume is older than one that this pool has seen
 	Rollback bool `json:"rollback,omitempty"`
 
 	manifest repo.ID // of the point, which may have been removed in the meantime
@@ -80,23 +80,24 @@ func (p Problem) Count() string {
 
 // Verified is the result of Verify.
 type Verified struct {
-	Volumes       int       `json:"volumes"`
-	Points        int       `json:"points"`
-	Segments      int       `json:"segments"`       // that these need
-	SegmentBytes  int64     `json:"segment_bytes"`  // of them, as listed
-	ReadSegments  int       `json:"read_segments"`  // that were read completely and checked
-	ReadBytes     int64     `json:"read_bytes"`     // of them
-	Seed          uint64    `json:"seed"`           // of the sample, if not all were read
-	GarbageCount  int       `json:"garbage_count"`  // unneeded objects, which the next prune removes
-	GarbageBytes  int64     `json:"garbage_bytes"`  //
-	WorkingBytes  int64     `json:"working_bytes"`  // written by sessions that have not ended
-	Unknown       []string  `json:"unknown"`        // keys of objects that do not belong to a repository
-	Warnings      []Problem `json:"warnings"`       // that cost no data
-	Problems      []Problem `json:"problems"`       // at most 1000
-	TotalProblems int       `json:"total_problems"` //
+	Volumes      int   `json:"volume_count"`  // number of volumes
+	Points       int   `json:"point_count"`   // number of points
+	Segments     int   `json:"segment_count"` // number of segments that these points need
+	SegmentBytes int64 `json:"segment_bytes"` // size of these segments, as listed
+	// number of segments that were read completely and checked
+	ReadSegments int    `json:"read_segment_count"`
+	ReadBytes    int64  `json:"read_bytes"`    // size of the segments that were read
+	Seed         uint64 `json:"seed"`          // seed of the sample, if not all segments were read
+	GarbageCount int    `json:"garbage_count"` // number of unneeded objects, which the next prune removes
+	GarbageBytes int64  `json:"garbage_bytes"` // size of these objects
+	// size of what operations have written that have not ended
+	WorkingBytes  int64     `json:"working_bytes"`
+	Unknown       []string  `json:"unknown"`       // keys of objects that do not belong to a repository
+	Warnings      []Problem `json:"warnings"`      // problems that cost no data
+	Problems      []Problem `json:"problems"`      // problems, at most 1000
+	TotalProblems int       `json:"problem_count"` // number of problems
 
-	// Repaired are the points with missing or damaged data, if they were to be repaired: see VerifyRepair. Problems are
-	// those that are left then.
+	// points with missing or damaged data, if they were to be repaired; problems are those that are left then
 	Repaired []RepairedPoint `json:"repaired,omitempty"`
 }
 

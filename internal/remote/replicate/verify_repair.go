@@ -17,14 +17,14 @@ import (
 
 // RepairedPoint is a point with missing or damaged data.
 type RepairedPoint struct {
-	Volume        string `json:"volume"`
-	Point         string `json:"point"`
-	Repaired      bool   `json:"repaired"`       // it is complete again
-	Ref           string `json:"ref,omitempty"`  // the object of this pool that it was repaired from
-	UploadedBytes int64  `json:"uploaded_bytes"` // that were sent for it
-	// Host writes the volume: only its pool may still have the data.
+	Volume        string `json:"volume"`         // name of the volume
+	Point         string `json:"point"`          // name of the point
+	Repaired      bool   `json:"repaired"`       // the point is complete again
+	Ref           string `json:"ref,omitempty"`  // reference to the object of this pool that it was repaired from
+	UploadedBytes int64  `json:"uploaded_bytes"` // bytes that were sent for it
+	// host that writes the volume: only its pool may still have the data
 	Host   string `json:"host,omitempty"`
-	Reason string `json:"reason,omitempty"` // why it is not complete
+	Reason string `json:"reason,omitempty"` // why the point is not complete
 }
 
 // VerifyRepair calls Verify, and repairs damaged points whose snapshots or generations are in this pool: it pushes them

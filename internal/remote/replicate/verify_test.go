@@ -467,8 +467,8 @@ func TestVolumes(t *testing.T) {
 			l.Points = append(l.Points, p)
 		}
 		s := fmt.Sprint(l.Name, " ", len(l.Points))
-		for _, w := range l.Sessions {
-			s += " " + string(w.Kind) + " by " + w.Host
+		for _, w := range l.Operations {
+			s += " " + w.Op + " by " + w.Host
 		}
 		got = append(got, s)
 	}

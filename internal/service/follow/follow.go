@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 
+	"pando/internal/api"
 	"pando/internal/engine"
 )
 
@@ -34,7 +35,7 @@ func (f *Follower) Begun() bool { return f.begun }
 
 // Next returns the events since the last call, the oldest first, which may be none, and whether there are more already.
 // After an error, the next call tries again. It returns the kinds of [engine.Engine.History].
-func (f *Follower) Next(ctx context.Context, e *engine.Engine) (events []engine.Event, more bool, err error) {
+func (f *Follower) Next(ctx context.Context, e *engine.Engine) (events []api.Event, more bool, err error) {
 	h, err := e.History(ctx, f.next)
 	if err != nil {
 		return nil, false, err
@@ -42,7 +43,7 @@ func (f *Follower) Next(ctx context.Context, e *engine.Engine) (events []engine.
 
 	// The engine has chosen the first events.
 	if f.begun {
-		h.Events = slices.DeleteFunc(h.Events, func(v engine.Event) bool { return !f.trail.Has(v) })
+		h.Events = slices.DeleteFunc(h.Events, func(v api.Event) bool { return !f.trail.Has(v) })
 		more = h.More
 	}
 	f.begun = true

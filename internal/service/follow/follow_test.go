@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/base/ref"
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
@@ -51,11 +52,11 @@ func TestFollower(t *testing.T) {
 		var got []string
 		n := 0
 		for more := true; more; n++ {
-			var events []engine.Event
+			var events []api.Event
 			events, more, err = f.Next(ctx, e)
 			must(t, err)
 			for _, v := range events {
-				got = append(got, string(v.Kind)+" "+v.Ref)
+				got = append(got, string(v.Event)+" "+v.Ref)
 			}
 		}
 		if n != calls || !slices.Equal(got, want) {

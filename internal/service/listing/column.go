@@ -5,7 +5,9 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
+	"pando/internal/driver"
 	"pando/internal/engine"
 )
 
@@ -13,14 +15,14 @@ import (
 // Moment is set.
 type Column struct {
 	Name   string
-	Text   func(*engine.Info) string
-	Flag   func(*engine.Info) bool
-	Bytes  func(*engine.Info) int64
-	Number func(*engine.Info) int64
-	Moment func(*engine.Info) time.Time // zero: never
+	Text   func(*api.Object) string
+	Flag   func(*api.Object) bool
+	Bytes  func(*api.Object) int64
+	Number func(*api.Object) int64
+	Moment func(*api.Object) time.Time // zero: never
 
-	order engine.VolumeOrder        // how the catalogue calls the order by this column; "": it does not have it
-	also  func(*engine.Info) string // other word for Text that filters find, too; nil: none
+	order engine.VolumeOrder       // how the catalogue calls the order by this column; "": it does not have it
+	also  func(*api.Object) string // other word for Text that filters find, too; nil: none
 }
 
 // Columns returns the columns.
@@ -32,31 +34,38 @@ func Columns() []Column {
 		return *t
 	}
 
-	return []Column{
-		{Name: "name", Text: func(v *engine.Info) string { return v.Name }, order: engine.ByName},
-		{Name: "origin", Text: func(v *engine.Info) string { return v.Origin }},
-		{Name: "fs", Text: func(v *engine.Info) string { return string(v.FS) }},
-		{Name: "state", Text: func(v *engine.Info) string { return string(v.State) }},
-		{Name: "logical", Bytes: func(v *engine.Info) int64 { return v.LogicalBytes }, order: engine.ByLogical},
-		{Name: "exclusive", Bytes: func(v *engine.Info) int64 { return v.ExclusiveBytes }, order: engine.ByExclusive},
-		{Name: "shared", Bytes: func(v *engine.Info) int64 { return v.SharedBytes }, order: engine.ByShared},
-		{Name: "created", Moment: func(v *engine.Info) time.Time { return v.CreatedAt }, order: engine.ByCreated},
-		{Name: "mountpoint", Text: func(v *engine.Info) string { return v.Mountpoint }},
+	pinnedUntil := func(v *api.Object) time.Time {
+		if v.Pinned && v.PinnedUntil == nil {
+			return driver.Forever
+		}
+		return at(v.PinnedUntil)
+	}
 
-		{Name: "id", Text: func(v *engine.Info) string { return v.ID }},
-		{Name: "golden", Text: func(v *engine.Info) string { return v.Golden }},
-		{Name: "generation", Number: func(v *engine.Info) int64 { return int64(v.Generation) }},
-		{Name: "size", Bytes: func(v *engine.Info) int64 { return v.SizeBytes }, order: engine.BySize},
-		{Name: "extents", Number: func(v *engine.Info) int64 { return v.Extents }, order: engine.ByExtents},
-		{Name: "used", Moment: func(v *engine.Info) time.Time { return v.LastUsedAt }, order: engine.ByUsed},
-		{Name: "measured", Moment: func(v *engine.Info) time.Time { return at(v.MeasuredAt) }, order: engine.ByMeasured},
-		{Name: "expires", Moment: func(v *engine.Info) time.Time { return at(v.ExpiresAt) }, order: engine.ByExpires},
-		{Name: "pinned", Moment: func(v *engine.Info) time.Time { return at(v.PinnedUntil) }},
-		{Name: "ephemeral", Flag: func(v *engine.Info) bool { return v.Ephemeral }},
-		{Name: "overlay", Flag: func(v *engine.Info) bool { return v.Overlay }},
-		{Name: "labels", Text: func(v *engine.Info) string { return v.Labels.String() }},
-		{Name: "owner", Text: func(v *engine.Info) string { return OwnerName(v.OwnerUID) },
-			also: func(v *engine.Info) string { return strconv.FormatUint(uint64(v.OwnerUID), 10) }},
+	return []Column{
+		{Name: "name", Text: func(v *api.Object) string { return v.Name }, order: engine.ByName},
+		{Name: "origin", Text: func(v *api.Object) string { return v.Origin }},
+		{Name: "fs", Text: func(v *api.Object) string { return string(v.FS) }},
+		{Name: "state", Text: func(v *api.Object) string { return string(v.State) }},
+		{Name: "logical", Bytes: func(v *api.Object) int64 { return v.LogicalBytes }, order: engine.ByLogical},
+		{Name: "exclusive", Bytes: func(v *api.Object) int64 { return v.ExclusiveBytes }, order: engine.ByExclusive},
+		{Name: "shared", Bytes: func(v *api.Object) int64 { return v.SharedBytes }, order: engine.ByShared},
+		{Name: "created", Moment: func(v *api.Object) time.Time { return v.CreatedAt }, order: engine.ByCreated},
+		{Name: "mountpoint", Text: func(v *api.Object) string { return v.Mountpoint }},
+
+		{Name: "id", Text: func(v *api.Object) string { return v.ID }},
+		{Name: "golden", Text: func(v *api.Object) string { return v.Golden }},
+		{Name: "generation", Number: func(v *api.Object) int64 { return int64(v.Generation) }},
+		{Name: "size", Bytes: func(v *api.Object) int64 { return v.SizeBytes }, order: engine.BySize},
+		{Name: "extents", Number: func(v *api.Object) int64 { return v.Extents }, order: engine.ByExtents},
+		{Name: "used", Moment: func(v *api.Object) time.Time { return v.LastUsedAt }, order: engine.ByUsed},
+		{Name: "measured", Moment: func(v *api.Object) time.Time { return at(v.MeasuredAt) }, order: engine.ByMeasured},
+		{Name: "expires", Moment: func(v *api.Object) time.Time { return at(v.ExpiresAt) }, order: engine.ByExpires},
+		{Name: "pinned", Moment: pinnedUntil},
+		{Name: "ephemeral", Flag: func(v *api.Object) bool { return v.Ephemeral }},
+		{Name: "overlay", Flag: func(v *api.Object) bool { return v.Overlay }},
+		{Name: "labels", Text: func(v *api.Object) string { return v.Labels.String() }},
+		{Name: "owner", Text: func(v *api.Object) string { return OwnerName(v.OwnerUID) },
+			also: func(v *api.Object) string { return strconv.FormatUint(uint64(v.OwnerUID), 10) }},
 	}
 }
 
@@ -103,7 +112,7 @@ type key struct {
 }
 
 // keyOf returns the key of a volume. A time that is not set is greater than all others.
-func (c *Column) keyOf(v *engine.Info) key {
+func (c *Column) keyOf(v *api.Object) key {
 	switch {
 	case c.Text != nil:
 		return key{Text: c.Text(v)}

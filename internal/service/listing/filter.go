@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/units"
 	"pando/internal/driver"
@@ -19,14 +20,14 @@ const LabelFilter = "label"
 
 // filters are the filters of a request, which a volume must pass.
 type filters struct {
-	columns map[string][]func(*engine.Info) bool // tests by column, of which one of each must hold
+	columns map[string][]func(*api.Object) bool // tests by column, of which one of each must hold
 	labels  driver.LabelSelector
 	words   map[string][]string // values of the filters, by column or "label"
 }
 
 // parseFilters reads filters of the form KEY=VALUE. now is when ages count from. Invalid.
 func parseFilters(words []string, now time.Time) (f filters, err error) {
-	f.columns, f.words = map[string][]func(*engine.Info) bool{}, map[string][]string{}
+	f.columns, f.words = map[string][]func(*api.Object) bool{}, map[string][]string{}
 	for _, w := range words {
 		name, value, ok := strings.Cut(w, "=")
 		if !ok {
@@ -73,7 +74,7 @@ func (f *filters) narrow(q *engine.VolumeScan) {
 	if word, plain := only("golden"); plain {
 		q.Golden = word
 	}
-	if word, _ := only("state"); word == string(engine.StateMounted) {
+	if word, _ := only("state"); word == string(api.StateMounted) {
 		q.Mounted = true
 	}
 	if word, plain := only("owner"); plain {
@@ -94,9 +95,9 @@ func (f *filters) narrow(q *engine.VolumeScan) {
 const globs = `*?[\`
 
 // pass reports whether a volume passes the filters.
-func (f *filters) pass(v *engine.Info) bool {
+func (f *filters) pass(v *api.Object) bool {
 	for _, tests := range f.columns {
-		if !slices.ContainsFunc(tests, func(test func(*engine.Info) bool) bool { return test(v) }) {
+		if !slices.ContainsFunc(tests, func(test func(*api.Object) bool) bool { return test(v) }) {
 			return false
 		}
 	}
@@ -105,7 +106,7 @@ func (f *filters) pass(v *engine.Info) bool {
 
 // filter returns the test for a value of the column: a glob, true or false, or a size, number or age that may begin
 // with < or >. now is when ages count from. Invalid.
-func (c *Column) filter(value string, now time.Time) (func(*engine.Info) bool, error) {
+func (c *Column) filter(value string, now time.Time) (func(*api.Object) bool, error) {
 	bad := func(format string, args ...any) error {
 		return errs.New(errs.Invalid, op, c.Name+"="+value, "not a value of this column").WithHint(format, args...)
 	}
@@ -114,7 +115,7 @@ func (c *Column) filter(value string, now time.Time) (func(*engine.Info) bool, e
 		if _, err := path.Match(value, ""); err != nil {
 			return nil, bad("use a name, or a pattern such as 'agent-*'")
 		}
-		return func(v *engine.Info) bool {
+		return func(v *api.Object) bool {
 			ok, _ := path.Match(value, c.Text(v)) // the pattern is good
 			if !ok && c.also != nil {
 				ok, _ = path.Match(value, c.also(v))
@@ -128,7 +129,7 @@ func (c *Column) filter(value string, now time.Time) (func(*engine.Info) bool, e
 		if err != nil {
 			return nil, bad("use %s=true or %s=false", c.Name, c.Name)
 		}
-		return func(v *engine.Info) bool { return c.Flag(v) == want }, nil
+		return func(v *api.Object) bool { return c.Flag(v) == want }, nil
 	}
 
 	// Numbers can be compared.
@@ -149,11 +150,11 @@ func (c *Column) filter(value string, now time.Time) (func(*engine.Info) bool, e
 		if number == "0" {
 			want, err = 0, nil
 		}
-		return func(v *engine.Info) bool { return cmp.Compare(c.Bytes(v), want) == sign }, orBad(err,
+		return func(v *api.Object) bool { return cmp.Compare(c.Bytes(v), want) == sign }, orBad(err,
 			bad("use a size: '%s=>1G', '%s=<64M'", c.Name, c.Name))
 	case c.Number != nil:
 		want, err := strconv.ParseInt(number, 10, 64)
-		return func(v *engine.Info) bool { return cmp.Compare(c.Number(v), want) == sign }, orBad(err,
+		return func(v *api.Object) bool { return cmp.Compare(c.Number(v), want) == sign }, orBad(err,
 			bad("use a number: '%s=>1', '%s=3'", c.Name, c.Name))
 	}
 
@@ -170,15 +171,15 @@ func orBad(err, bad error) error {
 // filterMoment returns the test for a column of times, which a filter compares by their distance from now.
 func (c *Column) filterMoment(
 	age string, sign int, now time.Time, bad func(string, ...any) error,
-) (func(*engine.Info) bool, error) {
+) (func(*api.Object) bool, error) {
 	if sign == 0 {
 		want, err := strconv.ParseBool(age)
-		return func(v *engine.Info) bool { return !c.Moment(v).IsZero() == want }, orBad(err,
+		return func(v *api.Object) bool { return !c.Moment(v).IsZero() == want }, orBad(err,
 			bad("use an age with < or >, or true or false: '%s=>2h', %s=true", c.Name, c.Name))
 	}
 
 	d, err := units.ParseDuration(op, age)
-	return func(v *engine.Info) bool {
+	return func(v *api.Object) bool {
 		t := c.Moment(v)
 		return !t.IsZero() && cmp.Compare(now.Sub(t).Abs(), d) == sign
 	}, orBad(err, bad("use an age: '%s=>2h', '%s=<7d'", c.Name, c.Name))

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/engine"
 )
@@ -28,7 +29,7 @@ type Request struct {
 
 // Page is a part of a list, or all of it.
 type Page struct {
-	Volumes []engine.Info
+	Volumes []api.Object
 	Next    string // After of the request for the next page; "": there is none
 }
 
@@ -53,8 +54,8 @@ func List(ctx context.Context, e *engine.Engine, q Request) (Page, error) {
 		return l.choose(all), nil
 	}
 
-	var out []engine.Info
-	if err := e.ScanVolumes(ctx, l.scan(), func(v engine.Info) bool {
+	var out []api.Object
+	if err := e.ScanVolumes(ctx, l.scan(), func(v api.Object) bool {
 		if l.filters.pass(&v) {
 			out = append(out, v)
 		}
@@ -82,7 +83,7 @@ type place struct {
 }
 
 // placeOf returns the place of a volume in the list.
-func (l *list) placeOf(v *engine.Info) place { return place{Key: l.by.keyOf(v), Name: v.Name} }
+func (l *list) placeOf(v *api.Object) place { return place{Key: l.by.keyOf(v), Name: v.Name} }
 
 // compare compares two places.
 func (l *list) compare(a, b place) int {
@@ -157,19 +158,19 @@ func (l *list) scan() engine.VolumeScan {
 }
 
 // choose returns the page of a list of all volumes, which are in order of name.
-func (l *list) choose(all []engine.Info) Page {
-	out := slices.DeleteFunc(all, func(v engine.Info) bool { return !l.filters.pass(&v) })
+func (l *list) choose(all []api.Object) Page {
+	out := slices.DeleteFunc(all, func(v api.Object) bool { return !l.filters.pass(&v) })
 	if l.by.order != engine.ByName || l.desc {
-		slices.SortFunc(out, func(a, b engine.Info) int { return l.compare(l.placeOf(&a), l.placeOf(&b)) })
+		slices.SortFunc(out, func(a, b api.Object) int { return l.compare(l.placeOf(&a), l.placeOf(&b)) })
 	}
 	if l.after != nil {
-		out = slices.DeleteFunc(out, func(v engine.Info) bool { return l.compare(l.placeOf(&v), *l.after) <= 0 })
+		out = slices.DeleteFunc(out, func(v api.Object) bool { return l.compare(l.placeOf(&v), *l.after) <= 0 })
 	}
 	return l.page(out)
 }
 
 // page returns the first volumes of what is left of a list.
-func (l *list) page(left []engine.Info) Page {
+func (l *list) page(left []api.Object) Page {
 	if l.limit == 0 || len(left) <= l.limit {
 		return Page{Volumes: left}
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/principal"
 	"pando/internal/base/ref"
@@ -22,14 +23,14 @@ import (
 )
 
 // someVolumes are volumes to select from.
-func someVolumes(now time.Time) []engine.Info {
+func someVolumes(now time.Time) []api.Object {
 	soon, late := now.Add(30*time.Minute), now.Add(48*time.Hour)
-	return []engine.Info{
+	return []api.Object{
 		{Name: "a-1", State: "idle", Origin: "web@1", Golden: "web", Generation: 1, CreatedAt: now.Add(-3 * time.Hour),
 			ExclusiveBytes: 10, ExpiresAt: &soon},
 		{Name: "a-2", State: "mounted", Origin: "web@2", Golden: "web", Generation: 2, CreatedAt: now.Add(-time.Hour),
 			ExclusiveBytes: 3 << 30, Mountpoint: "/mnt/a-2", Ephemeral: true},
-		{Name: "b", State: "mounted", CreatedAt: now.Add(-50 * time.Hour), ExclusiveBytes: 1 << 30, PinnedUntil: &late,
+		{Name: "b", State: "mounted", CreatedAt: now.Add(-50 * time.Hour), ExclusiveBytes: 1 << 30, Pinned: true,
 			Mountpoint: "/srv/b"},
 		{Name: "c", State: "idle", Origin: "db@1", Golden: "db", Generation: 1, CreatedAt: now.Add(-2 * time.Minute),
 			ExpiresAt: &late, Overlay: true},
@@ -87,7 +88,7 @@ func TestFiltersAndOrders(t *testing.T) {
 }
 
 // names are the names of volumes, separated by blanks.
-func names(vols []engine.Info) string {
+func names(vols []api.Object) string {
 	var out []string
 	for _, v := range vols {
 		out = append(out, v.Name)
@@ -198,7 +199,7 @@ func TestPages(t *testing.T) {
 			whole, err := List(t.Context(), e, q)
 			must(t, err)
 			q.Limit = 1 + (i+j)%40
-			var got []engine.Info
+			var got []api.Object
 			for {
 				p, err := List(t.Context(), e, q)
 				must(t, err)

@@ -1,13 +1,13 @@
 package listing
 
 import (
+	"pando/internal/api"
 	"pando/internal/base/ref"
-	"pando/internal/engine"
 )
 
 // ByOrigin groups volumes by the name of their origin, without @: "" for those whose origin no longer exists.
-func ByOrigin(goldens []engine.GoldenInfo, vols []engine.Info) map[string][]engine.Info {
-	below := map[string][]engine.Info{}
+func ByOrigin(goldens []api.Golden, vols []api.Object) map[string][]api.Object {
+	below := map[string][]api.Object{}
 	known := map[string]bool{}
 	for _, g := range goldens {
 		known[g.Name] = true

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -21,27 +22,27 @@ type Request struct {
 }
 
 // Pull pulls from a remote, adds the labels, and mounts the volume; one that is mounted there already stays so. An
-// error that comes after the pull is returned with what was pulled, and out.Name then is not empty. It returns the
+// error that comes after the pull is returned with what was pulled, and out.Ref then is not empty. It returns the
 // kinds of replicate.Pull, SetLabels and Mount, and Invalid if a golden was pulled that was to be mounted.
 func Pull(ctx context.Context, e *engine.Engine, from *replicate.Remote, q Request) (out replicate.Pulled, err error) {
 	if out, err = replicate.Pull(ctx, e, from, q.Pull); err != nil {
 		return replicate.Pulled{}, err
 	}
 
-	err = addLabels(ctx, e, &out.Info, q.Labels)
+	err = addLabels(ctx, e, &out.Object, q.Labels)
 	if q.Mount {
-		err = errors.Join(err, mount(ctx, e, &out.Info, q.MountDir))
+		err = errors.Join(err, mount(ctx, e, &out.Object, q.MountDir))
 	}
 	return out, err
 }
 
 // addLabels adds labels to what was pulled.
-func addLabels(ctx context.Context, e *engine.Engine, v *engine.Info, labels driver.Labels) error {
+func addLabels(ctx context.Context, e *engine.Engine, v *api.Object, labels driver.Labels) error {
 	if labels == (driver.Labels{}) {
 		return nil
 	}
 
-	r, err := ref.Parse("label", v.Name)
+	r, err := ref.Parse("label", labelled(v))
 	if err != nil {
 		return err
 	}
@@ -52,11 +53,19 @@ func addLabels(ctx context.Context, e *engine.Engine, v *engine.Info, labels dri
 	return err
 }
 
+// labelled returns what has the labels of an object: a volume, or the golden of a generation.
+func labelled(v *api.Object) string {
+	if v.Kind == api.KindGeneration {
+		return v.Golden
+	}
+	return v.Name
+}
+
 // mount mounts what was pulled.
-func mount(ctx context.Context, e *engine.Engine, v *engine.Info, dir string) error {
-	if v.Kind != engine.KindVolume {
-		return errs.New(errs.Invalid, "mount", v.Name, "pulled, but a %s cannot be mounted", v.Kind).
-			WithHint("clone it: %s", errs.Run("clone", v.Name, "NEW", errs.Param("mount")))
+func mount(ctx context.Context, e *engine.Engine, v *api.Object, dir string) error {
+	if v.Kind != api.KindVolume {
+		return errs.New(errs.Invalid, "mount", v.Ref, "pulled, but a golden cannot be mounted").
+			WithHint("clone it: %s", errs.Run("clone", v.Golden, "NEW", errs.Param("mount")))
 	}
 
 	name, err := ref.ParseName("mount", v.Name)

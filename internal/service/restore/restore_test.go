@@ -90,7 +90,7 @@ func TestPull(t *testing.T) {
 
 	// Without a pull there is nothing.
 	q.Pull = replicate.PullRequest{Ref: ref.Ref{Name: "none"}}
-	if out, err = Pull(ctx, e, far, q); !errs.Is(err, errs.NotFound) || out.Name != "" {
+	if out, err = Pull(ctx, e, far, q); !errs.Is(err, errs.NotFound) || out.Ref != "" {
 		t.Errorf("what does not exist: %+v, %v", out, err)
 	}
 }

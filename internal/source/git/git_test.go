@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver/btrfs"
@@ -125,7 +126,7 @@ func (w *world) tryClone(name, revision string, offline bool) (string, error) {
 	ctx, cancel := context.WithTimeout(w.t.Context(), time.Minute) // git may be in a trap
 	defer cancel()
 	q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName(name), Mount: true}
-	var out []engine.Info
+	var out []api.Object
 	var err error
 	if revision != "" {
 		out, err = Checkout(ctx, w.e, CheckoutRequest{Revision: revision, Offline: offline, Env: os.Environ()}, q)
@@ -168,7 +169,7 @@ func (w *world) volumes() (out []string) {
 	goldens, err := w.e.Goldens(w.t.Context())
 	must(w.t, err)
 	for _, g := range goldens {
-		out = append(out, fmt.Sprintf("%s@%d", g.Golden, g.Generation))
+		out = append(out, fmt.Sprintf("%s@%d", g.Name, g.Current.Generation))
 	}
 	return out
 }

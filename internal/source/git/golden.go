@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
@@ -33,13 +34,15 @@ type ImportRequest struct {
 
 // Made is the result of Import and Refresh. Its JSON form is stable.
 type Made struct {
-	engine.Info
-	URL       string   `json:"url"`
-	Branch    string   `json:"branch"`            // that is checked out; "": none, because HEAD is a commit on the remote
-	Commit    string   `json:"commit"`            // that is checked out
-	Unchanged bool     `json:"unchanged"`         // nothing was new: there is no new generation
-	Prepared  bool     `json:"prepared"`          // the command to prepare it ran
-	Removed   []string `json:"removed,omitempty"` // older generations, by the golden's retention
+	api.Object
+	URL string `json:"url"` // address of the repository
+	// branch that is checked out; absent: none, as HEAD is a commit there
+	Branch    string `json:"branch,omitempty"`
+	Commit    string `json:"commit"`    // commit that is checked out
+	Unchanged bool   `json:"unchanged"` // nothing was new: there is no new generation
+	Prepared  bool   `json:"prepared"`  // the command to prepare it ran
+	// references to older generations that the golden no longer keeps
+	Removed []string `json:"removed,omitempty"`
 }
 
 // Import makes a golden of a repository, with all branches and tags, and its default branch checked out. With Update it
@@ -62,13 +65,13 @@ func Import(ctx context.Context, e *engine.Engine, q ImportRequest) (Made, error
 	was, err := e.GoldenSource(ctx, q.Golden)
 	switch {
 	case errs.Is(err, errs.NotFound):
-		m.expect = &engine.Info{}
+		m.expect = &api.Object{}
 	case err != nil:
 		return Made{}, err
 	case waited && !q.Update: // another process has just made it
 		s, err := ParseSource(opImport, q.Golden.String(), was.Source)
 		if mirror, ok := newestMirror(was, q.Source); err == nil && ok && s.asks(q.Source) {
-			return Made{Info: mirror.Info, URL: s.URL, Commit: commitOf(mirror.Info), Unchanged: true}, nil
+			return Made{Object: mirror.Object, URL: s.URL, Commit: commitOf(mirror.Object), Unchanged: true}, nil
 		}
 		fallthrough
 	case !q.Update:
@@ -143,7 +146,7 @@ type CheckoutRequest struct {
 // engine.Clone.
 func Checkout(
 	ctx context.Context, e *engine.Engine, q CheckoutRequest, clones engine.CloneRequest,
-) ([]engine.Info, error) {
+) ([]api.Object, error) {
 	prepare, err := planCheckout(ctx, e, q, &clones)
 	if err != nil {
 		return nil, err
@@ -205,32 +208,32 @@ func isRevision(s string) bool {
 
 // mirrorToClone returns the generation that a reference to a golden names, if git may run in clones of it. NotFound,
 // Invalid.
-func mirrorToClone(was engine.Sourced, s Source, from ref.Ref) (engine.Info, error) {
+func mirrorToClone(was engine.Sourced, s Source, from ref.Ref) (api.Object, error) {
 	if from.At == "" {
 		from = generation(was.Current)
 	}
 	n, ok := from.Generation()
 	if !ok || !slices.Contains(was.Numbers, n) {
-		return engine.Info{}, errs.New(errs.NotFound, opCheckout, from.String(), "no generation has this number").
+		return api.Object{}, errs.New(errs.NotFound, opCheckout, from.String(), "no generation has this number").
 			WithHint("list generations with %s", errs.Run("golden show", from.Name))
 	}
 	if m, ok := was.Mirror(n); ok && madeOf(m, s) {
-		return m.Info, nil
+		return m.Object, nil
 	}
 
 	e := errs.New(errs.Invalid, opCheckout, from.String(),
 		"it was not made from the repository by Pando, but published, imported or pulled: git does not run in it, as a "+
 			"session may have changed what git obeys")
 	if m, ok := newestMirror(was, s); ok {
-		return engine.Info{}, e.WithHint("clone the newest generation of the repository with %s, or this one without %s",
-			errs.Run("clone", generation(m.Info).String(), errs.Param("git-ref"), "REVISION"), errs.Param("git-ref"))
+		return api.Object{}, e.WithHint("clone the newest generation of the repository with %s, or this one without %s",
+			errs.Run("clone", generation(m.Object).String(), errs.Param("git-ref"), "REVISION"), errs.Param("git-ref"))
 	}
-	return engine.Info{}, e.WithHint("make a generation of the repository with %s, or clone this one without %s",
+	return api.Object{}, e.WithHint("make a generation of the repository with %s, or clone this one without %s",
 		errs.Run("golden refresh", from.Name), errs.Param("git-ref"))
 }
 
 // generation returns the reference of a generation.
-func generation(g engine.Info) ref.Ref {
+func generation(g api.Object) ref.Ref {
 	return ref.Ref{Name: g.Golden, At: strconv.Itoa(g.Generation)}
 }
 
@@ -254,7 +257,7 @@ func newestMirror(was engine.Sourced, s Source) (engine.Mirror, bool) {
 }
 
 // commitOf returns the commit of a generation that was made here.
-func commitOf(g engine.Info) string {
+func commitOf(g api.Object) string {
 	_, commit, _ := cutLast(g.Origin, commitMark)
 	return commit
 }
@@ -273,9 +276,9 @@ type maker struct {
 	e       *engine.Engine
 	op      string
 	golden  ref.Name
-	from    ref.Ref      // the generation to begin with, a mirror; the zero Ref: an empty directory
-	object  string       // its ID
-	expect  *engine.Info // see engine.Filled
+	from    ref.Ref     // the generation to begin with, a mirror; the zero Ref: an empty directory
+	object  string      // its ID
+	expect  *api.Object // see engine.Filled
 	source  Source
 	env     []string
 	force   bool // make a generation even if nothing is new
@@ -289,7 +292,7 @@ type maker struct {
 func (m *maker) begin(was engine.Sourced) {
 	mirror, ok := newestMirror(was, m.source)
 	if ok {
-		m.from, m.object = generation(mirror.Info), mirror.ID
+		m.from, m.object = generation(mirror.Object), mirror.ID
 	}
 	if m.source.PreparedIn != mirror.Volume { // a newer one has been removed
 		m.source.Prepared = ""
@@ -317,7 +320,7 @@ func (m *maker) run(ctx context.Context) (Made, error) {
 }
 
 // fill brings a mounted volume up to date, and publishes it.
-func (m *maker) fill(ctx context.Context, vol engine.Info) error {
+func (m *maker) fill(ctx context.Context, vol api.Object) error {
 	r, err := openRepository(repository{op: m.op, name: m.golden.String(), dir: vol.Mountpoint, source: m.source,
 		env: m.env})
 	if err != nil {
@@ -358,7 +361,7 @@ func (m *maker) fill(ctx context.Context, vol engine.Info) error {
 			err = errs.New(errs.Conflict, m.op, r.name, "%s has been published in the meantime", generation(was.Current)).
 				WithHint("try again")
 		}
-		m.out.Info, m.out.Unchanged = was.Current, true
+		m.out.Object, m.out.Unchanged = was.Current, true
 		return err
 	}
 
@@ -374,7 +377,7 @@ func (m *maker) fill(ctx context.Context, vol engine.Info) error {
 }
 
 // publishVolume makes the volume the next generation.
-func (m *maker) publishVolume(ctx context.Context, vol engine.Info) error {
+func (m *maker) publishVolume(ctx context.Context, vol api.Object) error {
 	name, err := ref.ParseName(m.op, vol.Name)
 	if err != nil {
 		return err
@@ -390,7 +393,7 @@ func (m *maker) publishVolume(ctx context.Context, vol engine.Info) error {
 	q.Golden, q.Volume = m.golden, name
 	q.Filled = &engine.Filled{Source: text, Origin: m.source.URL + commitMark + m.out.Commit, Current: m.expect}
 	done, err := m.e.Publish(ctx, q)
-	m.out.Info, m.out.Removed = done.Info, done.Removed
+	m.out.Object, m.out.Removed = done.Object, done.Removed
 	return err
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver/plain"
@@ -170,7 +171,9 @@ func TestMirror(t *testing.T) {
 		}
 		return out
 	}
-	d, err := w.e.Show(t.Context(), ref.Ref{Name: "g"})
+	current, err := w.e.Show(t.Context(), ref.Ref{Name: "g"})
+	must(t, err)
+	d, err := w.e.Golden(t.Context(), current)
 	must(t, err)
 	if len(d.Generations) != 2 || !d.Generations[0].Mirror || d.Generations[1].Mirror || d.Generations[1].Generation != 3 {
 		t.Errorf("generations %+v", d.Generations)
@@ -313,7 +316,7 @@ func TestRefreshOfReplacedGolden(t *testing.T) {
 		m, err := refreshMaker(t.Context(), w.e, RefreshRequest{Golden: ref.MustName("g"), Env: os.Environ()})
 		must(t, err)
 		ran := false
-		fill := func(ctx context.Context, vol engine.Info) error {
+		fill := func(ctx context.Context, vol api.Object) error {
 			ran = true
 			replace()
 			return m.fill(ctx, vol)
@@ -345,7 +348,7 @@ func TestPublishedInTheMeantime(t *testing.T) {
 	before := w.volumes()
 	for current, want := range map[string]errs.Kind{"": errs.Exists, "another": errs.Conflict} {
 		_, err := w.e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName("g"), Volume: ref.MustName("v"),
-			Force: true, Filled: &engine.Filled{Source: "{}", Origin: "x#1", Current: &engine.Info{ID: current}}})
+			Force: true, Filled: &engine.Filled{Source: "{}", Origin: "x#1", Current: &api.Object{ID: current}}})
 		if !errs.Is(err, want) {
 			t.Errorf("generation 1 is current, and %q was: %v", current, err)
 		}

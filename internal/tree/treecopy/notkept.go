@@ -10,9 +10,9 @@ import (
 // NotKept counts the files of a source whose copy lacks one property, because the destination
 // does not support it or the caller may not set it.
 type NotKept struct {
-	What    string `json:"what"`
-	Count   int64  `json:"count"`
-	Example string `json:"example"` // the path of one of them, quoted for messages
+	What    string `json:"what"`    // property that was not kept
+	Count   int64  `json:"count"`   // number of files that lack it
+	Example string `json:"example"` // path of one of them, quoted for messages
 }
 
 // Things that a copy may not keep. Flags have the names that chattr(1) uses.
