@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"text/template"
 	"time"
 
 	"pando/internal/api"
@@ -39,9 +40,10 @@ type App struct {
 	json       bool
 	quiet      bool
 	noProgress bool
-	lasting    bool  // the command runs until it is interrupted, and reopens the pool in each round
-	exit       int   // exit code of a command that succeeded but must not exit with 0
-	unprinted  error // the first error of writing the result
+	each       *template.Template // form of what would be printed as JSON; nil: JSON
+	lasting    bool               // the command runs until it is interrupted, and reopens the pool in each round
+	exit       int                // exit code of a command that succeeded but must not exit with 0
+	unprinted  error              // the first error of writing the result
 	outage     *outage
 }
 
@@ -295,6 +297,9 @@ func (a *App) printJSON(v any) error {
 	if a.unprinted != nil {
 		return a.unprinted
 	}
+	if a.each != nil {
+		return a.printEach(v)
+	}
 	enc := json.NewEncoder(a.Stdout)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
@@ -334,7 +339,7 @@ func (a *App) written(err error) error {
 }
 
 func (a *App) printError(err error) {
-	if a.json || wantsJSON() {
+	if a.json && a.each == nil || wantsJSON() {
 		b, _ := json.Marshal(api.Failure{Error: api.ErrorOf(err, hintOf(err))}) // strings only
 		fmt.Fprintf(a.Stderr, "%s\n", b)
 		return

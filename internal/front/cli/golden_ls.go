@@ -9,7 +9,7 @@ import (
 )
 
 func (a *App) goldenLsCommand() *cobra.Command {
-	return &cobra.Command{
+	c := &cobra.Command{
 		Use:     "ls",
 		Aliases: []string{"list"},
 		Short:   "List goldens",
@@ -47,4 +47,6 @@ and how many volumes were cloned from it.`,
 			return t.flush()
 		}),
 	}
+	a.formatFlag(c)
+	return c
 }

@@ -12,7 +12,7 @@ import (
 )
 
 func (a *App) goldenShowCommand() *cobra.Command {
-	return &cobra.Command{
+	c := &cobra.Command{
 		Use:   "show GOLDEN[@N]",
 		Short: "Describe a golden and its generations",
 		Long: `Describe GOLDEN and list its generations, or describe generation N, with figures
@@ -38,4 +38,6 @@ measured now.`,
 			return a.printShown(ctx, e, r, d)
 		}),
 	}
+	a.formatFlag(c)
+	return c
 }

@@ -59,6 +59,7 @@ by created however many there are.`,
 	c.Flags().BoolVar(&s.q.Exact, "exact", false, "measure the space of every volume now")
 
 	s.addFlags(c)
+	a.formatFlag(c, "columns", "tree")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		columns, err := s.parse()
 		if err != nil {
@@ -102,6 +103,8 @@ func (a *App) ls(ctx context.Context, e *engine.Engine, q listing.Request, colum
 
 	vols := page.Volumes
 	switch {
+	case a.each != nil:
+		err = a.printEach(vols)
 	case a.json:
 		err = a.written(writeObjects(a.Stdout, vols))
 	case tree:

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -19,7 +20,7 @@ import (
 )
 
 func (a *App) remoteLsCommand() *cobra.Command {
-	return &cobra.Command{
+	c := &cobra.Command{
 		Use:     "ls [NAME [VOLUME]]",
 		Aliases: []string{"list"},
 		Short:   "List remotes, the volumes on a remote, or the points of a volume",
@@ -72,6 +73,8 @@ writes the volume, and the commands at work on it. With VOLUME, list its points.
 				WithHint("run `pando remote ls %s` to list them", r.Name)
 		},
 	}
+	a.formatFlag(c)
+	return c
 }
 
 func (a *App) listRemotes() error {
@@ -190,6 +193,12 @@ func (a *App) printPoints(
 	ctx context.Context, r *replicate.Remote, l *replicate.Listing, v replicate.Listed,
 ) (err error) {
 	switch {
+	case a.each != nil:
+		for p, err := range l.Points(ctx, &v) {
+			if err = errors.Join(err, a.printEach(p)); err != nil {
+				return err
+			}
+		}
 	case a.json:
 		err = a.printVolume(&v, l.Points(ctx, &v), "")
 	case a.quiet:
@@ -229,8 +238,8 @@ func (a *App) printPoints(
 
 // printListing prints all volumes as JSON.
 func (a *App) printListing(ctx context.Context, l *replicate.Listing) error {
-	if len(l.Volumes) == 0 {
-		return a.printJSON([]replicate.Listed{})
+	if len(l.Volumes) == 0 || a.each != nil {
+		return a.printJSON(l.Volumes)
 	}
 
 	for i := range l.Volumes {

@@ -32,6 +32,7 @@ how much space sharing saves.`,
 	}
 
 	c.Flags().BoolVar(&exact, "exact", false, "for the pool: measure every object in it now")
+	a.formatFlag(c)
 
 	c.RunE = a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 		if len(args) == 0 {
