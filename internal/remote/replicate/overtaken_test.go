@@ -99,3 +99,25 @@ func TestOvertakenRemoval(t *testing.T) {
 		t.Errorf("a volume was removed twice: %v", err)
 	}
 }
+
+// TestOvertakenRemovalOfUnreadable: a point that may still be there, in a page that cannot be read, does not count as
+// removed.
+func TestOvertakenRemovalOfUnreadable(t *testing.T) {
+	b := newBench(t)
+	b.history(faulttest.Rand(t), "v", nil, 2)
+	lengthen(t, b.repo, "v", 5000, 0)
+	page := b.pagesOf("v")[0]
+	r, _ := b.faulty(storetest.Fault{
+		Match: func(c storetest.Call) bool { return c.Op == storetest.Put && strings.HasPrefix(c.Key, "heads/") },
+		Do: func(storetest.Call) {
+			if _, err := removeVolume(t.Context(), b.repo, ref.Ref{Name: "v", At: "p1"}); err != nil {
+				t.Error(err)
+			}
+			b.flip(page, 100)
+		},
+		Err: storetest.Permanent(errs.Conflict),
+	})
+	if out, err := removeVolume(t.Context(), r, ref.Ref{Name: "v", At: "h100"}); !errs.Is(err, errs.Damaged) {
+		t.Errorf("%+v, %v", out, err)
+	}
+}

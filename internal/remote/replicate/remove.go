@@ -56,25 +56,24 @@ func removeVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error)
 func removeOnePoint(ctx context.Context, r *repo.Repo, q ref.Ref) (names []string, err error) {
 	var p repo.Point
 	_, err = changePoints(ctx, r, opForget, q.Name, func(h *repo.Head, pages repo.PagePutter) (bool, error) {
-		// Find the point, or find out whether it is still there.
 		if names == nil {
 			var err error
 			if p, err = resolvePoint(ctx, r, *h, opForget, q); err != nil {
 				return false, err
 			}
 			names = []string{p.Name}
-		} else if is, err := headLists(ctx, r, *h, p); err != nil || !is {
-			return false, err
 		}
 
-		wasNewest := p.Seq == h.NewestSeq()
+		wasNewest, removed := p.Seq == h.NewestSeq(), false
 		err := pages.Edit(ctx, h, pageHolding(p.Seq), func(all []repo.Point) []repo.Point {
-			return slices.DeleteFunc(all, func(x repo.Point) bool { return x.Seq == p.Seq })
+			left := slices.DeleteFunc(slices.Clone(all), func(x repo.Point) bool { return x.Seq == p.Seq })
+			removed = removed || len(left) < len(all)
+			return left
 		})
 		if err == nil && wasNewest {
 			err = findLatest(ctx, r, h)
 		}
-		return true, err
+		return removed, err
 	})
 	return names, err
 }
