@@ -264,8 +264,8 @@ type shown struct {
 	att    catalog.MountRecord
 	has    bool // it has a mount record
 	golden catalog.Golden
-	snaps  []catalog.Row // of a volume
-	layers *api.Layers   // of an overlay
+	snaps  []catalog.Row // snapshots of a volume
+	layers *api.Layers   // layers of an overlay
 }
 
 // readShown reads what the catalogue has about an object. NotFound.

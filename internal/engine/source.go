@@ -23,9 +23,9 @@ func sourceJSON(g catalog.Golden) json.RawMessage {
 
 // Sourced is what GoldenSource reports.
 type Sourced struct {
-	Source  string     // of the golden: see driver.GoldenProperties; "": none
+	Source  string     // where the golden comes from, see driver.GoldenProperties; "": nowhere
 	Current api.Object // the current generation
-	Numbers []int      // of all generations, the newest first
+	Numbers []int      // numbers of all generations, the newest first
 	Mirrors []Mirror   // the generations that were made from a source, the newest first
 }
 
@@ -82,8 +82,8 @@ func (e *Engine) GoldenSource(ctx context.Context, golden ref.Name) (Sourced, er
 // Filled describes a volume that was filled from the source of a golden, and to which no session could write. A
 // generation that is published from it is a mirror: see driver.Identity.
 type Filled struct {
-	Source  string      // of the golden from now on
-	Origin  string      // of the generation, for users
+	Source  string      // where the golden comes from, from now on
+	Origin  string      // origin of the generation, for users
 	Current *api.Object // generation that must be the current one, the zero Object: there must be no golden; nil: any
 }
 

@@ -68,11 +68,13 @@ type Counts struct {
 	Objects     int `json:"object_count"` // number of objects in the pool
 	Rows        int `json:"row_count"`    // number of objects in the catalogue
 	Attachments int `json:"mount_count"`  // number of mount records
-	Images      int `json:"image_count"`  // whose filesystems were checked
-	Shared      int `json:"shared_count"` // images that were not checked, as they share all blocks with one that was
-	Raw         int `json:"raw_count"`    // images without a filesystem, whose content nobody can check
-	Trees       int `json:"tree_count"`   // opened
-	Busy        int `json:"busy_count"`   // skipped: another pando process works on them
+	Images      int `json:"image_count"`  // number of images whose filesystems were checked
+	// number of images that were not checked, as they share all blocks with one that was
+	Shared int `json:"shared_count"`
+	Raw    int `json:"raw_count"`  // number of images without a filesystem, whose content nobody can check
+	Trees  int `json:"tree_count"` // number of trees that were opened
+	// number of objects that were skipped, as another pando process works on them
+	Busy int `json:"busy_count"`
 }
 
 // Report is the result of a check.

@@ -163,7 +163,8 @@ func resolved(command string) (out []*jsonschema.Resolved, err error) {
 	return out, nil
 }
 
-var known sync.Map // of shape to *jsonschema.Resolved
+// known has the *jsonschema.Resolved of each shape.
+var known sync.Map
 
 // resolveShape returns the schema of a shape, in which no object may have a field that is not described. With nulls,
 // lists may be null.

@@ -20,7 +20,7 @@ import (
 // shape is a form that a value of JSON can have.
 type shape struct {
 	of   reflect.Type
-	kind api.Kind // of a type that contains an [api.Object]: its kind
+	kind api.Kind // kind of the [api.Object] that the type contains; "": it contains none
 	list bool     // an array of them
 }
 

@@ -54,7 +54,8 @@ func TestDescribed(t *testing.T) {
 			if s.Description == "" {
 				t.Errorf("%s.%s has no comment", name, p)
 			}
-			for _, begin := range []string{"of ", "that ", "which ", "with ", "from ", "in ", "until ", "to ", "likewise"} {
+			for _, begin := range []string{"of ", "that ", "which ", "whose ", "with ", "from ",
+				"in ", "until ", "to ", "likewise"} {
 				if strings.HasPrefix(s.Description, begin) {
 					t.Errorf("%s.%s: the comment %q does not stand alone", name, p, s.Description)
 				}
