@@ -61,7 +61,7 @@ type RunResult struct {
 // command destroys the clone, unless Keep is set. It is not an error if processes that
 // the program left behind still use the clone: see RunResult.Held. An error after the
 // program has run (RunResult.Ran) is about the clone. Run returns the kinds of Clone;
-// NotFound if there is no such program; and with Keep, NoSpace and IO as Umount.
+// a StartError if the program cannot be started; and with Keep, NoSpace and IO as Umount.
 func (e *Engine) Run(ctx context.Context, q RunRequest, t Terminal) (RunResult, error) {
 	path, err := q.findProgram()
 	if err != nil {
@@ -124,7 +124,7 @@ func (q RunRequest) findProgram() (string, error) {
 	}
 	path, err := run.Find(name, q.Env)
 	if err != nil {
-		return "", errs.New(errs.NotFound, opRun, name, "no such program")
+		return "", &StartError{errs.New(errs.NotFound, opRun, name, "no such program")}
 	}
 	return path, nil
 }
@@ -206,7 +206,25 @@ func runIn(q RunRequest, path string, t Terminal, vol api.Object) (int, error) {
 	}
 	exit, err := run.Foreground(cmd, t.Signals)
 	if err != nil {
-		return exit, errs.Wrap(opRun, q.Command[0], err)
+		return exit, startError(q.Command[0], err)
 	}
 	return exit, nil
+}
+
+// StartError says why the program of a run could not be started: NotFound, or the kind of what the kernel said.
+type StartError struct{ Err *errs.Error }
+
+// Error returns the text of the cause.
+func (e *StartError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the error with its kind.
+func (e *StartError) Unwrap() error { return e.Err }
+
+// startError makes an error of starting a program a StartError.
+func startError(program string, err error) error {
+	var known *errs.Error
+	if errors.As(errs.Wrap(opRun, program, err), &known) {
+		return &StartError{known}
+	}
+	return err
 }

@@ -35,7 +35,9 @@ const (
 	Damaged     Kind = "damaged"     // stored data cannot be read back as it was written
 	TooNew      Kind = "too_new"     // written by a newer Pando
 	IO          Kind = "io"          // the operating system reported an input/output error
-	Canceled    Kind = "canceled"    // interrupted by the user or a deadline
+	// CommandFailed is the kind of an error of a command that the user gave to Pando.
+	CommandFailed Kind = "command_failed"
+	Canceled      Kind = "canceled" // interrupted by the user or a deadline
 )
 
 // Codes are the numbers that a kind maps to in each front end.
@@ -58,13 +60,15 @@ var kinds = map[Kind]Codes{
 	Damaged:     {10, 500, 15},
 	TooNew:      {11, 501, 9},
 	IO:          {12, 500, 14},
-	Canceled:    {130, 499, 1},
+
+	CommandFailed: {13, 422, 9},
+	Canceled:      {130, 499, 1},
 }
 
 // Kinds returns every kind, in order of exit code.
 func Kinds() []Kind {
 	return []Kind{Internal, Invalid, NotFound, Exists, InUse, NoSpace, Permission, Unsupported, Conflict, Damaged, TooNew,
-		IO, Canceled}
+		IO, CommandFailed, Canceled}
 }
 
 // Codes returns the numbers of k; an unknown kind has those of Internal.

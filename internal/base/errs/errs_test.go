@@ -58,7 +58,7 @@ func TestTableIsComplete(t *testing.T) {
 		if k != errs.Internal && c == errs.Internal.Codes() {
 			t.Errorf("%s has no codes of its own", k)
 		}
-		if c.Exit <= last || c.Exit > 130 || c.Exit > 12 && k != errs.Canceled {
+		if c.Exit <= last || c.Exit > 130 || c.Exit > 13 && k != errs.Canceled {
 			t.Errorf("%s: exit code %d behind %d", k, c.Exit, last)
 		}
 		if c.HTTP < 400 || c.HTTP > 599 || c.GRPC < 1 || c.GRPC > 16 {
@@ -75,7 +75,7 @@ func TestTableIsComplete(t *testing.T) {
 func TestExitCodesAreFrozen(t *testing.T) {
 	for k, want := range map[errs.Kind]int{
 		"internal": 1, "invalid": 2, "not_found": 3, "exists": 4, "in_use": 5, "no_space": 6, "permission": 7,
-		"unsupported": 8, "conflict": 9, "damaged": 10, "too_new": 11, "io": 12, "canceled": 130,
+		"unsupported": 8, "conflict": 9, "damaged": 10, "too_new": 11, "io": 12, "command_failed": 13, "canceled": 130,
 	} {
 		if got := k.Codes().Exit; got != want {
 			t.Errorf("%s: %d, want %d", k, got, want)

@@ -91,6 +91,9 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	}
 
 	a.printError(err)
+	if c != nil && c.CommandPath() == "pando run" {
+		return runExit(err)
+	}
 	return errs.KindOf(err).Codes().Exit
 }
 

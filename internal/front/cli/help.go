@@ -48,6 +48,8 @@ var meanings = map[errs.Kind]string{
 	errs.TooNew:      "written by a newer pando",
 	errs.IO:          "the operating system reported an input/output error",
 	errs.Canceled:    "interrupted",
+
+	errs.CommandFailed: "a command of --prepare failed",
 }
 
 // Exit codes of commands that succeeded and report a finding. They are stable.
@@ -67,18 +69,39 @@ var verdicts = []struct {
 	{exitCritical, "doctor", "the worst finding is critical"},
 }
 
+// Exit codes of run, as those of docker, env(1) and shells: those of its command are below.
+const (
+	exitPandoFailed = 125
+	exitCannotStart = 126
+	exitNoProgram   = 127
+)
+
+// runExits describes these exit codes.
+var runExits = []struct {
+	exit  int
+	means string
+}{
+	{exitPandoFailed, "pando failed; the error has its kind, as above"},
+	{exitCannotStart, "the command cannot be started, such as a file that is not executable"},
+	{exitNoProgram, "there is no such command"},
+	{errs.Canceled.Codes().Exit, "interrupted before the command started"},
+}
+
 func (a *App) exitCodesTopic() *cobra.Command {
 	var b strings.Builder
-	b.WriteString("The exit code tells which kind of error ended a command (`pando run` exits with the exit\ncode of " +
-		"its command):\n\n " +
-		"    0  success\n")
+	b.WriteString("The exit code tells which kind of error ended a command:\n\n     0  success\n")
 	for _, k := range errs.Kinds() {
-		fmt.Fprintf(&b, "  %4d  %-12s %s\n", k.Codes().Exit, k, meanings[k])
+		fmt.Fprintf(&b, "  %4d  %-14s  %s\n", k.Codes().Exit, k, meanings[k])
+	}
+
+	b.WriteString("\n`pando run` exits with the exit code of its command, or with:\n\n")
+	for _, r := range runExits {
+		fmt.Fprintf(&b, "  %4d  %s\n", r.exit, r.means)
 	}
 
 	b.WriteString("\nSome commands that succeed report their result with the exit code:\n\n")
 	for _, v := range verdicts {
-		fmt.Fprintf(&b, "  %4d  %-12s %s\n", v.exit, v.verb, v.means)
+		fmt.Fprintf(&b, "  %4d  %-14s  %s\n", v.exit, v.verb, v.means)
 	}
 
 	b.WriteString("\nWith --json, the error on standard error contains the kind:\n  " +

@@ -15,10 +15,12 @@ import (
 
 // runHelp is the text of `pando run --help`.
 const runHelp = `Clone REF, mount the clone, run COMMAND in it, and destroy the clone when the
-command ends. The exit code is that of the command. The command finds the mount
-point in PANDO_MOUNT and the name of the volume in PANDO_VOLUME. It does not get
-the secrets that pando reads from the environment: passphrases of remotes, and
-credentials of AWS and Google Cloud.
+command ends. The command finds the mount point in PANDO_MOUNT and the name of the
+volume in PANDO_VOLUME. It does not get the secrets that pando reads from the
+environment: passphrases of remotes, and credentials of AWS and Google Cloud.
+
+The exit code is that of the command, 125 if pando itself failed, 126 if COMMAND
+cannot be started, and 127 if there is no such command.
 
 If processes that the command started still use the clone, it stays mounted and
 pando names them. The next pando command after they end destroys the clone. With
@@ -121,6 +123,20 @@ func (a *App) endRun(r engine.RunResult, err error) error {
 	}
 
 	return err
+}
+
+// runExit is the exit code of run for an error of its own.
+func runExit(err error) int {
+	var start *engine.StartError
+	switch {
+	case errs.Is(err, errs.Canceled):
+		return errs.Canceled.Codes().Exit
+	case errors.As(err, &start) && errs.Is(start, errs.NotFound):
+		return exitNoProgram
+	case errors.As(err, &start):
+		return exitCannotStart
+	}
+	return exitPandoFailed
 }
 
 // causeOf is an error without the operation and the reference that it begins with.

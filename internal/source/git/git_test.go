@@ -307,7 +307,8 @@ func TestWorkspaceErrors(t *testing.T) {
 	if _, err := exec.LookPath("git-lfs"); err != nil {
 		wrong(errs.Unsupported, "apt-get install git-lfs", importOf(Source{URL: w.source().URL, LFS: true}))
 	}
-	wrong(errs.IO, "", importOf(Source{URL: w.source().URL, Prepare: "echo reason >&2; exit 3"}))
+	wrong(errs.CommandFailed, "in a clone of the repository",
+		importOf(Source{URL: w.source().URL, Prepare: "echo reason >&2; exit 3"}))
 	wrong(errs.Exists, "golden refresh", func() error {
 		_, err := Import(t.Context(), w.e, ImportRequest{Golden: ref.MustName("g"), Source: w.source()})
 		return err

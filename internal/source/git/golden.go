@@ -414,8 +414,8 @@ func (m *maker) prepare(ctx context.Context, r *repository) error {
 
 	progress.From(ctx).StartOf(progress.Preparing, s.Prepare, 0, 0)
 	o := run.Options{Dir: r.dir, Env: r.environment()}
-	if _, _, err := o.Output(ctx, "sh", "-c", s.Prepare); err != nil {
-		return r.problem("the command to prepare it failed", err)
+	if _, _, err := o.Output(ctx, "sh", "-c", "exec >&2\n"+s.Prepare); err != nil { // all output, in its order
+		return r.prepareFailed(err)
 	}
 
 	s.Prepared, m.out.Prepared = sum, true

@@ -119,6 +119,22 @@ func (r *repository) problem(what string, err error) error {
 	return e
 }
 
+// prepareFailed returns an error of the command that prepares the work tree, with the end of what it printed.
+func (r *repository) prepareFailed(err error) error {
+	var failed *run.Failure
+	if !errors.As(err, &failed) || kindOf(failed.Stderr) == errs.NoSpace {
+		return r.problem("the command to prepare it failed", err)
+	}
+
+	const shown = 10 // lines
+	said := run.LastLines(failed.Stderr, shown)
+	if said == "" {
+		said = "it printed nothing"
+	}
+	return errs.New(errs.CommandFailed, r.op, r.name, "the command to prepare it failed: %w: %s", failed.Err, said).
+		WithHint("run `%s` in a clone of the repository", r.source.Prepare)
+}
+
 // reason returns what git wrote about the cause of a failure.
 func reason(stderr string) string {
 	var out []string
