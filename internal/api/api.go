@@ -11,8 +11,8 @@
 //   - sizes are in bytes, and end in _bytes; durations are in seconds, and end in _seconds; numbers of things end in
 //     _count; times are RFC 3339.
 //
-// A tag of:"KIND,..." names the kinds of objects that can have a field; without it, all can. A tag is:"KIND" says of
-// what kind the objects in a field are.
+// A tag of:"KIND,..." names the kinds of objects that can have a field; without it, all can. A tag always:"KIND,..."
+// names those that always have it. A tag is:"KIND" says of what kind the objects in a field are.
 package api
 
 // Kind says what a reference names.

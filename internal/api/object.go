@@ -8,18 +8,23 @@ import (
 
 // Object is a volume, a snapshot, or a generation of a golden.
 type Object struct {
-	Ref    string `json:"ref"`                                 // reference to the object, as commands take it
-	Kind   Kind   `json:"kind"`                                // volume, snapshot or generation
-	ID     string `json:"id"`                                  // ID of the object, which no other ever has
-	Name   string `json:"name,omitempty" of:"volume,snapshot"` // name of the volume, or of the snapshot within its volume
-	Volume string `json:"volume,omitempty" of:"snapshot"`      // name of the snapshot's volume
+	Ref  string `json:"ref"`  // reference to the object, as commands take it
+	Kind Kind   `json:"kind"` // volume, snapshot or generation
+	ID   string `json:"id"`   // ID of the object, which no other ever has
+	// Name is the name of the volume, or of the snapshot within its volume.
+	Name string `json:"name,omitempty" of:"volume,snapshot" always:"volume,snapshot"`
+	// Volume is the name of the snapshot's volume.
+	Volume string `json:"volume,omitempty" of:"snapshot" always:"snapshot"`
 	// Golden and Generation are what a generation is. A volume and a snapshot have those that they descend from.
-	Golden     string    `json:"golden,omitempty"`
-	Generation int       `json:"generation,omitempty"` // number of the generation, see Golden
-	FS         driver.FS `json:"fs"`                   // filesystem of the content: ext4, xfs, btrfs, native, raw
-	Driver     string    `json:"driver"`               // driver of the pool
-	State      State     `json:"state"`                // what the object is doing
-	Origin     string    `json:"origin,omitempty"`     // reference to what the object was made from
+	Golden string `json:"golden,omitempty" always:"generation"`
+	// Generation is the number of the generation, see Golden.
+	Generation int       `json:"generation,omitempty" always:"generation"`
+	FS         driver.FS `json:"fs"`               // filesystem of the content: ext4, xfs, btrfs, native, raw
+	Driver     string    `json:"driver"`           // driver of the pool
+	State      State     `json:"state"`            // what the object is doing
+	Origin     string    `json:"origin,omitempty"` // reference to what the object was made from
+	// OriginRemoved means that the origin no longer exists. Something else may have its name.
+	OriginRemoved bool `json:"origin_removed,omitempty"`
 	// Mountpoint is the directory or link where a volume is mounted.
 	Mountpoint string     `json:"mountpoint,omitempty" of:"volume"`
 	CreatedAt  time.Time  `json:"created_at"`           // time when the object was made
@@ -33,7 +38,7 @@ type Object struct {
 	ExclusiveBytes int64 `json:"exclusive_bytes"`      // space that destroying the object would return
 	SharedBytes    int64 `json:"shared_bytes"`         // space that other objects use as well
 	Extents        int64 `json:"extents,omitempty"`    // number of pieces on disk
-	// MeasuredAt is when the space was measured; absent: never.
+	// MeasuredAt is when the space was measured; absent: never, and the space is an estimate, that of the origin.
 	MeasuredAt *time.Time `json:"measured_at,omitempty"`
 
 	Pinned      bool       `json:"pinned"`                 // the object must not be destroyed

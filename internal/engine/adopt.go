@@ -421,7 +421,7 @@ func (r *replacement) planReplace(ctx context.Context, out *Imported) error {
 
 		now := time.Now().UTC()
 		id := clone.cloneIdentity(ctx, q.ReplaceVolume.String(), origin, tx.RefOf(origin), now)
-		r.row = catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, r.from), MeasuredAt: r.from.MeasuredAt}
+		r.row = cloneRow(e.caps, r.from, id, now)
 		r.aside = asidePath(r.dir, id.ID)
 		return []catalog.Mark{{ID: id.ID, Op: opAdopt, Name: id.Name, Reads: origin.ID, Mountpoint: r.aside, MadeDir: true}},
 			nil

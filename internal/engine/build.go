@@ -320,7 +320,7 @@ func (b *build) measureGeneration(ctx context.Context) (catalog.Row, error) {
 		}
 		row.MeasuredAt = now
 	} else {
-		row.Usage, row.MeasuredAt = cloneUsage(e.caps, b.reads.Row), b.reads.Row.MeasuredAt
+		row = cloneRow(e.caps, b.reads.Row, b.gen, now)
 	}
 
 	return row, nil

@@ -258,7 +258,7 @@ func (q *cloning) planClones(ctx context.Context, names []string) ([]*clonePlan,
 				from = q.template
 			}
 
-			p.row = catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, from), MeasuredAt: from.MeasuredAt}
+			p.row = cloneRow(e.caps, from, id, now)
 			p.mark = catalog.Mark{ID: id.ID, Op: q.op, Name: n, Reads: origin.ID, Mountpoint: p.target.Path,
 				MadeDir: p.target.Made, Freezes: l.Freezes()}
 			plans = append(plans, p)
@@ -372,6 +372,16 @@ func (q *cloning) cloneIdentity(
 		id.ExpiresAt = now.Add(q.TTL)
 	}
 	return id
+}
+
+// cloneRow returns the row of a fresh clone, with the space that its origin had when that was measured: an estimate if
+// the origin is a volume, which may have been written to since.
+func cloneRow(c driver.Caps, origin catalog.Row, id driver.Identity, now time.Time) catalog.Row {
+	row := catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(c, origin)}
+	if origin.Kind != driver.Volume {
+		row.MeasuredAt = origin.MeasuredAt
+	}
+	return row
 }
 
 // cloneUsage returns the space a fresh clone uses, which needs no measurement.

@@ -29,7 +29,7 @@ func kindOf(k driver.Kind, reference string) api.Kind {
 func objectOf(r catalog.Row, reference, driverName string) api.Object {
 	o := api.Object{
 		Ref: reference, Kind: api.Kind(r.Kind), ID: string(r.ID), Name: r.Name, Golden: r.Golden, Generation: r.Generation,
-		FS: r.FS, Driver: driverName, State: api.StateIdle, Origin: r.Origin,
+		FS: r.FS, Driver: driverName, State: api.StateIdle, Origin: r.Origin, OriginRemoved: r.OriginGone,
 		CreatedAt: r.CreatedAt, LastUsedAt: r.UsedAt, Ephemeral: r.Ephemeral, Overlay: r.IsOverlay(),
 		SizeBytes: r.SizeBytes, LogicalBytes: r.Usage.LogicalBytes, ExclusiveBytes: r.Usage.ExclusiveBytes,
 		SharedBytes: r.Usage.SharedBytes, Extents: r.Usage.Extents, Consistency: r.Consistency, Mirror: r.Mirror,
@@ -213,13 +213,17 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (api.Detail, error) {
 		}
 	}
 
-	// Measure the object, and record the figures.
-	one := []catalog.Row{s.row}
-	if err := e.measureRows(ctx, one, false); err != nil {
+	// Measure the object, and its snapshots unless they are many, and record the figures.
+	rows := []catalog.Row{s.row}
+	if len(s.snaps) <= exactUpTo && e.cheapUsage(s.row.FS) {
+		rows = append(rows, s.snaps...)
+	}
+	if err := e.measureRows(ctx, rows, false); err != nil {
 		return api.Detail{}, errs.Wrap("show", r.String(), err)
 	}
 
-	s.row = one[0]
+	s.row = rows[0]
+	copy(s.snaps, rows[1:])
 	d.TiedBytes = s.row.Usage.TiedBytes
 	d.StallSeconds = e.content.Stall(s.row).Seconds()
 	if k, err := e.keyOf(ctx, s.row.ID); err == nil && k.Root != "" {
@@ -231,9 +235,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (api.Detail, error) {
 		d.Base = ref.Generation(s.row.Golden, s.row.Generation)
 	}
 
-	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
-		return tx.SetUsage(s.row.ID, s.row.Usage, s.row.MeasuredAt)
-	}); err != nil {
+	if err := e.recordUsage(ctx, rows); err != nil {
 		return api.Detail{}, err
 	}
 

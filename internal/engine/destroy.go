@@ -3,7 +3,6 @@ package engine
 import (
 	"cmp"
 	"context"
-	"path"
 	"slices"
 	"time"
 
@@ -42,6 +41,9 @@ type DestroyReport struct {
 
 	budget time.Duration // time that may still be spent on removing
 }
+
+// destroyable are the kinds of objects that Destroy takes.
+var destroyable = []api.Kind{api.KindVolume, api.KindSnapshot}
 
 // DestroyRequest says what to destroy.
 type DestroyRequest struct {
@@ -143,30 +145,8 @@ func (e *Engine) toDestroy(ctx context.Context, q DestroyRequest) ([]doomed, err
 			return visibleVolumes(tx, "destroy", add)
 		}
 
-		for _, p := range q.What {
-			if p.Glob != "" {
-				if err := addMatches(tx, p.Glob, add); err != nil {
-					return err
-				}
-				continue
-			}
-
-			row, err := tx.Resolve("destroy", p.Ref)
-			if err != nil {
-				return err
-			}
-
-			if row.Kind == driver.Generation {
-				return errs.New(errs.Invalid, "destroy", p.String(), "it is a golden, not a volume").
-					WithHint("remove it with %s", errs.Run("golden rm", p))
-			}
-
-			if err := add(row); err != nil {
-				return err
-			}
-		}
-
-		return nil
+		return matchEach(tx, MatchRequest{Op: "destroy", What: q.What, Kinds: destroyable},
+			func(_ ref.Ref, r catalog.Row) error { return add(r) })
 	})
 
 	if err == nil && len(out) == 0 && !q.Labels.IsZero() {
@@ -185,36 +165,6 @@ func (e *Engine) toDestroy(ctx context.Context, q DestroyRequest) ([]doomed, err
 	return slices.DeleteFunc(out, func(d doomed) bool {
 		return d.row.Kind == driver.Snapshot && lineages[d.row.Volume]
 	}), err
-}
-
-// addMatches calls add for each volume whose name matches a glob. It returns Invalid, or NotFound if there is none.
-func addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row) error) error {
-	if _, err := path.Match(pattern, ""); err != nil {
-		return errs.New(errs.Invalid, "destroy", pattern, "the pattern is malformed").WithHint("use *, ? and [a-z]")
-	}
-
-	var matched []catalog.Row
-	if err := visibleVolumes(tx, "destroy", func(r catalog.Row) error {
-		if ok, _ := path.Match(pattern, r.Name); ok {
-			matched = append(matched, r)
-		}
-		return nil
-	}); err != nil {
-		return err
-	}
-
-	if len(matched) == 0 {
-		return errs.New(errs.NotFound, "destroy", pattern, "no volume matches").WithHint("list volumes with %s",
-			errs.Run("ls"))
-	}
-
-	for _, r := range matched {
-		if err := add(r); err != nil {
-			return err
-		}
-	}
-
-	return nil
 }
 
 // destroyItem is a unit of destruction: an object, a volume with its snapshots, or a

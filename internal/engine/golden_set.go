@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/base/warnings"
@@ -86,16 +87,14 @@ func (e *Engine) setGolden(ctx context.Context, op string, q SetRequest) (_ []st
 }
 
 // currentGeneration returns the object of a golden's current generation, which holds the properties of the golden.
-// NotFound, Damaged.
+// NotFound, Invalid (it is a volume), Damaged.
 func currentGeneration(tx *catalog.Tx, op, golden string) (driver.ObjectID, error) {
 	g, ok, err := tx.ResolveGolden(op, golden)
+	if err == nil && !ok {
+		_, err = tx.ResolveKind(op, ref.Ref{Name: golden}, api.KindGolden) // why it is not there
+	}
 	if err != nil {
 		return "", err
-	}
-
-	if !ok {
-		return "", errs.New(errs.NotFound, op, golden, "no golden has this name").
-			WithHint("list goldens with %s", errs.Run("golden ls"))
 	}
 
 	row, ok, err := tx.Generation(golden, g.Current)

@@ -123,14 +123,9 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (_ *DestroyReport,
 	// Find what to destroy.
 	var going []doomed
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
-		row, err := tx.Resolve("golden rm", r)
+		row, err := tx.ResolveKind("golden rm", r, api.KindGolden, api.KindGeneration)
 		if err != nil {
 			return err
-		}
-
-		if row.Kind != driver.Generation {
-			return errs.New(errs.Invalid, "golden rm", r.String(), "it is a volume, not a golden").
-				WithHint("remove it with %s", errs.Run("destroy", r.String()))
 		}
 
 		gens, err := tx.Generations(r.Name)

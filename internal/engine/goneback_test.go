@@ -15,6 +15,7 @@ import (
 	"pando/internal/driver/drivertest"
 	"pando/internal/engine"
 	"pando/internal/linux/kernel"
+	"pando/internal/testing/pooltest"
 	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
@@ -55,7 +56,7 @@ func putBack(t *testing.T, dir string, files map[string][]byte) {
 // names of the volumes of a pool.
 func volumeNames(t *testing.T, e *engine.Engine) string {
 	t.Helper()
-	names, err := e.VolumeNames(t.Context())
+	names, err := pooltest.VolumeNames(t.Context(), e)
 	if err != nil {
 		t.Fatal(err)
 	}

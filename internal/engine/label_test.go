@@ -13,6 +13,7 @@ import (
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
+	"pando/internal/testing/pooltest"
 	"pando/internal/testing/testfs"
 )
 
@@ -68,7 +69,7 @@ func TestChosenByLabelIsCheckedAgain(t *testing.T) {
 			must(t, err)
 			wg.Wait()
 
-			left, err := e.VolumeNames(t.Context())
+			left, err := pooltest.VolumeNames(t.Context(), e)
 			must(t, err)
 			t.Logf("%d volumes lost their label in time", len(kept))
 			if len(left)+len(gone) != count {

@@ -19,6 +19,7 @@ import (
 	"pando/internal/engine"
 	"pando/internal/linux/freeze"
 	"pando/internal/linux/kernel"
+	"pando/internal/testing/pooltest"
 	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
@@ -306,7 +307,7 @@ func TestThawedTooEarly(t *testing.T) {
 			t.Errorf("thawed %d times: %v, wanted a conflict", often, err)
 		}
 	}
-	names, err := e.SnapshotNames(t.Context(), ref.MustName("v"))
+	names, err := pooltest.SnapshotNames(t.Context(), e, "v")
 	if err != nil || len(names) != 1 {
 		t.Errorf("snapshots %v, %v", names, err)
 	}

@@ -19,6 +19,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/engine/catalog"
+	"pando/internal/testing/pooltest"
 )
 
 // asUser is a context of calls that a user asks for.
@@ -37,7 +38,7 @@ var unasked = map[string]string{
 	"DropLinks": "records of a remote", "RemoteHeads": "records of a remote", "PutRemoteHead": "records of a remote",
 	"SeeRemoteHeads": "records of a remote", "DropRemoteHead": "records of a remote",
 	"ScanVolumes": "a list", "MeasuresVolumes": "a number",
-	"Volumes": "a list", "VolumeNames": "a list", "Goldens": "a list", "LabelsInUse": "a list",
+	"Volumes": "a list", "Goldens": "a list", "LabelsInUse": "a list",
 	"History":    "a list",
 	"PlanStream": "needs ZFS", "SendStream": "needs btrfs or ZFS", "SamePoint": "needs ZFS",
 }
@@ -99,7 +100,7 @@ func TestPolicyIsAsked(t *testing.T) {
 
 		no = "*"
 		volumes, err1 := e.Volumes(ctx, engine.VolumesRequest{})
-		names, err2 := e.VolumeNames(ctx)
+		names, err2 := pooltest.VolumeNames(ctx, e)
 		mounts, err3 := e.Mountpoints(ctx, "ls")
 		goldens, err4 := e.Goldens(ctx)
 		labels, err5 := e.LabelsInUse(ctx)
@@ -121,11 +122,11 @@ func TestPolicyIsAsked(t *testing.T) {
 			}
 		}
 		no = "w"
-		if names, err := e.VolumeNames(ctx); err != nil || !slices.Equal(names, []string{"mounted", "v"}) {
+		if names, err := pooltest.VolumeNames(ctx, e); err != nil || !slices.Equal(names, []string{"mounted", "v"}) {
 			t.Errorf("%q, %v", names, err)
 		}
 		no = "none"
-		if names, err := e.VolumeNames(t.Context()); !errs.Is(err, errs.Internal) {
+		if names, err := pooltest.VolumeNames(t.Context(), e); !errs.Is(err, errs.Internal) {
 			t.Errorf("asked by nobody: %q, %v", names, err)
 		}
 	})
@@ -206,7 +207,13 @@ func callsOf(t *testing.T, e *engine.Engine, top string) (calls []policyCall) {
 		_, err := e.Snapshot(ctx, engine.SnapshotRequest{Volume: name("v"), Name: name("t")})
 		return err
 	})
-	add("SnapshotNames", "v", func(ctx context.Context) error { _, err := e.SnapshotNames(ctx, name("v")); return err })
+	add("Match", "v v@s g@1", func(ctx context.Context) error {
+		what, err := ref.ParsePatterns("ls", "v", "v@s", "g")
+		if err == nil {
+			_, err = e.Match(ctx, engine.MatchRequest{Op: "ls", What: what, Kinds: allKinds})
+		}
+		return err
+	})
 	add("Rewind", "v v@s", func(ctx context.Context) error {
 		_, err := e.Rewind(ctx, engine.RewindRequest{Volume: name("v"), Snapshot: name("s")})
 		return err

@@ -10,6 +10,7 @@ import (
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
+	"pando/internal/testing/pooltest"
 	"pando/internal/testing/testfs"
 )
 
@@ -72,7 +73,7 @@ func namesIn(t *testing.T, e *engine.Engine) string {
 	volumes, err := e.Volumes(t.Context(), engine.VolumesRequest{})
 	must(t, err)
 	for _, v := range volumes {
-		snapshots, err := e.SnapshotNames(t.Context(), ref.MustName(v.Name))
+		snapshots, err := pooltest.SnapshotNames(t.Context(), e, v.Name)
 		must(t, err)
 		out = append(out, fmt.Sprint(v.Name, snapshots))
 	}

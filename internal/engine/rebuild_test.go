@@ -18,6 +18,7 @@ import (
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
 	"pando/internal/linux/kernel"
+	"pando/internal/testing/pooltest"
 	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
@@ -223,7 +224,7 @@ func TestRebuildLosesNothing(t *testing.T) {
 			}
 
 			// What a volume was before it was rewound is newer than the snapshots that it had by then.
-			names, err := again.SnapshotNames(t.Context(), ref.MustName("job"))
+			names, err := pooltest.SnapshotNames(t.Context(), again, "job")
 			if err != nil || len(names) != 4 || names[0]+names[1] != "onetwo" {
 				t.Errorf("the snapshots are %q: %v", names, err)
 			}

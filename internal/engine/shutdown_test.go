@@ -16,6 +16,7 @@ import (
 	"pando/internal/base/logs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
+	"pando/internal/testing/pooltest"
 	"pando/internal/testing/testfs"
 )
 
@@ -142,7 +143,7 @@ func TestMaintainGoesByItsClock(t *testing.T) {
 			{180 * 365 * 24 * time.Hour, 0, "for-ever"}, {math.MaxInt64, 0, "for-ever"}} {
 			r, err := e.Maintain(t.Context(), time.Now().Add(step.after))
 			must(t, err)
-			names, err := e.VolumeNames(t.Context())
+			names, err := pooltest.VolumeNames(t.Context(), e)
 			must(t, err)
 			if got := strings.Join(names, " "); r.Expired != step.expired || got != step.stay || len(r.Warnings) > 0 {
 				t.Errorf("after %v: %+v, %q stay", step.after, r, got)
@@ -193,7 +194,7 @@ func TestLog(t *testing.T) {
 			"DEBUG begun run", "ERROR failed run internal cannot get https://***@host/x",
 			"DEBUG begun push", "INFO failed push not_found push nothing: there is no such object",
 			"DEBUG begun destroy",
-			"INFO failed destroy not_found destroy nothing: no volume or golden has this name",
+			"INFO failed destroy not_found destroy nothing: no volume has this name",
 			"DEBUG begun recover", "INFO cleaned up", "INFO done recover"}
 		if strings.Join(got, "\n") != strings.Join(want, "\n") {
 			t.Errorf("logged\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

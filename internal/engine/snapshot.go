@@ -95,7 +95,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (_ api.Object,
 
 	// Copy the volume, and record the snapshot.
 	progress.From(ctx).Start(progress.Snapshotting, 0, 0)
-	row := catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, l.Row), MeasuredAt: l.Row.MeasuredAt}
+	row := cloneRow(e.caps, l.Row, id, now)
 	if err = e.copyLive(ctx, l, id, true); err == nil {
 		err = e.cat.Update(ctx, catalog.Durability(!id.Ephemeral), func(tx *catalog.Tx) error {
 			if err := tx.PutObject(row); err != nil {
@@ -110,24 +110,6 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (_ api.Object,
 	}
 
 	return snapshotOf(row, q.Volume.String(), e.caps.Name), nil
-}
-
-// SnapshotNames lists the names of a volume's snapshots, the oldest first. NotFound.
-func (e *Engine) SnapshotNames(ctx context.Context, volume ref.Name) ([]string, error) {
-	var out []string
-	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		vol, err := tx.ResolveVolume("show", volume.String())
-		if err != nil {
-			return err
-		}
-		snaps, err := tx.Snapshots(vol.Lineage())
-		for _, s := range snaps {
-			out = append(out, s.Name)
-		}
-		return err
-	})
-
-	return out, err
 }
 
 // timestampName returns a time in a form that names can contain.

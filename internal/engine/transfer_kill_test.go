@@ -22,6 +22,7 @@ import (
 	"pando/internal/engine"
 	"pando/internal/engine/check"
 	"pando/internal/testing/faulttest"
+	"pando/internal/testing/pooltest"
 	"pando/internal/testing/testfs"
 )
 
@@ -315,7 +316,7 @@ func (k *killed) reset(e *engine.Engine, q engine.ReceiveRequest) {
 			t.Fatal(err)
 		}
 	}
-	names, err := e.SnapshotNames(t.Context(), ref.MustName("v"))
+	names, err := pooltest.SnapshotNames(t.Context(), e, "v")
 	if err != nil {
 		t.Fatal(err)
 	}

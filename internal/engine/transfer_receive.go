@@ -506,7 +506,7 @@ func (r *receive) makeAndCommit(ctx context.Context) (api.Object, error) {
 		return volumeOf(r.next.row, e.caps.Name, ""), nil
 	}
 
-	vol := catalog.Row{Identity: r.volume, UsedAt: time.Now(), Usage: cloneUsage(e.caps, row), MeasuredAt: row.MeasuredAt}
+	vol := cloneRow(e.caps, row, r.volume, time.Now())
 	return volumeOf(vol, e.caps.Name, ""), e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		if err := tx.PutObject(vol); err != nil {
 			return err

@@ -21,6 +21,7 @@ import (
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
 	"pando/internal/linux/extent"
+	"pando/internal/testing/pooltest"
 	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
@@ -289,7 +290,7 @@ func TestTransfer(t *testing.T) {
 			if info.ID == first || info.Name != "job" || !c.exact || c.data > 4<<20 {
 				t.Errorf("update: %+v, %+v", info, c)
 			}
-			if names, err := b.SnapshotNames(t.Context(), ref.MustName("job")); err != nil || fmt.Sprint(names) != "[one two]" {
+			if names, err := pooltest.SnapshotNames(t.Context(), b, "job"); err != nil || fmt.Sprint(names) != "[one two]" {
 				t.Errorf("snapshots %v, %v", names, err)
 			}
 			for _, what := range []string{"g@1", "job@one", "job@two"} {
@@ -334,7 +335,7 @@ func TestTransfer(t *testing.T) {
 			carry(t, a, b, point(t, a, "job@three"), two.ID, point(t, b, "job@two").ID, func(q *engine.ReceiveRequest) {
 				q.Update = true
 			})
-			names, err := b.SnapshotNames(t.Context(), ref.MustName("job"))
+			names, err := pooltest.SnapshotNames(t.Context(), b, "job")
 			if err != nil || len(names) != 4 || !slices.ContainsFunc(names, func(n string) bool {
 				return strings.HasPrefix(n, "before-pull-")
 			}) {

@@ -18,12 +18,15 @@ type VolumesRequest struct {
 	// Exact measures each volume, at a cost that grows with its extents. Without it, figures that cannot have changed or
 	// would take too long to measure are the last ones (see api.Object.MeasuredAt).
 	Exact bool
+	// Snapshots lists the snapshots of each volume behind it, the oldest first.
+	Snapshots bool
 }
 
 // Volumes lists the volumes by name.
 func (e *Engine) Volumes(ctx context.Context, q VolumesRequest) ([]api.Object, error) {
 	var rows []catalog.Row
 	var mounts map[driver.ObjectID]catalog.MountRecord
+	volumes := map[driver.ObjectID]string{} // names by lineage, for snapshots
 	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		if mounts, err = tx.MountRecords(); err != nil {
 			return err
@@ -35,6 +38,11 @@ func (e *Engine) Volumes(ctx context.Context, q VolumesRequest) ([]api.Object, e
 		rows = make([]catalog.Row, 0, n.Volumes)
 		if err := visibleVolumes(tx, "ls", func(r catalog.Row) error { rows = append(rows, r); return nil }); err != nil {
 			return err
+		}
+		if q.Snapshots {
+			if rows, err = withSnapshots(tx, rows, volumes); err != nil {
+				return err
+			}
 		}
 		return tx.CurrentOrigins(rows)
 	})
@@ -50,10 +58,41 @@ func (e *Engine) Volumes(ctx context.Context, q VolumesRequest) ([]api.Object, e
 
 	out := make([]api.Object, len(rows))
 	for i, r := range rows {
+		if r.Kind == driver.Snapshot {
+			out[i] = snapshotOf(r, volumes[r.Volume], e.caps.Name)
+			continue
+		}
 		a, has := mounts[r.ID]
 		out[i] = e.volumeNow(r, a, has)
 	}
 
+	return out, nil
+}
+
+// withSnapshots puts the snapshots of volumes behind them, as far as they may be seen, and fills in the names of the
+// volumes by their lineages.
+func withSnapshots(tx *catalog.Tx, volumes []catalog.Row, names map[driver.ObjectID]string) ([]catalog.Row, error) {
+	snaps := map[driver.ObjectID][]catalog.Row{}
+	if err := tx.Rows(driver.Snapshot, func(r catalog.Row) error {
+		snaps[r.Volume] = append(snaps[r.Volume], r)
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+
+	var out []catalog.Row
+	for _, v := range volumes {
+		out = append(out, v)
+		names[v.Lineage()] = v.Name
+		for _, s := range snaps[v.Lineage()] {
+			switch err := tx.Ask("ls", s); {
+			case err == nil:
+				out = append(out, s)
+			case unlessHidden(err) != nil:
+				return nil, err
+			}
+		}
+	}
 	return out, nil
 }
 
@@ -151,15 +190,5 @@ func (e *Engine) Mountpoints(ctx context.Context, op string, names ...ref.Name) 
 		})
 	})
 
-	return out, err
-}
-
-// VolumeNames lists the names of the volumes, sorted.
-func (e *Engine) VolumeNames(ctx context.Context) ([]string, error) {
-	var out []string
-	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		out = nil
-		return visibleVolumes(tx, "ls", func(r catalog.Row) error { out = append(out, r.Name); return nil })
-	})
 	return out, err
 }

@@ -332,7 +332,7 @@ func (w *world) rules() string {
 func (w *world) gone(pattern string) {
 	w.t.Helper()
 	if out, err := w.try("destroy", pattern); err != nil &&
-		!strings.Contains(err.Error(), "hint: list volumes with `pando ls`") {
+		!strings.Contains(err.Error(), "exit status 3:") {
 		w.t.Fatalf("%s: %v", out, err)
 	}
 }
@@ -340,7 +340,7 @@ func (w *world) gone(pattern string) {
 func (w *world) goldenGone(name string) {
 	w.t.Helper()
 	if out, err := w.try("golden", "rm", name); err != nil &&
-		!strings.Contains(err.Error(), "hint: list volumes with `pando ls`") {
+		!strings.Contains(err.Error(), "exit status 3:") {
 		w.t.Fatalf("%s: %v", out, err)
 	}
 }

@@ -59,7 +59,7 @@ var districts = map[string]struct {
 
 // groups are names for several packages.
 var groups = map[string][]string{
-	"{base}": in("base", "errs", "logs", "ref", "principal", "progress", "units", "waiting", "warnings"),
+	"{base}": in("base", "errs", "logs", "ref", "principal", "progress", "similar", "units", "waiting", "warnings"),
 	"{linux}": in("linux", "kernel", "loopdev", "mount", "extent", "run", "zfs", "fsprobe", "treewalk", "freeze",
 		"durable",
 		"btrfsstream", "qcow2"),
@@ -182,7 +182,7 @@ var table = map[string]layer{
 	// What it keeps, and where.
 	"internal/engine/catalog": {imports: []string{"internal/api", "internal/driver", "internal/linux/durable",
 		"internal/base/errs", "internal/base/principal",
-		"internal/linux/kernel", "internal/base/ref", "internal/base/waiting"}},
+		"internal/linux/kernel", "internal/base/ref", "internal/base/similar", "internal/base/waiting"}},
 	"internal/engine/pool": {
 		imports: []string{"internal/driver", "internal/linux/durable", "internal/base/errs", "internal/linux/kernel",
 			"internal/linux/loopdev", "internal/linux/mount", "internal/linux/run", "internal/linux/freeze",
@@ -271,6 +271,7 @@ var table = map[string]layer{
 	"internal/base/progress": {},
 
 	"internal/base/principal": {},
+	"internal/base/similar":   {},
 	"internal/base/units":     {imports: []string{"internal/base/errs"}},
 
 	// For tests.
@@ -291,7 +292,8 @@ var table = map[string]layer{
 	"internal/testing/schematest": {support: true, imports: []string{"internal/api", "internal/bench", "internal/driver",
 		"internal/engine", "internal/engine/check", "internal/observe/diagnose", "internal/observe/doctor",
 		"internal/observe/iostat", "internal/observe/syncbench", "internal/remote/replicate", "internal/source/git"}},
-	"internal/testing/pooltest": {support: true, imports: []string{"internal/engine"}},
+	"internal/testing/pooltest": {support: true, imports: []string{"internal/api", "internal/engine", "internal/base/errs",
+		"internal/base/ref"}},
 
 	// Tests of the whole, and tools: they stand above everything.
 	"test/model": {tests: []string{"internal/engine", "{drivers}"}},

@@ -35,7 +35,8 @@ var requests = []any{
 	engine.VolumesRequest{}, check.Request{},
 	replicate.AddRequest{}, replicate.KitRequest{}, replicate.PruneRequest{}, replicate.PullRequest{},
 	replicate.PushRequest{}, replicate.RemoveRequest{}, replicate.RepairRequest{}, replicate.VerifyRequest{},
-	listing.Request{}, restore.Request{}, git.CheckoutRequest{}, git.ImportRequest{}, git.RefreshRequest{},
+	engine.MatchRequest{}, listing.Request{}, restore.Request{},
+	git.CheckoutRequest{}, git.ImportRequest{}, git.RefreshRequest{},
 	doctor.HostRequest{}, doctor.ZFSRequest{}, diagnose.Request{},
 }
 

@@ -14,11 +14,12 @@ var destroys = regexp.MustCompile(`errs\.Run\("(destroy|deinit|golden rm|remote 
 
 // mayDestroy are the places of hints for users who have just asked for a removal, and named the wrong verb or object.
 var mayDestroy = map[string]string{
-	"internal/engine/destroy.go":          "destroy of a golden",
 	"internal/engine/goldens.go":          "golden rm of a volume, and of the current generation",
 	"internal/engine/deinit.go":           "deinit of a pool with remotes",
+	"internal/engine/catalog/unknown.go":  "destroy of a golden, golden rm of a volume",
 	"internal/engine/check/inside.go":     "what an earlier repair kept",
 	"internal/remote/replicate/keys.go":   "remote key rm of the pool's own key",
+	"internal/front/cli/golden_rm.go":     "golden rm of the golden whose generation was to be removed",
 	"internal/front/cli/golden_import.go": "the directory that a golden has replaced, once it is no longer needed",
 	"internal/observe/doctor/findings.go": "a copy that the steps before have made",
 	"internal/bench/replicate_pando.go":   "a pool that a benchmark made and could not remove",

@@ -116,7 +116,7 @@ func (t *Tx) Family(golden string) (ids []driver.ObjectID, err error) {
 }
 
 // CurrentOrigins replaces the names in the origins of rows by those that these objects have now. References to objects
-// that no longer exist stay as they were.
+// that no longer exist stay as they were, and are marked (OriginGone).
 func (t *Tx) CurrentOrigins(rows []Row) error {
 	update := t.OriginUpdater()
 	for i := range rows {
@@ -144,7 +144,7 @@ func (t *Tx) OriginUpdater() func(*Row) error {
 		}
 
 		was, err := ref.Parse("", r.Origin)
-		if err != nil || now.Name == "" {
+		if r.OriginGone = now.Name == ""; r.OriginGone || err != nil {
 			return nil
 		}
 		if was.Name = now.Name; was.At != "" && now.At != "" {

@@ -2,7 +2,9 @@ package catalog
 
 import (
 	"context"
+	"slices"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -40,12 +42,31 @@ func (t *Tx) asked(op string, r Row, err error) (Row, error) {
 
 // Resolve finds the object that a reference names: a volume, a generation (the current one if only the golden is named)
 // or a snapshot. NotFound, and errors of OnFind.
-func (t *Tx) Resolve(op string, r ref.Ref) (Row, error) {
-	row, err := t.resolve(op, r)
-	return t.asked(op, row, err)
+func (t *Tx) Resolve(op string, r ref.Ref) (Row, error) { return t.ResolveKind(op, r) }
+
+// ResolveKind is Resolve for something of one of some kinds; a golden is named without a number, a generation with one.
+// Invalid if it is of another kind.
+func (t *Tx) ResolveKind(op string, r ref.Ref, kinds ...api.Kind) (Row, error) {
+	row, err := t.resolve(op, r, kinds)
+	if row, err = t.asked(op, row, err); err != nil || len(kinds) == 0 {
+		return row, err
+	}
+	if is := kindNamed(r, row); !slices.Contains(kinds, is) {
+		return Row{}, wrongKind(op, r, is, kinds[0])
+	}
+	return row, nil
 }
 
-func (t *Tx) resolve(op string, r ref.Ref) (Row, error) {
+// kindNamed is the kind of what a reference names, given the row that it leads to.
+func kindNamed(r ref.Ref, row Row) api.Kind {
+	if row.Kind == driver.Generation && r.At == "" {
+		return api.KindGolden
+	}
+	return api.Kind(row.Kind)
+}
+
+// resolve is Resolve without OnFind. If nothing has the name, the error speaks of the kinds that were looked for.
+func (t *Tx) resolve(op string, r ref.Ref, kinds []api.Kind) (Row, error) {
 	golden, isGolden, err := t.Golden(r.Name)
 	if err != nil {
 		return Row{}, err
@@ -60,8 +81,7 @@ func (t *Tx) resolve(op string, r ref.Ref) (Row, error) {
 	}
 
 	if !ok {
-		return Row{}, errs.New(errs.NotFound, op, r.String(), "no volume or golden has this name").
-			WithHint("list volumes with %s, and goldens with %s", errs.Run("ls"), errs.Run("golden ls"))
+		return Row{}, t.unknown(op, r, kinds)
 	}
 
 	if r.At == "" {
@@ -70,10 +90,8 @@ func (t *Tx) resolve(op string, r ref.Ref) (Row, error) {
 
 	snap, ok, err := t.Snapshot(vol.Lineage(), r.At)
 	if err == nil && !ok {
-		err = errs.New(errs.NotFound, op, r.String(), "volume %s has no snapshot %s", r.Name, r.At).
-			WithHint("list its snapshots with %s", errs.Run("show", r.Name))
+		err = t.unknownSnapshot(op, r, vol)
 	}
-
 	return snap, err
 }
 
@@ -121,18 +139,12 @@ func (t *Tx) AskFree(op, name string) error {
 	return t.c.onFind(t.ctx, op, Found{Ref: name})
 }
 
-// ResolveVolume finds a volume by name. NotFound; Invalid if it is a golden; errors of OnFind.
+// ResolveVolume is ResolveKind for a volume. NotFound, Invalid, errors of OnFind.
 func (t *Tx) ResolveVolume(op, name string) (Row, error) {
-	vol, ok, err := t.Volume(name)
-	if err != nil || ok {
+	if vol, ok, err := t.Volume(name); err != nil || ok {
 		return t.asked(op, vol, err)
 	}
-	e := errs.New(errs.NotFound, op, name, "no volume has this name").WithHint("list volumes with %s", errs.Run("ls"))
-	if _, isGolden, err := t.Golden(name); err == nil && isGolden {
-		e = errs.New(errs.Invalid, op, name, "it is a golden, not a volume").
-			WithHint("make a volume from it: %s", errs.Run("clone", name, "VOLUME"))
-	}
-	return vol, e
+	return t.ResolveKind(op, ref.Ref{Name: name}, api.KindVolume)
 }
 
 // CheckFree refuses a name that is in use. Goldens and volumes share one name space, so that a reference has one

@@ -204,3 +204,26 @@ func isFull(path string) bool {
 // OnFull sets the func that is called, with the context of the transaction, when there is no space to write it. If it
 // reports that it has made some, the transaction runs again.
 func (c *Catalog) OnFull(fn func(context.Context) bool) { c.onFull = fn }
+
+// TotalUsage adds up the last measurements: logical bytes, and an estimate of the bytes on disk. What an object shares
+// is assumed to be shared with its origin, as far as that is as large, and is counted there. If the origin is gone, it
+// is counted with the generation at its root, or for a generation with the one before; and if that is gone as well,
+// what several objects made from the same origin share counts once.
+func (t *Tx) TotalUsage() (logical, physical int64, err error) {
+	err = t.queryRow(`WITH o AS (
+		SELECT x.id, x.origin_id, x.exclusive, x.logical - x.exclusive AS shared,
+		coalesce(origin.logical, base.logical) AS known
+		FROM objects x
+		LEFT JOIN objects origin ON origin.id = x.origin_id AND origin.id <> x.id
+		LEFT JOIN objects base ON base.kind = 'generation' AND base.golden = x.golden AND base.generation = CASE x.kind
+			WHEN 'generation' THEN (SELECT max(generation) FROM objects g
+				WHERE g.kind = 'generation' AND g.golden = x.golden AND g.generation < x.generation)
+			ELSE x.generation END
+	) SELECT
+		(SELECT coalesce(sum(logical), 0) FROM objects),
+		(SELECT coalesce(sum(exclusive + max(0, shared - known)), 0) FROM o WHERE known IS NOT NULL) +
+		(SELECT coalesce(sum(e + s), 0) FROM (SELECT sum(exclusive) e, max(shared) s FROM o WHERE known IS NULL
+			GROUP BY CASE WHEN origin_id = '' THEN id ELSE origin_id END))`).Scan(&logical, &physical)
+
+	return logical, physical, wrap("read catalogue", t.c.path, err)
+}

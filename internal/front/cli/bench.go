@@ -55,7 +55,7 @@ next ` + "`pando bench clone`" + ` removes what is left; --clean does only that.
   pando bench clone web --json > clone.json`,
 		Args: cobra.MaximumNArgs(1),
 		ValidArgsFunction: func(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-			names, d := a.completeGoldens(c, args, word)
+			names, d := a.completeArgs(aGolden)(c, args, word)
 			return names, d &^ cobra.ShellCompDirectiveNoFileComp
 		},
 	}

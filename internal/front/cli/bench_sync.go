@@ -62,7 +62,7 @@ func (a *App) benchSyncCommand() *cobra.Command {
 			if strings.Contains(word, "/") || len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveFilterDirs
 			}
-			names, _ := a.completeVolumes(1)(c, args, word)
+			names, _ := a.completeArgs(aVolume)(c, args, word)
 			dirs, _ := filepath.Glob(word + "*/") // the pattern is of what is typed, and no harm if bad
 			return append(names, dirs...), cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
 		},

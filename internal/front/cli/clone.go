@@ -44,7 +44,7 @@ not copied.`,
   pando clone web@3 old --size 200G --ttl 2h
   pando clone web job-19 --label team=search --label ticket=4711
   eval "$(pando clone web job-18 --mount --shell)"; cd "$PANDO_MOUNT"`,
-		ValidArgsFunction: a.completeRefs(1),
+		ValidArgsFunction: a.completeArgs(anyRef),
 	}, "clone", (*engine.Engine).Clone)
 }
 
@@ -64,7 +64,7 @@ Pools without reflinks (driver plain) copy VOLUME, and copy files again that
 change during the copy. If the volume does not stop changing, the fork fails
 (conflict).`,
 		Example:           "  pando fork agent-1 agent-1b --mount\n  pando fork db db-copy --no-freeze",
-		ValidArgsFunction: a.completeVolumes(1),
+		ValidArgsFunction: a.completeArgs(aVolume),
 	}, "fork", (*engine.Engine).Fork)
 }
 
@@ -140,6 +140,15 @@ func (a *App) configureClone(
 		}
 
 		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+			// Each of several has a directory in one that is made, like the mount point of a single one.
+			undo := func() {}
+			if many && q.MountDir != "" {
+				var err error
+				if undo, err = makeDirOfMountpoints(op, q.MountDir); err != nil {
+					return err
+				}
+			}
+
 			ctx, stop := a.showProgress(ctx)
 			var out []api.Object
 			var err error
@@ -150,6 +159,7 @@ func (a *App) configureClone(
 			}
 			stop()
 			if err != nil {
+				undo()
 				return err
 			}
 			if shell {

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"pando/internal/base/ref"
 	"pando/internal/driver"
@@ -19,16 +18,18 @@ func (a *App) destroyCommand() *cobra.Command {
 		GroupID: "volumes",
 		Short:   "Destroy volumes and snapshots",
 		Long: `Destroy volumes with all their snapshots, or single snapshots (VOLUME@SNAPSHOT).
-REF may be a quoted glob that matches names of volumes. Mounted volumes that are
-idle are unmounted first. Volumes in use are kept, and pando names the processes
-that use them. If any name is unknown, nothing is destroyed.
+REF may be a quoted glob that matches names of volumes, or with an @ snapshots:
+'job-17@*'. Mounted volumes that are idle are unmounted first. Volumes in use are
+kept, and pando names the processes that use them. If any name is unknown,
+nothing is destroyed.
 
 With --label, destroy only those that have the label, of REF or, without REF, of
 all volumes. VALUE may be a quoted glob. Of several labels with different keys,
 a volume must have all. ` + "`pando ls --filter label=KEY=VALUE`" + ` lists what it would
 destroy.`,
-		Example:           "  pando destroy job-17\n  pando destroy 'agent-*'\n  pando destroy --label team=search",
-		ValidArgsFunction: a.completeVolumes(0),
+		Example: "  pando destroy job-17\n  pando destroy 'agent-*'\n  pando destroy 'job-17@*'\n" +
+			"  pando destroy --label team=search",
+		ValidArgsFunction: a.completeEvery(destroyable),
 	}
 
 	labels := a.selectorFlag(c, "destroy", "destroy only what has the label `KEY[=VALUE]` (repeatable)")
@@ -72,9 +73,6 @@ func (a *App) destroy(ctx context.Context, e *engine.Engine, args []string, chos
 	return errors.Join(a.printDestroyed(report), err)
 }
 
-// shownFailures is how many errors people are shown of one command; JSON has all of them.
-const shownFailures = 3
-
 // printDestroyed prints what was destroyed; what was not is the error.
 func (a *App) printDestroyed(r *engine.DestroyReport) error {
 	if a.json {
@@ -98,27 +96,5 @@ func (a *App) printDestroyed(r *engine.DestroyReport) error {
 		}
 	}
 
-	switch len(r.Failed) {
-	case 0:
-		return nil
-	case 1:
-		return r.Failed[0]
-	}
-
-	// The last one is printed by the caller, and decides the exit code.
-	last := len(r.Failed) - 1
-	shown := r.Failed[:last]
-	if !a.json && len(r.Failed) > shownFailures {
-		shown = shown[:shownFailures-1]
-	}
-
-	for _, err := range shown {
-		a.printError(err)
-	}
-
-	if more := last - len(shown); more > 0 {
-		fmt.Fprintf(a.Stderr, "pando: %d more could not be destroyed; the last error:\n", more) // with --quiet too
-	}
-
-	return r.Failed[last]
+	return a.allButLastOf(r.Failed, "could not be destroyed")
 }

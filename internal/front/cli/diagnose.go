@@ -99,7 +99,7 @@ func (a *App) diagnosedPath(ctx context.Context, word string) (path, volume stri
 
 // completeVolumeOrPath completes names of volumes, and leaves paths to the shell.
 func (a *App) completeVolumeOrPath(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	names, d := a.completeVolumes(1)(c, args, word)
+	names, d := a.completeArgs(aVolume)(c, args, word)
 	return names, d &^ cobra.ShellCompDirectiveNoFileComp &^ cobra.ShellCompDirectiveError
 }
 

@@ -38,7 +38,7 @@ The exit code is 0 whether or not there are differences. ` + "`-q`" + ` prints p
 		Example: "  pando diff web job-17\n  pando diff web@1 web@2 --stat\n  pando diff job-17@before job-17 " +
 			"--json",
 		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: a.completeRefs(2),
+		ValidArgsFunction: a.completeArgs(anyRef, anyRef),
 	}
 
 	freezeFlags(c.Flags(), &q.Freeze)

@@ -49,7 +49,7 @@ func (a *App) exportCommand() *cobra.Command {
 			if len(args) == 1 {
 				return nil, cobra.ShellCompDirectiveDefault // a path
 			}
-			return a.completeRefs(1)(c, args, part)
+			return a.completeArgs(anyRef)(c, args, part)
 		},
 	}
 

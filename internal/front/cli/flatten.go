@@ -39,9 +39,9 @@ the previous content stays as the snapshot before-flatten-TIME until you destroy
 it.`,
 		Example:           "  pando flatten job-17 --dry-run\n  pando flatten job-17",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeVolumes(1),
+		ValidArgsFunction: a.completeArgs(aVolume),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
-			if q.Volume, err = existingVolume("flatten", args[0]); err != nil {
+			if q.Volume, err = volumeName(ctx, e, "flatten", args[0]); err != nil {
 				return err
 			}
 

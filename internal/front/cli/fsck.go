@@ -33,7 +33,7 @@ The exit code is 0 if there are no problems, or if all of them were repaired,
 and that of damaged otherwise (` + "`pando exit-codes`" + ` lists exit codes). Notes do
 not count as problems: the next command or gc takes care of them.`,
 		Example:           "  pando fsck\n  pando fsck job-17 --repair\n  pando fsck --json | jq '.findings[]'",
-		ValidArgsFunction: a.completeRefs(0),
+		ValidArgsFunction: a.completeEvery(anyRef),
 	}
 
 	c.Flags().BoolVar(&q.Repair, "repair", false, "mend what is found")

@@ -118,23 +118,24 @@ With --every, pando goes on refreshing until it is interrupted, and retries afte
 errors.`,
 		Example:           "  pando golden refresh repo\n  pando golden refresh repo --every 5m",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeGoldens,
+		ValidArgsFunction: a.completeArgs(aGolden),
 	}
 	c.Flags().StringVar(&period, "every", "", "refresh again after each `DURATION`, for example 10m, until interrupted")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		name, err := ref.ParseName("refresh", args[0])
-		if err != nil {
-			return err
-		}
-
 		var every time.Duration
 		if c.Flags().Changed("every") {
+			var err error
 			if every, err = parseEvery("refresh", period); err != nil {
 				return err
 			}
 		}
 
 		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+			name, err := goldenName(ctx, e, "refresh", args[0])
+			if err != nil {
+				return err
+			}
+
 			round := func(ctx context.Context) (bool, error) {
 				q := git.RefreshRequest{Golden: name, Env: os.Environ()}
 				ctx, stop := a.showProgress(ctx)
@@ -151,7 +152,7 @@ errors.`,
 			if every > 0 {
 				return a.repeat(ctx, every, "refreshing", round)
 			}
-			_, err := round(ctx)
+			_, err = round(ctx)
 			return err
 		})(c, args)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"pando/internal/base/errs"
-	"pando/internal/base/ref"
 	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
@@ -19,7 +18,7 @@ removed at once, and whenever a new one is published. Pinned generations stay.
 Clones are not affected, but ` + "`pando rebase`" + ` needs the generation that a volume
 was cloned from.`,
 		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: a.completeGoldens,
+		ValidArgsFunction: a.completeArgs(aGolden),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			n, err := parseKeep("keep", args[1])
 			if err != nil {
@@ -31,7 +30,7 @@ was cloned from.`,
 					WithHint("use a number of at least 1, or all")
 			}
 
-			golden, err := ref.ParseName("keep", args[0])
+			golden, err := goldenName(ctx, e, "keep", args[0])
 			if err != nil {
 				return err
 			}

@@ -39,13 +39,13 @@ with a process that the preset's rules find, such as dockerd, is refused
   pando golden publish web job-17 --keep 5
   pando golden publish images session-3 --preset docker`,
 		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: a.completeRefs(2),
+		ValidArgsFunction: a.completeArgs(aGolden, aVolume),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
-			if q.Golden, err = ref.ParseName("publish", args[0]); err != nil {
+			if q.Golden, err = goldenName(ctx, e, "publish", args[0]); err != nil {
 				return err
 			}
 
-			if q.Volume, err = ref.ParseName("publish", args[1]); err != nil {
+			if q.Volume, err = volumeName(ctx, e, "publish", args[1]); err != nil {
 				return err
 			}
 

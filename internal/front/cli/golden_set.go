@@ -37,27 +37,26 @@ is published again:
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: a.completeGoldenSet,
 		RunE: func(c *cobra.Command, args []string) error {
-			q, err := parseProperties(args)
+			q, err := parseProperties(args[1:])
 			if err != nil {
 				return err
 			}
 
-			return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+			return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) (err error) {
+				if q.Golden, err = goldenName(ctx, e, "golden set", args[0]); err != nil {
+					return err
+				}
 				return a.setGolden(ctx, e, q)
 			})(c, args)
 		},
 	}
 }
 
-// parseProperties reads the arguments of `golden set`. Invalid.
+// parseProperties reads the properties that `golden set` is given. Invalid.
 func parseProperties(args []string) (q engine.SetRequest, err error) {
 	const op = "golden set"
-	if q.Golden, err = ref.ParseName(op, args[0]); err != nil {
-		return q, err
-	}
-
 	seen := map[string]bool{}
-	for _, arg := range args[1:] {
+	for _, arg := range args {
 		key, value, ok := strings.Cut(arg, "=")
 		if _, known := goldenProperties[key]; !ok || !known {
 			return q, errs.New(errs.Invalid, op, arg, "not a property").WithHint("use keep=N or overlay=POLICY")
@@ -120,7 +119,7 @@ func (a *App) printGoldenSet(ctx context.Context, e *engine.Engine, name ref.Nam
 // completeGoldenSet completes a golden, and then properties with their values.
 func (a *App) completeGoldenSet(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	if len(args) == 0 {
-		return a.completeGoldens(c, args, word)
+		return a.completeArgs(aGolden)(c, args, word)
 	}
 
 	var out []string

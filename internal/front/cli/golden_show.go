@@ -3,8 +3,6 @@ package cli
 import (
 	"context"
 
-	"pando/internal/api"
-	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 
@@ -18,10 +16,16 @@ func (a *App) goldenShowCommand() *cobra.Command {
 		Long: `Describe GOLDEN and list its generations, or describe generation N, with figures
 measured now.`,
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeGoldens,
+		ValidArgsFunction: a.completeArgs(aGeneration),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
 			r, err := ref.Parse("golden show", args[0])
 			if err != nil {
+				return err
+			}
+
+			// Something else with this name has another command.
+			what := engine.MatchRequest{Op: "golden show", What: []ref.Pattern{{Ref: r}}, Kinds: aGeneration}
+			if _, err := e.Match(ctx, what); err != nil {
 				return err
 			}
 
@@ -29,12 +33,6 @@ measured now.`,
 			if err != nil {
 				return err
 			}
-
-			if d.Kind != api.KindGeneration {
-				return errs.New(errs.NotFound, "golden show", args[0], "this is a %s, not a golden", d.Kind).
-					WithHint("run `pando show %s` to describe it", args[0])
-			}
-
 			return a.printShown(ctx, e, r, d)
 		}),
 	}

@@ -1,16 +1,13 @@
 package cli
 
 import (
-	"context"
 	"fmt"
 	"runtime"
 	"strings"
 
 	"pando/internal/api"
 	"pando/internal/base/errs"
-	"pando/internal/base/ref"
 	"pando/internal/driver"
-	"pando/internal/engine"
 
 	"github.com/spf13/cobra"
 )
@@ -110,82 +107,3 @@ func (a *App) exitCodesTopic() *cobra.Command {
 }
 
 // completion
-
-type completer = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
-
-// completeVolumes completes names of volumes in the first n arguments (0: all).
-func (a *App) completeVolumes(n int) completer { return a.completeNames(n, false, true) }
-
-// completeRefs completes names of goldens and volumes in the first n arguments.
-func (a *App) completeRefs(n int) completer { return a.completeNames(n, true, true) }
-
-func (a *App) completeGoldens(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	return a.completeNames(1, true, false)(c, args, word)
-}
-
-func (a *App) completeNames(n int, goldens, volumes bool) completer {
-	return func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-		if n > 0 && len(args) >= n {
-			return nil, cobra.ShellCompDirectiveDefault
-		}
-
-		return a.completeWords(c, func(ctx context.Context, e *engine.Engine) (out []string, _ error) {
-			if goldens {
-				if gs, err := e.Goldens(ctx); err == nil {
-					for _, g := range gs {
-						out = append(out, g.Name)
-					}
-				}
-			}
-
-			if volumes {
-				if names, err := e.VolumeNames(ctx); err == nil {
-					out = append(out, names...)
-				}
-			}
-
-			return out, nil
-		})
-	}
-}
-
-// completeWords completes words that it reads from the pool.
-func (a *App) completeWords(
-	c *cobra.Command, words func(context.Context, *engine.Engine) ([]string, error),
-) ([]string, cobra.ShellCompDirective) {
-	ctx := c.Context()
-	if ctx == nil {
-		ctx = context.Background()
-	}
-
-	e, err := a.openReadOnly(ctx)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-
-	defer e.Close()
-
-	out, err := words(ctx, e)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-
-	return out, cobra.ShellCompDirectiveNoFileComp
-}
-
-// completeSnapshots completes the snapshots of the volume that is the first
-// argument.
-func (a *App) completeSnapshots(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	if len(args) != 1 {
-		return a.completeVolumes(1)(c, args, word)
-	}
-
-	volume, err := ref.ParseName("", args[0])
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-
-	return a.completeWords(c, func(ctx context.Context, e *engine.Engine) ([]string, error) {
-		return e.SnapshotNames(ctx, volume)
-	})
-}

@@ -39,7 +39,7 @@ renames.`,
 			"  pando history web --limit 0\n" +
 			"  pando history --follow --json",
 		Args:              cobra.MaximumNArgs(1),
-		ValidArgsFunction: a.completeRefs(1),
+		ValidArgsFunction: a.completeArgs(anyRef),
 	}
 
 	c.Flags().Int64Var(&q.After, "after", 0, "show the events after the one with this `number`")

@@ -17,7 +17,7 @@ import (
 
 // iostatRequest is what is to be watched, and how.
 type iostatRequest struct {
-	volumes  []ref.Name
+	volumes  []string
 	paths    []string
 	interval time.Duration
 	count    int
@@ -60,7 +60,7 @@ func (a *App) iostatCommand() *cobra.Command {
 		Long:    iostatHelp,
 		Example: "  pando iostat\n  pando iostat job --interval 5s --count 12\n  pando iostat --path /var/lib/postgresql " +
 			"--json\n  pando iostat job -- make -C /mnt/job",
-		Args: cobra.ArbitraryArgs, ValidArgsFunction: a.completeVolumes(0),
+		Args: cobra.ArbitraryArgs, ValidArgsFunction: a.completeEvery(aVolume),
 	}
 
 	f := c.Flags()
@@ -96,15 +96,7 @@ func (a *App) iostatCommand() *cobra.Command {
 				WithHint("run `pando iostat VOLUME -- COMMAND`")
 		}
 
-		q.volumes = nil
-		for _, s := range args {
-			volume, err := existingVolume("watch", s)
-			if err != nil {
-				return err
-			}
-			q.volumes = append(q.volumes, volume)
-		}
-
+		q.volumes = args
 		return a.watchVolumes(c.Context(), q)
 	}
 
@@ -197,7 +189,13 @@ func (a *App) iostatTargets(ctx context.Context, q iostatRequest, first bool) ([
 
 	defer e.Close()
 
-	vols, err := e.Mountpoints(ctx, "watch", q.volumes...)
+	names := make([]ref.Name, len(q.volumes))
+	for i, s := range q.volumes {
+		if names[i], err = volumeName(ctx, e, "watch", s); err != nil {
+			return nil, err
+		}
+	}
+	vols, err := e.Mountpoints(ctx, "watch", names...)
 	if err != nil && (first || !errs.Is(err, errs.NotFound)) {
 		return nil, err
 	}

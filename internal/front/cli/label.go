@@ -35,7 +35,7 @@ func (a *App) labelCommand() *cobra.Command {
   pando ls --filter label=team=search
   pando destroy --label team=search`,
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeRefs(1),
+		ValidArgsFunction: a.completeArgs(labelled),
 		RunE:              a.withPool(a.listLabels),
 	}
 	c.AddCommand(a.labelSetCommand(), a.labelRmCommand(), a.labelLsCommand())
@@ -51,7 +51,7 @@ func (a *App) labelLsCommand() *cobra.Command {
 the keys.`,
 		Example:           "  pando label ls job-17\n  pando label ls web --json",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeRefs(1),
+		ValidArgsFunction: a.completeArgs(labelled),
 		RunE:              a.withPool(a.listLabels),
 	}
 }
@@ -145,7 +145,7 @@ func (a *App) setLabels(ctx context.Context, e *engine.Engine, word string, q en
 // completeLabelKeys completes a reference, and then the keys of its labels.
 func (a *App) completeLabelKeys(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	if len(args) == 0 {
-		return a.completeRefs(1)(c, args, word)
+		return a.completeArgs(labelled)(c, args, word)
 	}
 
 	return a.completeWords(c, func(ctx context.Context, e *engine.Engine) ([]string, error) {
@@ -161,7 +161,7 @@ func (a *App) completeLabelKeys(c *cobra.Command, args []string, word string) ([
 // completeRefAndLabels completes a reference, and then labels that are in use.
 func (a *App) completeRefAndLabels(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	if len(args) == 0 {
-		return a.completeRefs(1)(c, args, word)
+		return a.completeArgs(labelled)(c, args, word)
 	}
 	return a.completeLabels(c, args, word)
 }

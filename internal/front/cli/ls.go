@@ -19,18 +19,23 @@ func (a *App) lsCommand() *cobra.Command {
 	var tree bool
 	var s lsSelection
 	c := &cobra.Command{
-		Use:     "ls",
+		Use:     "ls [REF...]",
 		Aliases: []string{"list"},
 		GroupID: "volumes",
-		Short:   "List volumes",
-		Long: `List the volumes. EXCLUSIVE is the space that destroying the volume returns;
-SHARED is the space that it shares with other objects. For pools with more than
-64 volumes, and for volumes that are trees, both are the last measured values
-(from creation, umount or show); --exact measures every volume now.
+		Short:   "List volumes and snapshots",
+		Long: `List the volumes, with --snapshots also their snapshots, or only what each REF
+names, which may be a quoted glob: 'agent-*', 'job-17@*'.
+
+EXCLUSIVE is the space that destroying the volume returns; SHARED is the space
+that it shares with other objects. For pools with more than 64 volumes, and for
+volumes that are trees, both are the last measured values (from creation, umount
+or show); --exact measures every volume now. A ~ marks the values of an origin
+that may have changed after they were measured.
 
 --filter lists only some volumes. KEY is a column:
 
   name, origin, fs, state, mountpoint, id, golden    a name, or a pattern: 'agent-*'
+  kind                                               volume or snapshot
   owner                                              a user's name or number
   logical, exclusive, shared, size                   a size: '>1G', '<64M', 0
   generation, extents                                a number: 3, '>100'
@@ -51,11 +56,13 @@ by created however many there are.`,
 		Example: "  pando ls --filter 'name=agent-*' --filter state=mounted\n" +
 			"  pando ls --filter label=team=search --columns name,labels\n" +
 			"  pando ls --sort exclusive:desc --columns name,exclusive,used --limit 10\n" +
+			"  pando ls 'job-17@*' --sort created\n" +
 			"  pando ls -q --filter 'used=>7d'",
-		Args: cobra.NoArgs,
+		ValidArgsFunction: a.completeEvery(destroyable),
 	}
 
-	c.Flags().BoolVar(&tree, "tree", false, "show clones below their origins, with the goldens")
+	c.Flags().BoolVar(&tree, "tree", false, "show clones and snapshots below their origins, with the goldens")
+	c.Flags().BoolVar(&s.q.Snapshots, "snapshots", false, "list snapshots, too")
 	c.Flags().BoolVar(&s.q.Exact, "exact", false, "measure the space of every volume now")
 
 	s.addFlags(c)
@@ -66,11 +73,15 @@ by created however many there are.`,
 			return err
 		}
 
-		if err := a.checkLsFlags(c, tree); err != nil {
+		if err := a.checkLsFlags(c, tree, len(args) > 0); err != nil {
 			return err
 		}
 
-		return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+		return a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
+			if err := s.choose(ctx, e, args); err != nil {
+				return err
+			}
+			s.q.Snapshots = s.q.Snapshots || tree && !a.json
 			return a.ls(ctx, e, s.q, columns, tree)
 		})(c, args)
 	}
@@ -79,13 +90,13 @@ by created however many there are.`,
 }
 
 // checkLsFlags refuses flags that have no effect together.
-func (a *App) checkLsFlags(c *cobra.Command, tree bool) error {
+func (a *App) checkLsFlags(c *cobra.Command, tree, some bool) error {
 	columns := c.Flags().Changed("columns")
 	switch {
-	case tree && !a.json && (columns || c.Flags().Changed("filter") || c.Flags().Changed("sort") ||
+	case tree && !a.json && (some || columns || c.Flags().Changed("filter") || c.Flags().Changed("sort") ||
 		c.Flags().Changed("limit")):
 		return errs.New(errs.Invalid, "ls", "--tree", "the tree shows all volumes in an order of its own").
-			WithHint("remove --tree, or --filter, --sort, --limit and --columns")
+			WithHint("remove --tree, or each REF, --filter, --sort, --limit and --columns")
 	case columns && a.json:
 		return errs.New(errs.Invalid, "ls", "--columns", "JSON always has all fields").WithHint("remove --columns")
 	case columns && a.quiet:
@@ -115,7 +126,7 @@ func (a *App) ls(ctx context.Context, e *engine.Engine, q listing.Request, colum
 		return a.printTree(goldens, vols)
 	case a.quiet:
 		for _, v := range vols {
-			a.printf("%s\n", v.Name)
+			a.printf("%s\n", v.Ref)
 		}
 	case len(vols) == 0:
 		return a.noteNoVolumes(ctx, e)
@@ -124,7 +135,11 @@ func (a *App) ls(ctx context.Context, e *engine.Engine, q listing.Request, colum
 	}
 
 	if page.Next != "" {
-		a.printNote("there are more than %s", errs.Plural(len(vols), "volume"))
+		noun := "volume"
+		if q.Snapshots {
+			noun = "object"
+		}
+		a.printNote("there are more than %s", errs.Plural(len(vols), noun))
 	}
 	return err
 }
@@ -174,75 +189,57 @@ func stateWords(v api.Object) string {
 	return words
 }
 
-// printTree prints goldens with their clones below them, and clones of clones below those.
-func (a *App) printTree(goldens []api.Golden, vols []api.Object) error {
-	below := listing.ByOrigin(goldens, vols)
-	shown := map[string]bool{}
-	var walk func(name, indent string) error
-	walk = func(name, indent string) error {
-		list := below[name]
-		for i, v := range list {
-			if shown[v.ID] {
-				continue // an origin's name that was given to one of its descendants
-			}
-
-			shown[v.ID] = true
-			branch, next := "├─ ", "│  "
-			if i == len(list)-1 {
-				branch, next = "└─ ", "   "
-			}
-
-			a.printf("%s%s%s  %s\n", indent, branch, v.Name, volumeWords(v))
-
-			if err := walk(v.Name, indent+next); err != nil {
-				return err
+// printTree prints goldens with what was made from them below, and what was made from that below it.
+func (a *App) printTree(goldens []api.Golden, objects []api.Object) error {
+	for _, n := range listing.Tree(goldens, objects) {
+		line := ""
+		if g := n.Golden; g != nil {
+			line = fmt.Sprintf("%s  golden, %s, %s", g.Current.Ref, errs.Plural(g.GenerationCount, "generation"),
+				formatBytes(g.Current.LogicalBytes))
+		} else {
+			line = n.Object.Ref + "  " + objectWords(n.Object)
+			switch {
+			case n.Object.Origin == "":
+				line += ", no origin"
+			case listing.Rewound(n.Object) == "":
+				line += ", origin " + n.Object.Origin + " destroyed"
 			}
 		}
-
-		return nil
+		a.printf("%s\n", line)
+		a.printBelow(n, "")
 	}
-
-	for _, g := range goldens {
-		a.printf("%s  golden, %s, %s\n", g.Current.Ref, errs.Plural(g.GenerationCount, "generation"),
-			formatBytes(g.Current.LogicalBytes))
-		if err := walk(g.Name, ""); err != nil {
-			return err
-		}
-	}
-
-	// Volumes without an origin, or whose origin was destroyed.
-	for _, v := range below[""] {
-		if shown[v.ID] {
-			continue
-		}
-
-		shown[v.ID] = true
-		from := "no origin"
-		if v.Origin != "" {
-			from = "origin " + v.Origin + " destroyed"
-		}
-
-		a.printf("%s  %s, %s\n", v.Name, volumeWords(v), from)
-
-		if err := walk(v.Name, ""); err != nil {
-			return err
-		}
-	}
-
 	return nil
 }
 
-// volumeWords describes the space of a volume, and where it is mounted.
-func volumeWords(v api.Object) string {
-	s := fmt.Sprintf("%s exclusive, %s shared", formatBytes(v.ExclusiveBytes), formatBytes(v.SharedBytes))
-	if r, err := ref.Parse("", v.Origin); err == nil && r.At != "" {
+// printBelow prints what is below a node of the tree.
+func (a *App) printBelow(n *listing.Node, indent string) {
+	for i, x := range n.Below {
+		branch, next := "├─ ", "│  "
+		if i == len(n.Below)-1 {
+			branch, next = "└─ ", "   "
+		}
+		a.printf("%s%s%s  %s\n", indent, branch, x.Object.Ref, objectWords(x.Object))
+		a.printBelow(x, indent+next)
+	}
+}
+
+// objectWords describes the space of a volume or snapshot, and where it is mounted.
+func objectWords(o *api.Object) string {
+	s := fmt.Sprintf("%s exclusive, %s shared", spaceOf(o, o.ExclusiveBytes), spaceOf(o, o.SharedBytes))
+	if o.Kind == api.KindSnapshot {
+		return "snapshot, " + s
+	}
+
+	if at := listing.Rewound(o); at != "" {
+		s = "rewound to @" + at + ", " + s
+	} else if r, err := ref.Parse("", o.Origin); err == nil && r.Name == o.Golden {
 		s = "of @" + r.At + ", " + s
 	}
-	if v.Ephemeral {
+	if o.Ephemeral {
 		s += ", ephemeral"
 	}
-	if v.Mounted() {
-		s += ", mounted at " + v.Mountpoint
+	if o.Mounted() {
+		s += ", mounted at " + o.Mountpoint
 	}
 	return s
 }

@@ -97,6 +97,9 @@ func appendObject(b []byte, o *api.Object) []byte {
 	text("driver", o.Driver)
 	text("state", string(o.State))
 	maybeText("origin", o.Origin)
+	if o.OriginRemoved {
+		flag("origin_removed", true)
+	}
 	maybeText("mountpoint", o.Mountpoint)
 	moment("created_at", o.CreatedAt)
 	moment("last_used_at", o.LastUsedAt)

@@ -1,10 +1,13 @@
 package cli
 
 import (
+	"context"
 	"strconv"
 	"strings"
 
 	"pando/internal/api"
+	"pando/internal/base/ref"
+	"pando/internal/engine"
 	"pando/internal/service/listing"
 
 	"github.com/spf13/cobra"
@@ -62,6 +65,23 @@ func (s *lsSelection) parse() (columns []listing.Column, err error) {
 	return listing.FindColumns("--columns", names)
 }
 
+// choose lists only what words name. Invalid, NotFound.
+func (s *lsSelection) choose(ctx context.Context, e *engine.Engine, words []string) error {
+	if len(words) == 0 {
+		return nil
+	}
+	what, err := ref.ParsePatterns("ls", words...)
+	if err != nil {
+		return err
+	}
+	found, err := e.Match(ctx, engine.MatchRequest{Op: "ls", What: what, Kinds: destroyable})
+	for _, r := range found {
+		s.q.Only = append(s.q.Only, r.String())
+		s.q.Snapshots = s.q.Snapshots || r.At != ""
+	}
+	return err
+}
+
 // lsCell is what the table shows of a volume in a column.
 func lsCell(c *listing.Column, v *api.Object) string {
 	switch {
@@ -73,6 +93,8 @@ func lsCell(c *listing.Column, v *api.Object) string {
 		return "yes"
 	case c.Flag != nil:
 		return "no"
+	case c.Bytes != nil && c.Name != "size":
+		return spaceOf(v, c.Bytes(v))
 	case c.Bytes != nil:
 		return formatBytes(c.Bytes(v))
 	case c.Number != nil:

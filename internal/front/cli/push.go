@@ -67,7 +67,7 @@ func (a *App) pushCommand() *cobra.Command {
 		Example: `  pando push job-17 --to backup
   pando push web@3 --limit-rate 20M
   pando push --all --every 1m`,
-		ValidArgsFunction: a.completeRefs(0),
+		ValidArgsFunction: a.completeEvery(anyRef),
 	}
 
 	f := c.Flags()

@@ -32,9 +32,9 @@ func (a *App) rebaseCommand() *cobra.Command {
 		Long:              rebaseHelp,
 		Example:           "  pando rebase job-17 web\n  pando rebase job-17 web@5 --theirs",
 		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: a.completeRefs(2),
+		ValidArgsFunction: a.completeArgs(aVolume, aGeneration),
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
-			if q.Volume, err = ref.ParseName("rebase", args[0]); err != nil {
+			if q.Volume, err = volumeName(ctx, e, "rebase", args[0]); err != nil {
 				return err
 			}
 

@@ -30,7 +30,7 @@ The remote keeps the name under which the volume or golden was first pushed, and
 later pushes go there.`,
 		Example:           "  pando rename job-17 job-17-failed\n  pando rename db@before-upgrade v14",
 		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: a.completeRefs(1),
+		ValidArgsFunction: a.completeArgs(labelled),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			if q.Ref, err = ref.Parse("rename", args[0]); err != nil {
 				return err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 
-	"pando/internal/base/ref"
 	"pando/internal/base/units"
 	"pando/internal/engine"
 
@@ -31,18 +30,18 @@ size of the volume. Volumes that are trees (drivers btrfs and plain) share the
 space of the pool and have no size; overlays can be resized after a flatten.`,
 		Example:           "  pando resize job-17 64G\n  pando resize job-17 +16G",
 		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: a.completeVolumes(1),
+		ValidArgsFunction: a.completeArgs(aVolume),
 		RunE: func(c *cobra.Command, args []string) (err error) {
-			if q.Volume, err = ref.ParseName("resize", args[0]); err != nil {
-				return err
-			}
 			size, add := strings.CutPrefix(args[1], "+")
 			q.Add = add
 			if q.SizeBytes, err = units.ParseSize("resize", size); err != nil {
 				return err
 			}
 
-			return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) error {
+			return a.withPool(func(ctx context.Context, e *engine.Engine, _ []string) (err error) {
+				if q.Volume, err = volumeName(ctx, e, "resize", args[0]); err != nil {
+					return err
+				}
 				ctx, stop := a.showProgress(ctx)
 				out, err := e.Resize(ctx, q)
 				stop()

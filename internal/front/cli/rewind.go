@@ -14,20 +14,21 @@ import (
 func (a *App) rewindCommand() *cobra.Command {
 	var detach bool
 	c := &cobra.Command{
-		Use:     "rewind VOLUME SNAPSHOT",
+		Use:     "rewind VOLUME@SNAPSHOT | VOLUME SNAPSHOT",
 		GroupID: "volumes",
 		Short:   "Return a volume to the state of a snapshot",
-		Long: `Return VOLUME to its state in SNAPSHOT (a name, or VOLUME@NAME). The previous
+		Long: `Return VOLUME to its state in SNAPSHOT. The previous
 content stays as the snapshot before-rewind-TIME, and all other snapshots stay
 too.
 
 The volume must not be mounted, because programs must not see a filesystem
 change under them. With --detach, pando unmounts it first, which fails if
 something uses it, and mounts it again afterwards.`,
-		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: a.completeSnapshots,
+		Example:           "  pando rewind job-17@before-upgrade",
+		Args:              cobra.RangeArgs(1, 2),
+		ValidArgsFunction: a.completeRewind,
 		RunE: a.withPool(func(ctx context.Context, e *engine.Engine, args []string) error {
-			q, err := rewindRequest(args[0], args[1])
+			q, err := rewindRequest(ctx, e, args)
 			if err != nil {
 				return err
 			}
@@ -47,23 +48,32 @@ something uses it, and mounts it again afterwards.`,
 	return c
 }
 
-// rewindRequest reads a volume, and a snapshot of it by its name or whole reference. Invalid, NotFound.
-func rewindRequest(volume, snapshot string) (q engine.RewindRequest, err error) {
-	r, err := ref.Parse("rewind", snapshot)
+// rewindRequest reads a snapshot: its reference, or its volume and then its name or reference. Invalid, NotFound.
+func rewindRequest(ctx context.Context, e *engine.Engine, args []string) (q engine.RewindRequest, err error) {
+	r, err := ref.Parse("rewind", args[len(args)-1])
 	if err != nil {
 		return q, err
 	}
 
-	name := cmp.Or(r.At, r.Name)
-	if r.At != "" && r.Name != volume {
-		return q, errs.New(errs.Invalid, "rewind", volume, "%s is a snapshot of another volume", r).
-			WithHint("clone that snapshot instead: `pando clone %s NEW`", r)
-	}
-
-	if q.Snapshot, err = ref.ParseName("rewind", name); err != nil {
+	if len(args) == 1 {
+		if r.At == "" {
+			return q, errs.New(errs.Invalid, "rewind", args[0], "no snapshot is named").
+				WithHint("name one as %s@SNAPSHOT; list them with %s", r.Name, errs.Run("show", r.Name))
+		}
+		if q.Snapshot, err = ref.ParseName("rewind", r.At); err != nil {
+			return q, err
+		}
+		q.Volume, err = ref.ParseName("rewind", r.Name)
 		return q, err
 	}
 
-	q.Volume, err = existingVolume("rewind", volume)
+	if q.Volume, err = volumeName(ctx, e, "rewind", args[0]); err != nil {
+		return q, err
+	}
+	if r.At != "" && r.Name != args[0] {
+		return q, errs.New(errs.Invalid, "rewind", args[0], "%s is a snapshot of another volume", r).
+			WithHint("clone that snapshot instead: %s", errs.Run("clone", r, "NEW"))
+	}
+	q.Snapshot, err = ref.ParseName("rewind", cmp.Or(r.At, r.Name))
 	return q, err
 }

@@ -42,7 +42,7 @@ func (a *App) runCommand() *cobra.Command {
 		Long:              runHelp,
 		Example:           "  pando run web -- make test\n  pando run web --keep -- ./migrate.sh",
 		Args:              cobra.MinimumNArgs(1),
-		ValidArgsFunction: a.completeRefs(1),
+		ValidArgsFunction: a.completeArgs(anyRef),
 	}
 
 	c.Flags().BoolVar(&q.Keep, "keep", false, "keep the volume, and unmount it when the command ends")

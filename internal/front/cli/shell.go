@@ -29,7 +29,7 @@ func (a *App) checkShell(op string, shell, many bool) error {
 	case shell && a.json:
 		return errs.New(errs.Invalid, op, "", "--shell and --json are two formats").WithHint("choose one of them")
 	case shell && many:
-		return errs.New(errs.Invalid, op, "", "--shell prints one volume, and --count creates several").
+		return errs.New(errs.Invalid, op, "", "--shell prints one volume, and these are several").
 			WithHint("use --json, or call pando once for each volume")
 	}
 	return nil

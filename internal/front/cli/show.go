@@ -28,7 +28,7 @@ flushed to the pool first. Without REF, describe the pool: its free space, and
 how much space sharing saves.`,
 		Example:           "  pando show job-17\n  pando show web@3 --json\n  pando show",
 		Args:              cobra.MaximumNArgs(1),
-		ValidArgsFunction: a.completeRefs(1),
+		ValidArgsFunction: a.completeArgs(anyRef),
 	}
 
 	c.Flags().BoolVar(&exact, "exact", false, "for the pool: measure every object in it now")
@@ -138,10 +138,18 @@ func (a *App) printDetail(d api.Detail) error {
 	a.printf("\n")
 	t := a.table("SNAPSHOT", "CONSISTENCY", "LOGICAL", "EXCLUSIVE", "CREATED")
 	for _, s := range d.Snapshots {
-		t.row(s.Ref, orDash(s.Consistency), formatBytes(s.LogicalBytes), formatBytes(s.ExclusiveBytes),
+		t.row(s.Ref, orDash(s.Consistency), spaceOf(&s, s.LogicalBytes), spaceOf(&s, s.ExclusiveBytes),
 			formatAge(s.CreatedAt))
 	}
 	return t.flush()
+}
+
+// spaceOf is some of the space of an object: with a ~ if it has never been measured.
+func spaceOf(o *api.Object, bytes int64) string {
+	if o.MeasuredAt == nil {
+		return "~" + formatBytes(bytes)
+	}
+	return formatBytes(bytes)
 }
 
 // printObject prints everything that is known about an object, and further fields.

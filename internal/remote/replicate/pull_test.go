@@ -20,6 +20,7 @@ import (
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
+	"pando/internal/testing/pooltest"
 	"pando/internal/testing/storetest"
 	"pando/internal/testing/testfs"
 
@@ -123,7 +124,7 @@ func (w *world) state() string {
 		w.t.Fatal(err)
 	}
 	for _, v := range vols {
-		names, err := w.e.SnapshotNames(ctx, ref.MustName(v.Name))
+		names, err := pooltest.SnapshotNames(ctx, w.e, v.Name)
 		if err != nil {
 			w.t.Fatal(err)
 		}
@@ -323,7 +324,7 @@ func TestPullIntoTaken(t *testing.T) {
 	if o.sum("v") != w.sum("v") || p.Name != "v" {
 		t.Errorf("got %+v", p)
 	}
-	names, err := o.e.SnapshotNames(t.Context(), ref.MustName("v"))
+	names, err := pooltest.SnapshotNames(t.Context(), o.e, "v")
 	if err != nil || len(names) != 2 {
 		t.Fatalf("snapshots after an update: %v, %v", names, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"pando/internal/engine"
 	"pando/internal/remote/repo"
 	"pando/internal/testing/faulttest"
+	"pando/internal/testing/pooltest"
 	"pando/internal/testing/storetest"
 
 	"golang.org/x/sys/unix"
@@ -88,7 +89,7 @@ func (m *pushModel) one() {
 		m.edit(v, m.scribble)
 		m.pushOne(ref.Ref{Name: v, At: snap})
 	case n == 16:
-		names, err := m.e.SnapshotNames(m.t.Context(), ref.MustName(v))
+		names, err := pooltest.SnapshotNames(m.t.Context(), m.e, v)
 		if err != nil {
 			m.t.Fatal(err)
 		}

@@ -15,6 +15,7 @@ import (
 	"pando/internal/engine"
 	"pando/internal/remote/repo"
 	"pando/internal/testing/faulttest"
+	"pando/internal/testing/pooltest"
 	"pando/internal/testing/testfs"
 )
 
@@ -93,7 +94,7 @@ func TestStatesOfTwoHosts(t *testing.T) {
 	// A takes it back, pushes what it had before, and goes on.
 	edit(a, 6)
 	a.pull("v", PullRequest{TakeOver: true, Update: true})
-	names, err := a.e.SnapshotNames(t.Context(), ref.MustName("v"))
+	names, err := pooltest.SnapshotNames(t.Context(), a.e, "v")
 	if err != nil || len(names) != 4 || names[0]+names[1] != "oldahead" || names[3] != ofB ||
 		!strings.HasPrefix(names[2], "before-pull-") {
 		t.Errorf("the pool that took it back has %v: %v", names, err)

@@ -14,6 +14,7 @@ import (
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
 	"pando/internal/testing/faulttest"
+	"pando/internal/testing/pooltest"
 	"pando/internal/testing/testfs"
 	"pando/internal/testing/treetest"
 )
@@ -335,6 +336,6 @@ func TestTreeKilled(t *testing.T) {
 
 // has reports whether there is a volume of this name.
 func (w *world) has(volume string) bool {
-	_, err := w.e.SnapshotNames(w.t.Context(), ref.MustName(volume))
+	_, err := pooltest.SnapshotNames(w.t.Context(), w.e, volume)
 	return err == nil
 }

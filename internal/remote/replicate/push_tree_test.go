@@ -12,6 +12,7 @@ import (
 	"pando/internal/driver/btrfs"
 	"pando/internal/engine"
 	"pando/internal/remote/repo"
+	"pando/internal/testing/pooltest"
 	"pando/internal/testing/storetest"
 	"pando/internal/testing/testfs"
 )
@@ -104,7 +105,7 @@ func TestPushTrees(t *testing.T) {
 		}
 		if head == "g" {
 			q.Golden, q.Generation, q.Snapshot = true, 1, ref.Name{}
-		} else if _, err := other.SnapshotNames(t.Context(), ref.MustName(head)); err == nil {
+		} else if _, err := pooltest.SnapshotNames(t.Context(), other, head); err == nil {
 			q.Update = true
 		}
 		if _, err := other.Transfer().Receive(t.Context(), q, engine.Content{Stream: bytes.NewReader(stream)}); err != nil {

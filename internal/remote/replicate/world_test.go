@@ -21,6 +21,7 @@ import (
 	"pando/internal/engine"
 	"pando/internal/remote/objstore"
 	"pando/internal/remote/repo"
+	"pando/internal/testing/pooltest"
 	"pando/internal/testing/storetest"
 	"pando/internal/testing/testfs"
 
@@ -402,7 +403,7 @@ func (w *world) noSessions(rp *repo.Repo) {
 // pushSnapshots are the snapshots of a volume that pushes have taken.
 func (w *world) pushSnapshots(volume string) []string {
 	w.t.Helper()
-	names, err := w.e.SnapshotNames(context.Background(), ref.MustName(volume))
+	names, err := pooltest.SnapshotNames(context.Background(), w.e, volume)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -42,7 +42,7 @@ func Columns() []Column {
 	}
 
 	return []Column{
-		{Name: "name", Text: func(v *api.Object) string { return v.Name }, order: engine.ByName},
+		{Name: "name", Text: func(v *api.Object) string { return v.Ref }, order: engine.ByName},
 		{Name: "origin", Text: func(v *api.Object) string { return v.Origin }},
 		{Name: "fs", Text: func(v *api.Object) string { return string(v.FS) }},
 		{Name: "state", Text: func(v *api.Object) string { return string(v.State) }},
@@ -53,6 +53,7 @@ func Columns() []Column {
 		{Name: "mountpoint", Text: func(v *api.Object) string { return v.Mountpoint }},
 
 		{Name: "id", Text: func(v *api.Object) string { return v.ID }},
+		{Name: "kind", Text: func(v *api.Object) string { return string(v.Kind) }},
 		{Name: "golden", Text: func(v *api.Object) string { return v.Golden }},
 		{Name: "generation", Number: func(v *api.Object) int64 { return int64(v.Generation) }},
 		{Name: "size", Bytes: func(v *api.Object) int64 { return v.SizeBytes }, order: engine.BySize},

@@ -25,6 +25,9 @@ type Request struct {
 	Limit   int      // most volumes in a page; 0: all
 	After   string   // Next of the page before; "": the first page
 	Exact   bool     // whether every volume is measured now: see engine.VolumesRequest
+
+	Snapshots bool     // whether the snapshots of the volumes are listed, too
+	Only      []string // references to the volumes and snapshots that may be listed; nil: all
 }
 
 // Page is a part of a list, or all of it.
@@ -46,8 +49,8 @@ func List(ctx context.Context, e *engine.Engine, q Request) (Page, error) {
 	if err != nil {
 		return Page{}, err
 	}
-	if few || q.Exact || q.Limit == 0 || l.by.order == "" {
-		all, err := e.Volumes(ctx, engine.VolumesRequest{Exact: q.Exact})
+	if few || q.Exact || q.Limit == 0 || l.by.order == "" || q.Snapshots || q.Only != nil {
+		all, err := e.Volumes(ctx, engine.VolumesRequest{Exact: q.Exact, Snapshots: q.Snapshots})
 		if err != nil {
 			return Page{}, err
 		}
@@ -72,7 +75,9 @@ type list struct {
 	by      Column
 	desc    bool
 	limit   int
-	after   *place // nil: from the beginning
+	only    map[string]bool // nil: all
+	mixed   bool            // snapshots are between the volumes
+	after   *place          // nil: from the beginning
 }
 
 // place is a place in a list: that of a volume.
@@ -83,20 +88,33 @@ type place struct {
 }
 
 // placeOf returns the place of a volume in the list.
-func (l *list) placeOf(v *api.Object) place { return place{Key: l.by.keyOf(v), Name: v.Name} }
+func (l *list) placeOf(v *api.Object) place { return place{Key: l.by.keyOf(v), Name: v.Ref} }
 
 // compare compares two places.
 func (l *list) compare(a, b place) int {
-	order := cmp.Or(cmp.Compare(a.Key.Number, b.Key.Number), strings.Compare(a.Key.Text, b.Key.Text))
+	order := cmp.Or(cmp.Compare(a.Key.Number, b.Key.Number), compareRefs(a.Key.Text, b.Key.Text))
 	if l.desc {
 		order = -order
 	}
-	return cmp.Or(order, strings.Compare(a.Name, b.Name))
+	return cmp.Or(order, compareRefs(a.Name, b.Name))
 }
 
 // parse checks a request. Invalid.
+// compareRefs orders texts so that the snapshots of a volume stand behind it and before all other volumes.
+func compareRefs(a, b string) int {
+	a, afterA, _ := strings.Cut(a, "@")
+	b, afterB, _ := strings.Cut(b, "@")
+	return cmp.Or(strings.Compare(a, b), strings.Compare(afterA, afterB))
+}
+
 func (q Request) parse(now time.Time) (l *list, err error) {
-	l = &list{limit: q.Limit}
+	l = &list{limit: q.Limit, mixed: q.Snapshots}
+	if q.Only != nil {
+		l.only = map[string]bool{}
+		for _, r := range q.Only {
+			l.only[r] = true
+		}
+	}
 	if l.filters, err = parseFilters(q.Filters, now); err != nil {
 		return nil, err
 	}
@@ -159,8 +177,10 @@ func (l *list) scan() engine.VolumeScan {
 
 // choose returns the page of a list of all volumes, which are in order of name.
 func (l *list) choose(all []api.Object) Page {
-	out := slices.DeleteFunc(all, func(v api.Object) bool { return !l.filters.pass(&v) })
-	if l.by.order != engine.ByName || l.desc {
+	out := slices.DeleteFunc(all, func(v api.Object) bool {
+		return l.only != nil && !l.only[v.Ref] || !l.filters.pass(&v)
+	})
+	if l.by.order != engine.ByName || l.desc || l.mixed {
 		slices.SortFunc(out, func(a, b api.Object) int { return l.compare(l.placeOf(&a), l.placeOf(&b)) })
 	}
 	if l.after != nil {

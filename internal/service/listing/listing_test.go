@@ -26,14 +26,14 @@ import (
 func someVolumes(now time.Time) []api.Object {
 	soon, late := now.Add(30*time.Minute), now.Add(48*time.Hour)
 	return []api.Object{
-		{Name: "a-1", State: "idle", Origin: "web@1", Golden: "web", Generation: 1, CreatedAt: now.Add(-3 * time.Hour),
-			ExclusiveBytes: 10, ExpiresAt: &soon},
-		{Name: "a-2", State: "mounted", Origin: "web@2", Golden: "web", Generation: 2, CreatedAt: now.Add(-time.Hour),
-			ExclusiveBytes: 3 << 30, Mountpoint: "/mnt/a-2", Ephemeral: true},
-		{Name: "b", State: "mounted", CreatedAt: now.Add(-50 * time.Hour), ExclusiveBytes: 1 << 30, Pinned: true,
+		{Ref: "a-1", Name: "a-1", State: "idle", Origin: "web@1", Golden: "web", Generation: 1,
+			CreatedAt: now.Add(-3 * time.Hour), ExclusiveBytes: 10, ExpiresAt: &soon},
+		{Ref: "a-2", Name: "a-2", State: "mounted", Origin: "web@2", Golden: "web", Generation: 2,
+			CreatedAt: now.Add(-time.Hour), ExclusiveBytes: 3 << 30, Mountpoint: "/mnt/a-2", Ephemeral: true},
+		{Ref: "b", Name: "b", State: "mounted", CreatedAt: now.Add(-50 * time.Hour), ExclusiveBytes: 1 << 30, Pinned: true,
 			Mountpoint: "/srv/b"},
-		{Name: "c", State: "idle", Origin: "db@1", Golden: "db", Generation: 1, CreatedAt: now.Add(-2 * time.Minute),
-			ExpiresAt: &late, Overlay: true},
+		{Ref: "c", Name: "c", State: "idle", Origin: "db@1", Golden: "db", Generation: 1,
+			CreatedAt: now.Add(-2 * time.Minute), ExpiresAt: &late, Overlay: true},
 	}
 }
 

@@ -2,10 +2,14 @@
 package pooltest
 
 import (
+	"cmp"
 	"context"
 	"path/filepath"
 	"testing"
 
+	"pando/internal/api"
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
 )
 
@@ -28,4 +32,33 @@ func New(t testing.TB, drivers engine.Drivers, driver, below string) *engine.Eng
 		}
 	})
 	return e
+}
+
+// VolumeNames lists the names of all volumes, sorted.
+func VolumeNames(ctx context.Context, e *engine.Engine) ([]string, error) {
+	return names(ctx, e, "*", api.KindVolume)
+}
+
+// SnapshotNames lists the names of a volume's snapshots, the oldest first. NotFound.
+func SnapshotNames(ctx context.Context, e *engine.Engine, volume string) ([]string, error) {
+	name, err := ref.ParseName("test", volume)
+	if err == nil {
+		_, err = e.Mountpoints(ctx, "test", name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return names(ctx, e, volume+"@*", api.KindSnapshot)
+}
+
+// names lists what stands last in the references that a glob matches; that may be nothing.
+func names(ctx context.Context, e *engine.Engine, glob string, kind api.Kind) (out []string, _ error) {
+	found, err := e.Match(ctx, engine.MatchRequest{Op: "test", What: []ref.Pattern{{Glob: glob}}, Kinds: []api.Kind{kind}})
+	if errs.Is(err, errs.NotFound) {
+		return nil, nil
+	}
+	for _, r := range found {
+		out = append(out, cmp.Or(r.At, r.Name))
+	}
+	return out, err
 }

@@ -98,6 +98,12 @@ func typeWords(s *jsonschema.Schema) string {
 		return fmt.Sprintf("[%s](#%s)", name, name)
 	case s.Const != nil:
 		return fmt.Sprintf("`%q`", *s.Const)
+	case len(s.AnyOf) > 0:
+		var words []string
+		for _, x := range s.AnyOf {
+			words = append(words, typeWords(x))
+		}
+		return strings.Join(words, " or ")
 	case s.Type == "array":
 		return "list of " + typeWords(s.Items)
 	case s.Format == "date-time":

@@ -4,6 +4,7 @@ package schematest
 
 import (
 	"reflect"
+	"strings"
 
 	"pando/internal/api"
 	"pando/internal/bench"
@@ -20,7 +21,7 @@ import (
 // shape is a form that a value of JSON can have.
 type shape struct {
 	of   reflect.Type
-	kind api.Kind // kind of the [api.Object] that the type contains; "": it contains none
+	kind api.Kind // kind of the [api.Object] that the type contains, or several with commas; "": it contains none
 	list bool     // an array of them
 }
 
@@ -45,6 +46,9 @@ func any3[T any]() []shape {
 	return []shape{the[T](api.KindVolume), the[T](api.KindSnapshot), the[T](api.KindGeneration)}
 }
 
+// mixed is the shape of a list of objects of several kinds.
+func mixed(kinds ...string) shape { return the[[]api.Object](api.Kind(strings.Join(kinds, ","))) }
+
 // things are what commands speak of, by their names in the schema.
 var things = map[string]shape{
 	"volume":        the[api.Detail](api.KindVolume),
@@ -65,22 +69,22 @@ var things = map[string]shape{
 var results = map[string][]shape{
 	"clone":    {the[api.Object](api.KindVolume), the[[]api.Object](api.KindVolume)},
 	"fork":     {the[api.Object](api.KindVolume), the[[]api.Object](api.KindVolume)},
-	"mount":    {the[api.Object](api.KindVolume)},
-	"umount":   {the[api.Object](api.KindVolume)},
-	"ls":       {the[[]api.Object](api.KindVolume)},
+	"mount":    {the[api.Object](api.KindVolume), the[[]api.Object](api.KindVolume)},
+	"umount":   {the[api.Object](api.KindVolume), the[[]api.Object](api.KindVolume)},
+	"ls":       {mixed("volume", "snapshot")},
 	"show":     append(any3[api.Detail](), a[api.Golden](), a[api.Pool]()),
 	"diff":     {a[engine.Difference]()},
 	"rebase":   {the[engine.Rebased](api.KindVolume), a[engine.Conflicts]()},
 	"flatten":  {the[engine.Flatten](api.KindVolume)},
 	"destroy":  {a[[]engine.Destroyed]()},
-	"snapshot": {the[api.Object](api.KindSnapshot)},
+	"snapshot": {the[api.Object](api.KindSnapshot), the[[]api.Object](api.KindSnapshot)},
 	"rewind":   {the[engine.Rewound](api.KindVolume)},
 	"resize":   {the[engine.Resized](api.KindVolume)},
 	"rename": {the[engine.Renamed](api.KindVolume), the[engine.Renamed](api.KindSnapshot),
 		a[api.GoldenRenamed]()},
 	"export":    {a[engine.Exported]()},
-	"pin":       any3[api.Object](),
-	"unpin":     any3[api.Object](),
+	"pin":       append(any3[api.Object](), mixed("volume", "snapshot", "generation")),
+	"unpin":     append(any3[api.Object](), mixed("volume", "snapshot", "generation")),
 	"label ls":  {a[api.Labelled]()},
 	"label set": {a[api.Labelled]()},
 	"label rm":  {a[api.Labelled]()},

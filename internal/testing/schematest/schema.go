@@ -50,10 +50,26 @@ func (b *builder) addResults() {
 
 // shape is the schema of a shape.
 func (b *builder) shape(s shape) *jsonschema.Schema {
-	if s.list {
-		return &jsonschema.Schema{Type: "array", Items: b.ref(s.of, s.kind)}
+	if !s.list {
+		return b.ref(s.of, s.kind)
 	}
-	return b.ref(s.of, s.kind)
+
+	items := &jsonschema.Schema{}
+	for _, k := range s.kinds() {
+		items.AnyOf = append(items.AnyOf, b.ref(s.of, k))
+	}
+	if len(items.AnyOf) == 1 {
+		items = items.AnyOf[0]
+	}
+	return &jsonschema.Schema{Type: "array", Items: items}
+}
+
+// kinds are the kinds of objects that a shape contains; "" alone: none.
+func (s shape) kinds() (out []api.Kind) {
+	for _, k := range strings.Split(string(s.kind), ",") {
+		out = append(out, api.Kind(k))
+	}
+	return out
 }
 
 // ref refers to the definition of a struct, and makes it if there is none.
@@ -81,8 +97,10 @@ func (b *builder) ref(t reflect.Type, kind api.Kind) *jsonschema.Schema {
 func kindsOf(t reflect.Type) (out []api.Kind) {
 	for _, all := range results {
 		for _, s := range all {
-			if s.of == t && !slices.Contains(out, s.kind) {
-				out = append(out, s.kind)
+			for _, k := range s.kinds() {
+				if s.of == t && !slices.Contains(out, k) {
+					out = append(out, k)
+				}
 			}
 		}
 	}
@@ -108,7 +126,7 @@ func (b *builder) define(name string, s shape) {
 		p.Description = b.text.of(f)
 		d.Properties[f.name] = p
 		d.PropertyOrder = append(d.PropertyOrder, f.name)
-		if !f.optional {
+		if !f.optional || s.kind != "" && slices.Contains(strings.Split(f.Tag.Get("always"), ","), string(s.kind)) {
 			d.Required = append(d.Required, f.name)
 		}
 	}
@@ -238,7 +256,8 @@ func fieldsOf(t reflect.Type) []field {
 func snake(name string) string {
 	var b strings.Builder
 	for i, r := range name {
-		if unicode.IsUpper(r) && i > 0 && !unicode.IsUpper(rune(name[i-1])) {
+		begins := i > 0 && (!unicode.IsUpper(rune(name[i-1])) || i+1 < len(name) && unicode.IsLower(rune(name[i+1])))
+		if unicode.IsUpper(r) && begins {
 			b.WriteByte('_')
 		}
 		b.WriteRune(unicode.ToLower(r))
