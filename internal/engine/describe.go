@@ -218,7 +218,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (api.Detail, error) {
 	if len(s.snaps) <= exactUpTo && e.cheapUsage(s.row.FS) {
 		rows = append(rows, s.snaps...)
 	}
-	if err := e.measureRows(ctx, rows, false); err != nil {
+	if err := e.measureRows(ctx, rows, true); err != nil {
 		return api.Detail{}, errs.Wrap("show", r.String(), err)
 	}
 
@@ -233,10 +233,6 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (api.Detail, error) {
 	d.Layers = s.layers
 	if s.row.Kind != driver.Generation && s.row.Golden != "" {
 		d.Base = ref.Generation(s.row.Golden, s.row.Generation)
-	}
-
-	if err := e.recordUsage(ctx, rows); err != nil {
-		return api.Detail{}, err
 	}
 
 	// Describe the object, a volume with its snapshots.

@@ -124,13 +124,17 @@ func (g glob) noun() string {
 	return string(api.KindSnapshot)
 }
 
+// wants reports whether it looks for a kind that is named without an @, or with one.
+func (g glob) wants(without, with api.Kind) bool {
+	if g.at != "" {
+		return slices.Contains(g.Kinds, with)
+	}
+	return slices.Contains(g.Kinds, without)
+}
+
 // eachVolume calls fn for volumes, or their snapshots.
 func (g glob) eachVolume(tx *catalog.Tx, fn func(ref.Ref, catalog.Row) error) error {
-	wanted := api.KindVolume
-	if g.at != "" {
-		wanted = api.KindSnapshot
-	}
-	if !slices.Contains(g.Kinds, wanted) {
+	if !g.wants(api.KindVolume, api.KindSnapshot) {
 		return nil
 	}
 
@@ -146,7 +150,7 @@ func (g glob) eachVolume(tx *catalog.Tx, fn func(ref.Ref, catalog.Row) error) er
 	}
 
 	for _, v := range volumes {
-		if wanted == api.KindVolume {
+		if g.at == "" {
 			if err := fn(ref.Ref{Name: v.Name}, v); err != nil {
 				return err
 			}
@@ -168,11 +172,7 @@ func (g glob) eachVolume(tx *catalog.Tx, fn func(ref.Ref, catalog.Row) error) er
 
 // eachGolden calls fn for goldens, or their generations.
 func (g glob) eachGolden(tx *catalog.Tx, fn func(ref.Ref, catalog.Row) error) error {
-	wanted := api.KindGolden
-	if g.at != "" {
-		wanted = api.KindGeneration
-	}
-	if !slices.Contains(g.Kinds, wanted) {
+	if !g.wants(api.KindGolden, api.KindGeneration) {
 		return nil
 	}
 
