@@ -19,9 +19,9 @@ func (a *App) umountCommand() *cobra.Command {
 		Use:     "umount VOLUME|DIR...",
 		GroupID: "volumes",
 		Short:   "Unmount volumes",
-		Long: `Unmount each VOLUME, or the volume that is mounted at DIR (a word with a slash),
-and return the space of files deleted in it to the pool. VOLUME may be a quoted
-glob. If something uses a volume, pando names the processes and mount namespaces
+		Long: `Unmount each VOLUME, or the volume that is mounted at DIR (a word with a slash, or
+a mount point whose name no volume has), and return the space of files deleted in
+it to the pool. VOLUME may be a quoted glob. If something uses a volume, pando names the processes and mount namespaces
 and leaves it mounted. If any name is unknown, nothing is unmounted.
 
 Data in memory is written to the pool first. If that fails, for example because
@@ -54,16 +54,24 @@ func toUnmount(ctx context.Context, e *engine.Engine, words []string) (chosen, e
 	names := make([]string, len(words))
 	for i, w := range words {
 		names[i] = w
-		if !strings.Contains(w, "/") {
-			continue
-		}
 		mounted, err := mountedAt(ctx, e, w)
-		if err != nil {
+		switch {
+		case strings.Contains(w, "/") && err != nil:
 			return chosen{}, err
+		case strings.Contains(w, "/"), err == nil && !isVolume(ctx, e, w):
+			names[i] = mounted
 		}
-		names[i] = mounted
 	}
 	return choose(ctx, e, "umount", names, aVolume)
+}
+
+// isVolume reports whether a volume has a name.
+func isVolume(ctx context.Context, e *engine.Engine, word string) bool {
+	name, err := ref.ParseName("umount", word)
+	if err == nil {
+		_, err = e.Mountpoints(ctx, "umount", name)
+	}
+	return err == nil
 }
 
 // mountedAt returns the name of the volume that is mounted at a directory. NotFound.
