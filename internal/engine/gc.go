@@ -469,7 +469,7 @@ func (u *uses) whyVolume(ctx context.Context, r catalog.Row) []errs.Message {
 // whyGeneration returns the reasons why a generation stays.
 func whyGeneration(u *uses, r catalog.Row) []errs.Message {
 	g := u.goldens[r.Golden]
-	switch n := u.based[ref.Generation(r.Golden, r.Generation)]; {
+	switch n := len(u.based[ref.Generation(r.Golden, r.Generation)]); {
 	case g.Current == r.Generation:
 		return []errs.Message{"the current generation"}
 	case u.mirrors[r.Golden] == r.Generation:

@@ -100,7 +100,7 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (_ *PruneReport, err
 	}
 
 	// Choose what to remove.
-	p := &pruning{e, q, r}
+	p := &pruning{e: e, q: q, report: r}
 	rows, snaps, err := p.listPrunable(ctx)
 	if err != nil {
 		return nil, err
@@ -129,16 +129,27 @@ type pruning struct {
 	e      *Engine
 	q      PruneRequest
 	report *PruneReport
+
+	// waits holds the generations that can be removed only after volumes, and when the last of these was used.
+	waits map[driver.ObjectID]time.Time
+}
+
+// turn is the time by which rows are ordered.
+func (p *pruning) turn(r catalog.Row) time.Time {
+	if last, ok := p.waits[r.ID]; ok && last.After(r.UsedAt) {
+		return last
+	}
+	return r.UsedAt
 }
 
 // uses holds what is in use according to the catalogue, read once for all objects.
 type uses struct {
 	e       *Engine
 	mounts  map[driver.ObjectID]catalog.MountRecord
-	marked  map[driver.ObjectID]bool // objects that are worked on, or read
-	based   map[string]int           // number of volumes and snapshots that descend from a generation
-	mirrors map[string]int           // number of a golden's newest mirror: see mirrorOf
-	pinned  map[driver.ObjectID]bool // lineages with a pinned snapshot
+	marked  map[driver.ObjectID]bool     // objects that are worked on, or read
+	based   map[string][]driver.ObjectID // lineages that descend from a generation, and objects that are part of none
+	mirrors map[string]int               // number of a golden's newest mirror: see mirrorOf
+	pinned  map[driver.ObjectID]bool     // lineages with a pinned snapshot
 	goldens map[string]catalog.Golden
 	snaps   map[driver.ObjectID][]catalog.Row // snapshots of a lineage
 	rows    []catalog.Row
@@ -146,7 +157,7 @@ type uses struct {
 
 // readUses reads all rows of the catalogue, and what uses them.
 func readUses(e *Engine, tx *catalog.Tx) (*uses, error) {
-	u := &uses{e: e, marked: map[driver.ObjectID]bool{}, based: map[string]int{}, mirrors: map[string]int{},
+	u := &uses{e: e, marked: map[driver.ObjectID]bool{}, based: map[string][]driver.ObjectID{}, mirrors: map[string]int{},
 		pinned: map[driver.ObjectID]bool{}, goldens: map[string]catalog.Golden{}, snaps: map[driver.ObjectID][]catalog.Row{}}
 	var err error
 	if u.mounts, err = tx.MountRecords(); err != nil {
@@ -177,7 +188,8 @@ func readUses(e *Engine, tx *catalog.Tx) (*uses, error) {
 			u.mirrors[r.Golden] = max(u.mirrors[r.Golden], r.Generation)
 		}
 		if r.Kind != driver.Generation && r.Golden != "" {
-			u.based[ref.Generation(r.Golden, r.Generation)]++
+			of := ref.Generation(r.Golden, r.Generation)
+			u.based[of] = append(u.based[of], lineageOf(r))
 		}
 		if r.Kind == driver.Snapshot {
 			u.snaps[r.Volume] = append(u.snaps[r.Volume], r)
@@ -190,8 +202,19 @@ func readUses(e *Engine, tx *catalog.Tx) (*uses, error) {
 	})
 }
 
+// lineageOf is the lineage of a volume, or of a snapshot's volume; anything else is one by itself.
+func lineageOf(r catalog.Row) driver.ObjectID {
+	if r.Kind == driver.Snapshot {
+		return r.Volume
+	}
+	return r.Lineage()
+}
+
 // mayPrune reports whether prune may remove an object at all, and if not, why.
-func (u *uses) mayPrune(r catalog.Row) (bool, string) {
+func (u *uses) mayPrune(r catalog.Row) (bool, string) { return u.mayPruneAfter(r, nil) }
+
+// mayPruneAfter is mayPrune once volumes of some lineages are gone, with their snapshots.
+func (u *uses) mayPruneAfter(r catalog.Row, gone map[driver.ObjectID]catalog.Row) (bool, string) {
 	e := u.e
 	switch {
 	case r.Pinned.After(time.Now()):
@@ -216,8 +239,10 @@ func (u *uses) mayPrune(r catalog.Row) (bool, string) {
 		if u.mirrors[r.Golden] == r.Generation {
 			return false, whyMirror
 		}
-		if n := u.based[ref.Generation(r.Golden, r.Generation)]; n > 0 {
-			return false, "volumes or snapshots were made from it"
+		for _, lineage := range u.based[ref.Generation(r.Golden, r.Generation)] {
+			if _, ok := gone[lineage]; !ok {
+				return false, "volumes or snapshots were made from it"
+			}
 		}
 		return true, ""
 	}
@@ -225,37 +250,58 @@ func (u *uses) mayPrune(r catalog.Row) (bool, string) {
 	return false, "it is removed with its volume"
 }
 
-// listPrunable lists the objects that may be removed, the least recently used first.
+// listPrunable lists the objects that may be removed, the least recently used first. A generation from which volumes
+// were made that may be removed stands behind these.
 func (p *pruning) listPrunable(
 	ctx context.Context,
 ) (out []catalog.Row, snaps map[driver.ObjectID][]catalog.Row, err error) {
-	e, q := p.e, p.q
-	now := time.Now()
-	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
-		u, err := readUses(e, tx)
+	err = p.e.cat.View(ctx, func(tx *catalog.Tx) error {
+		u, err := readUses(p.e, tx)
 		if err != nil {
 			return err
 		}
-		snaps = u.snaps
-		for _, r := range u.rows {
-			labels := r.Labels
-			if r.Kind == driver.Generation {
-				labels = u.goldens[r.Golden].Labels
-			}
-			if ok, _ := u.mayPrune(r); !ok || !q.Labels.Matches(labels) {
-				continue
-			}
-			if now.Sub(r.CreatedAt) >= q.OlderThan && now.Sub(r.UsedAt) >= q.Idle {
-				out = append(out, r)
-			}
-		}
+		snaps, out = u.snaps, p.choose(u, time.Now())
 		return nil
 	})
 
 	slices.SortStableFunc(out, func(a, b catalog.Row) int {
-		return cmp.Or(a.UsedAt.Compare(b.UsedAt), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
+		return cmp.Or(p.turn(a).Compare(p.turn(b)), -cmp.Compare(a.Kind, b.Kind), a.CreatedAt.Compare(b.CreatedAt),
+			cmp.Compare(a.ID, b.ID))
 	})
 	return out, snaps, err
+}
+
+// choose returns the volumes and generations that may be removed, and notes the generations that wait for volumes.
+func (p *pruning) choose(u *uses, now time.Time) (out []catalog.Row) {
+	q := p.q
+	wanted := func(r catalog.Row, labels driver.Labels) bool {
+		return q.Labels.Matches(labels) && now.Sub(r.CreatedAt) >= q.OlderThan && now.Sub(r.UsedAt) >= q.Idle
+	}
+
+	// Choose volumes by lineage, as that is what keeps a generation.
+	volumes := map[driver.ObjectID]catalog.Row{}
+	for _, r := range u.rows {
+		if ok, _ := u.mayPrune(r); ok && r.Kind == driver.Volume && wanted(r, r.Labels) {
+			volumes[r.Lineage()] = r
+			out = append(out, r)
+		}
+	}
+
+	// Add the generations that nothing keeps once these are gone.
+	p.waits = map[driver.ObjectID]time.Time{}
+	for _, r := range u.rows {
+		ok, _ := u.mayPruneAfter(r, volumes)
+		if !ok || r.Kind != driver.Generation || !wanted(r, u.goldens[r.Golden].Labels) {
+			continue
+		}
+		out = append(out, r)
+		for _, lineage := range u.based[ref.Generation(r.Golden, r.Generation)] {
+			if v := volumes[lineage]; p.waits[r.ID].Before(v.UsedAt) {
+				p.waits[r.ID] = v.UsedAt
+			}
+		}
+	}
+	return out
 }
 
 // cutToTarget returns as many rows as are needed to reach the target by their exclusive
@@ -332,7 +378,14 @@ func (p *pruning) pruneList(ctx context.Context, rows []catalog.Row) (failed err
 			}
 		}
 
+		// A generation must not be looked at before the volumes that keep it are gone.
 		n = min(n, len(rows)-from)
+		for i := from + 1; i < from+n; i++ {
+			if _, waits := p.waits[rows[i].ID]; waits {
+				n = i - from
+			}
+		}
+
 		var batch []doomed
 		for i := from; i < from+n; i++ {
 			batch = append(batch, doomed{row: rows[i], ref: r.Candidates[i].Ref})

@@ -463,14 +463,19 @@ func (m *model) prune() {
 	want := map[string]bool{}
 	used := map[string]bool{}
 	for v, vol := range m.volumes {
-		pinned := vol.pinned || vol.mounted
+		stays := vol.pinned || vol.mounted || !selector.Matches(vol.labels)
+		for _, s := range vol.snaps {
+			stays = stays || s.pinned
+		}
+		if !stays {
+			want[v] = true
+			continue
+		}
+
+		// It keeps what it was made from.
 		used[ref.Generation(vol.golden, vol.gen)] = true
 		for _, s := range vol.snaps {
-			pinned = pinned || s.pinned
 			used[ref.Generation(s.golden, s.gen)] = true
-		}
-		if !pinned && selector.Matches(vol.labels) {
-			want[v] = true
 		}
 	}
 	for g, gold := range m.goldens {
