@@ -114,10 +114,10 @@ func (q *cloning) clone(ctx context.Context) (_ []api.Object, err error) {
 		return nil, err
 	}
 
-	switch {
-	case q.TTL < 0:
-		return nil, errs.New(errs.Invalid, "clone", q.Name.String(), "the ttl must not be negative (got %s)", q.TTL)
-	case q.SizeBytes < 0:
+	if _, err := endOf("clone", q.Name.String(), time.Now(), q.TTL); err != nil {
+		return nil, err
+	}
+	if q.SizeBytes < 0 {
 		return nil, errs.New(errs.Invalid, "clone", q.Name.String(), "the size must not be negative (got %d)", q.SizeBytes)
 	}
 

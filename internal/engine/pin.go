@@ -30,15 +30,26 @@ func (e *Engine) Pin(ctx context.Context, q PinRequest) (_ api.Object, err error
 	ctx, end := e.ledger.Begin(ctx, opPin)
 	defer end(&err)
 
-	if q.For < 0 {
-		return api.Object{}, errs.New(errs.Invalid, opPin, q.Ref.String(), "the duration must not be negative (got %s)",
-			q.For)
-	}
 	until := driver.Forever
-	if q.For > 0 {
-		until = time.Now().Add(q.For).UTC()
+	if q.For != 0 {
+		if until, err = endOf(opPin, q.Ref.String(), time.Now(), q.For); err != nil {
+			return api.Object{}, err
+		}
 	}
 	return e.pinUntil(ctx, q.Ref, until)
+}
+
+// endOf returns when a span ends. It returns Invalid if that is in the past, or later than can be stored.
+func endOf(op, reference string, now time.Time, span time.Duration) (time.Time, error) {
+	end := now.Add(span).UTC()
+	switch {
+	case span < 0:
+		return end, errs.New(errs.Invalid, op, reference, "the duration must not be negative (got %s)", span)
+	case !end.Before(driver.Forever):
+		return end, errs.New(errs.Invalid, op, reference, "the duration must end before the year %d (got %s)",
+			driver.Forever.Year(), span)
+	}
+	return end, nil
 }
 
 // Unpin undoes Pin. It does nothing if the object is not pinned.

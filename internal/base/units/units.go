@@ -33,17 +33,25 @@ func ParseSize(op, s string) (int64, error) {
 	return int64(v), nil
 }
 
-// ParseDuration reads a duration of more than 0: Go's form, and days (7d). Invalid.
+// maxDays is the longest duration that users may write, in days: 100 years. The times that it leads to can be stored.
+const maxDays = 36500
+
+// ParseDuration reads a duration of more than 0 and at most 36500 days: Go's form, and days (7d). Invalid.
 func ParseDuration(op, s string) (time.Duration, error) {
+	const day = 24 * time.Hour
 	d, err := time.ParseDuration(s)
 	if days, isDays := strings.CutSuffix(s, "d"); isDays {
 		var n float64
 		if n, err = strconv.ParseFloat(days, 64); err == nil {
-			d = time.Duration(n * 24 * float64(time.Hour))
+			d = time.Duration(min(n, maxDays+1) * float64(day))
 		}
 	}
-	if err != nil || d <= 0 {
+
+	switch {
+	case err != nil || d <= 0:
 		return 0, errs.New(errs.Invalid, op, s, "not a duration").WithHint("use for example 30m, 2h or 7d")
+	case d > maxDays*day:
+		return 0, errs.New(errs.Invalid, op, s, "the duration is too long").WithHint("use at most %dd", maxDays)
 	}
 	return d, nil
 }
