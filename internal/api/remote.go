@@ -53,12 +53,15 @@ type Point struct {
 	Keep         bool               `json:"keep"`                 // a prune never removes it
 }
 
-// Operation is a push, pull or prune at work on a remote. Times are from the clock of its host.
+// Operation is a push, pull or prune at work on a remote. Times are from the clock of its host. Of one whose record
+// cannot be read, only that is known.
 type Operation struct {
-	Op        string    `json:"op"`         // push, pull or prune
-	Host      string    `json:"host"`       // host of the process
-	Pool      string    `json:"pool"`       // ID of its pool
-	PID       int       `json:"pid"`        // ID of the process
-	StartedAt time.Time `json:"started_at"` // time when it began
-	RenewedAt time.Time `json:"renewed_at"` // time when it last showed that it lives
+	Op        string    `json:"op,omitempty"`        // push, pull or prune
+	Host      string    `json:"host,omitempty"`      // host of the process
+	Pool      string    `json:"pool,omitempty"`      // ID of its pool
+	PID       int       `json:"pid,omitempty"`       // ID of the process
+	StartedAt time.Time `json:"started_at,omitzero"` // time when it began
+	RenewedAt time.Time `json:"renewed_at,omitzero"` // time when it last showed that it lives
+	// Unreadable means that the record of the operation cannot be read.
+	Unreadable bool `json:"unreadable,omitempty"`
 }

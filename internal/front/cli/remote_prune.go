@@ -197,6 +197,10 @@ func (a *App) printPruneNotes(remote string, p *replicate.Pruned) {
 	}
 
 	for _, w := range p.Ended {
+		if w.Unreadable {
+			a.printNote("ended an operation whose record cannot be read, and that showed no life in the meantime")
+			continue
+		}
 		a.printNote("ended a %s of %s (pid %d), inactive since %s", w.Op, w.Host, w.PID,
 			w.RenewedAt.Local().Format("2006-01-02 15:04:05"))
 	}

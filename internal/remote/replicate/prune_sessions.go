@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"pando/internal/api"
 	"pando/internal/base/errs"
 	"pando/internal/remote/repo"
 )
@@ -64,7 +65,11 @@ func (p *pruner) endSessions(ctx context.Context) error {
 			continue
 		}
 
-		p.out.Ended = append(p.out.Ended, workOf(s.Session))
+		ended := workOf(s.Session)
+		if damaged[s.Session.ID] {
+			ended = api.Operation{Unreadable: true}
+		}
+		p.out.Ended = append(p.out.Ended, ended)
 	}
 
 	// Another prune may have written a newer record in the meantime, which then counts.
