@@ -126,6 +126,9 @@ func (l *limited) String() string { return l.s.String() }
 // Close implements io.Closer.
 func (l *limited) Close() error { return Close(l.s) }
 
+// KeepReserve implements Reserver.
+func (l *limited) KeepReserve(ctx context.Context) error { return KeepReserve(ctx, l.s) }
+
 func (l *limited) Put(ctx context.Context, key string, data []byte, c Condition) (Version, error) {
 	pctx, m := l.withMeter(ctx)
 	v, err := l.s.Put(pctx, key, data, c)

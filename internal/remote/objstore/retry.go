@@ -104,6 +104,9 @@ func (r *retried) String() string { return r.s.String() }
 // Close implements io.Closer.
 func (r *retried) Close() error { return Close(r.s) }
 
+// KeepReserve implements Reserver.
+func (r *retried) KeepReserve(ctx context.Context) error { return KeepReserve(ctx, r.s) }
+
 // attempts counts the attempts at one operation, and decides how long to pause. It is a backoff.BackOff.
 type attempts struct {
 	r        *retried

@@ -10,6 +10,7 @@ import (
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
+	"pando/internal/remote/objstore"
 	"pando/internal/remote/repo"
 )
 
@@ -174,8 +175,13 @@ func Prune(ctx context.Context, e *engine.Engine, r *Remote, q PruneRequest) (*P
 	}
 	defer rp.Close()
 
+	// A remote that is full must be able to get room: its reserve is for this.
+	ctx = objstore.WithReserve(ctx)
 	p := &pruner{repo: rp, PruneRequest: q, pool: e, remote: r.Name}
 	out, err := p.prune(ctx)
+	if err == nil && !q.DryRun {
+		keepReserve(ctx, rp)
+	}
 	if err == nil && len(out.Damaged) > 0 {
 		r.nameDamaged(ctx, rp, func(names map[string]string) {
 			for i := range out.Damaged {

@@ -99,6 +99,7 @@ func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) (_ []
 	}
 
 	defer p.repo.Close()
+	keepReserve(ctx, p.repo)
 
 	// Push each target, until the remote does not answer any more.
 	var failed []error

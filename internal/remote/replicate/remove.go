@@ -4,7 +4,9 @@ import (
 	"context"
 	"slices"
 
+	"pando/internal/base/logs"
 	"pando/internal/base/ref"
+	"pando/internal/remote/objstore"
 	"pando/internal/remote/repo"
 )
 
@@ -29,7 +31,14 @@ func RemoveVolume(ctx context.Context, r *Remote, q ref.Ref) (Removed, error) {
 		return Removed{}, err
 	}
 	defer rp.Close()
-	return removeVolume(ctx, rp, q)
+	return removeVolume(objstore.WithReserve(ctx), rp, q)
+}
+
+// keepReserve makes sure that a remote which gets full has room for removals. A failure only means that it may not.
+func keepReserve(ctx context.Context, rp *repo.Repo) {
+	if err := rp.KeepReserve(ctx); err != nil {
+		logs.From(ctx).WarnContext(ctx, "no reserve on the remote", "error", err)
+	}
 }
 
 // removeVolume is RemoveVolume in a repository that is open.

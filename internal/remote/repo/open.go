@@ -232,6 +232,9 @@ func (r *Repo) Config() []byte {
 	return bytes.Clone(r.raw)
 }
 
+// KeepReserve makes sure that the store has room for what frees space: see [objstore.Reserver].
+func (r *Repo) KeepReserve(ctx context.Context) error { return objstore.KeepReserve(ctx, r.store) }
+
 // OwnStore makes Close close the store as well. It must be called before anything else uses the Repo.
 func (r *Repo) OwnStore() { r.owned = true }
 

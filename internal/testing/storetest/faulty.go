@@ -143,6 +143,9 @@ func (f *Faulted) Add(faults ...Fault) {
 	}
 }
 
+// KeepReserve implements objstore.Reserver; it is no call that faults strike.
+func (f *Faulted) KeepReserve(ctx context.Context) error { return objstore.KeepReserve(ctx, f.s) }
+
 // Heal removes all faults.
 func (f *Faulted) Heal() {
 	f.mu.Lock()

@@ -6,8 +6,9 @@
 // An object is a plain file whose path is its key: any tool can copy such a directory
 // to or from a bucket while no process writes to it. The directory also holds
 //
-//	.pando/lock   writers hold it while they change names (flock); readers of a directory share it
-//	.pando/tmp/   objects that are being written
+//	.pando/lock      writers hold it while they change names (flock); readers of a directory share it
+//	.pando/tmp/      objects that are being written
+//	.pando/reserve   blocks for what frees space, see [Store.KeepReserve]
 //
 // Symbolic links that lead out of the directory are not followed.
 //

@@ -75,6 +75,9 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 		return "", err
 	}
 	v, err := s.putObject(ctx, key, data, c)
+	if errs.Is(err, errs.NoSpace) && len(data) < reserveBytes && objstore.MayUseReserve(ctx) && s.spendReserve() {
+		v, err = s.putObject(ctx, key, data, c)
+	}
 	if err != nil {
 		return "", s.wrapError(writing, key, err)
 	}
