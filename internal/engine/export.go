@@ -17,6 +17,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
 	"pando/internal/engine/check"
+	"pando/internal/engine/content"
 	"pando/internal/linux/durable"
 	"pando/internal/tree/treecopy"
 
@@ -284,11 +285,46 @@ func (x *export) open(ctx context.Context) error {
 	}
 
 	x.view, x.side = v, v.sides[0]
-	if err := x.copyVolume(ctx); err != nil {
+	err = x.copyVolume(ctx)
+	if err == nil && x.side.row().IsOverlay() {
+		err = x.flattenOverlay(ctx)
+	}
+	if err != nil {
 		v.close(ctx)
 		return errs.Wrap(opExport, x.out.Ref, err)
 	}
 
+	return nil
+}
+
+// flattenOverlay makes a private volume with all files of an overlay, which is exported in its place: overlayfs itself
+// hides files and attributes of the golden that look like its own. The overlay may be destroyed from then on.
+func (x *export) flattenOverlay(ctx context.Context) error {
+	e, overlay := x.e, x.side
+	flat := e.newIdentity(ctx, driver.Scratch)
+	flat.Ephemeral = true
+	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		return tx.Mark(catalog.Mark{ID: flat.ID, Op: opLook})
+	}); err != nil {
+		return err
+	}
+
+	row := overlay.row()
+	x.side = &side{ref: overlay.ref, live: content.Live{Row: row}, copy: flat, made: true}
+	x.view.sides = append(x.view.sides, x.side)
+	cost, err := e.overlayCost(ctx, row)
+	if err != nil {
+		return err
+	}
+	if err := e.pool.Admit(ctx, opExport, x.out.Ref, cost); err != nil {
+		return err
+	}
+
+	if flat, err = e.cloneWithChanges(ctx, row, overlay.identity(), flat); err != nil {
+		return err
+	}
+	x.side.copy, x.side.live.Row.Identity = flat, flat
+	e.ledger.DestroyUnfinished(ctx, overlay.copy.ID)
 	return nil
 }
 
@@ -301,7 +337,11 @@ func (x *export) copyVolume(ctx context.Context) error {
 
 	if !s.made && (s.live.InUse() || e.caps.Atomic) {
 		if !e.caps.Sharing {
-			if err := e.pool.Admit(ctx, opExport, x.out.Ref, s.row().Usage.LogicalBytes); err != nil {
+			need, err := bytesToCopy(ctx, e, s.row())
+			if err != nil {
+				return err
+			}
+			if err := e.pool.Admit(ctx, opExport, x.out.Ref, need); err != nil {
 				return err
 			}
 		}

@@ -252,26 +252,56 @@ type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, errFailing }
 
-// TestExportOfOverlay: the files of an overlay are exported, with those of its lower layer.
+// TestExportOfOverlay: the files of an overlay are exported, with those of its lower layer, even what overlayfs does
+// not show. Nothing keeps the overlay from being destroyed then.
 func TestExportOfOverlay(t *testing.T) {
-	oneKind(t, func(t *testing.T, e *engine.Engine, top string) {
-		src := filepath.Join(top, "src")
-		must(t, os.Mkdir(src, 0o755), os.WriteFile(filepath.Join(src, "lower"), []byte("l"), 0o600))
-		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src}); err != nil {
-			t.Fatal(err)
-		}
-		out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("o"), Mount: true,
-			Overlay: true})
+	overlayPools(t, func(t *testing.T, e *engine.Engine) {
+		src, top := t.TempDir(), t.TempDir()
+		must(t, os.WriteFile(filepath.Join(src, "lower"), []byte("l"), 0o600),
+			unix.Mknod(filepath.Join(src, "whiteout"), unix.S_IFCHR, 0),
+			unix.Lsetxattr(filepath.Join(src, "lower"), "trusted.overlay.other", []byte("x"), 0))
+		importTree(t, e, "h", src)
+		_, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "h"}, Name: ref.MustName("o"), Overlay: true})
 		must(t, err)
-		must(t, os.WriteFile(filepath.Join(out[0].Mountpoint, "upper"), []byte("u"), 0o600))
-		export(t, e, "o", filepath.Join(top, "o.tar"))
-		treetest.Compare(t, out[0].Mountpoint, importFrom(t, e, "again", filepath.Join(top, "o.tar")), treetest.RootMode)
+		edit(t, e, "o", func(dir string) { must(t, os.WriteFile(filepath.Join(dir, "upper"), []byte("u"), 0o600)) })
+		publish(t, e, "published", "o")
 		_, err = e.Export(t.Context(), engine.ExportRequest{From: reference(t, "o"), File: filepath.Join(top, "o.raw")})
 		if !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
 			t.Errorf("%v", err)
 		}
+
+		// While it is being exported, it is destroyed.
+		file, err := os.Create(filepath.Join(top, "o.tar"))
+		must(t, err)
+		defer file.Close()
+		gone := false
+		_, err = e.ExportStream(t.Context(), engine.ExportRequest{From: reference(t, "o"), Format: engine.ExportTar},
+			writeFunc(func(p []byte) (int, error) {
+				if !gone {
+					destroy(t, e, "o")
+					gone = true
+				}
+				return file.Write(p)
+			}))
+		must(t, err)
+
+		again := importFrom(t, e, "again", file.Name())
+		treetest.Compare(t, clone(t, e, "published", "p", true).Mountpoint, again, treetest.RootMode)
+		if got := contentOf(t, again); got != "./lower=l ./upper=u " {
+			t.Errorf("the export holds %s", got)
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(again, "whiteout"), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR {
+			t.Errorf("a file that overlayfs hides: %v", err)
+		}
+		destroy(t, e, "p", "again-clone")
 	})
 }
+
+// writeFunc is a writer that calls a function.
+type writeFunc func(p []byte) (int, error)
+
+func (w writeFunc) Write(p []byte) (int, error) { return w(p) }
 
 // TestExportOfSockets: sockets are skipped, and a warning says so.
 func TestExportOfSockets(t *testing.T) {

@@ -118,20 +118,25 @@ func (e *Engine) flattenCost(ctx context.Context, fl driver.Flattener, vol catal
 	if !vol.IsOverlay() {
 		return fl.FlattenCost(ctx, vol.ID)
 	}
+	return e.overlayCost(ctx, vol)
+}
 
-	cost := vol.Usage.LogicalBytes
-	if !e.caps.Sharing { // a copy of the golden as well
-		var lower catalog.Row
-		if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-			lower, _, err = tx.Object(vol.Lower)
-			return err
-		}); err != nil {
-			return 0, err
-		}
-		cost += lower.Usage.LogicalBytes
+// overlayCost returns how many bytes it takes, at most, to make a volume that holds all files of an overlay.
+func (e *Engine) overlayCost(ctx context.Context, vol catalog.Row) (int64, error) {
+	var lower catalog.Row
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		lower, _, err = tx.Object(vol.Lower)
+		return err
+	}); err != nil {
+		return 0, err
 	}
 
-	return cost, nil
+	golden, err := bytesToCopy(ctx, e, lower)
+	if err != nil {
+		return 0, err
+	}
+	u, err := e.drv.Usage(ctx, vol.ID)
+	return golden + u.LogicalBytes, err
 }
 
 // replaceByCopy replaces a volume with an independent copy, and destroys its previous

@@ -109,3 +109,13 @@ func openCatalog(ctx context.Context, p *pool.Pool) (*catalog.Catalog, error) {
 	}
 	return cat, err
 }
+
+// bytesToCopy is about how many bytes of the pool a copy of an object takes, measured now: 0 where clones share blocks
+// with their origin, or if there is no object.
+func bytesToCopy(ctx context.Context, e *Engine, row catalog.Row) (int64, error) {
+	if e.caps.Sharing || row.ID == "" {
+		return 0, nil
+	}
+	u, err := e.drv.Usage(ctx, row.ID)
+	return u.LogicalBytes, err
+}
