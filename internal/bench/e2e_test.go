@@ -393,7 +393,7 @@ func TestBenchOnBtrfs(t *testing.T) {
 	notShort(t)
 	h := newHost(t, testfs.Btrfs(t, 2<<30), "--driver", "btrfs")
 	h.run("golden", "import", "mine", oneFile(t))
-	complete(t, h.bench("mine"), bench.OpImport)
+	complete(t, h.bench("mine"), bench.OpImport, bench.WhileFrozen)
 	h.clean()
 }
 

@@ -10,6 +10,7 @@ import (
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
 	"pando/internal/base/ref"
+	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/linux/durable"
 	"pando/internal/linux/treewalk"
@@ -606,6 +607,11 @@ func (r *run) neighbourPhases(ctx context.Context, vol string) []nbPhase {
 		noSnapshot = "this driver copies, and refuses a volume that does not come to rest"
 	}
 
+	noFreeze := noSnapshot
+	if caps := r.eng.Caps(); noFreeze == "" && !caps.Unsynced && r.rep.Source.FS == driver.Native {
+		noFreeze = "this driver cannot freeze a tree of files"
+	}
+
 	snapshots := func(freeze engine.Freeze) func() error {
 		return func() error { return r.snapshotNeighbour(ctx, vol, freeze) }
 	}
@@ -623,7 +629,7 @@ func (r *run) neighbourPhases(ctx context.Context, vol string) []nbPhase {
 		{while: WhilePando, do: clones(func(i int) error { _, err := r.clone(ctx, name(i)); return err }),
 			after: func() error { return r.destroy(ctx, r.name("beside")+"*") }},
 		{while: WhileSnapped, missing: noSnapshot, do: snapshots(engine.FreezeIfNeeded), after: forget},
-		{while: WhileFrozen, missing: noSnapshot, do: snapshots(engine.FreezeAlways), after: forget},
+		{while: WhileFrozen, missing: noFreeze, do: snapshots(engine.FreezeAlways), after: forget},
 		{while: WhileThawed, missing: noSnapshot, do: snapshots(engine.FreezeNever), after: forget},
 		{while: WhileFloor, missing: r.rep.NoFloor,
 			do: clones(func(i int) error { return r.floor.clone(ctx, first+i, func(string) {}) }),

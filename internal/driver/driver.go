@@ -174,6 +174,7 @@ type Caps struct {
 	CloneCost CloneCost //
 	Sharing   bool      // clones share blocks with their origin
 	Atomic    bool      // Clone and Snapshot copy one moment, even while the origin is being written
+	Unsynced  bool      // a copy of a tree in use includes all that was written, even if it was not synced
 	NeedsRoot bool      // for anything but reading
 }
 

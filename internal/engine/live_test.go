@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -229,6 +230,35 @@ func TestCopiesAtOnce(t *testing.T) {
 		}
 	}
 	wg.Wait()
+}
+
+// TestFreezeRefused: what is in use and cannot be frozen is not copied as if it were; nothing is left of the attempt.
+func TestFreezeRefused(t *testing.T) {
+	eachKind(t, func(t *testing.T, e *engine.Engine, top string) {
+		q := engine.ImportRequest{Name: ref.MustName("g"), Source: source(t)}
+		if e.Caps().FS[0].IsImage() { // an image without a filesystem cannot be frozen
+			q.Source, q.FS = filepath.Join(top, "image"), driver.None
+			must(t, os.WriteFile(q.Source, make([]byte, 1<<20), 0o600))
+		}
+		_, err := e.Import(t.Context(), q)
+		must(t, err)
+		clone(t, e, "g", "v", true)
+		before := objects(t, e)
+		snap := func() error {
+			_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s"),
+				Freeze: engine.FreezeAlways})
+			return err
+		}
+
+		if err := snap(); !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
+			t.Errorf("a snapshot of a volume in use: %v", err)
+		}
+		if after := objects(t, e); !slices.Equal(before, after) {
+			t.Errorf("there was %q, and now %q", before, after)
+		}
+		_, err = e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")})
+		must(t, err, snap())
+	})
 }
 
 // TestWithoutLogIsFrozen: an ext2 is frozen, as a copy of it would not be consistent; an ext4 is not. Somebody else has

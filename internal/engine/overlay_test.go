@@ -299,6 +299,14 @@ func TestOverlayEphemeral(t *testing.T) {
 		}
 		changed := changeOverlay(t, out[0].Mountpoint)
 		if e.Caps().Name != "plain" {
+			out, err := e.Fork(ctx, engine.CloneRequest{From: ref.Ref{Name: "v"}, Name: ref.MustName("running"), Mount: true,
+				Freeze: engine.FreezeNever})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := contentOf(t, out[0].Mountpoint); got != changed {
+				t.Errorf("a copy of it that was not to be frozen has %q", got)
+			}
 			if got := contentOf(t, clone(t, e, "v", "live", true).Mountpoint); got != changed {
 				t.Errorf("a copy of it while it is mounted has %q", got)
 			}

@@ -113,6 +113,9 @@ func richPool(t *testing.T, e *engine.Engine) {
 	must(err)
 	clone(t, e, "g", "busy", true)
 	for _, freeze := range []engine.Freeze{engine.FreezeIfNeeded, engine.FreezeAlways, engine.FreezeNever} {
+		if caps := e.Caps(); freeze == engine.FreezeAlways && !caps.FS[0].IsImage() && !caps.Unsynced {
+			continue // see TestFreezeRefused
+		}
 		_, err = e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName("busy"),
 			Name: ref.MustName(fmt.Sprint("s", freeze)), Freeze: freeze})
 		must(err)

@@ -110,6 +110,10 @@ func (m *model) fork(v string, vol *volume) {
 	m.note("fork", "%s %s freeze=%v", v, name, freeze)
 	_, err := m.e.Fork(m.t.Context(), engine.CloneRequest{From: ref.Ref{Name: v}, Name: ref.MustName(name),
 		Freeze: freeze})
+	if vol.cannotBeFrozen(m, freeze) {
+		m.refused(errs.Unsupported, err)
+		return
+	}
 	if vol.cannotBeCopied(m) {
 		m.refused(errs.InUse, err)
 		return
@@ -117,6 +121,12 @@ func (m *model) fork(v string, vol *volume) {
 	m.must(err)
 	m.volumes[name] = &volume{content: maps.Clone(vol.content), origin: v, golden: vol.golden, gen: vol.gen,
 		overlay: vol.overlay, snaps: map[string]*snapshot{}}
+}
+
+// cannotBeFrozen: nothing stops the writes to a tree of files while it is copied.
+func (v *volume) cannotBeFrozen(m *model, f engine.Freeze) bool {
+	caps := m.e.Caps()
+	return v.mounted && f == engine.FreezeAlways && !cmp.Or(m.fs, caps.FS[0]).IsImage() && !caps.Unsynced
 }
 
 // cannotBeCopied: a driver that copies files one by one does not copy an overlay that is mounted.
@@ -152,6 +162,10 @@ func (m *model) snapshot(v string, vol *volume) {
 	m.note("snapshot", "%s %s freeze=%v", v, name, freeze)
 	info, err := m.e.Snapshot(m.t.Context(), engine.SnapshotRequest{Volume: ref.MustName(v), Name: ref.MustName(name),
 		Freeze: freeze})
+	if vol.cannotBeFrozen(m, freeze) {
+		m.refused(errs.Unsupported, err)
+		return
+	}
 	if vol.cannotBeCopied(m) {
 		m.refused(errs.InUse, err)
 		return

@@ -161,6 +161,7 @@ func (d *Driver) Caps() driver.Caps {
 		CloneCost: driver.CostConstant,
 		Sharing:   true,
 		Atomic:    true,
+		Unsynced:  true,
 		NeedsRoot: true,
 	}
 }

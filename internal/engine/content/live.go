@@ -24,7 +24,7 @@ const (
 	// the device, and the log of the filesystem, which makes it consistent, is replayed in the copy.
 	FreezeIfNeeded Freeze = iota
 	FreezeAlways          // the copy is of one moment, including data that is not synced
-	FreezeNever           // the copy is as after a power loss
+	FreezeNever           // the copy is as after a power loss; an ephemeral overlay, which syncs nothing, is frozen
 )
 
 // Live is a volume, and whether it was in use when it was read.
@@ -50,7 +50,27 @@ func (acc *Access) FindLive(tx *catalog.Tx, row catalog.Row, freeze Freeze) (Liv
 		l.Record, l.state = a, acc.MountState(row, a)
 		l.lost, l.hasLost, err = tx.Lost(a)
 	}
+
+	// An ephemeral overlay syncs nothing, so what a power loss would leave fits together only by chance.
+	if l.mounted() && row.Ephemeral && row.IsOverlay() {
+		l.freeze = FreezeAlways
+	}
 	return l, err
+}
+
+// checkFreeze checks that a copy can include what was not synced, if that is wanted. Unsupported.
+func (acc *Access) checkFreeze(l Live) error {
+	if l.freeze != FreezeAlways || !l.InUse() || l.mounted() || !l.Row.FS.IsImage() && acc.caps.Unsynced {
+		return nil
+	}
+
+	why := "the " + acc.caps.Name + " driver cannot stop the writes to a tree of files while it copies the tree"
+	if l.Row.FS == driver.None {
+		why = "a raw volume has no filesystem that could be frozen"
+	}
+	return errs.New(errs.Unsupported, "freeze", l.Row.Name, "%s", why).
+		WithHint("unmount it with %s, or do without %s: the copy then holds what was written before, and some of the rest",
+			errs.Run("umount", l.Row.Name), errs.Param("freeze"))
 }
 
 // InUse reports whether programs may be writing to it.
@@ -110,6 +130,10 @@ func (acc *Access) copyLive(ctx context.Context, l Live, id driver.Identity, imm
 			return acc.drv.Snapshot(ctx, l.Row.ID, id)
 		}
 		return acc.drv.Clone(ctx, l.Row.ID, id)
+	}
+
+	if err := acc.checkFreeze(l); err != nil {
+		return err
 	}
 
 	warnLost(ctx, l)

@@ -28,8 +28,9 @@ order in which it was synced.
 
 With --freeze, pando holds back writes for about 30 ms, and the snapshot is a
 single point in time even for data that was not synced. Filesystems without a
-log (ext2) are always frozen. The filesystem is always thawed again, even if
-pando is killed.
+log (ext2) and ephemeral overlays are always frozen. The filesystem is always
+thawed again, even if pando is killed. Trees of files on btrfs and plain pools
+and raw volumes cannot be frozen.
 
 ` + "`pando show VOLUME@NAME`" + ` shows the consistency of a snapshot:
 
