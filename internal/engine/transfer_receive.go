@@ -94,10 +94,6 @@ func (e *Transfer) Receive(ctx context.Context, q ReceiveRequest, c Content) (_ 
 		return api.Object{}, err
 	}
 
-	if err := e.pool.Admit(ctx, opPull, r.ref, q.NeedBytes); err != nil {
-		return api.Object{}, err
-	}
-
 	if err := r.prepareLower(ctx); err != nil {
 		return api.Object{}, err
 	}
@@ -454,9 +450,27 @@ func (r *receive) baseGeneration(before catalog.Row) (golden string, generation 
 	return before.Golden, before.Generation
 }
 
+// admit checks that the pool has room for the planned objects. NoSpace.
+func (r *receive) admit(ctx context.Context) error {
+	need := r.q.NeedBytes
+	if !r.e.caps.Sharing { // the point copies its base, and the volume copies the point
+		base, err := bytesToCopy(ctx, r.e.Engine, r.base)
+		if err != nil {
+			return err
+		}
+		if need = max(need, base); r.volume.ID != "" {
+			need *= 2
+		}
+	}
+	return r.e.pool.Admit(ctx, opPull, r.ref, need)
+}
+
 // makeAndCommit makes the planned objects and records them.
 func (r *receive) makeAndCommit(ctx context.Context) (api.Object, error) {
 	e, q := r.e, r.q
+	if err := r.admit(ctx); err != nil {
+		return api.Object{}, err
+	}
 	if err := r.makePoint(ctx); err != nil {
 		return api.Object{}, err
 	}

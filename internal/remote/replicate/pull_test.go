@@ -696,6 +696,27 @@ func TestPullIntoFullPool(t *testing.T) {
 	}
 }
 
+// TestPullIntoFullPlainPool: where nothing is shared, the room for point and volume is checked before either is read.
+func TestPullIntoFullPlainPool(t *testing.T) {
+	w := worldOn(t, t.TempDir(), plain.Name, "file:"+t.TempDir())
+	w.importTree("g", 16*mib)
+	w.push("g")
+	w.clone("g", "v")
+	w.push("v")
+	o := w.other(testfs.Ext4(t, 56*mib), plain.Name)
+	if _, err := o.tryPull("g", PullRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	before := o.state()
+	_, err := o.tryPull("v", PullRequest{})
+	if !errs.Is(err, errs.NoSpace) || !strings.Contains(err.Error(), "this needs about 32 MiB") {
+		t.Errorf("a pull that does not fit: %v", err)
+	}
+	if after := o.state(); after != before {
+		t.Errorf("left:\n%s", after)
+	}
+}
+
 // TestTakeOverOfWhatDoesNotFit: a pool that cannot hold a volume does not take it over either: its writer goes on.
 func TestTakeOverOfWhatDoesNotFit(t *testing.T) {
 	image, tree := newWorld(t), worldOn(t, testfs.New(t, "btrfs", 1<<30).Dir(), btrfs.Name, "file:"+t.TempDir())
