@@ -47,7 +47,8 @@ type Finding struct {
 	Failed   string       `json:"failed,omitempty"`   // why it could not be repaired
 	Detail   string       `json:"detail,omitempty"`   // what a program said
 
-	fix fix // nil: cannot be repaired
+	fix        fix    // nil: cannot be repaired
+	attachment uint64 // tells attachments of one block device apart: what holds one now need not be what held it before
 }
 
 // fix repairs a finding, and says what it did; "": nothing.
@@ -60,7 +61,7 @@ func (f *Finding) describe(severity, code string, message, repair errs.Message) 
 
 // key tells findings apart.
 func (f Finding) key() string {
-	return f.Code + "\x00" + f.Ref + "\x00" + f.ID + "\x00" + string(f.Message)
+	return fmt.Sprint(f.Code, "\x00", f.Ref, "\x00", f.ID, "\x00", f.Message, "\x00", f.attachment)
 }
 
 // Counts says how much was checked.

@@ -30,7 +30,8 @@ type poolView struct {
 	tombstones   map[driver.ObjectID]bool
 	marks        []catalog.Mark
 	dead         []catalog.Mark           // of dead processes
-	busy         map[driver.ObjectID]bool // marked, even by a dead process, unless only by a run
+	busy         map[driver.ObjectID]bool // marked, even by a dead process, unless only by a run that has its clone
+	read         map[driver.ObjectID]bool // read by operations, or the lower layer of what they read or make
 }
 
 // readView reads the pool, then the catalogue: an object made in between has its mark or row when the catalogue is
@@ -40,6 +41,7 @@ func (c *fsck) readView(ctx context.Context) (*poolView, error) {
 		objects: map[driver.ObjectID]driver.Object{}, rows: map[driver.ObjectID]catalog.Row{},
 		wants: map[driver.ObjectID]driver.Identity{},
 		refs:  map[driver.ObjectID]string{}, goldens: map[string]catalog.Golden{}, busy: map[driver.ObjectID]bool{},
+		read: map[driver.ObjectID]bool{},
 	}
 
 	for o, err := range c.Driver.List(ctx) {
@@ -133,7 +135,13 @@ func (c *fsck) findBusy(v *poolView) error {
 		if !alive {
 			v.dead = append(v.dead, m)
 		}
-		if !alive || m.Op != ledger.OpRun {
+		if alive {
+			v.read[m.Reads], v.read[v.rows[m.ID].Lower], v.read[v.rows[m.Reads].Lower] = true, true, true
+		}
+
+		// A run that has made its clone lets others read it.
+		_, made := v.rows[m.ID]
+		if !alive || m.Op != ledger.OpRun || !made {
 			v.busy[m.ID] = true
 		}
 	}
@@ -622,10 +630,10 @@ func (c *fsck) compareLoopDevices(ctx context.Context, v *poolView) ([]Finding, 
 	lowers := content.MountedLowers(v.rows, v.mountRecords)
 	for _, b := range loops {
 		id, ours := images[inode{b.Dev, b.Ino}]
-		if a, ok := v.mountRecords[id]; !ours || v.busy[id] || ok && a.Loop == b.Index || lowers[id] {
+		if a, ok := v.mountRecords[id]; !ours || v.busy[id] || v.read[id] || ok && a.Loop == b.Index || lowers[id] {
 			continue
 		}
-		f := Finding{Ref: v.refs[id], ID: string(id)}
+		f := Finding{Ref: v.refs[id], ID: string(id), attachment: b.Attachment()}
 		f.describe(sevWarning, "loop",
 			errs.Messagef("%s is attached to its image, but no mount record accounts for it", b.Path), "detach it")
 		f.fix = func(ctx context.Context) (string, error) { return c.fixLoop(ctx, id, b) }
@@ -649,7 +657,7 @@ func (c *fsck) activeDevices(ctx context.Context, a driver.Activator, v *poolVie
 	var out []Finding
 	lowers := content.MountedLowers(v.rows, v.mountRecords)
 	for _, id := range active {
-		if _, has := v.mountRecords[id]; has || v.busy[id] || lowers[id] {
+		if _, has := v.mountRecords[id]; has || v.busy[id] || v.read[id] || lowers[id] {
 			continue
 		}
 		f := Finding{Ref: v.refs[id], ID: string(id)}

@@ -68,6 +68,7 @@ func (acc *Access) withLayers(
 
 	defer lower.Close()
 
+	AtStep("layers mounted")
 	return withRoot(upper, func(root *os.File) error {
 		return withRoot(lower, func(low *os.File) error {
 			return withMerged(ctx, lower, upper, low, root, readOnly, fn)

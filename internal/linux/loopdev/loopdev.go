@@ -258,6 +258,17 @@ func Lookup(n int) (Bound, error) {
 	}, nil
 }
 
+// Attachment is a number that no other attachment of the same device has had since the host started; 0 before Linux
+// 5.15, which does not count them.
+func (b Bound) Attachment() uint64 {
+	text, err := os.ReadFile(fmt.Sprintf("/sys/block/loop%d/diskseq", b.Index))
+	if err != nil {
+		return 0
+	}
+	n, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	return n
+}
+
 // LookupNumber is Lookup for the block device with number dev, in O(1). NotFound: it is not attached, or not a whole
 // loop device.
 func LookupNumber(dev uint64) (Bound, error) {
