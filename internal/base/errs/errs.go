@@ -198,7 +198,7 @@ func KindOf(err error) Kind {
 			return Exists
 		case syscall.EBUSY, syscall.ETXTBSY:
 			return InUse
-		case syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.ENOTTY, syscall.EXDEV:
+		case syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.ENOTTY, syscall.EXDEV, syscall.EMLINK:
 			return Unsupported
 		case syscall.EIO:
 			return IO

@@ -92,7 +92,7 @@ func TestKindOfErrno(t *testing.T) {
 		syscall.EEXIST: errs.Exists, syscall.ENOTEMPTY: errs.Exists,
 		syscall.EBUSY: errs.InUse, syscall.ETXTBSY: errs.InUse,
 		syscall.EOPNOTSUPP: errs.Unsupported, syscall.ENOSYS: errs.Unsupported,
-		syscall.ENOTTY: errs.Unsupported, syscall.EXDEV: errs.Unsupported,
+		syscall.ENOTTY: errs.Unsupported, syscall.EXDEV: errs.Unsupported, syscall.EMLINK: errs.Unsupported,
 		syscall.EIO:    errs.IO,
 		syscall.EINVAL: errs.Invalid, syscall.ENAMETOOLONG: errs.Invalid, syscall.ELOOP: errs.Invalid,
 		syscall.EISDIR: errs.Invalid, syscall.ENOTBLK: errs.Invalid,

@@ -445,12 +445,6 @@ func (l *links) create(d *dir, name string, st *unix.Stat_t, makeIt func() error
 
 	l.mu.Unlock()
 	err = linkTo(first.d, old, d, name)
-	if err == unix.EMLINK {
-		return true, errs.New(errs.Unsupported, op, quote(d.join(name)), "%w", err).
-			WithHint("the volume's filesystem does not support so many hard links to one file; choose another %s",
-				errs.Param("fs"))
-	}
-
 	if err != nil {
 		return true, dstErr(d.join(name), "link", err)
 	}

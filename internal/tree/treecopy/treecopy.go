@@ -240,6 +240,10 @@ func dstErr(path, call string, err error) error {
 	case errs.NotFound:
 		e.Kind = errs.Internal // nobody else has the destination open
 	}
+	if errors.Is(err, unix.EMLINK) {
+		_ = e.WithHint("the volume's filesystem does not support so many hard links to one file; choose another %s",
+			errs.Param("fs"))
+	}
 	return e
 }
 

@@ -35,7 +35,11 @@ func failed(path, call string, err error) error {
 			WithHint("stop the programs that write to it, then retry")
 	}
 
-	return errs.New(errs.KindOf(err), op, path, "%s: %w", call, err)
+	e := errs.New(errs.KindOf(err), op, path, "%s: %w", call, err)
+	if errors.Is(err, unix.EMLINK) {
+		return e.WithHint("the volume's filesystem does not support so many hard links to one file")
+	}
+	return e
 }
 
 // quote quotes a path for a message, if necessary.

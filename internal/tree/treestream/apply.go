@@ -411,8 +411,8 @@ func (a *applier) link(r *record, dir *os.File, name string) error {
 
 	err = unix.Linkat(int(from.Fd()), fromName, int(dir.Fd()), name, 0)
 	if err == unix.EMLINK {
-		return errs.New(errs.Unsupported, opReceive, quote(r.path),
-			"the pool's filesystem does not support so many hard links to one file: %w", err)
+		return errs.New(errs.Unsupported, opReceive, quote(r.path), "link: %w", err).
+			WithHint("the pool's filesystem does not support so many hard links to one file; pull into another pool")
 	}
 
 	return err
