@@ -210,14 +210,7 @@ func hasEntries(dir string) (bool, error) {
 // checkUnused refuses a directory that processes use: they would keep using the
 // old one. The InUse error names them.
 func checkUnused(ctx context.Context, dir string) error {
-	users, err := mount.TreeUsers(ctx, dir, false)
-	if err == nil || errs.Is(err, errs.Permission) && len(users) == 0 {
-		// A bind mount of it, in this namespace or another.
-		var more []mount.Holder
-		more, err = mount.Holders(ctx, mount.Query{Tree: dir})
-		users = append(users, more...)
-	}
-
+	users, err := content.TillLetGo(ctx, func() ([]mount.Holder, error) { return usersOf(ctx, dir) })
 	if len(users) == 0 {
 		// In a container there is nearly always a process that pando may not
 		// examine, such as the one that started the container.
@@ -230,6 +223,18 @@ func checkUnused(ctx context.Context, dir string) error {
 	return errs.New(errs.InUse, opAdopt, dir, "it is in use: %s", mount.FormatHolders(users)).
 		WithHint("stop the programs that use it, which would keep using the old directory, or remove %s",
 			errs.Param("replace"))
+}
+
+// usersOf finds the processes that use a directory or a bind mount of it. With an error there may be others.
+func usersOf(ctx context.Context, dir string) ([]mount.Holder, error) {
+	users, err := mount.TreeUsers(ctx, dir, false)
+	if err == nil || errs.Is(err, errs.Permission) && len(users) == 0 {
+		// A bind mount of it, in this namespace or another.
+		var more []mount.Holder
+		more, err = mount.Holders(ctx, mount.Query{Tree: dir})
+		users = append(users, more...)
+	}
+	return users, err
 }
 
 // changedError adds the programs that write to a source to the error that says

@@ -15,6 +15,7 @@ import (
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
+	"pando/internal/linux/mount"
 	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
@@ -211,14 +212,14 @@ func TestReplaceRefuses(t *testing.T) {
 				if err := unix.Mount("tmpfs", filepath.Join(dir, "sub"), "tmpfs", 0, ""); err != nil {
 					t.Fatal(err)
 				}
-				return func() { _ = unix.Unmount(filepath.Join(dir, "sub"), 0) }
+				return func() { _ = mount.Unmount(filepath.Join(dir, "sub")) }
 			}, dir, errs.InUse, "mounted below"},
 			{"bind mount of it", func() func() {
 				other := filepath.Join(top, "other")
 				if err := errors.Join(os.MkdirAll(other, 0o755), unix.Mount(dir, other, "", unix.MS_BIND, "")); err != nil {
 					t.Fatal(err)
 				}
-				return func() { _ = unix.Unmount(other, 0) }
+				return func() { _ = mount.Unmount(other) }
 			}, dir, errs.InUse, "other"},
 			{"mount point", func() func() { return func() {} }, top, errs.Invalid, ""},
 			{"above the pool", func() func() { return func() {} }, "/", errs.Invalid, ""},

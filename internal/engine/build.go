@@ -74,7 +74,12 @@ func (e *Engine) lockGolden(ctx context.Context, name string) (unlock func(), wa
 		return nil, false, err
 	}
 
-	return func() { f.Close() }, waited, nil
+	return func() {
+		// At once, even if a child that is being started has a copy of the file for a moment.
+		lock.Type = unix.F_UNLCK
+		_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock)
+		f.Close()
+	}, waited, nil
 }
 
 // awaitGolden waits while another process builds the first generation of a golden. It returns when the golden exists,

@@ -18,6 +18,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/engine/pool"
+	"pando/internal/linux/mount"
 	"pando/internal/testing/testfs"
 )
 
@@ -39,7 +40,7 @@ func TestDeinitRefusedChangesNothing(t *testing.T) {
 				below := filepath.Join(v.Mountpoint, "below")
 				must(t, os.MkdirAll(below, 0o755))
 				must(t, unix.Mount(t.TempDir(), below, "", unix.MS_BIND, ""))
-				return func() { must(t, unix.Unmount(below, 0)) }
+				return func() { must(t, mount.Unmount(below)) }
 			},
 			"a mount namespace": func() func() {
 				cmd := exec.Command("sleep", "60")

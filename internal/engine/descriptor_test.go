@@ -11,6 +11,7 @@ import (
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
+	"pando/internal/linux/mount"
 	"pando/internal/linux/run"
 	"pando/internal/testing/treetest"
 
@@ -137,7 +138,7 @@ func TestMountOn(t *testing.T) {
 		if _, err := mountOn(hidden); !errs.Is(err, errs.Conflict) {
 			t.Errorf("a hidden directory: %v", err)
 		}
-		must(t, unix.Unmount(above, 0))
+		must(t, mount.Unmount(above))
 
 		must(t, os.Remove(dir))
 		if _, err := mountOn(f); !errs.Is(err, errs.Conflict) {

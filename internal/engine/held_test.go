@@ -1,17 +1,20 @@
 package engine_test
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"pando/internal/base/errs"
 	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
+	"pando/internal/linux/loopdev"
 	"pando/internal/linux/mount"
 	"pando/internal/testing/testfs"
 
@@ -148,6 +151,52 @@ func TestHolderBeforeExec(t *testing.T) {
 		stdin.Close()
 		must(t, child.Wait())
 		destroy(t, e, "v")
+	}
+}
+
+// TestImageLetGo: an image that is about to be detached is waited for. The open file here stands for the copy of it
+// that a child of any process has until it begins a program.
+func TestImageLetGo(t *testing.T) {
+	e := newPool(t, testfs.XFS(t, 1<<30), engine.InitRequest{})
+	importTree(t, e, "g", source(t))
+	v := clone(t, e, "g", "v", false)
+	image := filepath.Join(e.Dir(), "data", "objects", string(v.ID)+".img")
+	for _, verb := range []struct {
+		name string
+		do   func() error
+	}{
+		{"mount", func() error {
+			_, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v")})
+			return err
+		}},
+		{"umount", func() error {
+			_, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")})
+			return err
+		}},
+		{"destroy", func() error {
+			d, err := e.Destroy(t.Context(), toDestroy("v"))
+			return errors.Join(append(d.Failed, err)...)
+		}},
+	} {
+		_ = mount.Unmount(filepath.Join(e.Dir(), "mnt", "v")) // by hand, if it is mounted
+		_, err := loopdev.WaitDetached(t.Context(), image, 10*time.Second)
+		must(t, err)
+		for _, lets := range []bool{false, true} {
+			f, err := os.OpenFile(image, os.O_RDWR, 0)
+			must(t, err)
+			lock := func(kind int16) { must(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind})) }
+			lock(unix.F_WRLCK)
+			engine.AtStep(t, func(step string) {
+				if lets && (step == "attached already" || step == "refused") {
+					lock(unix.F_UNLCK)
+				}
+			})
+			if err := verb.do(); lets && err != nil || !lets && !errs.Is(err, errs.InUse) {
+				t.Errorf("%s, and the image is let go: %v: %v", verb.name, lets, err)
+			}
+			lock(unix.F_UNLCK)
+			f.Close()
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"pando/internal/base/ref"
 	"pando/internal/engine"
+	"pando/internal/linux/mount"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,7 +53,7 @@ func TestMountPointThatStays(t *testing.T) {
 				t.Errorf("%s: the directory that stays takes writes", what)
 			}
 			setImmutable(t, dir, false)
-			must(t, err, os.Remove(dir), unix.Unmount(parent, 0))
+			must(t, err, os.Remove(dir), mount.Unmount(parent))
 		}
 		destroy(t, e, "v")
 	})

@@ -72,7 +72,8 @@ func (e *Engine) mount(ctx context.Context, q MountRequest, only *os.File) (_ ap
 	}
 
 	if has {
-		if done, err := e.alreadyMounted(row, att, dir, may); done || err != nil {
+		state := e.content.Settled(ctx, reasonFor("mount"), row, att)
+		if done, err := e.alreadyMounted(state, row, att, dir, may); done || err != nil {
 			return volumeOf(row, e.caps.Name, att.Mountpoint), err
 		}
 	}
@@ -97,7 +98,8 @@ func (e *Engine) mount(ctx context.Context, q MountRequest, only *os.File) (_ ap
 		}
 
 		if has {
-			if already, err = e.alreadyMounted(row, att, dir, may); already || err != nil {
+			state := e.content.OwnMountState(row, att)
+			if already, err = e.alreadyMounted(state, row, att, dir, may); already || err != nil {
 				return nil, err
 			}
 			// The record is stale: the volume has been unmounted, or the host has rebooted.
@@ -147,8 +149,10 @@ func (e *Engine) recordMount(ctx context.Context, row catalog.Row, att catalog.M
 
 // alreadyMounted reports whether the volume is already mounted as requested. InUse if
 // it is mounted elsewhere, or without the requested rights.
-func (e *Engine) alreadyMounted(row catalog.Row, a catalog.MountRecord, dir string, may Rights) (bool, error) {
-	switch e.content.OwnMountState(row, a) {
+func (e *Engine) alreadyMounted(
+	state content.State, row catalog.Row, a catalog.MountRecord, dir string, may Rights,
+) (bool, error) {
+	switch state {
 	case content.NotMounted:
 		return false, nil
 	case content.HeldElsewhere:

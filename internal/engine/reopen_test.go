@@ -9,6 +9,7 @@ import (
 
 	"pando/internal/engine"
 	"pando/internal/linux/loopdev"
+	"pando/internal/linux/mount"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,7 +22,7 @@ func TestOpenWhileDeviceIsDetached(t *testing.T) {
 	}
 	e := newPool(t, t.TempDir(), engine.InitRequest{SizeBytes: 2 << 30, MinFreePercent: 1})
 	e.Close()
-	if err := unix.Unmount(filepath.Join(e.Dir(), "data"), 0); err != nil {
+	if err := mount.Unmount(filepath.Join(e.Dir(), "data")); err != nil {
 		t.Fatal(err)
 	}
 	backing := filepath.Join(e.Dir(), "backing.xfs")

@@ -14,6 +14,7 @@ import (
 	"pando/internal/base/ref"
 	"pando/internal/engine"
 	"pando/internal/linux/kernel"
+	"pando/internal/linux/mount"
 	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
@@ -60,7 +61,7 @@ func letOthersIn(t *testing.T, dir string) {
 // unmountByHand unmounts what Pando has mounted, and removes the directory.
 func unmountByHand(t *testing.T, dir string) {
 	t.Helper()
-	must(t, unix.Unmount(dir, 0))
+	must(t, mount.Unmount(dir))
 	setImmutable(t, dir, false)
 	must(t, unix.Rmdir(dir))
 }
@@ -154,7 +155,7 @@ func TestMountPointTakesNoWrites(t *testing.T) {
 		must(t, os.Mkdir(users, 0o711))
 		for _, dir := range []string{"", filepath.Join(top, "made"), users} {
 			v, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: dir})
-			must(t, err, unix.Unmount(v.Mountpoint, 0))
+			must(t, err, mount.Unmount(v.Mountpoint))
 			bare := filepath.Join(v.Mountpoint, "lost")
 			err = os.WriteFile(bare, nil, 0o600)
 			if dir != users && !errors.Is(err, unix.EPERM) {

@@ -22,7 +22,7 @@ type blockDevice struct {
 }
 
 // openDevice makes an object's image a block device: it attaches a file to a loop device, or activates the driver's own
-// device. InUse if a file is already attached.
+// device. InUse if a file stays attached.
 func (acc *Access) openDevice(
 	ctx context.Context, id driver.ObjectID, w driver.Attachment, o loopdev.Options,
 ) (*blockDevice, error) {
@@ -52,12 +52,31 @@ func (acc *Access) openDevice(
 	}
 
 	o.SectorBytes = w.SectorBytes
-	d, err := loopdev.Attach(ctx, f, o)
+	d, err := attach(ctx, f, o)
 	if err != nil {
 		return nil, err
 	}
 
 	return &blockDevice{path: d.Path, loop: d.Index, dev: st.Dev, ino: st.Ino, close: d.Close}, nil
+}
+
+// detachPatience is how long an image may stay attached that is about to be detached: a child that any process has
+// forked keeps the files and devices that were open then until it begins a program, which a busy host may delay.
+const detachPatience = time.Second
+
+// attach attaches an image to a loop device. InUse if it stays attached to another one.
+func attach(ctx context.Context, image *os.File, o loopdev.Options) (*loopdev.Device, error) {
+	for deadline := time.Now().Add(detachPatience); ; {
+		d, err := loopdev.Attach(ctx, image, o)
+		if !errs.Is(err, errs.InUse) || time.Now().After(deadline) {
+			return d, err
+		}
+
+		AtStep("attached already")
+		if _, err := loopdev.WaitDetached(ctx, image.Name(), detachPatience); err != nil {
+			return nil, err
+		}
+	}
 }
 
 func (acc *Access) activateDevice(ctx context.Context, id driver.ObjectID) (*os.File, error) {
@@ -146,6 +165,20 @@ func (acc *Access) WithPath(ctx context.Context, id driver.ObjectID, fn func(pat
 		return err
 	}
 	return cmp.Or(fn(path), closePath())
+}
+
+// staysAttached is imageAttached for an image that may be about to be detached, and that nothing accounts for.
+func (acc *Access) staysAttached(
+	ctx context.Context, why Reason, id driver.ObjectID, w driver.Attachment,
+) (bool, error) {
+	on, err := acc.imageAttached(id)
+	if err != nil || !on || why.Gentle {
+		return on, err
+	}
+
+	AtStep("attached already")
+	free, err := acc.releaseDevice(ctx, id, w, detachPatience, true)
+	return !free, err
 }
 
 // imageAttached reports whether an object's image is a block device now, and in use if it is the driver's own device.

@@ -184,7 +184,7 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 		used := false
 		switch {
 		case image && !v.HasRecord:
-			if used, err = acc.imageAttached(v.Row.ID); err != nil && !errs.Is(err, errs.NotFound) {
+			if used, err = acc.staysAttached(ctx, why, v.Row.ID, w); err != nil && !errs.Is(err, errs.NotFound) {
 				out[i] = err
 			}
 		case v.HasRecord && v.Record.MountID == 0 && !image: // a symbolic link
@@ -192,7 +192,7 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 				users, _ := mount.TreeUsers(ctx, w.Tree, false)
 				used = len(users) > 0
 			}
-		case v.HasRecord && acc.MountState(v.Row, v.Record) == HeldElsewhere:
+		case v.HasRecord && acc.Settled(ctx, why, v.Row, v.Record) == HeldElsewhere:
 			used = true
 		case len(volumes) <= fewVolumes && v.Row.IsOverlay() && v.HasRecord && mountedOnce(ctx, v.Record):
 		default:

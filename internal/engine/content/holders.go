@@ -16,11 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Something that a volume in use does not permit is tried again so often, with waits that double from 1 ms on.
-const (
-	vanished  = 5 // attempts when nobody is found who uses the volume
-	beginning = 9 // attempts when only children between fork and exec use it, where a busy host may keep them for long
-)
+// lettingGoTries is how often something that a volume in use does not permit is tried again while nobody is found who
+// uses the volume, or only children between fork and exec, where a busy host may keep them for long. The waits double
+// from 1 ms on.
+const lettingGoTries = 9
 
 // unlessHeld does what a volume in use does not permit. What held it a moment ago and cannot be found any more was
 // about to let go, and a child between fork and exec is: then it is tried again. InUse, with the holders.
@@ -39,22 +38,47 @@ func (acc *Access) unlessHeld(
 
 		AtStep("refused")
 		holders, herr := acc.findHolders(ctx, row, a, w, dev)
-		most := vanished
-		if len(holders) > 0 {
-			most = 0
-			if lettingGo(holders) {
-				most = beginning
-			}
-		}
-		if tries >= most || ctx.Err() != nil {
+		if !lettingGo(holders) || tries >= lettingGoTries || ctx.Err() != nil {
 			return heldBy(why, row, holders, herr)
 		}
 		time.Sleep(time.Millisecond << tries)
 	}
 }
 
-// lettingGo reports whether all holders are processes that have inherited files and not executed a program yet, or that
-// have ended since they were found.
+// TillLetGo finds holders until those found are not about to let go.
+func TillLetGo(ctx context.Context, find func() ([]mount.Holder, error)) ([]mount.Holder, error) {
+	for tries := 0; ; tries++ {
+		holders, err := find()
+		if len(holders) == 0 || !lettingGo(holders) || tries >= lettingGoTries || ctx.Err() != nil {
+			return holders, err
+		}
+		time.Sleep(time.Millisecond << tries)
+	}
+}
+
+// Settled is OwnMountState after what is about to let go of a volume that is not mounted as recorded has let go.
+func (acc *Access) Settled(ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord) State {
+	state := acc.OwnMountState(row, a)
+	if state != HeldElsewhere {
+		return state
+	}
+
+	w, err := acc.attachmentOf(ctx, row)
+	if err != nil {
+		return state // it is damaged or gone
+	}
+
+	_ = acc.unlessHeld(ctx, why, row, a, w, 0, func() error {
+		if state = acc.OwnMountState(row, a); state == HeldElsewhere {
+			return errs.New(errs.InUse, why.Op, row.Name, "it is mounted elsewhere")
+		}
+		return nil
+	})
+	return state
+}
+
+// lettingGo reports whether all holders, if any, are processes that have inherited files and not executed a program
+// yet, or that have ended since they were found.
 func lettingGo(holders []mount.Holder) bool {
 	for _, h := range holders {
 		if h.PID == 0 || !kernel.BeforeExec(h.PID) && kernel.ProcStart(h.PID) != 0 {
@@ -98,7 +122,11 @@ func (acc *Access) findHolders(
 		dev = deviceOf(a, w)
 	}
 
-	return mount.Holders(ctx, holdersQuery(row, a, w, dev))
+	q := holdersQuery(row, a, w, dev)
+	if q.Dev == 0 && q.Tree == "" {
+		return nil, nil // no device is behind its image
+	}
+	return mount.Holders(ctx, q)
 }
 
 // heldBy is the error that names them.

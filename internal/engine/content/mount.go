@@ -179,7 +179,11 @@ func (acc *Access) Unmount(ctx context.Context, why Reason, row catalog.Row, a c
 	}
 
 	// Handle a volume that is no longer mounted as recorded.
-	switch ownMountState(acc.MountState(row, a), row, a, w) {
+	state := ownMountState(acc.MountState(row, a), row, a, w)
+	if state == HeldElsewhere {
+		state = acc.Settled(ctx, why, row, a)
+	}
+	switch state {
 	case NotMounted:
 		return acc.RemoveTarget(ctx, row.Name, a)
 	case HeldElsewhere:

@@ -244,7 +244,7 @@ func (acc *Access) holdLowerDevice(
 
 	defer image.Close()
 
-	d, err := loopdev.Attach(ctx, image, loopdev.Options{ReadOnly: true, DirectIO: true, SectorBytes: what.SectorBytes})
+	d, err := attach(ctx, image, loopdev.Options{ReadOnly: true, DirectIO: true, SectorBytes: what.SectorBytes})
 	if err != nil {
 		return nil, err
 	}
