@@ -3,10 +3,14 @@ package engine_test
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/engine"
 	"pando/internal/linux/loopdev"
 	"pando/internal/linux/mount"
@@ -51,6 +55,34 @@ func TestOpenWhileDeviceIsDetached(t *testing.T) {
 	if err := <-opened; err != nil {
 		t.Error(err)
 	}
+}
+
+// TestDeinitNamesHolder: a pool of images that another mount namespace keeps mounted cannot be removed until that ends.
+func TestDeinitNamesHolder(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: mount namespaces need root: run the tests as root")
+	}
+	e := newPool(t, t.TempDir(), engine.InitRequest{SizeBytes: 2 << 30, MinFreePercent: 1})
+	e.Close()
+	keeps := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-c", "echo; read x")
+	stdin, err := keeps.StdinPipe()
+	must(t, err)
+	stdout, err := keeps.StdoutPipe()
+	must(t, err, keeps.Start())
+	_, err = stdout.Read(make([]byte, 1))
+	must(t, err)
+
+	_, err = engine.Deinit(t.Context(), engine.DeinitRequest{Dir: e.Dir(), Force: true}, drivers, nil)
+	if !errs.Is(err, errs.InUse) || !strings.Contains(err.Error(), strconv.Itoa(keeps.Process.Pid)) {
+		t.Errorf("pid %d keeps it mounted: %v", keeps.Process.Pid, err)
+	}
+
+	stdin.Close()
+	_ = keeps.Wait() // read says that it read nothing
+	_, err = engine.Deinit(t.Context(), engine.DeinitRequest{Dir: e.Dir(), Force: true}, drivers, nil)
+	must(t, err)
+	_, err = engine.Init(t.Context(), engine.InitRequest{Dir: e.Dir()}, drivers) // or its removal would fail
+	must(t, err)
 }
 
 // awaitLocked waits until somebody has locked a file.

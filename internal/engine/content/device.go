@@ -204,21 +204,14 @@ func (acc *Access) isImage(id driver.ObjectID, b loopdev.Bound) bool {
 
 // clearLoops detaches the loop devices of an image. Mounted ones disappear with their mount.
 func (acc *Access) clearLoops(image string) error {
-	var st unix.Stat_t
-	if err := unix.Stat(image, &st); err != nil {
-		return nil
-	}
-
-	all, err := loopdev.List()
+	on, err := loopdev.On(image)
 	if err != nil {
 		return err
 	}
 
-	for _, b := range all {
-		if b.SameFile(&st) {
-			if err := b.Clear(); err != nil && !errs.Is(err, errs.NotFound) {
-				return err
-			}
+	for _, b := range on {
+		if err := b.Clear(); err != nil && !errs.Is(err, errs.NotFound) {
+			return err
 		}
 	}
 

@@ -238,7 +238,7 @@ func (acc *Access) usedError(ctx context.Context, why Reason, v Volume, w driver
 		return acc.heldError(ctx, why, v.Row, v.Record, w)
 	}
 
-	on, err := loopsOn(w.Image)
+	on, err := loopdev.On(w.Image)
 	if err != nil || len(on) == 0 {
 		return acc.heldError(ctx, why, v.Row, catalog.MountRecord{Loop: -1}, w) // the driver's own device, or gone by now
 	}

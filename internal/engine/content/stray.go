@@ -134,16 +134,6 @@ func detachStrayLoop(b loopdev.Bound) (gone bool, err error) {
 	return err == nil, err
 }
 
-// loopsOn lists the loop devices on an image; none if it has no path.
-func loopsOn(image string) ([]loopdev.Bound, error) {
-	var st unix.Stat_t
-	if image == "" || unix.Stat(image, &st) != nil {
-		return nil, nil
-	}
-	loops, err := loopdev.List()
-	return slices.DeleteFunc(loops, func(b loopdev.Bound) bool { return !b.SameFile(&st) }), err
-}
-
 // fileID is a file, whatever its path.
 type fileID struct{ dev, ino uint64 }
 

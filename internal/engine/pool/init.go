@@ -362,17 +362,40 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 
 	// Wait until its loop device is detached.
 	if b := filepath.Join(dir, backingName); exists(b) {
-		gone, err := loopdev.WaitDetached(ctx, b, 5*time.Second)
-		if err != nil {
+		if err := waitBackingDetached(ctx, dir, b); err != nil {
 			return err
-		}
-		if !gone {
-			return errs.New(errs.InUse, "deinit", dir, "%s is still mounted, in another mount namespace or below another path",
-				b)
 		}
 	}
 
 	return removeFiles(dir)
+}
+
+// waitBackingDetached waits for detachGrace, and longer if nobody is found who holds the backing file: the kernel is
+// writing the filesystem back then. InUse, with the holders.
+func waitBackingDetached(ctx context.Context, dir, backing string) error {
+	gone, err := loopdev.WaitDetached(ctx, backing, detachGrace)
+	if gone || err != nil {
+		return err
+	}
+
+	on, err := loopdev.On(backing)
+	if err != nil {
+		return err
+	}
+	for _, b := range on {
+		holders, _ := mount.Holders(ctx, mount.Query{Dev: loopdev.DeviceNumber(b.Index)}) // those that could be found
+		if len(holders) > 0 {
+			return errs.New(errs.InUse, "deinit", dir, "%s is still mounted: %s", backing, mount.FormatHolders(holders)).
+				WithHint("end what holds it, then try again")
+		}
+	}
+
+	gone, err = loopdev.WaitDetached(ctx, backing, detachWait)
+	if gone || err != nil {
+		return err
+	}
+	return errs.New(errs.InUse, "deinit", dir, "%s is still mounted, in another mount namespace or below another path",
+		backing)
 }
 
 // removeFiles removes the files of a pool. It removes them one by one, never a tree: a volume that is mounted on

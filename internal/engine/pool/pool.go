@@ -273,27 +273,23 @@ func (p *Pool) mountBacking(ctx context.Context) (*mount.Detached, error) {
 	}
 }
 
-// detachWait is how long the kernel may take to detach an unused device.
-const detachWait = 5 * time.Second
+// detachWait is how long the kernel may take to detach an unused device: it writes the filesystem back first if its
+// last mount was one in a mount namespace that has just ended, and disks may be slow. detachGrace is how long it may
+// take before the reason is searched for.
+const (
+	detachWait  = time.Minute
+	detachGrace = 5 * time.Second
+)
 
 // mountExistingDevice mounts the block device that the backing file is already attached to. It returns nil if there is
 // none, or if it has just been detached.
 func (p *Pool) mountExistingDevice(f *os.File) (*mount.Detached, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return nil, errs.Wrap("open pool", p.Dir, err)
-	}
-
-	all, err := loopdev.List()
+	on, err := loopdev.On(f.Name())
 	if err != nil {
 		return nil, err
 	}
 
-	for _, b := range all {
-		if !b.SameFile(&st) {
-			continue
-		}
-
+	for _, b := range on {
 		dev, err := b.Hold()
 		if errs.Is(err, errs.NotFound) { // its last user has gone since
 			continue

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -340,6 +341,17 @@ func List() ([]Bound, error) {
 	}
 
 	return out, nil
+}
+
+// On returns the loop devices that are attached to the image at path; none if there is no such file. See List for its
+// cost.
+func On(path string) ([]Bound, error) {
+	var st unix.Stat_t
+	if path == "" || unix.Stat(path, &st) != nil {
+		return nil, nil
+	}
+	loops, err := List()
+	return slices.DeleteFunc(loops, func(b Bound) bool { return !b.SameFile(&st) }), err
 }
 
 // SameFile reports whether b is attached to the file that st describes. The kernel takes
