@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -124,23 +125,16 @@ func TestHolderBeforeExec(t *testing.T) {
 	importTree(t, e, "g", source(t))
 	for _, ends := range []bool{true, false} {
 		v := clone(t, e, "g", "v", true)
-		child := exec.Command("sh", "-c", `(echo open; read line; :) 3<"$1"; :`, "sh", filepath.Join(v.Mountpoint, "file"))
-		stdin, err := child.StdinPipe()
-		must(t, err)
-		stdout, err := child.StdoutPipe()
-		must(t, err, child.Start())
-		_, err = stdout.Read(make([]byte, 1))
-		must(t, err)
-
+		end := keepOpen(t, filepath.Join(v.Mountpoint, "file"))
 		refused := 0
 		engine.AtStep(t, func(step string) {
 			if step == "refused" {
 				if refused++; refused == 3 && ends {
-					stdin.Close()
+					end()
 				}
 			}
 		})
-		_, err = e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")})
+		_, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")})
 		if ends && (err != nil || refused < 3) {
 			t.Errorf("%d refusals, and the child has ended: %v", refused, err)
 		}
@@ -148,10 +142,51 @@ func TestHolderBeforeExec(t *testing.T) {
 			t.Errorf("the child does not begin a program: %v", err)
 		}
 
-		stdin.Close()
-		must(t, child.Wait())
+		end()
 		destroy(t, e, "v")
 	}
+}
+
+// TestAdoptBeforeExec: a child that has been forked and has a file of an adopted directory open is waited for, too.
+func TestAdoptBeforeExec(t *testing.T) {
+	top := testfs.XFS(t, 1<<30)
+	e := newPool(t, top, engine.InitRequest{})
+	dir := liveTree(t, top)
+	end := keepOpen(t, filepath.Join(dir, "sub", "file"))
+	q := engine.ImportRequest{Name: ref.MustName("g"), Source: dir, Adopt: true, Replace: true, SizeBytes: 64 << 20}
+	if _, err := e.Import(t.Context(), q); !errs.Is(err, errs.InUse) || !strings.Contains(err.Error(), "(sh)") {
+		t.Errorf("the child does not begin a program: %v", err)
+	}
+
+	refused := 0
+	engine.AtStep(t, func(step string) {
+		if step == "refused" {
+			refused++
+			end()
+		}
+	})
+	out, err := e.Import(t.Context(), q)
+	if err != nil || out.Replaced != dir || refused == 0 {
+		t.Errorf("%d refusals, and the child has ended: %+v, %v", refused, out, err)
+	}
+}
+
+// keepOpen starts a process that has been forked, has not begun a program, and keeps a file open until end.
+func keepOpen(t *testing.T, file string) (end func()) {
+	t.Helper()
+	child := exec.Command("sh", "-c", `(echo open; read line; :) 3<"$1"; :`, "sh", file)
+	stdin, err := child.StdinPipe()
+	must(t, err)
+	stdout, err := child.StdoutPipe()
+	must(t, err, child.Start())
+	end = sync.OnceFunc(func() {
+		stdin.Close()
+		must(t, child.Wait())
+	})
+	t.Cleanup(end)
+	_, err = stdout.Read(make([]byte, 1))
+	must(t, err)
+	return end
 }
 
 // TestImageLetGo: an image that is about to be detached is waited for. The open file here stands for the copy of it

@@ -52,6 +52,7 @@ func TillLetGo(ctx context.Context, find func() ([]mount.Holder, error)) ([]moun
 		if len(holders) == 0 || !lettingGo(holders) || tries >= lettingGoTries || ctx.Err() != nil {
 			return holders, err
 		}
+		AtStep("refused")
 		time.Sleep(time.Millisecond << tries)
 	}
 }
