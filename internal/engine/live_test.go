@@ -244,14 +244,31 @@ func TestFreezeRefused(t *testing.T) {
 		must(t, err)
 		clone(t, e, "g", "v", true)
 		before := objects(t, e)
+		v, frozen := ref.MustName("v"), engine.FreezeAlways
 		snap := func() error {
-			_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s"),
-				Freeze: engine.FreezeAlways})
+			_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: v, Name: ref.MustName("s"), Freeze: frozen})
 			return err
 		}
 
-		if err := snap(); !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
-			t.Errorf("a snapshot of a volume in use: %v", err)
+		// The volume is in use.
+		for name, do := range map[string]func() error{
+			"snapshot": snap,
+			"fork": func() error {
+				_, err := e.Fork(t.Context(), engine.CloneRequest{From: v.Ref(), Name: ref.MustName("f"), Freeze: frozen})
+				return err
+			},
+			"publish": func() error {
+				_, err := e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName("p"), Volume: v, Freeze: frozen})
+				return err
+			},
+			"diff": func() error {
+				_, err := e.Diff(t.Context(), engine.DiffRequest{A: ref.Ref{Name: "g"}, B: v.Ref(), Freeze: frozen})
+				return err
+			},
+		} {
+			if err := do(); !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
+				t.Errorf("%s: %v", name, err)
+			}
 		}
 		if after := objects(t, e); !slices.Equal(before, after) {
 			t.Errorf("there was %q, and now %q", before, after)

@@ -39,7 +39,8 @@ type Live struct {
 	hasLost bool
 }
 
-// FindLive finds out whether a volume is in use.
+// FindLive finds out whether a volume is in use, and how it is to be copied then. Unsupported if it is to be frozen and
+// cannot be.
 func (acc *Access) FindLive(tx *catalog.Tx, row catalog.Row, freeze Freeze) (Live, error) {
 	l := Live{Row: row, freeze: freeze}
 	if row.Kind != driver.Volume {
@@ -55,10 +56,13 @@ func (acc *Access) FindLive(tx *catalog.Tx, row catalog.Row, freeze Freeze) (Liv
 	if l.mounted() && row.Ephemeral && row.IsOverlay() {
 		l.freeze = FreezeAlways
 	}
+	if err == nil {
+		err = acc.checkFreeze(l)
+	}
 	return l, err
 }
 
-// checkFreeze checks that a copy can include what was not synced, if that is wanted. Unsupported.
+// checkFreeze checks that a volume can be frozen, or needs no freeze, if it is to be copied at one moment. Unsupported.
 func (acc *Access) checkFreeze(l Live) error {
 	if l.freeze != FreezeAlways || !l.InUse() || l.mounted() || !l.Row.FS.IsImage() && acc.caps.Unsynced {
 		return nil
@@ -130,10 +134,6 @@ func (acc *Access) copyLive(ctx context.Context, l Live, id driver.Identity, imm
 			return acc.drv.Snapshot(ctx, l.Row.ID, id)
 		}
 		return acc.drv.Clone(ctx, l.Row.ID, id)
-	}
-
-	if err := acc.checkFreeze(l); err != nil {
-		return err
 	}
 
 	warnLost(ctx, l)
