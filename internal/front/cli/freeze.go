@@ -15,7 +15,8 @@ func freezeFlags(f *pflag.FlagSet, to *engine.Freeze) {
 		"briefly hold back writes to a volume in use, so that the copy is one point in time even for unsynced data").
 		NoOptDefVal = "true"
 	f.VarPF(&freezeFlag{to, engine.FreezeNever}, "no-freeze", "",
-		"never hold back writes to a volume in use; the copy is what a power loss would leave").NoOptDefVal = "true"
+		"do not hold back writes, except to ephemeral overlays; the copy is what a power loss would leave").
+		NoOptDefVal = "true"
 }
 
 // freezeFlag is one of two flags that set the same value, and exclude each other.

@@ -14,11 +14,11 @@ import (
 
 // pruneHelp is the text of `pando prune --help`.
 const pruneHelp = `Remove volumes with their snapshots, least recently used first, and generations
-that are not current and have no clones. pando removes objects until --keep-free
-of the pool is free, and only those that --older-than and --idle allow; without
---keep-free, it removes all of those. Without any of these options, it keeps 10
-% of the pool free. --label restricts all of this to volumes with a label, and
-to generations of goldens with it.
+that are not current and have no clones that stay. pando removes objects until
+--keep-free of the pool is free, and only those that --older-than and --idle
+allow; without --keep-free, it removes all of those. Without any of these
+options, it keeps 10 % of the pool free. --label restricts all of this to
+volumes with a label, and to generations of goldens with it.
 
 Pinned and mounted objects stay, and objects that a command is working on. A
 volume counts as used when it is created, cloned, mounted, unmounted or run in.
