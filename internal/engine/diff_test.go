@@ -3,8 +3,10 @@ package engine_test
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -261,6 +263,46 @@ func TestRebase(t *testing.T) {
 			t.Errorf("%v, wanted NotFound with a hint", err)
 		}
 		nothingLeft(t, e)
+	})
+}
+
+// TestRebaseOfMovedDirectory: an overlay ends as an ordinary volume with the same changes, in which a directory that it
+// has moved keeps the golden's changes.
+func TestRebaseOfMovedDirectory(t *testing.T) {
+	overlayPools(t, func(t *testing.T, e *engine.Engine) {
+		volumes := map[string]bool{"overlay": true}
+		if e.Caps().Sharing { // else nothing tells what an ordinary volume has moved
+			volumes["volume"] = false
+		}
+		for name, overlay := range volumes {
+			_, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName(name),
+				Overlay: overlay})
+			must(t, err)
+			edit(t, e, name, func(dir string) {
+				must(t, os.Rename(filepath.Join(dir, "sub"), filepath.Join(dir, "moved")),
+					os.WriteFile(filepath.Join(dir, "moved", "b"), []byte("of the volume"), 0o644))
+			})
+		}
+		clone(t, e, "g", "next", false)
+		edit(t, e, "next", func(dir string) {
+			must(t, os.WriteFile(filepath.Join(dir, "sub", "a"), []byte("of the golden"), 0o644),
+				os.WriteFile(filepath.Join(dir, "sub", "new"), []byte("too"), 0o644))
+		})
+		publish(t, e, "g", "next")
+
+		for name := range volumes {
+			_, err := e.Rebase(t.Context(), engine.RebaseRequest{Volume: ref.MustName(name), Onto: ref.Ref{Name: "g"},
+				Ours: true})
+			must(t, err)
+			edit(t, e, name, func(dir string) {
+				const want = "./file=content ./gone=x ./moved/a=of the golden ./moved/b=of the volume ./moved/new=too "
+				if got := contentOf(t, dir); got != want {
+					t.Errorf("the %s has %s", name, got)
+				}
+			})
+		}
+		destroy(t, e, append(slices.Collect(maps.Keys(volumes)), "next")...)
+		wantClean(t, e)
 	})
 }
 

@@ -77,6 +77,9 @@ func (c *comparer) match() error {
 	if c.o.SameOrigin {
 		c.matchByInode(objA, objB)
 	} else {
+		if err := c.matchRedirected(as, bs); err != nil {
+			return err
+		}
 		c.matchUnread(as, bs)
 		matchSeenThrough(as, bs)
 	}
@@ -432,7 +435,7 @@ func (c *comparer) compareObject(o *object) error {
 	} else if len(o.lost) > 0 && len(o.gained) > 0 {
 		l, g := o.lost[0], o.gained[0]
 		stA, stB = l.st, g.st
-		if !c.o.SameOrigin || !c.sameObject(stA, stB) || !c.unchanged(stA, stB) {
+		if !c.isSeenThrough(l, g) && (!c.o.SameOrigin || !c.sameObject(stA, stB) || !c.unchanged(stA, stB)) {
 			var err error
 			if d, err = c.compareNodes(l, g); err != nil {
 				return err

@@ -1,9 +1,11 @@
 package treediff
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -14,12 +16,13 @@ import (
 
 // This file compares the lower layer of an overlay (overlayfs) with what the overlay shows. Of a directory that the
 // overlay merges from both layers, only entries in the upper layer can differ. All others show what they are in the
-// trees: this file neither interprets whiteouts nor follows redirects.
+// trees: this file does not interpret whiteouts, and redirects tell it only what has been moved.
 
 // CompareOverlay compares lower with merged, which is an overlay of the directory upper above lower, without further
-// layers. Its result is that of Compare without Options.SameOrigin, with Stats.Method "overlay". It reads only
-// directories that are in upper, or new or deleted in merged, so its cost depends on what has changed. Moved and
-// replaced directories are read entirely. Options.SameOrigin, Younger and Hints have no meaning; SameBlocks suits
+// layers. Its result is that of Compare without Options.SameOrigin, with Stats.Method "overlay", except that it
+// recognizes moved directories: overlayfs keeps what they were. It reads only directories that are in upper, or new or
+// deleted in merged, so its cost depends on what has changed. Moved and replaced directories are listed entirely; in
+// moved ones, it reads files that are in upper. Options.SameOrigin, Younger and Hints have no meaning; SameBlocks suits
 // layers that are on one filesystem.
 //
 // The overlay must be mounted with index=off and metacopy=off, and with redirect_dir=on if upper contains redirects. It
@@ -66,15 +69,15 @@ func (u *upperLayer) open(path string) (*os.File, error) {
 	}
 
 	f, err := treewalk.Open(u.root, path)
-	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
-		return nil, nil // the overlay shows something else
-	case err != nil:
+	if notInLayer(err) {
+		return nil, nil
+	}
+	if err != nil {
 		return nil, err
 	}
 
-	hides, err := hidesLower(f)
-	if err != nil || hides {
+	redirect, opaque, err := redirectOf(f)
+	if err != nil || opaque || redirect != "" {
 		f.Close()
 		return nil, err
 	}
@@ -85,23 +88,116 @@ func (u *upperLayer) open(path string) (*os.File, error) {
 	return f, nil
 }
 
-// hidesLower reports whether an overlay does not merge a directory of its upper layer with that of the same path in the
-// lower layer: an opaque directory is merged with none, and a redirected one with another.
-func hidesLower(dir *os.File) (bool, error) {
-	for _, name := range []string{"trusted.overlay.opaque", "trusted.overlay.redirect"} {
-		value := make([]byte, 2)
+// redirectOf returns with which directory of the lower layer an overlay merges a directory of its upper layer: with
+// none if it is opaque, else with that of the same path, unless it has a redirect. That is a path from the root of the
+// layer if it begins with a slash, else another name in the same directory.
+func redirectOf(dir *os.File) (redirect string, opaque bool, err error) {
+	read := func(name string) (string, error) {
+		value := make([]byte, unix.PathMax)
 		n, err := unix.Fgetxattr(int(dir.Fd()), name, value)
-		switch {
-		case err == unix.ENODATA, err == unix.EOPNOTSUPP:
-		case err == nil && name == "trusted.overlay.opaque" && string(value[:n]) == "x": // it contains whiteouts
-		case err == nil, err == unix.ERANGE:
-			return true, nil
-		default:
-			return false, err
+		if err == unix.ENODATA || err == unix.EOPNOTSUPP {
+			return "", nil
+		}
+		return string(value[:max(n, 0)]), err
+	}
+
+	o, err := read("trusted.overlay.opaque")
+	if err != nil {
+		return "", false, err
+	}
+	redirect, err = read("trusted.overlay.redirect")
+	return redirect, o != "" && o != "x", err // x: it contains whiteouts
+}
+
+// lowerDir is what an overlay shows of its lower layer in one of its directories.
+type lowerDir struct {
+	path    string // path of the directory in the lower layer, if known is set
+	known   bool   // the upper layer tells which directory it is
+	nothing bool   // the directory is opaque
+}
+
+// shows finds out what an overlay shows of its lower layer in the directory at a path. above is what it shows in the
+// directory above. The result is zero if the upper layer does not tell.
+func (u *upperLayer) shows(path string, above lowerDir) (lowerDir, error) {
+	f, err := treewalk.Open(u.root, path)
+	if notInLayer(err) {
+		return lowerDir{}, nil
+	}
+	if err != nil {
+		return lowerDir{}, err
+	}
+	defer f.Close()
+
+	redirect, opaque, err := redirectOf(f)
+	_, name := split(path)
+	switch {
+	case err != nil || opaque:
+		return lowerDir{nothing: opaque}, err
+	case strings.HasPrefix(redirect, "/"):
+		return lowerDir{path: redirect[1:], known: true}, nil
+	case above.known:
+		return lowerDir{path: join(above.path, cmp.Or(redirect, name)), known: true}, nil
+	}
+	return lowerDir{}, nil
+}
+
+// notInLayer reports whether a path leads nowhere in a layer: the overlay shows something else there.
+func notInLayer(err error) bool {
+	return errs.IsAny(err, unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.EXDEV)
+}
+
+// showsOther reports whether an overlay shows at pathB another directory than that at pathA in the lower layer.
+func (c *comparer) showsOther(pathA, pathB string) (bool, error) {
+	if c.upper == nil {
+		return false, nil
+	}
+	dir, _ := split(pathB)
+	lower, err := c.upper.shows(pathB, lowerDir{path: dir, known: c.upper.isMerged(dir)})
+	return lower.nothing || lower.known && lower.path != pathA, failed(pathB, "read in the upper layer", err)
+}
+
+// matchRedirected merges directories of an overlay that have been moved with what they were in the lower layer. What is
+// in them is in the same place then. The directories above come first in bs.
+func (c *comparer) matchRedirected(as, bs []*node) error {
+	if c.upper == nil || c.o.placesOnly {
+		return nil
+	}
+
+	lost := map[string]*node{}
+	for _, n := range as {
+		if n.typ == unix.DT_DIR {
+			lost[n.path] = n
 		}
 	}
 
-	return false, nil
+	shows := map[*node]lowerDir{}
+	for _, g := range bs {
+		if g.typ != unix.DT_DIR {
+			continue
+		}
+
+		above := shows[g.parent]
+		if g.parent == nil {
+			above = lowerDir{path: g.dir, known: c.upper.isMerged(g.dir)}
+		}
+		lower, err := c.upper.shows(g.path, above)
+		if err != nil {
+			return failed(g.path, "read in the upper layer", err)
+		}
+
+		shows[g] = lower
+		if l := lost[lower.path]; lower.known && l != nil && !l.obj.isMatched() {
+			l.obj.merge(g.obj)
+		}
+	}
+
+	return nil
+}
+
+// isSeenThrough reports whether a gained name is the same file of the lower layer that a lost name was. An inode that
+// was copied up has its own times of birth and change.
+func (c *comparer) isSeenThrough(l, g *node) bool {
+	return c.upper != nil && g.typ != unix.DT_DIR && l.st.seenThrough() == g.st.seenThrough()
 }
 
 func (u *upperLayer) isMerged(path string) bool {

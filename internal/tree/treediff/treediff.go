@@ -125,6 +125,8 @@ type Options struct {
 	// Progress is called with the numbers of files and bytes compared since its last call, and
 	// concurrently.
 	Progress func(files, bytes int64)
+
+	placesOnly bool // moved directories of an overlay are not recognized, for tests
 }
 
 // Hints limit what may have changed. They need Options.SameOrigin.

@@ -416,6 +416,14 @@ func (m *dirMerge) both(ea, eb treewalk.Dirent) (err error) {
 		}
 	}
 
+	if same && ea.Type == unix.DT_DIR {
+		other, err := m.c.showsOther(at.path, bt.path)
+		if err != nil {
+			return err
+		}
+		same = !other
+	}
+
 	if !same {
 		m.lose(ea)
 		m.gain(eb)
