@@ -237,8 +237,10 @@ func (r *run) describe(ctx context.Context) error {
 // findSource decides what is copied and cloned.
 func (r *run) findSource(ctx context.Context) error {
 	src := &r.rep.Source
+	var other api.Kind
 	if q, err := ref.Parse("bench", r.Source); r.Source != "" && err == nil {
 		d, err := r.eng.Show(ctx, q)
+		other = d.Kind
 		if err == nil && d.Kind == api.KindGeneration {
 			src.Kind, src.Name = "golden", r.Source
 			r.golden = q
@@ -262,7 +264,11 @@ func (r *run) findSource(ctx context.Context) error {
 	}
 
 	st, err := os.Stat(abs)
-	if err != nil || !st.IsDir() {
+	switch there := err == nil && st.IsDir(); {
+	case !there && other != "":
+		return errs.New(errs.Invalid, "bench", r.Source, "it is a %s, not a golden", string(other)).
+			WithHint("name a golden, for example one published from it with %s", errs.Run("golden publish", "NAME", "VOLUME"))
+	case !there:
 		return errs.New(errs.NotFound, "bench", r.Source, "neither a golden nor a directory").
 			WithHint("run %s to list goldens, or remove the argument to use a generated tree", errs.Run("golden ls"))
 	}

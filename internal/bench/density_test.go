@@ -117,7 +117,7 @@ func TestDensityOfGivenTree(t *testing.T) {
 		if err := os.WriteFile(dir+"/file", make([]byte, 100<<10), 0o444); err != nil {
 			t.Fatal(err)
 		}
-		text := string(h.run("bench", "density", "--source", dir, "--sessions", "1,2", "--runs", "1", "--only",
+		text := string(h.run("bench", "density", dir, "--sessions", "1,2", "--runs", "1", "--only",
 			"bare,overlay"))
 		h.clean()
 		for _, want := range []string{"SESSIONS  VARIANT", "2         overlay", "PASS", "directory " + dir} {
@@ -138,11 +138,12 @@ func TestDensityOfGivenTree(t *testing.T) {
 			"--only image":               `there is no variant "image"`,
 			"--size 1T":                  "10000 files can have",
 			"--size x":                   "not a size",
-			"--source /x --files 5":      "cannot be combined",
-			"--source /nonexistent":      "neither a golden nor a directory",
+			"/x --files 5":               "cannot be combined",
+			"/x --size 1M":               "cannot be combined",
+			"/nonexistent":               "neither a golden nor a directory",
 			"--sessions 10000":           "10000 sessions need about",
-			"--source= --sessions 1":     "the source is empty",
-			"something":                  "unknown command",
+			"something":                  "neither a golden nor a directory",
+			"one two":                    "",
 			"--sessions 1,x --only bare": "invalid",
 		} {
 			out, err := h.command(append([]string{"bench", "density"}, strings.Fields(args)...)...).CombinedOutput()

@@ -53,11 +53,8 @@ next ` + "`pando bench clone`" + ` removes what is left; --clean does only that.
 		Example: `  pando bench clone
   pando bench clone /srv/repo --volumes 10000
   pando bench clone web --json > clone.json`,
-		Args: cobra.MaximumNArgs(1),
-		ValidArgsFunction: func(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-			names, d := a.completeArgs(aGolden)(c, args, word)
-			return names, d &^ cobra.ShellCompDirectiveNoFileComp
-		},
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: a.completeSource,
 	}
 
 	f := c.Flags()
@@ -79,19 +76,33 @@ next ` + "`pando bench clone`" + ` removes what is left; --clean does only that.
 			return errs.Wrap("bench", "", err)
 		}
 
-		switch {
-		case clean && len(args) > 0:
+		if clean && len(args) > 0 {
 			return errs.New(errs.Invalid, "bench", args[0], "--clean takes no argument")
-		case len(args) > 0 && args[0] == "":
-			return errs.New(errs.Invalid, "bench", `""`, "the source is empty")
-		case len(args) > 0:
-			q.Source = args[0]
 		}
-
+		if q.Source, err = benchSource(args); err != nil {
+			return err
+		}
 		return a.benchClone(ctx, q, clean)
 	})
 
 	return c
+}
+
+// completeSource completes what a benchmark reads: a golden or a directory.
+func (a *App) completeSource(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	names, d := a.completeArgs(aGolden)(c, args, word)
+	return names, d &^ cobra.ShellCompDirectiveNoFileComp
+}
+
+// benchSource is what a benchmark reads: its argument, if there is one. Invalid.
+func benchSource(args []string) (string, error) {
+	if len(args) == 0 {
+		return "", nil
+	}
+	if args[0] == "" {
+		return "", errs.New(errs.Invalid, "bench", `""`, "the source is empty")
+	}
+	return args[0], nil
 }
 
 func (a *App) benchClone(ctx context.Context, q bench.Config, clean bool) error {

@@ -27,29 +27,30 @@ kernel's inodes, the bytes read from the disk, and the time, for each number in
   reflink  ` + "`cp -a --reflink`" + `
   docker   containers of one image, if a Docker daemon can be reached
 
-Without --source, pando creates a tree of --files files in $TMPDIR. It needs
-root, and drops the page cache of the whole host again and again: run it on a
-host that does nothing else. The names of everything it creates begin with
-` + bench.Prefix + `, and it removes all of that at the end, even if it is interrupted or
-fails. If it is killed, the next run removes what is left.`
+The sessions read GOLDEN, or DIRECTORY, which pando imports. Without either, it
+creates a tree of --files files in $TMPDIR and imports that. It needs root, and
+drops the page cache of the whole host again and again: run it on a host that
+does nothing else. The names of everything it creates begin with ` + bench.Prefix + `,
+and it removes all of that at the end, even if it is interrupted or fails. If it
+is killed, the next run removes what is left.`
 
 func (a *App) benchDensityCommand() *cobra.Command {
 	var q bench.DensityConfig
 	var size string
 	c := &cobra.Command{
-		Use:   "density",
+		Use:   "density [GOLDEN|DIRECTORY]",
 		Short: "Measure memory, reads and time of many sessions on one golden",
 		Long:  densityHelp,
 		Example: `  pando bench density
-  pando bench density --source /usr/lib/go --sessions 1,20
+  pando bench density /usr/lib/go --sessions 1,20
   pando bench density --only bare,overlay --runs 5 --json > density.json`,
-		Args: cobra.NoArgs,
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: a.completeSource,
 	}
 
 	f := c.Flags()
 	f.IntSliceVar(&q.Sessions, "sessions", []int{1, 10, 100}, "measure these `NUMBERS` of sessions, separated by commas")
-	f.StringVar(&q.Source, "source", "", "let sessions read this `GOLDEN|DIRECTORY`")
-	f.IntVar(&q.Files, "files", 10_000, "create `N` files if there is no --source")
+	f.IntVar(&q.Files, "files", 10_000, "create `N` files if there is no argument")
 	f.StringVar(&size, "size", "", "create files of this `SIZE` altogether, about (default 8 KiB for each)")
 	f.IntVar(&q.Runs, "runs", 3, "measure everything `N` times, and report medians")
 	f.IntVar(&q.AtOnce, "at-once", 0, "let `N` sessions work at the same time (default one for each processor)")
@@ -59,11 +60,11 @@ func (a *App) benchDensityCommand() *cobra.Command {
 		cobra.ShellCompDirectiveNoFileComp))
 
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
-		if c.Flags().Changed("source") && (c.Flags().Changed("files") || size != "") {
-			return errs.New(errs.Invalid, "bench", "--source", "cannot be combined with --files or --size")
+		if q.Source, err = benchSource(args); err != nil {
+			return err
 		}
-		if c.Flags().Changed("source") && q.Source == "" {
-			return errs.New(errs.Invalid, "bench", `""`, "the source is empty")
+		if len(args) > 0 && (c.Flags().Changed("files") || size != "") {
+			return errs.New(errs.Invalid, "bench", args[0], "a source cannot be combined with --files or --size")
 		}
 		if c.Flags().Changed("at-once") && q.AtOnce < 1 {
 			return errs.New(errs.Invalid, "bench", "--at-once", "must be at least 1 (got %d)", q.AtOnce)
