@@ -13,7 +13,7 @@ import (
 // plausibleBytes corrects an estimate of the space that the pool's data uses. It cannot exceed the used space of its
 // filesystem; and if that filesystem is the pool's own, it cannot be much less, apart from what a filesystem itself
 // needs.
-func (e *Engine) plausibleBytes(estimate int64, s pool.Space) int64 {
+func plausibleBytes(e *Engine, estimate int64, s pool.Space) int64 {
 	_, own := e.drv.(driver.Spacer)
 	if own || e.pool.Config.Backing != nil {
 		estimate = max(estimate, s.UsedBytes-s.TotalBytes/20-256<<20)
@@ -68,7 +68,7 @@ func (e *Engine) Pool(ctx context.Context, q PoolRequest) (api.Pool, error) {
 
 	// Choose the best figure for the space in use.
 	if !q.Exact {
-		p.PhysicalBytes = e.plausibleBytes(p.PhysicalBytes, s)
+		p.PhysicalBytes = plausibleBytes(e, p.PhysicalBytes, s)
 	}
 
 	if exactBytes {

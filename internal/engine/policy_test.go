@@ -243,6 +243,10 @@ func callsOf(t *testing.T, e *engine.Engine, top string) (calls []policyCall) {
 	add("Labels", "v", func(ctx context.Context) error { _, err := e.Labels(ctx, at("v")); return err })
 	add("Pin", "v", func(ctx context.Context) error { _, err := e.Pin(ctx, engine.PinRequest{Ref: at("v")}); return err })
 	add("Unpin", "v", func(ctx context.Context) error { _, err := e.Unpin(ctx, at("v")); return err })
+	add("Expire", "v", func(ctx context.Context) error {
+		_, err := e.Expire(ctx, engine.ExpireRequest{Volume: name("v")})
+		return err
+	})
 	add("Mount", "v", func(ctx context.Context) error {
 		_, err := e.Mount(ctx, engine.MountRequest{Volume: name("v")})
 		return err

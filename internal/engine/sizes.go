@@ -7,7 +7,6 @@ import (
 	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
-	"pando/internal/engine/pool"
 	"pando/internal/linux/fsprobe"
 )
 
@@ -47,13 +46,13 @@ func (e *Engine) admitSize(ctx context.Context, w wantedSize) error {
 	if w.bytes > limit {
 		return errs.New(errs.Invalid, w.op, w.name, "a size of %s is too large: at most %s, %s", errs.FormatBytes(w.bytes),
 			errs.FormatBytes(limit), why).
-			WithHint("%s", w.sizeHint(e.largestSize(s, w, limit)))
+			WithHint("%s", w.sizeHint(w.largest(e.pool.Spare(s), limit)))
 	}
 
 	// Its tables must fit into the pool.
 	err = e.pool.Admit(ctx, w.op, w.name, w.copies*w.growth.Cost(w.bytes))
 	if errs.Is(err, errs.NoSpace) && w.growth.Cost(w.bytes) > 0 {
-		if n := e.largestSize(s, w, limit); n > w.growth.Bytes {
+		if n := w.largest(e.pool.Spare(s), limit); n > w.growth.Bytes {
 			return errs.New(errs.NoSpace, w.op, w.name, "the tables of a filesystem of %s do not fit: %s",
 				errs.FormatBytes(w.bytes), errs.Reason(err)).
 				WithHint("%s, or free space with %s", w.sizeHint(n), errs.Run("gc"))
@@ -63,9 +62,10 @@ func (e *Engine) admitSize(ctx context.Context, w wantedSize) error {
 	return err
 }
 
-// largestSize is the largest size that admitSize accepts, rounded down to a unit that users would type.
-func (e *Engine) largestSize(s pool.Space, w wantedSize, limit int64) int64 {
-	n, _ := errs.TypedSize(w.growth.Largest(limit, e.pool.Spare(s)/w.copies) / 4096 * 4096)
+// largest is the largest size that admitSize accepts if the pool can spare so many bytes, rounded down to a unit that
+// users would type.
+func (w wantedSize) largest(spareBytes, limit int64) int64 {
+	n, _ := errs.TypedSize(w.growth.Largest(limit, spareBytes/w.copies) / 4096 * 4096)
 	return n
 }
 

@@ -26,7 +26,8 @@ import (
 
 // requests has each type of a request. TestRequestsArePlainData finds those that are missing.
 var requests = []any{
-	engine.CloneRequest{}, engine.DeinitRequest{}, engine.DestroyRequest{}, engine.DiffRequest{}, engine.ExportRequest{},
+	engine.CloneRequest{}, engine.DeinitRequest{}, engine.DestroyRequest{}, engine.DiffRequest{}, engine.ExpireRequest{},
+	engine.ExportRequest{},
 	engine.FlattenRequest{}, engine.GCRequest{}, engine.HistoryRequest{}, engine.ImportRequest{}, engine.InitRequest{},
 	engine.KeepRequest{}, engine.LabelRequest{}, engine.MountRequest{}, engine.PinRequest{}, engine.PoolRequest{},
 	engine.PoolResizeRequest{}, engine.PruneRequest{}, engine.PublishRequest{}, engine.ReadRequest{},

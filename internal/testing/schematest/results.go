@@ -85,6 +85,7 @@ var results = map[string][]shape{
 	"export":    {a[engine.Exported]()},
 	"pin":       append(any3[api.Object](), mixed("volume", "snapshot", "generation")),
 	"unpin":     append(any3[api.Object](), mixed("volume", "snapshot", "generation")),
+	"set":       {the[api.Object](api.KindVolume), the[[]api.Object](api.KindVolume)},
 	"label ls":  {a[api.Labelled]()},
 	"label set": {a[api.Labelled]()},
 	"label rm":  {a[api.Labelled]()},
