@@ -15,7 +15,6 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/base/progress"
-	"pando/internal/base/ref"
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
 	"pando/internal/remote/replicate"
@@ -182,11 +181,7 @@ func TestPushEveryKeepsNothingOpen(t *testing.T) {
 			stop()
 		}
 	}}
-	job, err := ref.Parse("push", "job")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := a.pushEvery(ctx, "far", replicate.PushRequest{Refs: []ref.Ref{job}}, time.Millisecond); err != nil {
+	if err := a.pushEvery(ctx, "far", []string{"job"}, replicate.PushRequest{}, time.Millisecond); err != nil {
 		t.Fatalf("%v: %s", err, errout.String())
 	}
 	if first, last := counts[2], counts[12]; len(first) == 0 || len(first) != len(last) {

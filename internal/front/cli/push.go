@@ -23,8 +23,10 @@ const checkEvery = time.Hour
 const pushHelp = `Store each REF as a point on the remote: a snapshot (VOLUME@SNAPSHOT), a
 generation (GOLDEN@N, or GOLDEN for the current one), or the current state of a
 volume, even while it is in use. For a volume, pando takes a snapshot first and
-keeps it until the next push has used it as its base. --all pushes every volume,
-and the current generation of every golden.
+keeps it until the next push has used it as its base. REF may be a pattern:
+'job-*' pushes the volumes and goldens whose names match, and nothing is pushed
+if any REF is unknown. --all pushes every volume, and the current generation of
+every golden.
 
 Only changes since the last point are read, compressed, encrypted and sent. For
 a clone, these are the blocks that it does not share with its golden; the golden
@@ -89,7 +91,7 @@ func (a *App) pushCommand() *cobra.Command {
 			}
 		}
 
-		if q.Refs, err = pushRefs(args, q); err != nil {
+		if err := checkPush(args, q); err != nil {
 			return err
 		}
 
@@ -104,12 +106,12 @@ func (a *App) pushCommand() *cobra.Command {
 			if period, err = parseEvery("push", every); err != nil {
 				return err
 			}
-			return a.pushEvery(replicate.CheckEvery(c.Context(), checkEvery), to, q, period)
+			return a.pushEvery(replicate.CheckEvery(c.Context(), checkEvery), to, args, q, period)
 		}
 
-		out, err := a.pushRound(c.Context(), to, q)
+		out, err := a.pushRound(c.Context(), to, args, q)
 		if err != nil && len(out) == 0 {
-			return a.allButLast(err)
+			return a.notRemote(a.allButLast(err), "to")
 		}
 
 		if perr := a.printPushed(out); perr != nil {
@@ -122,30 +124,20 @@ func (a *App) pushCommand() *cobra.Command {
 	return c
 }
 
-// pushRefs checks what is to be pushed. Invalid.
-func pushRefs(args []string, q replicate.PushRequest) ([]ref.Ref, error) {
+// checkPush checks how much is to be pushed. Invalid.
+func checkPush(args []string, q replicate.PushRequest) error {
 	bad := func(format string, v ...any) error {
 		return errs.New(errs.Invalid, "push", "", format, v...).WithHint("run `pando push --help` for examples")
 	}
 	switch {
 	case q.All && len(args) > 0:
-		return nil, bad("--all cannot be combined with %s", args[0])
+		return bad("--all cannot be combined with %s", args[0])
 	case !q.All && len(args) == 0:
-		return nil, bad("nothing to push: name volumes, snapshots or goldens, or use --all")
-	case !q.As.IsZero() && (q.All || len(args) > 1):
-		return nil, bad("--as can name only one volume or golden")
+		return bad("nothing to push: name volumes, snapshots or goldens, or use --all")
+	case !q.As.IsZero() && (q.All || len(args) > 1 || ref.IsGlob(args[0])):
+		return bad("--as can name only one volume or golden")
 	}
-
-	var out []ref.Ref
-	for _, s := range args {
-		r, err := ref.Parse("push", s)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, r)
-	}
-
-	return out, nil
+	return nil
 }
 
 // parseRate reads bytes a second: a size, with or without "/s". Invalid.
@@ -159,7 +151,9 @@ func parseRate(op, s string) (int64, error) {
 
 // pushRound opens the pool and the remote, and pushes once. What was pushed
 // before an error is returned with it.
-func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest) (out []replicate.Pushed, err error) {
+func (a *App) pushRound(
+	ctx context.Context, to string, words []string, q replicate.PushRequest,
+) (out []replicate.Pushed, err error) {
 	e, err := a.openPool(ctx)
 	if err != nil {
 		return nil, err
@@ -173,6 +167,14 @@ func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest)
 	r, err := a.findRemote("push", to)
 	if err != nil {
 		return nil, err
+	}
+
+	if !q.All {
+		what, err := choose(ctx, e, "push", words, anyRef)
+		if err != nil {
+			return nil, err
+		}
+		q.Refs = what.refs
 	}
 
 	if !a.json {

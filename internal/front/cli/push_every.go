@@ -10,9 +10,11 @@ import (
 )
 
 // pushEvery pushes until it is interrupted: see repeat.
-func (a *App) pushEvery(ctx context.Context, to string, q replicate.PushRequest, period time.Duration) error {
+func (a *App) pushEvery(
+	ctx context.Context, to string, words []string, q replicate.PushRequest, period time.Duration,
+) error {
 	return a.repeat(ctx, period, "pushing", func(ctx context.Context) (bool, error) {
-		done, err := a.pushRound(ctx, to, q)
+		done, err := a.pushRound(ctx, to, words, q)
 		if perr := a.printRound(done); perr != nil {
 			return len(done) > 0, perr
 		}

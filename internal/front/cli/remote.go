@@ -1,10 +1,6 @@
 package cli
 
 import (
-	"context"
-	"strings"
-	"time"
-
 	"pando/internal/remote/replicate"
 
 	"github.com/spf13/cobra"
@@ -48,55 +44,4 @@ func (a *App) completeRemotes(_ *cobra.Command, args []string, _ string) ([]stri
 		return nil, cobra.ShellCompDirectiveError
 	}
 	return all, cobra.ShellCompDirectiveNoFileComp
-}
-
-// completionTime limits how long completion waits for a remote.
-const completionTime = 5 * time.Second
-
-// completeOnRemote completes the name of a remote and then its volumes, in the first n arguments (0: all).
-func (a *App) completeOnRemote(n int) completer {
-	return func(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-		if len(args) == 0 {
-			return a.completeRemotes(c, args, word)
-		}
-		if n > 0 && len(args) >= n {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-
-		ctx := c.Context()
-		if ctx == nil {
-			ctx = context.Background()
-		}
-
-		ctx, cancel := context.WithTimeout(ctx, completionTime)
-		defer cancel()
-
-		r, err := a.findRemote("complete", args[0])
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-
-		l, err := replicate.Volumes(ctx, r)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-
-		defer l.Close()
-
-		var out []string
-		name, _, point := strings.Cut(word, "@")
-		for _, v := range l.Volumes {
-			out = append(out, v.Name)
-			if point && v.Name == name {
-				for p, err := range l.Points(ctx, &v) {
-					if err != nil {
-						break
-					}
-					out = append(out, v.Name+"@"+p.Name)
-				}
-			}
-		}
-
-		return out, cobra.ShellCompDirectiveNoFileComp
-	}
 }

@@ -94,7 +94,7 @@ To get everything back, on a new host with pando and access to the storage:
      (or --identity FILE, if the kit was made for an age recipient; if the
      storage has moved, write its URL after "backup")
   4. pando remote ls backup
-  5. pando pull backup NAME
+  5. pando pull NAME
 
 If the object "config" of the remote was lost or damaged, step 3 puts back the
 copy that is below. Make a new kit after "pando remote key rotate": what was

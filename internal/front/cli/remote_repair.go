@@ -95,7 +95,7 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 			a.printWarning("%s: %s", cmp.Or(v.Volume, v.Object), oneLine(v.Reason))
 		case !v.Writer && !v.Part:
 			a.printNote("%s has no writer now; on the host that pushes it, take it over with "+
-				"`pando pull %s %s --take-over --update`", v.Volume, remote, v.Volume)
+				"`pando pull %s --from %s --take-over --update`", v.Volume, v.Volume, remote)
 		}
 	}
 

@@ -23,7 +23,7 @@ backup and no longer knows what it pushed.
 
 --new gives this pool an identity of its own. Volumes that it wrote on remotes
 then belong to another writer: take over those that this pool is to write
-(` + "`pando pull REMOTE VOLUME --take-over --update`" + `), or push them under other
+(` + "`pando pull VOLUME --from REMOTE --take-over --update`" + `), or push them under other
 names (--as). Interrupted pushes start again from the beginning. Nothing on the
 remotes is changed.`,
 		Example: "  pando remote writer\n  pando remote writer --new",
@@ -60,7 +60,8 @@ func (a *App) printWriter(w replicate.WriterIdentity) error {
 	a.printFields("writer", w.ID, "was", w.Previous, "host", w.Host)
 
 	if w.New {
-		a.printNote("take over the volumes that this pool is to write: `pando pull REMOTE VOLUME --take-over --update`")
+		a.printNote("take over the volumes that this pool is to write: " +
+			"`pando pull VOLUME --from REMOTE --take-over --update`")
 	}
 
 	return nil

@@ -101,7 +101,7 @@ func (w *headWriter) checkWriter(h headState) error {
 		h.Writer.Pool, h.Writer.Host, h.Epoch).
 		WithHint("push it under another name with `%s`; or, if the other host should stop writing it, take it over "+
 			"with %s, which keeps the local state as a snapshot", errs.Param("as", "NAME"),
-			errs.Run("pull", w.remote, h.Name, errs.Param("take-over"), errs.Param("update")))
+			errs.Run("pull", h.Name, errs.Param("from", w.remote), errs.Param("take-over"), errs.Param("update")))
 }
 
 // copiedPoolError returns the error, of kind Conflict, of a pool that has the ID of a head's writer but did not write
@@ -113,7 +113,8 @@ func (w *headWriter) copiedPoolError(op string, h repo.Head) error {
 		WithHint("decide which pool pushes the volume; if it is this one, give it an identity of its own with %s, "+
 			"and take the volume over with %s; or push it under another name with `%s`",
 			errs.Run("remote writer", errs.Param("new")),
-			errs.Run("pull", w.remote, h.Name, errs.Param("take-over"), errs.Param("update")), errs.Param("as", "NAME"))
+			errs.Run("pull", h.Name, errs.Param("from", w.remote), errs.Param("take-over"), errs.Param("update")),
+			errs.Param("as", "NAME"))
 }
 
 // checkClaim returns nil if this pool may continue an operation that it began under a claim, and Conflict otherwise.

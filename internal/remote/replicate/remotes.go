@@ -569,8 +569,8 @@ func Find(op, pool, name string, access Access) (*Remote, error) {
 	}
 
 	many := errs.New(errs.Invalid, op, "", "this pool has %d remotes and none was chosen", len(all))
-	if op == opPush {
-		return nil, many.WithHint("choose one with %s: %s", errs.Param("to"), strings.Join(all, ", "))
+	if flag := map[string]string{opPush: "to", opPull: "from"}[op]; flag != "" {
+		return nil, many.WithHint("choose one with %s: %s", errs.Param(flag), strings.Join(all, ", "))
 	}
 	return nil, many.WithHint("choose one: %s", strings.Join(all, ", "))
 }

@@ -99,8 +99,9 @@ var results = map[string][]shape{
 	"golden keep":    {a[api.GoldenSet]()},
 	"golden rm":      {a[[]engine.Destroyed]()},
 
-	"push":              {a[[]replicate.Pushed](), a[replicate.Pushed]()},
-	"pull":              {the[replicate.Pulled](api.KindVolume), the[replicate.Pulled](api.KindGeneration)},
+	"push": {a[[]replicate.Pushed](), a[replicate.Pushed]()},
+	"pull": {the[replicate.Pulled](api.KindVolume), the[replicate.Pulled](api.KindGeneration),
+		the[[]replicate.Pulled]("volume,generation")},
 	"verify":            {a[replicate.Verified]()},
 	"remote add":        {a[replicate.Added]()},
 	"remote ls":         {a[[]api.Remote](), a[[]api.RemoteVolume](), a[api.RemoteVolume]()},
