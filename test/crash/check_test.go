@@ -155,18 +155,21 @@ func (w *world) objects() map[string]string {
 func (w *world) checkIdentities(column func(string) []string, objects map[string]string) {
 	w.t.Helper()
 	for _, row := range column("SELECT id || ' ' || kind || ' ' || name || ' ' || volume || ' ' || (pinned > 0) || ' ' " +
-		"|| consistency || ' ' || golden || ' ' || labels FROM objects") {
+		"|| (expires_at > 0) || ' ' || consistency || ' ' || golden || ' ' || labels FROM objects") {
 		id, err := objdir.Decode([]byte(objects[row[:driver.IDLength]]))
-		pinned := "0"
+		pinned, expires := "0", "0"
 		if !id.Pinned.IsZero() {
 			pinned = "1"
+		}
+		if !id.ExpiresAt.IsZero() {
+			expires = "1"
 		}
 		labels := id.Labels.Text()
 		if id.Kind == driver.Generation { // its golden has them: see checkGoldens
 			labels = ""
 		}
 		if said := strings.Join([]string{string(id.ID), string(id.Kind), id.Name, string(id.Volume), pinned,
-			string(id.Consistency), id.Golden, labels}, " "); err != nil || said != row {
+			expires, string(id.Consistency), id.Golden, labels}, " "); err != nil || said != row {
 			w.t.Errorf("the pool says %q, the catalogue %q, %v", said, row, err)
 		}
 	}

@@ -217,7 +217,11 @@ func (w *world) peek() string {
 		if v.Pinned {
 			pinned = "pinned "
 		}
-		fmt.Fprintf(&b, "volume %s from %s %s%s at %s%s%s\n", v.Name, v.Origin, pinned, v.State,
+		expires := ""
+		if v.ExpiresAt != nil {
+			expires = "expires "
+		}
+		fmt.Fprintf(&b, "volume %s from %s %s%s%s at %s%s%s\n", v.Name, v.Origin, pinned, expires, v.State,
 			strings.TrimPrefix(v.Mountpoint, w.dir), w.resized(v), labelled(v))
 	}
 	return b.String()

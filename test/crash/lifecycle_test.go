@@ -67,6 +67,9 @@ var lifecycle = []operation{
 	{name: "unpin", command: func(*world) []string { return []string{"unpin", "base"} },
 		prepare: func(w *world) { w.pando("pin", "base", "--for", "2h") },
 		want:    func(before string) string { return strings.Replace(before, " pinned", "", 1) }},
+	{name: "set", command: func(*world) []string { return []string{"set", "base", "--ttl", "none"} },
+		prepare: func(w *world) { w.pando("set", "base", "--ttl", "2h") },
+		want:    func(before string) string { return strings.Replace(before, " expires", "", 1) }},
 	{name: "golden-keep", command: func(*world) []string { return []string{"golden", "keep", "g2", "1"} },
 		prepare: func(w *world) {
 			w.goldenGone("g2")
