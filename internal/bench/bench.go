@@ -267,7 +267,8 @@ func (r *run) findSource(ctx context.Context) error {
 	switch there := err == nil && st.IsDir(); {
 	case !there && other != "":
 		return errs.New(errs.Invalid, "bench", r.Source, "it is a %s, not a golden", string(other)).
-			WithHint("name a golden, for example one published from it with %s", errs.Run("golden publish", "NAME", "VOLUME"))
+			WithHint("name a golden, for example one published from it with %s",
+				errs.Run("golden publish", "NAME", "VOLUME"))
 	case !there:
 		return errs.New(errs.NotFound, "bench", r.Source, "neither a golden nor a directory").
 			WithHint("run %s to list goldens, or remove the argument to use a generated tree", errs.Run("golden ls"))

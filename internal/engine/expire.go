@@ -10,8 +10,6 @@ import (
 	"pando/internal/engine/catalog"
 )
 
-const opSetVolume = "set"
-
 // ExpireRequest says when a volume ends.
 type ExpireRequest struct {
 	Volume ref.Name
@@ -20,17 +18,17 @@ type ExpireRequest struct {
 
 // Expire sets or removes the time limit of a volume, as Clone does. Durable on return. NotFound, Invalid.
 func (e *Engine) Expire(ctx context.Context, q ExpireRequest) (_ api.Object, err error) {
-	ctx, end := e.ledger.Begin(ctx, opSetVolume)
+	ctx, end := e.ledger.Begin(ctx, opSet)
 	defer end(&err)
 
 	name := q.Volume.String()
-	if err := e.needRoot(opSetVolume, name); err != nil {
+	if err := e.needRoot(opSet, name); err != nil {
 		return api.Object{}, err
 	}
 
 	var until time.Time
 	if q.TTL != 0 {
-		if until, err = endOf(opSetVolume, name, time.Now(), q.TTL); err != nil {
+		if until, err = endOf(opSet, name, time.Now(), q.TTL); err != nil {
 			return api.Object{}, err
 		}
 	}
@@ -38,8 +36,8 @@ func (e *Engine) Expire(ctx context.Context, q ExpireRequest) (_ api.Object, err
 	var row catalog.Row
 	var att catalog.MountRecord
 	var has bool
-	err = e.changeRow(ctx, opSetVolume, func(tx *catalog.Tx) (id driver.ObjectID, err error) {
-		row, err = tx.ResolveVolume(opSetVolume, name)
+	err = e.changeRow(ctx, opSet, func(tx *catalog.Tx) (id driver.ObjectID, err error) {
+		row, err = tx.ResolveVolume(opSet, name)
 		return row.ID, err
 	}, func(tx *catalog.Tx) (err error) {
 		if att, has, err = tx.MountRecord(row.ID); err != nil {

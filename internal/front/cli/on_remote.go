@@ -157,7 +157,6 @@ func (a *App) completeListed(c *cobra.Command, remote, word string) ([]string, c
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-
 	defer l.Close()
 
 	var out []string
