@@ -17,6 +17,7 @@ import (
 	"pando/internal/engine"
 	"pando/internal/linux/loopdev"
 	"pando/internal/linux/mount"
+	"pando/internal/linux/run"
 	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
@@ -187,6 +188,38 @@ func keepOpen(t *testing.T, file string) (end func()) {
 	_, err = stdout.Read(make([]byte, 1))
 	must(t, err)
 	return end
+}
+
+// TestAttachedByHand: a volume whose image losetup has attached is neither mounted nor destroyed.
+func TestAttachedByHand(t *testing.T) {
+	e := newPool(t, testfs.XFS(t, 1<<30), engine.InitRequest{})
+	importTree(t, e, "g", source(t))
+	for _, overlay := range []bool{false, true} {
+		v, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v"),
+			Overlay: overlay})
+		must(t, err)
+		mountVolume := func() error {
+			_, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v")})
+			return err
+		}
+
+		image := filepath.Join(e.Dir(), "data", "objects", string(v[0].ID)+".img")
+		node, err := run.Program(t.Context(), "losetup", "--show", "-f", image)
+		must(t, err)
+		loop := strings.TrimSpace(string(node))
+		d, err := e.Destroy(t.Context(), toDestroy("v"))
+		for _, err := range []error{mountVolume(), errors.Join(append(d.Failed, err)...)} {
+			if !errs.Is(err, errs.InUse) || !strings.Contains(err.Error(), "v: it is in use: "+loop) ||
+				!strings.Contains(errs.HintOf(err), "losetup -d "+loop) {
+				t.Errorf("overlay %v: %v", overlay, err)
+			}
+		}
+
+		_, err = run.Program(t.Context(), "losetup", "-d", loop)
+		must(t, err, mountVolume())
+		destroy(t, e, "v")
+	}
+	wantClean(t, e)
 }
 
 // TestImageLetGo: an image that is about to be detached is waited for. The open file here stands for the copy of it

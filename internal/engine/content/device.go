@@ -8,6 +8,7 @@ import (
 
 	"pando/internal/base/errs"
 	"pando/internal/driver"
+	"pando/internal/engine/catalog"
 	"pando/internal/linux/loopdev"
 
 	"golang.org/x/sys/unix"
@@ -58,6 +59,17 @@ func (acc *Access) openDevice(
 	}
 
 	return &blockDevice{path: d.Path, loop: d.Index, dev: st.Dev, ino: st.Ino, close: d.Close}, nil
+}
+
+// openVolume is openDevice for a volume that is to be mounted. Its error says who uses it.
+func (acc *Access) openVolume(
+	ctx context.Context, row catalog.Row, w driver.Attachment, o loopdev.Options,
+) (*blockDevice, error) {
+	dev, err := acc.openDevice(ctx, row.ID, w, o)
+	if errs.Is(err, errs.InUse) && !w.Block {
+		err = acc.usedError(ctx, Reason{Op: "mount"}, Volume{Row: row}, w)
+	}
+	return dev, err
 }
 
 // detachPatience is how long an image may stay attached that is about to be detached: a child that any process has
@@ -172,6 +184,10 @@ func (acc *Access) staysAttached(
 	ctx context.Context, why Reason, id driver.ObjectID, w driver.Attachment,
 ) (bool, error) {
 	on, err := acc.imageAttached(id)
+	if err == nil && !on && w.Image != "" && !w.Block {
+		others, err := loopdev.Unlocked(w.Image)
+		return len(others) > 0, err
+	}
 	if err != nil || !on || why.Gentle {
 		return on, err
 	}

@@ -78,7 +78,7 @@ func (acc *Access) mountImage(
 	ctx context.Context, row catalog.Row, a catalog.MountRecord, what driver.Attachment, t Target,
 ) (catalog.MountRecord, error) {
 	raw := what.FS == driver.None
-	dev, err := acc.openDevice(ctx, a.ID, what, loopdev.Options{DirectIO: !dropsSyncs(row, what), KeepOpen: raw})
+	dev, err := acc.openVolume(ctx, row, what, loopdev.Options{DirectIO: !dropsSyncs(row, what), KeepOpen: raw})
 	if err != nil {
 		return a, err
 	}

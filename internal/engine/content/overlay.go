@@ -112,7 +112,7 @@ func (acc *Access) mountUpper(
 		return acc.mountLayer(ctx, row.ID, what, what.ReadOnly)
 	}
 
-	dev, err := acc.openDevice(ctx, row.ID, what, loopdev.Options{DirectIO: !dropsSyncs(row, what)})
+	dev, err := acc.openVolume(ctx, row, what, loopdev.Options{DirectIO: !dropsSyncs(row, what)})
 	if err != nil {
 		return nil, err
 	}

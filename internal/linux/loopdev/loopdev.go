@@ -57,7 +57,8 @@ const (
 // which the loop device then shares. The lock lasts as long as the device, regardless of
 // who attached it and in which namespace it is mounted, and until the caller closes
 // image, which it may do at once. Two devices on one image would corrupt the filesystem
-// inside. On error nothing is locked.
+// inside. Devices that something else attached, such as losetup, have no lock: see Unlocked. On error nothing is
+// locked.
 func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err error) {
 	defer runtime.KeepAlive(image)
 
@@ -71,6 +72,18 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 			_ = unix.FcntlFlock(image.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK})
 		}
 	}()
+
+	// Look for devices without a lock. Any number of devices may read.
+	others, err := unlocked(image)
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range others {
+		if !o.ReadOnly || !b.ReadOnly {
+			return nil, errs.New(errs.InUse, "attach loop device", image.Name(), "%s is attached to it", b.Path).
+				WithHint("if nothing needs the device, detach it with `losetup -d %s`", b.Path)
+		}
+	}
 
 	ctl, err := os.OpenFile(ctlPath, os.O_RDWR, 0)
 	if err != nil {
@@ -230,6 +243,8 @@ type Bound struct {
 	Ino   uint64
 	File  string // path of the file when it was attached, possibly with " (deleted)"
 	Auto  bool   // autoclear is set
+
+	ReadOnly bool
 }
 
 // Lookup returns the file that loop device n is attached to, in O(1). NotFound: the
@@ -255,7 +270,7 @@ func Lookup(n int) (Bound, error) {
 	return Bound{
 		Index: n, Path: DevicePath(n), Dev: info.Device, Ino: info.Inode,
 		File: strings.TrimRight(string(info.File_name[:]), "\x00"),
-		Auto: info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0,
+		Auto: info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0, ReadOnly: info.Flags&unix.LO_FLAGS_READ_ONLY != 0,
 	}, nil
 }
 
@@ -350,8 +365,12 @@ func On(path string) ([]Bound, error) {
 	if path == "" || unix.Stat(path, &st) != nil {
 		return nil, nil
 	}
+	return on(&st)
+}
+
+func on(st *unix.Stat_t) ([]Bound, error) {
 	loops, err := List()
-	return slices.DeleteFunc(loops, func(b Bound) bool { return !b.SameFile(&st) }), err
+	return slices.DeleteFunc(loops, func(b Bound) bool { return !b.SameFile(st) }), err
 }
 
 // SameFile reports whether b is attached to the file that st describes. The kernel takes
@@ -461,6 +480,39 @@ func Attached(path string) (bool, error) {
 		return false, errs.Wrap("look up loop device of", path, fmt.Errorf("F_OFD_GETLK: %w", err))
 	}
 	return l.Type != unix.F_UNLCK, nil
+}
+
+// Unlocked returns the loop devices of the image at path, which is not Attached: something else than this package, such
+// as losetup, has attached them. It is O(1) as long as nobody has the image open; else see List for its cost. NotFound.
+func Unlocked(path string) ([]Bound, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, errs.Wrap("open", path, err)
+	}
+	defer f.Close()
+	return unlocked(f)
+}
+
+func unlocked(image *os.File) ([]Bound, error) {
+	if openOnce(image) {
+		return nil, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(image.Fd()), &st); err != nil {
+		return nil, errs.Wrap("look up loop devices of", image.Name(), err)
+	}
+	return on(&st)
+}
+
+// openOnce reports whether a file is certainly open nowhere else, neither in a process nor as a loop device: only then
+// the kernel grants a lease for writing (fcntl(2)), which is given back at once. Whoever opens the file in between
+// waits for that.
+func openOnce(f *os.File) bool {
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		return false
+	}
+	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+	return err == nil
 }
 
 // WaitDetached waits until the image at path is detached, for at most most. It returns
