@@ -247,11 +247,8 @@ func (q *cloning) planClones(ctx context.Context, names []string) ([]*clonePlan,
 			id := q.cloneIdentity(ctx, n, origin, originRef, now)
 			id.SizeBytes = size
 			p := &clonePlan{target: targets[i]}
-			if q.mounts() && (q.MountDir == "" || q.prepare != nil) {
-				if p.target, err = e.content.CheckTarget("clone", n, origin.FS, "", q.May); err != nil {
-					return nil, err
-				}
-				p.then = targets[i]
+			if err := q.planMounts(p, n, origin.FS); err != nil {
+				return nil, err
 			}
 			from := origin
 			if q.Overlay {
@@ -269,6 +266,27 @@ func (q *cloning) planClones(ctx context.Context, names []string) ([]*clonePlan,
 	})
 
 	return plans, l, err
+}
+
+// planMounts decides where a clone is mounted while it is made. The target of its plan is where the user wants it.
+func (q *cloning) planMounts(p *clonePlan, name string, fs driver.FS) error {
+	if !q.mounts() || q.MountDir != "" && q.prepare == nil {
+		return nil
+	}
+	below, err := q.e.content.CheckTarget("clone", name, fs, "", q.May)
+	if err != nil {
+		return err
+	}
+	p.target, p.then = below, p.target
+
+	// Prepare writes files for the owner of the volume.
+	if q.prepare != nil && q.May.Owner != nil {
+		if p.then.Path == "" {
+			p.then = below
+		}
+		p.target.May.Owner = nil
+	}
+	return nil
 }
 
 // admitCloneSize checks the size that clones are to have.

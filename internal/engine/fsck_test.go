@@ -303,10 +303,11 @@ var fsckFaults = []struct {
 	}},
 	{name: "index-gone", code: "catalogue", left: true, spoil: func(b *broken) { b.sql("DROP INDEX volume_name") }},
 	{name: "attachment-gone", code: "attachment-gone", note: true, spoil: func(b *broken) {
-		b.sql("INSERT INTO attachments VALUES (?, '/nowhere', -1, 77, 0, 0, 1, 0, 'another boot', 1)", b.ids["v"])
+		b.sql("INSERT INTO attachments VALUES (?, '/nowhere', -1, 77, 0, 0, 1, 0, -1, -1, 'another boot', 1)", b.ids["v"])
 	}},
 	{name: "attachment-orphan", code: "attachment-orphan", spoil: func(b *broken) {
-		b.sql("INSERT INTO attachments VALUES (?, '/nowhere', -1, 77, 0, 0, 1, 0, 'another boot', 1)", string(driver.NewID()))
+		b.sql("INSERT INTO attachments VALUES (?, '/nowhere', -1, 77, 0, 0, 1, 0, -1, -1, 'another boot', 1)",
+			string(driver.NewID()))
 	}},
 	{name: "tombstone", code: "tombstone", note: true, loses: "w", spoil: func(b *broken) {
 		b.sql("INSERT INTO tombstones VALUES (?, 'w', 0, 1, 0)", b.ids["w"])

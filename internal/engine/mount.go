@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"reflect"
 	"time"
 
 	"pando/internal/api"
@@ -160,13 +161,17 @@ func (e *Engine) alreadyMounted(
 	}
 
 	if dir == "" || samePath(dir, a.Mountpoint) {
-		has := content.RightsOf(a)
-		if may.Dev && !has.Dev || may.SUID && !has.SUID {
-			return false, errs.New(errs.InUse, "mount", row.Name, "it is already mounted at %s, without the requested rights",
-				a.Mountpoint).
-				WithHint("unmount it first with %s", errs.Run("umount", row.Name))
+		has, why := content.RightsOf(a), ""
+		switch {
+		case may.Dev && !has.Dev || may.SUID && !has.SUID:
+			why = "without the requested rights"
+		case may.Owner != nil && !reflect.DeepEqual(may.Owner, has.Owner):
+			why = "for another owner"
+		default:
+			return true, nil
 		}
-		return true, nil
+		return false, errs.New(errs.InUse, "mount", row.Name, "it is already mounted at %s, %s", a.Mountpoint, why).
+			WithHint("unmount it first with %s", errs.Run("umount", row.Name))
 	}
 
 	return false, errs.New(errs.InUse, "mount", row.Name, "it is already mounted at %s", a.Mountpoint).

@@ -711,23 +711,7 @@ func TestOverlayHolderNamed(t *testing.T) {
 func TestOverlayHeldInNamespace(t *testing.T) {
 	overlayPools(t, func(t *testing.T, e *engine.Engine) {
 		v := overlay(t, e, "g", "v", true)
-		cmd := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-c", "echo; read x")
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		defer in.Close()
-		if _, err := out.Read(make([]byte, 1)); err != nil {
-			t.Fatal(err)
-		}
-
+		_, end := copyMounts(t)
 		if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); !errs.Is(err, errs.InUse) {
 			t.Errorf("umount: %v", err)
 		}
@@ -743,8 +727,7 @@ func TestOverlayHeldInNamespace(t *testing.T) {
 			t.Errorf("it is no longer mounted: %+v", at)
 		}
 
-		in.Close()
-		_ = cmd.Wait() // read fails at the end of its input
+		end()
 		if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); err != nil {
 			t.Error(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -64,25 +65,36 @@ func TestDeinitNamesHolder(t *testing.T) {
 	}
 	e := newPool(t, t.TempDir(), engine.InitRequest{SizeBytes: 2 << 30, MinFreePercent: 1})
 	e.Close()
-	keeps := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-c", "echo; read x")
-	stdin, err := keeps.StdinPipe()
-	must(t, err)
-	stdout, err := keeps.StdoutPipe()
-	must(t, err, keeps.Start())
-	_, err = stdout.Read(make([]byte, 1))
-	must(t, err)
+	pid, end := copyMounts(t)
 
-	_, err = engine.Deinit(t.Context(), engine.DeinitRequest{Dir: e.Dir(), Force: true}, drivers, nil)
-	if !errs.Is(err, errs.InUse) || !strings.Contains(err.Error(), strconv.Itoa(keeps.Process.Pid)) {
-		t.Errorf("pid %d keeps it mounted: %v", keeps.Process.Pid, err)
+	_, err := engine.Deinit(t.Context(), engine.DeinitRequest{Dir: e.Dir(), Force: true}, drivers, nil)
+	if !errs.Is(err, errs.InUse) || !strings.Contains(err.Error(), strconv.Itoa(pid)) {
+		t.Errorf("pid %d keeps it mounted: %v", pid, err)
 	}
 
-	stdin.Close()
-	_ = keeps.Wait() // read says that it read nothing
+	end()
 	_, err = engine.Deinit(t.Context(), engine.DeinitRequest{Dir: e.Dir(), Force: true}, drivers, nil)
 	must(t, err)
 	_, err = engine.Init(t.Context(), engine.InitRequest{Dir: e.Dir()}, drivers) // or its removal would fail
 	must(t, err)
+}
+
+// copyMounts starts a process that has copies of all mounts in a namespace of its own, until end.
+func copyMounts(t *testing.T) (pid int, end func()) {
+	t.Helper()
+	child := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-c", "echo; read x")
+	stdin, err := child.StdinPipe()
+	must(t, err)
+	stdout, err := child.StdoutPipe()
+	must(t, err, child.Start())
+	_, err = stdout.Read(make([]byte, 1))
+	must(t, err)
+	end = sync.OnceFunc(func() {
+		stdin.Close()
+		_ = child.Wait() // read says that it read nothing
+	})
+	t.Cleanup(end)
+	return child.Process.Pid, end
 }
 
 // awaitLocked waits until somebody has locked a file.

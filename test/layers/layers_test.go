@@ -93,7 +93,7 @@ var table = map[string]layer{
 			"internal/bench", "internal/service/follow", "internal/service/listing", "internal/service/restore",
 			"internal/service/rounds",
 			"internal/observe/syncbench", "internal/observe/diagnose", "internal/observe/iostat", "internal/observe/doctor",
-			"internal/engine/pool", "internal/driver", "{base}"},
+			"internal/engine/pool", "internal/driver", "internal/linux/account", "{base}"},
 		tests: []string{"{drivers}"},
 	},
 
@@ -258,6 +258,7 @@ var table = map[string]layer{
 	"internal/linux/treewalk": {imports: []string{"internal/base/errs", "internal/linux/kernel"},
 		tests: []string{"internal/linux/mount"}},
 	"internal/linux/mount": {imports: []string{"internal/base/errs", "internal/linux/kernel", "internal/linux/loopdev"}},
+	"internal/linux/account": {imports: []string{"internal/base/errs", "internal/base/principal", "internal/linux/run"}},
 	"internal/linux/loopdev": {imports: []string{"internal/base/errs", "internal/linux/kernel"},
 		tests: []string{"internal/linux/run"}},
 	"internal/linux/run":     {imports: []string{"internal/base/errs"}},

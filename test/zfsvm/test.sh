@@ -22,7 +22,7 @@ cd "$root"
 # another kernel.
 default=(internal/driver/zfs "test/crash=TestFaultAtEveryStep|TestFaultInInit|Overlay" test/zfs test/model
   internal/linux/zfs internal/front/cli=TestDocumentationIsTrue internal/testing/testfs internal/remote/replicate=ZFS
-  "internal/engine=TestResize|TestTransferZFS|TestOverlay$|OverlaysAtOnce|OverlayEphemeral|OverlayUnmounted|OverlayHeld|OldZFS|GoldenOfOverlays|ShowMeasures|RebaseOfMoved"
+  "internal/engine=TestResize|TestTransferZFS|TestOverlay$|OverlaysAtOnce|OverlayEphemeral|OverlayUnmounted|OverlayHeld|OldZFS|GoldenOfOverlays|ShowMeasures|RebaseOfMoved|MountForOwner$"
   "internal/observe/doctor=ZFS|Pool|DDT|VolumesWithDedup|CopiesInsideVolume" internal/observe/stack=ZFS internal/observe/syncbench=ZFS
   "internal/observe/iostat=ZFS|Zvol" "internal/observe/proof=ZFS|TestDisk" "internal/observe/diagnose=ZFS|Unified")
 

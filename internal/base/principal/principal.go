@@ -13,6 +13,21 @@ type Principal struct {
 	GIDs []uint32 `json:"gids"` // groups of the user, the primary one first, each once
 }
 
+// Owner is a user and a group as the owner of files.
+type Owner struct {
+	UID uint32 `json:"uid"`
+	GID uint32 `json:"gid"`
+}
+
+// Owner returns the owner of the files that a user makes.
+func (p Principal) Owner() Owner {
+	o := Owner{UID: p.UID}
+	if len(p.GIDs) > 0 {
+		o.GID = p.GIDs[0]
+	}
+	return o
+}
+
 // Process returns the principal that this process acts as: its effective user, and its groups.
 func Process() Principal {
 	p := Principal{UID: uint32(os.Geteuid()), GIDs: []uint32{uint32(os.Getegid())}}

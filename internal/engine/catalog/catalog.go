@@ -92,6 +92,8 @@ CREATE TABLE attachments (
   ino INTEGER NOT NULL,
   mount_ns INTEGER NOT NULL,
   made_dir INTEGER NOT NULL,     -- 1: the mount point goes with the attachment
+  uid INTEGER NOT NULL,          -- user ID that the mount shows in place of the root directory's, -1: no other
+  gid INTEGER NOT NULL,          -- group ID that it shows in place of the root directory's
   boot TEXT NOT NULL,
   at INTEGER NOT NULL
 ) WITHOUT ROWID;

@@ -13,6 +13,7 @@ import (
 
 	"pando/internal/api"
 	"pando/internal/base/errs"
+	"pando/internal/base/principal"
 	"pando/internal/driver"
 )
 
@@ -46,6 +47,9 @@ type MountRecord struct {
 	MadeDir    bool // the mount point was made for it, and goes with it
 	BootID     string
 	At         time.Time
+
+	// Owner is shown in place of the owner of the volume's root directory, wherever that owns files; nil: no other is.
+	Owner *principal.Owner
 }
 
 // Mark says that an operation works on an object.
@@ -583,9 +587,13 @@ func (t *Tx) RecordFirstMount(r Row, a MountRecord) error {
 }
 
 func (t *Tx) putMountRecord(a MountRecord) error {
-	_, err := t.exec(`INSERT OR REPLACE INTO attachments (`+mountRecordColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?)`,
-		a.ID, a.Mountpoint, a.Loop, int64(a.MountID), int64(a.Dev), int64(a.Ino), int64(a.MountNS), a.MadeDir, a.BootID,
-		toNano(a.At))
+	uid, gid := int64(-1), int64(-1)
+	if a.Owner != nil {
+		uid, gid = int64(a.Owner.UID), int64(a.Owner.GID)
+	}
+	_, err := t.exec(`INSERT OR REPLACE INTO attachments (`+mountRecordColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)`,
+		a.ID, a.Mountpoint, a.Loop, int64(a.MountID), int64(a.Dev), int64(a.Ino), int64(a.MountNS), a.MadeDir, uid, gid,
+		a.BootID, toNano(a.At))
 	return err
 }
 
@@ -612,12 +620,15 @@ func (t *Tx) deleteMountRecord(id driver.ObjectID) (mountpoint string, err error
 	return mountpoint, wrap("write catalogue", t.c.path, err)
 }
 
-const mountRecordColumns = `id, mountpoint, loop, mount_id, dev, ino, mount_ns, made_dir, boot, at`
+const mountRecordColumns = `id, mountpoint, loop, mount_id, dev, ino, mount_ns, made_dir, uid, gid, boot, at`
 
 func scanMountRecord(s scanner) (MountRecord, error) {
 	var a MountRecord
-	var mountID, dev, ino, ns, at int64
-	err := s.Scan(&a.ID, &a.Mountpoint, &a.Loop, &mountID, &dev, &ino, &ns, &a.MadeDir, &a.BootID, &at)
+	var mountID, dev, ino, ns, uid, gid, at int64
+	err := s.Scan(&a.ID, &a.Mountpoint, &a.Loop, &mountID, &dev, &ino, &ns, &a.MadeDir, &uid, &gid, &a.BootID, &at)
+	if uid >= 0 {
+		a.Owner = &principal.Owner{UID: uint32(uid), GID: uint32(gid)}
+	}
 	a.MountID, a.Dev, a.Ino, a.MountNS, a.At = uint64(mountID), uint64(dev), uint64(ino), uint64(ns), fromNano(at)
 	return a, err
 }

@@ -26,6 +26,7 @@ type Access struct {
 
 	records Records
 	tables  tablesCache
+	idMaps  idMaps
 }
 
 // Records stores what must be known after this process has ended. The catalogue implements it.

@@ -343,6 +343,9 @@ func (acc *Access) restoreMount(
 	if err := m.SetAttributes(attrs); err != nil {
 		return err
 	}
+	if err := acc.showOwner(*a, m.Owner, m); err != nil {
+		return err
+	}
 	info, err := acc.moveMountBack(m, a.Mountpoint)
 	if err != nil {
 		return err

@@ -24,7 +24,8 @@ const trimMinBytes = 128 << 10
 // Mount makes a volume usable at t, and returns its mount record. On error nothing is mounted. The caller has marked
 // the object with the mount point.
 func (acc *Access) Mount(ctx context.Context, row catalog.Row, t Target) (catalog.MountRecord, error) {
-	a := catalog.MountRecord{ID: row.ID, Mountpoint: t.Path, Loop: -1, BootID: kernel.BootID(), At: time.Now()}
+	a := catalog.MountRecord{ID: row.ID, Mountpoint: t.Path, Loop: -1, BootID: kernel.BootID(), At: time.Now(),
+		Owner: t.May.Owner}
 	what, err := acc.drv.Attachment(ctx, row.ID)
 	if err != nil {
 		return a, err
@@ -59,7 +60,15 @@ func (acc *Access) mountSource(a catalog.MountRecord, what driver.Attachment, t 
 		return a, err
 	}
 	defer m.Close()
-	return a, acc.placeMount(m, &a, t)
+	return a, acc.placeOwned(m, &a, t)
+}
+
+// placeOwned is placeMount for a mount that may show another owner.
+func (acc *Access) placeOwned(m *mount.Detached, a *catalog.MountRecord, t Target) error {
+	if err := acc.showOwner(*a, m.Owner, m); err != nil {
+		return err
+	}
+	return acc.placeMount(m, a, t)
 }
 
 func (acc *Access) mountTree(a catalog.MountRecord, what driver.Attachment, t Target) (catalog.MountRecord, error) {
@@ -71,7 +80,7 @@ func (acc *Access) mountTree(a catalog.MountRecord, what driver.Attachment, t Ta
 		return a, err
 	}
 	defer m.Close()
-	return a, acc.placeMount(m, &a, t)
+	return a, acc.placeOwned(m, &a, t)
 }
 
 func (acc *Access) mountImage(
@@ -104,7 +113,7 @@ func (acc *Access) mountImage(
 
 	defer m.Close()
 
-	return a, acc.placeMount(m, &a, t)
+	return a, acc.placeOwned(m, &a, t)
 }
 
 // State says how a recorded mount stands now.

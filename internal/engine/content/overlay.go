@@ -77,6 +77,12 @@ func (acc *Access) mountOverlay(
 		return a, acc.BlameFull(ctx, err)
 	}
 
+	// An overlay shows owners as its layers do.
+	rootOwner := func() (mount.Owner, error) { return upper.OwnerOf(mount.UpperDir) }
+	if err := acc.showOwner(a, rootOwner, lower, upper); err != nil {
+		return a, err
+	}
+
 	m, err := mount.Overlay{Lower: lower, Upper: upper, Name: overlayName(row.ID), UpperPath: upperPath(a, what),
 		Options: OverlayOptions(row.Ephemeral)}.Mount()
 	if err != nil {

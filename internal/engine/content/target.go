@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"pando/internal/base/errs"
+	"pando/internal/base/principal"
 	"pando/internal/base/warnings"
 	"pando/internal/driver"
 	"pando/internal/engine/catalog"
@@ -35,15 +36,23 @@ type Target struct {
 }
 
 // Rights are permissions in a mounted volume with which a user could take over the host. A volume is mounted without
-// them wherever users other than root can reach the mount point.
+// them wherever users other than root can reach the mount point, and for another owner.
 type Rights struct {
 	Dev  bool // device nodes in the volume lead to devices of the host
 	SUID bool // programs in the volume may run with the rights of their owner
+
+	// Owner is shown in place of the owner of the volume's root directory, wherever that owns files, and the other way
+	// round; nil: owners are shown as they are. In the volume itself, no owner changes.
+	Owner *principal.Owner
 }
 
 // CheckTarget decides where a volume is to be mounted, and checks a directory
-// of the user's. It changes nothing. Invalid, InUse, Permission.
+// of the user's. It changes nothing. Invalid, InUse, Permission, Unsupported.
 func (acc *Access) CheckTarget(op, name string, kind driver.FS, dir string, may Rights) (Target, error) {
+	if err := checkOwner(op, name, kind == driver.None, may); err != nil {
+		return Target{}, err
+	}
+
 	def := acc.pool.DefaultMountpoint(name)
 	if dir == "" || dir == def {
 		return Target{Path: def, link: kind == driver.None || !CanMount(), May: may}, nil
@@ -212,6 +221,9 @@ func (acc *Access) placeMount(m *mount.Detached, a *catalog.MountRecord, t Targe
 
 // restrictMount takes rights that were not asked for from a mount that other users will be able to reach.
 func restrictMount(m *mount.Detached, p *mountpoint.Place, may Rights) error {
+	if may.Owner != nil {
+		return m.Restrict(true, true)
+	}
 	if may.Dev && may.SUID {
 		return nil
 	}
@@ -471,9 +483,11 @@ func RightsOf(a catalog.MountRecord) Rights {
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(a.Mountpoint, &st); err != nil {
-		return Rights{}
+		return Rights{Owner: a.Owner}
 	}
-	return rightsFrom(&st)
+	r := rightsFrom(&st)
+	r.Owner = a.Owner
+	return r
 }
 
 // RightsIn returns the rights in a directory.

@@ -33,7 +33,7 @@ commit in the new volume, and fetches what the golden does not have of it.
 With --count N, pando creates VOLUME-1 to VOLUME-N: either all of them or none.
 
 With --mount, each new volume is also mounted; ` + "`pando mount --help`" + ` explains
---dev and --suid.
+--dev, --suid and --owner.
 
 With --label, each new volume gets labels (` + "`pando label --help`" + `). Those of REF are
 not copied.`,
@@ -90,6 +90,7 @@ func (a *App) configureClone(
 		at.addFlags(f)
 	}
 	rightsFlags(f, &q.May)
+	owner := ownerFlag(f, op)
 	freezeFlags(f, &q.Freeze)
 	labels := a.labelFlag(c, op, "each volume")
 	var shell bool
@@ -110,9 +111,12 @@ func (a *App) configureClone(
 
 		q.Mount = c.Flags().Changed("mount")
 		q.GoldenDecides = op == "clone" && !c.Flags().Changed("overlay")
-		if (q.May.Dev || q.May.SUID) && !q.Mount {
-			return errs.New(errs.Invalid, op, args[1], "--dev and --suid need --mount").
-				WithHint("add --mount, or remove --dev and --suid and pass them to `pando mount`")
+		if q.May.Owner, err = owner(c.Context()); err != nil {
+			return err
+		}
+		if q.May != (engine.Rights{}) && !q.Mount {
+			return errs.New(errs.Invalid, op, args[1], "--dev, --suid and --owner need --mount").
+				WithHint("add --mount, or pass them to `pando mount`")
 		}
 
 		if many && q.Count < 1 {

@@ -10,8 +10,10 @@ import (
 
 	"pando/internal/api"
 	"pando/internal/base/errs"
+	"pando/internal/base/principal"
 	"pando/internal/base/ref"
 	"pando/internal/engine"
+	"pando/internal/linux/account"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -25,8 +27,22 @@ func rightsFlags(f *pflag.FlagSet, may *engine.Rights) {
 		"let setuid and setgid bits in the volume take effect, even where other users can reach it")
 }
 
+// ownerFlag adds the flag of whom a mount shows as the owner of the volume. owner reads it.
+func ownerFlag(f *pflag.FlagSet, op string) (owner func(context.Context) (*principal.Owner, error)) {
+	text := f.String("owner", "",
+		"mount for `USER[:GROUP]`, by name or ID: what belongs to the volume's owner belongs to them in the mount")
+	return func(ctx context.Context) (*principal.Owner, error) {
+		if !f.Changed("owner") {
+			return nil, nil
+		}
+		o, err := account.ParseOwner(ctx, op, *text)
+		return &o, err
+	}
+}
+
 func (a *App) mountCommand() *cobra.Command {
 	var may engine.Rights
+	var owner func(context.Context) (*principal.Owner, error)
 	var shell bool
 	c := &cobra.Command{
 		Use:     "mount VOLUME... [DIR]",
@@ -45,9 +61,14 @@ is unknown, nothing is mounted.
 If users other than root can reach the mount point, the volume is mounted nosuid
 and nodev, because its content could otherwise give them control of this host.
 Allow both with --suid and --dev, for example for root filesystems and Docker's
-data. Only root can reach the place below the pool.`,
+data. Only root can reach the place below the pool.
+
+With --owner, the volume is mounted for a user without root: files that belong to
+the owner of its root directory belong to that user in the mount, and what the user
+creates belongs to the owner in the volume. Nothing is changed on disk. Such a mount
+is always nosuid and nodev.`,
 		Example: "  cd $(pando mount -q job-17)\n  pando mount job-17 /srv/job-17\n  pando mount 'agent-*' /srv/agents\n" +
-			"  pando mount --dev --suid rootfs /srv/rootfs",
+			"  pando mount --dev --suid rootfs /srv/rootfs\n  pando mount job-17 /srv/job-17 --owner ci",
 		Args: cobra.MinimumNArgs(1),
 		ValidArgsFunction: func(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 			if strings.Contains(word, "/") {
@@ -59,6 +80,9 @@ data. Only root can reach the place below the pool.`,
 			what, dir, err := toMount(ctx, e, args)
 			if err == nil {
 				err = a.checkShell("mount", shell, what.many)
+			}
+			if err == nil {
+				may.Owner, err = owner(ctx)
 			}
 			if err != nil {
 				return err
@@ -92,6 +116,7 @@ data. Only root can reach the place below the pool.`,
 	}
 
 	rightsFlags(c.Flags(), &may)
+	owner = ownerFlag(c.Flags(), "mount")
 	shellFlag(c, &shell)
 	return c
 }
