@@ -100,7 +100,9 @@ func TestMountForOwner(t *testing.T) {
 
 			// They work with it, and nobody else.
 			must(t, runAs(t, somebody, dir, "cat a >new && mkdir sub && mv a sub && echo more >>sub/a"))
-			for script, o := range map[string]principal.Owner{"echo x >new": another, "cat other": somebody, "cat theirs": somebody} {
+			for script, o := range map[string]principal.Owner{
+				"echo x >new": another, "cat other": somebody, "cat theirs": somebody,
+			} {
 				if runAs(t, o, dir, script) == nil {
 					t.Errorf("overlay %v: user %d could do %q", overlay, o.UID, script)
 				}
@@ -126,7 +128,8 @@ func TestMountForOwner(t *testing.T) {
 			_, err = e.Umount(t.Context(), engine.UmountRequest{Volume: name})
 			must(t, err)
 			clone(t, e, "p", "published", false)
-			_, err = e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: name.String(), At: "s"}, Name: ref.MustName("copy")})
+			_, err = e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: name.String(), At: "s"},
+				Name: ref.MustName("copy")})
 			must(t, err)
 			for _, copied := range []string{name.String(), "published", "copy"} {
 				edit(t, e, copied, func(dir string) {

@@ -32,8 +32,8 @@ func GID(ctx context.Context, op, word string) (uint32, error) {
 	})
 }
 
-// ParseOwner reads USER or USER:GROUP, each a name or an ID. Without a group it is the primary one of the user. Invalid,
-// NotFound.
+// ParseOwner reads USER or USER:GROUP, each a name or an ID. Without a group it is the primary one of the user.
+// Invalid, NotFound.
 func ParseOwner(ctx context.Context, op, text string) (o principal.Owner, err error) {
 	name, group, given := strings.Cut(text, ":")
 	if o.UID, err = UID(ctx, op, name); err != nil {
