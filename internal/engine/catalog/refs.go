@@ -18,7 +18,8 @@ type Found struct {
 }
 
 // OnFind sets the func that is called when a transaction has found an object that a caller names by its reference or
-// ID, or that a name which a caller wants is free. The transaction returns its errors in place of what it has found.
+// ID, or that a name which a caller wants is free. The transaction returns its errors in place of what it has found. A
+// NotFound hides what was found: the transaction returns the error for a name that nothing has.
 func (c *Catalog) OnFind(fn func(ctx context.Context, op string, f Found) error) { c.onFind = fn }
 
 // Ask calls the func of OnFind for an object.
@@ -48,13 +49,40 @@ func (t *Tx) Resolve(op string, r ref.Ref) (Row, error) { return t.ResolveKind(o
 // Invalid if it is of another kind.
 func (t *Tx) ResolveKind(op string, r ref.Ref, kinds ...api.Kind) (Row, error) {
 	row, err := t.resolve(op, r, kinds)
-	if row, err = t.asked(op, row, err); err != nil || len(kinds) == 0 {
+	if row, err = t.found(op, r, kinds, row, err); err != nil || len(kinds) == 0 {
 		return row, err
 	}
 	if is := kindNamed(r, row); !slices.Contains(kinds, is) {
 		return Row{}, wrongKind(op, r, is, kinds[0])
 	}
 	return row, nil
+}
+
+// found returns what was found by a reference, or not, as who asks may know of it.
+func (t *Tx) found(op string, r ref.Ref, kinds []api.Kind, row Row, err error) (Row, error) {
+	if err == nil {
+		err = t.Ask(op, row)
+	}
+	if errs.Is(err, errs.NotFound) && t.hides(op, r.Name) {
+		err = t.unknown(op, r, kinds)
+	}
+	if err != nil {
+		return Row{}, err
+	}
+	return row, nil
+}
+
+// hides reports whether a policy hides the volume or golden with a name, so that nothing may be said about what belongs
+// to it.
+func (t *Tx) hides(op, name string) bool {
+	if t.c.onFind == nil {
+		return false
+	}
+	if g, ok, err := t.Golden(name); err != nil || ok {
+		return ok && errs.Is(t.AskGolden(op, g), errs.NotFound)
+	}
+	v, ok, err := t.Volume(name)
+	return err == nil && ok && errs.Is(t.Ask(op, v), errs.NotFound)
 }
 
 // kindNamed is the kind of what a reference names, given the row that it leads to.
@@ -141,10 +169,11 @@ func (t *Tx) AskFree(op, name string) error {
 
 // ResolveVolume is ResolveKind for a volume. NotFound, Invalid, errors of OnFind.
 func (t *Tx) ResolveVolume(op, name string) (Row, error) {
+	r, kinds := ref.Ref{Name: name}, []api.Kind{api.KindVolume}
 	if vol, ok, err := t.Volume(name); err != nil || ok {
-		return t.asked(op, vol, err)
+		return t.found(op, r, kinds, vol, err)
 	}
-	return t.ResolveKind(op, ref.Ref{Name: name}, api.KindVolume)
+	return t.ResolveKind(op, r, kinds...)
 }
 
 // CheckFree refuses a name that is in use. Goldens and volumes share one name space, so that a reference has one
