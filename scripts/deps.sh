@@ -50,6 +50,7 @@ if [ "$what" = all ]; then
   need stress-ng stress-ng
   # The tests of the system's Python: a package for each of its versions.
   /usr/bin/python3 -c 'import test.test_os' 2>/dev/null || packages+=(python3 '^libpython3\.[0-9]+-testsuite$')
+  need curl curl
   need strace strace
   need gcc gcc
   need sfdisk fdisk

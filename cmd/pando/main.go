@@ -2,6 +2,7 @@
 package main
 
 import (
+	"log/slog"
 	"os"
 
 	"pando/internal/driver/btrfs"
@@ -10,6 +11,8 @@ import (
 	"pando/internal/driver/zfs"
 	"pando/internal/engine"
 	"pando/internal/front/cli"
+	"pando/internal/front/rest"
+	"pando/internal/service/users"
 )
 
 // version is set when building: -ldflags "-X main.version=...".
@@ -22,4 +25,7 @@ var drivers = engine.Drivers{
 	zfs.Name:     zfs.Open,
 }
 
-func main() { os.Exit(cli.Main(drivers, version)) }
+// newService makes the HTTP interface of the service.
+func newService(u *users.Users, log *slog.Logger) cli.Service { return rest.New(u, log) }
+
+func main() { os.Exit(cli.Main(drivers, newService, version)) }

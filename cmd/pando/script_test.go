@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 func runChecked() int {
 	var stdout, stderr bytes.Buffer
 	endOut, endErr := tee(&os.Stdout, &stdout), tee(&os.Stderr, &stderr)
-	code := cli.Main(drivers, version)
+	code := cli.Main(drivers, newService, version)
 	endOut()
 	endErr()
 	if err := schematest.Check(os.Args[1:], stdout.Bytes(), stderr.Bytes()); err != nil {

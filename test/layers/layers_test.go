@@ -84,7 +84,8 @@ func in(district string, packages ...string) []string {
 // table is the order of the packages, top to bottom. A new package goes in here,
 // with what it needs and no more.
 var table = map[string]layer{
-	"cmd/pando": {imports: []string{"internal/front/cli", "internal/engine", "{drivers}"}},
+	"cmd/pando": {imports: []string{"internal/front/cli", "internal/front/rest", "internal/engine",
+		"internal/service/users", "{drivers}"}},
 
 	// Front ends: the only ones that print.
 	"internal/front/cli": {
@@ -93,11 +94,22 @@ var table = map[string]layer{
 			"internal/bench", "internal/service/follow", "internal/service/listing", "internal/service/restore",
 			"internal/service/rounds",
 			"internal/observe/syncbench", "internal/observe/diagnose", "internal/observe/iostat", "internal/observe/doctor",
-			"internal/engine/pool", "internal/driver", "internal/linux/account", "{base}"},
+			"internal/engine/pool", "internal/driver", "internal/linux/account",
+			"internal/service/policy", "internal/service/users", "{base}"},
 		tests: []string{"{drivers}"},
+	},
+	"internal/front/rest": {
+		imports: []string{"internal/api", "internal/engine", "internal/driver", "internal/service/listing",
+			"internal/service/users", "internal/linux/kernel", "{base}"},
+		tests: []string{"{drivers}", "internal/service/policy"},
 	},
 
 	// What all front ends do in the same way.
+	"internal/service/policy": {imports: []string{"internal/api", "internal/engine", "internal/linux/account",
+		"internal/base/errs", "internal/base/principal", "internal/base/units"}},
+	"internal/service/users": {imports: []string{"internal/api", "internal/engine", "internal/driver",
+		"internal/linux/kernel", "internal/service/listing", "internal/service/policy", "internal/base/errs",
+		"internal/base/principal", "internal/base/ref"}},
 	"internal/service/follow": {imports: []string{"internal/api", "internal/engine"},
 		tests: []string{"{drivers}", "internal/base/ref"}},
 	"internal/service/restore": {imports: []string{"internal/api", "internal/engine", "internal/driver",
@@ -257,7 +269,7 @@ var table = map[string]layer{
 	},
 	"internal/linux/treewalk": {imports: []string{"internal/base/errs", "internal/linux/kernel"},
 		tests: []string{"internal/linux/mount"}},
-	"internal/linux/mount": {imports: []string{"internal/base/errs", "internal/linux/kernel", "internal/linux/loopdev"}},
+	"internal/linux/mount":   {imports: []string{"internal/base/errs", "internal/linux/kernel", "internal/linux/loopdev"}},
 	"internal/linux/account": {imports: []string{"internal/base/errs", "internal/base/principal", "internal/linux/run"}},
 	"internal/linux/loopdev": {imports: []string{"internal/base/errs", "internal/linux/kernel"},
 		tests: []string{"internal/linux/run"}},
@@ -293,7 +305,8 @@ var table = map[string]layer{
 	"internal/testing/servertest":         {support: true},
 	"internal/testing/schematest": {support: true, imports: []string{"internal/api", "internal/bench", "internal/driver",
 		"internal/engine", "internal/engine/check", "internal/observe/diagnose", "internal/observe/doctor",
-		"internal/observe/iostat", "internal/observe/syncbench", "internal/remote/replicate", "internal/source/git"}},
+		"internal/observe/iostat", "internal/observe/syncbench", "internal/remote/replicate", "internal/source/git",
+		"internal/front/rest", "internal/base/errs"}},
 	"internal/testing/pooltest": {support: true, imports: []string{"internal/api", "internal/engine", "internal/base/errs",
 		"internal/base/ref"}},
 
@@ -301,7 +314,7 @@ var table = map[string]layer{
 	"test/model": {tests: []string{"internal/engine", "{drivers}"}},
 	"test/requests": {tests: []string{"internal/driver", "internal/engine", "internal/engine/check",
 		"internal/observe/diagnose", "internal/observe/doctor", "internal/remote/replicate", "internal/service/listing",
-		"internal/service/restore", "internal/source/git"}},
+		"internal/service/restore", "internal/service/users", "internal/source/git"}},
 	"test/crash":    {tests: []string{"internal/bench", "internal/front/cli", "internal/engine", "{drivers}"}},
 	"test/examples": {},
 	"test/foreign":  {tests: []string{"internal/engine", "{drivers}"}},

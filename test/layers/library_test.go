@@ -50,7 +50,7 @@ var allowed = map[string][]string{
 	"internal/observe/doctor/host.go": {"pando/internal/base/errs.Neutral"}, // unless its front end has words of its own
 	// Main calls it first: from there on the process is the guard's, and nothing else's.
 	"internal/linux/freeze/freeze.go": {"os/signal.Ignore", "os.Exit", "/proc/self/exe"},
-	"internal/linux/mount/idmap.go":   {"/proc/self/exe"}, // as a program that is there: not one instruction of it runs
+	"internal/linux/mount/idmap.go":   {"/proc/self/exe"}, // a program that is there; not one instruction of it runs
 	// Access.Ambient permits it.
 	"internal/remote/objstore/gcs/open.go": {"golang.org/x/oauth2/google.FindDefaultCredentials"},
 	"internal/remote/objstore/s3/credentials.go": {"github.com/minio/minio-go/v7/pkg/credentials.FileAWSCredentials",

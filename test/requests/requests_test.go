@@ -21,6 +21,7 @@ import (
 	"pando/internal/remote/replicate"
 	"pando/internal/service/listing"
 	"pando/internal/service/restore"
+	"pando/internal/service/users"
 	"pando/internal/source/git"
 )
 
@@ -37,6 +38,7 @@ var requests = []any{
 	replicate.AddRequest{}, replicate.KitRequest{}, replicate.PruneRequest{}, replicate.PullRequest{},
 	replicate.PushRequest{}, replicate.RemoveRequest{}, replicate.RepairRequest{}, replicate.VerifyRequest{},
 	engine.MatchRequest{}, listing.Request{}, restore.Request{},
+	users.CloneRequest{},
 	git.CheckoutRequest{}, git.ImportRequest{}, git.RefreshRequest{},
 	doctor.HostRequest{}, doctor.ZFSRequest{}, diagnose.Request{},
 }

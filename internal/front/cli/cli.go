@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
@@ -23,6 +24,7 @@ import (
 	"pando/internal/base/warnings"
 	"pando/internal/engine"
 	"pando/internal/engine/pool"
+	"pando/internal/service/users"
 
 	"github.com/spf13/cobra"
 )
@@ -34,7 +36,9 @@ type App struct {
 	Stdin   *os.File
 	Stdout  io.Writer
 	Stderr  io.Writer
-	Inside  bool // Run is called in a process that goes on: nothing that the command has opened stays open
+	// NewService makes what `pando serve` answers requests with.
+	NewService func(u *users.Users, log *slog.Logger) Service
+	Inside     bool // Run is called in a process that goes on: nothing that the command has opened stays open
 
 	dir        string
 	json       bool
@@ -49,9 +53,10 @@ type App struct {
 
 // Main runs the program and returns its exit code. Call it before anything else: this process may be a
 // helper that pando has started (engine.Helper).
-func Main(drivers engine.Drivers, version string) int {
+func Main(drivers engine.Drivers, service func(*users.Users, *slog.Logger) Service, version string) int {
 	engine.Helper(os.Args)
-	a := &App{Drivers: drivers, Version: version, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+	a := &App{Drivers: drivers, NewService: service, Version: version, Stdin: os.Stdin, Stdout: os.Stdout,
+		Stderr: os.Stderr}
 	// The first signal asks the work to stop and clean up. A second one, at least 1 s later, ends the process as
 	// usual. The delay is needed because timeout(1) sends each signal twice: to the process and to its group.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
@@ -154,7 +159,7 @@ writable clone of it in milliseconds, and destroy the clone just as fast.`,
 		a.goldenCommand(),
 		a.remoteCommand(), a.pushCommand(), a.pullCommand(), a.verifyCommand(),
 		a.initCommand(), a.deinitCommand(), a.poolCommand(), a.gcCommand(), a.pruneCommand(), a.fsckCommand(),
-		a.historyCommand(),
+		a.historyCommand(), a.serveCommand(),
 		a.doctorCommand(), a.diagnoseCommand(), a.iostatCommand(), a.benchCommand(), a.versionCommand(), a.exitCodesTopic(),
 	)
 

@@ -246,8 +246,8 @@ func TestEveryCommandIsDocumented(t *testing.T) {
 // what they print into the page.
 //
 // A page is run if it has a comment `<!-- run` ... `-->` with commands that
-// prepare what it needs. There, /var/lib/pando and /srv are directories of the
-// test's own; in the page they have these names. After `<!-- run zfs` there is a
+// prepare what it needs. There, /var/lib/pando, /srv, /run/pando and /etc/pando are
+// directories of the test's own; in the page they have these names. After `<!-- run zfs` there is a
 // zpool called tank, where there is ZFS: `make test-zfs PKGS=./internal/front/cli`.
 func TestDocumentationIsTrue(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -290,13 +290,14 @@ func runPage(t *testing.T, page string, lines, setup []string, bin string, zfs b
 	top := testfs.Ext4(t, 8<<30) // so that every host chooses the same kind of pool
 	// Names of the page, and where they are here.
 	pool, srv := filepath.Join(top, "pool"), filepath.Join(top, "srv")
-	there := strings.NewReplacer("/var/lib/pando", pool, "/srv", srv)
-	back := strings.NewReplacer(pool, "/var/lib/pando", srv, "/srv")
+	names := []string{"/var/lib/pando", pool, "/srv", srv, "/run/pando", filepath.Join(top, "run"),
+		"/etc/pando", filepath.Join(top, "etc")}
 	if zfs {
-		zpool := testfs.ZFS(t, 4<<30)
-		there = strings.NewReplacer("/var/lib/pando", pool, "/srv", srv, "tank", zpool)
-		back = strings.NewReplacer(pool, "/var/lib/pando", srv, "/srv", zpool, "tank")
+		names = append(names, "tank", testfs.ZFS(t, 4<<30))
 	}
+	there := strings.NewReplacer(names...)
+	slices.Reverse(names)
+	back := strings.NewReplacer(names...)
 	if err := os.Mkdir(srv, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -329,7 +330,7 @@ func runPage(t *testing.T, page string, lines, setup []string, bin string, zfs b
 	for _, s := range steps {
 		script += there.Replace(s.command) + "\necho; echo " + mark + "\n"
 	}
-	for _, program := range []string{"sqlite3", "getfattr", "mkfs.ext4"} {
+	for _, program := range []string{"sqlite3", "getfattr", "mkfs.ext4", "curl"} {
 		if _, err := run.Look(program); err != nil && strings.Contains(script, program) {
 			t.Skipf("SKIPPED: %v", err)
 		}
